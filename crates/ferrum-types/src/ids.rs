@@ -1,0 +1,12 @@
+//! Ids that must not be mixed up.
+
+/// Index of a token in a vocabulary.
+pub type TokenId = u32;
+
+/// A sequence known to a runner or scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u64);
+
+/// A block of the paged KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
