@@ -1,0 +1,438 @@
+//! [`Backend`]: devices, typed buffers, contexts and the ops that every device can do.
+
+use super::*;
+use ferrum_types::{Element, FloatElement, Result, SrcDtype};
+
+/// Activations of a backend.
+pub type Act<B> = <B as Backend>::Buffer<<B as Backend>::Act>;
+
+/// Memory on a device.
+pub trait DeviceBuffer: Send + Sync {
+    /// Elements.
+    fn len(&self) -> usize;
+
+    /// Whether it has no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What `ferrum devices` says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Backend name as in `--backend`.
+    pub backend: &'static str,
+    /// Index among the devices of this backend.
+    pub ordinal: usize,
+    /// The device's own name.
+    pub name: String,
+    /// Instruction set, driver, or what else decides speed.
+    pub detail: String,
+    /// Memory that weights and KV can use, where the device tells.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Consecutive rows of a dense weight as they lie in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightPart<'a> {
+    /// `rows · cols` elements, row-major, little-endian, any alignment.
+    pub bytes: &'a [u8],
+    /// Element type of `bytes`.
+    pub dtype: SrcDtype,
+    /// Rows in this part.
+    pub rows: usize,
+}
+
+/// A device and the ops that every device can do. The value is a handle: cloning it is cheap and two
+/// handles to different devices live side by side.
+///
+/// Ops are associated functions on a context, so that whoever holds a context needs nothing else.
+/// Names of shapes: `rows` or `tokens` outermost, see the [module](super) for the conventions.
+/// Every op fails with [`ferrum_types::Error::Shape`] when a buffer is shorter than its shape.
+pub trait Backend: Clone + Send + Sync + Sized + 'static {
+    /// Name as in `--backend` (`cpu`, `reference`, …).
+    const NAME: &'static str;
+
+    /// Element of activations.
+    type Act: FloatElement;
+    /// Device memory for elements of one type.
+    type Buffer<T: Element>: DeviceBuffer;
+    /// A dense matrix `[n, k]` in the backend's favourite form.
+    type Weight: Send + Sync;
+    /// Accumulates work in order.
+    type Context: Send;
+    /// Measures spans of a context on the device.
+    type Timer: BackendTimer<Self>;
+
+    // ---- devices -------------------------------------------------------------------------------
+
+    /// The devices that [`open`](Self::open) would accept; empty when there are none.
+    fn devices() -> Vec<DeviceInfo>;
+
+    /// Opens the device number `ordinal`.
+    ///
+    /// # Errors
+    /// [`NoDevice`](ferrum_types::Error::NoDevice) names what was missing (library, driver, device).
+    fn open(ordinal: usize) -> Result<Self>;
+
+    /// What this device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// A new, empty context on this device.
+    fn new_context(&self) -> Result<Self::Context>;
+
+    /// The device of a context.
+    fn device(ctx: &Self::Context) -> &Self;
+
+    /// Waits until all recorded work is done.
+    ///
+    /// # Errors
+    /// Whatever failed on the device since the last call.
+    fn sync(ctx: &mut Self::Context) -> Result<()>;
+
+    // ---- memory --------------------------------------------------------------------------------
+
+    /// `len` zeros.
+    fn alloc<T: Element>(&self, len: usize) -> Result<Self::Buffer<T>>;
+
+    /// A buffer with a copy of `data`.
+    fn from_slice<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>>;
+
+    /// Records a copy of `src` to `dst[offset..]`. `src` may be reused when this returns.
+    fn write<T: Element>(
+        ctx: &mut Self::Context,
+        dst: &mut Self::Buffer<T>,
+        offset: usize,
+        src: &[T],
+    ) -> Result<()>;
+
+    /// Runs what is recorded and copies `src[offset..offset + out.len()]` to the host.
+    ///
+    /// The copy joins the recorded work, so that step + read-back is one submission.
+    fn read<T: Element>(
+        ctx: &mut Self::Context,
+        src: &Self::Buffer<T>,
+        offset: usize,
+        out: &mut [T],
+    ) -> Result<()>;
+
+    /// [`read`](Self::read) of a whole buffer into a new vector.
+    fn to_vec<T: Element>(ctx: &mut Self::Context, src: &Self::Buffer<T>) -> Result<Vec<T>> {
+        let mut out = vec![T::zeroed(); src.len()];
+        Self::read(ctx, src, 0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Loads a dense matrix whose rows come from `parts`, one after the other (a fused projection is
+    /// several parts; an ordinary weight is one). All parts have `cols` columns.
+    ///
+    /// Copies each byte at most once; keeps the precision of the file unless the backend's docs say
+    /// otherwise.
+    ///
+    /// # Errors
+    /// [`Shape`](ferrum_types::Error::Shape) when bytes and sizes disagree.
+    fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<Self::Weight>;
+
+    /// Loads a dense matrix: [`from_weight_parts`](Self::from_weight_parts) with one part.
+    fn from_weight_bytes(
+        &self,
+        raw: &[u8],
+        dtype: SrcDtype,
+        shape: MatShape,
+    ) -> Result<Self::Weight> {
+        self.from_weight_parts(
+            &[WeightPart {
+                bytes: raw,
+                dtype,
+                rows: shape.rows,
+            }],
+            shape.cols,
+        )
+    }
+
+    /// `dst[dst_offset..][..len] = src[src_offset..][..len]`.
+    fn copy_slice<T: Element>(
+        ctx: &mut Self::Context,
+        src: &Self::Buffer<T>,
+        src_offset: usize,
+        dst: &mut Self::Buffer<T>,
+        dst_offset: usize,
+        len: usize,
+    ) -> Result<()>;
+
+    // ---- matrices ------------------------------------------------------------------------------
+
+    /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`, accumulated in at least f32.
+    fn gemm(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Weight,
+        out: &mut Act<Self>,
+        shape: GemmShape,
+    ) -> Result<()>;
+
+    /// `out[i, :] = table[ids[i], :]` for `[tokens, dim]` rows; an id outside the table gives zeros.
+    fn embedding_lookup(
+        ctx: &mut Self::Context,
+        table: &Self::Weight,
+        ids: &Self::Buffer<i32>,
+        out: &mut Act<Self>,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    /// `out[i, :] = src[rows[i], :]`; an index outside `src` gives zeros.
+    fn gather_rows(
+        ctx: &mut Self::Context,
+        src: &Act<Self>,
+        rows: &Self::Buffer<i32>,
+        out: &mut Act<Self>,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    /// `out[i]` = index of the largest element of row `i`; the lowest index of equals; NaN never wins
+    /// (a row of NaN gives 0).
+    fn argmax_rows(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        out: &mut Self::Buffer<i32>,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    // ---- norms ---------------------------------------------------------------------------------
+
+    /// `out = x / √(mean(x²) + eps) · weight`, row by row. `weight` is `[dim]`.
+    fn rms_norm(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        out: &mut Act<Self>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// `residual += x; out = rms_norm(residual)`.
+    fn fused_add_rms_norm(
+        ctx: &mut Self::Context,
+        residual: &mut Act<Self>,
+        x: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        out: &mut Act<Self>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// `out = (x - mean) / √(var + eps) · weight + bias`, row by row, with the biased variance.
+    fn layer_norm(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        bias: Option<&Self::Buffer<f32>>,
+        out: &mut Act<Self>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    // ---- element-wise --------------------------------------------------------------------------
+
+    /// `out = gelu(x)`, exact form, `len` elements.
+    fn gelu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()>;
+
+    /// `out = gelu(x)`, tanh form, `len` elements.
+    fn gelu_tanh(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        out: &mut Act<Self>,
+        len: usize,
+    ) -> Result<()>;
+
+    /// `out = x · sigmoid(x)`, `len` elements.
+    fn silu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()>;
+
+    /// Rows of `gate_up` are `[gate (dim) | up (dim)]`; `out[rows, dim] = silu(gate) · up`.
+    fn fused_silu_mul_split(
+        ctx: &mut Self::Context,
+        gate_up: &Act<Self>,
+        out: &mut Act<Self>,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    /// Rows of `gate_up` are `[gate (dim) | up (dim)]`; `out[rows, dim] = gelu(gate) · up`.
+    fn fused_gelu_mul_split(
+        ctx: &mut Self::Context,
+        gate_up: &Act<Self>,
+        out: &mut Act<Self>,
+        kind: GeluKind,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    /// `x[r, :] += bias` for every row.
+    fn add_bias(
+        ctx: &mut Self::Context,
+        x: &mut Act<Self>,
+        bias: &Self::Buffer<f32>,
+        shape: RowShape,
+    ) -> Result<()>;
+
+    /// `x += y`, `len` elements.
+    fn add_inplace(
+        ctx: &mut Self::Context,
+        x: &mut Act<Self>,
+        y: &Act<Self>,
+        len: usize,
+    ) -> Result<()>;
+
+    /// `x += scale · y`, `len` elements.
+    fn scaled_add_inplace(
+        ctx: &mut Self::Context,
+        x: &mut Act<Self>,
+        y: &Act<Self>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()>;
+
+    /// `x = x · scale`, `len` elements (embedding and residual multipliers).
+    fn scale_inplace(
+        ctx: &mut Self::Context,
+        x: &mut Act<Self>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()>;
+
+    /// `out = x · y`, `len` elements.
+    fn mul(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        y: &Act<Self>,
+        out: &mut Act<Self>,
+        len: usize,
+    ) -> Result<()>;
+
+    /// `x = cap · tanh(x / cap)`, `len` elements.
+    fn softcap(ctx: &mut Self::Context, x: &mut Act<Self>, cap: f32, len: usize) -> Result<()>;
+
+    // ---- heads ---------------------------------------------------------------------------------
+
+    /// Splits rows of a fused projection into token-major `q`, `k` and `v`.
+    fn split_qkv(
+        ctx: &mut Self::Context,
+        qkv: &Act<Self>,
+        q: &mut Act<Self>,
+        k: &mut Act<Self>,
+        v: &mut Act<Self>,
+        shape: QkvShape,
+    ) -> Result<()>;
+
+    /// In place on heads: optional RMS norm of each head, then optional rotation.
+    fn qk_norm_rope(
+        ctx: &mut Self::Context,
+        x: &mut Act<Self>,
+        layout: HeadLayout,
+        norm: Option<QkNorm<'_, Self>>,
+        rope: Option<Rope<'_, Self>>,
+        shape: HeadsShape,
+    ) -> Result<()>;
+
+    /// [`split_qkv`](Self::split_qkv) + [`qk_norm_rope`](Self::qk_norm_rope) on q and k; the three
+    /// outputs are head-major `[heads, tokens, head_dim]`.
+    fn split_qkv_norm_rope(
+        ctx: &mut Self::Context,
+        qkv: &Act<Self>,
+        q: &mut Act<Self>,
+        k: &mut Act<Self>,
+        v: &mut Act<Self>,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()>;
+
+    /// [`split_qkv_norm_rope`](Self::split_qkv_norm_rope) with k and v written to a contiguous
+    /// head-major cache `[kv_heads, capacity, head_dim]` at `span.offset`.
+    ///
+    /// `caches` is `(k_cache, v_cache)`.
+    fn split_qkv_norm_rope_into_cache(
+        ctx: &mut Self::Context,
+        qkv: &Act<Self>,
+        q: &mut Act<Self>,
+        caches: (&mut Act<Self>, &mut Act<Self>),
+        span: CacheSpan,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()>;
+
+    /// Copies head-major `k` and `v` (`[kv_heads, tokens, head_dim]`) into a contiguous head-major
+    /// cache at `span.offset`. `caches` is `(k_cache, v_cache)`.
+    fn kv_cache_append_head_major(
+        ctx: &mut Self::Context,
+        k: &Act<Self>,
+        v: &Act<Self>,
+        caches: (&mut Act<Self>, &mut Act<Self>),
+        span: CacheSpan,
+        shape: HeadsShape,
+    ) -> Result<()>;
+
+    /// `[heads, tokens, head_dim]` → `[tokens, heads, head_dim]`.
+    fn transpose_head_to_token(
+        ctx: &mut Self::Context,
+        src: &Act<Self>,
+        dst: &mut Act<Self>,
+        shape: HeadsShape,
+    ) -> Result<()>;
+
+    /// `[tokens, heads, head_dim]` → `[heads, tokens, head_dim]`.
+    fn transpose_token_to_head(
+        ctx: &mut Self::Context,
+        src: &Act<Self>,
+        dst: &mut Act<Self>,
+        shape: HeadsShape,
+    ) -> Result<()>;
+
+    // ---- attention -----------------------------------------------------------------------------
+
+    /// Softmax attention over a contiguous cache, without materialised scores.
+    ///
+    /// `q`, `out`: `[heads, q_len, head_dim]`. `kv`: `(k, v)`, each
+    /// `[kv_heads, kv_seq_stride, head_dim]` with `kv_len` valid tokens. Query `i` has key index
+    /// `pos_offset + i`. `sinks`, `[heads]`, is one more logit for each head that takes part in the
+    /// softmax and adds no value. A query that sees no key gives zeros.
+    fn flash_attention(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        kv: (&Act<Self>, &Act<Self>),
+        sinks: Option<&Self::Buffer<f32>>,
+        out: &mut Act<Self>,
+        shape: FlashShape,
+        config: &AttnConfig,
+    ) -> Result<()>;
+
+    /// Multi-head latent attention, absorbed: all heads share one latent cache.
+    ///
+    /// `q`: `[q_len, heads, rank + rope_dim]`; `latent`: `[kv_len, rank + rope_dim]` (keys are whole
+    /// rows, values their first `rank` elements); `out`: `[q_len, heads, rank]`.
+    fn mla_attention(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        latent: &Act<Self>,
+        out: &mut Act<Self>,
+        shape: MlaShape,
+    ) -> Result<()>;
+
+    // ---- convolutions --------------------------------------------------------------------------
+
+    /// `x`: `[c_in, len]`, `weight`: `[c_out, c_in/groups, kernel]`, `bias`: `[c_out]`,
+    /// `out`: `[c_out, out_len]`.
+    fn conv1d(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        bias: Option<&Self::Buffer<f32>>,
+        out: &mut Act<Self>,
+        shape: Conv1dShape,
+    ) -> Result<()>;
+
+    /// `image`: `[channels, height, width]`, `weight`: `[out, channels, patch, patch]`,
+    /// `bias`: `[out]`, `rows`: `[(height/patch)·(width/patch), out]`, patches in row-major order.
+    fn conv2d_patch(
+        ctx: &mut Self::Context,
+        image: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        bias: Option<&Self::Buffer<f32>>,
+        rows: &mut Act<Self>,
+        shape: PatchShape,
+    ) -> Result<()>;
+}

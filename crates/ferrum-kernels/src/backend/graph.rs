@@ -1,0 +1,41 @@
+//! Capture and replay of a step, so that a device need not be told the same thing twice.
+
+use super::Backend;
+use ferrum_types::Result;
+
+/// What distinguishes one captured step from another (shape bucket, logit rows, …).
+pub type GraphKey = u64;
+
+/// How a step was run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphRun {
+    /// The body ran and its work was captured under the key.
+    Captured,
+    /// The captured work ran; the body did not.
+    Replayed,
+    /// The body ran as always: this device has nothing to capture.
+    Immediate,
+}
+
+/// Capture, replay by key, reset.
+///
+/// A body reads its step state from device buffers ([`super::DeviceBatch`]), which the caller fills
+/// before each call; it must record the same ops over the same buffers for the same key. There is no
+/// limit on the number of ops or layers.
+pub trait BackendGraph: Backend {
+    /// Runs `body`, or what was captured for `key` from an earlier run of it.
+    ///
+    /// # Errors
+    /// Those of `body`; a failed capture leaves nothing under the key.
+    fn run_graph(
+        ctx: &mut Self::Context,
+        key: GraphKey,
+        body: &mut dyn FnMut(&mut Self::Context) -> Result<()>,
+    ) -> Result<GraphRun>;
+
+    /// Forgets what was captured for `key`.
+    fn reset_graph(ctx: &mut Self::Context, key: GraphKey) -> Result<()>;
+
+    /// Forgets everything captured on this context.
+    fn reset_all_graphs(ctx: &mut Self::Context) -> Result<()>;
+}

@@ -1,0 +1,66 @@
+//! The contract between the forward path and a device.
+//!
+//! The forward path is written once against these traits. A backend implements [`Backend`] and those
+//! capability traits that its device is able to fulfil; a capability that it lacks is simply not
+//! implemented, so asking for it does not compile. What is only known at run time (a block size, a
+//! dtype in a file) is answered by [`ferrum_types::Error::Unsupported`], never by a wrong result.
+//!
+//! Three conventions hold for every op:
+//!
+//! * **Time.** An op *records* work on a context; it may run at once (CPU) or when the context is next
+//!   synchronised or read from (GPU). Results are seen by the host only through [`Backend::read`].
+//! * **Shapes.** Activations are row-major with tokens outermost unless an op says *head-major*
+//!   (`[heads, tokens, head_dim]`). A buffer may be longer than the shape asks for; a shorter one is
+//!   [`ferrum_types::Error::Shape`].
+//! * **Order.** The result of a row depends on that row alone: reductions have a fixed order that does
+//!   not change with the number of rows, the position of a chunk or the size of a KV block.
+
+mod collective;
+mod core;
+mod graph;
+mod kv;
+mod moe;
+mod paged;
+mod quant;
+mod shapes;
+mod timer;
+
+pub use self::collective::{BackendCollective, ReduceOp};
+pub use self::core::{Act, Backend, DeviceBuffer, DeviceInfo, WeightPart};
+pub use self::graph::{BackendGraph, GraphKey, GraphRun};
+pub use self::kv::{
+    KvBf16, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, KvLayer,
+    KvQuantDtypeKind, PagedKvShape,
+};
+pub use self::moe::{BackendMoeFused, ExpertInput, MoeRouting, MoeShape, RouteShape};
+pub use self::paged::{
+    BackendInt8KvOps, BackendKvDtype, BackendPagedKv, BatchShape, DeviceBatch, PagedQkv,
+};
+pub use self::quant::{
+    AwqWeights, BackendQuantGguf, BackendQuantMarlin, GptqWeights, GptqZeroPoints, QuantKind,
+    QuantPart, QuantWeights,
+};
+pub use self::shapes::{
+    AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout,
+    HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape, QkvTransform, Rope,
+    RopeStyle, RowShape,
+};
+pub use self::timer::{BackendTimer, Span, chrome_trace};
+
+/// What a dense decoder needs: core ops, paged KV in f32, graphs and collectives.
+pub trait LlmBackend:
+    Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendCollective
+{
+}
+impl<B> LlmBackend for B where
+    B: Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendCollective
+{
+}
+
+/// An [`LlmBackend`] that computes on quantised weights without expanding them.
+pub trait QuantLlmBackend: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
+impl<B> QuantLlmBackend for B where B: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
+
+/// A [`QuantLlmBackend`] with mixture-of-experts kernels.
+pub trait MoeLlmBackend: QuantLlmBackend + BackendMoeFused {}
+impl<B> MoeLlmBackend for B where B: QuantLlmBackend + BackendMoeFused {}

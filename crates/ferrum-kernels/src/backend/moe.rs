@@ -1,0 +1,170 @@
+//! Mixture of experts: routing, per-expert matrices in one launch, weighted sums.
+//!
+//! A *pair* is one (token, chosen expert); pair `p` belongs to token `p / top_k`. Everything that
+//! depends on the routing stays on the device: no op reads counts on the host.
+
+use super::*;
+use ferrum_types::{Result, SrcDtype};
+
+/// How tokens choose experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouteShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Experts chosen for each token.
+    pub top_k: usize,
+    /// Whether the chosen weights are divided by their sum.
+    pub renormalize: bool,
+    /// Factor on the weights, after renormalising.
+    pub scale: f32,
+}
+
+impl RouteShape {
+    /// Number of pairs.
+    pub fn pairs(&self) -> usize {
+        self.tokens * self.top_k
+    }
+}
+
+/// Typed buffers of one routing.
+pub struct MoeRouting<B: Backend> {
+    /// `[pairs]`: chosen expert, best first within a token.
+    pub expert_ids: B::Buffer<i32>,
+    /// `[pairs]`: weight of the pair.
+    pub weights: B::Buffer<f32>,
+    /// `[pairs]`: pairs sorted by expert, in pair order within an expert.
+    pub ids: B::Buffer<i32>,
+    /// `[experts]`: number of pairs of each expert ("tokens per expert").
+    pub tpe: B::Buffer<i32>,
+    /// `[experts + 1]`: first index in `ids` of each expert.
+    pub offsets: B::Buffer<i32>,
+}
+
+impl<B: Backend> MoeRouting<B> {
+    /// Buffers for at most `max_tokens` tokens.
+    pub fn alloc(device: &B, max_tokens: usize, experts: usize, top_k: usize) -> Result<Self> {
+        let pairs = max_tokens * top_k;
+        Ok(Self {
+            expert_ids: device.alloc(pairs)?,
+            weights: device.alloc(pairs)?,
+            ids: device.alloc(pairs)?,
+            tpe: device.alloc(experts)?,
+            offsets: device.alloc(experts + 1)?,
+        })
+    }
+}
+
+/// What the rows of an expert matrix's input are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertInput {
+    /// `[tokens, k]`: all pairs of a token read its row.
+    PerToken,
+    /// `[pairs, k]`: each pair has its own row.
+    PerPair,
+}
+
+/// Sizes of a per-expert matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Experts chosen for each token.
+    pub top_k: usize,
+    /// Experts and the size of their matrices.
+    pub experts: ExpertShape,
+}
+
+impl MoeShape {
+    /// Number of pairs.
+    pub fn pairs(&self) -> usize {
+        self.tokens * self.top_k
+    }
+}
+
+/// Mixture-of-experts kernels.
+pub trait BackendMoeFused: Backend {
+    /// A stack of expert matrices, dense or quantised.
+    type Experts: Send + Sync;
+
+    /// Loads a dense stack `[experts, n, k]`.
+    fn load_experts(
+        &self,
+        bytes: &[u8],
+        dtype: SrcDtype,
+        shape: ExpertShape,
+    ) -> Result<Self::Experts>;
+
+    /// Softmax over `logits[tokens, experts]`, then the `top_k` largest (lowest index of equals)
+    /// into `routing.expert_ids` and `routing.weights`.
+    fn route_topk_softmax(
+        ctx: &mut Self::Context,
+        logits: &Act<Self>,
+        routing: &mut MoeRouting<Self>,
+        shape: RouteShape,
+    ) -> Result<()>;
+
+    /// Stable bucket sort of pairs by expert: fills `ids`, `tpe` and `offsets`.
+    fn compute_ids_tpe(
+        ctx: &mut Self::Context,
+        routing: &mut MoeRouting<Self>,
+        shape: RouteShape,
+    ) -> Result<()>;
+
+    /// `out[pair, n] = input · expert(pair)ᵀ`, all experts in one launch whose grid follows the
+    /// device-side counts.
+    fn moe_gemm(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        input: ExpertInput,
+        experts: &Self::Experts,
+        routing: &MoeRouting<Self>,
+        out: &mut Act<Self>,
+        shape: MoeShape,
+    ) -> Result<()>;
+
+    /// `out[pair, n] = silu(x · gateᵀ) · (x · upᵀ)`; `x` is `[tokens, k]`. `gate_up` is
+    /// `(gate, up)`, both of `shape.experts`.
+    fn moe_gate_up_silu(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        gate_up: (&Self::Experts, &Self::Experts),
+        routing: &MoeRouting<Self>,
+        out: &mut Act<Self>,
+        shape: MoeShape,
+    ) -> Result<()>;
+
+    /// `out[token, :] = Σ weights[pair] · x[pair, :]` over the token's pairs, in pair order.
+    /// `dim` is the row length.
+    fn moe_weighted_sum(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        routing: &MoeRouting<Self>,
+        out: &mut Act<Self>,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()>;
+
+    /// `residual[token, :] += ` the sum of [`moe_weighted_sum`](Self::moe_weighted_sum).
+    fn moe_weighted_sum_residual(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        routing: &MoeRouting<Self>,
+        residual: &mut Act<Self>,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()>;
+
+    /// [`moe_weighted_sum_residual`](Self::moe_weighted_sum_residual), then
+    /// `out = rms_norm(residual)` with `norm = (weight [dim], eps)`.
+    fn moe_weighted_sum_residual_norm(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        routing: &MoeRouting<Self>,
+        residual: &mut Act<Self>,
+        norm: (&Self::Buffer<f32>, f32),
+        out: &mut Act<Self>,
+        shape: RouteShape,
+    ) -> Result<()>;
+}

@@ -1,0 +1,167 @@
+//! Paged KV: block-table writes, and attention over a ragged batch.
+//!
+//! One call serves prefill, chunks of it, decode and any mix: a batch is flat tokens with
+//! `query_starts`, as in vLLM's variable-length attention.
+
+use super::*;
+use ferrum_types::{BlockId, Result};
+
+/// Host-known sizes of a [`DeviceBatch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Tokens in the step.
+    pub tokens: usize,
+    /// Sequences in the step; some may have no token.
+    pub seqs: usize,
+    /// Row length of the block tables.
+    pub table_stride: usize,
+    /// Most query tokens of a sequence.
+    pub max_query_len: usize,
+    /// Longest `kv_len`.
+    pub max_kv_len: usize,
+}
+
+/// The state of one step on the device. Buffers may be longer than the sizes in `shape`, so that a
+/// graph can be replayed over them with new contents.
+///
+/// Query token `t` of sequence `s` has the key index
+/// `kv_lens[s] - (query_starts[s+1] - query_starts[s]) + (t - query_starts[s])`. Its key and value live
+/// in block `block_tables[s, index / block_size]` at slot `index % block_size`.
+pub struct DeviceBatch<B: Backend> {
+    /// Sizes.
+    pub shape: BatchShape,
+    /// `[tokens]`: input ids.
+    pub tokens: B::Buffer<i32>,
+    /// `[tokens]`: row in the RoPE tables; normally the position.
+    pub rope_rows: B::Buffer<i32>,
+    /// `[tokens]`: index of the token's sequence.
+    pub token_seqs: B::Buffer<i32>,
+    /// `[seqs + 1]`: first token of each sequence; non-decreasing.
+    pub query_starts: B::Buffer<i32>,
+    /// `[seqs]`: keys in the cache after this step's writes.
+    pub kv_lens: B::Buffer<i32>,
+    /// `[seqs, table_stride]`: block ids.
+    pub block_tables: B::Buffer<i32>,
+}
+
+/// A fused projection on its way into a paged cache.
+pub struct PagedQkv<'a, B: Backend> {
+    /// `[tokens, q_dim + 2·kv_dim]`.
+    pub qkv: &'a Act<B>,
+    /// Norm and rotation.
+    pub transform: QkvTransform<'a, B>,
+    /// Sizes; `tokens` equals the batch's.
+    pub shape: QkvShape,
+}
+
+/// Can store and read a cache of element `K`.
+pub trait BackendKvDtype<K: KvDtypeKind>: BackendPagedKv {
+    /// Keys or values of one layer.
+    type KvBuffer: Send + Sync;
+    /// Scales of keys and values; `()` where there are none.
+    type KvScales: Send + Sync + Default;
+
+    /// An empty pool of one layer.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ferrum_types::Error::OutOfMemory); `InvalidArgument` for a zero size.
+    fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>>;
+
+    /// Writes token-major `k` and `v` (`[tokens, kv_heads, head_dim]`) of this step's tokens.
+    fn kv_append(
+        ctx: &mut Self::Context,
+        kv: &mut KvLayer<Self, K>,
+        k: &Act<Self>,
+        v: &Act<Self>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()>;
+
+    /// Splits a fused projection, norms and rotates, writes k and v to the pool and q token-major to
+    /// `q` (`[tokens, heads, head_dim]`).
+    fn kv_append_qkv(
+        ctx: &mut Self::Context,
+        input: PagedQkv<'_, Self>,
+        q: &mut Act<Self>,
+        kv: &mut KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()>;
+
+    /// Attention of every query token over its own sequence. `q`, `out`: `[tokens, heads, head_dim]`.
+    /// `sinks` as in [`Backend::flash_attention`].
+    fn kv_attention(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        kv: &KvLayer<Self, K>,
+        sinks: Option<&Self::Buffer<f32>>,
+        batch: &DeviceBatch<Self>,
+        out: &mut Act<Self>,
+        config: &AttnConfig,
+    ) -> Result<()>;
+
+    /// Copies whole blocks `(from, to)`, in order (copy-on-write of shared prefixes).
+    fn kv_copy_blocks(
+        ctx: &mut Self::Context,
+        kv: &mut KvLayer<Self, K>,
+        pairs: &[(BlockId, BlockId)],
+    ) -> Result<()>;
+}
+
+/// Paged attention under its usual names, for whatever cache element the backend can store.
+pub trait BackendPagedKv: Backend {
+    /// See [`BackendKvDtype::kv_append_qkv`].
+    fn split_qkv_norm_rope_into_paged_cache<K: KvDtypeKind>(
+        ctx: &mut Self::Context,
+        input: PagedQkv<'_, Self>,
+        q: &mut Act<Self>,
+        kv: &mut KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()>
+    where
+        Self: BackendKvDtype<K>,
+    {
+        <Self as BackendKvDtype<K>>::kv_append_qkv(ctx, input, q, kv, batch)
+    }
+
+    /// See [`BackendKvDtype::kv_attention`].
+    fn paged_attention<K: KvDtypeKind>(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        kv: &KvLayer<Self, K>,
+        sinks: Option<&Self::Buffer<f32>>,
+        batch: &DeviceBatch<Self>,
+        out: &mut Act<Self>,
+        config: &AttnConfig,
+    ) -> Result<()>
+    where
+        Self: BackendKvDtype<K>,
+    {
+        <Self as BackendKvDtype<K>>::kv_attention(ctx, q, kv, sinks, batch, out, config)
+    }
+}
+
+/// Append and attention on the INT8 cache, for callers that name the element instead of being
+/// generic over it.
+pub trait BackendInt8KvOps: BackendKvDtype<KvInt8> {
+    /// [`BackendKvDtype::kv_append`] on an INT8 pool.
+    fn int8_kv_append_paged(
+        ctx: &mut Self::Context,
+        kv: &mut KvLayer<Self, KvInt8>,
+        k: &Act<Self>,
+        v: &Act<Self>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        <Self as BackendKvDtype<KvInt8>>::kv_append(ctx, kv, k, v, batch)
+    }
+
+    /// [`BackendKvDtype::kv_attention`] on an INT8 pool.
+    fn int8_paged_attention(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        kv: &KvLayer<Self, KvInt8>,
+        batch: &DeviceBatch<Self>,
+        out: &mut Act<Self>,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        <Self as BackendKvDtype<KvInt8>>::kv_attention(ctx, q, kv, None, batch, out, config)
+    }
+}

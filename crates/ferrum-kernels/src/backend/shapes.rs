@@ -1,0 +1,312 @@
+//! The sizes and settings that travel with an op, as structs with names instead of positional numbers.
+
+use super::Backend;
+
+/// A row-major matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatShape {
+    /// Rows; for a weight: output features.
+    pub rows: usize,
+    /// Columns; for a weight: input features.
+    pub cols: usize,
+}
+
+impl MatShape {
+    /// Number of elements, `None` on overflow.
+    pub fn elements(self) -> Option<usize> {
+        self.rows.checked_mul(self.cols)
+    }
+}
+
+/// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmShape {
+    /// Rows of the input: tokens.
+    pub rows: usize,
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+}
+
+/// Rows of equal length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShape {
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub dim: usize,
+}
+
+/// Rows normalised one by one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormShape {
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub dim: usize,
+    /// Added to the mean square (or variance) before the root.
+    pub eps: f32,
+}
+
+/// Which GELU: exact (`erf`) or the tanh approximation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeluKind {
+    /// `x/2 · (1 + erf(x/√2))`.
+    Exact,
+    /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    Tanh,
+}
+
+/// Vectors of `head_dim` elements, one for each token and head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl HeadsShape {
+    /// Number of elements.
+    pub fn len(self) -> usize {
+        self.tokens * self.heads * self.head_dim
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Which of tokens and heads is outermost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadLayout {
+    /// `[tokens, heads, head_dim]`.
+    TokenMajor,
+    /// `[heads, tokens, head_dim]`.
+    HeadMajor,
+}
+
+/// A fused projection: each row is `[q (heads·head_dim) | k (kv_heads·head_dim) | v (same)]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QkvShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl QkvShape {
+    /// Elements of the q part of a row.
+    pub fn q_dim(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of the k part (and of the v part) of a row.
+    pub fn kv_dim(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of a row.
+    pub fn row_dim(self) -> usize {
+        self.q_dim() + 2 * self.kv_dim()
+    }
+
+    /// The q part as heads.
+    pub fn q(self) -> HeadsShape {
+        HeadsShape {
+            tokens: self.tokens,
+            heads: self.heads,
+            head_dim: self.head_dim,
+        }
+    }
+
+    /// The k (or v) part as heads.
+    pub fn kv(self) -> HeadsShape {
+        HeadsShape {
+            tokens: self.tokens,
+            heads: self.kv_heads,
+            head_dim: self.head_dim,
+        }
+    }
+}
+
+/// How the rotated elements of a head pair up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Element `i` with `i + rot_dim/2` (Hugging Face, NeoX).
+    HalfSplit,
+    /// Element `2i` with `2i + 1` (the RoPE paper, llama GGUF files).
+    Interleaved,
+}
+
+/// Rotary position embedding by table.
+///
+/// Row `r = rows[token]` of the tables holds `rot_dim/2` factors; any scaling (also of the
+/// magnitude, as in YaRN) is in the tables already. Only the first `rot_dim` elements of a head are
+/// rotated. Source: Su et al., "RoFormer".
+pub struct Rope<'a, B: Backend> {
+    /// `[table_rows, rot_dim/2]`, cosines.
+    pub cos: &'a B::Buffer<f32>,
+    /// `[table_rows, rot_dim/2]`, sines.
+    pub sin: &'a B::Buffer<f32>,
+    /// `[tokens]`, each token's row in the tables; normally its position.
+    pub rows: &'a B::Buffer<i32>,
+    /// Rotated elements of a head: even, at most `head_dim`.
+    pub rot_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+}
+
+/// RMS norm of each head before the rotation (Qwen3, Gemma 3).
+pub struct QkNorm<'a, B: Backend> {
+    /// `[head_dim]`.
+    pub weight: &'a B::Buffer<f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// What happens to q and k between the projection and attention: norm, then rotation; each optional.
+pub struct QkvTransform<'a, B: Backend> {
+    /// Norm of query heads.
+    pub q_norm: Option<QkNorm<'a, B>>,
+    /// Norm of key heads.
+    pub k_norm: Option<QkNorm<'a, B>>,
+    /// Rotation of query and key heads.
+    pub rope: Option<Rope<'a, B>>,
+}
+
+macro_rules! copy_of_references {
+    ($($t:ident),*) => {$(
+        impl<B: Backend> Clone for $t<'_, B> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+        impl<B: Backend> Copy for $t<'_, B> {}
+    )*};
+}
+copy_of_references!(Rope, QkNorm, QkvTransform);
+
+/// Where tokens lie in a contiguous head-major cache `[kv_heads, capacity, head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSpan {
+    /// Tokens that the cache can hold for each head.
+    pub capacity: usize,
+    /// Index of the first token written.
+    pub offset: usize,
+}
+
+/// What kind of attention, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttnConfig {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor on `q·k` (usually `1/√head_dim`).
+    pub scale: f32,
+    /// Whether a query sees only keys at its own index and before.
+    pub causal: bool,
+    /// A query at index `i` sees keys `j` with `i - j < window`; `None`: all.
+    pub sliding_window: Option<usize>,
+    /// `cap · tanh(score / cap)` on the scaled score, before masking.
+    pub softcap: Option<f32>,
+}
+
+/// Sizes of one contiguous attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlashShape {
+    /// Query tokens.
+    pub q_len: usize,
+    /// Keys to look at.
+    pub kv_len: usize,
+    /// Tokens from one kv head to the next in `k` and `v` (the cache's capacity).
+    pub kv_seq_stride: usize,
+    /// Key index of the first query token.
+    pub pos_offset: usize,
+}
+
+/// Sizes of multi-head latent attention in its absorbed form (DeepSeek-V2, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlaShape {
+    /// Query tokens.
+    pub q_len: usize,
+    /// Latent rows in the cache.
+    pub kv_len: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Elements of the compressed part (`kv_lora_rank`); also of the output.
+    pub rank: usize,
+    /// Elements of the shared rotated part.
+    pub rope_dim: usize,
+    /// Key index of the first query token.
+    pub pos_offset: usize,
+    /// Factor on `q·k`.
+    pub scale: f32,
+    /// Whether a query sees only keys at its own index and before.
+    pub causal: bool,
+}
+
+/// One-dimensional convolution over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv1dShape {
+    /// Input channels.
+    pub c_in: usize,
+    /// Output channels.
+    pub c_out: usize,
+    /// Input length.
+    pub len: usize,
+    /// Taps.
+    pub kernel: usize,
+    /// Steps between outputs.
+    pub stride: usize,
+    /// Zeros on each side.
+    pub padding: usize,
+    /// Channel groups; divides `c_in` and `c_out`.
+    pub groups: usize,
+}
+
+impl Conv1dShape {
+    /// Output length.
+    pub fn out_len(self) -> usize {
+        (self.len + 2 * self.padding + 1)
+            .saturating_sub(self.kernel)
+            .div_ceil(self.stride)
+    }
+}
+
+/// An image cut into square patches, each projected to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchShape {
+    /// Image channels.
+    pub channels: usize,
+    /// Image height; a multiple of `patch`.
+    pub height: usize,
+    /// Image width; a multiple of `patch`.
+    pub width: usize,
+    /// Side of a patch, also the stride.
+    pub patch: usize,
+    /// Elements of an output row.
+    pub out: usize,
+}
+
+/// A stack of equal matrices, one for each expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Experts.
+    pub experts: usize,
+    /// Output features of one expert.
+    pub n: usize,
+    /// Input features of one expert.
+    pub k: usize,
+}
