@@ -1,1 +1,31 @@
-//! Placeholder.
+//! Quantised weight formats as pure functions: bytes in, numbers out, and back.
+//!
+//! This room knows how numbers are packed: the tensor types of GGUF files ([`dequantize`],
+//! [`quantize`], [`dot_reference`], and the block structs themselves), the integer layouts of
+//! GPTQ and AWQ checkpoints, 8-bit floats ([`float8`]) and the INT8 form of a KV cache
+//! ([`int8`]). It does no I/O, owns no threads and knows nothing of files, tensors by name or
+//! devices. Backends repack from the block structs into the form their kernels like; what a block
+//! *means* is defined here and nowhere else.
+//!
+//! All stored integers and floats are little-endian, and every function checks lengths before it
+//! touches anything, so bytes of a hostile file can give wrong numbers but never a panic.
+
+mod block;
+mod dequant;
+mod encode;
+mod error;
+mod iq_grids;
+
+pub mod float8;
+pub mod fp4;
+
+pub mod int8;
+pub mod iq;
+pub mod k_quants;
+pub mod legacy;
+pub mod ternary;
+
+pub use block::{Block, EncodeBlock, F16Le, blocks};
+pub use dequant::{Rows, dequantize, dot_reference};
+pub use encode::{can_quantize, quantize};
+pub use error::{QuantError, Result};

@@ -1,0 +1,282 @@
+//! The first generation of ggml blocks: 32 numbers, one scale, sometimes one offset.
+//!
+//! Source of the layouts: ggml's `block_q4_0` … `block_q8_1`. Four-bit codes lie so that byte `j`
+//! holds number `j` in its low half and number `j + 16` in its high half.
+
+use crate::block::{Block, EncodeBlock, F16Le, extreme, inverse};
+use bytemuck::{Pod, Zeroable};
+use ferrum_types::GgufQuantType;
+
+/// Numbers in one block of this family.
+pub const LEN: usize = 32;
+
+/// `d · (q − 8)`, q of 4 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4_0 {
+    /// Scale.
+    pub d: F16Le,
+    /// Two codes a byte.
+    pub qs: [u8; 16],
+}
+
+/// `d · q + m`, q of 4 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4_1 {
+    /// Scale.
+    pub d: F16Le,
+    /// Minimum.
+    pub m: F16Le,
+    /// Two codes a byte.
+    pub qs: [u8; 16],
+}
+
+/// `d · (q − 16)`, q of 5 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_0 {
+    /// Scale.
+    pub d: F16Le,
+    /// Fifth bits: bit `i` of the little-endian u32 belongs to number `i`.
+    pub qh: [u8; 4],
+    /// Low four bits, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// `d · q + m`, q of 5 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_1 {
+    /// Scale.
+    pub d: F16Le,
+    /// Minimum.
+    pub m: F16Le,
+    /// Fifth bits: bit `i` of the little-endian u32 belongs to number `i`.
+    pub qh: [u8; 4],
+    /// Low four bits, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// `d · q`, q of 8 bits with sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ8_0 {
+    /// Scale.
+    pub d: F16Le,
+    /// Codes.
+    pub qs: [i8; 32],
+}
+
+/// `d · q`, q of 8 bits with sign; the activation side of `*_1` dot products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ8_1 {
+    /// Scale.
+    pub d: F16Le,
+    /// `d · Σ q`, which a dot product with a minimum needs.
+    pub s: F16Le,
+    /// Codes.
+    pub qs: [i8; 32],
+}
+
+/// Spreads 4-bit codes: low halves first, then high halves.
+#[inline(always)]
+fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
+    let mut codes = [0; 32];
+    let (low, high) = codes.split_at_mut(16);
+    for ((&q, low), high) in qs.iter().zip(low).zip(high) {
+        *low = q & 0x0f;
+        *high = q >> 4;
+    }
+    codes
+}
+
+/// Spreads 5-bit codes from their low halves and the word of fifth bits.
+#[inline(always)]
+fn five_bits(qh: [u8; 4], qs: &[u8; 16]) -> [u8; 32] {
+    let qh = u32::from_le_bytes(qh);
+    let mut codes = nibbles(qs);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= (((qh >> i) & 1) as u8) << 4;
+    }
+    codes
+}
+
+#[inline(always)]
+fn scaled(d: f32, zero: i32, codes: &[u8; 32], out: &mut [f32; 32]) {
+    for (out, &q) in out.iter_mut().zip(codes) {
+        *out = d * (i32::from(q) - zero) as f32;
+    }
+}
+
+#[inline(always)]
+fn affine(d: f32, m: f32, codes: &[u8; 32], out: &mut [f32; 32]) {
+    for (out, &q) in out.iter_mut().zip(codes) {
+        *out = d * f32::from(q) + m;
+    }
+}
+
+impl Block<LEN> for BlockQ4_0 {
+    const TYPE: GgufQuantType = GgufQuantType::Q4_0;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        scaled(self.d.to_f32(), 8, &nibbles(&self.qs), out);
+    }
+}
+
+impl Block<LEN> for BlockQ4_1 {
+    const TYPE: GgufQuantType = GgufQuantType::Q4_1;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        affine(self.d.to_f32(), self.m.to_f32(), &nibbles(&self.qs), out);
+    }
+}
+
+impl Block<LEN> for BlockQ5_0 {
+    const TYPE: GgufQuantType = GgufQuantType::Q5_0;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        scaled(self.d.to_f32(), 16, &five_bits(self.qh, &self.qs), out);
+    }
+}
+
+impl Block<LEN> for BlockQ5_1 {
+    const TYPE: GgufQuantType = GgufQuantType::Q5_1;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        let codes = five_bits(self.qh, &self.qs);
+        affine(self.d.to_f32(), self.m.to_f32(), &codes, out);
+    }
+}
+
+impl Block<LEN> for BlockQ8_0 {
+    const TYPE: GgufQuantType = GgufQuantType::Q8_0;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        let d = self.d.to_f32();
+        for (out, &q) in out.iter_mut().zip(&self.qs) {
+            *out = d * f32::from(q);
+        }
+    }
+}
+
+impl Block<LEN> for BlockQ8_1 {
+    const TYPE: GgufQuantType = GgufQuantType::Q8_1;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; LEN]) {
+        let d = self.d.to_f32();
+        for (out, &q) in out.iter_mut().zip(&self.qs) {
+            *out = d * f32::from(q);
+        }
+    }
+}
+
+/// Codes of a symmetric block: the value of largest magnitude gets the code 0.
+fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
+    let d = extreme(values) / -f32::from(half);
+    let id = inverse(d);
+    let bias = f32::from(half) + 0.5;
+    (
+        d,
+        values
+            .map(|v| (v * id + bias) as u8)
+            .map(|q| q.min(2 * half - 1)),
+    )
+}
+
+/// Codes of a block with a minimum: the smallest value gets 0, the largest `top`.
+fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
+    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let min = values.iter().copied().fold(f32::INFINITY, f32::min);
+    let d = (max - min) / f32::from(top);
+    let id = inverse(d);
+    (
+        d,
+        min,
+        values
+            .map(|v| ((v - min) * id + 0.5) as u8)
+            .map(|q| q.min(top)),
+    )
+}
+
+/// The inverse of [`nibbles`] for the low four bits of codes.
+fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
+    let (low, high) = codes.split_at(16);
+    let mut qs = [0; 16];
+    for ((q, &low), &high) in qs.iter_mut().zip(low).zip(high) {
+        *q = (low & 0x0f) | (high << 4);
+    }
+    qs
+}
+
+/// Gathers the fifth bits of codes.
+fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
+    codes
+        .iter()
+        .enumerate()
+        .fold(0u32, |word, (i, &q)| word | (u32::from((q >> 4) & 1) << i))
+        .to_le_bytes()
+}
+
+impl EncodeBlock<LEN> for BlockQ4_0 {
+    fn encode(values: &[f32; LEN]) -> Self {
+        let (d, codes) = symmetric_codes(values, 8);
+        BlockQ4_0 {
+            d: F16Le::from_f32(d),
+            qs: pack_nibbles(&codes),
+        }
+    }
+}
+
+impl EncodeBlock<LEN> for BlockQ4_1 {
+    fn encode(values: &[f32; LEN]) -> Self {
+        let (d, m, codes) = affine_codes(values, 15);
+        BlockQ4_1 {
+            d: F16Le::from_f32(d),
+            m: F16Le::from_f32(m),
+            qs: pack_nibbles(&codes),
+        }
+    }
+}
+
+impl EncodeBlock<LEN> for BlockQ5_0 {
+    fn encode(values: &[f32; LEN]) -> Self {
+        let (d, codes) = symmetric_codes(values, 16);
+        BlockQ5_0 {
+            d: F16Le::from_f32(d),
+            qh: pack_fifth_bits(&codes),
+            qs: pack_nibbles(&codes),
+        }
+    }
+}
+
+impl EncodeBlock<LEN> for BlockQ5_1 {
+    fn encode(values: &[f32; LEN]) -> Self {
+        let (d, m, codes) = affine_codes(values, 31);
+        BlockQ5_1 {
+            d: F16Le::from_f32(d),
+            m: F16Le::from_f32(m),
+            qh: pack_fifth_bits(&codes),
+            qs: pack_nibbles(&codes),
+        }
+    }
+}
+
+impl EncodeBlock<LEN> for BlockQ8_0 {
+    fn encode(values: &[f32; LEN]) -> Self {
+        let d = extreme(values).abs() / 127.0;
+        let id = inverse(d);
+        BlockQ8_0 {
+            d: F16Le::from_f32(d),
+            // Halves round away from zero, as C's roundf.
+            qs: values.map(|v| (v * id).round() as i8),
+        }
+    }
+}
