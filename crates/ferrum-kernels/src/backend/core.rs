@@ -28,6 +28,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Instruction set, driver, or what else decides speed.
     pub detail: String,
+    /// Whether a GPU is only imitated by the CPU, so that nobody should choose it for speed.
+    pub software: bool,
     /// Memory that weights and KV can use, where the device tells.
     pub memory_bytes: Option<u64>,
 }

@@ -17,7 +17,7 @@ pub struct BatchShape {
     pub table_stride: usize,
     /// Most query tokens of a sequence.
     pub max_query_len: usize,
-    /// Longest `kv_len`.
+    /// At least the longest `kv_len` (rounded up where a graph is to serve several lengths).
     pub max_kv_len: usize,
 }
 
