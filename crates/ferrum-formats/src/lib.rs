@@ -3,3 +3,18 @@
 //!
 //! Everything here reads hostile bytes: counts are held against the bytes that remain before
 //! anything is allocated for them. This crate knows nothing of compute.
+
+mod bytes;
+mod error;
+pub mod gguf;
+pub mod hf;
+mod safetensors;
+mod source;
+mod tensor;
+
+pub use error::{FormatError, Result};
+pub use gguf::Gguf;
+pub use hf::{GenerationConfig, HfConfig, QuantizationConfig, RopeConfig, RopeConfigs, RopeKind};
+pub use safetensors::Safetensors;
+pub use source::{HfFolder, ModelSource};
+pub use tensor::{TensorDtype, TensorInfo, TensorSource, TensorView};

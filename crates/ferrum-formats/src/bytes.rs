@@ -1,0 +1,57 @@
+//! Where a file's bytes come from: a memory map, the binary itself, or a buffer.
+//!
+//! Weights are read in place, so loading costs no copy and no memory of its own; the pages belong
+//! to the system's cache.
+
+use crate::{FormatError, Result};
+use memmap2::Mmap;
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+/// Immutable bytes of a whole file.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// A mapped file.
+    Mapped(Mmap),
+    /// Part of the program.
+    Static(&'static [u8]),
+    /// A buffer.
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    /// Maps the file at `path` for reading.
+    pub(crate) fn map(path: &Path) -> Result<Self> {
+        let open_error = |e| FormatError::io(path, "open", &e);
+        // Asked before opening: opening a pipe would wait for a writer.
+        let meta = std::fs::metadata(path).map_err(open_error)?;
+        if !meta.is_file() {
+            return Err(FormatError::source(path, "is not a regular file", ""));
+        }
+        if meta.len() == 0 {
+            // An empty file cannot be mapped; the parser above says what is wrong with it.
+            return Ok(Bytes::Static(&[]));
+        }
+        let file = File::open(path).map_err(open_error)?;
+        // SAFETY: the map is read-only and private to this value, and it is only handed out as
+        // `&[u8]` that borrows it. The one obligation left is that nobody shortens or rewrites the
+        // file while it is mapped, which no program can enforce; as every other engine that maps
+        // its weights, we document it (`Gguf::open`, `Safetensors::open`). No invariant of a Rust
+        // type depends on the contents: readers re-check lengths whenever they decode.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| FormatError::io(path, "map", &e))?;
+        Ok(Bytes::Mapped(map))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Static(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! From a path on the command line to an open model, or a sentence that says why not.
+
+use crate::gguf::Gguf;
+use crate::hf::{GenerationConfig, HfConfig, QuantizationConfig};
+use crate::safetensors::{self, Safetensors};
+use crate::{FormatError, Result};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Extensions of Python pickles, which can run code when loaded and are never read.
+pub(crate) const PICKLES: &[&str] = &["bin", "pt", "pth", "ckpt", "pkl"];
+
+const CONVERT_HINT: &str =
+    "pickles can run code when loaded; convert the model to safetensors or GGUF first";
+
+/// An open model.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a program holds one or two of them"
+)]
+pub enum ModelSource {
+    /// One GGUF file: weights, config and tokenizer.
+    Gguf(Gguf),
+    /// A Hugging Face folder.
+    Hf(HfFolder),
+}
+
+/// A Hugging Face folder: `config.json` beside safetensors.
+#[derive(Debug)]
+pub struct HfFolder {
+    /// The folder, where tokenizer and chat template lie too.
+    pub dir: PathBuf,
+    /// `config.json`.
+    pub config: HfConfig,
+    /// `generation_config.json`, token ids completed from `config.json`.
+    pub generation_config: GenerationConfig,
+    /// `quantization_config` of `config.json`, else `quantize_config.json` or
+    /// `quant_config.json`; `None` for plain weights.
+    pub quantization: Option<QuantizationConfig>,
+    /// The weights.
+    pub tensors: Safetensors,
+}
+
+impl ModelSource {
+    /// Opens a `.gguf` file, a Hugging Face folder, a folder with exactly one `.gguf` file, or a
+    /// `.safetensors` file inside a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`FormatError::Source`] when the path is none of these, else what is wrong inside.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let meta = match std::fs::metadata(path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let reason = "there is no such file or folder";
+                return Err(FormatError::source(path, reason, "check the path"));
+            }
+            Err(e) => return Err(FormatError::io(path, "open", &e)),
+        };
+        if meta.is_dir() {
+            return Self::open_folder(path);
+        }
+        let extension = extension_of(path);
+        if extension == "safetensors" {
+            return HfFolder::open_file(path).map(ModelSource::Hf);
+        }
+        if extension == "gguf" || starts_with_gguf(path)? {
+            return open_gguf(path);
+        }
+        if PICKLES.contains(&extension.as_str()) {
+            return Err(pickle_error(path));
+        }
+        if path.file_name().is_some_and(|name| name == "config.json") {
+            let hint = "give the folder instead of its config.json";
+            return Err(FormatError::source(path, "is a config, not a model", hint));
+        }
+        Err(FormatError::source(
+            path,
+            "is no model file",
+            "give a .gguf file, a .safetensors file, or a Hugging Face folder",
+        ))
+    }
+
+    fn open_folder(dir: &Path) -> Result<Self> {
+        if dir.join("config.json").exists() {
+            return HfFolder::open(dir).map(ModelSource::Hf);
+        }
+        let ggufs = files_with_extension(dir, &["gguf"])?;
+        match ggufs.as_slice() {
+            [only] => open_gguf(only),
+            [] => {
+                let pickles = files_with_extension(dir, PICKLES)?;
+                Err(match pickles.first() {
+                    Some(pickle) => pickle_error(pickle),
+                    None => FormatError::source(
+                        dir,
+                        "holds neither config.json nor a .gguf file",
+                        "give a .gguf file or a Hugging Face folder",
+                    ),
+                })
+            }
+            several => {
+                let names: Vec<_> = several
+                    .iter()
+                    .filter_map(|p| p.file_name())
+                    .map(|n| n.to_string_lossy().into_owned())
+                    .take(8)
+                    .collect();
+                let reason = format!("holds {} .gguf files", several.len());
+                let hint = format!("name one of them: {}", names.join(", "));
+                Err(FormatError::source(dir, reason, hint))
+            }
+        }
+    }
+}
+
+impl HfFolder {
+    /// Opens `config.json`, `generation_config.json` and the weights of a folder.
+    ///
+    /// # Errors
+    /// What is wrong with any of them.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        Self::with_weights(dir, || Safetensors::open_folder(dir))
+    }
+
+    fn open_file(file: &Path) -> Result<Self> {
+        let dir = match file.parent() {
+            Some(dir) if dir != Path::new("") => dir,
+            _ => Path::new("."),
+        };
+        if !dir.join("config.json").exists() {
+            let reason = "has no config.json beside it, so its architecture is unknown";
+            let hint = "keep it in the folder it was published in";
+            return Err(FormatError::source(file, reason, hint));
+        }
+        Self::with_weights(dir, || match safetensors::index_naming(file)? {
+            Some(index) => Safetensors::open_index(index),
+            None => Safetensors::open(file),
+        })
+    }
+
+    fn with_weights(dir: &Path, open: impl FnOnce() -> Result<Safetensors>) -> Result<Self> {
+        let config = HfConfig::open(dir.join("config.json"))?;
+        let generation = dir.join("generation_config.json");
+        let generation_config = match generation.exists() {
+            true => GenerationConfig::from_json(&HfConfig::open(generation)?)?,
+            false => GenerationConfig::default(),
+        };
+        let generation_config = generation_config.completed_from(&config)?;
+        let mut quantization = QuantizationConfig::of_model(&config)?;
+        for name in ["quantize_config.json", "quant_config.json"] {
+            if quantization.is_none() && dir.join(name).exists() {
+                let json = HfConfig::open(dir.join(name))?;
+                quantization = Some(QuantizationConfig::from_json(&json)?);
+            }
+        }
+        Ok(HfFolder {
+            dir: dir.to_owned(),
+            config,
+            generation_config,
+            quantization,
+            tensors: open()?,
+        })
+    }
+}
+
+fn open_gguf(path: &Path) -> Result<ModelSource> {
+    let gguf = Gguf::open(path)?;
+    let parts = gguf.u32("split.count")?.unwrap_or(1);
+    if parts > 1 {
+        let reason = format!("is one of the {parts} parts of a split model");
+        let hint = "join the parts with `llama-gguf-split --merge`";
+        return Err(FormatError::source(path, reason, hint));
+    }
+    Ok(ModelSource::Gguf(gguf))
+}
+
+fn starts_with_gguf(path: &Path) -> Result<bool> {
+    // Hub caches name files by hash, so the contents decide where the extension says nothing.
+    let meta = std::fs::metadata(path).map_err(|e| FormatError::io(path, "open", &e))?;
+    if !meta.is_file() {
+        return Ok(false);
+    }
+    let file = std::fs::File::open(path).map_err(|e| FormatError::io(path, "open", &e))?;
+    let mut head = Vec::with_capacity(4);
+    file.take(4)
+        .read_to_end(&mut head)
+        .map_err(|e| FormatError::io(path, "read", &e))?;
+    Ok(head == b"GGUF")
+}
+
+fn extension_of(path: &Path) -> String {
+    path.extension()
+        .map(|e| e.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default()
+}
+
+pub(crate) fn pickle_error(path: &Path) -> FormatError {
+    FormatError::source(path, "is a Python pickle", CONVERT_HINT)
+}
+
+/// The files in `dir` with one of these extensions, sorted.
+pub(crate) fn files_with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+    let error = |e: std::io::Error| FormatError::io(dir, "read", &e);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(error)? {
+        let path = entry.map_err(error)?.path();
+        if extensions.contains(&extension_of(&path).as_str()) && path.is_file() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads a text file of at most `limit` bytes.
+pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let open = |e| FormatError::io(path, "open", &e);
+    let meta = std::fs::metadata(path).map_err(open)?;
+    if !meta.is_file() {
+        return Err(FormatError::source(path, "is not a regular file", ""));
+    }
+    let file = std::fs::File::open(path).map_err(open)?;
+    let mut text = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut text)
+        .map_err(|e| FormatError::io(path, "read", &e))?;
+    if text.len() as u64 > limit {
+        let found = meta.len().max(limit + 1);
+        return Err(FormatError::limit(path, "size in bytes", found, limit));
+    }
+    Ok(text)
+}
