@@ -1,1 +1,32 @@
-//! Placeholder.
+//! Models: what a decoder is ([`DecoderSpec`]), how one step of it runs ([`ModelRunner`]), and how the
+//! families people use map onto that ([`families`]).
+//!
+//! There is one forward path. Prefill, a chunk of it, decode and any mix are the same code over a flat
+//! ragged [`StepBatch`], generic over the backend and the KV element. A family is data: it maps a
+//! config and weight names onto a spec, and owns no forward pass.
+//!
+//! This crate knows nothing of scheduling, sampling or sockets.
+
+mod batch;
+mod decode;
+pub mod families;
+mod layer;
+mod linear;
+mod load;
+mod plan;
+mod rope;
+mod runner;
+mod spec;
+
+pub use batch::{LogitRows, SeqStep, StepBatch};
+pub use decode::{DecodeBackend, RunnerDecode};
+pub use families::{Family, WeightNames, family_for};
+pub use linear::{DenseLinear, Linear};
+pub use load::{LoadProgress, Model, load_weights, read_model};
+pub use plan::{MemoryPlan, memory_plan};
+pub use rope::RopeTables;
+pub use runner::{KvLayout, ModelRunner, RunnerConfig};
+pub use spec::{
+    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
+    NormPlacement, RopeScaling, RopeSpec,
+};

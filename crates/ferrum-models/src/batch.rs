@@ -1,0 +1,126 @@
+//! [`StepBatch`]: the tokens of one step, flat and ragged.
+//!
+//! Prefill, a chunk of a prompt, decode and mixtures differ only in how many tokens each sequence
+//! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
+
+use ferrum_types::{BlockId, Error, Result, TokenId};
+
+/// Which of a sequence's tokens in a step want logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None (a prompt chunk that is not the last).
+    None,
+    /// The last one.
+    Last,
+    /// All.
+    All,
+}
+
+/// What one sequence brings to a step.
+#[derive(Clone, Copy, Debug)]
+pub struct SeqStep<'a> {
+    /// New tokens; may be empty.
+    pub tokens: &'a [TokenId],
+    /// Position of the first of them: the number of tokens already in the cache.
+    pub start: usize,
+    /// Tokens of the sequence's whole prompt, also those of later chunks. Only length-dependent RoPE
+    /// looks at it; it is why such a model gives the same result in chunks.
+    pub prompt_len: usize,
+    /// The sequence's KV blocks, enough for `start + tokens.len()` tokens.
+    pub blocks: &'a [BlockId],
+    /// Which tokens want logits.
+    pub logits: LogitRows,
+}
+
+/// The tokens of one step over all sequences.
+#[derive(Clone, Debug, Default)]
+pub struct StepBatch {
+    /// `[tokens]`.
+    pub tokens: Vec<TokenId>,
+    /// `[tokens]`: position of each in its sequence.
+    pub positions: Vec<u32>,
+    /// `[seqs + 1]`: first token of each sequence.
+    pub query_starts: Vec<u32>,
+    /// `[seqs]`: keys in the cache after this step.
+    pub kv_lens: Vec<u32>,
+    /// `[seqs]`: length of each sequence's prompt.
+    pub prompt_lens: Vec<u32>,
+    /// Block tables of all sequences, one after the other.
+    pub block_tables: Vec<BlockId>,
+    /// `[seqs + 1]`: first entry of each sequence in `block_tables`.
+    pub table_starts: Vec<u32>,
+    /// Indices into `tokens` of the rows that want logits, ascending.
+    pub logit_rows: Vec<u32>,
+}
+
+impl StepBatch {
+    /// Number of sequences.
+    pub fn seqs(&self) -> usize {
+        self.kv_lens.len()
+    }
+
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.query_starts.clear();
+        self.kv_lens.clear();
+        self.prompt_lens.clear();
+        self.block_tables.clear();
+        self.table_starts.clear();
+        self.logit_rows.clear();
+    }
+
+    /// Adds a sequence.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a length does not fit 31 bits.
+    pub fn push(&mut self, seq: SeqStep<'_>) -> Result<()> {
+        let first = self.tokens.len();
+        let kv_len = seq.start + seq.tokens.len();
+        let prompt_len = seq.prompt_len;
+        if [
+            first + seq.tokens.len(),
+            kv_len,
+            prompt_len,
+            self.block_tables.len() + seq.blocks.len(),
+        ]
+        .iter()
+        .any(|&n| n > i32::MAX as usize)
+        {
+            return Err(Error::invalid(
+                "step batch",
+                "a length does not fit 31 bits",
+            ));
+        }
+        if self.query_starts.is_empty() {
+            self.query_starts.push(0);
+            self.table_starts.push(0);
+        }
+        self.tokens.extend_from_slice(seq.tokens);
+        self.positions.extend((seq.start..kv_len).map(|p| p as u32));
+        self.query_starts.push(self.tokens.len() as u32);
+        self.kv_lens.push(kv_len as u32);
+        self.prompt_lens.push(prompt_len as u32);
+        self.block_tables.extend_from_slice(seq.blocks);
+        self.table_starts.push(self.block_tables.len() as u32);
+        let end = self.tokens.len();
+        let wanted = match seq.logits {
+            LogitRows::None => end..end,
+            LogitRows::Last => end.saturating_sub(1).max(first)..end,
+            LogitRows::All => first..end,
+        };
+        self.logit_rows.extend(wanted.map(|row| row as u32));
+        Ok(())
+    }
+
+    /// The block table of sequence `seq`.
+    pub fn table(&self, seq: usize) -> &[BlockId] {
+        &self.block_tables[self.table_starts[seq] as usize..self.table_starts[seq + 1] as usize]
+    }
+
+    /// The tokens (as a range of rows) of sequence `seq`.
+    pub fn rows(&self, seq: usize) -> std::ops::Range<usize> {
+        self.query_starts[seq] as usize..self.query_starts[seq + 1] as usize
+    }
+}

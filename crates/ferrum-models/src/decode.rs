@@ -1,0 +1,162 @@
+//! [`DecodeBackend`]: an object-safe view on a runner for callers that think in sequences, one token
+//! at a time, and do not want to be generic.
+
+use crate::batch::{LogitRows, SeqStep, StepBatch};
+use crate::runner::ModelRunner;
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
+use ferrum_types::{BlockId, Error, Result, SeqId, TokenId};
+
+/// Decoding of independent sequences, each with its own cache.
+pub trait DecodeBackend: Send {
+    /// Name of the backend.
+    fn name(&self) -> &'static str;
+
+    /// Elements of a row of logits.
+    fn vocab_size(&self) -> usize;
+
+    /// Runs a prompt, which fills the cache of `seq` with its keys and values, and gives the logits
+    /// of its last token, `[vocab]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when `seq` has a cache already, the prompt is empty or no room is left.
+    fn init_kv_cache(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>>;
+
+    /// Appends `token` to `seq` and gives the logits after it, `[vocab]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when `seq` has no cache; `ContextOverflow`.
+    fn decode_step(&mut self, seq: SeqId, token: TokenId) -> Result<Vec<f32>>;
+
+    /// Whether `seq` has a cache.
+    fn has_kv_cache(&self, seq: SeqId) -> bool;
+
+    /// Frees the cache of `seq`; whether there was one.
+    fn release_kv_cache(&mut self, seq: SeqId) -> bool;
+}
+
+/// A [`ModelRunner`] as a [`DecodeBackend`]: gives each sequence an equal, fixed share of the pool.
+pub struct RunnerDecode<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> {
+    runner: ModelRunner<B, K>,
+    batch: StepBatch,
+    /// `slots[i]` owns the `i`-th share of the pool: its sequence and that sequence's length.
+    slots: Vec<Option<Slot>>,
+    blocks_per_slot: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    seq: SeqId,
+    prompt_len: usize,
+    len: usize,
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
+    /// Room for the runner's `max_seqs` sequences.
+    pub fn new(runner: ModelRunner<B, K>) -> Self {
+        let slots = runner.config().max_seqs;
+        let blocks_per_slot = runner.pool().blocks / slots;
+        Self {
+            runner,
+            batch: StepBatch::default(),
+            slots: vec![None; slots],
+            blocks_per_slot,
+        }
+    }
+
+    fn slot_of(&self, seq: SeqId) -> Option<usize> {
+        self.slots
+            .iter()
+            .position(|slot| slot.is_some_and(|s| s.seq == seq))
+    }
+
+    fn append(&mut self, index: usize, mut slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
+        let pool = self.runner.pool();
+        let capacity = (self.blocks_per_slot * pool.block_size).min(self.runner.config().context);
+        let requested = slot.len + tokens.len();
+        if requested > capacity {
+            return Err(Error::ContextOverflow {
+                requested,
+                capacity,
+            });
+        }
+        let first = index * self.blocks_per_slot;
+        let blocks: Vec<BlockId> = (first..first + self.blocks_per_slot)
+            .map(|b| BlockId(b as u32))
+            .collect();
+        let chunk = self.runner.config().max_tokens;
+        for part in tokens.chunks(chunk) {
+            let last = slot.len + part.len() == requested;
+            self.batch.clear();
+            self.batch.push(SeqStep {
+                tokens: part,
+                start: slot.len,
+                prompt_len: slot.prompt_len,
+                blocks: &blocks,
+                logits: if last {
+                    LogitRows::Last
+                } else {
+                    LogitRows::None
+                },
+            })?;
+            self.runner.step(&self.batch)?;
+            slot.len += part.len();
+        }
+        let mut logits = vec![0.0; self.runner.spec().vocab_size];
+        self.runner.read_logits(&mut logits)?;
+        self.slots[index] = Some(slot);
+        Ok(logits)
+    }
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> DecodeBackend for RunnerDecode<B, K> {
+    fn name(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.runner.spec().vocab_size
+    }
+
+    fn init_kv_cache(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>> {
+        let fail = |reason: String| Err(Error::invalid("init_kv_cache", reason));
+        if prompt.is_empty() {
+            return fail("the prompt has no token".into());
+        }
+        if self.has_kv_cache(seq) {
+            return fail(format!("sequence {} has a cache already", seq.0));
+        }
+        let Some(index) = self.slots.iter().position(Option::is_none) else {
+            return fail(format!("all {} places are taken", self.slots.len()));
+        };
+        self.append(
+            index,
+            Slot {
+                seq,
+                prompt_len: prompt.len(),
+                len: 0,
+            },
+            prompt,
+        )
+    }
+
+    fn decode_step(&mut self, seq: SeqId, token: TokenId) -> Result<Vec<f32>> {
+        let found = self
+            .slot_of(seq)
+            .and_then(|index| Some((index, self.slots[index]?)));
+        let Some((index, slot)) = found else {
+            let reason = format!("sequence {} has no cache", seq.0);
+            return Err(Error::invalid("decode_step", reason));
+        };
+        self.append(index, slot, &[token])
+    }
+
+    fn has_kv_cache(&self, seq: SeqId) -> bool {
+        self.slot_of(seq).is_some()
+    }
+
+    fn release_kv_cache(&mut self, seq: SeqId) -> bool {
+        self.slot_of(seq)
+            .and_then(|index| self.slots[index].take())
+            .is_some()
+    }
+}

@@ -1,0 +1,241 @@
+//! What Llama-like decoders have in common, read once for all families.
+
+use super::rope;
+use crate::spec::{
+    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
+    NormPlacement,
+};
+use ferrum_formats::gguf::PerLayer;
+use ferrum_formats::{Gguf, HfConfig, TensorSource};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::{Error, Result};
+
+/// Most layers that a file may claim: far above any model, far below what exhausts memory.
+const MAX_LAYERS: usize = 10_000;
+
+/// What `transformers` takes for keys that a `config.json` leaves out.
+pub(super) struct HfDefaults {
+    /// `num_key_value_heads`; `None`: as many as query heads.
+    pub(super) kv_heads: Option<usize>,
+    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    /// `max_position_embeddings`.
+    pub(super) max_position: usize,
+}
+
+/// Reads the common fields of `config.json`. The result has no biases, no q/k norms and no windows.
+pub(super) fn from_hf(
+    family: &'static str,
+    config: &HfConfig,
+    defaults: &HfDefaults,
+) -> Result<DecoderSpec> {
+    let hidden_size = config.require_usize("hidden_size")?;
+    let heads = config.require_usize("num_attention_heads")?;
+    let kv_heads = config
+        .usize("num_key_value_heads")?
+        .or(defaults.kv_heads)
+        .unwrap_or(heads);
+    let head_dim = match config.usize("head_dim")?.or(defaults.head_dim) {
+        Some(head_dim) => head_dim,
+        None => hidden_size.checked_div(heads).unwrap_or(0),
+    };
+    let context_length = config
+        .usize("max_position_embeddings")?
+        .unwrap_or(defaults.max_position);
+    let intermediate = config.require_usize("intermediate_size")?;
+    let layer = layer(heads, kv_heads, head_dim, intermediate, activation(config)?);
+    Ok(DecoderSpec {
+        family,
+        vocab_size: config.require_usize("vocab_size")?,
+        hidden_size,
+        context_length,
+        layers: vec![layer; layer_count(config.require_usize("num_hidden_layers")?)?],
+        norm_eps: config.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        rope: rope::from_hf(config, head_dim)?,
+        tie_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(false),
+    })
+}
+
+/// Reads the common metadata of a GGUF file. Biases are there if their tensors are.
+pub(super) fn from_gguf(
+    family: &'static str,
+    gguf: &Gguf,
+    style: RopeStyle,
+) -> Result<DecoderSpec> {
+    let arch = gguf.architecture()?;
+    let key = |name: &str| format!("{arch}.{name}");
+    let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
+    let hidden_size = size("embedding_length")?;
+    let heads = size("attention.head_count")?;
+    let kv_heads = gguf
+        .u32(&key("attention.head_count_kv"))?
+        .map_or(heads, |n| n as usize);
+    let head_dim = match gguf.u32(&key("attention.key_length"))? {
+        Some(head_dim) => head_dim as usize,
+        None => hidden_size.checked_div(heads).unwrap_or(0),
+    };
+    let value_dim = gguf
+        .u32(&key("attention.value_length"))?
+        .map_or(head_dim, |n| n as usize);
+    if value_dim != head_dim {
+        return Err(Error::Model(format!(
+            "{}: field \"{}\": found {value_dim}, expected {head_dim} as for keys",
+            gguf.path().display(),
+            key("attention.value_length")
+        )));
+    }
+    let context_length = size("context_length")?;
+    let mut layer = layer(
+        heads,
+        kv_heads,
+        head_dim,
+        size("feed_forward_length")?,
+        Activation::Silu,
+    );
+    let has = |name: &str| gguf.get(name).is_some();
+    let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+    gqa.qkv_bias = has("blk.0.attn_q.bias");
+    gqa.out_bias = has("blk.0.attn_output.bias");
+    let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward;
+    mlp.bias = has("blk.0.ffn_gate.bias");
+    let mut spec = DecoderSpec {
+        family,
+        vocab_size: vocab_size(gguf)?,
+        hidden_size,
+        context_length,
+        layers: vec![layer; layer_count(size("block_count")?)?],
+        norm_eps: gguf.require_f32(&key("attention.layer_norm_rms_epsilon"))?,
+        rope: rope::from_gguf(gguf, head_dim, context_length, style)?,
+        tie_embeddings: !has("output.weight"),
+    };
+    gguf_windows(gguf, &mut spec)?;
+    Ok(spec)
+}
+
+/// Changes the attention of every layer.
+pub(super) fn each_gqa(spec: &mut DecoderSpec, mut change: impl FnMut(usize, &mut GqaSpec)) {
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+        change(i, gqa);
+    }
+}
+
+/// The windows of Qwen: used only if `use_sliding_window`, in the layers that `layer_types` names or
+/// else in those from `max_window_layers` on.
+pub(super) fn qwen_windows(config: &HfConfig, spec: &mut DecoderSpec) -> Result<()> {
+    if !config.bool("use_sliding_window")?.unwrap_or(false) {
+        return Ok(());
+    }
+    let window = if config.has("sliding_window") {
+        config.usize("sliding_window")?
+    } else {
+        Some(4096)
+    };
+    let first = config.usize("max_window_layers")?.unwrap_or(28);
+    let types = config.strs("layer_types")?;
+    if let Some(types) = &types
+        && types.len() != spec.layers.len()
+    {
+        let expected = format!("one entry for each of {} layers", spec.layers.len());
+        return Err(config.field_error("layer_types", expected).into());
+    }
+    each_gqa(spec, |i, gqa| {
+        let slides = match &types {
+            Some(types) => types.get(i) == Some(&"sliding_attention"),
+            None => i >= first,
+        };
+        gqa.sliding_window = window.filter(|_| slides);
+    });
+    Ok(())
+}
+
+/// `attention.sliding_window`, in all layers or in those that `sliding_window_pattern` marks.
+fn gguf_windows(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
+    let arch = gguf.architecture()?;
+    let window = gguf.u32(&format!("{arch}.attention.sliding_window"))?;
+    let Some(window) = window.filter(|&n| n > 0) else {
+        return Ok(());
+    };
+    let pattern_key = format!("{arch}.attention.sliding_window_pattern");
+    let pattern = if gguf.has(&pattern_key) {
+        gguf.bool_per_layer(&pattern_key)?
+    } else {
+        None
+    };
+    if let Some(PerLayer::Each(marks)) = &pattern
+        && marks.len() != spec.layers.len()
+    {
+        return Err(Error::Model(format!(
+            "{}: field \"{pattern_key}\": found {} entries, expected one for each of {} layers",
+            gguf.path().display(),
+            marks.len(),
+            spec.layers.len()
+        )));
+    }
+    each_gqa(spec, |i, gqa| {
+        let slides = pattern
+            .as_ref()
+            .is_none_or(|marks| marks.get(i) == Some(true));
+        gqa.sliding_window = slides.then_some(window as usize);
+    });
+    Ok(())
+}
+
+fn layer(
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    activation: Activation,
+) -> LayerSpec {
+    LayerSpec {
+        attention: AttentionSpec::Gqa(GqaSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            sliding_window: None,
+            qk_norm: false,
+            qkv_bias: false,
+            out_bias: false,
+        }),
+        feed_forward: FeedForwardSpec::GatedMlp(GatedMlpSpec {
+            intermediate,
+            activation,
+            bias: false,
+        }),
+        norms: NormPlacement::Pre,
+    }
+}
+
+fn layer_count(found: usize) -> Result<usize> {
+    if (1..=MAX_LAYERS).contains(&found) {
+        Ok(found)
+    } else {
+        Err(Error::Model(format!(
+            "number of layers: found {found}, expected 1 to {MAX_LAYERS}"
+        )))
+    }
+}
+
+fn activation(config: &HfConfig) -> Result<Activation> {
+    match config.str("hidden_act")?.unwrap_or("silu") {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        _ => Err(config
+            .field_error("hidden_act", "silu or a form of gelu")
+            .into()),
+    }
+}
+
+fn vocab_size(gguf: &Gguf) -> Result<usize> {
+    let table = gguf.require("token_embd.weight")?;
+    match table.shape {
+        [rows, _] => Ok(*rows),
+        other => Err(Error::Model(format!(
+            "{}: tensor \"token_embd.weight\" has shape {other:?}, expected two dimensions",
+            gguf.path().display()
+        ))),
+    }
+}

@@ -1,0 +1,43 @@
+//! Llama 2 and 3.x, and everything saved under their name.
+
+use super::Family;
+use super::common::{self, HfDefaults};
+use crate::spec::{DecoderSpec, FeedForwardSpec};
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "llama",
+    hf_architectures: &["LlamaForCausalLM"],
+    hf_model_types: &["llama"],
+    // Mistral's GGUF files say "llama" too; they differ only by values.
+    gguf_architectures: &["llama"],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        kv_heads: None,
+        head_dim: None,
+        max_position: 2048,
+    };
+    let mut spec = common::from_hf("llama", config, &defaults)?;
+    let attention_bias = config.bool("attention_bias")?.unwrap_or(false);
+    common::each_gqa(&mut spec, |_, gqa| {
+        gqa.qkv_bias = attention_bias;
+        gqa.out_bias = attention_bias;
+    });
+    let mlp_bias = config.bool("mlp_bias")?.unwrap_or(false);
+    for layer in &mut spec.layers {
+        let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward;
+        mlp.bias = mlp_bias;
+    }
+    Ok(spec)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    // Converters reorder the rows of q and k so that rotated pairs are neighbours.
+    common::from_gguf("llama", gguf, RopeStyle::Interleaved)
+}

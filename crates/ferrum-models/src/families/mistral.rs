@@ -1,0 +1,38 @@
+//! Mistral: Llama with a sliding window in every layer.
+
+use super::Family;
+use super::common::{self, HfDefaults};
+use crate::spec::DecoderSpec;
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "mistral",
+    hf_architectures: &["MistralForCausalLM"],
+    hf_model_types: &["mistral"],
+    gguf_architectures: &["mistral"],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        kv_heads: Some(8),
+        head_dim: None,
+        max_position: 131_072,
+    };
+    let mut spec = common::from_hf("mistral", config, &defaults)?;
+    // `null` means none; only a key that is absent means the default.
+    let window = if config.has("sliding_window") {
+        config.usize("sliding_window")?
+    } else {
+        Some(4096)
+    };
+    common::each_gqa(&mut spec, |_, gqa| gqa.sliding_window = window);
+    Ok(spec)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    common::from_gguf("mistral", gguf, RopeStyle::Interleaved)
+}

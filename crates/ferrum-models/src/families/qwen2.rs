@@ -1,0 +1,33 @@
+//! Qwen 2 and 2.5: biases on q, k and v; windows in the upper layers, if at all.
+
+use super::Family;
+use super::common::{self, HfDefaults};
+use crate::spec::DecoderSpec;
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "qwen2",
+    hf_architectures: &["Qwen2ForCausalLM"],
+    hf_model_types: &["qwen2"],
+    gguf_architectures: &["qwen2"],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        kv_heads: Some(32),
+        head_dim: None,
+        max_position: 32_768,
+    };
+    let mut spec = common::from_hf("qwen2", config, &defaults)?;
+    common::each_gqa(&mut spec, |_, gqa| gqa.qkv_bias = true);
+    common::qwen_windows(config, &mut spec)?;
+    Ok(spec)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    common::from_gguf("qwen2", gguf, RopeStyle::HalfSplit)
+}

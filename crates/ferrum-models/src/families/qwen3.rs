@@ -1,0 +1,40 @@
+//! Qwen 3 (dense): RMS norm of each q and k head before rotation, no biases by default.
+
+use super::Family;
+use super::common::{self, HfDefaults};
+use crate::spec::DecoderSpec;
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "qwen3",
+    hf_architectures: &["Qwen3ForCausalLM"],
+    hf_model_types: &["qwen3"],
+    gguf_architectures: &["qwen3"],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        max_position: 32_768,
+    };
+    let mut spec = common::from_hf("qwen3", config, &defaults)?;
+    let bias = config.bool("attention_bias")?.unwrap_or(false);
+    common::each_gqa(&mut spec, |_, gqa| {
+        gqa.qk_norm = true;
+        gqa.qkv_bias = bias;
+        gqa.out_bias = bias;
+    });
+    common::qwen_windows(config, &mut spec)?;
+    Ok(spec)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    let mut spec = common::from_gguf("qwen3", gguf, RopeStyle::HalfSplit)?;
+    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
+    Ok(spec)
+}

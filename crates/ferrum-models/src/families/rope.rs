@@ -1,0 +1,162 @@
+//! RoPE settings of configs and GGUF metadata.
+
+use crate::spec::{RopeScaling, RopeSpec};
+use ferrum_formats::{Gguf, HfConfig, RopeConfigs, RopeKind, TensorSource};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::{Error, Result};
+
+/// Reads either spelling of `config.json`.
+pub(super) fn from_hf(config: &HfConfig, head_dim: usize) -> Result<RopeSpec> {
+    let RopeConfigs::All(rope) = config.rope(10_000.0)? else {
+        let expected = "one set of parameters for all layers of this architecture";
+        return Err(config.field_error("rope_parameters", expected).into());
+    };
+    let scaling = match rope.kind {
+        RopeKind::Default => RopeScaling::None,
+        RopeKind::Linear { factor } => RopeScaling::Linear {
+            factor: factor as f32,
+        },
+        RopeKind::Dynamic {
+            factor,
+            original_max_position,
+        } => RopeScaling::Dynamic {
+            factor: factor as f32,
+            max_position: original_max_position,
+        },
+        RopeKind::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+            mscale,
+            mscale_all_dim,
+            original_max_position,
+            truncate,
+        } => {
+            let attention_factor =
+                attention_factor.unwrap_or_else(|| match (mscale, mscale_all_dim) {
+                    (Some(one), Some(all)) if one != 0.0 && all != 0.0 => {
+                        yarn_magnitude(factor, one) / yarn_magnitude(factor, all)
+                    }
+                    _ => yarn_magnitude(factor, 1.0),
+                });
+            RopeScaling::Yarn {
+                factor: factor as f32,
+                attention_factor: attention_factor as f32,
+                beta_fast: beta_fast as f32,
+                beta_slow: beta_slow as f32,
+                original_max_position,
+                truncate,
+            }
+        }
+        RopeKind::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        } => RopeScaling::Llama3 {
+            factor: factor as f32,
+            low_freq_factor: low_freq_factor as f32,
+            high_freq_factor: high_freq_factor as f32,
+            original_max_position,
+        },
+        _ => {
+            let expected = "default, linear, dynamic, yarn or llama3 for this architecture";
+            return Err(config.field_error("rope_scaling", expected).into());
+        }
+    };
+    let rot_dim = (head_dim as f64 * rope.partial_rotary_factor) as usize;
+    Ok(RopeSpec {
+        rot_dim,
+        theta: rope.theta as f32,
+        style: RopeStyle::HalfSplit,
+        scaling,
+    })
+}
+
+/// Reads `rope.*` metadata and `rope_freqs.weight`.
+pub(super) fn from_gguf(
+    gguf: &Gguf,
+    head_dim: usize,
+    context: usize,
+    style: RopeStyle,
+) -> Result<RopeSpec> {
+    let arch = gguf.architecture()?;
+    let key = |name: &str| format!("{arch}.rope.{name}");
+    let number = |name: &str| gguf.f32(&key(name));
+    let rot_dim = gguf
+        .u32(&key("dimension_count"))?
+        .map_or(head_dim, |n| n as usize);
+    let theta = number("freq_base")?.unwrap_or(10_000.0);
+    let kind = gguf.str(&key("scaling.type"))?.map(str::to_owned);
+    let factor = match number("scaling.factor")? {
+        Some(factor) => factor,
+        // The key that older converters wrote.
+        None => number("scale_linear")?.unwrap_or(1.0),
+    };
+    if !(factor.is_finite() && factor > 0.0) {
+        let name = key("scaling.factor");
+        return Err(bad(
+            gguf,
+            &name,
+            &format!("found {factor}, expected a positive number"),
+        ));
+    }
+    let scaling = match kind.as_deref() {
+        None | Some("linear") if factor != 1.0 => RopeScaling::Linear { factor },
+        None | Some("none" | "linear") => RopeScaling::None,
+        Some("yarn") => {
+            let original = gguf.u32(&key("scaling.original_context_length"))?;
+            // `yarn_attn_factor` is the whole factor, `attn_factor` multiplies the default one.
+            let default = yarn_magnitude(f64::from(factor), 1.0) as f32;
+            let attention_factor = match number("scaling.yarn_attn_factor")? {
+                Some(whole) => whole,
+                None => number("scaling.attn_factor")?.unwrap_or(1.0) * default,
+            };
+            RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                beta_fast: number("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: number("scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_max_position: original.map_or(context, |n| n as usize),
+                truncate: true,
+            }
+        }
+        Some(other) => {
+            let reason = format!("found \"{other}\", expected none, linear or yarn");
+            return Err(bad(gguf, &key("scaling.type"), &reason));
+        }
+    };
+    let scaling = match gguf.get("rope_freqs.weight") {
+        Some(view) if scaling == RopeScaling::None => {
+            RopeScaling::Divisors(crate::load::to_f32(gguf, &view)?)
+        }
+        Some(_) => {
+            let reason = "found together with another scaling, expected only one of them";
+            return Err(bad(gguf, "rope_freqs.weight", reason));
+        }
+        None => scaling,
+    };
+    Ok(RopeSpec {
+        rot_dim,
+        theta,
+        style,
+        scaling,
+    })
+}
+
+/// YaRN's factor on sines and cosines (equation 22 of the paper, with DeepSeek's `mscale`).
+fn yarn_magnitude(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * mscale * factor.ln() + 1.0
+    }
+}
+
+fn bad(gguf: &Gguf, field: &str, reason: &str) -> Error {
+    Error::Model(format!(
+        "{}: field \"{field}\": {reason}",
+        gguf.path().display()
+    ))
+}

@@ -1,0 +1,255 @@
+//! One decoder layer, composed from the three choices of its [`LayerSpec`].
+//!
+//! The residual stream is updated by the norm that follows it: a part leaves its output in
+//! `scratch.delta`, and the next norm adds it (`fused_add_rms_norm`). So a layer starts with the
+//! previous layer's output pending, and leaves its own pending.
+
+use crate::linear::Linear;
+use crate::rope::RopeTables;
+use crate::spec::{Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec};
+use ferrum_kernels::{
+    Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, KvDtypeKind, KvLayer,
+    NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Rope, RowShape,
+};
+use ferrum_types::Result;
+
+/// Weights of one layer.
+pub(crate) struct LayerWeights<B: Backend> {
+    pub(crate) attn_norm: B::Buffer<f32>,
+    pub(crate) attention: GqaWeights<B>,
+    pub(crate) ffn_norm: B::Buffer<f32>,
+    pub(crate) feed_forward: GatedMlpWeights<B>,
+}
+
+/// Weights of grouped-query attention.
+pub(crate) struct GqaWeights<B: Backend> {
+    /// q, k and v as one projection.
+    pub(crate) qkv: Box<dyn Linear<B>>,
+    pub(crate) q_norm: Option<B::Buffer<f32>>,
+    pub(crate) k_norm: Option<B::Buffer<f32>>,
+    pub(crate) out: Box<dyn Linear<B>>,
+}
+
+/// Weights of a gated feed-forward.
+pub(crate) struct GatedMlpWeights<B: Backend> {
+    /// gate and up as one projection.
+    pub(crate) gate_up: Box<dyn Linear<B>>,
+    pub(crate) down: Box<dyn Linear<B>>,
+}
+
+/// Activations of a step, reused by all layers. Rows are tokens.
+pub(crate) struct Scratch<B: Backend> {
+    /// `[tokens, hidden]`: the residual stream.
+    pub(crate) residual: Act<B>,
+    /// `[tokens, hidden]`: input of a part.
+    pub(crate) normed: Act<B>,
+    /// `[tokens, hidden]`: output of a part, not yet in the residual.
+    pub(crate) delta: Act<B>,
+    /// `[tokens, q_dim + 2·kv_dim]`.
+    pub(crate) qkv: Act<B>,
+    /// `[tokens, q_dim]`.
+    pub(crate) q: Act<B>,
+    /// `[tokens, q_dim]`: attention's output.
+    pub(crate) attn: Act<B>,
+    /// `[tokens, 2·intermediate]`.
+    pub(crate) gate_up: Act<B>,
+    /// `[tokens, intermediate]`.
+    pub(crate) gated: Act<B>,
+}
+
+/// Elements per token of each scratch buffer, in the order of [`Scratch`]'s fields.
+pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
+    let (mut q_dim, mut qkv_dim, mut intermediate) = (0, 0, 0);
+    for layer in &spec.layers {
+        let AttentionSpec::Gqa(gqa) = &layer.attention;
+        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        let shape = qkv_shape(gqa, 0);
+        q_dim = q_dim.max(shape.q_dim());
+        qkv_dim = qkv_dim.max(shape.row_dim());
+        intermediate = intermediate.max(mlp.intermediate);
+    }
+    let hidden = spec.hidden_size;
+    [
+        hidden,
+        hidden,
+        hidden,
+        qkv_dim,
+        q_dim,
+        q_dim,
+        2 * intermediate,
+        intermediate,
+    ]
+}
+
+impl<B: Backend> Scratch<B> {
+    pub(crate) fn alloc(device: &B, spec: &DecoderSpec, max_tokens: usize) -> Result<Self> {
+        let [residual, normed, delta, qkv, q, attn, gate_up, gated] = scratch_widths(spec);
+        let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
+        Ok(Self {
+            residual: alloc(residual)?,
+            normed: alloc(normed)?,
+            delta: alloc(delta)?,
+            qkv: alloc(qkv)?,
+            q: alloc(q)?,
+            attn: alloc(attn)?,
+            gate_up: alloc(gate_up)?,
+            gated: alloc(gated)?,
+        })
+    }
+}
+
+/// What all layers of a step share.
+pub(crate) struct StepState<'a, B: Backend> {
+    pub(crate) spec: &'a DecoderSpec,
+    pub(crate) batch: &'a DeviceBatch<B>,
+    pub(crate) rope: &'a RopeTables<B>,
+}
+
+fn qkv_shape(gqa: &GqaSpec, tokens: usize) -> QkvShape {
+    QkvShape {
+        tokens,
+        heads: gqa.heads,
+        kv_heads: gqa.kv_heads,
+        head_dim: gqa.head_dim,
+    }
+}
+
+/// Runs layer number `index`. `scratch.residual` holds the stream before the previous layer's
+/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at layer 0).
+pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    index: usize,
+    layer: (&LayerSpec, &LayerWeights<B>),
+    kv: &mut KvLayer<B, K>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let (spec, weights) = layer;
+    let rows = step.batch.shape.tokens;
+    let norm = NormShape {
+        rows,
+        dim: step.spec.hidden_size,
+        eps: step.spec.norm_eps,
+    };
+    let Scratch {
+        residual,
+        normed,
+        delta,
+        ..
+    } = scratch;
+    if index == 0 {
+        B::rms_norm(ctx, residual, &weights.attn_norm, normed, norm)?;
+    } else {
+        B::fused_add_rms_norm(ctx, residual, delta, &weights.attn_norm, normed, norm)?;
+    }
+    let AttentionSpec::Gqa(gqa) = &spec.attention;
+    gqa_forward(ctx, gqa, &weights.attention, kv, step, scratch)?;
+    let Scratch {
+        residual,
+        normed,
+        delta,
+        ..
+    } = scratch;
+    B::fused_add_rms_norm(ctx, residual, delta, &weights.ffn_norm, normed, norm)?;
+    feed_forward(
+        ctx,
+        &spec.feed_forward,
+        &weights.feed_forward,
+        rows,
+        scratch,
+    )
+}
+
+/// `normed` → `delta` through attention, writing this step's keys and values.
+fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    gqa: &GqaSpec,
+    weights: &GqaWeights<B>,
+    kv: &mut KvLayer<B, K>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let rows = step.batch.shape.tokens;
+    // [tokens, hidden] → [tokens, q_dim + 2·kv_dim]
+    weights
+        .qkv
+        .forward(ctx, &scratch.normed, &mut scratch.qkv, rows)?;
+    let head_norm = |weight| QkNorm {
+        weight,
+        eps: step.spec.norm_eps,
+    };
+    let input = PagedQkv {
+        qkv: &scratch.qkv,
+        transform: QkvTransform {
+            q_norm: weights.q_norm.as_ref().map(head_norm),
+            k_norm: weights.k_norm.as_ref().map(head_norm),
+            rope: Some(Rope {
+                cos: &step.rope.cos,
+                sin: &step.rope.sin,
+                rows: &step.batch.rope_rows,
+                rot_dim: step.spec.rope.rot_dim,
+                style: step.spec.rope.style,
+            }),
+        },
+        shape: qkv_shape(gqa, rows),
+    };
+    B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, &mut scratch.q, kv, step.batch)?;
+    let config = AttnConfig {
+        heads: gqa.heads,
+        kv_heads: gqa.kv_heads,
+        head_dim: gqa.head_dim,
+        scale: gqa.scale,
+        causal: true,
+        sliding_window: gqa.sliding_window,
+        softcap: None,
+    };
+    // [tokens, heads, head_dim] → the same
+    B::paged_attention::<K>(
+        ctx,
+        &scratch.q,
+        kv,
+        None,
+        step.batch,
+        &mut scratch.attn,
+        &config,
+    )?;
+    // [tokens, q_dim] → [tokens, hidden]
+    weights
+        .out
+        .forward(ctx, &scratch.attn, &mut scratch.delta, rows)
+}
+
+/// `normed` → `delta` through the feed-forward.
+fn feed_forward<B: Backend>(
+    ctx: &mut B::Context,
+    spec: &FeedForwardSpec,
+    weights: &GatedMlpWeights<B>,
+    rows: usize,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let FeedForwardSpec::GatedMlp(mlp) = spec;
+    let shape = RowShape {
+        rows,
+        dim: mlp.intermediate,
+    };
+    // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
+    weights
+        .gate_up
+        .forward(ctx, &scratch.normed, &mut scratch.gate_up, rows)?;
+    let Scratch {
+        gate_up,
+        gated,
+        delta,
+        ..
+    } = scratch;
+    match mlp.activation {
+        Activation::Silu => B::fused_silu_mul_split(ctx, gate_up, gated, shape)?,
+        Activation::Gelu => {
+            B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Exact, shape)?;
+        }
+        Activation::GeluTanh => {
+            B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Tanh, shape)?;
+        }
+    }
+    weights.down.forward(ctx, gated, delta, rows)
+}

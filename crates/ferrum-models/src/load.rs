@@ -1,0 +1,322 @@
+//! From a model file to a spec, and from its tensors to weights on a device.
+//!
+//! Each tensor's bytes go from the mapped file to the device once. Shapes are held against the spec
+//! before anything is allocated for them.
+
+use crate::families::{self, Family, WeightNames};
+use crate::layer::{GatedMlpWeights, GqaWeights, LayerWeights};
+use crate::linear::{DenseLinear, Linear};
+use crate::runner::DecoderWeights;
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec};
+use ferrum_formats::{ModelSource, TensorDtype, TensorSource, TensorView};
+use ferrum_kernels::{LlmBackend, MatShape, WeightPart};
+use ferrum_types::{Dtype, Error, GgufQuantType, Result, SrcDtype};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A model file that has been understood: what it is, and where its weights are.
+pub struct Model {
+    /// The opened file or folder.
+    pub source: ModelSource,
+    /// Its family.
+    pub family: &'static Family,
+    /// What the forward path needs to know of it.
+    pub spec: DecoderSpec,
+    names: &'static WeightNames,
+}
+
+/// Called as weights arrive, with bytes of the file done and in all.
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Finds the family of an opened file and reads its spec.
+///
+/// # Errors
+/// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
+pub fn read_model(source: ModelSource) -> Result<Model> {
+    let (family, spec, names) = families::read_spec(&source)?;
+    spec.validate().map_err(|reason| {
+        Error::Model(format!(
+            "{}: {reason}",
+            tensors_of(&source).path_hint().display()
+        ))
+    })?;
+    Ok(Model {
+        source,
+        family,
+        spec,
+        names,
+    })
+}
+
+fn tensors_of(source: &ModelSource) -> &dyn TensorSource {
+    match source {
+        ModelSource::Gguf(gguf) => gguf,
+        ModelSource::Hf(folder) => &folder.tensors,
+    }
+}
+
+impl Model {
+    /// The tensors of the file.
+    pub fn tensors(&self) -> &dyn TensorSource {
+        tensors_of(&self.source)
+    }
+
+    /// Block formats among the weights that will be expanded to f32 at load, each once.
+    pub fn expanded_types(&self) -> Vec<GgufQuantType> {
+        let mut types: Vec<_> = self
+            .tensors()
+            .infos()
+            .filter_map(|info| info.dtype.quant())
+            .collect();
+        types.sort_unstable();
+        types.dedup();
+        types
+    }
+
+    /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
+    pub fn is_f32(&self) -> bool {
+        self.tensors()
+            .infos()
+            .filter(|info| info.shape.len() > 1)
+            .all(|info| info.dtype == TensorDtype::Plain(Dtype::F32))
+    }
+}
+
+/// Loads all weights of a model.
+///
+/// # Errors
+/// [`Error::Model`] names the tensor that is missing or has the wrong shape or type; otherwise what
+/// the device says.
+pub fn load_weights<B: LlmBackend>(
+    device: &B,
+    model: &Model,
+    progress: LoadProgress<'_>,
+) -> Result<DecoderWeights<B>> {
+    let total = model.tensors().total_bytes();
+    let mut loader = Loader {
+        device,
+        model,
+        progress,
+        done: 0,
+        total,
+    };
+    let spec = &model.spec;
+    let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+    let table = MatShape {
+        rows: vocab,
+        cols: hidden,
+    };
+    let embedding = loader.weight(&[(model.names.embedding, vocab)], hidden)?;
+    let lm_head: Box<dyn Linear<B>> = if spec.tie_embeddings {
+        Box::new(DenseLinear {
+            weight: Arc::clone(&embedding),
+            bias: None,
+            shape: table,
+        })
+    } else {
+        loader.linear(&[(model.names.lm_head, vocab)], hidden, false)?
+    };
+    let layers = spec.layers.iter().enumerate();
+    let layers = layers
+        .map(|(i, layer)| loader.layer(i, layer))
+        .collect::<Result<Vec<_>>>()?;
+    let final_norm = loader.vector(model.names.final_norm, hidden)?;
+    let loader_total = loader.total;
+    (loader.progress)(loader_total, loader_total);
+    Ok(DecoderWeights {
+        embedding,
+        layers,
+        final_norm,
+        lm_head,
+    })
+}
+
+struct Loader<'a, 'p, B: LlmBackend> {
+    device: &'a B,
+    model: &'a Model,
+    progress: LoadProgress<'p>,
+    done: u64,
+    total: u64,
+}
+
+impl<B: LlmBackend> Loader<'_, '_, B> {
+    fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
+        let names = self.model.names;
+        let hidden = self.model.spec.hidden_size;
+        let AttentionSpec::Gqa(gqa) = &spec.attention;
+        let FeedForwardSpec::GatedMlp(mlp) = &spec.feed_forward;
+        Ok(LayerWeights {
+            attn_norm: self.vector(&names.in_layer(index, names.attn_norm), hidden)?,
+            attention: self.gqa(index, gqa)?,
+            ffn_norm: self.vector(&names.in_layer(index, names.ffn_norm), hidden)?,
+            feed_forward: self.gated_mlp(index, mlp)?,
+        })
+    }
+
+    fn gqa(&mut self, index: usize, gqa: &GqaSpec) -> Result<GqaWeights<B>> {
+        let names = self.model.names;
+        let hidden = self.model.spec.hidden_size;
+        let name = |part: &str| names.in_layer(index, part);
+        let (q, k, v) = (name(names.q), name(names.k), name(names.v));
+        let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
+        let parts = [(&*q, q_dim), (&*k, kv_dim), (&*v, kv_dim)];
+        let mut head_norm = |part: &str| -> Result<Option<B::Buffer<f32>>> {
+            if !gqa.qk_norm {
+                return Ok(None);
+            }
+            self.vector(&name(part), gqa.head_dim).map(Some)
+        };
+        let (q_norm, k_norm) = (head_norm(names.q_norm)?, head_norm(names.k_norm)?);
+        Ok(GqaWeights {
+            qkv: self.linear(&parts, hidden, gqa.qkv_bias)?,
+            q_norm,
+            k_norm,
+            out: self.linear(&[(&name(names.attn_out), hidden)], q_dim, gqa.out_bias)?,
+        })
+    }
+
+    fn gated_mlp(&mut self, index: usize, mlp: &GatedMlpSpec) -> Result<GatedMlpWeights<B>> {
+        let names = self.model.names;
+        let hidden = self.model.spec.hidden_size;
+        let name = |part: &str| names.in_layer(index, part);
+        let (gate, up) = (name(names.gate), name(names.up));
+        let parts = [(&*gate, mlp.intermediate), (&*up, mlp.intermediate)];
+        Ok(GatedMlpWeights {
+            gate_up: self.linear(&parts, hidden, mlp.bias)?,
+            down: self.linear(&[(&name(names.down), hidden)], mlp.intermediate, mlp.bias)?,
+        })
+    }
+
+    /// One projection from named parts `(name without suffix, rows)`, with the biases of all of them.
+    fn linear(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        bias: bool,
+    ) -> Result<Box<dyn Linear<B>>> {
+        let rows = parts.iter().map(|part| part.1).sum();
+        let bias = if bias {
+            let mut values = Vec::with_capacity(rows);
+            for (name, rows) in parts {
+                values.extend(self.values(&format!("{name}.bias"), *rows)?);
+            }
+            Some(self.device.from_slice(&values)?)
+        } else {
+            None
+        };
+        let weight = self.weight(parts, cols)?;
+        Ok(Box::new(DenseLinear {
+            weight,
+            bias,
+            shape: MatShape { rows, cols },
+        }))
+    }
+
+    /// The weight of [`linear`](Self::linear).
+    fn weight(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<Arc<B::Weight>> {
+        let tensors = self.model.tensors();
+        let mut views = Vec::with_capacity(parts.len());
+        for (name, rows) in parts {
+            views.push((
+                self.tensor(&format!("{name}.weight"), &[*rows, cols])?,
+                *rows,
+            ));
+        }
+        let dense = views
+            .iter()
+            .map(|(view, rows)| {
+                let (bytes, dtype) = dense_bytes(tensors, view)?;
+                Ok((bytes, dtype, *rows))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let weight_parts: Vec<WeightPart<'_>> = dense
+            .iter()
+            .map(|(bytes, dtype, rows)| WeightPart {
+                bytes,
+                dtype: *dtype,
+                rows: *rows,
+            })
+            .collect();
+        let weight = self.device.from_weight_parts(&weight_parts, cols)?;
+        let bytes: u64 = views.iter().map(|(view, _)| view.bytes.len() as u64).sum();
+        self.advance(bytes);
+        Ok(Arc::new(weight))
+    }
+
+    /// A vector on the device, in f32. `name` is the whole name less `.weight`.
+    fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer<f32>> {
+        let values = self.values(&format!("{name}.weight"), len)?;
+        self.device.from_slice(&values)
+    }
+
+    /// A vector on the host, in f32.
+    fn values(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let view = self.tensor(name, &[len])?;
+        let values = to_f32(self.model.tensors(), &view)?;
+        self.advance(view.bytes.len() as u64);
+        Ok(values)
+    }
+
+    /// A tensor that must be there and have this shape.
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+        let tensors = self.model.tensors();
+        let view = tensors.require(name)?;
+        if view.shape != shape {
+            return Err(Error::Model(format!(
+                "{}: tensor \"{name}\" has shape {:?}, expected {shape:?} from the model's config",
+                tensors.path_hint().display(),
+                view.shape
+            )));
+        }
+        Ok(view)
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        (self.progress)(self.done, self.total);
+    }
+}
+
+/// A tensor's bytes in a dtype that every backend can load; block formats are expanded to f32.
+fn dense_bytes<'a>(
+    tensors: &dyn TensorSource,
+    view: &TensorView<'a>,
+) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
+    let plain = view.dtype.plain().and_then(SrcDtype::from_dtype);
+    match plain {
+        Some(dtype) => Ok((Cow::Borrowed(view.bytes), dtype)),
+        None => {
+            let values = to_f32(tensors, view)?;
+            Ok((
+                Cow::Owned(bytemuck::allocation::pod_collect_to_vec(&values)),
+                SrcDtype::F32,
+            ))
+        }
+    }
+}
+
+/// All elements in f32.
+pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<Vec<f32>> {
+    let ty = match view.dtype {
+        TensorDtype::Quant(ty) => Some(ty),
+        TensorDtype::Plain(Dtype::F32) => Some(GgufQuantType::F32),
+        TensorDtype::Plain(Dtype::F16) => Some(GgufQuantType::F16),
+        TensorDtype::Plain(Dtype::BF16) => Some(GgufQuantType::BF16),
+        TensorDtype::Plain(Dtype::F64) => Some(GgufQuantType::F64),
+        _ => None,
+    };
+    let wrong_type = |reason: String| {
+        let path = tensors.path_hint().display();
+        Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
+    };
+    let Some(ty) = ty else {
+        let found = view.dtype.name();
+        return Err(wrong_type(format!(
+            "has element type {found}, expected a float type"
+        )));
+    };
+    let mut values = vec![0f32; view.elements()];
+    ferrum_quant::dequantize(ty, view.bytes, &mut values)
+        .map_err(|e| wrong_type(format!("cannot be expanded: {e}")))?;
+    Ok(values)
+}

@@ -1,0 +1,91 @@
+//! How much memory a run will take, before it takes it.
+
+use crate::layer::scratch_widths;
+use crate::load::Model;
+use crate::runner::RunnerConfig;
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec};
+use ferrum_formats::{TensorDtype, TensorSource};
+use ferrum_kernels::KvDtypeKind;
+
+/// Bytes that a run allocates on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights in the form in which they are kept.
+    pub weights: u64,
+    /// KV cache of one token over all layers.
+    pub kv_per_token: u64,
+    /// The whole KV pool.
+    pub kv: u64,
+    /// Activations, logits and RoPE tables.
+    pub scratch: u64,
+}
+
+impl MemoryPlan {
+    /// Everything together.
+    pub fn peak(&self) -> u64 {
+        self.weights
+            .saturating_add(self.kv)
+            .saturating_add(self.scratch)
+    }
+}
+
+/// Plans a run with the given sizes and a cache of element `K`.
+pub fn memory_plan<K: KvDtypeKind>(model: &Model, config: &RunnerConfig) -> MemoryPlan {
+    let spec = &model.spec;
+    let pool = config.pool_shape(spec);
+    let layers = spec.layers.len() as u64;
+    let layer_bytes = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
+    let kv = layer_bytes.saturating_mul(layers);
+    let tokens = (pool.blocks * pool.block_size).max(1) as u64;
+    let widths: usize = scratch_widths(spec).iter().sum();
+    // Logits are held on the device and once more where the sampler reads them.
+    let floats = config.max_tokens * widths
+        + 2 * config.max_logit_rows * spec.vocab_size
+        + config.context * spec.rope.rot_dim;
+    MemoryPlan {
+        weights: weight_bytes(model.tensors(), spec),
+        kv_per_token: kv / tokens,
+        kv,
+        scratch: 4 * floats as u64,
+    }
+}
+
+/// Bytes of all weights once loaded: dense ones as stored, block formats in f32.
+fn weight_bytes(tensors: &dyn TensorSource, spec: &DecoderSpec) -> u64 {
+    let known = parameters(spec);
+    let stored: u64 = tensors
+        .infos()
+        .map(|info| match info.dtype {
+            TensorDtype::Plain(dtype) if dtype.size() < 4 && info.shape.len() > 1 => {
+                info.elements() as u64 * dtype.size() as u64
+            }
+            _ => info.elements() as u64 * 4,
+        })
+        .sum();
+    let in_file: u64 = tensors.infos().map(|info| info.elements() as u64).sum();
+    // A file may hold tensors that no layer uses (such as a tied output projection written twice).
+    if in_file <= known {
+        stored
+    } else {
+        (stored as f64 * known as f64 / in_file as f64) as u64
+    }
+}
+
+/// Number of parameters that a spec uses.
+pub(crate) fn parameters(spec: &DecoderSpec) -> u64 {
+    let hidden = spec.hidden_size as u64;
+    let tables = if spec.tie_embeddings { 1 } else { 2 };
+    let mut sum = tables * spec.vocab_size as u64 * hidden + hidden;
+    for layer in &spec.layers {
+        let AttentionSpec::Gqa(gqa) = &layer.attention;
+        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        let q_dim = (gqa.heads * gqa.head_dim) as u64;
+        let kv_dim = (gqa.kv_heads * gqa.head_dim) as u64;
+        let inner = mlp.intermediate as u64;
+        sum += 2 * hidden * (q_dim + kv_dim) + 3 * hidden * inner + 2 * hidden;
+        sum += u64::from(gqa.qkv_bias) * (q_dim + 2 * kv_dim) + u64::from(gqa.out_bias) * hidden;
+        sum += u64::from(gqa.qk_norm) * 2 * gqa.head_dim as u64;
+        sum += u64::from(mlp.bias) * (2 * inner + hidden);
+    }
+    sum
+}

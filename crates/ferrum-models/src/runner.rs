@@ -1,0 +1,551 @@
+//! [`ModelRunner`]: owns weights, KV pool and scratch, and runs one step of the forward path.
+
+use crate::batch::StepBatch;
+use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
+use crate::linear::Linear;
+use crate::rope::{self, RopeTables};
+use crate::spec::DecoderSpec;
+use ferrum_kernels::{
+    Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
+    NormShape, PagedKvShape, RowShape,
+};
+use ferrum_types::{Error, FloatElement, Result, TokenId};
+use std::sync::Arc;
+
+/// How the KV pool is cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvLayout {
+    /// Blocks of this many tokens.
+    Paged {
+        /// Tokens in a block.
+        block_size: usize,
+    },
+    /// One block of the whole context for each sequence.
+    Contiguous,
+}
+
+/// Sizes that a runner allocates for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerConfig {
+    /// Longest sequence.
+    pub context: usize,
+    /// Most sequences in a step.
+    pub max_seqs: usize,
+    /// Most tokens in a step.
+    pub max_tokens: usize,
+    /// Most rows of logits in a step.
+    pub max_logit_rows: usize,
+    /// Tokens that the KV pool holds over all sequences (rounded up to blocks).
+    pub kv_tokens: usize,
+    /// Blocks.
+    pub layout: KvLayout,
+}
+
+impl RunnerConfig {
+    /// One sequence of up to `context` tokens, prompts in chunks of at most 512.
+    pub fn single(context: usize) -> Self {
+        Self {
+            context,
+            max_seqs: 1,
+            max_tokens: context.clamp(1, 512),
+            max_logit_rows: 1,
+            kv_tokens: context,
+            layout: KvLayout::Paged { block_size: 32 },
+        }
+    }
+
+    /// The pool of one layer.
+    pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
+        let (kv_heads, head_dim) = spec.kv_heads_and_dim();
+        let (blocks, block_size) = match self.layout {
+            KvLayout::Paged { block_size } => {
+                (self.kv_tokens.div_ceil(block_size.max(1)), block_size)
+            }
+            KvLayout::Contiguous => (self.max_seqs, self.context),
+        };
+        PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        }
+    }
+
+    fn max_blocks_per_seq(&self) -> usize {
+        match self.layout {
+            KvLayout::Paged { block_size } => self.context.div_ceil(block_size.max(1)),
+            KvLayout::Contiguous => 1,
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let sizes = [
+            self.context,
+            self.max_seqs,
+            self.max_tokens,
+            self.max_logit_rows,
+            self.kv_tokens,
+            if let KvLayout::Paged { block_size } = self.layout {
+                block_size
+            } else {
+                1
+            },
+        ];
+        if sizes.iter().any(|&n| n == 0 || n > i32::MAX as usize) {
+            return Err(Error::invalid(
+                "runner",
+                format!("a size is out of range in {self:?}"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// All weights of a decoder on a device.
+pub struct DecoderWeights<B: LlmBackend> {
+    pub(crate) embedding: Arc<B::Weight>,
+    pub(crate) layers: Vec<LayerWeights<B>>,
+    pub(crate) final_norm: B::Buffer<f32>,
+    pub(crate) lm_head: Box<dyn Linear<B>>,
+}
+
+/// Runs a decoder on one device with a KV cache of element `K`.
+pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
+    spec: DecoderSpec,
+    config: RunnerConfig,
+    pool: PagedKvShape,
+    ctx: B::Context,
+    weights: DecoderWeights<B>,
+    kv: KvCache<B, K>,
+    scratch: Scratch<B>,
+    rope: RopeTables<B>,
+    batch: DeviceBatch<B>,
+    logit_rows: B::Buffer<i32>,
+    logits: Act<B>,
+    best: B::Buffer<i32>,
+    staging: Staging<B>,
+    /// Rows of logits that the last step left.
+    rows_ready: usize,
+}
+
+/// Host memory that is filled anew at each step.
+struct Staging<B: LlmBackend> {
+    ints: Vec<i32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    logits: Vec<B::Act>,
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
+    /// Allocates everything that steps of the given sizes need.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for sizes out of range; `OutOfMemory`.
+    pub fn new(
+        device: &B,
+        spec: DecoderSpec,
+        weights: DecoderWeights<B>,
+        config: RunnerConfig,
+    ) -> Result<Self> {
+        config.validate()?;
+        spec.validate().map_err(Error::Model)?;
+        let pool = config.pool_shape(&spec);
+        let table_len = config.max_seqs * config.max_blocks_per_seq();
+        let batch = DeviceBatch {
+            shape: BatchShape::default(),
+            tokens: device.alloc(config.max_tokens)?,
+            rope_rows: device.alloc(config.max_tokens)?,
+            token_seqs: device.alloc(config.max_tokens)?,
+            query_starts: device.alloc(config.max_seqs + 1)?,
+            kv_lens: device.alloc(config.max_seqs)?,
+            block_tables: device.alloc(table_len)?,
+        };
+        let (rope, rope_staging) = if spec.rope.scaling.depends_on_length() {
+            let tables = RopeTables::for_rows(device, &spec.rope, config.max_tokens)?;
+            (tables, config.max_tokens * spec.rope.rot_dim / 2)
+        } else {
+            (
+                RopeTables::for_positions(device, &spec.rope, config.context)?,
+                0,
+            )
+        };
+        Ok(Self {
+            kv: KvCache::alloc(device, spec.layers.len(), pool)?,
+            scratch: Scratch::alloc(device, &spec, config.max_tokens)?,
+            logit_rows: device.alloc(config.max_logit_rows)?,
+            logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
+            best: device.alloc(config.max_logit_rows)?,
+            staging: Staging {
+                ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
+                cos: vec![0.0; rope_staging],
+                sin: vec![0.0; rope_staging],
+                logits: Vec::with_capacity(spec.vocab_size),
+            },
+            ctx: device.new_context()?,
+            rows_ready: 0,
+            spec,
+            config,
+            pool,
+            weights,
+            rope,
+            batch,
+        })
+    }
+
+    /// What is being run.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The sizes that were allocated for.
+    pub fn config(&self) -> &RunnerConfig {
+        &self.config
+    }
+
+    /// The KV pool of one layer.
+    pub fn pool(&self) -> PagedKvShape {
+        self.pool
+    }
+
+    /// The context that steps are recorded on.
+    pub fn context_mut(&mut self) -> &mut B::Context {
+        &mut self.ctx
+    }
+
+    /// Runs one step: writes the batch's keys and values, and leaves logits for its `logit_rows`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool, before anything
+    /// is recorded; otherwise what the device says.
+    pub fn step(&mut self, batch: &StepBatch) -> Result<()> {
+        self.rows_ready = 0;
+        if batch.tokens.is_empty() {
+            return Ok(());
+        }
+        self.check(batch)?;
+        self.upload(batch)?;
+        let logit_rows = batch.logit_rows.len();
+        let Self {
+            ctx,
+            spec,
+            weights,
+            kv,
+            scratch,
+            rope,
+            batch: state,
+            logits,
+            ..
+        } = self;
+        let rows_buffer = &self.logit_rows;
+        let mut body = |ctx: &mut B::Context| {
+            let step = StepState {
+                spec,
+                batch: state,
+                rope,
+            };
+            forward(ctx, weights, kv, &step, scratch)?;
+            if logit_rows > 0 {
+                project(
+                    ctx,
+                    weights,
+                    &step,
+                    scratch,
+                    (rows_buffer, logit_rows),
+                    logits,
+                )?;
+            }
+            Ok(())
+        };
+        let shape = state.shape;
+        if shape.max_query_len == 1 && shape.seqs == shape.tokens {
+            let key = graph_key(shape, logit_rows);
+            B::run_graph(ctx, key, &mut body)?;
+        } else {
+            body(ctx)?;
+        }
+        self.rows_ready = logit_rows;
+        Ok(())
+    }
+
+    /// Reads the logits of the last step into `out`: `[logit_rows, vocab]`.
+    ///
+    /// # Errors
+    /// `Shape` when `out` is not exactly of that size.
+    pub fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
+        let len = self.rows_ready * self.spec.vocab_size;
+        if out.len() != len {
+            let (found, expected) = (out.len(), len);
+            return Err(Error::Shape {
+                op: "read_logits",
+                what: "out",
+                found,
+                expected,
+            });
+        }
+        self.staging.logits.resize(len, B::Act::from_f32(0.0));
+        B::read(&mut self.ctx, &self.logits, 0, &mut self.staging.logits)?;
+        for (out, x) in out.iter_mut().zip(&self.staging.logits) {
+            *out = x.to_f32();
+        }
+        Ok(())
+    }
+
+    /// Picks the most likely token of each logit row on the device, and reads only those.
+    ///
+    /// # Errors
+    /// `Shape` when `out` is not one entry for each row.
+    pub fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
+        let rows = self.rows_ready;
+        if out.len() != rows {
+            let (found, expected) = (out.len(), rows);
+            return Err(Error::Shape {
+                op: "read_argmax",
+                what: "out",
+                found,
+                expected,
+            });
+        }
+        let shape = RowShape {
+            rows,
+            dim: self.spec.vocab_size,
+        };
+        B::argmax_rows(&mut self.ctx, &self.logits, &mut self.best, shape)?;
+        self.staging.ints.resize(rows, 0);
+        B::read(&mut self.ctx, &self.best, 0, &mut self.staging.ints)?;
+        for (out, &best) in out.iter_mut().zip(&self.staging.ints) {
+            *out = best as TokenId;
+        }
+        Ok(())
+    }
+
+    /// Holds the batch against the sizes of this runner and of its pool.
+    fn check(&self, batch: &StepBatch) -> Result<()> {
+        let fail = |reason: String| Err(Error::invalid("step", reason));
+        let limits = [
+            ("tokens", batch.tokens.len(), self.config.max_tokens),
+            ("sequences", batch.seqs(), self.config.max_seqs),
+            (
+                "logit rows",
+                batch.logit_rows.len(),
+                self.config.max_logit_rows,
+            ),
+        ];
+        for (what, found, most) in limits {
+            if found > most {
+                return fail(format!(
+                    "{found} {what} in a step, this runner takes {most}"
+                ));
+            }
+        }
+        let vocab = self.spec.vocab_size;
+        if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
+            return fail(format!(
+                "token {token} is outside the vocabulary of {vocab}"
+            ));
+        }
+        for seq in 0..batch.seqs() {
+            let kv_len = batch.kv_lens[seq] as usize;
+            if kv_len > self.config.context {
+                let capacity = self.config.context;
+                return Err(Error::ContextOverflow {
+                    requested: kv_len,
+                    capacity,
+                });
+            }
+            let table = batch.table(seq);
+            let needed = kv_len.div_ceil(self.pool.block_size);
+            if table.len() < needed {
+                let found = table.len();
+                return fail(format!(
+                    "sequence {seq} has {found} KV blocks and needs {needed}"
+                ));
+            }
+            if let Some(block) = table.iter().find(|b| b.0 as usize >= self.pool.blocks) {
+                let blocks = self.pool.blocks;
+                return fail(format!(
+                    "KV block {} is outside the pool of {blocks}",
+                    block.0
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the batch's arrays to the device.
+    fn upload(&mut self, batch: &StepBatch) -> Result<()> {
+        let seqs = batch.seqs();
+        let rows = |seq: usize| batch.rows(seq).len();
+        let tables = 0..seqs;
+        let block_size = self.pool.block_size;
+        let blocks_of = |seq: usize| (batch.kv_lens[seq] as usize).div_ceil(block_size);
+        let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+        let shape = BatchShape {
+            tokens: batch.tokens.len(),
+            seqs,
+            table_stride: self.config.max_blocks_per_seq(),
+            max_query_len: (0..seqs).map(rows).max().unwrap_or(0),
+            max_kv_len: longest.next_power_of_two(),
+        };
+        self.batch.shape = shape;
+        let (ctx, ints, state) = (&mut self.ctx, &mut self.staging.ints, &mut self.batch);
+        write_ints::<B>(
+            ctx,
+            &mut state.tokens,
+            ints,
+            batch.tokens.iter().map(|&t| t as i32),
+        )?;
+        let seq_of_token = tables
+            .clone()
+            .flat_map(|s| std::iter::repeat_n(s as i32, rows(s)));
+        write_ints::<B>(ctx, &mut state.token_seqs, ints, seq_of_token)?;
+        let starts = batch.query_starts.iter().map(|&s| s as i32);
+        write_ints::<B>(ctx, &mut state.query_starts, ints, starts)?;
+        let lens = batch.kv_lens.iter().map(|&n| n as i32);
+        write_ints::<B>(ctx, &mut state.kv_lens, ints, lens)?;
+        let padded = tables.flat_map(|s| {
+            let table = &batch.table(s)[..blocks_of(s)];
+            let padding = std::iter::repeat_n(0, shape.table_stride - table.len());
+            table.iter().map(|b| b.0 as i32).chain(padding)
+        });
+        write_ints::<B>(ctx, &mut state.block_tables, ints, padded)?;
+        let wanted = batch.logit_rows.iter().map(|&row| row as i32);
+        write_ints::<B>(ctx, &mut self.logit_rows, ints, wanted)?;
+        if self.spec.rope.scaling.depends_on_length() {
+            self.upload_rope_rows(batch)
+        } else {
+            let rows = batch.positions.iter().map(|&p| p as i32);
+            write_ints::<B>(ctx, &mut state.rope_rows, ints, rows)
+        }
+    }
+
+    /// For length-dependent RoPE: a table with one row for each token of this step.
+    ///
+    /// A prompt's tokens take the frequencies of the prompt's whole length, later tokens those of the
+    /// length up to and including themselves. So the result depends neither on chunks nor on whether
+    /// a sequence was recomputed.
+    fn upload_rope_rows(&mut self, batch: &StepBatch) -> Result<()> {
+        let half = self.spec.rope.rot_dim / 2;
+        let mut computed: Option<(usize, Vec<f32>)> = None;
+        for seq in 0..batch.seqs() {
+            for row in batch.rows(seq) {
+                let position = batch.positions[row];
+                let length = (position as usize + 1).max(batch.prompt_lens[seq] as usize);
+                let frequencies = match &mut computed {
+                    Some((n, frequencies)) if *n == length => frequencies,
+                    other => {
+                        &mut other
+                            .insert((length, rope::frequencies(&self.spec.rope, length)))
+                            .1
+                    }
+                };
+                let at = row * half..(row + 1) * half;
+                let cos = &mut self.staging.cos[at.clone()];
+                rope::fill_row(
+                    &self.spec.rope,
+                    frequencies,
+                    position,
+                    cos,
+                    &mut self.staging.sin[at],
+                );
+            }
+        }
+        let len = batch.tokens.len() * half;
+        B::write(
+            &mut self.ctx,
+            &mut self.rope.cos,
+            0,
+            &self.staging.cos[..len],
+        )?;
+        B::write(
+            &mut self.ctx,
+            &mut self.rope.sin,
+            0,
+            &self.staging.sin[..len],
+        )?;
+        let rows = 0..batch.tokens.len() as i32;
+        write_ints::<B>(
+            &mut self.ctx,
+            &mut self.batch.rope_rows,
+            &mut self.staging.ints,
+            rows,
+        )
+    }
+}
+
+fn write_ints<B: LlmBackend>(
+    ctx: &mut B::Context,
+    dst: &mut B::Buffer<i32>,
+    staging: &mut Vec<i32>,
+    values: impl Iterator<Item = i32>,
+) -> Result<()> {
+    staging.clear();
+    staging.extend(values);
+    B::write(ctx, dst, 0, staging)
+}
+
+/// Steps with equal keys record the same ops over the same buffers.
+fn graph_key(shape: BatchShape, logit_rows: usize) -> u64 {
+    // Sizes of a decode step are far below 2²⁰ rows; the rounded length is a power of two.
+    (shape.tokens as u64) << 40 | (logit_rows as u64) << 8 | u64::from(shape.max_kv_len.ilog2())
+}
+
+/// Embeds the batch's tokens and runs all layers; the last layer's output is pending in `delta`.
+fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    weights: &DecoderWeights<B>,
+    kv: &mut KvCache<B, K>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let shape = RowShape {
+        rows: step.batch.shape.tokens,
+        dim: step.spec.hidden_size,
+    };
+    let tokens = &step.batch.tokens;
+    // [tokens] → [tokens, hidden]
+    B::embedding_lookup(
+        ctx,
+        &weights.embedding,
+        tokens,
+        &mut scratch.residual,
+        shape,
+    )?;
+    let layers = step
+        .spec
+        .layers
+        .iter()
+        .zip(&weights.layers)
+        .zip(&mut kv.layers);
+    for (index, (layer, kv)) in layers.enumerate() {
+        layer_forward::<B, K>(ctx, index, layer, kv, step, scratch)?;
+    }
+    Ok(())
+}
+
+/// Final norm and output projection of the rows that want logits.
+fn project<B: LlmBackend>(
+    ctx: &mut B::Context,
+    weights: &DecoderWeights<B>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+    wanted: (&B::Buffer<i32>, usize),
+    logits: &mut Act<B>,
+) -> Result<()> {
+    let (dim, eps) = (step.spec.hidden_size, step.spec.norm_eps);
+    let norm = NormShape {
+        rows: step.batch.shape.tokens,
+        dim,
+        eps,
+    };
+    let Scratch {
+        residual,
+        delta,
+        normed,
+        ..
+    } = scratch;
+    B::fused_add_rms_norm(ctx, residual, delta, &weights.final_norm, normed, norm)?;
+    let (rows, count) = wanted;
+    // [tokens, hidden] → [wanted, hidden] → [wanted, vocab]
+    B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })?;
+    weights.lm_head.forward(ctx, delta, logits, count)
+}

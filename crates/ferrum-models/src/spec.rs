@@ -1,0 +1,261 @@
+//! [`DecoderSpec`]: everything the forward path needs to know of a decoder, as plain data.
+//!
+//! A layer is three choices: attention, feed-forward and norm placement. A new family fits by a new
+//! value, or by a new variant with its branch in `layer.rs`; nothing else changes.
+
+use ferrum_kernels::RopeStyle;
+
+/// A decoder-only transformer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    /// Family name (`llama`, `qwen3`, …).
+    pub family: &'static str,
+    /// Rows of the embedding table and of the output projection.
+    pub vocab_size: usize,
+    /// Elements of the residual stream.
+    pub hidden_size: usize,
+    /// Longest sequence that the model was made for.
+    pub context_length: usize,
+    /// Layers in order; they may differ.
+    pub layers: Vec<LayerSpec>,
+    /// Epsilon of all RMS norms.
+    pub norm_eps: f32,
+    /// Rotary embedding shared by all layers.
+    pub rope: RopeSpec,
+    /// Whether the output projection is the embedding table.
+    pub tie_embeddings: bool,
+}
+
+/// One decoder layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The mixing of tokens.
+    pub attention: AttentionSpec,
+    /// The part that looks at each token alone.
+    pub feed_forward: FeedForwardSpec,
+    /// Where norms stand.
+    pub norms: NormPlacement,
+}
+
+/// How a layer mixes tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AttentionSpec {
+    /// Grouped-query attention; multi-head and multi-query are its borders.
+    Gqa(GqaSpec),
+}
+
+/// Grouped-query attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GqaSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor on `q·k`.
+    pub scale: f32,
+    /// Keys that a query sees, itself included; `None`: all before it.
+    pub sliding_window: Option<usize>,
+    /// Whether q and k heads are RMS-normed before rotation.
+    pub qk_norm: bool,
+    /// Whether q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub out_bias: bool,
+}
+
+/// The part of a layer that looks at each token alone.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForwardSpec {
+    /// `down(act(gate(x)) · up(x))`.
+    GatedMlp(GatedMlpSpec),
+}
+
+/// A gated feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedMlpSpec {
+    /// Elements between the projections.
+    pub intermediate: usize,
+    /// Function on the gate.
+    pub activation: Activation,
+    /// Whether the three projections have biases.
+    pub bias: bool,
+}
+
+/// Function on a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// GELU, exact.
+    Gelu,
+    /// GELU, tanh form.
+    GeluTanh,
+}
+
+/// Where norms stand around the two parts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// Before each part: `x += part(norm(x))`.
+    Pre,
+}
+
+/// Rotary position embedding of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Rotated elements of a head.
+    pub rot_dim: usize,
+    /// Base of the frequencies.
+    pub theta: f32,
+    /// How elements pair up.
+    pub style: RopeStyle,
+    /// How frequencies are stretched for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// RoPE scaling. Sources: the `transformers` implementations of the same names.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// Stretch.
+        factor: f32,
+    },
+    /// NTK-aware base, from the length of the sequence once it passes `max_position`.
+    Dynamic {
+        /// Stretch.
+        factor: f32,
+        /// Length up to which nothing changes.
+        max_position: usize,
+    },
+    /// YaRN (Peng et al., 2023).
+    Yarn {
+        /// Stretch.
+        factor: f32,
+        /// Factor on sines and cosines.
+        attention_factor: f32,
+        /// Turns above which a frequency is kept.
+        beta_fast: f32,
+        /// Turns below which a frequency is divided by `factor`.
+        beta_slow: f32,
+        /// Context of pre-training.
+        original_max_position: usize,
+        /// Whether the ramp's ends are rounded outwards to whole dimensions.
+        truncate: bool,
+    },
+    /// Llama 3.1's piecewise scaling.
+    Llama3 {
+        /// Stretch of low frequencies.
+        factor: f32,
+        /// Turns below which a frequency counts as low.
+        low_freq_factor: f32,
+        /// Turns above which a frequency counts as high.
+        high_freq_factor: f32,
+        /// Context of pre-training.
+        original_max_position: usize,
+    },
+    /// Each frequency divided by its own number (`rope_freqs.weight` of GGUF files), `[rot_dim/2]`.
+    Divisors(Vec<f32>),
+}
+
+impl RopeScaling {
+    /// Whether a token's angles depend on the length of its sequence.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self, RopeScaling::Dynamic { .. })
+    }
+}
+
+impl DecoderSpec {
+    /// Largest number of KV heads × head elements over all layers: (kv_heads, head_dim) must be equal
+    /// in all layers for one pool shape; this is that of the first layer.
+    pub fn kv_heads_and_dim(&self) -> (usize, usize) {
+        match self.layers.first().map(|layer| &layer.attention) {
+            Some(AttentionSpec::Gqa(gqa)) => (gqa.kv_heads, gqa.head_dim),
+            None => (0, 0),
+        }
+    }
+
+    /// Checks that the numbers fit together; `Err` says which do not.
+    pub fn validate(&self) -> Result<(), String> {
+        let positive = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("context length", self.context_length),
+            ("number of layers", self.layers.len()),
+        ];
+        for (name, value) in positive {
+            // 2³⁰ keeps every product of two sizes inside 64 bits.
+            if value == 0 || value > 1 << 30 {
+                return Err(format!("{name}: found {value}, expected 1 to 2^30"));
+            }
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
+            self.validate_layer(layer)
+                .map_err(|reason| format!("layer {i}: {reason}"))?;
+        }
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            return Err(format!(
+                "norm epsilon: found {}, expected ≥ 0",
+                self.norm_eps
+            ));
+        }
+        if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
+            return Err(format!(
+                "rope theta: found {}, expected > 0",
+                self.rope.theta
+            ));
+        }
+        if let RopeScaling::Divisors(divisors) = &self.rope.scaling
+            && (divisors.len() != self.rope.rot_dim / 2 || divisors.contains(&0.0))
+        {
+            return Err(format!(
+                "rope_freqs.weight: found {} factors, expected {} non-zero ones",
+                divisors.len(),
+                self.rope.rot_dim / 2
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_layer(&self, layer: &LayerSpec) -> Result<(), String> {
+        let AttentionSpec::Gqa(gqa) = &layer.attention;
+        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        if gqa.heads == 0 || gqa.kv_heads == 0 || !gqa.heads.is_multiple_of(gqa.kv_heads) {
+            return Err(format!(
+                "{} query heads and {} kv heads: the first must be a multiple of the second",
+                gqa.heads, gqa.kv_heads
+            ));
+        }
+        if gqa.heads > 1 << 15 || gqa.head_dim == 0 || gqa.head_dim > 1 << 14 {
+            return Err(format!(
+                "{} heads of {} elements are out of range",
+                gqa.heads, gqa.head_dim
+            ));
+        }
+        if (gqa.kv_heads, gqa.head_dim) != self.kv_heads_and_dim() {
+            return Err("kv heads or head_dim differ from the first layer's".into());
+        }
+        if !self.rope.rot_dim.is_multiple_of(2)
+            || self.rope.rot_dim == 0
+            || self.rope.rot_dim > gqa.head_dim
+        {
+            return Err(format!(
+                "{} rotated elements of a head of {}: expected an even number up to it",
+                self.rope.rot_dim, gqa.head_dim
+            ));
+        }
+        if gqa.sliding_window == Some(0) {
+            return Err("sliding window of 0: expected at least 1".into());
+        }
+        if mlp.intermediate == 0 || mlp.intermediate > 1 << 30 {
+            return Err(format!(
+                "feed-forward size {} is out of range",
+                mlp.intermediate
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Same prompt, same bits: whole or in chunks, alone or in a batch, paged or contiguous.
+
+mod support;
+
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, LlmBackend};
+use ferrum_models::{KvLayout, LogitRows, Model, SeqStep, StepBatch};
+use ferrum_types::TokenId;
+use support::{blocks, expected, fixtures, logits_in_chunks, open, runner};
+
+const LAYOUTS: [KvLayout; 4] = [
+    KvLayout::Contiguous,
+    KvLayout::Paged { block_size: 1 },
+    KvLayout::Paged { block_size: 7 },
+    KvLayout::Paged { block_size: 32 },
+];
+
+/// A family each, a window and length-dependent RoPE.
+const MODELS: [&str; 5] = [
+    "llama3-tied",
+    "mistral-window",
+    "llama-dynamic",
+    "qwen2",
+    "qwen3",
+];
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+fn check<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(device: &B, name: &str) {
+    let model = open(&fixtures().join(name));
+    let tokens = expected(&fixtures().join(name).join("expected.safetensors")).tokens;
+    let whole =
+        |layout| logits_in_chunks(&mut runner::<B, K>(device, &model, layout), &tokens, &[96]);
+    let base = bits(&whole(KvLayout::Contiguous));
+    for layout in LAYOUTS {
+        assert_eq!(
+            bits(&whole(layout)),
+            base,
+            "{name}: {layout:?} and contiguous"
+        );
+        for chunks in [&[1usize][..], &[5], &[17, 1, 3]] {
+            let mut runner = runner::<B, K>(device, &model, layout);
+            let found = logits_in_chunks(&mut runner, &tokens, chunks);
+            assert_eq!(
+                bits(&found),
+                base,
+                "{name}: chunks {chunks:?} with {layout:?}"
+            );
+        }
+    }
+    batch_of_four::<B, K>(device, &model, &tokens, &base);
+}
+
+/// Four sequences at different points of their lives in one step: a whole prompt, a chunk of one, a
+/// decode, and one without tokens.
+fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    device: &B,
+    model: &Model,
+    tokens: &[TokenId],
+    alone: &[u32],
+) {
+    let mut runner = runner::<B, K>(device, model, KvLayout::Paged { block_size: 8 });
+    let vocab = model.spec.vocab_size;
+    let pool = runner.pool().blocks;
+    let tables: Vec<_> = (0..4).map(|slot| blocks(pool, slot)).collect();
+    let n = tokens.len();
+    let seq = |slot: usize, range: std::ops::Range<usize>, logits| SeqStep {
+        tokens: &tokens[range.clone()],
+        start: range.start,
+        prompt_len: n,
+        blocks: &tables[slot],
+        logits,
+    };
+    let mut batch = StepBatch::default();
+    batch.push(seq(1, 0..9, LogitRows::None)).unwrap();
+    batch.push(seq(2, 0..n - 1, LogitRows::None)).unwrap();
+    runner.step(&batch).unwrap();
+    batch.clear();
+    batch.push(seq(0, 0..n, LogitRows::All)).unwrap();
+    batch.push(seq(3, 0..0, LogitRows::Last)).unwrap();
+    batch.push(seq(1, 9..14, LogitRows::Last)).unwrap();
+    batch.push(seq(2, n - 1..n, LogitRows::Last)).unwrap();
+    runner.step(&batch).unwrap();
+    let mut found = vec![0.0; (n + 2) * vocab];
+    runner.read_logits(&mut found).unwrap();
+    let found = bits(&found);
+    let row = |bits: &[u32], row: usize| bits[row * vocab..(row + 1) * vocab].to_vec();
+    assert_eq!(found[..n * vocab], *alone, "the whole prompt in a batch");
+    assert_eq!(row(&found, n), row(alone, 13), "a chunk in a batch");
+    assert_eq!(row(&found, n + 1), row(alone, n - 1), "a decode in a batch");
+}
+
+#[test]
+fn cpu_results_do_not_depend_on_company() {
+    let device = CpuBackend::open(0).unwrap();
+    for name in MODELS {
+        check::<_, KvF32>(&device, name);
+        check::<_, KvFp16>(&device, name);
+    }
+}

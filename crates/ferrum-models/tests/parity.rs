@@ -1,0 +1,72 @@
+//! Every family against `transformers`: logits of all positions and 64 greedy tokens, from a Hugging
+//! Face folder and from the GGUF file of the same weights.
+
+mod support;
+
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32, LlmBackend};
+use ferrum_models::KvLayout;
+use std::path::{Path, PathBuf};
+use support::{expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open, runner};
+
+/// (model path, expectation path) of every file in every fixture.
+fn cases() -> Vec<(PathBuf, PathBuf)> {
+    let mut cases = Vec::new();
+    for dir in fixture_dirs() {
+        cases.push((dir.clone(), dir.join("expected.safetensors")));
+        for (file, expectation) in [
+            ("model.gguf", "expected.safetensors"),
+            ("model-q8_0.gguf", "expected-q8_0.safetensors"),
+            ("model-q4_0.gguf", "expected-q4_0.safetensors"),
+        ] {
+            if dir.join(file).exists() {
+                cases.push((dir.join(file), dir.join(expectation)));
+            }
+        }
+    }
+    cases
+}
+
+fn check<B: LlmBackend>(device: &B, path: &Path, expectation: &Path) -> Result<(), String> {
+    let expected = expected(expectation);
+    let model = open(path);
+    let mut runner = runner::<B, KvF32>(device, &model, KvLayout::Paged { block_size: 8 });
+    let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
+    let difference = max_difference(&found, &expected.logits);
+    if difference.is_nan() || difference > 1e-4 {
+        return Err(format!("{}: logits differ by {difference}", path.display()));
+    }
+    let steps = expected.greedy.len();
+    assert!(steps >= 64);
+    let found = greedy(&mut runner, &expected.tokens[..8], steps);
+    if found != expected.greedy {
+        return Err(format!("{}: greedy tokens {found:?}", path.display()));
+    }
+    Ok(())
+}
+
+fn check_all<B: LlmBackend>(device: &B) {
+    let cases = cases();
+    let failures: Vec<_> = cases
+        .iter()
+        .filter_map(|(path, e)| check(device, path, e).err())
+        .collect();
+    assert!(
+        failures.is_empty(),
+        "{} of {}:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.join("\n")
+    );
+}
+
+#[test]
+fn reference_backend_equals_transformers() {
+    check_all(&ReferenceBackend::open(0).unwrap());
+}
+
+#[test]
+fn cpu_backend_equals_transformers() {
+    check_all(&CpuBackend::open(0).unwrap());
+}

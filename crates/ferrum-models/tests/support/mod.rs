@@ -1,0 +1,168 @@
+//! What the model tests share: fixtures and small drivers of a runner.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use ferrum_formats::ModelSource;
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
+use ferrum_models::{
+    KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch, load_weights,
+    read_model,
+};
+use ferrum_types::{BlockId, TokenId};
+use safetensors::SafeTensors;
+use std::path::{Path, PathBuf};
+
+/// The outputs that `transformers` gave for a fixture.
+pub struct Expected {
+    pub tokens: Vec<TokenId>,
+    /// `[tokens, vocab]`.
+    pub logits: Vec<f32>,
+    pub greedy: Vec<TokenId>,
+}
+
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models")
+}
+
+/// All fixture folders, in order.
+pub fn fixture_dirs() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(fixtures()).expect("fixtures/models is part of the repository");
+    let mut dirs: Vec<_> = entries
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.is_dir())
+        .collect();
+    dirs.sort();
+    assert!(dirs.len() >= 20, "only {} fixtures", dirs.len());
+    dirs
+}
+
+pub fn expected(path: &Path) -> Expected {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |name: &str| -> Vec<TokenId> {
+        let data = file.tensor(name).unwrap();
+        data.data()
+            .chunks_exact(8)
+            .map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32)
+            .collect()
+    };
+    let logits = file.tensor("logits").unwrap();
+    let logits = logits
+        .data()
+        .chunks_exact(4)
+        .map(|c| f32::from_le_bytes(c.try_into().unwrap()));
+    Expected {
+        tokens: ids("tokens"),
+        logits: logits.collect(),
+        greedy: ids("greedy"),
+    }
+}
+
+pub fn open(path: &Path) -> Model {
+    let source = ModelSource::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    read_model(source).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Sizes for a small test: two sequences of up to 128 tokens.
+pub fn config(layout: KvLayout) -> RunnerConfig {
+    RunnerConfig {
+        context: 128,
+        max_seqs: 4,
+        max_tokens: 96,
+        max_logit_rows: 96,
+        kv_tokens: 4 * 128,
+        layout,
+    }
+}
+
+pub fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    device: &B,
+    model: &Model,
+    layout: KvLayout,
+) -> ModelRunner<B, K> {
+    let weights = load_weights(device, model, &mut |_, _| ()).unwrap();
+    ModelRunner::new(device, model.spec.clone(), weights, config(layout)).unwrap()
+}
+
+/// The blocks of sequence `slot` when four sequences share the pool.
+pub fn blocks(pool_blocks: usize, slot: usize) -> Vec<BlockId> {
+    let each = pool_blocks / 4;
+    // Backwards, so that a kernel that ignores the table is found out.
+    (slot * each..(slot + 1) * each)
+        .rev()
+        .map(|b| BlockId(b as u32))
+        .collect()
+}
+
+/// Logits of all positions of `tokens`, fed in `chunks` of the given sizes (the last one repeats).
+pub fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    tokens: &[TokenId],
+    chunks: &[usize],
+) -> Vec<f32> {
+    let table = blocks(runner.pool().blocks, 1);
+    let vocab = runner.spec().vocab_size;
+    let (mut out, mut start) = (Vec::new(), 0);
+    for i in 0.. {
+        if start == tokens.len() {
+            break;
+        }
+        let size = chunks[i.min(chunks.len() - 1)].min(tokens.len() - start);
+        let mut batch = StepBatch::default();
+        let part = &tokens[start..start + size];
+        let (prompt_len, logits) = (tokens.len(), LogitRows::All);
+        batch
+            .push(SeqStep {
+                tokens: part,
+                start,
+                prompt_len,
+                blocks: &table,
+                logits,
+            })
+            .unwrap();
+        runner.step(&batch).unwrap();
+        let mut rows = vec![0.0; size * vocab];
+        runner.read_logits(&mut rows).unwrap();
+        out.extend(rows);
+        start += size;
+    }
+    out
+}
+
+/// Greedy continuation with a cache, picked on the device.
+pub fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    prompt: &[TokenId],
+    steps: usize,
+) -> Vec<TokenId> {
+    let table = blocks(runner.pool().blocks, 2);
+    let (mut out, mut start, mut next) = (Vec::new(), 0, prompt.to_vec());
+    let mut batch = StepBatch::default();
+    while out.len() < steps {
+        batch.clear();
+        let (prompt_len, logits) = (prompt.len(), LogitRows::Last);
+        batch
+            .push(SeqStep {
+                tokens: &next,
+                start,
+                prompt_len,
+                blocks: &table,
+                logits,
+            })
+            .unwrap();
+        runner.step(&batch).unwrap();
+        let mut best = [0];
+        runner.read_argmax(&mut best).unwrap();
+        start += next.len();
+        out.push(best[0]);
+        next = best.to_vec();
+    }
+    out
+}
+
+pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() { d } else { m.max(d) })
+}
