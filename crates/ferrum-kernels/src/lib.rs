@@ -11,5 +11,7 @@
 //! Nothing here knows what a model or a file is.
 
 pub mod backend;
+pub mod reference;
 
 pub use backend::*;
+pub use reference::ReferenceBackend;

@@ -51,6 +51,10 @@ pub struct WeightPart<'a> {
 /// Ops are associated functions on a context, so that whoever holds a context needs nothing else.
 /// Names of shapes: `rows` or `tokens` outermost, see the [module](super) for the conventions.
 /// Every op fails with [`ferrum_types::Error::Shape`] when a buffer is shorter than its shape.
+#[expect(
+    clippy::wrong_self_convention,
+    reason = "`from_slice` and its like make something on `self`, which is a device"
+)]
 pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Name as in `--backend` (`cpu`, `reference`, …).
     const NAME: &'static str;

@@ -157,7 +157,7 @@ pub trait BackendMoeFused: Backend {
     ) -> Result<()>;
 
     /// [`moe_weighted_sum_residual`](Self::moe_weighted_sum_residual), then
-    /// `out = rms_norm(residual)` with `norm = (weight [dim], eps)`.
+    /// `out = rms_norm(residual)` with `norm = (weight, eps)`; `weight` has exactly `dim` elements.
     fn moe_weighted_sum_residual_norm(
         ctx: &mut Self::Context,
         x: &Act<Self>,

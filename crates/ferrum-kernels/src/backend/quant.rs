@@ -1,6 +1,8 @@
 //! Weights that stay quantised on the device.
 
 use super::*;
+pub use ferrum_quant::awq::AwqTensors as AwqWeights;
+pub use ferrum_quant::gptq::{GptqTensors as GptqWeights, ZeroPoints as GptqZeroPoints};
 use ferrum_types::{GgufQuantType, Result};
 
 /// The quantisation schemes that a checkpoint can come in.
@@ -23,51 +25,6 @@ pub struct QuantPart<'a> {
     pub ty: GgufQuantType,
     /// Rows (output features) in this part.
     pub rows: usize,
-}
-
-/// What GPTQ zero points mean: checkpoints of format v1 store them less one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GptqZeroPoints {
-    /// `checkpoint_format = "gptq"`: zero = stored + 1.
-    MinusOne,
-    /// `checkpoint_format = "gptq_v2"`: zero = stored.
-    AsIs,
-}
-
-/// A GPTQ linear layer as it lies in a checkpoint (little-endian bytes, any alignment).
-#[derive(Clone, Copy, Debug)]
-pub struct GptqWeights<'a> {
-    /// i32 `[k·bits/32, n]`.
-    pub qweight: &'a [u8],
-    /// i32 `[groups, n·bits/32]`.
-    pub qzeros: &'a [u8],
-    /// f16 `[groups, n]`.
-    pub scales: &'a [u8],
-    /// i32 `[k]`: group of each input feature; `None`: `i / group_size`.
-    pub g_idx: Option<&'a [u8]>,
-    /// 2, 3, 4 or 8.
-    pub bits: u32,
-    /// Input features in a group.
-    pub group_size: usize,
-    /// Meaning of `qzeros`.
-    pub zero_points: GptqZeroPoints,
-    /// `rows` = n (output features), `cols` = k.
-    pub shape: MatShape,
-}
-
-/// An AWQ linear layer (GEMM layout) as it lies in a checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub struct AwqWeights<'a> {
-    /// i32 `[k, n/8]`, nibbles in the order 0 2 4 6 1 3 5 7.
-    pub qweight: &'a [u8],
-    /// i32 `[groups, n/8]`, same order.
-    pub qzeros: &'a [u8],
-    /// f16 `[groups, n]`.
-    pub scales: &'a [u8],
-    /// Input features in a group.
-    pub group_size: usize,
-    /// `rows` = n (output features), `cols` = k.
-    pub shape: MatShape,
 }
 
 /// A quantised weight on the host, whatever its scheme.
