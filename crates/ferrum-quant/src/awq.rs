@@ -9,9 +9,8 @@
 //! points (stored as meant) are packed alike, i32 `[groups, out/8]`; `scales` is f16
 //! `[groups, out]`.
 
-use crate::block::F16Le;
-use crate::error::{QuantError, Result};
-use crate::gptq::{check_bytes, check_output};
+use crate::error::Result;
+use crate::layer::{Groups, Matrix, TILE_ROWS};
 
 const FORMAT: &str = "awq";
 
@@ -38,7 +37,15 @@ pub struct AwqTensors<'a> {
     pub scales: &'a [u8],
 }
 
-impl AwqTensors<'_> {
+/// A layer whose sizes have been checked.
+struct Checked<'a> {
+    matrix: Matrix,
+    qweight: &'a [[u8; 4]],
+    qzeros: &'a [[u8; 4]],
+    scales: &'a [[u8; 2]],
+}
+
+impl<'a> AwqTensors<'a> {
     /// Number of groups: in / group_size (1 for a group size of 0, which [`Self::validate`]
     /// refuses).
     pub fn groups(&self) -> usize {
@@ -48,43 +55,48 @@ impl AwqTensors<'_> {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// [`QuantError::Parameter`], [`QuantError::TensorSize`] or [`QuantError::TooLarge`].
+    /// [`QuantError::Parameter`], [`QuantError::TensorBytes`] or [`QuantError::TooLarge`].
+    ///
+    /// [`QuantError::Parameter`]: crate::QuantError::Parameter
+    /// [`QuantError::TensorBytes`]: crate::QuantError::TensorBytes
+    /// [`QuantError::TooLarge`]: crate::QuantError::TooLarge
     pub fn validate(&self) -> Result<()> {
+        self.check().map(|_| ())
+    }
+
+    fn check(&self) -> Result<Checked<'a>> {
         let (k, n) = (self.in_features, self.out_features);
-        let outputs_fit = n > 0 && n.is_multiple_of(8);
-        parameter(outputs_fit, "out_features", n, "a positive multiple of 8")?;
-        let groups_fit = self.group_size > 0 && k > 0 && k.is_multiple_of(self.group_size);
-        parameter(
-            groups_fit,
+        let matrix = matrix(k, n)?;
+        let whole = self.group_size > 0 && k > 0 && k.is_multiple_of(self.group_size);
+        matrix.parameter(
+            whole,
             "group_size",
             self.group_size,
             "a divisor of in_features",
         )?;
-        // All products below are at most in × out.
-        if k.checked_mul(n).is_none() {
-            return Err(QuantError::TooLarge {
-                format: FORMAT,
-                in_features: k,
-                out_features: n,
-            });
-        }
-        check_bytes(FORMAT, "qweight", self.qweight, 4, k * (n / 8))?;
-        check_bytes(FORMAT, "qzeros", self.qzeros, 4, self.groups() * (n / 8))?;
-        check_bytes(FORMAT, "scales", self.scales, 2, self.groups() * n)
+        matrix.elements()?;
+        Ok(Checked {
+            matrix,
+            qweight: matrix.tensor("qweight", self.qweight, k * (n / 8))?,
+            qzeros: matrix.tensor("qzeros", self.qzeros, self.groups() * (n / 8))?,
+            scales: matrix.tensor("scales", self.scales, self.groups() * n)?,
+        })
     }
 
     /// The integer codes, `[out, in]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    ///
+    /// [`QuantError::LayerLength`]: crate::QuantError::LayerLength
     pub fn codes(&self, out: &mut [u8]) -> Result<()> {
-        self.validate()?;
-        check_output(FORMAT, out.len(), self.in_features * self.out_features)?;
+        let checked = self.check()?;
+        checked
+            .matrix
+            .len("output", out.len(), checked.matrix.elements()?)?;
         let k = self.in_features;
-        self.for_each_word(|i, first, codes| {
-            for (code, column) in codes.into_iter().zip(first..) {
-                out[column * k + i] = code;
-            }
+        checked.for_each_span(|column, first, codes| {
+            out[column * k + first..][..codes.len()].copy_from_slice(codes);
         });
         Ok(())
     }
@@ -92,12 +104,15 @@ impl AwqTensors<'_> {
     /// The zero points, `[groups, out]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    ///
+    /// [`QuantError::LayerLength`]: crate::QuantError::LayerLength
     pub fn zeros(&self, out: &mut [u8]) -> Result<()> {
-        self.validate()?;
-        check_output(FORMAT, out.len(), self.groups() * self.out_features)?;
-        let (words, out) = (self.qzeros.as_chunks().0, out.as_chunks_mut::<8>().0);
-        for (&word, out) in words.iter().zip(out) {
+        let checked = self.check()?;
+        checked
+            .matrix
+            .len("output", out.len(), checked.scales.len())?;
+        for (&word, out) in checked.qzeros.iter().zip(out.as_chunks_mut::<8>().0) {
             *out = unpack(word);
         }
         Ok(())
@@ -106,42 +121,68 @@ impl AwqTensors<'_> {
     /// The weights, f32 `[out, in]`. Each is exact: a 5-bit integer times an f16.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    ///
+    /// [`QuantError::LayerLength`]: crate::QuantError::LayerLength
     pub fn dequantize(&self, out: &mut [f32]) -> Result<()> {
-        self.validate()?;
+        let checked = self.check()?;
+        checked
+            .matrix
+            .len("output", out.len(), checked.matrix.elements()?)?;
         let (k, n) = (self.in_features, self.out_features);
-        check_output(FORMAT, out.len(), k * n)?;
-        let mut zeros = vec![0; self.groups() * n];
+        let mut zeros = vec![0; checked.scales.len()];
         self.zeros(&mut zeros)?;
-        let scales = self.scales.as_chunks::<2>().0;
-        self.for_each_word(|i, first, codes| {
-            let at = i / self.group_size * n + first;
-            let (zeros, scales) = (&zeros[at..][..8], &scales[at..][..8]);
-            let affine = codes.into_iter().zip(zeros).zip(scales);
-            for (((code, &zero), &scale), column) in affine.zip(first..) {
-                let difference = i32::from(code) - i32::from(zero);
-                out[column * k + i] = F16Le(scale).to_f32() * difference as f32;
-            }
+        let of_inputs: Vec<usize> = (0..k).map(|i| i / self.group_size).collect();
+        let groups = Groups {
+            scales: checked.scales,
+            zeros: &zeros,
+            of_inputs: &of_inputs,
+            out_features: n,
+        };
+        checked.for_each_span(|column, first, codes| {
+            groups.decode(column, first, codes, &mut out[column * k + first..]);
         });
         Ok(())
     }
+}
 
-    /// Calls `each(input feature, first of eight output features, their codes)` for every word.
-    ///
-    /// Words go in tiles of columns, so that reads use whole cache lines of `qweight` while the
-    /// writes of a transposed result stay on few lines.
-    fn for_each_word(&self, mut each: impl FnMut(usize, usize, [u8; 8])) {
-        const TILE: usize = 4;
-        let words = self.out_features / 8;
-        let (qweight, _) = self.qweight.as_chunks::<4>();
-        for tile in (0..words).step_by(TILE) {
-            for (i, row) in qweight.chunks_exact(words).enumerate() {
-                for (&word, column) in row.iter().skip(tile).take(TILE).zip(tile..) {
-                    each(i, 8 * column, unpack(word));
+impl Checked<'_> {
+    /// Calls `each(column, first input feature, codes)` for spans that make up the matrix.
+    fn for_each_span(&self, each: impl FnMut(usize, usize, &[u8])) {
+        let words = self.matrix.out_features / 8;
+        self.matrix.for_each_span(
+            |row, column, tile| {
+                // [in][out/8]
+                let rows = self.qweight[row * words..].chunks_exact(words);
+                for (i, words) in (0..TILE_ROWS).zip(rows) {
+                    let columns = tile.as_chunks_mut::<8>().0;
+                    for (columns, &word) in columns.iter_mut().zip(&words[column / 8..]) {
+                        for (codes, code) in columns.iter_mut().zip(unpack(word)) {
+                            codes[i] = code;
+                        }
+                    }
                 }
-            }
-        }
+            },
+            each,
+        );
     }
+}
+
+/// The shape of a layer, with the check of its output features.
+fn matrix(in_features: usize, out_features: usize) -> Result<Matrix> {
+    let matrix = Matrix {
+        format: FORMAT,
+        in_features,
+        out_features,
+    };
+    let whole = out_features > 0 && out_features.is_multiple_of(8);
+    matrix.parameter(
+        whole,
+        "out_features",
+        out_features,
+        "a positive multiple of 8",
+    )?;
+    Ok(matrix)
 }
 
 /// The eight codes of a word in the order of columns.
@@ -151,43 +192,27 @@ fn unpack(word: [u8; 4]) -> [u8; 8] {
     COLUMN_SHIFTS.map(|shift| ((word >> shift) & 0x0f) as u8)
 }
 
-fn parameter(ok: bool, what: &'static str, found: usize, expected: &'static str) -> Result<()> {
-    if ok {
-        return Ok(());
-    }
-    Err(QuantError::Parameter {
-        format: FORMAT,
-        what,
-        found: i64::try_from(found).unwrap_or(i64::MAX),
-        expected,
-    })
-}
-
 /// Packs codes `[out, in]` into the bytes of `qweight`.
 ///
 /// Zero points `[groups, out]` are packed by handing in their transpose.
 ///
 /// # Errors
 /// [`QuantError::Parameter`] when `out_features` is not a positive multiple of 8 or a code needs
-/// more than four bits; [`QuantError::TensorSize`] when `codes` is not `[out, in]`.
+/// more than four bits; [`QuantError::LayerLength`] when `codes` is not `[out, in]`.
+///
+/// [`QuantError::Parameter`]: crate::QuantError::Parameter
+/// [`QuantError::LayerLength`]: crate::QuantError::LayerLength
 pub fn pack_codes(codes: &[u8], in_features: usize, out_features: usize) -> Result<Vec<u8>> {
-    let (k, n) = (in_features, out_features);
-    let outputs_fit = n > 0 && n.is_multiple_of(8);
-    parameter(outputs_fit, "out_features", n, "a positive multiple of 8")?;
-    let expected = k.checked_mul(n).ok_or(QuantError::TooLarge {
-        format: FORMAT,
-        in_features: k,
-        out_features: n,
-    })?;
-    check_output(FORMAT, codes.len(), expected)?;
+    let matrix = matrix(in_features, out_features)?;
+    matrix.len("codes", codes.len(), matrix.elements()?)?;
     let largest = codes.iter().copied().max().unwrap_or(0);
-    parameter(largest < 16, "code", largest.into(), "less than 16")?;
-    let mut out = Vec::with_capacity(expected / 2);
-    for i in 0..k {
-        for first in (0..n).step_by(8) {
+    matrix.parameter(largest < 16, "code", largest.into(), "less than 16")?;
+    let mut out = Vec::with_capacity(codes.len() / 2);
+    for i in 0..in_features {
+        for first in (0..out_features).step_by(8) {
             let columns = COLUMN_SHIFTS.iter().zip(first..);
             let word = columns.fold(0, |word, (&shift, column)| {
-                word | (u32::from(codes[column * k + i]) << shift)
+                word | (u32::from(codes[column * in_features + i]) << shift)
             });
             out.extend_from_slice(&word.to_le_bytes());
         }

@@ -101,17 +101,30 @@ pub(crate) fn encode_all<B: EncodeBlock<N>, const N: usize>(values: &[f32], out:
     }
 }
 
+/// The largest magnitude; NaN when there is one.
+///
+/// Magnitudes order as their bits do, and a maximum of integers can be vectorised.
+#[inline]
+pub(crate) fn largest_magnitude<const N: usize>(values: &[f32; N]) -> f32 {
+    let bits = values.iter().map(|v| v.abs().to_bits() as i32);
+    f32::from_bits(bits.fold(0, i32::max) as u32)
+}
+
 /// The value of largest magnitude (the first of equals), with its sign.
 #[inline]
 pub(crate) fn extreme<const N: usize>(values: &[f32; N]) -> f32 {
-    // Starts from the first value, not from zero, because a block of −0.0 has its own encoding.
-    let mut best = values.first().copied().unwrap_or(0.0);
-    for &v in values {
-        if v.abs() > best.abs() {
-            best = v;
-        }
-    }
-    best
+    let largest = largest_magnitude(values).to_bits();
+    let is_largest = |v: &f32| v.abs().to_bits() == largest;
+    values.iter().copied().find(is_largest).unwrap_or(0.0)
+}
+
+/// The nearest integer, halves away from zero (C's `roundf`), for magnitudes below 2²².
+///
+/// Adding the number just below a half, not the half itself, keeps 0.49999997 from becoming 1.
+/// Unlike `f32::round` this needs no call on CPUs of the baseline instruction set.
+#[inline(always)]
+pub(crate) fn round_half_away(x: f32) -> i32 {
+    (x + 0.499_999_97f32.copysign(x)) as i32
 }
 
 /// `1 / d`, with 0 for 0: an all-zero block encodes as zeros.
@@ -123,6 +136,16 @@ pub(crate) fn inverse(d: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounding_equals_the_library_around_halves() {
+        for i in -512..512 {
+            let half = i as f32 + 0.5;
+            for x in [half.next_down(), half, half.next_up(), i as f32] {
+                assert_eq!(round_half_away(x), x.round() as i32, "{x}");
+            }
+        }
+    }
 
     #[test]
     fn f16_decoding_equals_half_for_every_code() {

@@ -1,7 +1,8 @@
 //! From f32 to stored bytes, for the types with a simple reference quantiser.
 //!
 //! Results are bit-equal to those of the `gguf` Python package for finite numbers (Q8_K, which it
-//! does not write, follows ggml). Quantisers that search for scales (the K and IQ types) are not
+//! does not write, follows ggml; so does the sign of a zero minimum in Q4_1 and Q5_1, which in the
+//! package depends on the CPU). Quantisers that search for scales (the K and IQ types) are not
 //! here.
 
 use crate::block::{F16Le, encode_all};

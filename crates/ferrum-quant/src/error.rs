@@ -59,12 +59,24 @@ pub enum QuantError {
         ty: GgufQuantType,
     },
     /// A tensor of a GPTQ or AWQ layer has not the size its layer's shape asks for.
-    #[error("{format}: {tensor} has {found} elements, expected {expected}")]
-    TensorSize {
+    #[error("{format}: {tensor} has {found} bytes, expected {expected}")]
+    TensorBytes {
         /// `gptq` or `awq`.
         format: &'static str,
         /// Name of the tensor in the checkpoint (`qweight`, …).
         tensor: &'static str,
+        /// Bytes found.
+        found: usize,
+        /// Bytes expected.
+        expected: usize,
+    },
+    /// A slice handed in beside a GPTQ or AWQ layer has not the layer's size.
+    #[error("{format}: {argument} has {found} elements, expected {expected}")]
+    LayerLength {
+        /// `gptq` or `awq`.
+        format: &'static str,
+        /// Which argument (`output`, `codes`, …).
+        argument: &'static str,
         /// Elements found.
         found: usize,
         /// Elements expected.

@@ -5,7 +5,7 @@
 //! the order of the codes. ggml keeps E2M1 values doubled, as small integers, and halves the scale;
 //! so does this file, since it makes the arithmetic exact in the same places.
 
-use crate::block::{Block, EncodeBlock, extreme};
+use crate::block::{Block, EncodeBlock, largest_magnitude};
 use bytemuck::{Pod, Zeroable};
 use ferrum_types::GgufQuantType;
 
@@ -82,7 +82,7 @@ impl EncodeBlock<32> for BlockMxfp4 {
     /// The scale puts the largest magnitude into 4 … 8 (6 is the largest code); each number then
     /// takes the nearest code, the lower-numbered one of two equally near.
     fn encode(values: &[f32; 32]) -> Self {
-        let largest = extreme(values).abs();
+        let largest = largest_magnitude(values);
         let e = if largest > 0.0 {
             (largest.log2().floor() - 2.0 + 127.0) as u8
         } else {
@@ -100,14 +100,22 @@ impl EncodeBlock<32> for BlockMxfp4 {
 }
 
 fn nearest_code(d: f32, v: f32) -> u8 {
+    // The codes are symmetric, so the search is over magnitudes.
+    let (positive, _) = E2M1_DOUBLED.split_at(8);
+    let magnitude = v.abs();
     let mut best = (0, f32::INFINITY);
-    for (code, &value) in (0..).zip(&E2M1_DOUBLED) {
-        let error = (d * f32::from(value) - v).abs();
+    for (code, &value) in (0..).zip(positive) {
+        let error = (d * f32::from(value) - magnitude).abs();
         if error < best.1 {
             best = (code, error);
         }
     }
-    best.0
+    // There is a −0, but ggml does not write it.
+    if v < 0.0 && best.0 > 0 {
+        best.0 | 8
+    } else {
+        best.0
+    }
 }
 
 impl Block<64> for BlockNvfp4 {

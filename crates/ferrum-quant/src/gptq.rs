@@ -11,8 +11,8 @@
 //! `g_idx` i32 `[in]` names the group of each input feature; otherwise groups are runs of
 //! `group_size` features.
 
-use crate::block::F16Le;
 use crate::error::{QuantError, Result};
+use crate::layer::{Groups, Matrix, TILE_ROWS};
 
 const FORMAT: &str = "gptq";
 
@@ -61,41 +61,38 @@ struct Unit {
 }
 
 impl Unit {
-    fn new(bits: u32) -> Result<Self> {
+    /// For a matrix `[out, in]` packed along the input features, or its transpose.
+    fn new(matrix: Matrix, bits: u32) -> Result<Self> {
         let (codes, words) = match bits {
             2 => (16, 1),
             3 => (32, 3),
             4 => (8, 1),
             8 => (4, 1),
-            _ => return Err(parameter("bits", bits as usize, "2, 3, 4 or 8")),
+            _ => (1, 0),
         };
+        matrix.parameter(words > 0, "bits", bits as usize, "2, 3, 4 or 8")?;
         Ok(Unit { bits, codes, words })
     }
 
     /// Words that hold `count` codes.
-    fn words_for(self, what: &'static str, count: usize) -> Result<usize> {
-        if count == 0 || !count.is_multiple_of(self.codes) {
-            let expected = "a positive multiple of the codes in a packing unit (32 / bits, or 32)";
-            return Err(parameter(what, count, expected));
-        }
+    fn words_for(self, matrix: Matrix, what: &'static str, count: usize) -> Result<usize> {
+        let whole = count > 0 && count.is_multiple_of(self.codes);
+        let expected = "a positive multiple of 32 / bits (for 3 bits, of 32)";
+        matrix.parameter(whole, what, count, expected)?;
         // Not larger than `count`, so it cannot overflow.
         Ok(count / self.codes * self.words)
     }
 
-    /// Splits a packed unit into its codes.
+    /// Splits a packed unit into its codes; `out` has as many elements.
     #[inline(always)]
-    fn unpack(self, packed: u128, codes: &mut [u8]) {
-        let mask = (1u128 << self.bits) - 1;
-        if self.words == 1 {
-            // 128-bit shifts are slow and not needed here.
-            let packed = packed as u32;
-            for (code, shift) in codes.iter_mut().zip((0..).step_by(self.bits as usize)) {
-                *code = ((packed >> shift) & mask as u32) as u8;
-            }
-        } else {
-            for (code, shift) in codes.iter_mut().zip((0..).step_by(self.bits as usize)) {
-                *code = ((packed >> shift) & mask) as u8;
-            }
+    fn unpack(self, packed: u128, out: &mut [u8]) {
+        // Constant widths and counts make straight code; only 3 bits need more than a word.
+        let word = packed as u32;
+        match self.bits {
+            2 => fields::<16>(out, |i| word >> (2 * i), 0x03),
+            4 => fields::<8>(out, |i| word >> (4 * i), 0x0f),
+            8 => fields::<4>(out, |i| word >> (8 * i), 0xff),
+            _ => fields::<32>(out, |i| (packed >> (3 * i)) as u32, 0x07),
         }
     }
 
@@ -106,64 +103,33 @@ impl Unit {
         })
     }
 
-    /// 1 in every field of a unit.
-    fn ones(self) -> u128 {
-        self.pack(std::iter::repeat_n(1, self.codes))
+    /// 1 in every field of a unit for version 1, 0 for version 2.
+    fn zero_offset(self, zero_points: ZeroPoints) -> u128 {
+        match zero_points {
+            ZeroPoints::MinusOne => self.pack(std::iter::repeat_n(1, self.codes)),
+            ZeroPoints::AsIs => 0,
+        }
     }
 }
 
-fn parameter(what: &'static str, found: usize, expected: &'static str) -> QuantError {
-    QuantError::Parameter {
-        format: FORMAT,
-        what,
-        found: i64::try_from(found).unwrap_or(i64::MAX),
-        expected,
-    }
-}
-
-/// `Ok` when `bytes` hold `expected` elements of `element` bytes.
-pub(crate) fn check_bytes(
-    format: &'static str,
-    tensor: &'static str,
-    bytes: &[u8],
-    element: usize,
-    expected: usize,
-) -> Result<()> {
-    if expected.checked_mul(element) == Some(bytes.len()) {
-        Ok(())
-    } else {
-        Err(QuantError::TensorSize {
-            format,
-            tensor,
-            found: bytes.len() / element,
-            expected,
-        })
-    }
-}
-
-/// `Ok` when an output slice has `expected` elements.
-pub(crate) fn check_output(format: &'static str, found: usize, expected: usize) -> Result<()> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(QuantError::TensorSize {
-            format,
-            tensor: "output",
-            found,
-            expected,
-        })
+#[inline(always)]
+fn fields<const N: usize>(out: &mut [u8], shifted: impl Fn(u32) -> u32, mask: u32) {
+    if let Some(out) = out.first_chunk_mut::<N>() {
+        for (code, i) in out.iter_mut().zip(0..) {
+            *code = (shifted(i) & mask) as u8;
+        }
     }
 }
 
 /// A layer whose sizes and group indices have been checked.
 struct Checked<'a> {
+    matrix: Matrix,
     unit: Unit,
-    layer: GptqTensors<'a>,
     qweight: &'a [[u8; 4]],
     qzeros: &'a [[u8; 4]],
     scales: &'a [[u8; 2]],
-    /// Group of each input feature.
-    groups_of: Vec<usize>,
+    zero_points: ZeroPoints,
+    of_inputs: Vec<usize>,
     groups: usize,
 }
 
@@ -177,7 +143,7 @@ impl<'a> GptqTensors<'a> {
     /// Checks bits, sizes and group indices.
     ///
     /// # Errors
-    /// [`QuantError::Parameter`], [`QuantError::TensorSize`], [`QuantError::TooLarge`] or
+    /// [`QuantError::Parameter`], [`QuantError::TensorBytes`], [`QuantError::TooLarge`] or
     /// [`QuantError::GroupIndex`]; nothing is allocated for a layer whose sizes do not fit.
     pub fn validate(&self) -> Result<()> {
         self.check().map(|_| ())
@@ -185,38 +151,33 @@ impl<'a> GptqTensors<'a> {
 
     fn check(&self) -> Result<Checked<'a>> {
         let (k, n) = (self.in_features, self.out_features);
-        let unit = Unit::new(self.bits)?;
-        let k_words = unit.words_for("in_features", k)?;
-        let n_words = unit.words_for("out_features", n)?;
-        if self.group_size == 0 {
-            return Err(parameter("group_size", 0, "at least 1"));
-        }
-        let groups = self.groups();
-        // All products below are at most in × out.
-        if k.checked_mul(n).is_none() {
-            return Err(QuantError::TooLarge {
-                format: FORMAT,
-                in_features: k,
-                out_features: n,
-            });
-        }
-        check_bytes(FORMAT, "qweight", self.qweight, 4, k_words * n)?;
-        check_bytes(FORMAT, "qzeros", self.qzeros, 4, groups * n_words)?;
-        check_bytes(FORMAT, "scales", self.scales, 2, groups * n)?;
-        let groups_of = match self.g_idx {
-            None => (0..k).map(|i| i / self.group_size).collect(),
-            Some(bytes) => {
-                check_bytes(FORMAT, "g_idx", bytes, 4, k)?;
-                group_indices(bytes, groups)?
-            }
+        let matrix = Matrix {
+            format: FORMAT,
+            in_features: k,
+            out_features: n,
         };
+        let unit = Unit::new(matrix, self.bits)?;
+        let k_words = unit.words_for(matrix, "in_features", k)?;
+        let n_words = unit.words_for(matrix, "out_features", n)?;
+        matrix.parameter(
+            self.group_size > 0,
+            "group_size",
+            self.group_size,
+            "at least 1",
+        )?;
+        matrix.elements()?;
+        let groups = self.groups();
         Ok(Checked {
+            matrix,
             unit,
-            layer: *self,
-            qweight: self.qweight.as_chunks().0,
-            qzeros: self.qzeros.as_chunks().0,
-            scales: self.scales.as_chunks().0,
-            groups_of,
+            qweight: matrix.tensor("qweight", self.qweight, k_words * n)?,
+            qzeros: matrix.tensor("qzeros", self.qzeros, groups * n_words)?,
+            scales: matrix.tensor("scales", self.scales, groups * n)?,
+            zero_points: self.zero_points,
+            of_inputs: match self.g_idx {
+                None => (0..k).map(|i| i / self.group_size).collect(),
+                Some(bytes) => group_indices(matrix.tensor("g_idx", bytes, k)?, groups)?,
+            },
             groups,
         })
     }
@@ -224,12 +185,14 @@ impl<'a> GptqTensors<'a> {
     /// The integer codes, `[out, in]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
     pub fn codes(&self, out: &mut [u8]) -> Result<()> {
         let checked = self.check()?;
-        check_output(FORMAT, out.len(), self.in_features * self.out_features)?;
+        checked
+            .matrix
+            .len("output", out.len(), checked.matrix.elements()?)?;
         let k = self.in_features;
-        checked.for_each_unit(|column, first, codes| {
+        checked.for_each_span(|column, first, codes| {
             out[column * k + first..][..codes.len()].copy_from_slice(codes);
         });
         Ok(())
@@ -238,10 +201,12 @@ impl<'a> GptqTensors<'a> {
     /// The zero points as meant, `[groups, out]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
     pub fn zeros(&self, out: &mut [u8]) -> Result<()> {
         let checked = self.check()?;
-        check_output(FORMAT, out.len(), checked.groups * self.out_features)?;
+        checked
+            .matrix
+            .len("output", out.len(), checked.scales.len())?;
         checked.zeros(out);
         Ok(())
     }
@@ -251,81 +216,70 @@ impl<'a> GptqTensors<'a> {
     /// # Errors
     /// As [`Self::validate`].
     pub fn groups_of_inputs(&self) -> Result<Vec<usize>> {
-        self.check().map(|checked| checked.groups_of)
+        self.check().map(|checked| checked.of_inputs)
     }
 
     /// The weights, f32 `[out, in]`. Each is exact: a 9-bit integer times an f16.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::TensorSize`] when `out` has another size.
+    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
     pub fn dequantize(&self, out: &mut [f32]) -> Result<()> {
         let checked = self.check()?;
-        check_output(FORMAT, out.len(), self.in_features * self.out_features)?;
-        let (k, n) = (self.in_features, self.out_features);
-        let mut zeros = vec![0; checked.groups * n];
+        checked
+            .matrix
+            .len("output", out.len(), checked.matrix.elements()?)?;
+        let mut zeros = vec![0; checked.groups * self.out_features];
         checked.zeros(&mut zeros);
-        checked.for_each_unit(|column, first, codes| {
-            let out = out[column * k + first..][..codes.len()].iter_mut();
-            let groups = &checked.groups_of[first..][..codes.len()];
-            for ((out, &code), &group) in out.zip(codes).zip(groups) {
-                let at = group * n + column;
-                let scale = F16Le(checked.scales[at]).to_f32();
-                *out = scale * (i32::from(code) - i32::from(zeros[at])) as f32;
-            }
+        let groups = Groups {
+            scales: checked.scales,
+            zeros: &zeros,
+            of_inputs: &checked.of_inputs,
+            out_features: self.out_features,
+        };
+        let k = self.in_features;
+        checked.for_each_span(|column, first, codes| {
+            groups.decode(column, first, codes, &mut out[column * k + first..]);
         });
         Ok(())
     }
 }
 
-fn group_indices(bytes: &[u8], groups: usize) -> Result<Vec<usize>> {
-    let indices = bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .copied()
-        .map(i32::from_le_bytes);
+fn group_indices(indices: &[[u8; 4]], groups: usize) -> Result<Vec<usize>> {
+    let indices = indices.iter().copied().map(i32::from_le_bytes);
     let checked = indices.enumerate().map(|(position, found)| {
-        usize::try_from(found)
-            .ok()
-            .filter(|&group| group < groups)
-            .ok_or(QuantError::GroupIndex {
-                position,
-                found,
-                groups,
-            })
+        let group = usize::try_from(found).ok().filter(|&group| group < groups);
+        group.ok_or(QuantError::GroupIndex {
+            position,
+            found,
+            groups,
+        })
     });
     checked.collect()
 }
 
 impl Checked<'_> {
-    /// Calls `each(column, first input feature, codes)` for every packing unit.
-    ///
-    /// Columns go in tiles, so that reads use the most of a cache line of `qweight` and the writes
-    /// of a transposed result go to few lines at a time.
-    fn for_each_unit(&self, mut each: impl FnMut(usize, usize, &[u8])) {
-        const TILE: usize = 16;
-        let n = self.layer.out_features;
-        let unit = self.unit;
-        let mut buffer = [0; 32];
-        let codes = &mut buffer[..unit.codes];
-        for tile in (0..n).step_by(TILE) {
-            // [words][out]
-            for (i, rows) in self.qweight.chunks_exact(unit.words * n).enumerate() {
-                for column in tile..n.min(tile + TILE) {
-                    let words = rows.iter().skip(column).step_by(n);
-                    unit.unpack(join(words), codes);
-                    each(column, i * unit.codes, codes);
+    /// Calls `each(column, first input feature, codes)` for spans that make up the matrix.
+    fn for_each_span(&self, each: impl FnMut(usize, usize, &[u8])) {
+        let (unit, n) = (self.unit, self.matrix.out_features);
+        self.matrix.for_each_span(
+            |row, column, tile| {
+                // [units][words][out]
+                let rows = &self.qweight[row / unit.codes * unit.words * n..];
+                for (i, rows) in (0..TILE_ROWS / unit.codes).zip(rows.chunks_exact(unit.words * n))
+                {
+                    for (codes, column) in tile.iter_mut().zip(column..n) {
+                        let words = rows.iter().skip(column).step_by(n);
+                        unit.unpack(join(words), &mut codes[i * unit.codes..][..unit.codes]);
+                    }
                 }
-            }
-        }
+            },
+            each,
+        );
     }
 
     fn zeros(&self, out: &mut [u8]) {
         let unit = self.unit;
-        let offset = match self.layer.zero_points {
-            ZeroPoints::MinusOne => unit.ones(),
-            ZeroPoints::AsIs => 0,
-        };
+        let offset = unit.zero_offset(self.zero_points);
         let packed = self.qzeros.chunks_exact(unit.words);
         for (words, out) in packed.zip(out.chunks_exact_mut(unit.codes)) {
             unit.unpack(join(words.iter()).wrapping_add(offset), out);
@@ -346,21 +300,25 @@ fn join<'a>(words: impl Iterator<Item = &'a [u8; 4]>) -> u128 {
 ///
 /// # Errors
 /// [`QuantError::Parameter`] for sizes that do not pack or a code that needs more than `bits`,
-/// [`QuantError::TensorSize`] when `codes` has another size than `in_features · out_features`.
+/// [`QuantError::LayerLength`] when `codes` has another size than in · out.
 pub fn pack_codes(
     bits: u32,
     codes: &[u8],
     in_features: usize,
     out_features: usize,
 ) -> Result<Vec<u8>> {
-    let (k, n) = (in_features, out_features);
-    let unit = Unit::new(bits)?;
-    unit.words_for("in_features", k)?;
-    check_output_size(codes.len(), k, n)?;
-    check_range(bits, codes)?;
+    let matrix = Matrix {
+        format: FORMAT,
+        in_features,
+        out_features,
+    };
+    let unit = Unit::new(matrix, bits)?;
+    unit.words_for(matrix, "in_features", in_features)?;
+    matrix.len("codes", codes.len(), matrix.elements()?)?;
+    check_range(matrix, bits, codes)?;
     let mut out = Vec::with_capacity(codes.len() / unit.codes * unit.words * 4);
-    for first in (0..k).step_by(unit.codes) {
-        let rows = codes.chunks_exact(k);
+    for first in (0..in_features).step_by(unit.codes) {
+        let rows = codes.chunks_exact(in_features);
         let units: Vec<u128> = rows
             .map(|row| unit.pack(row[first..][..unit.codes].iter().copied()))
             .collect();
@@ -376,22 +334,24 @@ pub fn pack_codes(
 ///
 /// # Errors
 /// [`QuantError::Parameter`] for a number of output features that does not pack or a zero point
-/// that needs more than `bits`; [`QuantError::TensorSize`] when `zeros` is not whole groups.
+/// that needs more than `bits`; [`QuantError::LayerLength`] when `zeros` is not whole groups.
 pub fn pack_zeros(
     bits: u32,
     zero_points: ZeroPoints,
     zeros: &[u8],
     out_features: usize,
 ) -> Result<Vec<u8>> {
-    let unit = Unit::new(bits)?;
-    unit.words_for("out_features", out_features)?;
-    let groups = zeros.len() / out_features;
-    check_output_size(zeros.len(), groups, out_features)?;
-    check_range(bits, zeros)?;
-    let offset = match zero_points {
-        ZeroPoints::MinusOne => unit.ones(),
-        ZeroPoints::AsIs => 0,
+    let groups = zeros.len() / out_features.max(1);
+    let matrix = Matrix {
+        format: FORMAT,
+        in_features: groups,
+        out_features,
     };
+    let unit = Unit::new(matrix, bits)?;
+    unit.words_for(matrix, "out_features", out_features)?;
+    matrix.len("zeros", zeros.len(), groups * out_features)?;
+    check_range(matrix, bits, zeros)?;
+    let offset = unit.zero_offset(zero_points);
     let mut out = Vec::with_capacity(zeros.len() / unit.codes * unit.words * 4);
     for codes in zeros.chunks_exact(unit.codes) {
         let packed = unit.pack(codes.iter().copied()).wrapping_sub(offset);
@@ -400,27 +360,12 @@ pub fn pack_zeros(
     Ok(out)
 }
 
-fn check_output_size(found: usize, a: usize, b: usize) -> Result<()> {
-    let expected = a.checked_mul(b).ok_or(QuantError::TooLarge {
-        format: FORMAT,
-        in_features: a,
-        out_features: b,
-    })?;
-    if found == expected {
-        Ok(())
-    } else {
-        Err(QuantError::TensorSize {
-            format: FORMAT,
-            tensor: "codes",
-            found,
-            expected,
-        })
-    }
-}
-
-fn check_range(bits: u32, codes: &[u8]) -> Result<()> {
-    match codes.iter().find(|&&code| u32::from(code) >> bits != 0) {
-        None => Ok(()),
-        Some(&code) => Err(parameter("code", code.into(), "less than 2^bits")),
-    }
+fn check_range(matrix: Matrix, bits: u32, codes: &[u8]) -> Result<()> {
+    let largest = codes.iter().copied().max().unwrap_or(0);
+    matrix.parameter(
+        u32::from(largest) >> bits == 0,
+        "code",
+        largest.into(),
+        "less than 2^bits",
+    )
 }

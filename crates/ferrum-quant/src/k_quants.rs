@@ -301,3 +301,36 @@ impl EncodeBlock<LEN> for BlockQ8K {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q8_k_sums_belong_to_its_codes() {
+        let values: [f32; LEN] = std::array::from_fn(|i| (i as f32 * 0.37).sin() * 3.0 - 0.5);
+        let block = BlockQ8K::encode(&values);
+        assert_eq!(block.qs.iter().copied().min(), Some(-127));
+        for (sum, codes) in block.bsums.iter().zip(block.qs.as_chunks::<16>().0) {
+            let expected: i16 = codes.iter().map(|&q| i16::from(q)).sum();
+            assert_eq!(i16::from_le_bytes(*sum), expected);
+        }
+        for tiny in [0.0, f32::MIN_POSITIVE / 4.0] {
+            assert_eq!(BlockQ8K::encode(&[tiny; LEN]), Zeroable::zeroed());
+        }
+    }
+
+    #[test]
+    fn scales_and_minimums_come_from_their_bits() {
+        // Values that use all six bits, packed by the documented layout.
+        let scale: [u8; 8] = std::array::from_fn(|i| i as u8 * 9);
+        let minimum: [u8; 8] = std::array::from_fn(|i| 63 - i as u8);
+        let mut packed = [0; 12];
+        for i in 0..4 {
+            packed[i] = scale[i] | ((scale[i + 4] >> 4) << 6);
+            packed[4 + i] = minimum[i] | ((minimum[i + 4] >> 4) << 6);
+            packed[8 + i] = (scale[i + 4] & 0x0f) | ((minimum[i + 4] & 0x0f) << 4);
+        }
+        assert_eq!(scales_and_minimums(&packed), (scale, minimum));
+    }
+}

@@ -3,7 +3,9 @@
 //! Source of the layouts: ggml's `block_q4_0` … `block_q8_1`. Four-bit codes lie so that byte `j`
 //! holds number `j` in its low half and number `j + 16` in its high half.
 
-use crate::block::{Block, EncodeBlock, F16Le, extreme, inverse};
+use crate::block::{
+    Block, EncodeBlock, F16Le, extreme, inverse, largest_magnitude, round_half_away,
+};
 use bytemuck::{Pod, Zeroable};
 use ferrum_types::GgufQuantType;
 
@@ -193,8 +195,12 @@ fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
 
 /// Codes of a block with a minimum: the smallest value gets 0, the largest `top`.
 fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
-    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let min = values.iter().copied().fold(f32::INFINITY, f32::min);
+    // Comparisons rather than f32::min, whose choice between 0 and −0 is not defined.
+    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
+    for &v in values {
+        min = if v < min { v } else { min };
+        max = if v > max { v } else { max };
+    }
     let d = (max - min) / f32::from(top);
     let id = inverse(d);
     (
@@ -271,12 +277,12 @@ impl EncodeBlock<LEN> for BlockQ5_1 {
 
 impl EncodeBlock<LEN> for BlockQ8_0 {
     fn encode(values: &[f32; LEN]) -> Self {
-        let d = extreme(values).abs() / 127.0;
+        let d = largest_magnitude(values) / 127.0;
         let id = inverse(d);
         BlockQ8_0 {
             d: F16Le::from_f32(d),
             // Halves round away from zero, as C's roundf.
-            qs: values.map(|v| (v * id).round() as i8),
+            qs: values.map(|v| round_half_away(v * id) as i8),
         }
     }
 }

@@ -15,11 +15,11 @@ mod dequant;
 mod encode;
 mod error;
 mod iq_grids;
+mod layer;
 
 pub mod awq;
 pub mod float8;
 pub mod fp4;
-
 pub mod gptq;
 pub mod int8;
 pub mod iq;

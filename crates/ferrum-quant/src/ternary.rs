@@ -2,7 +2,7 @@
 //!
 //! Source of the layouts: ggml's `block_tq1_0`, `block_tq2_0` and `block_q1_0`.
 
-use crate::block::{Block, EncodeBlock, F16Le, extreme, inverse};
+use crate::block::{Block, EncodeBlock, F16Le, inverse, largest_magnitude, round_half_away};
 use bytemuck::{Pod, Zeroable};
 use ferrum_types::GgufQuantType;
 
@@ -72,10 +72,10 @@ fn pack_trits(trits: &[u8], bytes: &mut [u8]) {
 
 /// The scale of a block and each number as 0, 1 or 2.
 fn trits(values: &[f32; 256]) -> (f32, [u8; 256]) {
-    let d = extreme(values).abs();
+    let d = largest_magnitude(values);
     let id = inverse(d);
     // Halves round away from zero, as C's roundf.
-    let trit = |v: f32| ((v * id).round().clamp(-1.0, 1.0) + 1.0) as u8;
+    let trit = |v: f32| (round_half_away(v * id).clamp(-1, 1) + 1) as u8;
     (d, values.map(trit))
 }
 

@@ -70,6 +70,9 @@ fn gptq_layers_decode_as_autogptq_does() {
         let found = gptq_weights(&layer);
         let expected: Vec<f32> = fixture.typed(&format!("{name}.weight"));
         assert_eq!(found, expected, "{name}");
+        let groups: Vec<i32> = fixture.typed(&format!("{name}.g_idx"));
+        let groups: Vec<usize> = groups.into_iter().map(|group| group as usize).collect();
+        assert_eq!(layer.groups_of_inputs(), Ok(groups), "{name}");
         // Without activation order the indices say nothing new.
         if !name.ends_with("desc_act") {
             let plain = GptqTensors {
@@ -215,8 +218,8 @@ fn wrong_layers_are_refused() {
     }
     assert!(matches!(
         good.dequantize(&mut [0.0]),
-        Err(QuantError::TensorSize {
-            tensor: "output",
+        Err(QuantError::LayerLength {
+            argument: "output",
             ..
         })
     ));
