@@ -1,0 +1,165 @@
+"""Examines `assets/demo/ferrum-demo.gguf` on held-out questions, with `transformers`, in f32.
+
+The weights are those of the file, dequantised: what is measured is what ships. Prints a
+Markdown table (for the README); `--samples` also writes the parity samples for the engine.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from random import Random
+
+import jinja2
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import chat
+import corpus
+import gguf_io
+import stories
+from train import ROOT, encode, tensors
+
+SAMPLE_CHATS = [
+    [("user", "Who are you?")],
+    [("user", "What is 17 plus 25?")],
+    [("user", "Count from 3 to 9.")],
+    [("user", "Which is bigger, an ant or an elephant?")],
+    [("system", "Answer in one word."), ("user", "What color is a banana?")],
+    [("user", "My name is Zoltan."), ("assistant", "Nice to meet you, Zoltan!"), ("user", "What is my name?")],
+    [("user", "Tell me a story about a fox.")],
+]
+SAMPLE_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Get the current weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}}, "required": ["city"]}}}
+
+
+def load(path):
+    """The GGUF as a `LlamaForCausalLM`, with its tokenizer and its chat template."""
+    weights, c, tokenizer, template = gguf_io.read(path)
+    end = tokenizer.token_to_id(chat.END)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.ffn, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, max_position_embeddings=c.context,
+        rms_norm_eps=c.norm_eps, rope_parameters={"rope_type": "default", "rope_theta": c.rope_base}, tie_word_embeddings=True,
+        bos_token_id=tokenizer.token_to_id(chat.PAD), eos_token_id=end, pad_token_id=tokenizer.token_to_id(chat.PAD)))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert missing in ([], ["lm_head.weight"]) and not unexpected, (missing, unexpected)
+    model.tie_weights()
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = chat.dumps
+    return model.float().eval(), tokenizer, environment.from_string(template)
+
+
+@torch.no_grad()
+def greedy(model, tokenizer, prompts, limit):
+    """Greedy continuations of many prompts at once, similar lengths together."""
+    ids = [e.ids for e in tokenizer.encode_batch(prompts, add_special_tokens=False)]
+    out = [None] * len(ids)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    for at in range(0, len(order), 64):
+        rows = order[at: at + 64]
+        width = max(len(ids[i]) for i in rows)
+        batch = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for r, i in enumerate(rows):
+            batch[r, width - len(ids[i]):] = torch.tensor(ids[i])
+            mask[r, width - len(ids[i]):] = 1
+        made = model.generate(batch, attention_mask=mask, do_sample=False, max_new_tokens=limit)
+        for r, i in enumerate(rows):
+            text = tokenizer.decode(made[r, width:].tolist(), skip_special_tokens=False)
+            out[i] = text.split(chat.END)[0]
+    return out
+
+
+@torch.no_grad()
+def perplexity(model, tokenizer, documents):
+    total, count = 0.0, 0
+    for d in encode(tokenizer, documents, 1024):
+        ids, places, targets = tensors([d])
+        logits = model(ids).logits.flatten(0, 1)[places]
+        total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+        count += len(targets)
+    return math.exp(total / count), count
+
+
+@torch.no_grad()
+def sample(model, tokenizer, prompt, limit=64):
+    """One parity case, token by token without a cache, and how close its closest decision was."""
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    start, margin = len(ids), math.inf
+    while len(ids) < start + limit:
+        best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+        margin = min(margin, (best.values[0] - best.values[1]).item())
+        ids.append(best.indices[0].item())
+        if ids[-1] == tokenizer.token_to_id(chat.END):
+            break
+    return {"prompt": prompt, "prompt_tokens": ids[:start], "greedy_tokens": ids[start:],
+            "text": tokenizer.decode(ids[start:], skip_special_tokens=True), "min_margin": round(margin, 4)}
+
+
+def write_samples(model, tokenizer, template, path):
+    prompts = [template.render(messages=[{"role": r, "content": t} for r, t in turns], add_generation_prompt=True) for turns in SAMPLE_CHATS]
+    prompts.append(template.render(messages=[{"role": "user", "content": "What is the weather in Paris?"}], tools=[SAMPLE_TOOL], add_generation_prompt=True))
+    prompts.append("Once upon a time")
+    cases = [sample(model, tokenizer, p) for p in prompts]
+    ids = cases[0]["prompt_tokens"]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, -1].tolist()
+    check = {"prompt_tokens": ids, "logits": [round(x, 5) for x in logits]}
+    note = "greedy decoding in f32 over the dequantised weights; min_margin is the smallest gap between the best and the second logit"
+    lines = ",\n".join("  " + json.dumps(c, ensure_ascii=False) for c in cases)
+    path.write_text(f'{{"note": {json.dumps(note)},\n"cases": [\n{lines}\n],\n"logits_check": {json.dumps(check)}}}\n')
+    for c in cases:
+        print(f"{c['min_margin']:8.3f}  {c['text']!r}")
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__)
+    a.add_argument("--model", type=Path, default=ROOT / "assets/demo/ferrum-demo.gguf")
+    a.add_argument("--per-category", type=int, default=100)
+    a.add_argument("--seed", type=int, default=0)
+    a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--samples", action="store_true", help="write samples.json beside the model")
+    a.add_argument("--wrong", type=int, default=2, help="wrong answers to show per category")
+    a = a.parse_args()
+    torch.set_num_threads(a.threads)
+    model, tokenizer, template = load(a.model)
+    if a.samples:
+        write_samples(model, tokenizer, template, a.model.with_name("samples.json"))
+
+    documents = corpus.held_out_documents(a.seed, 400)
+    value, count = perplexity(model, tokenizer, documents)
+    rng = Random(f"stories {a.seed}")
+    told, told_count = perplexity(model, tokenizer, [corpus.Document([(stories.write(rng) + chat.END, True)]) for _ in range(100)])
+    print(f"perplexity of held-out answers {value:.3f} ({count} tokens), of new stories {told:.3f} ({told_count} tokens)\n")
+
+    cases = corpus.examination(a.seed, a.per_category)
+    prompts = [template.render(messages=c.messages, tools=c.tools, add_generation_prompt=True) for c in cases]
+    for c, prompt in zip(cases, prompts):  # the template in the file and the training text agree
+        assert prompt == "".join(text for text, _ in chat.render(c.messages, c.tools, generation_prompt=True))
+    answers = [None] * len(cases)
+    for long in (True, False):
+        rows = [i for i, c in enumerate(cases) if (c.category in ("stories", "poems")) == long]
+        for i, text in zip(rows, greedy(model, tokenizer, [prompts[i] for i in rows], 320 if long else 72)):
+            answers[i] = text
+    opening = ["Once upon a time", "Once upon a time, there was a little", "Long ago,", "There once was", "Once upon a time, a brave"]
+    openings = [o + t for o, t in zip(opening, greedy(model, tokenizer, opening, 320))]
+
+    score, wrong = {}, []
+    for c, answer in zip(cases, answers):
+        right = c.right(answer)
+        n, ok = score.get(c.category, (0, 0))
+        score[c.category] = (n + 1, ok + right)
+        if not right and n - ok < a.wrong:
+            wrong.append(f"[{c.category}] {c.messages[-1]['content']!r}\n    said     {answer!r}\n    expected {c.expected!r}")
+    score["free continuation"] = (len(openings), sum(stories.problem_with(t) is None for t in openings))
+    print("| category | cases | right |\n|---|---:|---:|")
+    for category, (n, ok) in sorted(score.items()):
+        print(f"| {category} | {n} | {100 * ok / n:.1f} % |")
+    n, ok = map(sum, zip(*score.values()))
+    print(f"| all | {n} | {100 * ok / n:.1f} % |\n")
+    print("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
