@@ -279,8 +279,8 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(RawHeader, usize)> {
         return Err(truncated("the header length", 0, 8));
     };
     let len = u64::from_le_bytes(*len);
+    let hint = "this is no safetensors file";
     if len > MAX_HEADER {
-        let hint = "this is no safetensors file";
         let expected = format!("at most {MAX_HEADER} bytes");
         return Err(FormatError::header(
             path,
@@ -290,15 +290,9 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(RawHeader, usize)> {
             hint,
         ));
     }
-    let Some(json) = usize::try_from(len).ok().and_then(|n| rest.get(..n)) else {
-        return Err(truncated("the header", 8, len));
-    };
-    if json.first() != Some(&b'{') {
-        let found = match json.first() {
-            Some(byte) => format!("byte {byte:#04x}"),
-            None => "nothing".to_owned(),
-        };
-        let hint = "this is no safetensors file";
+    // Before the length, which any other kind of file gets wrong too.
+    if let Some(byte) = rest.first().filter(|&&byte| byte != b'{') {
+        let found = format!("byte {byte:#04x}");
         return Err(FormatError::header(
             path,
             "start of the header",
@@ -307,6 +301,9 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(RawHeader, usize)> {
             hint,
         ));
     }
+    let Some(json) = usize::try_from(len).ok().and_then(|n| rest.get(..n)) else {
+        return Err(truncated("the header", 8, len));
+    };
     let header: RawHeader = serde_json::from_slice(json)
         .map_err(|e| FormatError::syntax(path, format_args!("safetensors header: {e}")))?;
     Ok((header, 8 + json.len()))
