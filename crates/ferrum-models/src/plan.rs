@@ -50,6 +50,27 @@ pub fn memory_plan<K: KvDtypeKind>(model: &Model, config: &RunnerConfig) -> Memo
     }
 }
 
+impl Model {
+    /// Parameters that each token is multiplied with in every layer (norms and tables apart).
+    pub fn layer_parameters(&self) -> u64 {
+        let tables = if self.spec.tie_embeddings { 1 } else { 2 };
+        let table = (self.spec.vocab_size * self.spec.hidden_size) as u64;
+        parameters(&self.spec) - tables * table
+    }
+
+    /// Bytes of weights that one decode step of one sequence reads: all of them, but of an embedding
+    /// table that is not also the output projection only a row.
+    pub fn decode_bytes(&self) -> u64 {
+        let all = weight_bytes(self.tensors(), &self.spec);
+        if self.spec.tie_embeddings {
+            return all;
+        }
+        let table = (self.spec.vocab_size * self.spec.hidden_size) as u64;
+        // The table has the width of the average weight.
+        all - (all as f64 * table as f64 / parameters(&self.spec) as f64) as u64
+    }
+}
+
 /// Bytes of all weights once loaded: dense ones as stored, block formats in f32.
 fn weight_bytes(tensors: &dyn TensorSource, spec: &DecoderSpec) -> u64 {
     let known = parameters(spec);

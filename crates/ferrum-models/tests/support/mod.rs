@@ -12,19 +12,19 @@ use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 
 /// The outputs that `transformers` gave for a fixture.
-pub struct Expected {
-    pub tokens: Vec<TokenId>,
+pub(crate) struct Expected {
+    pub(crate) tokens: Vec<TokenId>,
     /// `[tokens, vocab]`.
-    pub logits: Vec<f32>,
-    pub greedy: Vec<TokenId>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) greedy: Vec<TokenId>,
 }
 
-pub fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models")
 }
 
 /// All fixture folders, in order.
-pub fn fixture_dirs() -> Vec<PathBuf> {
+pub(crate) fn fixture_dirs() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(fixtures()).expect("fixtures/models is part of the repository");
     let mut dirs: Vec<_> = entries
         .map(|e| e.unwrap().path())
@@ -35,7 +35,7 @@ pub fn fixture_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-pub fn expected(path: &Path) -> Expected {
+pub(crate) fn expected(path: &Path) -> Expected {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let ids = |name: &str| -> Vec<TokenId> {
@@ -57,13 +57,13 @@ pub fn expected(path: &Path) -> Expected {
     }
 }
 
-pub fn open(path: &Path) -> Model {
+pub(crate) fn open(path: &Path) -> Model {
     let source = ModelSource::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     read_model(source).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Sizes for a small test: two sequences of up to 128 tokens.
-pub fn config(layout: KvLayout) -> RunnerConfig {
+pub(crate) fn config(layout: KvLayout) -> RunnerConfig {
     RunnerConfig {
         context: 128,
         max_seqs: 4,
@@ -74,7 +74,7 @@ pub fn config(layout: KvLayout) -> RunnerConfig {
     }
 }
 
-pub fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+pub(crate) fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     device: &B,
     model: &Model,
     layout: KvLayout,
@@ -84,7 +84,7 @@ pub fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 }
 
 /// The blocks of sequence `slot` when four sequences share the pool.
-pub fn blocks(pool_blocks: usize, slot: usize) -> Vec<BlockId> {
+pub(crate) fn blocks(pool_blocks: usize, slot: usize) -> Vec<BlockId> {
     let each = pool_blocks / 4;
     // Backwards, so that a kernel that ignores the table is found out.
     (slot * each..(slot + 1) * each)
@@ -94,7 +94,7 @@ pub fn blocks(pool_blocks: usize, slot: usize) -> Vec<BlockId> {
 }
 
 /// Logits of all positions of `tokens`, fed in `chunks` of the given sizes (the last one repeats).
-pub fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
     tokens: &[TokenId],
     chunks: &[usize],
@@ -129,7 +129,7 @@ pub fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 }
 
 /// Greedy continuation with a cache, picked on the device.
-pub fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+pub(crate) fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
     prompt: &[TokenId],
     steps: usize,
@@ -159,7 +159,7 @@ pub fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     out
 }
 
-pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)

@@ -1,0 +1,84 @@
+//! A steady decode step allocates nothing, on any thread.
+
+mod support;
+
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::{KvF32, KvFp16};
+use ferrum_models::{KvLayout, LogitRows, SeqStep, StepBatch};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::{blocks, fixtures, open, runner};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged; counting touches no memory of its own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises about `layout` are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `System` through `alloc` with this layout.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// One test, so that no other thread of the test harness allocates while it counts.
+#[test]
+fn a_steady_decode_step_allocates_nothing() {
+    let device = CpuBackend::with_config(CpuConfig {
+        threads: Some(2),
+        ..Default::default()
+    })
+    .unwrap();
+    for name in ["llama3-tied", "qwen3", "mistral-window", "qwen2"] {
+        let model = open(&fixtures().join(name));
+        let layout = KvLayout::Paged { block_size: 16 };
+        check(name, runner::<_, KvF32>(&device, &model, layout));
+        check(name, runner::<_, KvFp16>(&device, &model, layout));
+    }
+}
+
+fn check<K>(name: &str, mut runner: ferrum_models::ModelRunner<CpuBackend, K>)
+where
+    K: ferrum_kernels::KvDtypeKind,
+    CpuBackend: ferrum_kernels::BackendKvDtype<K>,
+{
+    let table = blocks(runner.pool().blocks, 0);
+    let mut batch = StepBatch::default();
+    let mut logits = vec![0.0; runner.spec().vocab_size];
+    let mut best = [5];
+    let mut step = |start: usize, best: &mut [u32; 1]| {
+        batch.clear();
+        let tokens = &[best[0]];
+        let (prompt_len, logit_rows) = (1, LogitRows::Last);
+        let seq = SeqStep {
+            tokens,
+            start,
+            prompt_len,
+            blocks: &table,
+            logits: logit_rows,
+        };
+        batch.push(seq).unwrap();
+        runner.step(&batch).unwrap();
+        runner.read_logits(&mut logits).unwrap();
+        runner.read_argmax(best).unwrap();
+    };
+    // Scratch grows to its size in the first steps.
+    for start in 0..20 {
+        step(start, &mut best);
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for start in 20..60 {
+        step(start, &mut best);
+    }
+    let after = ALLOCATIONS.load(Ordering::Relaxed);
+    assert_eq!(after - before, 0, "{name}: allocations in 40 decode steps");
+}

@@ -1,0 +1,33 @@
+# Every routine of the project. `just` lists them.
+
+default:
+    @just --list
+
+# Formatting, lints and docs, as CI has them
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# All tests
+test:
+    cargo test --workspace
+
+# Speed of a model (default: the demo model) beside this machine's limits
+bench *ARGS:
+    cargo run --release -- bench {{ARGS}}
+
+# Every op of a backend against its meaning
+conformance BACKEND="cpu":
+    cargo run --release -- verify ops --backend {{BACKEND}}
+
+# Make the test fixtures anew (needs the packages of tools/fixtures/requirements.txt)
+fixtures:
+    python tools/fixtures/make_models.py
+    python tools/fixtures/make_tokenizers.py
+    python tools/fixtures/make_templates.py
+    python tools/fixtures/make_quant.py
+
+# Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain)
+fuzz TARGET SECONDS="60":
+    cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}}
