@@ -76,8 +76,8 @@ impl KvCodec for KvInt8 {
 /// Scales of one layer, each `[blocks, kv_heads, block_size]`; empty where the type has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RefKvScales {
-    k: Vec<f32>,
-    v: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
 }
 
 /// One sequence of a checked batch.

@@ -19,6 +19,8 @@ mod kv;
 mod moe;
 mod norm;
 mod quant;
+#[cfg(test)]
+mod tests;
 
 pub use self::buffer::RefBuffer;
 pub use self::core::{RefContext, RefTimer, ReferenceBackend};

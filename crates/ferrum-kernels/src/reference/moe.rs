@@ -19,6 +19,11 @@ pub struct RefExperts {
 }
 
 impl RefExperts {
+    /// Number and size of the matrices.
+    pub fn shape(&self) -> ExpertShape {
+        self.shape
+    }
+
     /// Cuts `[experts, n, k]` into matrices.
     pub(super) fn from_values(
         op: &'static str,
