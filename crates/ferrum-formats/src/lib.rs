@@ -11,6 +11,7 @@ pub mod hf;
 mod safetensors;
 mod source;
 mod tensor;
+pub mod tokenizer;
 
 pub use error::{FormatError, Result};
 pub use gguf::Gguf;

@@ -1,0 +1,164 @@
+//! Byte-pair encoding by merge ranks (`gpt2` and its kin).
+
+use super::bytes;
+use super::error::TokenizerError;
+use super::pretokenize::{self, Rule};
+use super::pretokenizers::PreTokenizer;
+use super::symbols::{self, NONE, Rank, Symbol};
+use super::vocab::Vocab;
+use ferrum_types::TokenId;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Words longer than this are not worth remembering.
+const CACHED_WORD_BYTES: usize = 48;
+/// Words remembered before the memory starts over.
+const CACHED_WORDS: usize = 1 << 15;
+
+/// A byte-pair tokenizer.
+#[derive(Debug)]
+pub(super) struct Bpe {
+    rules: Vec<Rule>,
+    ignore_merges: bool,
+    byte_level: bool,
+    /// Rank and result of joining two symbols. Symbols below the size of the vocabulary are
+    /// tokens; others are texts that only merges speak of.
+    merges: HashMap<(u32, u32), (u32, u32)>,
+    /// The symbol each byte starts as, in a byte-level vocabulary.
+    byte_symbols: Vec<u32>,
+    /// Symbols that are not tokens.
+    extra: HashMap<Box<str>, u32>,
+    tokens: u32,
+    cache: Mutex<HashMap<Box<str>, Box<[TokenId]>>>,
+}
+
+impl Bpe {
+    pub(super) fn new(
+        vocab: &Vocab,
+        merges: &[String],
+        pre: PreTokenizer,
+    ) -> Result<Self, TokenizerError> {
+        let tokens = vocab.len() as u32;
+        let mut extra: HashMap<Box<str>, u32> = HashMap::new();
+        let mut symbol = |text: &str| {
+            vocab.id(text).unwrap_or_else(|| {
+                let next = tokens.saturating_add(extra.len() as u32);
+                *extra.entry(text.into()).or_insert(next)
+            })
+        };
+        let byte_symbols = bytes::alphabet()
+            .iter()
+            .map(|c| {
+                if pre.byte_level {
+                    symbol(c.encode_utf8(&mut [0; 4]))
+                } else {
+                    NONE
+                }
+            })
+            .collect();
+        let mut ranks = HashMap::with_capacity(merges.len());
+        for (rank, line) in merges.iter().enumerate() {
+            // The first half is never empty, and may itself be a space.
+            let cut = line.char_indices().skip(1).find(|&(_, c)| c == ' ');
+            let Some((cut, _)) = cut else {
+                return Err(TokenizerError::BadVocab {
+                    field: "tokenizer.ggml.merges",
+                    reason: format!("merge {rank} is `{line}`, expected two parts and a space"),
+                });
+            };
+            let (left, right) = (&line[..cut], &line[cut + 1..]);
+            let joined = symbol(&[left, right].concat());
+            ranks
+                .entry((symbol(left), symbol(right)))
+                .or_insert((rank as u32, joined));
+        }
+        Ok(Bpe {
+            rules: pre.rules,
+            ignore_merges: pre.ignore_merges,
+            byte_level: pre.byte_level,
+            merges: ranks,
+            byte_symbols,
+            extra,
+            tokens,
+            cache: Mutex::new(HashMap::new()),
+        })
+    }
+
+    pub(super) fn byte_level(&self) -> bool {
+        self.byte_level
+    }
+
+    /// Appends the tokens of a text without special tokens.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<TokenId>) {
+        // Where spaces are written `▁`, merges see them so.
+        let escaped = (!self.byte_level).then(|| text.replace(' ', "▁"));
+        let text = escaped.as_deref().unwrap_or(text);
+        let pieces = pretokenize::split(&self.rules, text);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        for piece in pieces {
+            let word = &text[piece];
+            if let Some(known) = cache.get(word) {
+                out.extend_from_slice(known);
+                continue;
+            }
+            let start = out.len();
+            self.encode_word(vocab, word, out);
+            if word.len() <= CACHED_WORD_BYTES {
+                if cache.len() >= CACHED_WORDS {
+                    cache.clear();
+                }
+                cache.insert(word.into(), out[start..].into());
+            }
+        }
+    }
+
+    fn encode_word(&self, vocab: &Vocab, word: &str, out: &mut Vec<TokenId>) {
+        // Runs of line breaks are whole tokens where spaces are escaped.
+        let whole = self.ignore_merges || (!self.byte_level && word.starts_with('\n'));
+        if whole {
+            let token = match self.byte_level {
+                true => vocab.plain_id(&bytes::to_alphabet(word.as_bytes())),
+                false => vocab.plain_id(word),
+            };
+            if let Some(token) = token {
+                out.push(token);
+                return;
+            }
+        }
+        let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
+        if self.byte_level {
+            for (at, byte) in word.bytes().enumerate() {
+                symbols::push(&mut symbols, at, 1, self.byte_symbols[byte as usize]);
+            }
+        } else {
+            for (at, c) in word.char_indices() {
+                let text = &word[at..at + c.len_utf8()];
+                let id = vocab.id(text).or_else(|| self.extra.get(text).copied());
+                symbols::push(&mut symbols, at, text.len(), id.unwrap_or(NONE));
+            }
+        }
+        symbols::merge(&mut symbols, |left, right| {
+            let &(rank, id) = self.merges.get(&(left.id, right.id))?;
+            Some((Rank(rank), id))
+        });
+        for symbol in symbols::left_over(&symbols) {
+            if symbol.id < self.tokens {
+                out.push(symbol.id);
+                continue;
+            }
+            let (start, len) = (symbol.start as usize, symbol.len as usize);
+            for &byte in &word.as_bytes()[start..start + len] {
+                if self.byte_level {
+                    let id = self.byte_symbols[byte as usize];
+                    out.extend(if id < self.tokens {
+                        Some(id)
+                    } else {
+                        vocab.special.unk
+                    });
+                } else {
+                    out.extend(vocab.byte_id(byte));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The tokenizer of a Hugging Face folder: `tokenizer.json`, run by the `tokenizers` crate, and the
+//! names of special tokens from the files beside it.
+
+use super::bytes;
+use super::error::TokenizerError;
+use super::vocab::end_names;
+use super::{EncodeOptions, SpecialIds, TokenizerKind};
+use ferrum_types::TokenId;
+use serde_json::Value;
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// How token texts become bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextForm {
+    /// Written in the GPT-2 alphabet.
+    ByteLevel,
+    /// `▁` for spaces, `<0x41>` for bytes; whether a first space is taken off.
+    Spaces {
+        strip_first: bool,
+        byte_fallback: bool,
+    },
+    /// Only the crate's own decoder knows.
+    Other,
+}
+
+/// A tokenizer read from `tokenizer.json`.
+pub(super) struct HfTokenizer {
+    inner: tokenizers::Tokenizer,
+    /// The same one, blind to special tokens in text; made when first needed.
+    plain: OnceLock<tokenizers::Tokenizer>,
+    form: TextForm,
+    pub(super) kind: TokenizerKind,
+    pub(super) size: usize,
+    pub(super) special: SpecialIds,
+    pub(super) ends: Vec<TokenId>,
+    skipped: HashSet<TokenId>,
+    added: HashSet<TokenId>,
+}
+
+impl std::fmt::Debug for HfTokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HfTokenizer")
+            .field("kind", &self.kind)
+            .field("size", &self.size)
+            .field("special", &self.special)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The crate trusts its file more than a hostile file deserves: a panic inside it is an error here.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the file's parts contradict each other".into()),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            return Err(TokenizerError::Read {
+                path: path.into(),
+                reason: error.to_string(),
+            });
+        }
+    };
+    let value = serde_json::from_slice(&text).map_err(|error| TokenizerError::BadFile {
+        path: path.into(),
+        reason: format!("not JSON: {error}"),
+    })?;
+    Ok(Some(value))
+}
+
+impl HfTokenizer {
+    pub(super) fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        if !path.exists() {
+            return Err(TokenizerError::NoTokenizerFile { path: dir.into() });
+        }
+        let bytes = std::fs::read(&path).map_err(|e| TokenizerError::Read {
+            path: path.clone(),
+            reason: e.to_string(),
+        })?;
+        let mut inner =
+            guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|reason| {
+                TokenizerError::BadFile {
+                    path: path.clone(),
+                    reason,
+                }
+            })?;
+        // Both belong to training; neither must touch a prompt.
+        let cleared = inner.with_truncation(None).map(|_| ());
+        cleared.map_err(|e| TokenizerError::BadFile {
+            path,
+            reason: e.to_string(),
+        })?;
+        inner.with_padding(None);
+        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+        let mut more_ends = Vec::new();
+        for name in ["generation_config.json", "config.json"] {
+            let ids = read_json(&dir.join(name))?.unwrap_or_default();
+            more_ends.extend(id_list(ids.get("eos_token_id")));
+        }
+        Ok(Self::new(inner, &config, &map, &more_ends))
+    }
+
+    fn new(
+        inner: tokenizers::Tokenizer,
+        config: &Value,
+        map: &Value,
+        more_ends: &[TokenId],
+    ) -> Self {
+        let size = inner
+            .get_vocab(true)
+            .into_values()
+            .max()
+            .map_or(0, |id| id as usize + 1);
+        let named = |key: &str| {
+            let text = token_text(config.get(key)).or_else(|| token_text(map.get(key)))?;
+            inner.token_to_id(text)
+        };
+        let special = SpecialIds {
+            bos: named("bos_token"),
+            eos: named("eos_token"),
+            eot: named("eot_token"),
+            unk: named("unk_token"),
+            sep: named("sep_token"),
+            pad: named("pad_token"),
+            cls: named("cls_token"),
+            mask: named("mask_token"),
+        };
+        let decoder = inner.get_added_tokens_decoder();
+        let added: HashSet<TokenId> = decoder.keys().copied().collect();
+        let skipped: HashSet<TokenId> = decoder
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(&id, _)| id)
+            .collect();
+        // A token of that name in the plain vocabulary is text; an added one is a marker.
+        let names = end_names(|name| inner.token_to_id(name).filter(|id| added.contains(id)));
+        let mut ends = Vec::new();
+        for id in [special.eos, special.eot]
+            .into_iter()
+            .flatten()
+            .chain(names)
+        {
+            if !ends.contains(&id) {
+                ends.push(id);
+            }
+        }
+        for &id in more_ends {
+            if (id as usize) < size && !ends.contains(&id) {
+                ends.push(id);
+            }
+        }
+        let form = text_form(&inner);
+        let kind = kind(&inner, form);
+        let plain = OnceLock::new();
+        HfTokenizer {
+            inner,
+            plain,
+            form,
+            kind,
+            size,
+            special,
+            ends,
+            skipped,
+            added,
+        }
+    }
+
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
+        let inner = if options.parse_special {
+            &self.inner
+        } else {
+            self.plain.get_or_init(|| {
+                let mut plain = self.inner.clone();
+                plain.set_encode_special_tokens(true);
+                plain
+            })
+        };
+        guarded(|| inner.encode_fast(text, options.add_special))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(TokenizerError::Encode)
+    }
+
+    pub(super) fn decode(
+        &self,
+        ids: &[TokenId],
+        skip_special: bool,
+    ) -> Result<String, TokenizerError> {
+        guarded(|| self.inner.decode(ids, skip_special)).map_err(TokenizerError::Encode)
+    }
+
+    pub(super) fn token_text(&self, id: TokenId) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    pub(super) fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.inner.token_to_id(text)
+    }
+
+    pub(super) fn is_special(&self, id: TokenId) -> bool {
+        self.skipped.contains(&id)
+    }
+
+    /// Whether concatenated token bytes are the decoded text.
+    pub(super) fn decodes_by_bytes(&self) -> bool {
+        self.form != TextForm::Other
+    }
+
+    pub(super) fn strips_first_space(&self) -> bool {
+        matches!(
+            self.form,
+            TextForm::Spaces {
+                strip_first: true,
+                ..
+            }
+        )
+    }
+
+    pub(super) fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        let text = self.inner.id_to_token(id)?;
+        if self.added.contains(&id) {
+            return Some(text.into_bytes());
+        }
+        Some(match self.form {
+            TextForm::ByteLevel if text.chars().all(|c| bytes::byte_of(c).is_some()) => {
+                bytes::from_alphabet(&text)
+            }
+            TextForm::Spaces { byte_fallback, .. } => {
+                match bytes::fallback_byte(&text).filter(|_| byte_fallback) {
+                    Some(byte) => vec![byte],
+                    None => text.replace('▁', " ").into_bytes(),
+                }
+            }
+            TextForm::ByteLevel => text.into_bytes(),
+            TextForm::Other => text.strip_prefix("##").unwrap_or(&text).into(),
+        })
+    }
+}
+
+/// A special token is written as its text or as an object with its `content`.
+fn token_text(value: Option<&Value>) -> Option<&str> {
+    let value = value?;
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+/// An id or a list of ids.
+fn id_list(value: Option<&Value>) -> Vec<TokenId> {
+    let one = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    match value {
+        Some(Value::Array(ids)) => ids.iter().filter_map(one).collect(),
+        Some(id) => one(id).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+/// The steps of the decoder, a sequence taken apart.
+fn decoder_steps(decoder: Value) -> Vec<Value> {
+    match decoder {
+        Value::Object(mut object) => match object.get_mut("decoders").map(Value::take) {
+            Some(Value::Array(steps)) => steps.into_iter().flat_map(decoder_steps).collect(),
+            _ => vec![Value::Object(object)],
+        },
+        _ => Vec::new(),
+    }
+}
+
+fn text_form(inner: &tokenizers::Tokenizer) -> TextForm {
+    let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or_default();
+    let steps = decoder_steps(decoder);
+    let (mut spaces, mut strip_first, mut byte_fallback) = (false, false, false);
+    for step in &steps {
+        match step.get("type").and_then(Value::as_str) {
+            Some("ByteLevel") if steps.len() == 1 => return TextForm::ByteLevel,
+            Some("Metaspace") if step.get("replacement").and_then(Value::as_str) == Some("▁") => {
+                spaces = true;
+                strip_first = step.get("prepend_scheme").and_then(Value::as_str) != Some("never");
+            }
+            Some("Replace")
+                if step.pointer("/pattern/String").and_then(Value::as_str) == Some("▁")
+                    && step.get("content").and_then(Value::as_str) == Some(" ") =>
+            {
+                spaces = true;
+            }
+            Some("ByteFallback") => byte_fallback = true,
+            Some("Fuse") => {}
+            Some("Strip")
+                if step.get("content").and_then(Value::as_str) == Some(" ")
+                    && step.get("start").and_then(Value::as_u64) == Some(1)
+                    && step.get("stop").and_then(Value::as_u64) == Some(0) =>
+            {
+                strip_first = true;
+            }
+            _ => return TextForm::Other,
+        }
+    }
+    if spaces {
+        TextForm::Spaces {
+            strip_first,
+            byte_fallback,
+        }
+    } else {
+        TextForm::Other
+    }
+}
+
+fn kind(inner: &tokenizers::Tokenizer, form: TextForm) -> TokenizerKind {
+    use tokenizers::ModelWrapper;
+    match inner.get_model() {
+        ModelWrapper::BPE(_) if form == TextForm::ByteLevel => TokenizerKind::ByteLevelBpe,
+        ModelWrapper::BPE(_) => TokenizerKind::TextBpe,
+        ModelWrapper::WordPiece(_) => TokenizerKind::WordPiece,
+        ModelWrapper::Unigram(_) => TokenizerKind::Unigram,
+        ModelWrapper::WordLevel(_) => TokenizerKind::WordLevel,
+    }
+}
