@@ -5,6 +5,7 @@
 //! anything is allocated for them. This crate knows nothing of compute.
 
 mod bytes;
+pub mod chat_template;
 mod error;
 pub mod gguf;
 pub mod hf;
