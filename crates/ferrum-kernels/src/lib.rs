@@ -11,6 +11,7 @@
 //! Nothing here knows what a model or a file is.
 
 pub mod backend;
+pub mod gpu;
 pub mod reference;
 
 pub use backend::*;

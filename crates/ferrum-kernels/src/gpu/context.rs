@@ -1,0 +1,541 @@
+//! [`GpuContext`]: records dispatches and copies, and submits them together.
+//!
+//! A step of the forward path is one command encoder with as few compute passes as there are copies
+//! in between. Parameters of dispatches are collected on the host and uploaded by a small encoder
+//! that goes in front of the step in the same submission. Nothing is submitted before somebody
+//! wants a result ([`read`], [`GpuContext::finish`]) or very much has been recorded.
+
+use super::GpuBackend;
+use super::buffer::{GpuBuffer, RawBuffer};
+use super::core::{Shared, lock};
+use super::pipeline::{Kernel, MAX_BINDINGS, PARAM_BYTES};
+use super::staging::Staging;
+use crate::backend::DeviceBuffer;
+use ferrum_types::{Element, Error, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Dispatches whose parameters fit into one page.
+const PAGE_SLOTS: u32 = 512;
+
+/// Dispatches after which work is submitted even if nobody waits for it, so that what is recorded
+/// but not yet running stays bounded.
+const MAX_RECORDED: u32 = 16 << 10;
+
+/// A write of more bytes goes through the queue and not through the staging pool, which keeps what
+/// it once had.
+const LARGE_WRITE: usize = 8 << 20;
+
+/// How long a callback of finished work may take to arrive.
+const CALLBACK: Duration = Duration::from_secs(60);
+
+/// Bytes that are read back at once.
+const READ_STEP: u64 = 32 << 20;
+
+/// A parameter of a dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum P {
+    /// A size, index or flag.
+    U(usize),
+    /// A number.
+    F(f32),
+}
+
+/// A buffer that a dispatch binds.
+#[derive(Clone, Copy)]
+pub(super) enum Bind<'a> {
+    To(&'a RawBuffer),
+    /// An optional argument that is absent; the parameters tell the shader so.
+    Nothing,
+}
+
+impl<'a, T> From<&'a GpuBuffer<T>> for Bind<'a> {
+    fn from(buffer: &'a GpuBuffer<T>) -> Self {
+        Bind::To(&buffer.raw)
+    }
+}
+
+impl<'a, T> From<&'a mut GpuBuffer<T>> for Bind<'a> {
+    fn from(buffer: &'a mut GpuBuffer<T>) -> Self {
+        Bind::To(&buffer.raw)
+    }
+}
+
+impl<'a> From<&'a RawBuffer> for Bind<'a> {
+    fn from(raw: &'a RawBuffer) -> Self {
+        Bind::To(raw)
+    }
+}
+
+impl<'a, T> From<Option<&'a GpuBuffer<T>>> for Bind<'a> {
+    fn from(buffer: Option<&'a GpuBuffer<T>>) -> Self {
+        buffer.map_or(Bind::Nothing, Bind::from)
+    }
+}
+
+/// Uniform memory for the parameters of [`PAGE_SLOTS`] dispatches.
+struct ParamPage {
+    buffer: wgpu::Buffer,
+    group: wgpu::BindGroup,
+}
+
+/// Records work for one device and submits it.
+///
+/// Dropping a context submits what it has recorded.
+pub struct GpuContext {
+    // Dropped in this order: a pass must end before its encoder.
+    pass: Option<wgpu::ComputePass<'static>>,
+    encoder: Option<wgpu::CommandEncoder>,
+    pub(super) backend: GpuBackend,
+    staging: Staging,
+    pages: Vec<ParamPage>,
+    params: Vec<u8>,
+    slot: u32,
+    recorded: u32,
+    read_back: Option<wgpu::Buffer>,
+    scratch: Option<GpuBuffer<f32>>,
+    submissions: u64,
+    last_submission: Option<wgpu::SubmissionIndex>,
+}
+
+impl GpuContext {
+    pub(super) fn new(backend: GpuBackend) -> Self {
+        let slot = PARAM_BYTES.next_multiple_of(backend.shared.uniform_align.max(1));
+        Self {
+            pass: None,
+            encoder: None,
+            backend,
+            staging: Staging::new(),
+            pages: Vec::new(),
+            params: Vec::new(),
+            slot,
+            recorded: 0,
+            read_back: None,
+            scratch: None,
+            submissions: 0,
+            last_submission: None,
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.backend.shared
+    }
+
+    /// Submissions made so far; a decode step with its read-back is one.
+    pub fn submissions(&self) -> u64 {
+        self.submissions
+    }
+
+    /// Pieces of memory that this context has made for itself so far: staging, parameters,
+    /// read-back. Constant in a steady state.
+    pub fn allocations(&self) -> u64 {
+        self.staging.allocated()
+            + self.pages.len() as u64
+            + u64::from(self.scratch.is_some())
+            + u64::from(self.read_back.is_some())
+    }
+
+    // ---- recording -------------------------------------------------------------------------------
+
+    fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        let device = &self.backend.shared.device;
+        self.encoder
+            .get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    /// Ends the compute pass, so that something else can be recorded behind its work.
+    pub(super) fn outside_pass(&mut self) -> &mut wgpu::CommandEncoder {
+        self.encoder()
+    }
+
+    fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
+        let pass = match self.pass.take() {
+            Some(pass) => pass,
+            None => {
+                let pass = self.encoder().begin_compute_pass(&Default::default());
+                pass.forget_lifetime()
+            }
+        };
+        self.pass.insert(pass)
+    }
+
+    /// Records a dispatch of `groups` workgroups; none is no work.
+    ///
+    /// # Errors
+    /// `InvalidArgument` in the name of `op` when a size does not fit into 32 bits.
+    pub(super) fn run<const N: usize>(
+        &mut self,
+        op: &'static str,
+        (kernel, constants): (&'static Kernel, &[u32]),
+        binds: [Bind<'_>; N],
+        params: &[P],
+        groups: usize,
+    ) -> Result<()> {
+        const { assert!(N <= MAX_BINDINGS) };
+        debug_assert_eq!(N, kernel.access.len(), "{}", kernel.name);
+        if groups == 0 {
+            return Ok(());
+        }
+        let (x, y) = self.grid(op, groups)?;
+        let (page, offset) = self.push_params(op, params)?;
+        let shared = Arc::clone(self.shared());
+        let buffers = binds.map(|b| match b {
+            Bind::To(raw) => (raw.id, &raw.buffer),
+            Bind::Nothing => (0, &shared.nothing),
+        });
+        let mut cache = lock(&shared.pipelines);
+        let pipeline = cache.pipeline(&shared.device, kernel, constants);
+        let group = cache.bind_group(&shared.device, &pipeline, &buffers);
+        drop(cache);
+
+        let of_params = self.pages[page].group.clone();
+        let pass = self.pass();
+        pass.set_pipeline(&pipeline.compute);
+        pass.set_bind_group(0, &of_params, &[offset]);
+        pass.set_bind_group(1, &group, &[]);
+        pass.dispatch_workgroups(x, y, 1);
+        self.recorded += 1;
+        if self.recorded >= MAX_RECORDED {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    /// A grid of two dimensions with at least `groups` workgroups; shaders ignore those beyond.
+    fn grid(&self, op: &'static str, groups: usize) -> Result<(u32, u32)> {
+        let limit = self.shared().max_groups as usize;
+        let y = groups.div_ceil(limit);
+        if y > limit {
+            let reason = format!("{groups} workgroups are more than a grid of {limit} by {limit}");
+            return Err(Error::invalid(op, reason));
+        }
+        // Spread evenly, so that few of the last row are idle; both are at most `limit`.
+        Ok((groups.div_ceil(y) as u32, y as u32))
+    }
+
+    /// Appends parameters; returns the page and the offset in it.
+    fn push_params(&mut self, op: &'static str, params: &[P]) -> Result<(usize, u32)> {
+        let page_bytes = (self.slot * PAGE_SLOTS) as usize;
+        let at = self.params.len();
+        debug_assert!(params.len() * 4 <= PARAM_BYTES as usize);
+        for p in params {
+            let word = match *p {
+                P::F(x) => x.to_bits(),
+                P::U(n) => u32::try_from(n).map_err(|_| {
+                    self.params.truncate(at);
+                    Error::invalid(op, format!("the size {n} does not fit into 32 bits"))
+                })?,
+            };
+            self.params.extend_from_slice(&word.to_le_bytes());
+        }
+        self.params.resize(at + self.slot as usize, 0);
+        let page = at / page_bytes;
+        if page == self.pages.len() {
+            self.pages.push(self.new_page());
+        }
+        Ok((page, (at % page_bytes) as u32))
+    }
+
+    fn new_page(&self) -> ParamPage {
+        let shared = self.shared();
+        let buffer = shared.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("params"),
+            size: u64::from(self.slot * PAGE_SLOTS),
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let group = shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some("params"),
+            layout: &lock(&shared.pipelines).params,
+            entries: &[wgpu::BindGroupEntry {
+                binding: 0,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer,
+                    offset: 0,
+                    size: wgpu::BufferSize::new(u64::from(PARAM_BYTES)),
+                }),
+            }],
+        });
+        ParamPage { buffer, group }
+    }
+
+    /// Records a copy of whole words between buffers.
+    pub(super) fn copy_words(
+        &mut self,
+        from: (&RawBuffer, u64),
+        to: (&RawBuffer, u64),
+        bytes: u64,
+    ) {
+        self.encoder()
+            .copy_buffer_to_buffer(&from.0.buffer, from.1, &to.0.buffer, to.1, bytes);
+        self.recorded += 1;
+    }
+
+    /// Records zeros in the first `bytes`, a multiple of four.
+    pub(super) fn clear(&mut self, raw: &RawBuffer, bytes: u64) {
+        if bytes > 0 {
+            self.encoder().clear_buffer(&raw.buffer, 0, Some(bytes));
+            self.recorded += 1;
+        }
+    }
+
+    /// Records a copy of host bytes to word-aligned device memory.
+    pub(super) fn upload(&mut self, bytes: &[u8], to: (&RawBuffer, u64)) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if bytes.len() > LARGE_WRITE && bytes.len().is_multiple_of(4) {
+            // Everything recorded so far goes first; the queue keeps the order from there on.
+            self.submit()?;
+            self.shared().queue.write_buffer(&to.0.buffer, to.1, bytes);
+            return Ok(());
+        }
+        self.encoder();
+        let shared = Arc::clone(self.shared());
+        if let Some(encoder) = &mut self.encoder {
+            self.staging
+                .copy(&shared.device, encoder, bytes, (&to.0.buffer, to.1))
+                .map_err(|e| shared.failure("write", e))?;
+        }
+        self.recorded += 1;
+        Ok(())
+    }
+
+    /// Scratch memory of at least `len` elements, to be given back with
+    /// [`put_scratch`](Self::put_scratch). One piece is enough, as ops run one after the other.
+    pub(super) fn take_scratch(&mut self, len: usize) -> Result<GpuBuffer<f32>> {
+        match self.scratch.take() {
+            Some(buffer) if buffer.len() >= len => Ok(buffer),
+            _ => super::buffer::alloc(self.shared(), len),
+        }
+    }
+
+    /// Keeps scratch memory for the next call.
+    pub(super) fn put_scratch(&mut self, buffer: GpuBuffer<f32>) {
+        self.scratch = Some(buffer);
+    }
+
+    // ---- running ---------------------------------------------------------------------------------
+
+    /// Submits what is recorded, if anything.
+    pub(super) fn submit(&mut self) -> Result<()> {
+        self.pass = None;
+        let Some(encoder) = self.encoder.take() else {
+            return Ok(());
+        };
+        let shared = Arc::clone(self.shared());
+        let mut first = shared.device.create_command_encoder(&Default::default());
+        let page_bytes = (self.slot * PAGE_SLOTS) as usize;
+        let mut uploaded = Ok(());
+        for (page, bytes) in self.pages.iter().zip(self.params.chunks(page_bytes)) {
+            let copied = self
+                .staging
+                .copy(&shared.device, &mut first, bytes, (&page.buffer, 0));
+            uploaded = uploaded.and(copied);
+        }
+        self.params.clear();
+        self.recorded = 0;
+        self.staging.close();
+        // Dispatches without their parameters must not run.
+        if let Err(e) = uploaded {
+            return Err(shared
+                .check("submit")
+                .err()
+                .unwrap_or_else(|| shared.failure("submit", e)));
+        }
+        let submitted = shared.queue.submit([first.finish(), encoder.finish()]);
+        self.last_submission = Some(submitted);
+        self.staging.recall();
+        self.submissions += 1;
+        Ok(())
+    }
+
+    /// Submits what is recorded and waits for all of it.
+    pub(super) fn finish(&mut self, op: &'static str) -> Result<()> {
+        self.submit()?;
+        match self.last_submission.take() {
+            Some(last) => self.shared().wait(op, last),
+            None => self.shared().check(op),
+        }
+    }
+
+    /// Submits, and copies `bytes` of `src` from the word-aligned `offset` to the host, where
+    /// `take(at, piece)` gets them piece by piece.
+    pub(super) fn download(
+        &mut self,
+        src: &RawBuffer,
+        offset: u64,
+        bytes: u64,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < bytes {
+            let size = READ_STEP.min(bytes - at);
+            let to = self.read_back(size);
+            self.encoder()
+                .copy_buffer_to_buffer(&src.buffer, offset + at, &to, 0, size);
+            self.submit()?;
+            let (sender, mapped) = std::sync::mpsc::channel();
+            to.map_async(wgpu::MapMode::Read, ..size, move |result| {
+                // Nobody listens any more when waiting has failed.
+                let _ = sender.send(result);
+            });
+            let waited = self.finish("read");
+            // Unmapped in every case: a mapped buffer could not be read into again.
+            let copied = waited.and_then(|()| {
+                let fail = |reason: String| self.shared().failure("read", reason);
+                // The callback runs on whichever thread polls first, so it may still be on its way.
+                let result = mapped
+                    .recv_timeout(CALLBACK)
+                    .map_err(|e| fail(e.to_string()))?;
+                result.map_err(|e| fail(e.to_string()))?;
+                let view = to
+                    .get_mapped_range(..size)
+                    .map_err(|e| fail(e.to_string()))?;
+                take(at as usize, &view);
+                Ok(())
+            });
+            to.unmap();
+            copied?;
+            at += size;
+        }
+        Ok(())
+    }
+
+    fn read_back(&mut self, bytes: u64) -> wgpu::Buffer {
+        match &self.read_back {
+            Some(buffer) if buffer.size() >= bytes => buffer.clone(),
+            _ => {
+                let buffer = self.shared().device.create_buffer(&wgpu::BufferDescriptor {
+                    label: Some("read-back"),
+                    size: bytes.next_power_of_two().max(4096),
+                    usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                    mapped_at_creation: false,
+                });
+                self.read_back.insert(buffer).clone()
+            }
+        }
+    }
+}
+
+impl Drop for GpuContext {
+    fn drop(&mut self) {
+        // As on a device that runs work at once; whoever cares about errors calls `sync` before.
+        let _ = self.submit();
+    }
+}
+
+// ---- typed copies --------------------------------------------------------------------------------
+
+/// Checks that `offset..offset + len` lies in a buffer of `found` elements.
+fn check_range(
+    op: &'static str,
+    what: &'static str,
+    found: usize,
+    offset: usize,
+    len: usize,
+) -> Result<()> {
+    Error::check_len(op, what, found, offset.saturating_add(len))
+}
+
+/// `dst[offset..] = src`.
+pub(super) fn write<T: Element>(
+    ctx: &mut GpuContext,
+    dst: &mut GpuBuffer<T>,
+    offset: usize,
+    src: &[T],
+) -> Result<()> {
+    check_range("write", "dst", dst.len(), offset, src.len())?;
+    let bytes: &[u8] = bytemuck::cast_slice(src);
+    let at = offset * size_of::<T>();
+    let ends_at_word = bytes.len().is_multiple_of(4);
+    if at.is_multiple_of(4) && ends_at_word {
+        return ctx.upload(bytes, (&dst.raw, at as u64));
+    }
+    // Neighbours in the same word must survive: through scratch memory and a copy of bytes.
+    let scratch = ctx.take_scratch(bytes.len().div_ceil(4))?;
+    let done = ctx
+        .upload(bytes, (&scratch.raw, 0))
+        .and_then(|()| copy_bytes(ctx, "write", (&scratch.raw, 0), (&dst.raw, at), bytes.len()));
+    ctx.put_scratch(scratch);
+    done
+}
+
+/// `out = src[offset..][..out.len()]`, once everything recorded has run.
+pub(super) fn read<T: Element>(
+    ctx: &mut GpuContext,
+    src: &GpuBuffer<T>,
+    offset: usize,
+    out: &mut [T],
+) -> Result<()> {
+    check_range("read", "src", src.len(), offset, out.len())?;
+    let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+    if out.is_empty() {
+        return ctx.finish("read");
+    }
+    let start = offset * size_of::<T>();
+    let first_word = start / 4 * 4;
+    let skip = start - first_word;
+    let words = (skip + out.len()).next_multiple_of(4) as u64;
+    ctx.download(&src.raw, first_word as u64, words, |at, piece| {
+        // `piece` is bytes `at..` of the words, of which the first `skip` belong to others.
+        let from = skip.saturating_sub(at).min(piece.len());
+        let to = (at + from).saturating_sub(skip);
+        let n = (piece.len() - from).min(out.len().saturating_sub(to));
+        out[to..to + n].copy_from_slice(&piece[from..from + n]);
+    })
+}
+
+/// `dst[dst_offset..][..len] = src[src_offset..][..len]`.
+pub(super) fn copy_slice<T: Element>(
+    ctx: &mut GpuContext,
+    (src, src_offset): (&GpuBuffer<T>, usize),
+    (dst, dst_offset): (&mut GpuBuffer<T>, usize),
+    len: usize,
+) -> Result<()> {
+    const OP: &str = "copy_slice";
+    check_range(OP, "src", src.len(), src_offset, len)?;
+    check_range(OP, "dst", dst.len(), dst_offset, len)?;
+    let size = size_of::<T>();
+    let (from, to, bytes) = (src_offset * size, dst_offset * size, len * size);
+    copy_bytes(ctx, OP, (&src.raw, from), (&dst.raw, to), bytes)
+}
+
+pub(super) static COPY_BYTES: Kernel = Kernel {
+    name: "copy_bytes",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/copy_bytes.wgsl"),
+    ],
+    access: "rw",
+    constants: &[],
+};
+
+/// Copies bytes at any offsets; in words where that is possible.
+fn copy_bytes(
+    ctx: &mut GpuContext,
+    op: &'static str,
+    (src, from): (&RawBuffer, usize),
+    (dst, to): (&RawBuffer, usize),
+    bytes: usize,
+) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    if [from, to, bytes].iter().all(|n| n.is_multiple_of(4)) {
+        ctx.copy_words((src, from as u64), (dst, to as u64), bytes as u64);
+        return Ok(());
+    }
+    let words = (to + bytes).div_ceil(4) - to / 4;
+    ctx.run(
+        op,
+        (&COPY_BYTES, &[]),
+        [src.into(), dst.into()],
+        &[P::U(from), P::U(to), P::U(bytes)],
+        words.div_ceil(LANES),
+    )
+}
+
+/// Lanes of the shaders in which each lane makes one element.
+pub(super) const LANES: usize = 256;

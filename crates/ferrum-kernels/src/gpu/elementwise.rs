@@ -1,0 +1,236 @@
+//! Ops on each element by itself: one lane, one element.
+
+use super::buffer::GpuBuffer;
+use super::context::{GpuContext, LANES, P};
+use super::pipeline::Kernel;
+use super::shape::{check_cap, product};
+use crate::backend::{DeviceBuffer, GeluKind, RowShape};
+use ferrum_types::{Error, Result};
+
+pub(super) static UNARY: Kernel = Kernel {
+    name: "unary",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/activation.wgsl"),
+        include_str!("shaders/unary.wgsl"),
+    ],
+    access: "rw",
+    constants: &["KIND"],
+};
+pub(super) static GATED: Kernel = Kernel {
+    name: "gated",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/activation.wgsl"),
+        include_str!("shaders/gated.wgsl"),
+    ],
+    access: "rw",
+    constants: &["KIND"],
+};
+pub(super) static SOFTCAP: Kernel = Kernel {
+    name: "softcap",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/activation.wgsl"),
+        include_str!("shaders/softcap.wgsl"),
+    ],
+    access: "w",
+    constants: &[],
+};
+pub(super) static SCALE: Kernel = Kernel {
+    name: "scale",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/scale.wgsl"),
+    ],
+    access: "w",
+    constants: &[],
+};
+pub(super) static SCALED_ADD: Kernel = Kernel {
+    name: "scaled_add",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/scaled_add.wgsl"),
+    ],
+    access: "wr",
+    constants: &[],
+};
+pub(super) static MUL: Kernel = Kernel {
+    name: "mul",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/mul.wgsl"),
+    ],
+    access: "rrw",
+    constants: &[],
+};
+pub(super) static ADD_BIAS: Kernel = Kernel {
+    name: "add_bias",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/add_bias.wgsl"),
+    ],
+    access: "wr",
+    constants: &[],
+};
+
+/// An activation function; the numbers are those in `activation.wgsl`.
+#[derive(Clone, Copy)]
+pub(super) enum Activation {
+    Gelu = 0,
+    GeluTanh = 1,
+    Silu = 2,
+}
+
+impl From<GeluKind> for Activation {
+    fn from(kind: GeluKind) -> Self {
+        match kind {
+            GeluKind::Exact => Activation::Gelu,
+            GeluKind::Tanh => Activation::GeluTanh,
+        }
+    }
+}
+
+/// `out = activation(x)`.
+pub(super) fn unary(
+    ctx: &mut GpuContext,
+    op: &'static str,
+    activation: Activation,
+    x: &GpuBuffer<f32>,
+    out: &mut GpuBuffer<f32>,
+    len: usize,
+) -> Result<()> {
+    Error::check_len(op, "x", x.len(), len)?;
+    Error::check_len(op, "out", out.len(), len)?;
+    ctx.run(
+        op,
+        (&UNARY, &[activation as u32]),
+        [x.into(), out.into()],
+        &[P::U(len)],
+        len.div_ceil(LANES),
+    )
+}
+
+/// `out[rows, dim] = activation(gate) · up` for rows `[gate | up]`.
+pub(super) fn gated(
+    ctx: &mut GpuContext,
+    op: &'static str,
+    activation: Activation,
+    gate_up: &GpuBuffer<f32>,
+    out: &mut GpuBuffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    let total = product(op, &[shape.rows, shape.dim])?;
+    Error::check_len(op, "gate_up", gate_up.len(), product(op, &[total, 2])?)?;
+    Error::check_len(op, "out", out.len(), total)?;
+    ctx.run(
+        op,
+        (&GATED, &[activation as u32]),
+        [gate_up.into(), out.into()],
+        &[P::U(total), P::U(shape.dim)],
+        total.div_ceil(LANES),
+    )
+}
+
+/// `x[r, :] += bias`.
+pub(super) fn add_bias(
+    ctx: &mut GpuContext,
+    x: &mut GpuBuffer<f32>,
+    bias: &GpuBuffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    const OP: &str = "add_bias";
+    let total = product(OP, &[shape.rows, shape.dim])?;
+    Error::check_len(OP, "x", x.len(), total)?;
+    Error::check_len(OP, "bias", bias.len(), shape.dim)?;
+    ctx.run(
+        OP,
+        (&ADD_BIAS, &[]),
+        [x.into(), bias.into()],
+        &[P::U(total), P::U(shape.dim)],
+        total.div_ceil(LANES),
+    )
+}
+
+/// `x += scale · y`.
+pub(super) fn scaled_add(
+    ctx: &mut GpuContext,
+    op: &'static str,
+    x: &mut GpuBuffer<f32>,
+    y: &GpuBuffer<f32>,
+    scale: f32,
+    len: usize,
+) -> Result<()> {
+    Error::check_len(op, "x", x.len(), len)?;
+    Error::check_len(op, "y", y.len(), len)?;
+    ctx.run(
+        op,
+        (&SCALED_ADD, &[]),
+        [x.into(), y.into()],
+        &[P::U(len), P::F(scale)],
+        len.div_ceil(LANES),
+    )
+}
+
+/// `x = x · scale`.
+pub(super) fn scale_inplace(
+    ctx: &mut GpuContext,
+    x: &mut GpuBuffer<f32>,
+    scale: f32,
+    len: usize,
+) -> Result<()> {
+    const OP: &str = "scale_inplace";
+    Error::check_len(OP, "x", x.len(), len)?;
+    ctx.run(
+        OP,
+        (&SCALE, &[]),
+        [x.into()],
+        &[P::U(len), P::F(scale)],
+        len.div_ceil(LANES),
+    )
+}
+
+/// `out = x · y`.
+pub(super) fn mul(
+    ctx: &mut GpuContext,
+    x: &GpuBuffer<f32>,
+    y: &GpuBuffer<f32>,
+    out: &mut GpuBuffer<f32>,
+    len: usize,
+) -> Result<()> {
+    const OP: &str = "mul";
+    Error::check_len(OP, "x", x.len(), len)?;
+    Error::check_len(OP, "y", y.len(), len)?;
+    Error::check_len(OP, "out", out.len(), len)?;
+    ctx.run(
+        OP,
+        (&MUL, &[]),
+        [x.into(), y.into(), out.into()],
+        &[P::U(len)],
+        len.div_ceil(LANES),
+    )
+}
+
+/// `x = cap · tanh(x / cap)`.
+pub(super) fn softcap(
+    ctx: &mut GpuContext,
+    x: &mut GpuBuffer<f32>,
+    cap: f32,
+    len: usize,
+) -> Result<()> {
+    const OP: &str = "softcap";
+    check_cap(OP, cap)?;
+    Error::check_len(OP, "x", x.len(), len)?;
+    ctx.run(
+        OP,
+        (&SOFTCAP, &[]),
+        [x.into()],
+        &[P::U(len), P::F(cap)],
+        len.div_ceil(LANES),
+    )
+}
+
+/// `out[..len] = 0`, for ops over nothing (`k = 0`, a table without rows).
+pub(super) fn zero(ctx: &mut GpuContext, out: &mut GpuBuffer<f32>, len: usize) {
+    ctx.clear(&out.raw, len as u64 * 4);
+}

@@ -1,0 +1,383 @@
+//! The paged cache: writes through block tables, and attention over a ragged batch.
+//!
+//! A pool is `[blocks, kv_heads, block_size, head_dim]` with heads padded to an even number of
+//! elements, so that a pair of elements is one load: two f32, or one word of two 16-bit floats. The
+//! 16-bit kinds need no such types of the device: shaders round to nearest even with integers, and
+//! give the same bits as the host would.
+//!
+//! Indices from the batch (block ids, lengths) are the engine's and live on the device, so they are
+//! not checked one by one; whatever they are, accesses stay inside the pool's buffers.
+
+use super::GpuBackend;
+use super::attention::{CALL_PARAMS, Call, check_config};
+use super::buffer::{GpuBuffer, RawBuffer};
+use super::context::{Bind, GpuContext, LANES, P};
+use super::heads::{Layout, heads_len, split_qk, v_in_row};
+use super::pipeline::Kernel;
+use super::shape::{product, require};
+use crate::backend::*;
+use ferrum_types::{BlockId, Error, Result};
+
+/// A cache element that the shaders can store: which of the kernels is for it.
+pub trait GpuKvKind: KvDtypeKind {
+    /// Index in this file's tables of kernels.
+    const INDEX: usize;
+    /// Bytes of a pair of elements.
+    const PAIR_BYTES: usize;
+}
+
+impl GpuKvKind for KvF32 {
+    const INDEX: usize = 0;
+    const PAIR_BYTES: usize = 8;
+}
+
+impl GpuKvKind for KvFp16 {
+    const INDEX: usize = 1;
+    const PAIR_BYTES: usize = 4;
+}
+
+impl GpuKvKind for KvBf16 {
+    const INDEX: usize = 2;
+    const PAIR_BYTES: usize = 4;
+}
+
+/// The three forms of a kernel, in the order of [`GpuKvKind::INDEX`].
+macro_rules! for_each_kind {
+    ($name:literal, $access:literal, [$($before:literal),*], [$($after:literal),*]) => {
+        [
+            for_each_kind!(@ $name, "_f32", "shaders/kv_f32.wgsl", $access, [$($before),*], [$($after),*]),
+            for_each_kind!(@ $name, "_f16", "shaders/kv_f16.wgsl", $access, [$($before),*], [$($after),*]),
+            for_each_kind!(@ $name, "_bf16", "shaders/kv_bf16.wgsl", $access, [$($before),*], [$($after),*]),
+        ]
+    };
+    (@ $name:literal, $suffix:literal, $kind:literal, $access:literal, [$($before:literal),*], [$($after:literal),*]) => {
+        Kernel {
+            name: concat!($name, $suffix),
+            wgsl: &[
+                include_str!("shaders/grid.wgsl"),
+                $(include_str!($before),)*
+                include_str!($kind),
+                $(include_str!($after),)*
+            ],
+            access: $access,
+            constants: &["BATCH"],
+        }
+    };
+}
+
+pub(super) static APPEND: [Kernel; 3] = for_each_kind!(
+    "kv_append",
+    "rrwwrrr",
+    ["shaders/paged.wgsl"],
+    ["shaders/kv_append.wgsl"]
+);
+pub(super) static ATTENTION: [Kernel; 3] = for_each_kind!(
+    "attention_paged",
+    "rrrrwrrr",
+    [
+        "shaders/paged.wgsl",
+        "shaders/activation.wgsl",
+        "shaders/attention.wgsl"
+    ],
+    ["shaders/attention_paged.wgsl"]
+);
+pub(super) static COPY_BLOCK: Kernel = Kernel {
+    name: "kv_copy_block",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/kv_copy_block.wgsl"),
+    ],
+    access: "w",
+    constants: &[],
+};
+
+/// The first binding of the batch's buffers in [`APPEND`].
+pub(super) const APPEND_BATCH: u32 = 4;
+/// The first binding of the batch's buffers in [`ATTENTION`].
+pub(super) const ATTENTION_BATCH: u32 = 5;
+
+/// Keys or values of one layer.
+pub struct GpuKvBuffer {
+    raw: RawBuffer,
+}
+
+fn pairs(head_dim: usize) -> usize {
+    head_dim.div_ceil(2)
+}
+
+/// Checks the buffers of a batch that paged shaders read.
+fn check_batch(op: &'static str, batch: &DeviceBatch<GpuBackend>) -> Result<()> {
+    let BatchShape {
+        tokens,
+        seqs,
+        table_stride,
+        ..
+    } = batch.shape;
+    require(op, tokens == 0 || seqs > 0, || {
+        format!("{tokens} tokens belong to no sequence")
+    })?;
+    let starts = seqs.saturating_add(1);
+    Error::check_len(op, "query_starts", batch.query_starts.len(), starts)?;
+    Error::check_len(op, "kv_lens", batch.kv_lens.len(), seqs)?;
+    let tables = product(op, &[seqs, table_stride])?;
+    Error::check_len(op, "block_tables", batch.block_tables.len(), tables)
+}
+
+/// The parameters that tell a shader where a token's keys are.
+fn paged_params(batch: BatchShape, pool: PagedKvShape) -> [P; 6] {
+    [
+        P::U(batch.seqs),
+        P::U(batch.table_stride),
+        P::U(pool.block_size),
+        P::U(pool.kv_heads),
+        P::U(pairs(pool.head_dim)),
+        P::U(pool.blocks),
+    ]
+}
+
+/// Heads on their way into a pool: buffer and layout.
+type Source<'a> = (&'a GpuBuffer<f32>, Layout);
+
+/// Writes the batch's tokens from token-major heads in any layout; the caller has checked bounds.
+fn append<K: GpuKvKind>(
+    ctx: &mut GpuContext,
+    op: &'static str,
+    kv: &mut KvLayer<GpuBackend, K>,
+    (k, k_from): Source<'_>,
+    (v, v_from): Source<'_>,
+    batch: &DeviceBatch<GpuBackend>,
+) -> Result<()> {
+    let PagedKvShape {
+        kv_heads, head_dim, ..
+    } = kv.shape;
+    let total = product(op, &[batch.shape.tokens, kv_heads, pairs(head_dim)])?;
+    let [k_offset, k_token, k_head] = k_from.params();
+    let [v_offset, v_token, v_head] = v_from.params();
+    let [a, b, c, d, e, f] = paged_params(batch.shape, kv.shape);
+    let (pool_k, pool_v) = (&kv.k.raw, &kv.v.raw);
+    let params = [
+        P::U(total),
+        P::U(head_dim),
+        k_offset,
+        k_token,
+        k_head,
+        v_offset,
+        v_token,
+        v_head,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+    ];
+    let binds = [
+        k.into(),
+        v.into(),
+        pool_k.into(),
+        pool_v.into(),
+        Bind::from(&batch.query_starts),
+        Bind::from(&batch.kv_lens),
+        Bind::from(&batch.block_tables),
+    ];
+    ctx.run(
+        op,
+        (&APPEND[K::INDEX], &[APPEND_BATCH]),
+        binds,
+        &params,
+        total.div_ceil(LANES),
+    )
+}
+
+impl BackendPagedKv for GpuBackend {}
+
+impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
+    type KvBuffer = GpuKvBuffer;
+    type KvScales = ();
+
+    fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
+        const OP: &str = "alloc_kv_layer";
+        let dims = [
+            shape.blocks,
+            shape.block_size,
+            shape.kv_heads,
+            shape.head_dim,
+        ];
+        require(OP, !dims.contains(&0), || {
+            format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
+        })?;
+        let vectors = product(OP, &[shape.blocks, shape.block_size, shape.kv_heads])?;
+        let bytes = product(OP, &[vectors, pairs(shape.head_dim), K::PAIR_BYTES])? as u64;
+        let buffer = || {
+            let raw = RawBuffer::new(&self.shared, bytes)?;
+            Ok::<_, Error>(GpuKvBuffer { raw })
+        };
+        Ok(KvLayer {
+            k: buffer()?,
+            v: buffer()?,
+            scales: (),
+            shape,
+        })
+    }
+
+    fn kv_append(
+        ctx: &mut GpuContext,
+        kv: &mut KvLayer<Self, K>,
+        k: &GpuBuffer<f32>,
+        v: &GpuBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        const OP: &str = "kv_append";
+        let heads = HeadsShape {
+            tokens: batch.shape.tokens,
+            heads: kv.shape.kv_heads,
+            head_dim: kv.shape.head_dim,
+        };
+        let len = heads_len(OP, heads)?;
+        Error::check_len(OP, "k", k.len(), len)?;
+        Error::check_len(OP, "v", v.len(), len)?;
+        check_batch(OP, batch)?;
+        let from = Layout::of(HeadLayout::TokenMajor, heads);
+        append(ctx, OP, kv, (k, from), (v, from), batch)
+    }
+
+    fn kv_append_qkv(
+        ctx: &mut GpuContext,
+        input: PagedQkv<'_, Self>,
+        q: &mut GpuBuffer<f32>,
+        kv: &mut KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        const OP: &str = "kv_append_qkv";
+        let PagedQkv {
+            qkv,
+            transform,
+            shape,
+        } = input;
+        let found = (shape.tokens, shape.kv_heads, shape.head_dim);
+        let expected = (batch.shape.tokens, kv.shape.kv_heads, kv.shape.head_dim);
+        require(OP, found == expected, || {
+            format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
+        })?;
+        Error::check_len(OP, "q", q.len(), heads_len(OP, shape.q())?)?;
+        check_batch(OP, batch)?;
+        let q_to = Layout::of(HeadLayout::TokenMajor, shape.q());
+        let k_to = Layout::of(HeadLayout::TokenMajor, shape.kv());
+        // Keys rest in scratch memory between rotation and the pool: both at once would bind more
+        // buffers than WebGPU promises. Values go straight from the projection.
+        let mut k = ctx.take_scratch(heads_len(OP, shape.kv())?)?;
+        let done = split_qk(ctx, OP, qkv, (q, q_to), (&mut k, k_to), transform, shape)
+            .and_then(|()| append(ctx, OP, kv, (&k, k_to), (qkv, v_in_row(shape)), batch));
+        ctx.put_scratch(k);
+        done
+    }
+
+    fn kv_attention(
+        ctx: &mut GpuContext,
+        q: &GpuBuffer<f32>,
+        kv: &KvLayer<Self, K>,
+        sinks: Option<&GpuBuffer<f32>>,
+        batch: &DeviceBatch<Self>,
+        out: &mut GpuBuffer<f32>,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        const OP: &str = "kv_attention";
+        let rule = check_config(OP, config)?;
+        let AttnConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *config;
+        let found = (kv_heads, head_dim);
+        let expected = (kv.shape.kv_heads, kv.shape.head_dim);
+        require(OP, found == expected, || {
+            format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
+        })?;
+        let queries = HeadsShape {
+            tokens: batch.shape.tokens,
+            heads,
+            head_dim,
+        };
+        let len = heads_len(OP, queries)?;
+        Error::check_len(OP, "q", q.len(), len)?;
+        Error::check_len(OP, "out", out.len(), len)?;
+        if let Some(sinks) = sinks {
+            Error::check_len(OP, "sinks", sinks.len(), heads)?;
+        }
+        check_batch(OP, batch)?;
+        let layout = Layout::of(HeadLayout::TokenMajor, queries);
+        let call = Call {
+            tokens: queries.tokens,
+            heads,
+            group: heads / kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            q: layout,
+            out: layout,
+            rule,
+            has_sinks: sinks.is_some(),
+        };
+        let mut params = [P::U(0); CALL_PARAMS + 6];
+        params[..CALL_PARAMS].copy_from_slice(&call.params());
+        params[CALL_PARAMS..].copy_from_slice(&paged_params(batch.shape, kv.shape));
+        let binds = [
+            q.into(),
+            Bind::from(&kv.k.raw),
+            Bind::from(&kv.v.raw),
+            sinks.into(),
+            out.into(),
+            Bind::from(&batch.query_starts),
+            Bind::from(&batch.kv_lens),
+            Bind::from(&batch.block_tables),
+        ];
+        let groups = product(OP, &[queries.tokens, heads])?;
+        ctx.run(
+            OP,
+            (&ATTENTION[K::INDEX], &[ATTENTION_BATCH]),
+            binds,
+            &params,
+            groups,
+        )
+    }
+
+    fn kv_copy_blocks(
+        ctx: &mut GpuContext,
+        kv: &mut KvLayer<Self, K>,
+        pairs_of_blocks: &[(BlockId, BlockId)],
+    ) -> Result<()> {
+        const OP: &str = "kv_copy_blocks";
+        let PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        } = kv.shape;
+        let outside = |&&(from, to): &&(BlockId, BlockId)| from.0.max(to.0) as usize >= blocks;
+        if let Some((from, to)) = pairs_of_blocks.iter().find(outside) {
+            let reason = format!("block {} to {}, the pool has {blocks} blocks", from.0, to.0);
+            return Err(Error::invalid(OP, reason));
+        }
+        let words = product(
+            OP,
+            &[block_size, kv_heads, pairs(head_dim), K::PAIR_BYTES / 4],
+        )?;
+        // One dispatch for each pair, because a later pair may read what an earlier one wrote.
+        for (from, to) in pairs_of_blocks.iter().filter(|(from, to)| from != to) {
+            for raw in [&kv.k.raw, &kv.v.raw] {
+                ctx.run(
+                    OP,
+                    (&COPY_BLOCK, &[]),
+                    [raw.into()],
+                    &[
+                        P::U(words),
+                        P::U(from.0 as usize * words),
+                        P::U(to.0 as usize * words),
+                    ],
+                    words.div_ceil(LANES),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+// Where a paged pool keeps the keys of a ragged batch.
+
+struct Paged {
+    seqs: u32,
+    table_stride: u32,
+    block_size: u32,
+    kv_heads: u32,
+    pairs: u32, // of a head
+    blocks: u32,
+}
+
+@group(1) @binding(BATCH) var<storage, read> query_starts: array<i32>;
+@group(1) @binding(BATCH + 1) var<storage, read> kv_lens: array<i32>;
+@group(1) @binding(BATCH + 2) var<storage, read> block_tables: array<i32>;
+
+// The sequence of a token: the last that begins at it or before. Empty ones begin where the next
+// does, so the last is the one that has the token.
+fn sequence_of(c: Paged, token: u32) -> u32 {
+    var low = 0u;
+    var high = c.seqs;
+    while low + 1u < high {
+        let middle = (low + high) / 2u;
+        if query_starts[middle] <= i32(token) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// The key index of a token of a sequence.
+fn key_index(s: u32, token: u32) -> i32 {
+    return kv_lens[s] - query_starts[s + 1u] + i32(token);
+}
+
+// The first pair of a head of key j; outside the pool for an id that is no block.
+fn place_of(c: Paged, s: u32, j: u32, kv_head: u32) -> u32 {
+    let block = bitcast<u32>(block_tables[s * c.table_stride + j / c.block_size]);
+    return ((block * c.kv_heads + kv_head) * c.block_size + j % c.block_size) * c.pairs;
+}
