@@ -11,8 +11,10 @@
 //! Nothing here knows what a model or a file is.
 
 pub mod backend;
+pub mod cpu;
 pub mod gpu;
 pub mod reference;
 
 pub use backend::*;
+pub use cpu::CpuBackend;
 pub use reference::ReferenceBackend;

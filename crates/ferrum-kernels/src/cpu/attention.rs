@@ -1,0 +1,804 @@
+//! Softmax attention without a score matrix: one routine; the ops differ in where keys lie.
+//!
+//! Keys are taken in tiles of 32 by their absolute index, with a running maximum and sum for each
+//! query (Milakov and Gimelshein, "Online normalizer calculation for softmax"; Dao et al.,
+//! "FlashAttention"). A tile's scores and its weighted values are products by the register tile of
+//! [`super::gemm`], so each is one chain in key order. A query's result therefore depends on its own
+//! keys alone: not on the other queries of a chunk, the size of a KV block, or the split of the work.
+//!
+//! Queries of the heads that share a kv head are rows of one product: they share each read of K and V.
+
+use super::buffer::{CpuBuffer, SharedMut};
+use super::check::{elements, require};
+use super::elementwise::check_cap;
+use super::exec::{Exec, Scratch};
+use super::gemm::tile::{Block, F32Columns, MAX_ROWS, PANEL, Rows, panel, with_rows};
+use super::heads::heads_len;
+use super::isa::Kernel;
+use super::math;
+use super::simd::{LANES, Simd};
+use crate::backend::{AttnConfig, FlashShape, HeadsShape, MlaShape};
+use ferrum_types::Result;
+use std::ops::Range;
+
+/// Keys of a tile.
+pub(crate) const KEYS: usize = PANEL;
+
+/// How scores are made and which keys a query sees.
+#[derive(Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) causal: bool,
+    pub(crate) window: Option<usize>,
+}
+
+impl Rule {
+    /// The keys that the query at key index `at` sees, of `kv_len` keys.
+    #[inline(always)]
+    pub(crate) fn visible(&self, at: usize, kv_len: usize) -> Range<usize> {
+        let after = at.saturating_add(1);
+        let end = if self.causal {
+            after.min(kv_len)
+        } else {
+            kv_len
+        };
+        let start = self.window.map_or(0, |window| after.saturating_sub(window));
+        start.min(end)..end
+    }
+}
+
+/// Checks what every attention op asks of its config.
+pub(crate) fn check_config(op: &'static str, config: &AttnConfig) -> Result<Rule> {
+    let AttnConfig {
+        heads, kv_heads, ..
+    } = *config;
+    require(op, kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
+        format!("{heads} heads are not a multiple of {kv_heads} kv heads")
+    })?;
+    if let Some(cap) = config.softcap {
+        check_cap(op, cap)?;
+    }
+    Ok(Rule {
+        scale: config.scale,
+        softcap: config.softcap,
+        causal: config.causal,
+        window: config.sliding_window,
+    })
+}
+
+/// Where keys and values lie. `sequence` is the caller's number of a sequence.
+pub(crate) trait KeyValues: Sync {
+    /// Writes element `d` of key `j`, for `j` in `keys`, to `out[d · KEYS + j % KEYS]`. All keys are of
+    /// one tile; `out` holds `KEYS` columns for each element, of which the others may get anything.
+    fn keys<S: Simd>(&self, s: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]);
+
+    /// Values of `keys`: row `j % KEYS` of the result is value `j`, with whole panels of elements.
+    /// Either memory of the source or `buffer`, whose rows have `stride` elements.
+    fn values<'a, S: Simd>(
+        &'a self,
+        s: S,
+        at: (usize, usize),
+        keys: Range<usize>,
+        buffer: &'a mut [f32],
+        stride: usize,
+    ) -> Values<'a>;
+}
+
+/// Values of a tile: row `j` begins at `data[j · stride]`.
+pub(crate) struct Values<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+}
+
+/// One sequence's share of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queries {
+    /// Its first query token in the flat batch.
+    pub(crate) first_token: usize,
+    /// Its query tokens.
+    pub(crate) len: usize,
+    /// Key index of the first.
+    pub(crate) first_index: usize,
+    /// Its keys.
+    pub(crate) kv_len: usize,
+}
+
+/// A call: sizes, and where queries and results lie. Head `h` of token `t` begins at
+/// `t·token + h·head` in `q` and, in the same layout, in `out`.
+pub(crate) struct Attention<'a, K> {
+    pub(crate) source: &'a K,
+    pub(crate) rule: Rule,
+    pub(crate) q: &'a [f32],
+    pub(crate) q_strides: (usize, usize),
+    pub(crate) out: SharedMut<'a, f32>,
+    pub(crate) out_strides: (usize, usize),
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+}
+
+/// Rows of a task at most: enough that decoding a tile of keys is little beside using it.
+const MOST_ROWS: usize = 96;
+
+/// A task's floats.
+struct Layout {
+    q: usize,
+    acc: usize,
+    state: usize,
+    keys: usize,
+    values: usize,
+}
+
+impl Layout {
+    fn new(rows: usize, key_dim: usize, stride: usize) -> Self {
+        Self {
+            q: rows * key_dim,
+            acc: rows * stride,
+            state: rows * (1 + LANES),
+            keys: key_dim * KEYS,
+            values: KEYS * stride,
+        }
+    }
+
+    fn total(&self) -> usize {
+        (self.q + self.acc + self.state + self.keys + self.values).next_multiple_of(LANES)
+    }
+}
+
+/// A running softmax's memory, cut from a thread's scratch.
+struct Work<'a> {
+    /// Queries in tiles, each `[key_dim][rows of the tile]`.
+    q: &'a mut [f32],
+    /// `[rows, stride]`: weighted values so far.
+    acc: &'a mut [f32],
+    /// `[rows]`: largest score so far.
+    largest: &'a mut [f32],
+    /// `[rows, LANES]`: sums of weights so far; lane = key index modulo 16.
+    sums: &'a mut [f32],
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+}
+
+impl Layout {
+    fn cut<'a>(&self, floats: &'a mut [f32]) -> Work<'a> {
+        let (q, rest) = floats.split_at_mut(self.q);
+        let (acc, rest) = rest.split_at_mut(self.acc);
+        let (state, rest) = rest.split_at_mut(self.state);
+        let (keys, rest) = rest.split_at_mut(self.keys);
+        let (largest, sums) = state.split_at_mut(self.state / (1 + LANES));
+        Work {
+            q,
+            acc,
+            largest,
+            sums,
+            keys,
+            values: &mut rest[..self.values],
+        }
+    }
+}
+
+impl<K: KeyValues> Attention<'_, K> {
+    /// Runs all queries of `sequences`.
+    pub(crate) fn run(
+        &self,
+        exec: &Exec,
+        scratch: &mut Scratch,
+        sequences: &[Queries],
+    ) -> Result<()> {
+        let group = self.heads / self.kv_heads;
+        let rows_of = |queries: &Queries| queries.len * group;
+        let longest = sequences.iter().map(rows_of).max().unwrap_or(0);
+        if longest == 0 || self.value_dim == 0 {
+            return Ok(());
+        }
+        let threads = exec.pool.threads();
+        let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.kv_heads;
+        let rows = (all_rows / (4 * threads))
+            .clamp(MAX_ROWS, MOST_ROWS)
+            .min(longest)
+            .next_multiple_of(MAX_ROWS);
+        scratch.items.clear();
+        for (s, queries) in sequences.iter().enumerate() {
+            for first in (0..rows_of(queries)).step_by(rows) {
+                let tasks = (0..self.kv_heads).map(|kv_head| [s, kv_head, first]);
+                scratch.items.extend(tasks);
+            }
+        }
+        // Later queries see more keys: they go first, so that no thread is left with a long task.
+        scratch.items.reverse();
+
+        let stride = self.value_dim.next_multiple_of(PANEL);
+        let layout = Layout::new(rows, self.key_dim, stride);
+        let size = layout.total();
+        let (floats, items) = scratch.both(threads * size)?;
+        let floats = SharedMut::new(floats);
+        let task = |item: &[usize; 3], thread: usize| {
+            let [s, kv_head, first] = *item;
+            let queries = sequences[s];
+            // SAFETY: no two running tasks share a thread number.
+            let floats = unsafe { floats.part(thread * size, size) };
+            let task = Task {
+                call: self,
+                queries,
+                at: (s, kv_head),
+                rows: first..(first + rows).min(rows_of(&queries)),
+                stride,
+                work: layout.cut(floats),
+            };
+            task.run(exec);
+        };
+        let keys = |queries: &Queries| queries.len.saturating_mul(queries.kv_len);
+        let dim = self.key_dim + self.value_dim;
+        let work = sequences
+            .iter()
+            .map(keys)
+            .sum::<usize>()
+            .saturating_mul(self.heads * dim);
+        if work < SMALL {
+            items.iter().for_each(|item| task(item, 0));
+        } else {
+            exec.pool
+                .run(items.len(), &|i, thread| task(&items[i], thread));
+        }
+        Ok(())
+    }
+}
+
+/// Products below which a call stays on its thread; about 10 µs.
+const SMALL: usize = 1 << 18;
+
+/// Some rows (queries of the heads of one kv head) of one sequence.
+struct Task<'a, K> {
+    call: &'a Attention<'a, K>,
+    queries: Queries,
+    /// Sequence and kv head.
+    at: (usize, usize),
+    /// Row `r` is head `r % group` of query token `r / group`.
+    rows: Range<usize>,
+    /// Elements of a row of `work.acc`.
+    stride: usize,
+    work: Work<'a>,
+}
+
+impl<K: KeyValues> Task<'_, K> {
+    fn run(mut self, exec: &Exec) {
+        let tile_rows = exec.level.run(TileRows);
+        self.begin(tile_rows);
+        let (first, last) = (self.rows.start, self.rows.end - 1);
+        // Windows move to the right with the queries.
+        let (start, end) = (self.visible(first).start, self.visible(last).end);
+        let mut at = start;
+        while at < end {
+            let stop = ((at / KEYS + 1) * KEYS).min(end);
+            self.key_tile(exec, tile_rows, at..stop);
+            at = stop;
+        }
+        self.finish(exec);
+    }
+
+    fn token_and_head(&self, row: usize) -> (usize, usize) {
+        let group = self.call.heads / self.call.kv_heads;
+        (row / group, self.at.1 * group + row % group)
+    }
+
+    /// Keys that a row sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let at = self
+            .queries
+            .first_index
+            .saturating_add(self.token_and_head(row).0);
+        self.call.rule.visible(at, self.queries.kv_len)
+    }
+
+    /// Packs the queries and clears the state.
+    fn begin(&mut self, tile_rows: usize) {
+        let dim = self.call.key_dim;
+        let count = self.rows.len();
+        for r in 0..count {
+            let (token, head) = self.token_and_head(self.rows.start + r);
+            let token = self.queries.first_token + token;
+            let at = token * self.call.q_strides.0 + head * self.call.q_strides.1;
+            let q = &self.call.q[at..][..dim];
+            let first = r / tile_rows * tile_rows;
+            let rows = tile_rows.min(count - first);
+            let tile = &mut self.work.q[first * dim..][..rows * dim];
+            for (to, from) in tile[r - first..].iter_mut().step_by(rows).zip(q) {
+                *to = *from;
+            }
+            // A sink is a key that was seen first, with weight 1 and no value.
+            let sink = self.call.sinks.map(|sinks| sinks[head]);
+            self.work.largest[r] = sink.unwrap_or(f32::NEG_INFINITY);
+            let sums = &mut self.work.sums[r * LANES..][..LANES];
+            sums.fill(0.0);
+            sums[0] = if sink.is_some() { 1.0 } else { 0.0 };
+        }
+        self.work.acc[..count * self.stride].fill(0.0);
+    }
+
+    /// Takes the keys of one tile (or a part of it) into all rows.
+    fn key_tile(&mut self, exec: &Exec, tile_rows: usize, keys: Range<usize>) {
+        let values = exec.level.run(Fetch {
+            source: self.call.source,
+            at: self.at,
+            keys: keys.clone(),
+            key_buffer: self.work.keys,
+            value_buffer: self.work.values,
+            stride: self.stride,
+        });
+        let tile = keys.start / KEYS * KEYS;
+        let last_row = (keys.end - 1 - tile) * values.stride;
+        assert!(values.data.len() >= last_row + self.stride);
+
+        let dim = self.call.key_dim;
+        let count = self.rows.len();
+        let group = self.call.heads / self.call.kv_heads;
+        for first in (0..count).step_by(tile_rows) {
+            let rows = tile_rows.min(count - first);
+            // What each row sees of this tile.
+            let mut seen = [(0, 0); MAX_ROWS];
+            for (i, seen) in seen[..rows].iter_mut().enumerate() {
+                let token = (self.rows.start + first + i) / group;
+                let at = self.queries.first_index.saturating_add(token);
+                let visible = self.call.rule.visible(at, self.queries.kv_len);
+                *seen = (
+                    visible.start.clamp(tile, tile + KEYS) - tile,
+                    visible.end.clamp(tile, tile + KEYS) - tile,
+                );
+            }
+            exec.level.run(RowTile {
+                rule: self.call.rule,
+                dim,
+                q: &self.work.q[first * dim..][..rows * dim],
+                keys: self.work.keys,
+                values: &values,
+                seen: &seen[..rows],
+                acc: &mut self.work.acc[first * self.stride..][..rows * self.stride],
+                largest: &mut self.work.largest[first..][..rows],
+                sums: &mut self.work.sums[first * LANES..][..rows * LANES],
+                stride: self.stride,
+            });
+        }
+    }
+
+    /// Divides by the sums and writes the results.
+    fn finish(&mut self, exec: &Exec) {
+        let dim = self.call.value_dim;
+        for r in 0..self.rows.len() {
+            let (token, head) = self.token_and_head(self.rows.start + r);
+            let token = self.queries.first_token + token;
+            let at = token * self.call.out_strides.0 + head * self.call.out_strides.1;
+            exec.level.run(Finish {
+                sums: &self.work.sums[r * LANES..][..LANES],
+                acc: &self.work.acc[r * self.stride..][..dim],
+                // SAFETY: a row belongs to one task, and rows have different tokens or heads.
+                out: unsafe { self.call.out.part(at, dim) },
+            });
+        }
+    }
+}
+
+/// Rows of the level's register tile.
+struct TileRows;
+
+impl Kernel for TileRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::TILE_ROWS
+    }
+}
+
+/// Brings keys and values of a tile into f32.
+struct Fetch<'v, 'k, K> {
+    source: &'v K,
+    at: (usize, usize),
+    keys: Range<usize>,
+    key_buffer: &'k mut [f32],
+    value_buffer: &'v mut [f32],
+    stride: usize,
+}
+
+impl<'v, K: KeyValues> Kernel for Fetch<'v, '_, K> {
+    type Output = Values<'v>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Values<'v> {
+        self.source
+            .keys(s, self.at, self.keys.clone(), self.key_buffer);
+        self.source
+            .values(s, self.at, self.keys, self.value_buffer, self.stride)
+    }
+}
+
+/// One row's result.
+struct Finish<'a> {
+    sums: &'a [f32],
+    acc: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let sum = s.sum(math::load_at(s, self.sums, 0));
+        // Only a query that sees no key has none.
+        let factor = s.splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
+        let Self { acc, out, .. } = self;
+        math::for_vectors(
+            acc.len(),
+            #[inline(always)]
+            |at, _| math::store_at(s, out, at, s.mul(math::load_at(s, acc, at), factor)),
+        );
+    }
+}
+
+/// One tile of keys for the rows of one register tile, and their running softmax.
+struct RowTile<'a> {
+    rule: Rule,
+    dim: usize,
+    /// `[dim][rows]`.
+    q: &'a [f32],
+    /// `[dim][KEYS]`.
+    keys: &'a [f32],
+    values: &'a Values<'a>,
+    /// Row `i` sees the keys `seen[i].0..seen[i].1` of the tile.
+    seen: &'a [(usize, usize)],
+    acc: &'a mut [f32],
+    largest: &'a mut [f32],
+    sums: &'a mut [f32],
+    stride: usize,
+}
+
+impl Kernel for RowTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.seen.iter().any(|(start, end)| start < end) {
+            with_rows!(self.seen.len(), MR => self.rows::<S, MR>(s));
+        }
+    }
+}
+
+impl RowTile<'_> {
+    #[inline(always)]
+    fn rows<S: Simd, const MR: usize>(self, s: S) {
+        let (dim, stride) = (self.dim, self.stride);
+        assert!(self.q.len() >= dim * MR && self.keys.len() >= dim * KEYS);
+        let mut scores = [[0.0f32; KEYS]; MR];
+        let q = Rows {
+            ptr: self.q.as_ptr(),
+            row: 1,
+            step: MR,
+        };
+        let columns = F32Columns {
+            ptr: self.keys.as_ptr(),
+            stride: KEYS,
+        };
+        let block = Block {
+            ptr: scores.as_mut_ptr().cast(),
+            stride: KEYS,
+            cols: KEYS,
+        };
+        // SAFETY: q has MR values and `keys` a panel for each of `dim` steps (asserted); `scores` is
+        // a block of MR rows of a panel.
+        unsafe { panel::<S, MR>(s, q, columns, dim, block, false) };
+
+        let mut whole = true;
+        for (i, seen) in self.seen.iter().enumerate() {
+            whole &= *seen == (0, KEYS);
+            if seen.0 < seen.1 {
+                let acc = &mut self.acc[i * stride..][..stride];
+                let sums = &mut self.sums[i * LANES..][..LANES];
+                soften(
+                    s,
+                    self.rule,
+                    &mut scores[i],
+                    *seen,
+                    &mut self.largest[i],
+                    (sums, acc),
+                );
+            }
+        }
+        assert!(self.acc.len() >= MR * stride);
+        let acc = self.acc.as_mut_ptr();
+        if whole {
+            // SAFETY: `acc` has MR rows of `stride` (asserted), `values` has all rows of the tile
+            // (the caller asserts the last one).
+            unsafe { weigh::<S, MR>(s, &scores, self.values, (0, KEYS), acc, stride) };
+            return;
+        }
+        for (i, seen) in self.seen.iter().enumerate() {
+            if seen.0 < seen.1 {
+                let row = [scores[i]];
+                let acc = acc.wrapping_add(i * stride);
+                // SAFETY: as above, for row `i` and the keys that it sees, which exist.
+                unsafe { weigh::<S, 1>(s, &row, self.values, *seen, acc, stride) };
+            }
+        }
+    }
+}
+
+/// Turns one row's scores into weights and moves its state to the new maximum.
+#[inline(always)]
+fn soften<S: Simd>(
+    s: S,
+    rule: Rule,
+    scores: &mut [f32; KEYS],
+    seen: (usize, usize),
+    largest: &mut f32,
+    (sums, acc): (&mut [f32], &mut [f32]),
+) {
+    /// Indices of the keys of a tile.
+    const INDEX: [f32; KEYS] = {
+        let mut index = [0.0; KEYS];
+        let mut i = 0;
+        while i < KEYS {
+            index[i] = i as f32;
+            i += 1;
+        }
+        index
+    };
+    let hidden = s.splat(f32::NEG_INFINITY);
+    let mut v = [s.zero(); 2];
+    for (half, v) in v.iter_mut().enumerate() {
+        // SAFETY: both arrays have two vectors.
+        let (score, index) = unsafe {
+            let at = half * LANES;
+            (
+                s.load(scores.as_ptr().add(at)),
+                s.load(INDEX.as_ptr().add(at)),
+            )
+        };
+        *v = s.mul(score, s.splat(rule.scale));
+        if let Some(cap) = rule.softcap {
+            *v = math::softcap(s, *v, cap);
+        }
+        if seen != (0, KEYS) {
+            *v = s.select_lt(index, s.splat(seen.1 as f32), *v, hidden);
+            *v = s.select_lt(index, s.splat(seen.0 as f32), hidden, *v);
+        }
+    }
+    // NaN scores do not take part in the maximum; they reach the result through their weights.
+    let top = s.max(v[0], s.max(v[1], s.splat(*largest)));
+    let top = s.largest(top);
+    if top == f32::NEG_INFINITY {
+        // Every visible score is minus infinity, which has no weight, or NaN, which spoils the row.
+        let spoiled = v.iter().any(|v| s.to_array(*v).iter().any(|x| x.is_nan()));
+        scores.fill(0.0);
+        if spoiled {
+            sums.fill(f32::NAN);
+        }
+        return;
+    }
+    let centre = s.splat(top);
+    let weights = [
+        math::exp(s, s.sub(v[0], centre)),
+        math::exp(s, s.sub(v[1], centre)),
+    ];
+    // SAFETY: `scores` has two vectors, `sums` one.
+    unsafe {
+        s.store(scores.as_mut_ptr(), weights[0]);
+        s.store(scores.as_mut_ptr().add(LANES), weights[1]);
+        let mut sum = s.load(sums[..LANES].as_ptr());
+        if top != *largest {
+            let shrink = math::exp(s, s.sub(s.splat(*largest), centre));
+            sum = s.mul(sum, shrink);
+            for acc in acc.as_chunks_mut::<LANES>().0 {
+                s.store(acc.as_mut_ptr(), s.mul(s.load(acc.as_ptr()), shrink));
+            }
+            *largest = top;
+        }
+        sum = s.add(sum, s.add(weights[0], weights[1]));
+        s.store(sums[..LANES].as_mut_ptr(), sum);
+    }
+}
+
+/// `acc += weights · values` for the keys `seen`, in key order.
+///
+/// # Safety
+/// `acc` has MR rows of `stride` elements, whole panels; `values` has rows `seen` with as many.
+#[inline(always)]
+unsafe fn weigh<S: Simd, const MR: usize>(
+    s: S,
+    weights: &[[f32; KEYS]; MR],
+    values: &Values<'_>,
+    seen: (usize, usize),
+    acc: *mut f32,
+    stride: usize,
+) {
+    let rows = Rows {
+        ptr: weights[0][seen.0..].as_ptr(),
+        row: KEYS,
+        step: 1,
+    };
+    let values_from = values.data[seen.0 * values.stride..].as_ptr();
+    for at in (0..stride).step_by(PANEL) {
+        let columns = F32Columns {
+            ptr: values_from.wrapping_add(at),
+            stride: values.stride,
+        };
+        let block = Block {
+            ptr: acc.wrapping_add(at),
+            stride,
+            cols: PANEL,
+        };
+        // SAFETY: the caller's contract; `seen` lies inside the tile.
+        unsafe { panel::<S, MR>(s, rows, columns, seen.1 - seen.0, block, true) };
+    }
+}
+
+/// Contiguous f32 rows: key `j` of kv head `h` begins at `h·head + j·row`, its value likewise.
+struct Contiguous<'a> {
+    k: &'a [f32],
+    v: &'a [f32],
+    head: usize,
+    row: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl KeyValues for Contiguous<'_> {
+    #[inline(always)]
+    fn keys<S: Simd>(&self, _: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
+        for j in keys {
+            let key = &self.k[at.1 * self.head + j * self.row..][..self.key_dim];
+            for (x, column) in key.iter().zip(out.as_chunks_mut::<KEYS>().0) {
+                column[j % KEYS] = *x;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn values<'a, S: Simd>(
+        &'a self,
+        _: S,
+        at: (usize, usize),
+        keys: Range<usize>,
+        buffer: &'a mut [f32],
+        stride: usize,
+    ) -> Values<'a> {
+        let tile = keys.start / KEYS * KEYS;
+        let first = at.1 * self.head + tile * self.row;
+        if stride == self.value_dim {
+            return Values {
+                data: &self.v[first..],
+                stride: self.row,
+            };
+        }
+        for j in keys {
+            let value = &self.v[at.1 * self.head + j * self.row..][..self.value_dim];
+            buffer[j % KEYS * stride..][..self.value_dim].copy_from_slice(value);
+        }
+        Values {
+            data: buffer,
+            stride,
+        }
+    }
+}
+
+/// Attention over a contiguous head-major cache.
+pub(crate) fn flash_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    (q, k, v): (&CpuBuffer<f32>, &CpuBuffer<f32>, &CpuBuffer<f32>),
+    sinks: Option<&CpuBuffer<f32>>,
+    out: &mut CpuBuffer<f32>,
+    shape: FlashShape,
+    config: &AttnConfig,
+) -> Result<()> {
+    let op = "flash_attention";
+    let rule = check_config(op, config)?;
+    let AttnConfig {
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = *config;
+    let FlashShape {
+        q_len,
+        kv_len,
+        kv_seq_stride,
+        pos_offset,
+    } = shape;
+    require(op, kv_len <= kv_seq_stride, || {
+        format!("kv_len is {kv_len}, expected at most kv_seq_stride, {kv_seq_stride}")
+    })?;
+    let q_shape = HeadsShape {
+        tokens: q_len,
+        heads,
+        head_dim,
+    };
+    let q_size = heads_len(op, q_shape)?;
+    let kv_size = elements(op, &[kv_heads, kv_seq_stride, head_dim])?;
+    let source = Contiguous {
+        k: k.first(op, "k", kv_size)?,
+        v: v.first(op, "v", kv_size)?,
+        head: kv_seq_stride * head_dim,
+        row: head_dim,
+        key_dim: head_dim,
+        value_dim: head_dim,
+    };
+    let strides = (head_dim, q_len * head_dim);
+    let call = Attention {
+        source: &source,
+        rule,
+        q: q.first(op, "q", q_size)?,
+        q_strides: strides,
+        out: SharedMut::new(out.first_mut(op, "out", q_size)?),
+        out_strides: strides,
+        sinks: sinks.map(|x| x.first(op, "sinks", heads)).transpose()?,
+        heads,
+        kv_heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+    };
+    let queries = Queries {
+        first_token: 0,
+        len: q_len,
+        first_index: pos_offset,
+        kv_len,
+    };
+    call.run(exec, scratch, &[queries])
+}
+
+/// Attention of all heads over one latent cache, whose rows are keys and begin with the values.
+pub(crate) fn mla_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    q: &CpuBuffer<f32>,
+    latent: &CpuBuffer<f32>,
+    out: &mut CpuBuffer<f32>,
+    shape: MlaShape,
+) -> Result<()> {
+    let op = "mla_attention";
+    let MlaShape {
+        q_len,
+        kv_len,
+        heads,
+        rank,
+        rope_dim,
+        ..
+    } = shape;
+    let dim = rank.saturating_add(rope_dim);
+    let latent = latent.first(op, "latent", elements(op, &[kv_len, dim])?)?;
+    let source = Contiguous {
+        k: latent,
+        v: latent,
+        head: 0,
+        row: dim,
+        key_dim: dim,
+        value_dim: rank,
+    };
+    let call = Attention {
+        source: &source,
+        rule: Rule {
+            scale: shape.scale,
+            softcap: None,
+            causal: shape.causal,
+            window: None,
+        },
+        q: q.first(op, "q", elements(op, &[q_len, heads, dim])?)?,
+        q_strides: (heads * dim, dim),
+        out: SharedMut::new(out.first_mut(op, "out", elements(op, &[q_len, heads, rank])?)?),
+        out_strides: (heads * rank, rank),
+        sinks: None,
+        heads,
+        kv_heads: 1,
+        key_dim: dim,
+        value_dim: rank,
+    };
+    let queries = Queries {
+        first_token: 0,
+        len: q_len,
+        first_index: shape.pos_offset,
+        kv_len,
+    };
+    call.run(exec, scratch, &[queries])
+}

@@ -1,0 +1,185 @@
+//! Memory of this device: plain host memory, aligned for vectors and, when large, in huge pages.
+
+use crate::backend::DeviceBuffer;
+use ferrum_types::{Element, Error, Result};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// A cache line, and an AVX-512 register.
+const ALIGN: usize = 64;
+/// From this size on, memory is aligned to huge pages and asks for them.
+const HUGE: usize = 2 << 20;
+
+/// `len` elements of `T` in memory of their own.
+#[derive(Debug)]
+pub struct CpuBuffer<T: Element> {
+    ptr: NonNull<T>,
+    len: usize,
+    layout: Layout,
+}
+
+// SAFETY: the buffer owns its memory like a `Vec<T>`, and elements are `Send + Sync`.
+unsafe impl<T: Element> Send for CpuBuffer<T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for CpuBuffer<T> {}
+
+impl<T: Element> CpuBuffer<T> {
+    /// `len` zeros.
+    pub(crate) fn zeroed(len: usize) -> Result<Self> {
+        let too_large = |reason: &str| Error::OutOfMemory {
+            backend: "cpu",
+            requested: (len as u64).saturating_mul(size_of::<T>() as u64),
+            reason: reason.to_owned(),
+        };
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| too_large("more than the address space"))?;
+        let align = if bytes >= HUGE { HUGE } else { ALIGN };
+        let layout = Layout::from_size_align(bytes, align)
+            .map_err(|_| too_large("more than the address space"))?;
+        if bytes == 0 {
+            let ptr = NonNull::dangling();
+            return Ok(Self { ptr, len, layout });
+        }
+        // SAFETY: the size is not zero.
+        let raw = unsafe { alloc_zeroed(layout) };
+        let ptr =
+            NonNull::new(raw.cast::<T>()).ok_or_else(|| too_large("the allocator refused"))?;
+        if bytes >= HUGE {
+            advise_huge_pages(raw, bytes);
+        }
+        Ok(Self { ptr, len, layout })
+    }
+
+    /// A copy of `data`.
+    pub(crate) fn copy_of(data: &[T]) -> Result<Self> {
+        let mut buffer = Self::zeroed(data.len())?;
+        buffer.as_mut_slice().copy_from_slice(data);
+        Ok(buffer)
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: `ptr` is valid for `len` initialised elements (or dangling and `len` is 0), and the
+        // borrow of `self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// The elements, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as in `as_slice`, with an exclusive borrow of `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> Drop for CpuBuffer<T> {
+    fn drop(&mut self) {
+        if self.layout.size() > 0 {
+            // SAFETY: allocated in `zeroed` with this layout; elements need no drop.
+            unsafe { dealloc(self.ptr.as_ptr().cast(), self.layout) }
+        }
+    }
+}
+
+impl<T: Element> DeviceBuffer for CpuBuffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Huge pages save the page walks of a stream that touches each page once; where the kernel gives
+/// them only on request, this is the request. Failure changes nothing but speed.
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(start: *mut u8, bytes: usize) {
+    const MADV_HUGEPAGE: i32 = 14;
+    unsafe extern "C" {
+        fn madvise(addr: *mut u8, len: usize, advice: i32) -> i32;
+    }
+    let whole = bytes / HUGE * HUGE;
+    // SAFETY: the range lies inside one live allocation that starts at a multiple of the huge page
+    // size, and this advice changes no contents.
+    unsafe { madvise(start, whole, MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_start: *mut u8, _bytes: usize) {}
+
+/// A pointer into a buffer whose parts several tasks of one region write.
+///
+/// Made from an exclusive borrow, which outlives the region; what each task may write is the promise
+/// of the code that calls [`part`](Self::part).
+#[derive(Clone, Copy)]
+pub(crate) struct SharedMut<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    _borrow: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a `&mut [T]` that is handed out in disjoint parts (contract of `part`).
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    /// Shares `slice` among tasks.
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+            _borrow: std::marker::PhantomData,
+        }
+    }
+
+    /// Where elements `start..start + len` lie.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    #[inline(always)]
+    pub(crate) fn at(&self, start: usize, len: usize) -> *mut T {
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "part out of range"
+        );
+        self.ptr.wrapping_add(start)
+    }
+
+    /// Elements `start..start + len`, to write.
+    ///
+    /// # Safety
+    /// No other live part, in any task, overlaps this one.
+    ///
+    /// # Panics
+    /// When the part does not lie inside.
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: in range (checked by `at`); alone by the caller's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.at(start, len), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_zeroed_and_checked() {
+        for len in [0, 1, 17, 4096, HUGE / 4 + 3] {
+            let b = CpuBuffer::<f32>::zeroed(len).unwrap();
+            assert_eq!(b.as_slice().len(), len);
+            assert!(b.as_slice().iter().all(|x| *x == 0.0));
+            assert!(len == 0 || (b.as_slice().as_ptr() as usize).is_multiple_of(ALIGN));
+        }
+        for len in [usize::MAX, usize::MAX / 4, isize::MAX as usize] {
+            let e = CpuBuffer::<f32>::zeroed(len).unwrap_err();
+            assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "part out of range")]
+    fn a_part_must_lie_inside() {
+        let mut x = [0u8; 4];
+        // SAFETY: the only part.
+        unsafe { SharedMut::new(&mut x).part(3, 2) };
+    }
+}

@@ -1,0 +1,210 @@
+//! Convolutions: over time (Whisper) and over image patches (vision towers).
+//!
+//! Both are products of the weight (`[channels out, taps]`) with a panel of 32 outputs whose columns
+//! are the inputs under the taps, written out once for each panel.
+
+use super::buffer::{CpuBuffer, SharedMut};
+use super::check::{elements, require};
+use super::exec::{Exec, Scratch};
+use super::gemm::tile::{Block, F32Columns, PANEL, Rows, panel, with_rows};
+use super::isa::Kernel;
+use super::simd::Simd;
+use crate::backend::{Conv1dShape, PatchShape};
+use ferrum_types::Result;
+
+/// Weights times one panel.
+struct WeightsTimesPanel<'a> {
+    /// `[m, taps]`.
+    weight: &'a [f32],
+    taps: usize,
+    /// `[taps][32]`.
+    columns: &'a [f32],
+    /// `[m][32]`.
+    out: &'a mut [f32],
+}
+
+impl Kernel for WeightsTimesPanel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        assert!(self.columns.len() >= self.taps * PANEL);
+        let rows = self.out.len() / PANEL;
+        for first in (0..rows).step_by(S::TILE_ROWS) {
+            let count = S::TILE_ROWS.min(rows - first);
+            let weight = &self.weight[first * self.taps..][..count * self.taps];
+            let out = &mut self.out[first * PANEL..][..count * PANEL];
+            let a = Rows {
+                ptr: weight.as_ptr(),
+                row: self.taps,
+                step: 1,
+            };
+            let columns = F32Columns {
+                ptr: self.columns.as_ptr(),
+                stride: PANEL,
+            };
+            let block = Block {
+                ptr: out.as_mut_ptr(),
+                stride: PANEL,
+                cols: PANEL,
+            };
+            with_rows!(count, MR => {
+                // SAFETY: `weight` has MR rows of `taps`, `columns` as many steps of a panel
+                // (asserted), `out` MR rows of a panel.
+                unsafe { panel::<S, MR>(s, a, columns, self.taps, block, false) }
+            });
+        }
+    }
+}
+
+/// `[c_in, len]` → `[c_out, out_len]`.
+pub(crate) fn conv1d(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &CpuBuffer<f32>,
+    (weight, bias): (&CpuBuffer<f32>, Option<&CpuBuffer<f32>>),
+    out: &mut CpuBuffer<f32>,
+    shape: Conv1dShape,
+) -> Result<()> {
+    let op = "conv1d";
+    let Conv1dShape {
+        c_in,
+        c_out,
+        len,
+        kernel,
+        stride,
+        padding,
+        groups,
+    } = shape;
+    require(op, kernel > 0 && stride > 0 && groups > 0, || {
+        format!("kernel {kernel}, stride {stride} and groups {groups}, expected at least 1 each")
+    })?;
+    let divides = c_in.is_multiple_of(groups) && c_out.is_multiple_of(groups);
+    require(op, divides, || {
+        format!("{c_in} input and {c_out} output channels do not divide into {groups} groups")
+    })?;
+    let most = isize::MAX as usize / 4;
+    require(op, padding <= most && len <= most, || {
+        format!("length {len} with padding {padding} overflows")
+    })?;
+    let out_len = shape.out_len();
+    let (group_in, group_out) = (c_in / groups, c_out / groups);
+    let taps = elements(op, &[group_in, kernel])?;
+    let x = x.first(op, "x", elements(op, &[c_in, len])?)?;
+    let weight = weight.first(op, "weight", elements(op, &[c_out, taps])?)?;
+    let bias = bias.map(|bias| bias.first(op, "bias", c_out)).transpose()?;
+    let out = out.first_mut(op, "out", elements(op, &[c_out, out_len])?)?;
+    if out.is_empty() {
+        return Ok(());
+    }
+
+    let size = (taps + group_out) * PANEL;
+    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * size)?);
+    let out = SharedMut::new(out);
+    let panels = out_len.div_ceil(PANEL);
+    exec.spread(panels * groups, taps * group_out, |units, thread| {
+        // SAFETY: no two running tasks share a thread number.
+        let buffer = unsafe { buffers.part(thread * size, size) };
+        let (columns, sums) = buffer.split_at_mut(taps * PANEL);
+        for unit in units {
+            let (group, first) = (unit / panels, unit % panels * PANEL);
+            let count = PANEL.min(out_len - first);
+            for (tap, columns) in columns.chunks_exact_mut(PANEL).enumerate() {
+                let x = &x[(group * group_in + tap / kernel) * len..][..len];
+                columns.fill(0.0);
+                for (t, column) in columns[..count].iter_mut().enumerate() {
+                    // Position in the padded input; the padding itself is zero.
+                    let padded = (first + t) * stride + tap % kernel;
+                    if let Some(x) = padded.checked_sub(padding).and_then(|at| x.get(at)) {
+                        *column = *x;
+                    }
+                }
+            }
+            let o = group * group_out;
+            exec.level.run(WeightsTimesPanel {
+                weight: &weight[o * taps..][..group_out * taps],
+                taps,
+                columns,
+                out: sums,
+            });
+            for (i, sums) in sums.chunks_exact(PANEL).enumerate() {
+                let bias = bias.map_or(0.0, |bias| bias[o + i]);
+                // SAFETY: each panel of each group belongs to one task.
+                let out = unsafe { out.part((o + i) * out_len + first, count) };
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = sum + bias;
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// `[channels, height, width]` → one row of `out` elements for each patch.
+pub(crate) fn conv2d_patch(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    image: &CpuBuffer<f32>,
+    (weight, bias): (&CpuBuffer<f32>, Option<&CpuBuffer<f32>>),
+    rows: &mut CpuBuffer<f32>,
+    shape: PatchShape,
+) -> Result<()> {
+    let op = "conv2d_patch";
+    let PatchShape {
+        channels,
+        height,
+        width,
+        patch,
+        out,
+    } = shape;
+    let divides = patch > 0 && height.is_multiple_of(patch) && width.is_multiple_of(patch);
+    require(op, divides, || {
+        format!("{height} × {width} pixels do not divide into patches of {patch} × {patch}")
+    })?;
+    let (down, across) = (height / patch, width / patch);
+    let taps = elements(op, &[channels, patch, patch])?;
+    let image = image.first(op, "image", elements(op, &[channels, height, width])?)?;
+    let weight = weight.first(op, "weight", elements(op, &[out, taps])?)?;
+    let bias = bias.map(|bias| bias.first(op, "bias", out)).transpose()?;
+    let rows = rows.first_mut(op, "rows", elements(op, &[down, across, out])?)?;
+    if rows.is_empty() {
+        return Ok(());
+    }
+
+    let size = (taps + out) * PANEL;
+    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * size)?);
+    let rows = SharedMut::new(rows);
+    let patches = down * across;
+    exec.spread(patches.div_ceil(PANEL), taps * out, |panels, thread| {
+        // SAFETY: no two running tasks share a thread number.
+        let buffer = unsafe { buffers.part(thread * size, size) };
+        let (columns, sums) = buffer.split_at_mut(taps * PANEL);
+        for first in panels.map(|panel| panel * PANEL) {
+            let count = PANEL.min(patches - first);
+            for (tap, columns) in columns.chunks_exact_mut(PANEL).enumerate() {
+                // Pixels in the order of the weight: [channels, patch, patch].
+                let (c, y, x) = (tap / patch / patch, tap / patch % patch, tap % patch);
+                for (i, column) in columns[..count].iter_mut().enumerate() {
+                    let p = first + i;
+                    let line = c * height + p / across * patch + y;
+                    *column = image[line * width + p % across * patch + x];
+                }
+                columns[count..].fill(0.0);
+            }
+            exec.level.run(WeightsTimesPanel {
+                weight,
+                taps,
+                columns,
+                out: sums,
+            });
+            for i in 0..count {
+                // SAFETY: each row of a patch belongs to one task.
+                let row = unsafe { rows.part((first + i) * out, out) };
+                for (o, row) in row.iter_mut().enumerate() {
+                    *row = sums[o * PANEL + i] + bias.map_or(0.0, |bias| bias[o]);
+                }
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,531 @@
+//! The device, its memory, and the table of ops: each is a function of the file named after it.
+
+use super::buffer::CpuBuffer;
+use super::exec::{Exec, Scratch};
+use super::gemm::pack::CpuWeight;
+use super::isa::{Isa, Level};
+use super::pool::Pool;
+use super::timer::CpuTimer;
+use super::{attention, conv, elementwise, gemm, heads, norm, topology};
+use crate::backend::*;
+use ferrum_types::{Element, Error, Result};
+use std::sync::Arc;
+
+/// How to open a [`CpuBackend`]; the default is what the machine has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller's included; `None`: one for each physical core that the
+    /// process may use.
+    pub threads: Option<usize>,
+    /// Instruction-set level; `None`: the best that this CPU has.
+    pub isa: Option<Isa>,
+}
+
+/// The host's processor: a handle to its own pool of threads and the level that was chosen.
+///
+/// Contexts on several threads may use one device at the same time; while one has the pool, the others
+/// compute on their own thread.
+#[derive(Clone)]
+pub struct CpuBackend {
+    exec: Arc<Exec>,
+}
+
+/// Runs each op when it is recorded, and keeps the memory that ops need for a moment.
+pub struct CpuContext {
+    device: CpuBackend,
+    scratch: Scratch,
+}
+
+/// More than any machine has; a larger number is a mistake.
+const MOST_THREADS: usize = 1024;
+
+impl CpuBackend {
+    /// Opens the CPU with chosen threads or level.
+    ///
+    /// # Errors
+    /// [`NoDevice`](Error::NoDevice) when the CPU lacks the level or the system gives no threads;
+    /// [`InvalidArgument`](Error::InvalidArgument) for a thread number out of range.
+    pub fn with_config(config: CpuConfig) -> Result<Self> {
+        let level = Level::new(config.isa.unwrap_or_else(Isa::best))?;
+        let threads = config.threads.unwrap_or_else(topology::cores);
+        if !(1..=MOST_THREADS).contains(&threads) {
+            let reason = format!("{threads} threads, expected 1 to {MOST_THREADS}");
+            return Err(Error::invalid("open", reason));
+        }
+        let pool = Pool::new(threads).map_err(|error| Error::NoDevice {
+            backend: Self::NAME,
+            reason: format!("cannot start {threads} threads: {error}"),
+            hint: "ask for fewer threads".into(),
+        })?;
+        Ok(Self {
+            exec: Arc::new(Exec { pool, level }),
+        })
+    }
+
+    /// Threads that compute, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.exec.pool.threads()
+    }
+
+    /// The instruction-set level.
+    pub fn isa(&self) -> Isa {
+        self.exec.level.isa()
+    }
+
+    pub(crate) fn exec(&self) -> &Exec {
+        &self.exec
+    }
+}
+
+impl std::fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuBackend")
+            .field("isa", &self.isa())
+            .field("threads", &self.threads())
+            .finish()
+    }
+}
+
+impl CpuContext {
+    pub(crate) fn exec(&self) -> &Exec {
+        &self.device.exec
+    }
+
+    /// What ops run with, and their memory.
+    pub(crate) fn parts(&mut self) -> (&Exec, &mut Scratch) {
+        (&self.device.exec, &mut self.scratch)
+    }
+}
+
+fn info(isa: Isa, threads: usize) -> DeviceInfo {
+    let (name, memory_bytes) = topology::describe();
+    let plural = if threads == 1 { "" } else { "s" };
+    DeviceInfo {
+        backend: CpuBackend::NAME,
+        ordinal: 0,
+        name,
+        detail: format!("{}, {threads} thread{plural}", isa.name()),
+        software: false,
+        memory_bytes,
+    }
+}
+
+type Buf = CpuBuffer<f32>;
+
+impl Backend for CpuBackend {
+    const NAME: &'static str = "cpu";
+
+    type Act = f32;
+    type Buffer<T: Element> = CpuBuffer<T>;
+    type Weight = CpuWeight;
+    type Context = CpuContext;
+    type Timer = CpuTimer;
+
+    fn devices() -> Vec<DeviceInfo> {
+        vec![info(Isa::best(), topology::cores())]
+    }
+
+    fn open(ordinal: usize) -> Result<Self> {
+        if ordinal == 0 {
+            return Self::with_config(CpuConfig::default());
+        }
+        Err(Error::NoDevice {
+            backend: Self::NAME,
+            reason: format!("there is no device {ordinal}"),
+            hint: "the only CPU device is number 0".into(),
+        })
+    }
+
+    fn info(&self) -> DeviceInfo {
+        info(self.isa(), self.threads())
+    }
+
+    fn new_context(&self) -> Result<CpuContext> {
+        Ok(CpuContext {
+            device: self.clone(),
+            scratch: Scratch::new()?,
+        })
+    }
+
+    fn device(ctx: &CpuContext) -> &Self {
+        &ctx.device
+    }
+
+    fn sync(_: &mut CpuContext) -> Result<()> {
+        Ok(())
+    }
+
+    fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>> {
+        CpuBuffer::zeroed(len)
+    }
+
+    fn from_slice<T: Element>(&self, data: &[T]) -> Result<CpuBuffer<T>> {
+        CpuBuffer::copy_of(data)
+    }
+
+    fn write<T: Element>(
+        _: &mut CpuContext,
+        dst: &mut CpuBuffer<T>,
+        offset: usize,
+        src: &[T],
+    ) -> Result<()> {
+        dst.range_mut("write", "dst", offset, src.len())?
+            .copy_from_slice(src);
+        Ok(())
+    }
+
+    fn read<T: Element>(
+        _: &mut CpuContext,
+        src: &CpuBuffer<T>,
+        offset: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        out.copy_from_slice(src.range("read", "src", offset, out.len())?);
+        Ok(())
+    }
+
+    fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<CpuWeight> {
+        CpuWeight::pack(&self.exec, parts, cols)
+    }
+
+    fn copy_slice<T: Element>(
+        _: &mut CpuContext,
+        src: &CpuBuffer<T>,
+        src_offset: usize,
+        dst: &mut CpuBuffer<T>,
+        dst_offset: usize,
+        len: usize,
+    ) -> Result<()> {
+        let src = src.range("copy_slice", "src", src_offset, len)?;
+        dst.range_mut("copy_slice", "dst", dst_offset, len)?
+            .copy_from_slice(src);
+        Ok(())
+    }
+
+    fn gemm(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        weight: &Self::Weight,
+        out: &mut Buf,
+        shape: GemmShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        gemm::gemm(exec, scratch, x, weight, out, shape)
+    }
+
+    fn embedding_lookup(
+        ctx: &mut CpuContext,
+        table: &Self::Weight,
+        ids: &CpuBuffer<i32>,
+        out: &mut Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::embedding_lookup(ctx.exec(), table, ids, out, shape)
+    }
+
+    fn gather_rows(
+        ctx: &mut CpuContext,
+        src: &Buf,
+        rows: &CpuBuffer<i32>,
+        out: &mut Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::gather_rows(ctx.exec(), src, rows, out, shape)
+    }
+
+    fn argmax_rows(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        out: &mut CpuBuffer<i32>,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::argmax_rows(ctx.exec(), x, out, shape)
+    }
+
+    fn rms_norm(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        weight: &Buf,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        norm::rms_norm(ctx.exec(), x, weight, out, shape)
+    }
+
+    fn fused_add_rms_norm(
+        ctx: &mut CpuContext,
+        residual: &mut Buf,
+        x: &Buf,
+        weight: &Buf,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        norm::fused_add_rms_norm(ctx.exec(), residual, x, weight, out, shape)
+    }
+
+    fn layer_norm(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        norm::layer_norm(ctx.exec(), x, weight, bias, out, shape)
+    }
+
+    fn gelu(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
+        elementwise::map(ctx.exec(), "gelu", x, out, len, elementwise::Gelu)
+    }
+
+    fn gelu_tanh(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
+        elementwise::map(ctx.exec(), "gelu_tanh", x, out, len, elementwise::GeluTanh)
+    }
+
+    fn silu(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
+        elementwise::map(ctx.exec(), "silu", x, out, len, elementwise::Silu)
+    }
+
+    fn fused_silu_mul_split(
+        ctx: &mut CpuContext,
+        gate_up: &Buf,
+        out: &mut Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        let op = elementwise::SiluMul;
+        elementwise::gated(ctx.exec(), "fused_silu_mul_split", gate_up, out, shape, op)
+    }
+
+    fn fused_gelu_mul_split(
+        ctx: &mut CpuContext,
+        gate_up: &Buf,
+        out: &mut Buf,
+        kind: GeluKind,
+        shape: RowShape,
+    ) -> Result<()> {
+        elementwise::gelu_gated(ctx.exec(), gate_up, out, kind, shape)
+    }
+
+    fn add_bias(ctx: &mut CpuContext, x: &mut Buf, bias: &Buf, shape: RowShape) -> Result<()> {
+        elementwise::add_bias(ctx.exec(), x, bias, shape)
+    }
+
+    fn add_inplace(ctx: &mut CpuContext, x: &mut Buf, y: &Buf, len: usize) -> Result<()> {
+        elementwise::zip_inplace(ctx.exec(), "add_inplace", x, y, len, elementwise::Add)
+    }
+
+    fn scaled_add_inplace(
+        ctx: &mut CpuContext,
+        x: &mut Buf,
+        y: &Buf,
+        scale: f32,
+        len: usize,
+    ) -> Result<()> {
+        let op = elementwise::ScaledAdd(scale);
+        elementwise::zip_inplace(ctx.exec(), "scaled_add_inplace", x, y, len, op)
+    }
+
+    fn scale_inplace(ctx: &mut CpuContext, x: &mut Buf, scale: f32, len: usize) -> Result<()> {
+        elementwise::map_inplace(
+            ctx.exec(),
+            "scale_inplace",
+            x,
+            len,
+            elementwise::Scale(scale),
+        )
+    }
+
+    fn mul(ctx: &mut CpuContext, x: &Buf, y: &Buf, out: &mut Buf, len: usize) -> Result<()> {
+        elementwise::mul(ctx.exec(), x, y, out, len)
+    }
+
+    fn softcap(ctx: &mut CpuContext, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
+        elementwise::softcap(ctx.exec(), x, cap, len)
+    }
+
+    fn split_qkv(
+        ctx: &mut CpuContext,
+        qkv: &Buf,
+        q: &mut Buf,
+        k: &mut Buf,
+        v: &mut Buf,
+        shape: QkvShape,
+    ) -> Result<()> {
+        let transform = QkvTransform {
+            q_norm: None,
+            k_norm: None,
+            rope: None,
+        };
+        let layout = HeadLayout::TokenMajor;
+        let (exec, scratch) = ctx.parts();
+        heads::split(
+            exec,
+            scratch,
+            "split_qkv",
+            (qkv, transform),
+            [q, k, v],
+            layout,
+            shape,
+        )
+    }
+
+    fn qk_norm_rope(
+        ctx: &mut CpuContext,
+        x: &mut Buf,
+        layout: HeadLayout,
+        norm: Option<QkNorm<'_, Self>>,
+        rope: Option<Rope<'_, Self>>,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::qk_norm_rope(ctx.exec(), x, layout, (norm, rope), shape)
+    }
+
+    fn split_qkv_norm_rope(
+        ctx: &mut CpuContext,
+        qkv: &Buf,
+        q: &mut Buf,
+        k: &mut Buf,
+        v: &mut Buf,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()> {
+        let (op, layout) = ("split_qkv_norm_rope", HeadLayout::HeadMajor);
+        let (exec, scratch) = ctx.parts();
+        heads::split(
+            exec,
+            scratch,
+            op,
+            (qkv, transform),
+            [q, k, v],
+            layout,
+            shape,
+        )
+    }
+
+    fn split_qkv_norm_rope_into_cache(
+        ctx: &mut CpuContext,
+        qkv: &Buf,
+        q: &mut Buf,
+        caches: (&mut Buf, &mut Buf),
+        span: CacheSpan,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        heads::split_into_cache(exec, scratch, (qkv, transform), q, caches, span, shape)
+    }
+
+    fn kv_cache_append_head_major(
+        ctx: &mut CpuContext,
+        k: &Buf,
+        v: &Buf,
+        caches: (&mut Buf, &mut Buf),
+        span: CacheSpan,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::append_head_major(ctx.exec(), (k, v), caches, span, shape)
+    }
+
+    fn transpose_head_to_token(
+        ctx: &mut CpuContext,
+        src: &Buf,
+        dst: &mut Buf,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::transpose(
+            ctx.exec(),
+            "transpose_head_to_token",
+            src,
+            dst,
+            HeadLayout::TokenMajor,
+            shape,
+        )
+    }
+
+    fn transpose_token_to_head(
+        ctx: &mut CpuContext,
+        src: &Buf,
+        dst: &mut Buf,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::transpose(
+            ctx.exec(),
+            "transpose_token_to_head",
+            src,
+            dst,
+            HeadLayout::HeadMajor,
+            shape,
+        )
+    }
+
+    fn flash_attention(
+        ctx: &mut CpuContext,
+        q: &Buf,
+        kv: (&Buf, &Buf),
+        sinks: Option<&Buf>,
+        out: &mut Buf,
+        shape: FlashShape,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        attention::flash_attention(exec, scratch, (q, kv.0, kv.1), sinks, out, shape, config)
+    }
+
+    fn mla_attention(
+        ctx: &mut CpuContext,
+        q: &Buf,
+        latent: &Buf,
+        out: &mut Buf,
+        shape: MlaShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        attention::mla_attention(exec, scratch, q, latent, out, shape)
+    }
+
+    fn conv1d(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        out: &mut Buf,
+        shape: Conv1dShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        conv::conv1d(exec, scratch, x, (weight, bias), out, shape)
+    }
+
+    fn conv2d_patch(
+        ctx: &mut CpuContext,
+        image: &Buf,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        rows: &mut Buf,
+        shape: PatchShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        conv::conv2d_patch(exec, scratch, image, (weight, bias), rows, shape)
+    }
+}
+
+/// Nothing to capture: a body simply runs.
+impl BackendGraph for CpuBackend {
+    fn run_graph(
+        ctx: &mut CpuContext,
+        _: GraphKey,
+        body: &mut dyn FnMut(&mut CpuContext) -> Result<()>,
+    ) -> Result<GraphRun> {
+        body(ctx)?;
+        Ok(GraphRun::Immediate)
+    }
+
+    fn reset_graph(_: &mut CpuContext, _: GraphKey) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_all_graphs(_: &mut CpuContext) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A single rank.
+impl BackendCollective for CpuBackend {}

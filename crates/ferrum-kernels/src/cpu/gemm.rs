@@ -1,0 +1,497 @@
+//! Dense products, row look-ups and the largest element of a row.
+//!
+//! Few rows go straight from the packed weight to registers (the weight is read once, at the speed of
+//! memory). Many rows go in blocks: a stretch of four panels becomes f32 in a buffer that fits the
+//! second-level cache, and every tile of rows passes over it.
+
+pub(crate) mod pack;
+pub(crate) mod tile;
+
+use super::buffer::{CpuBuffer, SharedMut};
+use super::check::{elements, require};
+use super::exec::{Exec, Scratch};
+use super::isa::Kernel;
+use super::math;
+use super::simd::{LANES, Simd};
+use crate::backend::{GemmShape, MatShape, RowShape};
+use ferrum_types::{Result, SrcDtype};
+use pack::{CpuWeight, Format, Panels, pack_rows, with_format};
+use std::marker::PhantomData;
+use std::ops::Range;
+use tile::{Block, F32Columns, PANEL, Rows, with_rows};
+
+/// Steps of `k` that a block covers: four f32 panels of it are 128 KiB.
+const STEPS: usize = 256;
+/// Panels of a block.
+const GROUP: usize = 4;
+/// Rows whose packed form is held at once.
+const ROWS_AT_ONCE: usize = 1024;
+
+/// What the level's tile looks like.
+struct TileSize;
+
+impl Kernel for TileSize {
+    /// Rows of a tile, rows up to which panels are decoded in registers.
+    type Output = (usize, usize);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> (usize, usize) {
+        (S::TILE_ROWS, S::DIRECT_ROWS)
+    }
+}
+
+/// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
+pub(crate) fn gemm(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &CpuBuffer<f32>,
+    weight: &CpuWeight,
+    out: &mut CpuBuffer<f32>,
+    shape: GemmShape,
+) -> Result<()> {
+    let op = "gemm";
+    let GemmShape { rows, n, k } = shape;
+    let MatShape { rows: wn, cols: wk } = weight.shape;
+    require(op, (wn, wk) == (n, k), || {
+        format!("the weight is [{wn}, {wk}], expected [{n}, {k}]")
+    })?;
+    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
+    let out = out.first_mut(op, "out", elements(op, &[rows, n])?)?;
+    if rows == 0 || n == 0 {
+        return Ok(());
+    }
+    if k == 0 {
+        out.fill(0.0);
+        return Ok(());
+    }
+    for (x, out) in x
+        .chunks(ROWS_AT_ONCE * k)
+        .zip(out.chunks_mut(ROWS_AT_ONCE * n))
+    {
+        with_format!(weight.dtype, F => product::<F>(exec, scratch, x, weight, out)?);
+    }
+    Ok(())
+}
+
+fn product<F: Format>(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    out: &mut [f32],
+) -> Result<()> {
+    let k = weight.shape.cols;
+    let rows = x.len() / k;
+    let (tile_rows, direct_rows) = exec.level.run(TileSize);
+    if rows == 1 {
+        direct::<F>(exec, x, weight, SharedMut::new(out), rows);
+        return Ok(());
+    }
+    let direct_form = rows <= direct_rows;
+    let tile_rows = if direct_form { rows } else { tile_rows };
+    let block = if direct_form || F::BYTES == 4 {
+        0
+    } else {
+        GROUP * STEPS * PANEL
+    };
+    let threads = exec.pool.threads();
+    let floats = scratch.floats(x.len() + threads * block)?;
+    let (packed, blocks) = floats.split_at_mut(x.len());
+    pack_rows(exec, x, k, tile_rows, SharedMut::new(packed));
+    let out = SharedMut::new(out);
+    if direct_form {
+        direct::<F>(exec, packed, weight, out, rows);
+        return Ok(());
+    }
+    let blocks = SharedMut::new(blocks);
+    let panels = weight.panels();
+    let plan = Plan::new(threads, panels, rows.div_ceil(tile_rows));
+    exec.pool.run(plan.tasks(), &|task, thread| {
+        let (tiles, panels) = plan.task(task);
+        // SAFETY: no two running tasks share a thread number.
+        let block = unsafe { blocks.part(thread * block, block) };
+        for first in (0..k).step_by(STEPS) {
+            let steps = first..(first + STEPS).min(k);
+            let panels = panels.clone();
+            if !block.is_empty() {
+                exec.level.run(Decode::<F> {
+                    weight,
+                    panels: panels.clone(),
+                    steps: steps.clone(),
+                    block,
+                    format: PhantomData,
+                });
+            }
+            exec.level.run(Tiles {
+                packed,
+                rows,
+                tile_rows,
+                tiles: tiles.clone(),
+                weight,
+                panels,
+                steps,
+                block,
+                out,
+            });
+        }
+    });
+    Ok(())
+}
+
+/// How a product of many rows is cut into tasks.
+struct Plan {
+    panels: usize,
+    group: usize,
+    tiles: usize,
+    row_parts: usize,
+}
+
+impl Plan {
+    /// Wide groups of panels reuse the packed rows best; they get narrower, and rows are split, only
+    /// while threads would be idle otherwise.
+    fn new(threads: usize, panels: usize, tiles: usize) -> Self {
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        let group = (panels / wanted).clamp(1, GROUP);
+        let row_parts = (wanted / panels.div_ceil(group)).clamp(1, tiles);
+        Self {
+            panels,
+            group,
+            tiles,
+            row_parts,
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        self.panels.div_ceil(self.group) * self.row_parts
+    }
+
+    /// Tiles of rows, and panels, of a task.
+    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
+        let (column, part) = (task / self.row_parts, task % self.row_parts);
+        let tiles = self.tiles * part / self.row_parts..self.tiles * (part + 1) / self.row_parts;
+        let first = column * self.group;
+        (tiles, first..(first + self.group).min(self.panels))
+    }
+}
+
+/// Few rows: `packed` is one tile.
+fn direct<F: Format>(
+    exec: &Exec,
+    packed: &[f32],
+    weight: &CpuWeight,
+    out: SharedMut<'_, f32>,
+    rows: usize,
+) {
+    let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
+    exec.spread(weight.panels(), cost, |panels, _| {
+        exec.level.run(Direct::<F> {
+            packed,
+            rows,
+            weight,
+            panels,
+            out,
+            format: PhantomData,
+        });
+    });
+}
+
+/// Panels times one tile of rows, decoded in registers.
+struct Direct<'a, F> {
+    packed: &'a [f32],
+    rows: usize,
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    out: SharedMut<'a, f32>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Direct<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_rows!(self.rows, MR => {
+            // As many panels side by side as the registers allow: more chains of additions in
+            // flight, and more streams from memory.
+            if S::TILE_VECS == 2 && MR <= 2 {
+                self.pass::<S, MR, 8>(s);
+            } else if (S::TILE_VECS == 2 && MR <= 6) || MR == 1 {
+                self.pass::<S, MR, 4>(s);
+            } else {
+                self.pass::<S, MR, 2>(s);
+            }
+        });
+    }
+}
+
+impl<F: Format> Direct<'_, F> {
+    #[inline(always)]
+    fn pass<S: Simd, const MR: usize, const NV: usize>(&self, s: S) {
+        let mut panel = self.panels.start;
+        while panel + NV / 2 <= self.panels.end {
+            self.block::<S, MR, NV>(s, panel);
+            panel += NV / 2;
+        }
+        while panel < self.panels.end {
+            self.block::<S, MR, 2>(s, panel);
+            panel += 1;
+        }
+    }
+
+    /// `NV/2` panels from `panel` on.
+    #[inline(always)]
+    fn block<S: Simd, const MR: usize, const NV: usize>(&self, s: S, panel: usize) {
+        let MatShape { rows: n, cols: k } = self.weight.shape;
+        let stride = self.weight.panel_bytes();
+        assert!(self.packed.len() >= MR * k);
+        let bytes = &self.weight.bytes()[panel * stride..][..NV / 2 * stride];
+        let rows = Rows {
+            ptr: self.packed.as_ptr(),
+            row: 1,
+            step: MR,
+        };
+        let columns = Panels::<F> {
+            ptr: bytes.as_ptr(),
+            stride,
+            format: PhantomData,
+        };
+        let first = panel * PANEL;
+        let cols = (NV * LANES).min(n - first);
+        let mut acc = [[s.zero(); NV]; MR];
+        // SAFETY: `packed` has MR values for each of the k steps (asserted), `bytes` is NV/2 panels
+        // of k steps (sliced).
+        unsafe { tile::multiply(s, rows, columns, k, &mut acc) };
+        for (i, acc) in acc.iter().enumerate() {
+            // SAFETY: a panel belongs to one task, so nobody else has these columns.
+            let out = unsafe { self.out.part(i * n + first, cols) };
+            for (v, acc) in acc.iter().enumerate() {
+                if v * LANES < cols {
+                    math::store_at(s, out, v * LANES, *acc);
+                }
+            }
+        }
+    }
+}
+
+/// Writes some steps of some panels to a block as f32.
+struct Decode<'a, F> {
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    /// `[panels][STEPS][32]`.
+    block: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Decode<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let stride = self.weight.panel_bytes();
+        for (i, p) in self.panels.enumerate() {
+            let panel = &self.weight.bytes()[p * stride..][..stride];
+            assert!(self.steps.end * PANEL * F::BYTES <= panel.len());
+            let out = &mut self.block[i * STEPS * PANEL..][..self.steps.len() * PANEL];
+            for (k, out) in self.steps.clone().zip(out.as_chunks_mut::<PANEL>().0) {
+                // SAFETY: the panel has these steps (asserted), `out` has 32 elements.
+                unsafe {
+                    let [low, high] = F::step(s, panel.as_ptr(), k);
+                    s.store(out.as_mut_ptr(), low);
+                    s.store(out.as_mut_ptr().add(LANES), high);
+                }
+            }
+        }
+    }
+}
+
+/// Some tiles of rows times some panels, for some steps of `k`.
+struct Tiles<'a> {
+    packed: &'a [f32],
+    rows: usize,
+    tile_rows: usize,
+    tiles: Range<usize>,
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    /// The panels as f32, or empty where the weight is f32 itself.
+    block: &'a [f32],
+    out: SharedMut<'a, f32>,
+}
+
+impl Kernel for Tiles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let k = self.weight.shape.cols;
+        for t in self.tiles.clone() {
+            let row = t * self.tile_rows;
+            let count = self.tile_rows.min(self.rows - row);
+            let a = &self.packed[row * k + self.steps.start * count..];
+            with_rows!(count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], row));
+        }
+    }
+}
+
+impl Tiles<'_> {
+    /// The f32 values of panel `p`, number `i` of this task.
+    #[inline(always)]
+    fn values(&self, i: usize, p: usize) -> *const f32 {
+        let len = self.steps.len() * PANEL;
+        if self.block.is_empty() {
+            let stride = self.weight.panel_bytes();
+            let panel = &self.weight.bytes()[p * stride..][..stride];
+            panel[self.steps.start * PANEL * 4..][..len * 4]
+                .as_ptr()
+                .cast()
+        } else {
+            self.block[i * STEPS * PANEL..][..len].as_ptr()
+        }
+    }
+
+    /// One tile of rows over all panels.
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize>(&self, s: S, a: &[f32], row: usize) {
+        let n = self.weight.shape.rows;
+        let steps = self.steps.len();
+        assert_eq!(a.len(), MR * steps);
+        let rows = Rows {
+            ptr: a.as_ptr(),
+            row: 1,
+            step: MR,
+        };
+        for (i, p) in self.panels.clone().enumerate() {
+            let columns = F32Columns {
+                ptr: self.values(i, p),
+                stride: PANEL,
+            };
+            let cols = PANEL.min(n - p * PANEL);
+            let block = Block {
+                // From the first to the last element of the block.
+                ptr: self.out.at(row * n + p * PANEL, (MR - 1) * n + cols),
+                stride: n,
+                cols,
+            };
+            let add = self.steps.start > 0;
+            // SAFETY: `a` has MR values for each step (asserted), `values` gives `steps` steps of 32
+            // columns, and the block lies in `out`, where a task has its rows and columns for itself.
+            unsafe { tile::panel::<S, MR>(s, rows, columns, steps, block, add) };
+        }
+    }
+}
+
+/// `out[i, :] = table[ids[i], :]`, zeros for an id outside the table.
+pub(crate) fn embedding_lookup(
+    exec: &Exec,
+    table: &CpuWeight,
+    ids: &CpuBuffer<i32>,
+    out: &mut CpuBuffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    let op = "embedding_lookup";
+    require(op, table.shape.cols == shape.dim, || {
+        format!(
+            "rows of the table have {} elements, expected {}",
+            table.shape.cols, shape.dim
+        )
+    })?;
+    rows_by_id(exec, op, ids, out, shape, |id, out| {
+        let inside = id < table.shape.rows;
+        if inside {
+            table.read_row(id, out);
+        }
+        inside
+    })
+}
+
+/// `out[i, :] = src[rows[i], :]`, zeros for an index outside `src`.
+pub(crate) fn gather_rows(
+    exec: &Exec,
+    src: &CpuBuffer<f32>,
+    rows: &CpuBuffer<i32>,
+    out: &mut CpuBuffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    let src = src.as_slice();
+    let count = src.len().checked_div(shape.dim).unwrap_or(0);
+    rows_by_id(exec, "gather_rows", rows, out, shape, |row, out| {
+        if row < count {
+            out.copy_from_slice(&src[row * shape.dim..][..shape.dim]);
+        }
+        row < count
+    })
+}
+
+/// Fills each row of `out` by `read(id, row)`, or with zeros where that says `false`.
+fn rows_by_id(
+    exec: &Exec,
+    op: &'static str,
+    ids: &CpuBuffer<i32>,
+    out: &mut CpuBuffer<f32>,
+    RowShape { rows, dim }: RowShape,
+    read: impl Fn(usize, &mut [f32]) -> bool + Sync,
+) -> Result<()> {
+    let ids = ids.first(op, "ids", rows)?;
+    let out = SharedMut::new(out.first_mut(op, "out", elements(op, &[rows, dim])?)?);
+    exec.spread(rows, 4 * dim, |range, _| {
+        for i in range {
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { out.part(i * dim, dim) };
+            let found = usize::try_from(ids[i]).is_ok_and(|id| read(id, out));
+            if !found {
+                out.fill(0.0);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Index of the largest element of each row; the lowest of equals, never a NaN.
+pub(crate) fn argmax_rows(
+    exec: &Exec,
+    x: &CpuBuffer<f32>,
+    out: &mut CpuBuffer<i32>,
+    RowShape { rows, dim }: RowShape,
+) -> Result<()> {
+    let op = "argmax_rows";
+    require(op, dim > 0 && i32::try_from(dim).is_ok(), || {
+        format!("rows have {dim} elements, expected 1 to {}", i32::MAX)
+    })?;
+    let x = x.first(op, "x", elements(op, &[rows, dim])?)?;
+    let out = SharedMut::new(out.first_mut(op, "out", rows)?);
+    exec.spread(rows, dim / 4, |range, _| {
+        for r in range {
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { out.part(r, 1) };
+            out[0] = exec.level.run(Argmax(&x[r * dim..][..dim])) as i32;
+        }
+    });
+    Ok(())
+}
+
+/// Index of the largest element.
+struct Argmax<'a>(&'a [f32]);
+
+impl Kernel for Argmax<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> usize {
+        let mut largest = [s.splat(f32::NEG_INFINITY); 4];
+        let (vectors, rest) = self.0.as_chunks::<{ 4 * LANES }>();
+        for x in vectors {
+            for (i, largest) in largest.iter_mut().enumerate() {
+                // SAFETY: the chunk has four vectors.
+                let v = unsafe { s.load(x.as_ptr().add(i * LANES)) };
+                *largest = s.max(v, *largest);
+            }
+        }
+        for x in rest.chunks(LANES) {
+            largest[0] = s.max(s.load_part(x, f32::NEG_INFINITY), largest[0]);
+        }
+        let [a, b, c, d] = largest;
+        let value = s.largest(s.max(s.max(a, b), s.max(c, d)));
+        self.0.iter().position(|x| *x == value).unwrap_or(0)
+    }
+}

@@ -1,0 +1,525 @@
+//! Heads: splitting a fused projection, norm and rotation of each head, layouts.
+
+use super::CpuBackend;
+use super::buffer::{CpuBuffer, SharedMut};
+use super::check::{elements, index, require};
+use super::exec::{Exec, Scratch};
+use super::isa::Kernel;
+use super::math::{for_vectors, load_at, store_at};
+use super::norm::rms_factor;
+use super::simd::Simd;
+use crate::backend::{
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
+};
+use ferrum_types::Result;
+use std::ops::Range;
+
+/// Number of elements of `shape`.
+pub(crate) fn heads_len(op: &'static str, shape: HeadsShape) -> Result<usize> {
+    elements(op, &[shape.tokens, shape.heads, shape.head_dim])
+}
+
+/// A checked [`Rope`]: every token's factors exist.
+#[derive(Clone, Copy)]
+struct Rotation<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+    rows: &'a [i32],
+    rot_dim: usize,
+    style: RopeStyle,
+}
+
+impl<'a> Rotation<'a> {
+    fn check(op: &'static str, rope: &Rope<'a, CpuBackend>, shape: HeadsShape) -> Result<Self> {
+        let rot_dim = rope.rot_dim;
+        let fits = rot_dim.is_multiple_of(2) && rot_dim <= shape.head_dim;
+        require(op, fits, || {
+            let head_dim = shape.head_dim;
+            format!("rot_dim is {rot_dim}, expected an even number up to {head_dim}")
+        })?;
+        let rows = rope.rows.first(op, "rope rows", shape.tokens)?;
+        let (cos, sin) = (rope.cos.as_slice(), rope.sin.as_slice());
+        if let Some(table_rows) = cos.len().min(sin.len()).checked_div(rot_dim / 2) {
+            for row in rows {
+                index(op, "a row of the rope tables", *row, table_rows)?;
+            }
+        }
+        Ok(Rotation {
+            cos,
+            sin,
+            rows,
+            rot_dim,
+            style: rope.style,
+        })
+    }
+
+    /// `(a, b) → (a·cos - b·sin, b·cos + a·sin)` for every pair of the rotated part.
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, head: &mut [f32], token: usize) {
+        let half = self.rot_dim / 2;
+        let table = self.rows[token] as usize * half;
+        let cos = &self.cos[table..][..half];
+        let sin = &self.sin[table..][..half];
+        match self.style {
+            RopeStyle::HalfSplit => {
+                let (first, rest) = head.split_at_mut(half);
+                let second = &mut rest[..half];
+                for_vectors(
+                    half,
+                    #[inline(always)]
+                    |at, _| {
+                        let (c, n) = (load_at(s, cos, at), load_at(s, sin, at));
+                        let (a, b) = (load_at(s, first, at), load_at(s, second, at));
+                        store_at(s, first, at, s.sub(s.mul(a, c), s.mul(b, n)));
+                        store_at(s, second, at, s.add(s.mul(b, c), s.mul(a, n)));
+                    },
+                );
+            }
+            RopeStyle::Interleaved => {
+                for ((pair, c), n) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                    let (a, b) = (pair[0], pair[1]);
+                    pair[0] = a * c - b * n;
+                    pair[1] = b * c + a * n;
+                }
+            }
+        }
+    }
+}
+
+/// What happens to a head on its way: optional norm, then optional rotation.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct HeadTransform<'a> {
+    norm: Option<(&'a [f32], f32)>,
+    rotation: Option<Rotation<'a>>,
+}
+
+impl<'a> HeadTransform<'a> {
+    fn check(
+        op: &'static str,
+        norm: Option<QkNorm<'a, CpuBackend>>,
+        rope: Option<Rope<'a, CpuBackend>>,
+        shape: HeadsShape,
+    ) -> Result<Self> {
+        let norm = match norm {
+            Some(norm) => Some((
+                norm.weight.first(op, "norm weight", shape.head_dim)?,
+                norm.eps,
+            )),
+            None => None,
+        };
+        let rotation = match rope {
+            Some(rope) => Some(Rotation::check(op, &rope, shape)?),
+            None => None,
+        };
+        Ok(HeadTransform { norm, rotation })
+    }
+
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, head: &mut [f32], token: usize) {
+        if let Some((weight, eps)) = self.norm {
+            let factor = s.splat(rms_factor(s, head, eps));
+            for_vectors(
+                head.len(),
+                #[inline(always)]
+                |at, _| {
+                    let v = s.mul(load_at(s, head, at), factor);
+                    store_at(s, head, at, s.mul(v, load_at(s, weight, at)));
+                },
+            );
+        }
+        if let Some(rotation) = &self.rotation {
+            rotation.apply(s, head, token);
+        }
+    }
+}
+
+/// Where heads come from: head `h` of token `t` begins at `start + t·token + h·head_dim`.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadSource<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) start: usize,
+    pub(crate) token: usize,
+}
+
+/// Where heads go.
+pub(crate) trait HeadSink: Sync {
+    /// Takes head `head` of token `token`.
+    ///
+    /// # Safety
+    /// No two threads store heads of the same number at the same time.
+    unsafe fn store(&self, token: usize, head: usize, values: &[f32]);
+}
+
+/// An f32 buffer in either layout, or a contiguous cache.
+#[derive(Clone, Copy)]
+pub(crate) struct Strided<'a> {
+    out: SharedMut<'a, f32>,
+    start: usize,
+    token: usize,
+    head: usize,
+}
+
+impl<'a> Strided<'a> {
+    fn new(out: &'a mut [f32], layout: HeadLayout, shape: HeadsShape) -> Self {
+        let (token, head) = strides(layout, shape);
+        Self {
+            out: SharedMut::new(out),
+            start: 0,
+            token,
+            head,
+        }
+    }
+
+    /// `[tokens, heads, head_dim]`.
+    pub(crate) fn token_major(out: &'a mut [f32], shape: HeadsShape) -> Self {
+        Self::new(out, HeadLayout::TokenMajor, shape)
+    }
+
+    /// Tokens from `span.offset` on of `[heads, capacity, head_dim]`.
+    fn cache(
+        op: &'static str,
+        cache: &'a mut CpuBuffer<f32>,
+        what: &'static str,
+        span: CacheSpan,
+        shape: HeadsShape,
+    ) -> Result<Self> {
+        let HeadsShape {
+            tokens,
+            heads,
+            head_dim,
+        } = shape;
+        let CacheSpan { capacity, offset } = span;
+        let fits = tokens <= capacity && offset <= capacity - tokens;
+        require(op, fits, || {
+            format!("{tokens} tokens at offset {offset} do not fit a cache of {capacity} tokens")
+        })?;
+        let out = cache.first_mut(op, what, elements(op, &[heads, capacity, head_dim])?)?;
+        Ok(Self {
+            out: SharedMut::new(out),
+            start: offset * head_dim,
+            token: head_dim,
+            head: capacity * head_dim,
+        })
+    }
+}
+
+impl HeadSink for Strided<'_> {
+    #[inline(always)]
+    unsafe fn store(&self, token: usize, head: usize, values: &[f32]) {
+        let at = self.start + token * self.token + head * self.head;
+        // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
+        // one thread (contract).
+        unsafe { self.out.part(at, values.len()) }.copy_from_slice(values);
+    }
+}
+
+/// Elements from one token to the next, and from one head to the next.
+fn strides(layout: HeadLayout, shape: HeadsShape) -> (usize, usize) {
+    match layout {
+        HeadLayout::TokenMajor => (shape.heads * shape.head_dim, shape.head_dim),
+        HeadLayout::HeadMajor => (shape.head_dim, shape.tokens * shape.head_dim),
+    }
+}
+
+/// Heads on their way from a source through a transform to a sink, all tokens of each head.
+pub(crate) struct Move<'a, K> {
+    pub(crate) source: HeadSource<'a>,
+    pub(crate) transform: HeadTransform<'a>,
+    pub(crate) sink: K,
+}
+
+/// A stretch of heads of a [`Move`].
+struct MoveHeads<'a, K> {
+    all: &'a Move<'a, K>,
+    shape: HeadsShape,
+    heads: Range<usize>,
+    /// One head.
+    buffer: &'a mut [f32],
+}
+
+impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Move {
+            source,
+            transform,
+            sink,
+        } = self.all;
+        for token in 0..self.shape.tokens {
+            for head in self.heads.clone() {
+                let at = source.start + token * source.token + head * self.shape.head_dim;
+                self.buffer
+                    .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
+                transform.apply(s, self.buffer, token);
+                // SAFETY: a stretch of heads belongs to one thread.
+                unsafe { sink.store(token, head, self.buffer) };
+            }
+        }
+    }
+}
+
+/// Moves q, k and v. Work is divided by heads, never by tokens: a cache in which two tokens share a
+/// slot (by a wrong block table) then still has one writer for each element.
+pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    q: Option<Move<'_, Q>>,
+    kv: [Move<'_, K>; 2],
+    shape: QkvShape,
+) -> Result<()> {
+    let QkvShape {
+        tokens,
+        kv_heads,
+        head_dim,
+        ..
+    } = shape;
+    let heads = if q.is_some() { shape.heads } else { 0 };
+    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * head_dim)?);
+    exec.spread(
+        heads + 2 * kv_heads,
+        tokens * head_dim * 2,
+        |units, thread| {
+            // SAFETY: no two running tasks share a thread number.
+            let buffer = || unsafe { buffers.part(thread * head_dim, head_dim) };
+            let part = |from: usize, count: usize| {
+                units.start.clamp(from, from + count) - from
+                    ..units.end.clamp(from, from + count) - from
+            };
+            if let Some(q) = &q {
+                exec.level.run(MoveHeads {
+                    all: q,
+                    shape: shape.q(),
+                    heads: part(0, heads),
+                    buffer: buffer(),
+                });
+            }
+            for (i, all) in kv.iter().enumerate() {
+                exec.level.run(MoveHeads {
+                    all,
+                    shape: shape.kv(),
+                    heads: part(heads + i * kv_heads, kv_heads),
+                    buffer: buffer(),
+                });
+            }
+        },
+    );
+    Ok(())
+}
+
+/// A fused projection as three sources, with what happens to each.
+pub(crate) struct Projection<'a> {
+    pub(crate) sources: [HeadSource<'a>; 3],
+    pub(crate) q: HeadTransform<'a>,
+    pub(crate) k: HeadTransform<'a>,
+}
+
+impl<'a> Projection<'a> {
+    /// Checks `qkv` and the transform.
+    pub(crate) fn check(
+        op: &'static str,
+        qkv: &'a CpuBuffer<f32>,
+        transform: QkvTransform<'a, CpuBackend>,
+        shape: QkvShape,
+    ) -> Result<Self> {
+        let q_dim = elements(op, &[shape.heads, shape.head_dim])?;
+        let kv_dim = elements(op, &[shape.kv_heads, shape.head_dim])?;
+        let row = elements(op, &[kv_dim, 2])?.saturating_add(q_dim);
+        let data = qkv.first(op, "qkv", elements(op, &[shape.tokens, row])?)?;
+        let source = |start| HeadSource {
+            data,
+            start,
+            token: row,
+        };
+        Ok(Self {
+            sources: [source(0), source(q_dim), source(q_dim + kv_dim)],
+            q: HeadTransform::check(op, transform.q_norm, transform.rope, shape.q())?,
+            k: HeadTransform::check(op, transform.k_norm, transform.rope, shape.kv())?,
+        })
+    }
+
+    /// Moves the parts to their sinks.
+    pub(crate) fn store<Q: HeadSink, K: HeadSink>(
+        self,
+        exec: &Exec,
+        scratch: &mut Scratch,
+        q: Q,
+        kv: [K; 2],
+        shape: QkvShape,
+    ) -> Result<()> {
+        let [q_source, k_source, v_source] = self.sources;
+        let [k, v] = kv;
+        let q = Move {
+            source: q_source,
+            transform: self.q,
+            sink: q,
+        };
+        let k = Move {
+            source: k_source,
+            transform: self.k,
+            sink: k,
+        };
+        let v = Move {
+            source: v_source,
+            transform: HeadTransform::default(),
+            sink: v,
+        };
+        move_qkv(exec, scratch, Some(q), [k, v], shape)
+    }
+}
+
+/// Splits rows `[q | k | v]` into three buffers of one layout.
+pub(crate) fn split(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    op: &'static str,
+    (qkv, transform): (&CpuBuffer<f32>, QkvTransform<'_, CpuBackend>),
+    outs: [&mut CpuBuffer<f32>; 3],
+    layout: HeadLayout,
+    shape: QkvShape,
+) -> Result<()> {
+    let projection = Projection::check(op, qkv, transform, shape)?;
+    let [q, k, v] = outs;
+    let (q_len, kv_len) = (heads_len(op, shape.q())?, heads_len(op, shape.kv())?);
+    let q = Strided::new(q.first_mut(op, "q", q_len)?, layout, shape.q());
+    let k = Strided::new(k.first_mut(op, "k", kv_len)?, layout, shape.kv());
+    let v = Strided::new(v.first_mut(op, "v", kv_len)?, layout, shape.kv());
+    projection.store(exec, scratch, q, [k, v], shape)
+}
+
+/// Splits, norms and rotates; head-major q, and k and v into a contiguous cache.
+pub(crate) fn split_into_cache(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    (qkv, transform): (&CpuBuffer<f32>, QkvTransform<'_, CpuBackend>),
+    q: &mut CpuBuffer<f32>,
+    caches: (&mut CpuBuffer<f32>, &mut CpuBuffer<f32>),
+    span: CacheSpan,
+    shape: QkvShape,
+) -> Result<()> {
+    let op = "split_qkv_norm_rope_into_cache";
+    let projection = Projection::check(op, qkv, transform, shape)?;
+    let q_len = heads_len(op, shape.q())?;
+    let q = Strided::new(
+        q.first_mut(op, "q", q_len)?,
+        HeadLayout::HeadMajor,
+        shape.q(),
+    );
+    let k = Strided::cache(op, caches.0, "k_cache", span, shape.kv())?;
+    let v = Strided::cache(op, caches.1, "v_cache", span, shape.kv())?;
+    projection.store(exec, scratch, q, [k, v], shape)
+}
+
+/// In place: norm, then rotation of every head.
+pub(crate) fn qk_norm_rope(
+    exec: &Exec,
+    x: &mut CpuBuffer<f32>,
+    layout: HeadLayout,
+    (norm, rope): (Option<QkNorm<'_, CpuBackend>>, Option<Rope<'_, CpuBackend>>),
+    shape: HeadsShape,
+) -> Result<()> {
+    let op = "qk_norm_rope";
+    let transform = HeadTransform::check(op, norm, rope, shape)?;
+    let x = SharedMut::new(x.first_mut(op, "x", heads_len(op, shape)?)?);
+    exec.spread(
+        shape.tokens * shape.heads,
+        2 * shape.head_dim,
+        |vectors, _| {
+            exec.level.run(InPlace {
+                transform: &transform,
+                x,
+                layout,
+                shape,
+                vectors,
+            });
+        },
+    );
+    Ok(())
+}
+
+/// A stretch of heads in memory order, transformed where they are.
+struct InPlace<'a> {
+    transform: &'a HeadTransform<'a>,
+    x: SharedMut<'a, f32>,
+    layout: HeadLayout,
+    shape: HeadsShape,
+    vectors: Range<usize>,
+}
+
+impl Kernel for InPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let head_dim = self.shape.head_dim;
+        for vector in self.vectors {
+            let token = match self.layout {
+                HeadLayout::TokenMajor => vector / self.shape.heads,
+                HeadLayout::HeadMajor => vector % self.shape.tokens,
+            };
+            // SAFETY: each vector belongs to one task.
+            let head = unsafe { self.x.part(vector * head_dim, head_dim) };
+            self.transform.apply(s, head, token);
+        }
+    }
+}
+
+/// Head-major k and v → a contiguous cache.
+pub(crate) fn append_head_major(
+    exec: &Exec,
+    (k, v): (&CpuBuffer<f32>, &CpuBuffer<f32>),
+    caches: (&mut CpuBuffer<f32>, &mut CpuBuffer<f32>),
+    span: CacheSpan,
+    shape: HeadsShape,
+) -> Result<()> {
+    let op = "kv_cache_append_head_major";
+    let len = heads_len(op, shape)?;
+    let (k, v) = (k.first(op, "k", len)?, v.first(op, "v", len)?);
+    let k_cache = Strided::cache(op, caches.0, "k_cache", span, shape)?;
+    let v_cache = Strided::cache(op, caches.1, "v_cache", span, shape)?;
+    let part = shape.tokens * shape.head_dim;
+    exec.spread(shape.heads, 2 * part, |heads, _| {
+        for head in heads {
+            for (src, cache) in [(k, &k_cache), (v, &v_cache)] {
+                // The tokens of a head lie together on both sides.
+                // SAFETY: each head belongs to one task.
+                unsafe { cache.store(0, head, &src[head * part..][..part]) };
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Transposes to the layout `to` from the other one.
+pub(crate) fn transpose(
+    exec: &Exec,
+    op: &'static str,
+    src: &CpuBuffer<f32>,
+    dst: &mut CpuBuffer<f32>,
+    to: HeadLayout,
+    shape: HeadsShape,
+) -> Result<()> {
+    let len = heads_len(op, shape)?;
+    let src = src.first(op, "src", len)?;
+    let dst = SharedMut::new(dst.first_mut(op, "dst", len)?);
+    let HeadsShape {
+        tokens,
+        heads,
+        head_dim,
+    } = shape;
+    let (outer, inner) = match to {
+        HeadLayout::HeadMajor => (heads, tokens),
+        HeadLayout::TokenMajor => (tokens, heads),
+    };
+    exec.spread(outer, inner * head_dim, |range, _| {
+        for i in range {
+            for j in 0..inner {
+                // SAFETY: each vector belongs to one task.
+                let dst = unsafe { dst.part((i * inner + j) * head_dim, head_dim) };
+                dst.copy_from_slice(&src[(j * outer + i) * head_dim..][..head_dim]);
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,555 @@
+//! The paged cache: writes through block tables and attention over a ragged batch.
+//!
+//! In a block, each kv head has its keys transposed in chunks of 16 tokens (`[head_dim][16]`, the last
+//! chunk narrower when the block size asks for it), so that a vector holds one element of 16 keys and
+//! scores need no sum across lanes. Values lie token by token, `[block_size][head_dim]`.
+
+use super::attention::{Attention, KEYS, KeyValues, Queries, Values, check_config};
+use super::buffer::{CpuBuffer, SharedMut};
+use super::check::{elements, index, require};
+use super::exec::Scratch;
+use super::heads::{
+    HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
+};
+use super::simd::{LANES, Simd};
+use super::{CpuBackend, CpuContext};
+use crate::backend::*;
+use ferrum_types::{BlockId, Dtype, Error, FloatElement, Result};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// A cache element that is a plain number.
+pub trait CpuKvElement: KvDtypeKind {
+    /// What the pool holds.
+    type Stored: FloatElement;
+}
+
+impl CpuKvElement for KvF32 {
+    type Stored = f32;
+}
+impl CpuKvElement for KvFp16 {
+    type Stored = f16;
+}
+impl CpuKvElement for KvBf16 {
+    type Stored = bf16;
+}
+
+/// Sixteen stored elements as f32.
+///
+/// # Safety
+/// `p` is valid for reads of 16 elements.
+#[inline(always)]
+unsafe fn load<S: Simd, K: CpuKvElement>(s: S, p: *const K::Stored) -> S::V {
+    // SAFETY: the dtype says what `Stored` is; the rest is the caller's contract.
+    unsafe {
+        match K::DTYPE {
+            Dtype::F32 => s.load(p.cast()),
+            Dtype::F16 => s.load_f16(p.cast()),
+            Dtype::BF16 => s.load_bf16(p.cast()),
+            _ => unreachable!("cache elements are f32, f16 or bf16"),
+        }
+    }
+}
+
+/// Where a token lies in a pool.
+#[derive(Clone, Copy)]
+struct Slot {
+    block: usize,
+    slot: usize,
+}
+
+/// First element of a kv head in a block, for keys and for values.
+#[inline(always)]
+fn head_start(shape: &PagedKvShape, block: usize, kv_head: usize) -> usize {
+    (block * shape.kv_heads + kv_head) * shape.block_size * shape.head_dim
+}
+
+/// First element of the chunk of keys that `slot` is in, its width, and the slot's column.
+#[inline(always)]
+fn chunk(shape: &PagedKvShape, slot: usize) -> (usize, usize, usize) {
+    let first = slot / LANES * LANES;
+    let width = LANES.min(shape.block_size - first);
+    (first * shape.head_dim, width, slot - first)
+}
+
+/// One sequence of a checked batch, with its row of the block tables.
+#[derive(Clone, Copy)]
+struct Table<'a> {
+    ids: &'a [i32],
+}
+
+impl Table<'_> {
+    /// Where the token with key index `at` lies.
+    fn slot(self, op: &'static str, shape: &PagedKvShape, at: usize) -> Result<Slot> {
+        let entry = at / shape.block_size;
+        let Some(id) = self.ids.get(entry) else {
+            let len = self.ids.len();
+            let reason = format!("key {at} needs block table entry {entry}, the table has {len}");
+            return Err(Error::invalid(op, reason));
+        };
+        Ok(Slot {
+            block: index(op, "a block id", *id, shape.blocks)?,
+            slot: at % shape.block_size,
+        })
+    }
+}
+
+/// The block tables of a batch, by sequence.
+#[derive(Clone, Copy)]
+struct Tables<'a> {
+    ids: &'a [i32],
+    stride: usize,
+}
+
+impl<'a> Tables<'a> {
+    #[inline(always)]
+    fn of(self, sequence: usize) -> Table<'a> {
+        Table {
+            ids: &self.ids[sequence * self.stride..][..self.stride],
+        }
+    }
+}
+
+/// Reads a batch into `scratch.queries`, one entry for each sequence, and checks that it is
+/// consistent.
+fn read_batch<'a>(
+    op: &'static str,
+    scratch: &mut Scratch,
+    batch: &'a DeviceBatch<CpuBackend>,
+) -> Result<Tables<'a>> {
+    let BatchShape {
+        tokens,
+        seqs,
+        table_stride: stride,
+        ..
+    } = batch.shape;
+    let starts = batch
+        .query_starts
+        .first(op, "query_starts", seqs.saturating_add(1))?;
+    let kv_lens = batch.kv_lens.first(op, "kv_lens", seqs)?;
+    let token_seqs = batch.token_seqs.first(op, "token_seqs", tokens)?;
+    let ids = batch
+        .block_tables
+        .first(op, "block_tables", elements(op, &[seqs, stride])?)?;
+    let (first, last) = (starts[0], starts[seqs]);
+    require(op, first == 0 && last as usize == tokens, || {
+        format!("query_starts go from {first} to {last}, expected 0 to {tokens}")
+    })?;
+    scratch.queries.clear();
+    for s in 0..seqs {
+        let queries = read_sequence(op, batch.shape, s, [starts[s], starts[s + 1], kv_lens[s]])?;
+        let range = queries.first_token..queries.first_token + queries.len;
+        if let Some(t) = range.into_iter().find(|t| token_seqs[*t] as usize != s) {
+            let found = token_seqs[t];
+            let reason = format!("token_seqs[{t}] is {found}, expected {s}");
+            return Err(Error::invalid(op, reason));
+        }
+        scratch.queries.push(queries);
+    }
+    Ok(Tables { ids, stride })
+}
+
+fn read_sequence(
+    op: &'static str,
+    shape: BatchShape,
+    s: usize,
+    [start, end, kv_len]: [i32; 3],
+) -> Result<Queries> {
+    let start = index(op, "query_starts", start, shape.tokens + 1)?;
+    let end = index(op, "query_starts", end, shape.tokens + 1)?;
+    require(op, start <= end, || {
+        format!("query_starts decrease from {start} to {end} at sequence {s}")
+    })?;
+    let kv_len = index(op, "kv_lens", kv_len, i32::MAX as usize)?;
+    let len = end - start;
+    require(op, len <= kv_len || len == 0, || {
+        format!("sequence {s} has {len} tokens and {kv_len} keys, expected at least as many")
+    })?;
+    let announced = len <= shape.max_query_len && (kv_len <= shape.max_kv_len || len == 0);
+    require(op, announced, || {
+        let (most_tokens, most_keys) = (shape.max_query_len, shape.max_kv_len);
+        format!(
+            "sequence {s} has {len} tokens and {kv_len} keys, \
+             the batch announces at most {most_tokens} and {most_keys}"
+        )
+    })?;
+    Ok(Queries {
+        first_token: start,
+        len,
+        first_index: kv_len.saturating_sub(len),
+        kv_len,
+    })
+}
+
+/// Checks that a pool is what its shape says.
+fn check_pool<K: CpuKvElement>(op: &'static str, kv: &KvLayer<CpuBackend, K>) -> Result<()> {
+    let PagedKvShape {
+        blocks,
+        block_size,
+        kv_heads,
+        head_dim,
+    } = kv.shape;
+    require(op, block_size > 0, || {
+        "block_size is 0, expected at least 1".into()
+    })?;
+    let size = elements(op, &[blocks, kv_heads, block_size, head_dim])?;
+    Error::check_len(op, "k pool", kv.k.len(), size)?;
+    Error::check_len(op, "v pool", kv.v.len(), size)
+}
+
+/// A pool that heads are written to.
+struct Pool<'a, K: CpuKvElement> {
+    data: SharedMut<'a, K::Stored>,
+    /// `[block, slot]` of each token.
+    slots: &'a [[usize; 3]],
+    shape: PagedKvShape,
+    /// Keys are transposed.
+    keys: bool,
+}
+
+impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
+    #[inline(always)]
+    unsafe fn store(&self, token: usize, head: usize, values: &[f32]) {
+        let [block, slot, _] = self.slots[token];
+        let shape = &self.shape;
+        let start = head_start(shape, block, head);
+        if !self.keys {
+            let at = start + slot * shape.head_dim;
+            // SAFETY: elements of one kv head are written by one thread only (contract).
+            let out = unsafe { self.data.part(at, values.len()) };
+            for (out, x) in out.iter_mut().zip(values) {
+                *out = K::Stored::from_f32(*x);
+            }
+            return;
+        }
+        let (first, width, column) = chunk(shape, slot);
+        // SAFETY: as above.
+        let out = unsafe { self.data.part(start + first, width * shape.head_dim) };
+        for (row, x) in out.chunks_exact_mut(width).zip(values) {
+            row[column] = K::Stored::from_f32(*x);
+        }
+    }
+}
+
+/// Finds the slots of all tokens of a batch, so that an error leaves the pool as it was.
+fn find_slots(
+    op: &'static str,
+    scratch: &mut Scratch,
+    shape: &PagedKvShape,
+    batch: &DeviceBatch<CpuBackend>,
+) -> Result<()> {
+    let tables = read_batch(op, scratch, batch)?;
+    scratch.items.clear();
+    for (s, queries) in scratch.queries.iter().enumerate() {
+        for i in 0..queries.len {
+            let Slot { block, slot } = tables.of(s).slot(op, shape, queries.first_index + i)?;
+            scratch.items.push([block, slot, 0]);
+        }
+    }
+    Ok(())
+}
+
+/// The pools of a layer as sinks for keys and values.
+fn sinks<'a, K: CpuKvElement>(
+    kv: &'a mut KvLayer<CpuBackend, K>,
+    slots: &'a [[usize; 3]],
+) -> [Pool<'a, K>; 2] {
+    let shape = kv.shape;
+    [(&mut kv.k, true), (&mut kv.v, false)].map(|(pool, keys)| Pool {
+        data: SharedMut::new(pool.as_mut_slice()),
+        slots,
+        shape,
+        keys,
+    })
+}
+
+/// A pool that attention reads.
+struct PagedSource<'a, K: CpuKvElement> {
+    k: &'a [K::Stored],
+    v: &'a [K::Stored],
+    shape: PagedKvShape,
+    tables: Tables<'a>,
+}
+
+impl<K: CpuKvElement> PagedSource<'_, K> {
+    /// Block and slot of a key whose block has been checked.
+    #[inline(always)]
+    fn slot(&self, sequence: usize, at: usize) -> (usize, usize) {
+        let size = self.shape.block_size;
+        (self.tables.of(sequence).ids[at / size] as usize, at % size)
+    }
+}
+
+impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
+    #[inline(always)]
+    fn keys<S: Simd>(&self, s: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
+        let dim = self.shape.head_dim;
+        let out = &mut out[..dim * KEYS];
+        let mut j = keys.start;
+        while j < keys.end {
+            let (block, slot) = self.slot(at.0, j);
+            let (first, width, column) = chunk(&self.shape, slot);
+            let start = head_start(&self.shape, block, at.1) + first;
+            let rows = &self.k[start..][..dim * width];
+            let count = (width - column).min(keys.end - j);
+            let to = j % KEYS;
+            // Whole chunks go by vectors. Columns of a chunk that come before its first wanted key
+            // are only there at the start, and those after its last one only at the end, so they
+            // overwrite nothing that is wanted.
+            if width == LANES && to >= column && to - column + LANES <= KEYS {
+                let columns = out.as_chunks_mut::<KEYS>().0.iter_mut();
+                for (row, column_out) in rows.as_chunks::<LANES>().0.iter().zip(columns) {
+                    let out = &mut column_out[to - column..][..LANES];
+                    // SAFETY: both have 16 elements.
+                    unsafe { s.store(out.as_mut_ptr(), load::<S, K>(s, row.as_ptr())) };
+                }
+            } else {
+                let columns = out.as_chunks_mut::<KEYS>().0.iter_mut();
+                for (row, out) in rows.chunks_exact(width).zip(columns) {
+                    let row = row[column..].iter();
+                    for (out, x) in out[to..].iter_mut().zip(row).take(count) {
+                        *out = x.to_f32();
+                    }
+                }
+            }
+            // A tile ends where the range does, so a chunk never reaches into the next tile.
+            j += count;
+        }
+    }
+
+    #[inline(always)]
+    fn values<'a, S: Simd>(
+        &'a self,
+        s: S,
+        at: (usize, usize),
+        keys: Range<usize>,
+        buffer: &'a mut [f32],
+        stride: usize,
+    ) -> Values<'a> {
+        let dim = self.shape.head_dim;
+        for j in keys {
+            let (block, slot) = self.slot(at.0, j);
+            let start = head_start(&self.shape, block, at.1) + slot * dim;
+            let value = &self.v[start..][..dim];
+            let out = &mut buffer[j % KEYS * stride..][..dim];
+            let (vectors, rest) = value.as_chunks::<LANES>();
+            let (out_vectors, out_rest) = out.as_chunks_mut::<LANES>();
+            for (x, out) in vectors.iter().zip(out_vectors) {
+                // SAFETY: both have 16 elements.
+                unsafe { s.store(out.as_mut_ptr(), load::<S, K>(s, x.as_ptr())) };
+            }
+            for (x, out) in rest.iter().zip(out_rest) {
+                *out = x.to_f32();
+            }
+        }
+        Values {
+            data: buffer,
+            stride,
+        }
+    }
+}
+
+/// The names of paged attention come with the contract.
+impl BackendPagedKv for CpuBackend {}
+
+impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
+    type KvBuffer = CpuBuffer<K::Stored>;
+    type KvScales = ();
+
+    fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
+        let op = "alloc_kv_layer";
+        let PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        } = shape;
+        let dims = [blocks, block_size, kv_heads, head_dim];
+        require(op, !dims.contains(&0), || {
+            format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
+        })?;
+        let size = elements(op, &dims)?;
+        Ok(KvLayer {
+            k: CpuBuffer::zeroed(size)?,
+            v: CpuBuffer::zeroed(size)?,
+            scales: (),
+            shape,
+        })
+    }
+
+    fn kv_append(
+        ctx: &mut CpuContext,
+        kv: &mut KvLayer<Self, K>,
+        k: &CpuBuffer<f32>,
+        v: &CpuBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        let op = "kv_append";
+        check_pool(op, kv)?;
+        let shape = QkvShape {
+            tokens: batch.shape.tokens,
+            heads: 0,
+            kv_heads: kv.shape.kv_heads,
+            head_dim: kv.shape.head_dim,
+        };
+        let size = heads_len(op, shape.kv())?;
+        let (exec, scratch) = ctx.parts();
+        let (k, v) = (k.first(op, "k", size)?, v.first(op, "v", size)?);
+        find_slots(op, scratch, &kv.shape, batch)?;
+        let slots = std::mem::take(&mut scratch.items);
+        let [k_sink, v_sink] = sinks(kv, &slots);
+        let from = |data, sink| Move {
+            source: HeadSource {
+                data,
+                start: 0,
+                token: shape.kv_dim(),
+            },
+            transform: HeadTransform::default(),
+            sink,
+        };
+        let none: Option<Move<'_, Strided<'_>>> = None;
+        let done = move_qkv(
+            exec,
+            scratch,
+            none,
+            [from(k, k_sink), from(v, v_sink)],
+            shape,
+        );
+        scratch.items = slots;
+        done
+    }
+
+    fn kv_append_qkv(
+        ctx: &mut CpuContext,
+        input: PagedQkv<'_, Self>,
+        q: &mut CpuBuffer<f32>,
+        kv: &mut KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        let op = "kv_append_qkv";
+        check_pool(op, kv)?;
+        let shape = input.shape;
+        let found = (shape.tokens, shape.kv_heads, shape.head_dim);
+        let expected = (batch.shape.tokens, kv.shape.kv_heads, kv.shape.head_dim);
+        require(op, found == expected, || {
+            format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
+        })?;
+        let (exec, scratch) = ctx.parts();
+        let projection = Projection::check(op, input.qkv, input.transform, shape)?;
+        let q = Strided::token_major(q.first_mut(op, "q", heads_len(op, shape.q())?)?, shape.q());
+        find_slots(op, scratch, &kv.shape, batch)?;
+        let slots = std::mem::take(&mut scratch.items);
+        let done = projection.store(exec, scratch, q, sinks(kv, &slots), shape);
+        scratch.items = slots;
+        done
+    }
+
+    fn kv_attention(
+        ctx: &mut CpuContext,
+        q: &CpuBuffer<f32>,
+        kv: &KvLayer<Self, K>,
+        sinks: Option<&CpuBuffer<f32>>,
+        batch: &DeviceBatch<Self>,
+        out: &mut CpuBuffer<f32>,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        let op = "kv_attention";
+        check_pool(op, kv)?;
+        let rule = check_config(op, config)?;
+        let AttnConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *config;
+        let (found, expected) = ((kv_heads, head_dim), (kv.shape.kv_heads, kv.shape.head_dim));
+        require(op, found == expected, || {
+            format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
+        })?;
+        let shape = HeadsShape {
+            tokens: batch.shape.tokens,
+            heads,
+            head_dim,
+        };
+        let size = heads_len(op, shape)?;
+        let (exec, scratch) = ctx.parts();
+        let tables = read_batch(op, scratch, batch)?;
+        for (s, queries) in scratch.queries.iter().enumerate() {
+            check_blocks(op, &kv.shape, tables.of(s), queries, |at| {
+                rule.visible(at, queries.kv_len)
+            })?;
+        }
+        let source = PagedSource::<K> {
+            k: kv.k.as_slice(),
+            v: kv.v.as_slice(),
+            shape: kv.shape,
+            tables,
+        };
+        let strides = (heads * head_dim, head_dim);
+        let call = Attention {
+            source: &source,
+            rule,
+            q: q.first(op, "q", size)?,
+            q_strides: strides,
+            out: SharedMut::new(out.first_mut(op, "out", size)?),
+            out_strides: strides,
+            sinks: sinks.map(|x| x.first(op, "sinks", heads)).transpose()?,
+            heads,
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+        };
+        let queries = std::mem::take(&mut scratch.queries);
+        let done = call.run(exec, scratch, &queries);
+        scratch.queries = queries;
+        done
+    }
+
+    fn kv_copy_blocks(
+        _: &mut CpuContext,
+        kv: &mut KvLayer<Self, K>,
+        pairs: &[(BlockId, BlockId)],
+    ) -> Result<()> {
+        let op = "kv_copy_blocks";
+        check_pool(op, kv)?;
+        let PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        } = kv.shape;
+        let outside = |(from, to): &&(BlockId, BlockId)| from.0.max(to.0) as usize >= blocks;
+        if let Some((from, to)) = pairs.iter().find(outside) {
+            let reason = format!("block {} to {}, the pool has {blocks} blocks", from.0, to.0);
+            return Err(Error::invalid(op, reason));
+        }
+        let len = kv_heads * block_size * head_dim;
+        for (from, to) in pairs {
+            let (from, to) = (from.0 as usize * len, to.0 as usize * len);
+            kv.k.as_mut_slice().copy_within(from..from + len, to);
+            kv.v.as_mut_slice().copy_within(from..from + len, to);
+        }
+        Ok(())
+    }
+}
+
+/// Checks the blocks of all keys that some query sees; those behind a sliding window may be gone.
+fn check_blocks(
+    op: &'static str,
+    shape: &PagedKvShape,
+    table: Table<'_>,
+    queries: &Queries,
+    visible: impl Fn(usize) -> Range<usize>,
+) -> Result<()> {
+    if queries.len == 0 {
+        return Ok(());
+    }
+    let start = visible(queries.first_index).start;
+    let end = visible(queries.first_index + queries.len - 1).end;
+    let mut at = start;
+    while at < end {
+        table.slot(op, shape, at)?;
+        at = (at / shape.block_size + 1) * shape.block_size;
+    }
+    Ok(())
+}

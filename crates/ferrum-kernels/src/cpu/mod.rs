@@ -1,0 +1,39 @@
+//! The CPU backend: threads and SIMD, chosen at start.
+//!
+//! * [`isa`](Isa): the instruction-set level is found once; a kernel is written once for all levels.
+//! * `pool`: the device's own threads; an op with little work stays on the caller's.
+//! * `gemm`: weights are packed at load into panels of 32 output features and keep the precision of
+//!   their file; activations are f32.
+//! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
+//!
+//! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
+//! whether it is alone or among many, in one chunk or several, in small KV blocks or large ones, on
+//! one thread or all, at any level.
+
+mod attention;
+mod buffer;
+mod check;
+mod conv;
+mod core;
+mod elementwise;
+mod exec;
+mod gemm;
+mod heads;
+mod isa;
+mod kv;
+mod math;
+mod norm;
+pub mod peak;
+mod pool;
+mod simd;
+#[cfg(test)]
+mod tests;
+mod timer;
+mod topology;
+
+pub use self::buffer::CpuBuffer;
+pub use self::core::{CpuBackend, CpuConfig, CpuContext};
+pub use self::gemm::pack::CpuWeight;
+pub use self::isa::Isa;
+pub use self::kv::CpuKvElement;
+pub use self::timer::CpuTimer;

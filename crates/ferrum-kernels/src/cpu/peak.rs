@@ -1,0 +1,120 @@
+//! What this machine can do at best, measured with the device's own threads: the yardsticks beside
+//! which `ferrum bench` puts its figures.
+
+use super::CpuBackend;
+use super::buffer::CpuBuffer;
+use super::isa::Kernel;
+use super::simd::{LANES, Simd};
+use ferrum_types::Result;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// How long a measurement goes on.
+const TIME: Duration = Duration::from_millis(300);
+/// Larger than the caches that a process usually gets to itself.
+const BYTES: usize = 256 << 20;
+/// Rounds of one timed stretch of arithmetic; well below a millisecond.
+const ROUNDS: usize = 50_000;
+/// Independent sums: enough to hide the latency of an addition, few enough to stay in registers.
+const WIDE_SUMS: usize = 12;
+/// The same where a vector takes several registers.
+const NARROW_SUMS: usize = 6;
+
+/// Bytes per second that the device's threads read from memory together; the best of several passes.
+///
+/// # Errors
+/// [`OutOfMemory`](ferrum_types::Error::OutOfMemory) when there is no room for 256 MiB.
+pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
+    let exec = device.exec();
+    let mut data = CpuBuffer::<f32>::zeroed(BYTES / 4)?;
+    // Untouched pages would all be the same page of zeros.
+    data.as_mut_slice().fill(1.0);
+    let data = data.as_slice();
+    let parts = exec.pool.threads() * 8;
+    let part = data.len() / parts / LANES * LANES;
+    let seconds = best(|| {
+        exec.pool.run(parts, &|i, _| {
+            black_box(exec.level.run(Sum(&data[i * part..][..part])));
+        });
+    });
+    Ok((parts * part * 4) as f64 / seconds)
+}
+
+/// f32 operations (a multiply-add counts two) per second of all the device's threads; the best of
+/// several stretches.
+pub fn fma_peak(device: &CpuBackend) -> f64 {
+    let exec = device.exec();
+    let tasks = exec.pool.threads() * 4;
+    let sums = exec.level.run(Chains(black_box(1.0))).1;
+    let seconds = best(|| {
+        exec.pool.run(tasks, &|_, _| {
+            black_box(exec.level.run(Chains(black_box(1.0))));
+        });
+    });
+    (tasks * ROUNDS * sums * LANES * 2) as f64 / seconds
+}
+
+/// The shortest of repeated runs, in seconds.
+fn best(mut run: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut shortest = f64::INFINITY;
+    while begin.elapsed() < TIME {
+        let start = Instant::now();
+        run();
+        shortest = shortest.min(start.elapsed().as_secs_f64());
+    }
+    shortest
+}
+
+/// Reads and adds up.
+struct Sum<'a>(&'a [f32]);
+
+impl Kernel for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let mut sums = [s.zero(); 4];
+        for x in self.0.as_chunks::<{ 4 * LANES }>().0 {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the chunk has four vectors.
+                *sum = s.add(*sum, unsafe { s.load(x.as_ptr().add(i * LANES)) });
+            }
+        }
+        let [a, b, c, d] = sums;
+        s.sum(s.add(s.add(a, b), s.add(c, d)))
+    }
+}
+
+/// Multiply-adds on registers; gives their sum, and how many chains there were.
+struct Chains(f32);
+
+impl Kernel for Chains {
+    type Output = (f32, usize);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> (f32, usize) {
+        if S::TILE_VECS == 2 {
+            (self.chains::<S, WIDE_SUMS>(s), WIDE_SUMS)
+        } else {
+            (self.chains::<S, NARROW_SUMS>(s), NARROW_SUMS)
+        }
+    }
+}
+
+impl Chains {
+    #[inline(always)]
+    fn chains<S: Simd, const SUMS: usize>(self, s: S) -> f32 {
+        let (a, b) = (s.splat(self.0), s.splat(1e-9));
+        let mut sums = [s.splat(self.0); SUMS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = s.fma(*sum, a, b);
+            }
+        }
+        s.sum(
+            sums.into_iter()
+                .fold(s.zero(), |total, sum| s.add(total, sum)),
+        )
+    }
+}

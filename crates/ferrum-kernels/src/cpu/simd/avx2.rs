@@ -1,0 +1,186 @@
+//! AVX2 with FMA and F16C: two registers for a vector.
+
+use super::{LANES, Simd};
+use core::arch::x86_64::*;
+
+/// Proof of `avx2`, `fma` and `f16c`.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// The CPU has AVX2, FMA and F16C.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Lanes 0–7 and 8–15.
+#[derive(Clone, Copy)]
+pub(crate) struct V(__m256, __m256);
+
+// SAFETY of every block below: `self` proves that the CPU has AVX2, FMA and F16C, which is all that
+// these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
+impl Simd for Avx2 {
+    type V = V;
+    const TILE_ROWS: usize = 6;
+    const TILE_VECS: usize = 1;
+    const DIRECT_ROWS: usize = 3;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        // SAFETY: see the impl.
+        let v = unsafe { _mm256_set1_ps(x) };
+        V(v, v)
+    }
+    #[inline(always)]
+    fn lanes(self, x: [f32; LANES]) -> V {
+        // SAFETY: see the impl; the array has 16 elements.
+        unsafe { self.load(x.as_ptr()) }
+    }
+    #[inline(always)]
+    fn to_array(self, v: V) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: see the impl; the array has 16 elements.
+        unsafe { self.store(out.as_mut_ptr(), v) };
+        out
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            V(
+                _mm256_fmadd_ps(a.0, b.0, c.0),
+                _mm256_fmadd_ps(a.1, b.1, c.1),
+            )
+        }
+    }
+    #[inline(always)]
+    fn fnma(self, a: V, b: V, c: V) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            V(
+                _mm256_fnmadd_ps(a.0, b.0, c.0),
+                _mm256_fnmadd_ps(a.1, b.1, c.1),
+            )
+        }
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let lt0 = _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0);
+            let lt1 = _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1);
+            V(
+                _mm256_blendv_ps(no.0, yes.0, lt0),
+                _mm256_blendv_ps(no.1, yes.1, lt1),
+            )
+        }
+    }
+    #[inline(always)]
+    fn abs(self, v: V) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            V(_mm256_andnot_ps(sign, v.0), _mm256_andnot_ps(sign, v.1))
+        }
+    }
+    #[inline(always)]
+    fn pow2_of_magic(self, v: V) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let one = _mm256_set1_epi32(0x3f80_0000);
+            let a = _mm256_slli_epi32::<23>(_mm256_castps_si256(v.0));
+            let b = _mm256_slli_epi32::<23>(_mm256_castps_si256(v.1));
+            V(
+                _mm256_castsi256_ps(_mm256_add_epi32(a, one)),
+                _mm256_castsi256_ps(_mm256_add_epi32(b, one)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            V(
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let a = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let b = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            V(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let a = _mm256_loadu_si256(p.cast());
+            let b = _mm256_loadu_si256(p.add(8).cast());
+            let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                V(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b)),
+                ),
+                V(
+                    _mm256_castsi256_ps(_mm256_and_si256(a, high)),
+                    _mm256_castsi256_ps(_mm256_and_si256(b, high)),
+                ),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: V) {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_ps(p, v.0);
+            _mm256_storeu_ps(p.add(8), v.1);
+        }
+    }
+}

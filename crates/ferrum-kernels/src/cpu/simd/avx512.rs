@@ -1,0 +1,140 @@
+//! AVX-512: one register for a vector.
+
+use super::{LANES, Simd};
+use core::arch::x86_64::*;
+
+/// Proof of `avx512f` (and what [`super::super::isa`] asks for beside it).
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The CPU has every feature that [`super::super::isa`] asks for at this level.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+// SAFETY of every block below: `self` proves that the CPU has AVX-512F, which is all that these
+// intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
+impl Simd for Avx512 {
+    type V = __m512;
+    const TILE_ROWS: usize = 12;
+    const TILE_VECS: usize = 2;
+    const DIRECT_ROWS: usize = 12;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn lanes(self, x: [f32; LANES]) -> Self::V {
+        // SAFETY: see the impl; the array has 16 elements.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: see the impl; the array has 16 elements.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) };
+        out
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn fnma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let lt = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+            _mm512_mask_blend_ps(lt, no, yes)
+        }
+    }
+    #[inline(always)]
+    fn abs(self, v: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_abs_ps(v) }
+    }
+    #[inline(always)]
+    fn pow2_of_magic(self, v: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(v));
+            _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f80_0000)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [Self::V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
+                _mm512_castsi512_ps(_mm512_and_si512(pairs, high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::V) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+}

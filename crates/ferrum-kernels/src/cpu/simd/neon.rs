@@ -1,0 +1,160 @@
+//! NEON: four registers for a vector. Never executed on this project's own machines, so it stays
+//! with intrinsics that have been stable for long, one to each operation.
+
+use super::{LANES, Simd};
+use core::arch::aarch64::*;
+
+/// Proof of `neon`, which every aarch64 target has.
+#[derive(Clone, Copy)]
+pub(crate) struct Neon(());
+
+impl Neon {
+    /// # Safety
+    /// The CPU has NEON.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Four lanes each.
+#[derive(Clone, Copy)]
+pub(crate) struct V([float32x4_t; 4]);
+
+/// `V` with lane group `i` computed by an expression.
+macro_rules! each {
+    ($i:ident => $e:expr) => {{
+        // SAFETY: the token that every method takes proves NEON, which is all that the intrinsics in
+        // `$e` need; loads add the contract of the trait's own unsafe methods.
+        unsafe {
+            V([
+                { let $i = 0; $e },
+                { let $i = 1; $e },
+                { let $i = 2; $e },
+                { let $i = 3; $e },
+            ])
+        }
+    }};
+}
+
+/// Four f16 to f32, exactly and without the half-precision extension: exponent and mantissa are
+/// shifted into place, and a multiplication by 2^112 corrects the bias (subnormals included).
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn widen_f16(h: uint16x4_t) -> float32x4_t {
+    // SAFETY: the caller has NEON.
+    unsafe {
+        let w = vmovl_u16(h);
+        let sign = vshlq_n_u32::<16>(vandq_u32(w, vdupq_n_u32(0x8000)));
+        let rest = vandq_u32(w, vdupq_n_u32(0x7fff));
+        let scaled = vmulq_f32(
+            vreinterpretq_f32_u32(vshlq_n_u32::<13>(rest)),
+            vdupq_n_f32(f32::from_bits(0x7780_0000)),
+        );
+        let special = vcgeq_u32(rest, vdupq_n_u32(0x7c00));
+        let exponent = vandq_u32(special, vdupq_n_u32(0x7f80_0000));
+        let bits = vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(scaled), exponent), sign);
+        vreinterpretq_f32_u32(bits)
+    }
+}
+
+impl Simd for Neon {
+    type V = V;
+    const TILE_ROWS: usize = 5;
+    const TILE_VECS: usize = 1;
+    const DIRECT_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        each!(_i => vdupq_n_f32(x))
+    }
+    #[inline(always)]
+    fn lanes(self, x: [f32; LANES]) -> V {
+        each!(i => vld1q_f32(x.as_ptr().add(4 * i)))
+    }
+    #[inline(always)]
+    fn to_array(self, v: V) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: the array has 16 elements.
+        unsafe { self.store(out.as_mut_ptr(), v) };
+        out
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        each!(i => vaddq_f32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        each!(i => vsubq_f32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        each!(i => vmulq_f32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        each!(i => vdivq_f32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        each!(i => vfmaq_f32(c.0[i], a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn fnma(self, a: V, b: V, c: V) -> V {
+        each!(i => vfmsq_f32(c.0[i], a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        each!(i => vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        each!(i => vbslq_f32(vcltq_f32(a.0[i], b.0[i]), a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
+        each!(i => vbslq_f32(vcltq_f32(a.0[i], b.0[i]), yes.0[i], no.0[i]))
+    }
+    #[inline(always)]
+    fn abs(self, v: V) -> V {
+        each!(i => vabsq_f32(v.0[i]))
+    }
+    #[inline(always)]
+    fn pow2_of_magic(self, v: V) -> V {
+        each!(i => {
+            let n = vshlq_n_u32::<23>(vreinterpretq_u32_f32(v.0[i]));
+            vreinterpretq_f32_u32(vaddq_u32(n, vdupq_n_u32(0x3f80_0000)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> V {
+        each!(i => vld1q_f32(p.add(4 * i)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> V {
+        each!(i => widen_f16(vld1_u16(p.add(4 * i))))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> V {
+        each!(i => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.add(4 * i)))))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [V; 2] {
+        [
+            each!(i => vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(p.add(4 * i))))),
+            each!(i => {
+                let high = vandq_u32(vld1q_u32(p.add(4 * i)), vdupq_n_u32(0xffff_0000));
+                vreinterpretq_f32_u32(high)
+            }),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: V) {
+        for (i, lanes) in v.0.into_iter().enumerate() {
+            // SAFETY: the caller allows writes of 16 elements at `p`; `self` proves NEON.
+            unsafe { vst1q_f32(p.add(4 * i), lanes) };
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Every op against the reference, and bit for bit against itself: at every level of this machine, on
+//! one thread and several, alone and among other rows, in chunks and whole.
+
+mod attention;
+mod matrices;
+mod rows;
+
+use super::{CpuBackend, CpuConfig, Isa};
+use crate::backend::*;
+use crate::reference::ReferenceBackend;
+
+/// Random numbers with a seed (xorshift64*), so that a failure can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Between -1 and 1.
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 33) as usize % n
+    }
+
+    fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.unit()).collect()
+    }
+}
+
+/// The CPU in every form that must give the same bits.
+fn devices() -> Vec<CpuBackend> {
+    let mut out = Vec::new();
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            println!("skipped: this machine has no {}", isa.name());
+            continue;
+        }
+        for threads in [1, 3] {
+            let config = CpuConfig {
+                threads: Some(threads),
+                isa: Some(isa),
+            };
+            out.push(CpuBackend::with_config(config).unwrap());
+        }
+    }
+    out
+}
+
+/// Mean squared error over mean square.
+fn nmse(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let square = |x: f64| x * x;
+    let pairs = found.iter().zip(expected);
+    let error: f64 = pairs
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
+    let power: f64 = expected.iter().map(|x| square(f64::from(*x))).sum();
+    if error == 0.0 { 0.0 } else { error / power }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    // Which NaN is not part of a result.
+    let canonical = |x: &f32| if x.is_nan() { f32::NAN } else { *x };
+    x.iter().map(canonical).map(f32::to_bits).collect()
+}
+
+/// What a test runs on each backend.
+trait Op {
+    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
+        &self,
+        device: &B,
+    ) -> Vec<f32>;
+}
+
+/// Runs `op` everywhere; the reference within `limit`, all CPU forms bit-equal. Gives the result.
+fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
+    let expected = op.run(&ReferenceBackend);
+    let devices = devices();
+    let first = op.run(&devices[0]);
+    let error = nmse(&first, &expected);
+    assert!(error <= limit, "{what}: error {error:e}, limit {limit:e}");
+    for device in &devices[1..] {
+        let found = op.run(device);
+        assert!(bits(&found) == bits(&first), "{what}: {device:?} differs");
+    }
+    first
+}
+
+fn act<B: Backend>(device: &B, data: &[f32]) -> Act<B> {
+    let data: Vec<B::Act> = data
+        .iter()
+        .map(|x| ferrum_types::FloatElement::from_f32(*x))
+        .collect();
+    device.from_slice(&data).unwrap()
+}
+
+/// A buffer that no op may leave as it is.
+fn poison<B: Backend>(device: &B, len: usize) -> Act<B> {
+    act(device, &vec![f32::NAN; len])
+}
+
+fn host<B: Backend>(ctx: &mut B::Context, buffer: &Act<B>) -> Vec<f32> {
+    let data = B::to_vec(ctx, buffer).unwrap();
+    data.into_iter()
+        .map(ferrum_types::FloatElement::to_f32)
+        .collect()
+}
+
+#[test]
+fn a_device_says_what_it_is() {
+    let device = CpuBackend::open(0).unwrap();
+    let info = device.info();
+    assert_eq!(info.backend, "cpu");
+    assert!(info.detail.contains(device.isa().name()), "{info:?}");
+    assert!(info.detail.contains(&device.threads().to_string()));
+    assert!(CpuBackend::open(1).is_err());
+    let config = CpuConfig {
+        threads: Some(0),
+        isa: None,
+    };
+    assert!(CpuBackend::with_config(config).is_err());
+    for isa in Isa::ALL {
+        let config = CpuConfig {
+            threads: Some(1),
+            isa: Some(isa),
+        };
+        assert_eq!(CpuBackend::with_config(config).is_ok(), isa.is_available());
+    }
+}
+
+#[test]
+fn two_contexts_on_two_threads_share_a_device() {
+    let device = CpuBackend::with_config(CpuConfig {
+        threads: Some(3),
+        isa: None,
+    })
+    .unwrap();
+    let (rows, n, k) = (33, 200, 300);
+    let mut random = Random::new(1);
+    let w: Vec<u8> = random
+        .vec(n * k)
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let shape = MatShape { rows: n, cols: k };
+    let weight = device
+        .from_weight_bytes(&w, ferrum_types::SrcDtype::F32, shape)
+        .unwrap();
+    let inputs = [random.vec(rows * k), random.vec(rows * k)];
+    let run = |x: &[f32]| {
+        let mut ctx = device.new_context().unwrap();
+        let x = act(&device, x);
+        let mut out = poison(&device, rows * n);
+        CpuBackend::gemm(&mut ctx, &x, &weight, &mut out, GemmShape { rows, n, k }).unwrap();
+        host::<CpuBackend>(&mut ctx, &out)
+    };
+    let alone = inputs.each_ref().map(|x| run(x));
+    std::thread::scope(|scope| {
+        for (x, alone) in inputs.iter().zip(&alone) {
+            let run = &run;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    assert!(run(x) == *alone);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn spans_come_in_order() {
+    let device = CpuBackend::open(0).unwrap();
+    let mut ctx = device.new_context().unwrap();
+    let mut timer = <CpuBackend as Backend>::Timer::new(&device).unwrap();
+    assert!(timer.end(&mut ctx).is_err());
+    timer.begin(&mut ctx, "outer").unwrap();
+    timer.begin(&mut ctx, "inner").unwrap();
+    timer.end(&mut ctx).unwrap();
+    timer.end(&mut ctx).unwrap();
+    let spans = timer.take_spans(&mut ctx).unwrap();
+    let names: Vec<_> = spans.iter().map(|span| span.name).collect();
+    assert_eq!(names, ["outer", "inner"]);
+    assert!(spans[0].duration_ns >= spans[1].duration_ns);
+}
