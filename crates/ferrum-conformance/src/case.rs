@@ -1,0 +1,309 @@
+//! Cases: what they are called, how they run, and where their expectation comes from.
+
+use crate::compare::{Tolerance, compare, compare_bits};
+use crate::data::Rng;
+use crate::io::{Check, Fault, Io, Output, Trouble};
+use crate::report::{Outcome, Report};
+use ferrum_kernels::{Backend, reference::ReferenceBackend};
+use ferrum_types::{Element, Error, FloatElement};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// One thing that the suite asks of a backend.
+pub struct Case<B: Backend> {
+    /// Op of the contract.
+    pub op: &'static str,
+    /// Element type of what the op works on.
+    pub dtype: &'static str,
+    /// Shape and values.
+    pub name: String,
+    /// Whether it compares numbers, so that a tampered result must fail it.
+    pub(crate) compares: bool,
+    run: Run<B>,
+}
+
+type Run<B> = Box<dyn Fn(&B, Fault) -> Check<f64>>;
+
+impl<B: Backend> Case<B> {
+    /// Runs the case on `device`. A panic of the backend is a failure of the case.
+    pub fn run(&self, device: &B) -> Outcome {
+        self.run_with(device, Fault::None)
+    }
+
+    /// [`run`](Self::run), with a result that was tampered with.
+    pub(crate) fn run_with(&self, device: &B, fault: Fault) -> Outcome {
+        // The case owns nothing that outlives a panic, and the device is what is being tested.
+        match catch_unwind(AssertUnwindSafe(|| (self.run)(device, fault))) {
+            Ok(Ok(nmse)) => Outcome::Passed { nmse },
+            Ok(Err(Trouble::Wrong(reason))) => Outcome::Failed(reason),
+            Ok(Err(Trouble::Error(error @ Error::Unsupported { .. }))) => {
+                Outcome::Skipped(error.to_string())
+            }
+            Ok(Err(Trouble::Error(error))) => Outcome::Failed(format!("error: {error}")),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                Outcome::Failed(format!("panicked: {}", text.unwrap_or("without a message")))
+            }
+        }
+    }
+}
+
+/// Which cases to run.
+#[derive(Clone, Debug, Default)]
+pub struct Filter(String);
+
+impl Filter {
+    /// Every case.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// The cases whose `op dtype name` contains `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        Filter(text.into())
+    }
+
+    /// Whether `case` is wanted.
+    pub fn matches<B: Backend>(&self, case: &Case<B>) -> bool {
+        let Case {
+            op, dtype, name, ..
+        } = case;
+        self.0.is_empty() || format!("{op} {dtype} {name}").contains(&self.0)
+    }
+}
+
+/// A list of cases that is being put together.
+pub(crate) struct Cases<B: Backend> {
+    pub(crate) list: Vec<Case<B>>,
+}
+
+/// What a case is called and how close it must come.
+pub(crate) struct Label {
+    pub(crate) op: &'static str,
+    pub(crate) dtype: &'static str,
+    pub(crate) name: String,
+    pub(crate) tolerance: Tolerance,
+}
+
+/// A [`Label`] with a formatted name.
+pub(crate) fn label(
+    op: &'static str,
+    dtype: &'static str,
+    tolerance: Tolerance,
+    name: impl Into<String>,
+) -> Label {
+    Label {
+        op,
+        dtype,
+        name: name.into(),
+        tolerance,
+    }
+}
+
+/// Three ways to one result: an op on the backend under test, the same on the reference, and its
+/// formula. `D` is the op's input on the host.
+pub(crate) struct Probe<B: Backend, D> {
+    pub(crate) run: fn(&mut Io<'_, B>, &D) -> Check,
+    pub(crate) reference: fn(&mut Io<'_, ReferenceBackend>, &D) -> Check,
+    pub(crate) formula: fn(&D) -> Vec<Vec<f64>>,
+}
+
+/// A [`Probe`] of the generic function `$run` and of `$formula`.
+macro_rules! probe {
+    ($run:ident, $formula:expr) => {
+        $crate::case::Probe {
+            run: $run::<B>,
+            reference: $run::<ferrum_kernels::reference::ReferenceBackend>,
+            formula: $formula,
+        }
+    };
+    ($run:ident, $k:ident, $formula:expr) => {
+        $crate::case::Probe {
+            run: $run::<B, $k>,
+            reference: $run::<ferrum_kernels::reference::ReferenceBackend, $k>,
+            formula: $formula,
+        }
+    };
+}
+pub(crate) use probe;
+
+impl<B: Backend> Cases<B> {
+    pub(crate) fn new() -> Self {
+        Cases { list: Vec::new() }
+    }
+
+    fn push(
+        &mut self,
+        (op, dtype, name): (&'static str, &'static str, String),
+        compares: bool,
+        run: impl Fn(&B, Fault) -> Check<f64> + 'static,
+    ) {
+        self.list.push(Case {
+            op,
+            dtype,
+            name,
+            compares,
+            run: Box::new(run),
+        });
+    }
+
+    /// A result against its expectation: that of the reference backend, or of the formula when it
+    /// is the reference backend that is tested.
+    pub(crate) fn add<D: 'static>(
+        &mut self,
+        label: Label,
+        make: impl Fn(&mut Rng) -> D + 'static,
+        probe: Probe<B, D>,
+    ) {
+        let Label {
+            op,
+            dtype,
+            name,
+            tolerance,
+        } = label;
+        let tolerance = tolerance.for_activations(B::Act::DTYPE);
+        let seed = format!("{op} {dtype} {name}");
+        self.push((op, dtype, name), true, move |device, fault| {
+            let data = make(&mut Rng::new(&seed, round::<B>));
+            let found = outputs(device, fault, &data, probe.run)?;
+            let expected: Vec<Vec<f64>> = if B::NAME == ReferenceBackend::NAME {
+                (probe.formula)(&data)
+            } else {
+                let outputs = outputs(&ReferenceBackend, Fault::None, &data, probe.reference)?;
+                outputs.into_iter().map(|output| output.values).collect()
+            };
+            compare_all::<B>(&found, expected, tolerance).map_err(Trouble::Wrong)
+        });
+    }
+
+    /// Two ways to one result, which must have the same bits.
+    pub(crate) fn same<D: 'static>(
+        &mut self,
+        (op, dtype, name): (&'static str, &'static str, &str),
+        make: impl Fn(&mut Rng) -> D + 'static,
+        one: fn(&mut Io<'_, B>, &D) -> Check,
+        other: fn(&mut Io<'_, B>, &D) -> Check,
+    ) {
+        let seed = format!("{op} {dtype} {name}");
+        self.push((op, dtype, name.to_owned()), true, move |device, fault| {
+            let data = make(&mut Rng::new(&seed, round::<B>));
+            let a = joined(outputs(device, fault, &data, one)?);
+            let b = joined(outputs(device, Fault::None, &data, other)?);
+            compare_bits("out", &a, &b).map_err(Trouble::Wrong)?;
+            Ok(0.0)
+        });
+    }
+
+    /// Each buffer in turn is one element too short, which must be [`Error::Shape`].
+    pub(crate) fn short<D: 'static>(
+        &mut self,
+        (op, dtype): (&'static str, &'static str),
+        make: impl Fn(&mut Rng) -> D + 'static,
+        run: fn(&mut Io<'_, B>, &D) -> Check,
+    ) {
+        let name = "a buffer too short";
+        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+            let data = make(&mut Rng::new(&format!("{op} {dtype} {name}"), round::<B>));
+            let mut io = Io::new(device, Fault::None)?;
+            run(&mut io, &data)?;
+            let buffers = io.checked().to_vec();
+            for (i, buffer) in buffers.iter().enumerate() {
+                let result = run(&mut Io::shortened(device, i)?, &data);
+                let found = match result {
+                    Err(Trouble::Error(Error::Shape { .. })) => continue,
+                    Err(Trouble::Error(error)) => format!("the error \"{error}\""),
+                    Ok(()) | Err(Trouble::Wrong(_)) => "no error".to_owned(),
+                };
+                return Err(Trouble::Wrong(format!(
+                    "{buffer} one element too short gave {found}, expected a shape error"
+                )));
+            }
+            Ok(0.0)
+        });
+    }
+
+    /// Anything else that is right or wrong.
+    pub(crate) fn check(
+        &mut self,
+        (op, dtype, name): (&'static str, &'static str, &str),
+        run: fn(&B) -> Check,
+    ) {
+        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+            run(device)?;
+            Ok(0.0)
+        });
+    }
+
+    /// Runs the cases that `filter` wants.
+    pub(crate) fn run(self, device: &B, filter: &Filter, report: &mut Report) {
+        for case in self.list {
+            if filter.matches(&case) {
+                let outcome = case.run(device);
+                report.add(case.op, case.dtype, case.name, outcome);
+            }
+        }
+    }
+
+    /// Reports the cases that `filter` wants as skipped.
+    pub(crate) fn skip(self, reason: &str, filter: &Filter, report: &mut Report) {
+        for case in self.list {
+            if filter.matches(&case) {
+                let outcome = Outcome::Skipped(reason.to_owned());
+                report.add(case.op, case.dtype, case.name, outcome);
+            }
+        }
+    }
+}
+
+/// `x` as an activation of `B` holds it.
+fn round<B: Backend>(x: f32) -> f32 {
+    B::Act::from_f32(x).to_f32()
+}
+
+fn outputs<B: Backend, D>(
+    device: &B,
+    fault: Fault,
+    data: &D,
+    run: fn(&mut Io<'_, B>, &D) -> Check,
+) -> Check<Vec<Output>> {
+    let mut io = Io::new(device, fault)?;
+    run(&mut io, data)?;
+    Ok(io.outputs)
+}
+
+fn joined(outputs: Vec<Output>) -> Vec<f64> {
+    outputs
+        .into_iter()
+        .flat_map(|output| output.values)
+        .collect()
+}
+
+/// The worst NMSE of all outputs.
+fn compare_all<B: Backend>(
+    found: &[Output],
+    expected: Vec<Vec<f64>>,
+    tolerance: Tolerance,
+) -> Result<f64, String> {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return Err(format!(
+            "the case has {found} outputs and {expected} expectations"
+        ));
+    }
+    let mut worst = 0.0f64;
+    for (output, mut expected) in found.iter().zip(expected) {
+        if output.rounded {
+            for x in &mut expected {
+                *x = f64::from(round::<B>(*x as f32));
+            }
+        }
+        let nmse = compare(output.name, &output.values, &expected, tolerance)?;
+        worst = worst.max(nmse);
+    }
+    Ok(worst)
+}
+
+/// Name of the backend's activations.
+pub(crate) fn act_name<B: Backend>() -> &'static str {
+    B::Act::DTYPE.name()
+}

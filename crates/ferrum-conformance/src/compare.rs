@@ -1,0 +1,185 @@
+//! When two results count as the same.
+//!
+//! The measure is NMSE = Σ(a-b)² / Σb², with the expectation as b. Every tolerance of the suite is
+//! one of these:
+//!
+//! | class | NMSE | for |
+//! |---|---|---|
+//! | [`EXACT`](Tolerance::EXACT) | 0 | copies, look-ups, integers: every element equal |
+//! | [`ARITHMETIC`](Tolerance::ARITHMETIC) | 1e-13 | sums and products of a few f32 |
+//! | [`ELEMENTWISE`](Tolerance::ELEMENTWISE) | 1e-10 | f32 functions with exp, tanh or erf |
+//! | [`NORM`](Tolerance::NORM) | 1e-11 | f32 norms, with or without rotation |
+//! | [`CANCELLING`](Tolerance::CANCELLING) | 1e-7 | f32 norms of rows whose mean is far larger than their deviation |
+//! | [`F32_SUMS`](Tolerance::F32_SUMS) | 1e-11 | products of f32 matrices, convolutions |
+//! | [`F32_ATTENTION`](Tolerance::F32_ATTENTION) | 1e-8 | attention over f32 keys and values |
+//! | [`HALF_STORAGE`](Tolerance::HALF_STORAGE) | 1e-5 | 16-bit weights; 16-bit and FP8 caches |
+//! | [`QUANTIZED`](Tolerance::QUANTIZED) | 5e-4 | block-quantised weights, whose kernels may round activations to 8 bits; the INT8 cache |
+//!
+//! The contract's own limits are 1e-7 for f32 element-wise ops and norms and 5e-4 for products and
+//! attention of reduced precision; the classes are stricter wherever every backend does better. A backend with 16-bit activations rounds every result, so
+//! there a class is never stricter than that rounding ([`Tolerance::for_activations`]).
+
+use ferrum_types::Dtype;
+
+/// Largest NMSE that passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tolerance(f64);
+
+impl Tolerance {
+    pub(crate) const EXACT: Self = Self(0.0);
+    pub(crate) const ARITHMETIC: Self = Self(1e-13);
+    pub(crate) const ELEMENTWISE: Self = Self(1e-10);
+    pub(crate) const NORM: Self = Self(1e-11);
+    pub(crate) const CANCELLING: Self = Self(1e-7);
+    pub(crate) const F32_SUMS: Self = Self(1e-11);
+    pub(crate) const F32_ATTENTION: Self = Self(1e-8);
+    pub(crate) const HALF_STORAGE: Self = Self(1e-5);
+    pub(crate) const QUANTIZED: Self = Self(5e-4);
+
+    /// The tolerance on a backend whose activations are of this type.
+    pub(crate) fn for_activations(self, act: Dtype) -> Self {
+        let rounding = match act {
+            Dtype::F16 => 1e-6,
+            Dtype::BF16 => 5e-5,
+            _ => 0.0,
+        };
+        if self == Self::EXACT {
+            self
+        } else {
+            Self(self.0.max(rounding))
+        }
+    }
+}
+
+/// NMSE of `found`, or a sentence on what is wrong with it.
+///
+/// A NaN must meet a NaN and an infinity the same infinity; an expectation of zeros must be met
+/// exactly.
+pub(crate) fn compare(
+    what: &str,
+    found: &[f64],
+    expected: &[f64],
+    tolerance: Tolerance,
+) -> Result<f64, String> {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return Err(format!("{what} has {found} elements, expected {expected}"));
+    }
+    let mut error = 0.0;
+    let mut power = 0.0;
+    let mut worst = (0.0, 0);
+    for (i, (&a, &b)) in found.iter().zip(expected).enumerate() {
+        if same(a, b) {
+            power += if b.is_finite() { b * b } else { 0.0 };
+            continue;
+        }
+        if !a.is_finite() || !b.is_finite() || tolerance == Tolerance::EXACT {
+            return Err(format!("{what}[{i}] is {a:e}, expected {b:e}"));
+        }
+        let square = (a - b) * (a - b);
+        if square > worst.0 {
+            worst = (square, i);
+        }
+        error += square;
+        power += b * b;
+    }
+    // Without power there is nothing to be relative to: any error is too much.
+    let nmse = if error == 0.0 { 0.0 } else { error / power };
+    if nmse <= tolerance.0 {
+        return Ok(nmse);
+    }
+    let (i, limit) = (worst.1, tolerance.0);
+    let (a, b) = (found[i], expected[i]);
+    Err(format!(
+        "nmse of {what} is {nmse:.2e}, expected at most {limit:.0e}; worst is {what}[{i}] = {a:e}, expected {b:e}"
+    ))
+}
+
+/// `Ok` when every bit is the same, so that also -0 and 0 differ; all NaN are the same.
+pub(crate) fn compare_bits(what: &str, a: &[f64], b: &[f64]) -> Result<(), String> {
+    if a.len() != b.len() {
+        return Err(format!("{what} has {} and {} elements", a.len(), b.len()));
+    }
+    let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    match a.iter().zip(b).position(|pair| !same(pair)) {
+        Some(i) => Err(format!(
+            "{what}[{i}] is {:e} and {:e}, expected equal bits",
+            a[i], b[i]
+        )),
+        None => Ok(()),
+    }
+}
+
+fn same(a: f64, b: f64) -> bool {
+    a == b || (a.is_nan() && b.is_nan())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_difference_is_told_apart() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let close = Tolerance::ELEMENTWISE;
+        struct Case {
+            found: &'static [f64],
+            expected: &'static [f64],
+            tolerance: Tolerance,
+            passes: bool,
+        }
+        let case = |found, expected, tolerance, passes| Case {
+            found,
+            expected,
+            tolerance,
+            passes,
+        };
+        let cases = [
+            case(&[], &[], Tolerance::EXACT, true),
+            case(&[1.0, 2.0], &[1.0, 2.0], Tolerance::EXACT, true),
+            case(&[1.0, 2.0], &[1.0, 2.0000000001], Tolerance::EXACT, false),
+            case(&[1.0, 2.0], &[1.0, 2.0000001], close, true),
+            case(&[1.0, 2.0], &[1.0, 2.001], close, false),
+            case(&[1.0], &[1.0, 2.0], close, false),
+            case(&[1e-30], &[0.0], close, false),
+            case(&[0.0], &[0.0], close, true),
+            case(&[0.0], &[1e-30], close, false),
+        ];
+        for (i, case) in cases.iter().enumerate() {
+            let result = compare("out", case.found, case.expected, case.tolerance);
+            assert_eq!(result.is_ok(), case.passes, "case {i}: {result:?}");
+        }
+        for (found, expected, passes) in [
+            (nan, nan, true),
+            (nan, 1.0, false),
+            (1.0, nan, false),
+            (inf, inf, true),
+            (inf, -inf, false),
+            (1e30, inf, false),
+        ] {
+            let result = compare("out", &[found, 1.0], &[expected, 1.0], close);
+            assert_eq!(result.is_ok(), passes, "{found} for {expected}: {result:?}");
+        }
+    }
+
+    #[test]
+    fn bits_see_the_sign_of_zero() {
+        assert!(compare_bits("out", &[0.0, f64::NAN], &[0.0, f64::NAN]).is_ok());
+        assert!(compare_bits("out", &[0.0], &[-0.0]).is_err());
+        assert!(compare_bits("out", &[0.0], &[0.0, 1.0]).is_err());
+    }
+
+    #[test]
+    fn sixteen_bit_activations_loosen_all_but_equality() {
+        let loose = Tolerance::NORM.for_activations(Dtype::BF16);
+        assert_eq!(loose, Tolerance(5e-5));
+        assert_eq!(
+            Tolerance::EXACT.for_activations(Dtype::BF16),
+            Tolerance::EXACT
+        );
+        assert_eq!(
+            Tolerance::QUANTIZED.for_activations(Dtype::F16),
+            Tolerance::QUANTIZED
+        );
+    }
+}

@@ -1,0 +1,372 @@
+//! Dense matrices: products, look-ups, the largest of a row.
+
+use crate::case::{Cases, act_name, label, probe};
+use crate::compare::Tolerance;
+use crate::data::{Dense, Rng};
+use crate::io::{Check, Io, wrong};
+use crate::naive;
+use ferrum_kernels::{Backend, GemmShape, MatShape, RowShape, WeightPart};
+use ferrum_types::{Error, SrcDtype};
+
+/// Dense weight types; also the dtypes under which these ops are reported.
+const DTYPES: [SrcDtype; 3] = [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16];
+
+const SHAPES: &[(usize, usize, usize)] = &[
+    (0, 7, 31),
+    (1, 1, 1),
+    (1, 7, 31),
+    (1, 33, 65),
+    (1, 257, 100),
+    (1, 130, 1025),
+    (2, 31, 7),
+    (3, 65, 33),
+    (4, 16, 96),
+    (5, 100, 257),
+    (7, 257, 100),
+    (8, 64, 64),
+    (17, 33, 128),
+    (33, 65, 31),
+    (65, 48, 96),
+    (100, 130, 67),
+];
+
+struct Gemm {
+    shape: GemmShape,
+    x: Vec<f32>,
+    /// Rows of the weight, in parts that may differ in type.
+    parts: Vec<Dense>,
+}
+
+impl Gemm {
+    fn weights(&self) -> Vec<f32> {
+        self.parts
+            .iter()
+            .flat_map(|part| part.values.clone())
+            .collect()
+    }
+}
+
+fn load<B: Backend>(io: &Io<'_, B>, parts: &[Dense], cols: usize) -> Check<B::Weight> {
+    let parts: Vec<WeightPart<'_>> = parts
+        .iter()
+        .map(|part| WeightPart {
+            bytes: part.bytes(),
+            dtype: part.dtype,
+            rows: part.values.len() / cols,
+        })
+        .collect();
+    match &parts[..] {
+        [one] => {
+            let shape = MatShape {
+                rows: one.rows,
+                cols,
+            };
+            Ok(io.device.from_weight_bytes(one.bytes, one.dtype, shape)?)
+        }
+        _ => Ok(io.device.from_weight_parts(&parts, cols)?),
+    }
+}
+
+fn gemm<B: Backend>(io: &mut Io<'_, B>, data: &Gemm) -> Check {
+    let weight = load(io, &data.parts, data.shape.k)?;
+    let size = data.shape.rows * data.shape.n;
+    let x = io.input("x", &data.x)?;
+    let mut out = io.output("out", size)?;
+    B::gemm(&mut io.ctx, &x, &weight, &mut out, data.shape)?;
+    io.take("out", &out, size)
+}
+
+fn gemm_formula(data: &Gemm) -> Vec<Vec<f64>> {
+    let GemmShape { rows, n, k } = data.shape;
+    vec![naive::gemm(&data.x, &data.weights(), rows, n, k)]
+}
+
+/// The rows of [`gemm`] one by one, then in twos.
+fn gemm_by_rows<B: Backend>(io: &mut Io<'_, B>, data: &Gemm) -> Check {
+    let GemmShape { rows, k, .. } = data.shape;
+    for (start, len) in [(0, 1), (1, 1), (2, 2), (4, 3), (7, rows - 7)] {
+        let part = Gemm {
+            shape: GemmShape {
+                rows: len,
+                ..data.shape
+            },
+            x: data.x[start * k..][..len * k].to_vec(),
+            parts: data.parts.clone(),
+        };
+        gemm(io, &part)?;
+    }
+    Ok(())
+}
+
+/// A matrix of `[n, k]` in `dtype`, and `rows` of activations.
+fn matrix(
+    rng: &mut Rng,
+    (rows, n, k): (usize, usize, usize),
+    dtype: SrcDtype,
+    (x_scale, w_scale): (f32, f32),
+) -> Gemm {
+    Gemm {
+        shape: GemmShape { rows, n, k },
+        x: rng.acts(rows * k, x_scale),
+        parts: vec![Dense::new(dtype, &rng.floats(n * k, w_scale))],
+    }
+}
+
+fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
+    for dtype in DTYPES {
+        let name = dtype.dtype().name();
+        let tolerance = weight_tolerance(dtype);
+        let case = |text: String| label("gemm", name, tolerance, text);
+        for &(rows, n, k) in SHAPES {
+            let make = move |rng: &mut Rng| matrix(rng, (rows, n, k), dtype, (1.0, 0.1));
+            let case = case(format!("[{rows}, {k}] × [{n}, {k}]"));
+            cases.add(case, make, probe!(gemm, gemm_formula));
+        }
+        for (text, x_scale, w_scale) in [
+            ("large values", 1e4, 1e2),
+            ("tiny values", 1e-6, 1e-5),
+            ("zeros in x", 0.0, 1.0),
+            ("zeros in the weight", 1.0, 0.0),
+        ] {
+            let scales = (x_scale, w_scale);
+            let make = move |rng: &mut Rng| matrix(rng, (3, 33, 65), dtype, scales);
+            cases.add(case(text.into()), make, probe!(gemm, gemm_formula));
+        }
+        let make = move |rng: &mut Rng| matrix(rng, (40, 50, 131), dtype, (1.0, 0.1));
+        let text = "rows alone and together";
+        cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
+        let make = move |rng: &mut Rng| matrix(rng, (3, 7, 33), dtype, (1.0, 0.1));
+        cases.short(("gemm", name), make, gemm::<B>);
+    }
+    let make = |rng: &mut Rng| {
+        let (rows, k) = (3, 65);
+        let parts = [(33, SrcDtype::F16), (1, SrcDtype::F32), (7, SrcDtype::BF16)];
+        let n = parts.iter().map(|part| part.0).sum();
+        Gemm {
+            shape: GemmShape { rows, n, k },
+            x: rng.acts(rows * k, 1.0),
+            parts: parts
+                .map(|(n, dtype)| Dense::new(dtype, &rng.floats(n * k, 0.1)))
+                .to_vec(),
+        }
+    };
+    let case = label(
+        "gemm",
+        "f16",
+        Tolerance::HALF_STORAGE,
+        "parts of f16, f32 and bf16",
+    );
+    cases.add(case, make, probe!(gemm, gemm_formula));
+}
+
+fn weight_tolerance(dtype: SrcDtype) -> Tolerance {
+    match dtype {
+        SrcDtype::F32 => Tolerance::F32_SUMS,
+        SrcDtype::F16 | SrcDtype::BF16 => Tolerance::HALF_STORAGE,
+    }
+}
+
+/// Bytes of the wrong length are refused at load, whichever part they are in.
+fn wrong_weight_bytes<B: Backend>(device: &B) -> Check {
+    for dtype in DTYPES {
+        for len in [
+            0,
+            dtype.size() * 15 - 1,
+            dtype.size() * 15 + 1,
+            dtype.size() * 16,
+        ] {
+            let bytes = vec![0; len];
+            let result = device.from_weight_bytes(&bytes, dtype, MatShape { rows: 3, cols: 5 });
+            if !matches!(result, Err(Error::Shape { .. })) {
+                return wrong(format!(
+                    "{len} bytes as [3, 5] of {dtype} gave no shape error"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Lookup {
+    table: Dense,
+    ids: Vec<i32>,
+    dim: usize,
+}
+
+impl Lookup {
+    fn shape(&self) -> RowShape {
+        RowShape {
+            rows: self.ids.len(),
+            dim: self.dim,
+        }
+    }
+}
+
+fn embedding_lookup<B: Backend>(io: &mut Io<'_, B>, data: &Lookup) -> Check {
+    let table = load(io, std::slice::from_ref(&data.table), data.dim)?;
+    let size = data.ids.len() * data.dim;
+    let ids = io.indices("ids", &data.ids)?;
+    let mut out = io.output("out", size)?;
+    B::embedding_lookup(&mut io.ctx, &table, &ids, &mut out, data.shape())?;
+    io.take("out", &out, size)
+}
+
+fn gather_rows<B: Backend>(io: &mut Io<'_, B>, data: &Lookup) -> Check {
+    // The rows of `src` end where it ends, so it is exactly as long as they are.
+    let src = io.exact(&acts::<B>(&data.table.values))?;
+    let size = data.ids.len() * data.dim;
+    let rows = io.indices("rows", &data.ids)?;
+    let mut out = io.output("out", size)?;
+    B::gather_rows(&mut io.ctx, &src, &rows, &mut out, data.shape())?;
+    io.take("out", &out, size)
+}
+
+fn acts<B: Backend>(values: &[f32]) -> Vec<B::Act> {
+    use ferrum_types::FloatElement;
+    values.iter().map(|&x| B::Act::from_f32(x)).collect()
+}
+
+fn lookup_formula(data: &Lookup) -> Vec<Vec<f64>> {
+    let row = |&id: &i32| {
+        let start = usize::try_from(id).ok().map(|id| id * data.dim);
+        let row = start.and_then(|start| data.table.values.get(start..start + data.dim));
+        row.map_or(vec![0.0; data.dim], naive::wide)
+    };
+    vec![data.ids.iter().flat_map(row).collect()]
+}
+
+/// Rows of the table, the first and the last among them, and ids that are in no table.
+fn some_rows(rng: &mut Rng, dtype: SrcDtype, table_rows: usize, dim: usize, ids: usize) -> Lookup {
+    let values = rng.acts(table_rows * dim, 1.0);
+    let mut ids = rng.indices(ids, table_rows);
+    let special = [
+        table_rows as i32 - 1,
+        0,
+        -1,
+        table_rows as i32,
+        i32::MAX,
+        i32::MIN,
+    ];
+    for (id, special) in ids.iter_mut().skip(1).zip(special) {
+        *id = special;
+    }
+    Lookup {
+        table: Dense::new(dtype, &values),
+        ids,
+        dim,
+    }
+}
+
+fn lookup_cases<B: Backend>(cases: &mut Cases<B>) {
+    let act = act_name::<B>();
+    let shapes = [
+        (1, 1, 1),
+        (5, 7, 0),
+        (10, 31, 1),
+        (100, 65, 9),
+        (33, 257, 40),
+    ];
+    for dtype in DTYPES {
+        let name = dtype.dtype().name();
+        for (table_rows, dim, ids) in shapes {
+            let make = move |rng: &mut Rng| some_rows(rng, dtype, table_rows, dim, ids);
+            let text = format!("{ids} of [{table_rows}, {dim}]");
+            let case = label("embedding_lookup", name, Tolerance::EXACT, text);
+            cases.add(case, make, probe!(embedding_lookup, lookup_formula));
+        }
+        let make = move |rng: &mut Rng| some_rows(rng, dtype, 10, 7, 9);
+        cases.short(("embedding_lookup", name), make, embedding_lookup::<B>);
+    }
+    for (table_rows, dim, ids) in shapes {
+        let make = move |rng: &mut Rng| some_rows(rng, SrcDtype::F32, table_rows, dim, ids);
+        let text = format!("{ids} of [{table_rows}, {dim}]");
+        let case = label("gather_rows", act, Tolerance::EXACT, text);
+        cases.add(case, make, probe!(gather_rows, lookup_formula));
+    }
+    let make = |rng: &mut Rng| some_rows(rng, SrcDtype::F32, 10, 7, 9);
+    cases.short(("gather_rows", act), make, gather_rows::<B>);
+}
+
+struct Rows {
+    shape: RowShape,
+    x: Vec<f32>,
+}
+
+fn argmax_rows<B: Backend>(io: &mut Io<'_, B>, data: &Rows) -> Check {
+    let x = io.input("x", &data.x)?;
+    let mut out = io.index_output("out", data.shape.rows)?;
+    B::argmax_rows(&mut io.ctx, &x, &mut out, data.shape)?;
+    io.take_indices("out", &out, data.shape.rows)
+}
+
+/// The lowest index that no element beats.
+fn argmax_formula(data: &Rows) -> Vec<Vec<f64>> {
+    let best = |row: &[f32]| {
+        let beaten = |i: usize| row[i].is_nan() || row.iter().any(|&other| other > row[i]);
+        (0..row.len()).find(|&i| !beaten(i)).unwrap_or(0) as f64
+    };
+    vec![data.x.chunks(data.shape.dim).map(best).collect()]
+}
+
+fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
+    let act = act_name::<B>();
+    for (rows, dim) in [
+        (0, 5),
+        (1, 1),
+        (1, 7),
+        (3, 31),
+        (2, 65),
+        (5, 257),
+        (2, 5003),
+    ] {
+        let make = move |rng: &mut Rng| Rows {
+            shape: RowShape { rows, dim },
+            x: rng.acts(rows * dim, 10.0),
+        };
+        let case = label(
+            "argmax_rows",
+            act,
+            Tolerance::EXACT,
+            format!("[{rows}, {dim}]"),
+        );
+        cases.add(case, make, probe!(argmax_rows, argmax_formula));
+    }
+    // Few distinct values, so that every row has many equal largest ones.
+    let make = |rng: &mut Rng| Rows {
+        shape: RowShape { rows: 20, dim: 300 },
+        x: (0..20 * 300).map(|_| rng.below(3) as f32 - 5.0).collect(),
+    };
+    let case = label("argmax_rows", act, Tolerance::EXACT, "the lowest of equals");
+    cases.add(case, make, probe!(argmax_rows, argmax_formula));
+    let make = |rng: &mut Rng| {
+        let dim = 70;
+        let mut x = rng.acts(6 * dim, 1.0);
+        x[..dim].fill(f32::NAN);
+        // NaN at the front, at the largest, everywhere but at one; only negative infinities.
+        x[dim..dim + 30].fill(f32::NAN);
+        x[2 * dim + 64] = f32::NAN;
+        x[3 * dim..4 * dim].fill(f32::NAN);
+        x[3 * dim + 41] = -1e4;
+        x[4 * dim..5 * dim].fill(f32::NEG_INFINITY);
+        x[5 * dim + 33] = f32::INFINITY;
+        Rows {
+            shape: RowShape { rows: 6, dim },
+            x,
+        }
+    };
+    let case = label("argmax_rows", act, Tolerance::EXACT, "NaN and infinities");
+    cases.add(case, make, probe!(argmax_rows, argmax_formula));
+    let make = |rng: &mut Rng| Rows {
+        shape: RowShape { rows: 3, dim: 7 },
+        x: rng.acts(3 * 7, 1.0),
+    };
+    cases.short(("argmax_rows", act), make, argmax_rows::<B>);
+}
+
+pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
+    gemm_cases(cases);
+    let case = ("from_weight_bytes", "-", "bytes of the wrong length");
+    cases.check(case, wrong_weight_bytes::<B>);
+    lookup_cases(cases);
+    argmax_cases(cases);
+}

@@ -1,0 +1,238 @@
+//! Buffers: every element type, odd offsets, and nothing beyond what was asked for.
+
+use crate::case::Cases;
+use crate::io::{Check, Trouble, wrong};
+use ferrum_kernels::{Backend, DeviceBuffer};
+use ferrum_types::{Element, Error};
+use half::{bf16, f16};
+
+/// Elements made from numbers, for buffers of any type.
+trait Sample: Element {
+    fn sample(i: usize) -> Self;
+}
+
+macro_rules! samples {
+    ($($t:ty => $from:expr),* $(,)?) => {$(
+        impl Sample for $t {
+            fn sample(i: usize) -> Self {
+                $from(i)
+            }
+        }
+    )*};
+}
+samples!(
+    f32 => |i| i as f32 * 0.25 - 3.0,
+    f16 => |i| f16::from_f32(i as f32 * 0.25 - 3.0),
+    bf16 => |i| bf16::from_f32(i as f32 * 0.25 - 3.0),
+    i32 => |i| i as i32 * 70_001 - 5,
+    u32 => |i| i as u32 * 70_001 + 5,
+    i8 => |i| (i * 7 + 3) as i8,
+    u8 => |i| (i * 7 + 3) as u8,
+);
+
+fn samples<T: Sample>(from: usize, len: usize) -> Vec<T> {
+    (from..from + len).map(T::sample).collect()
+}
+
+fn expect<T: Element>(what: &str, found: &[T], expected: &[T]) -> Check {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return wrong(format!("{what} has {found} elements, expected {expected}"));
+    }
+    match found.iter().zip(expected).position(|(a, b)| a != b) {
+        Some(i) => wrong(format!(
+            "{what}[{i}] is {:?}, expected {:?}",
+            found[i], expected[i]
+        )),
+        None => Ok(()),
+    }
+}
+
+/// What must be a shape error, or an argument out of range where a sum overflows.
+fn expect_refusal(what: &str, result: ferrum_types::Result<()>) -> Check {
+    match result {
+        Err(Error::Shape { .. } | Error::InvalidArgument { .. }) => Ok(()),
+        Err(error) => wrong(format!(
+            "{what} gave the error \"{error}\", expected a shape error"
+        )),
+        Ok(()) => wrong(format!("{what} gave no error, expected a shape error")),
+    }
+}
+
+fn alloc<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    for len in [0, 1, 3, 257, 5000] {
+        let buffer = device.alloc::<T>(len)?;
+        if buffer.len() != len || buffer.is_empty() != (len == 0) {
+            return wrong(format!(
+                "a buffer of {len} says that it has {}",
+                buffer.len()
+            ));
+        }
+        expect(
+            "alloc",
+            &B::to_vec(&mut ctx, &buffer)?,
+            &vec![T::zeroed(); len],
+        )?;
+    }
+    Ok(())
+}
+
+fn from_slice<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    for len in [0, 1, 2, 3, 5, 31, 257, 5000] {
+        let data = samples::<T>(1, len);
+        let buffer = device.from_slice(&data)?;
+        expect("from_slice", &B::to_vec(&mut ctx, &buffer)?, &data)?;
+    }
+    Ok(())
+}
+
+/// `(offset, len)` inside 100 elements, of every remainder by 4.
+const SPANS: &[(usize, usize)] = &[
+    (0, 100),
+    (0, 0),
+    (0, 1),
+    (99, 1),
+    (100, 0),
+    (1, 7),
+    (2, 31),
+    (3, 64),
+    (4, 4),
+    (5, 1),
+    (63, 33),
+];
+
+fn write<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    for &(offset, len) in SPANS {
+        let mut expected = samples::<T>(0, 100);
+        let mut buffer = device.from_slice(&expected)?;
+        let data = samples::<T>(200, len);
+        expected[offset..offset + len].copy_from_slice(&data);
+        B::write(&mut ctx, &mut buffer, offset, &data)?;
+        let what = format!("write of {len} at {offset}: dst");
+        expect(&what, &B::to_vec(&mut ctx, &buffer)?, &expected)?;
+        for (offset, len) in [(94, 7), (101, 0), (101, 1), (usize::MAX, 2)] {
+            let result = B::write(&mut ctx, &mut buffer, offset, &samples::<T>(7, len));
+            expect_refusal(&format!("write of {len} at {offset} to 100"), result)?;
+        }
+    }
+    Ok(())
+}
+
+fn read<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let data = samples::<T>(0, 100);
+    let buffer = device.from_slice(&data)?;
+    for &(offset, len) in SPANS {
+        let mut out = samples::<T>(500, len);
+        B::read(&mut ctx, &buffer, offset, &mut out)?;
+        let what = format!("read of {len} at {offset}: out");
+        expect(&what, &out, &data[offset..offset + len])?;
+    }
+    for (offset, len) in [(94, 7), (101, 0), (101, 1), (usize::MAX, 2)] {
+        let mut out = samples::<T>(500, len);
+        let result = B::read(&mut ctx, &buffer, offset, &mut out);
+        expect_refusal(&format!("read of {len} at {offset} from 100"), result)?;
+    }
+    Ok(())
+}
+
+fn copy_slice<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let data = samples::<T>(300, 100);
+    let src = device.from_slice(&data)?;
+    for &(offset, len) in SPANS {
+        for dst_offset in [0, 1, 6, 11] {
+            let mut expected = samples::<T>(0, 120);
+            let mut dst = device.from_slice(&expected)?;
+            expected[dst_offset..dst_offset + len].copy_from_slice(&data[offset..offset + len]);
+            B::copy_slice(&mut ctx, &src, offset, &mut dst, dst_offset, len)?;
+            let what = format!("copy of {len} from {offset} to {dst_offset}: dst");
+            expect(&what, &B::to_vec(&mut ctx, &dst)?, &expected)?;
+        }
+    }
+    let mut dst = device.from_slice(&samples::<T>(0, 120))?;
+    for (from, to, len) in [(94, 0, 7), (0, 114, 7), (101, 0, 1), (usize::MAX, 0, 2)] {
+        let result = B::copy_slice(&mut ctx, &src, from, &mut dst, to, len);
+        expect_refusal(&format!("copy of {len} from {from} to {to}"), result)?;
+    }
+    Ok(())
+}
+
+/// The host may reuse its slice as soon as `write` returns, and recorded work keeps its order.
+fn write_copies<B: Backend>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut buffer = device.alloc::<i32>(8)?;
+    let mut copy = device.alloc::<i32>(8)?;
+    let mut data = vec![1; 8];
+    B::write(&mut ctx, &mut buffer, 0, &data)?;
+    data.fill(2);
+    B::copy_slice(&mut ctx, &buffer, 0, &mut copy, 0, 8)?;
+    B::write(&mut ctx, &mut buffer, 0, &data)?;
+    data.fill(3);
+    B::sync(&mut ctx)?;
+    expect("the copy", &B::to_vec(&mut ctx, &copy)?, &[1; 8])?;
+    expect("the buffer", &B::to_vec(&mut ctx, &buffer)?, &[2; 8])
+}
+
+/// What one context wrote, another one reads.
+fn two_contexts<B: Backend>(device: &B) -> Check {
+    let (mut one, mut other) = (device.new_context()?, device.new_context()?);
+    let mut buffer = device.alloc::<f32>(33)?;
+    B::write(&mut one, &mut buffer, 0, &[1.5; 33])?;
+    B::sync(&mut one)?;
+    expect("the buffer", &B::to_vec(&mut other, &buffer)?, &[1.5; 33])
+}
+
+/// A device number that does not exist is an error that says so.
+fn no_such_device<B: Backend>(device: &B) -> Check {
+    let info = device.info();
+    let devices = B::devices();
+    if !devices.iter().any(|other| other.ordinal == info.ordinal) {
+        return wrong(format!(
+            "device {} is not in the list of devices",
+            info.ordinal
+        ));
+    }
+    match B::open(devices.len() + 1000) {
+        Err(Error::NoDevice { .. }) => Ok(()),
+        Err(error) => Err(Trouble::Error(error)),
+        Ok(_) => wrong("a device that is not in the list was opened"),
+    }
+}
+
+pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
+    typed::<B, f32>(cases);
+    typed::<B, f16>(cases);
+    typed::<B, bf16>(cases);
+    typed::<B, i32>(cases);
+    typed::<B, u32>(cases);
+    typed::<B, i8>(cases);
+    typed::<B, u8>(cases);
+    cases.check(
+        ("write", "i32", "copies at once, keeps the order"),
+        write_copies::<B>,
+    );
+    cases.check(
+        ("sync", "f32", "one context after another"),
+        two_contexts::<B>,
+    );
+    cases.check(
+        ("open", "-", "a device that does not exist"),
+        no_such_device::<B>,
+    );
+}
+
+fn typed<B: Backend, T: Sample>(cases: &mut Cases<B>) {
+    let dtype = T::DTYPE.name();
+    cases.check(("alloc", dtype, "zeros of several lengths"), alloc::<B, T>);
+    cases.check(("from_slice", dtype, "several lengths"), from_slice::<B, T>);
+    cases.check(("write", dtype, "at several offsets"), write::<B, T>);
+    cases.check(("read", dtype, "at several offsets"), read::<B, T>);
+    cases.check(
+        ("copy_slice", dtype, "at several offsets"),
+        copy_slice::<B, T>,
+    );
+}

@@ -1,0 +1,280 @@
+//! The buffers of one run of a case.
+//!
+//! Everything that a case hands to an op comes from here, so that every case gets the same rough
+//! treatment: buffers are longer than the shape asks for, inputs end in NaN, outputs are filled with
+//! NaN before the op runs and end in a guard that must survive it. The same run can be repeated with
+//! one buffer an element too short, and (to prove that the suite is able to fail) with a result
+//! that was tampered with.
+
+use ferrum_kernels::{Act, Backend, DeviceBuffer};
+use ferrum_types::{Element, Error, FloatElement};
+
+/// Elements past the end of the shape.
+const GUARD: usize = 5;
+/// What a guard holds: exact in every float type.
+const GUARD_VALUE: f32 = 12288.0;
+/// What integers hold that nobody should read, or that should be written over.
+const NO_INDEX: i32 = i32::MIN + 7;
+
+/// Why a case did not pass.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The backend returned an error.
+    Error(Error),
+    /// The backend did something that it must not do.
+    Wrong(String),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Trouble::Error(error)
+    }
+}
+
+/// `Trouble::Wrong` with a formatted sentence.
+pub(crate) fn wrong<T>(sentence: impl Into<String>) -> Check<T> {
+    Err(Trouble::Wrong(sentence.into()))
+}
+
+/// What a step of a case returns.
+pub(crate) type Check<T = ()> = Result<T, Trouble>;
+
+/// Tampering with the first result of a run, as a wrong kernel would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// None: the run as it is.
+    None,
+    /// One element has another value.
+    Perturbed,
+    /// The last element was never written.
+    Unwritten,
+    /// The element after the last one was written.
+    Overrun,
+}
+
+impl Fault {
+    /// What can go wrong.
+    pub(crate) const ALL: [Fault; 3] = [Fault::Perturbed, Fault::Unwritten, Fault::Overrun];
+}
+
+/// A result on the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    pub(crate) name: &'static str,
+    pub(crate) values: Vec<f64>,
+    /// Whether it was an activation, which has the backend's rounding, or exact (an integer, an f32).
+    pub(crate) rounded: bool,
+}
+
+/// A context on a device, with the buffers made for one run.
+pub(crate) struct Io<'d, B: Backend> {
+    pub(crate) device: &'d B,
+    pub(crate) ctx: B::Context,
+    pub(crate) outputs: Vec<Output>,
+    fault: Fault,
+    /// Buffers whose length an op has to check, in order of creation.
+    checked: Vec<&'static str>,
+    short: Option<usize>,
+}
+
+impl<'d, B: Backend> Io<'d, B> {
+    pub(crate) fn new(device: &'d B, fault: Fault) -> Check<Self> {
+        Ok(Io {
+            device,
+            ctx: device.new_context()?,
+            outputs: Vec::new(),
+            fault,
+            checked: Vec::new(),
+            short: None,
+        })
+    }
+
+    /// A run whose checked buffer number `short` lacks one element.
+    pub(crate) fn shortened(device: &'d B, short: usize) -> Check<Self> {
+        let mut io = Io::new(device, Fault::None)?;
+        io.short = Some(short);
+        Ok(io)
+    }
+
+    /// Names of the buffers that this run has made.
+    pub(crate) fn checked(&self) -> &[&'static str] {
+        &self.checked
+    }
+
+    /// Whether the next buffer is the one to be too short.
+    fn is_short(&mut self, name: &'static str, len: usize) -> bool {
+        if len == 0 {
+            return false;
+        }
+        self.checked.push(name);
+        self.short == Some(self.checked.len() - 1)
+    }
+
+    /// A buffer that holds `data` and ends in copies of `tail`.
+    fn buffer<T: Element>(
+        &mut self,
+        name: &'static str,
+        mut data: Vec<T>,
+        tail: T,
+    ) -> Check<B::Buffer<T>> {
+        if self.is_short(name, data.len()) {
+            data.pop();
+        } else {
+            data.extend([tail; GUARD]);
+        }
+        Ok(self.device.from_slice(&data)?)
+    }
+
+    /// A buffer of `len` times `poison` that ends in a guard.
+    fn poisoned<T: Element>(
+        &mut self,
+        name: &'static str,
+        len: usize,
+        poison: T,
+        guard: T,
+    ) -> Check<B::Buffer<T>> {
+        let len = if self.is_short(name, len) {
+            len - 1
+        } else {
+            len + GUARD
+        };
+        let mut data = vec![poison; len];
+        let end = len.saturating_sub(GUARD);
+        data[end..].fill(guard);
+        let mut buffer = self.device.alloc(len)?;
+        B::write(&mut self.ctx, &mut buffer, 0, &data)?;
+        Ok(buffer)
+    }
+
+    /// Activations to read.
+    pub(crate) fn input(&mut self, name: &'static str, values: &[f32]) -> Check<Act<B>> {
+        let data = values.iter().map(|&x| B::Act::from_f32(x)).collect();
+        self.buffer(name, data, B::Act::from_f32(f32::NAN))
+    }
+
+    /// Activations to read and write.
+    pub(crate) fn inout(&mut self, name: &'static str, values: &[f32]) -> Check<Act<B>> {
+        let data = values.iter().map(|&x| B::Act::from_f32(x)).collect();
+        self.buffer(name, data, B::Act::from_f32(GUARD_VALUE))
+    }
+
+    /// Activations to write.
+    pub(crate) fn output(&mut self, name: &'static str, len: usize) -> Check<Act<B>> {
+        let (poison, guard) = (B::Act::from_f32(f32::NAN), B::Act::from_f32(GUARD_VALUE));
+        self.poisoned(name, len, poison, guard)
+    }
+
+    /// Parameters in f32 to read.
+    pub(crate) fn floats(&mut self, name: &'static str, values: &[f32]) -> Check<B::Buffer<f32>> {
+        self.buffer(name, values.to_vec(), f32::NAN)
+    }
+
+    /// Parameters in f32 that are there, or not.
+    pub(crate) fn optional_floats(
+        &mut self,
+        name: &'static str,
+        values: Option<&[f32]>,
+    ) -> Check<Option<B::Buffer<f32>>> {
+        values.map(|values| self.floats(name, values)).transpose()
+    }
+
+    /// Integers to read.
+    pub(crate) fn indices(&mut self, name: &'static str, values: &[i32]) -> Check<B::Buffer<i32>> {
+        self.buffer(name, values.to_vec(), NO_INDEX)
+    }
+
+    /// Integers to write.
+    pub(crate) fn index_output(&mut self, name: &'static str, len: usize) -> Check<B::Buffer<i32>> {
+        self.poisoned(name, len, NO_INDEX, GUARD_VALUE as i32)
+    }
+
+    /// f32 to write, whatever activations are.
+    pub(crate) fn float_output(&mut self, name: &'static str, len: usize) -> Check<B::Buffer<f32>> {
+        self.poisoned(name, len, f32::NAN, GUARD_VALUE)
+    }
+
+    /// A buffer of exactly these elements, whose length no op has to check.
+    pub(crate) fn exact<T: Element>(&self, values: &[T]) -> Check<B::Buffer<T>> {
+        Ok(self.device.from_slice(values)?)
+    }
+
+    /// Reads the activations that an op was to write.
+    pub(crate) fn take(&mut self, name: &'static str, buffer: &Act<B>, len: usize) -> Check {
+        self.take_as(name, buffer, len, B::Act::to_f32, true)
+    }
+
+    /// Reads the f32 that an op was to write.
+    pub(crate) fn take_floats(
+        &mut self,
+        name: &'static str,
+        buffer: &B::Buffer<f32>,
+        len: usize,
+    ) -> Check {
+        self.take_as(name, buffer, len, |x| x, false)
+    }
+
+    /// Reads the integers that an op was to write.
+    pub(crate) fn take_indices(
+        &mut self,
+        name: &'static str,
+        buffer: &B::Buffer<i32>,
+        len: usize,
+    ) -> Check {
+        self.take_as(name, buffer, len, |x| x, false)
+    }
+
+    fn take_as<T: Element, F: Into<f64>>(
+        &mut self,
+        name: &'static str,
+        buffer: &B::Buffer<T>,
+        len: usize,
+        value: impl Fn(T) -> F,
+        rounded: bool,
+    ) -> Check {
+        let data = B::to_vec(&mut self.ctx, buffer)?;
+        if data.len() != buffer.len() || data.len() < len {
+            let (found, expected) = (data.len(), buffer.len().max(len));
+            return wrong(format!(
+                "reading {name} gave {found} elements, expected {expected}"
+            ));
+        }
+        let mut values: Vec<f64> = data.into_iter().map(|x| value(x).into()).collect();
+        if self.outputs.is_empty() {
+            tamper(
+                &mut values,
+                len,
+                std::mem::replace(&mut self.fault, Fault::None),
+            );
+        }
+        let guard = values.split_off(len);
+        if let Some(i) = guard.iter().position(|&x| x != f64::from(GUARD_VALUE)) {
+            let (at, found) = (len + i, guard[i]);
+            return wrong(format!(
+                "{name}[{at}] is {found:e}: it lies past the {len} elements of the shape and must stay as it was"
+            ));
+        }
+        self.outputs.push(Output {
+            name,
+            values,
+            rounded,
+        });
+        Ok(())
+    }
+}
+
+fn tamper(values: &mut [f64], len: usize, fault: Fault) {
+    let (body, guard) = values.split_at_mut(len);
+    let largest = |a: &&mut f64, b: &&mut f64| a.abs().total_cmp(&b.abs());
+    let target = match fault {
+        Fault::None => return,
+        Fault::Overrun => None,
+        Fault::Unwritten => body.last_mut(),
+        Fault::Perturbed => body.iter_mut().filter(|x| x.is_finite()).max_by(largest),
+    };
+    match (target, fault) {
+        (Some(last), Fault::Unwritten) => *last = f64::NAN,
+        (Some(value), _) => *value = -3.0 * *value - 1.0,
+        // Where there is nothing to write, any write is an overrun.
+        (None, _) => guard[0] = -1.0,
+    }
+}

@@ -1,0 +1,209 @@
+//! The parts of the suite, and which of them each backend of the workspace is put through.
+
+use crate::case::{Case, Cases, Filter};
+use crate::io::Fault;
+use crate::report::{Outcome, Report};
+use crate::{core, gguf, marlin, moe, paged, runtime};
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{
+    Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype, BackendMoeFused,
+    BackendQuantGguf, BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+};
+
+/// Runs the cases of [`Backend`] itself.
+pub fn run_core<B: Backend>(device: &B, filter: &Filter, report: &mut Report) {
+    core::cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of a paged cache of `K`.
+pub fn run_paged<B, K>(device: &B, filter: &Filter, report: &mut Report)
+where
+    B: BackendKvDtype<K>,
+    K: KvDtypeKind,
+    ReferenceBackend: BackendKvDtype<K>,
+{
+    paged::cases::<B, K>().run(device, filter, report);
+}
+
+/// Runs the cases of the INT8 cache under its own names.
+pub fn run_int8_kv<B: BackendInt8KvOps>(device: &B, filter: &Filter, report: &mut Report) {
+    paged::int8_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of GGUF weights.
+pub fn run_gguf<B: BackendQuantGguf>(device: &B, filter: &Filter, report: &mut Report) {
+    gguf::cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of GPTQ and AWQ weights.
+pub fn run_marlin<B: BackendQuantMarlin>(device: &B, filter: &Filter, report: &mut Report) {
+    marlin::cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of mixtures of experts over dense stacks.
+pub fn run_moe<B: BackendMoeFused>(device: &B, filter: &Filter, report: &mut Report) {
+    moe::cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of mixtures of experts over GGUF stacks.
+pub fn run_moe_gguf<B>(device: &B, filter: &Filter, report: &mut Report)
+where
+    B: BackendMoeFused + BackendQuantGguf,
+{
+    moe::gguf_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of mixtures of experts over GPTQ and AWQ stacks.
+pub fn run_moe_marlin<B>(device: &B, filter: &Filter, report: &mut Report)
+where
+    B: BackendMoeFused + BackendQuantMarlin,
+{
+    moe::marlin_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of captured steps.
+pub fn run_graph<B>(device: &B, filter: &Filter, report: &mut Report)
+where
+    B: BackendGraph + BackendKvDtype<KvF32>,
+{
+    runtime::graph_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of collectives, which are those of a single rank.
+pub fn run_collective<B: BackendCollective>(device: &B, filter: &Filter, report: &mut Report) {
+    runtime::collective_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of timers.
+pub fn run_timer<B: Backend>(device: &B, filter: &Filter, report: &mut Report) {
+    runtime::timer_cases::<B>().run(device, filter, report);
+}
+
+/// Every case, as a backend that can do everything is asked them.
+pub(crate) fn all_cases<B>() -> Vec<Case<B>>
+where
+    B: BackendKvDtype<KvF32>
+        + BackendKvDtype<KvFp16>
+        + BackendKvDtype<KvBf16>
+        + BackendKvDtype<KvFp8>
+        + BackendInt8KvOps
+        + BackendQuantGguf
+        + BackendQuantMarlin
+        + BackendMoeFused
+        + BackendGraph
+        + BackendCollective,
+{
+    let lists = [
+        core::cases::<B>(),
+        paged::cases::<B, KvF32>(),
+        paged::cases::<B, KvFp16>(),
+        paged::cases::<B, KvBf16>(),
+        paged::cases::<B, KvFp8>(),
+        paged::cases::<B, KvInt8>(),
+        paged::int8_cases::<B>(),
+        gguf::cases::<B>(),
+        marlin::cases::<B>(),
+        moe::cases::<B>(),
+        moe::gguf_cases::<B>(),
+        moe::marlin_cases::<B>(),
+        runtime::graph_cases::<B>(),
+        runtime::collective_cases::<B>(),
+        runtime::timer_cases::<B>(),
+    ];
+    lists.into_iter().flat_map(|cases| cases.list).collect()
+}
+
+/// The whole suite on the reference backend, held against the formulas of the suite.
+pub fn run_reference(filter: &Filter) -> Report {
+    let mut report = Report::new(ReferenceBackend::NAME);
+    let cases = Cases {
+        list: all_cases::<ReferenceBackend>(),
+    };
+    cases.run(&ReferenceBackend, filter, &mut report);
+    report
+}
+
+/// The whole suite on the CPU backend.
+pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
+    let mut report = Report::new(CpuBackend::NAME);
+    run_core(device, filter, &mut report);
+    run_paged::<_, KvF32>(device, filter, &mut report);
+    run_paged::<_, KvFp16>(device, filter, &mut report);
+    run_paged::<_, KvBf16>(device, filter, &mut report);
+    let mut lacks = |cases| lacks(CpuBackend::NAME, cases, filter, &mut report);
+    lacks(paged::cases::<_, KvFp8>());
+    lacks(paged::cases::<_, KvInt8>());
+    lacks(paged::int8_cases());
+    lacks(gguf::cases());
+    lacks(marlin::cases());
+    lacks(moe::cases());
+    lacks(moe::gguf_cases());
+    lacks(moe::marlin_cases());
+    run_graph(device, filter, &mut report);
+    run_collective(device, filter, &mut report);
+    run_timer(device, filter, &mut report);
+    report
+}
+
+/// The whole suite on the wgpu backend.
+pub fn run_gpu(device: &GpuBackend, filter: &Filter) -> Report {
+    let name = device.info().backend;
+    let mut report = Report::new(name);
+    run_core(device, filter, &mut report);
+    run_paged::<_, KvF32>(device, filter, &mut report);
+    run_paged::<_, KvFp16>(device, filter, &mut report);
+    run_paged::<_, KvBf16>(device, filter, &mut report);
+    let mut lacks = |cases| lacks(name, cases, filter, &mut report);
+    lacks(paged::cases::<_, KvFp8>());
+    lacks(paged::cases::<_, KvInt8>());
+    lacks(paged::int8_cases());
+    lacks(gguf::cases());
+    lacks(marlin::cases());
+    lacks(moe::cases());
+    lacks(moe::gguf_cases());
+    lacks(moe::marlin_cases());
+    run_graph(device, filter, &mut report);
+    run_collective(device, filter, &mut report);
+    run_timer(device, filter, &mut report);
+    report
+}
+
+/// The whole suite on a device that is not there: every case is skipped, with the reason.
+pub fn run_absent(backend: &str, reason: &str, filter: &Filter) -> Report {
+    let mut report = Report::new(backend);
+    let cases = Cases {
+        list: all_cases::<ReferenceBackend>(),
+    };
+    cases.skip(reason, filter, &mut report);
+    report
+}
+
+/// Reports cases of a capability that a backend lacks; the reference backend says which they are.
+fn lacks(name: &str, cases: Cases<ReferenceBackend>, filter: &Filter, report: &mut Report) {
+    cases.skip(&format!("not implemented by {name}"), filter, report);
+}
+
+/// Proves that the suite is able to fail: spoils the first result of every case that compares
+/// numbers in three ways (one element wrong, one unwritten, one too many) and returns a line for each
+/// case that did not notice.
+pub fn self_check(filter: &Filter) -> Vec<String> {
+    let mut unnoticed = Vec::new();
+    let cases = all_cases::<ReferenceBackend>();
+    for case in cases
+        .iter()
+        .filter(|case| case.compares && filter.matches(case))
+    {
+        for fault in Fault::ALL {
+            let outcome = case.run_with(&ReferenceBackend, fault);
+            if !matches!(outcome, Outcome::Failed(_)) {
+                let Case {
+                    op, dtype, name, ..
+                } = case;
+                unnoticed.push(format!("{op} {dtype} {name}: {fault:?} gave {outcome:?}"));
+            }
+        }
+    }
+    unnoticed
+}

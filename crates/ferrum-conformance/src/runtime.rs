@@ -1,0 +1,374 @@
+//! What surrounds the ops: graphs, collectives of one rank, timers.
+
+use crate::case::{Cases, act_name};
+use crate::io::{Check, Trouble, wrong};
+use ferrum_kernels::{
+    Act, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype, BackendTimer,
+    BatchShape, DeviceBatch, GraphRun, KvF32, KvLayer, PagedKvShape, ReduceOp,
+};
+use ferrum_types::{Error, FloatElement, Result};
+
+fn acts<B: Backend>(values: &[f32]) -> Vec<B::Act> {
+    values.iter().map(|&x| B::Act::from_f32(x)).collect()
+}
+
+fn expect_values<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, expected: &T) -> Check {
+    if found == expected {
+        return Ok(());
+    }
+    wrong(format!("{what} is {found:?}, expected {expected:?}"))
+}
+
+// ---- graphs ----------------------------------------------------------------------------------
+
+/// A body of `ops` ops on two buffers, and how often it was called.
+struct Doubling<B: Backend> {
+    x: Act<B>,
+    y: Act<B>,
+    ops: usize,
+    calls: usize,
+}
+
+impl<B: BackendGraph> Doubling<B> {
+    fn new(device: &B, ops: usize) -> Result<Self> {
+        Ok(Doubling {
+            x: device.alloc(5)?,
+            y: device.alloc(5)?,
+            ops,
+            calls: 0,
+        })
+    }
+
+    /// Writes `x`, runs the body under `key`, and checks its result and how it says it was run.
+    fn run(&mut self, ctx: &mut B::Context, key: u64, x: f32) -> Check<GraphRun> {
+        B::write(ctx, &mut self.x, 0, &acts::<B>(&[x; 5]))?;
+        B::write(ctx, &mut self.y, 0, &acts::<B>(&[1.0; 5]))?;
+        let calls = self.calls;
+        let run = B::run_graph(ctx, key, &mut |ctx| {
+            self.calls += 1;
+            (0..self.ops).try_for_each(|_| B::add_inplace(ctx, &mut self.y, &self.x, 5))
+        })?;
+        let found = B::to_vec(ctx, &self.y)?;
+        let expected = acts::<B>(&[1.0 + self.ops as f32 * x; 5]);
+        expect_values("the result of the graph", &found, &expected)?;
+        let ran = self.calls - calls;
+        let fits = match run {
+            GraphRun::Replayed => ran == 0,
+            GraphRun::Captured | GraphRun::Immediate => ran > 0,
+        };
+        if !fits {
+            return wrong(format!(
+                "the run says {run:?}, the body was called {ran} times"
+            ));
+        }
+        Ok(run)
+    }
+}
+
+/// What was captured is replayed with the contents that buffers have by then; a reset forgets it.
+fn replays<B: BackendGraph>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut body = Doubling::new(device, 3)?;
+    let first = body.run(&mut ctx, 7, 2.0)?;
+    if first == GraphRun::Replayed {
+        return wrong("the first run of a key was a replay");
+    }
+    let again = match first {
+        GraphRun::Captured => GraphRun::Replayed,
+        other => other,
+    };
+    expect_values("the second run", &body.run(&mut ctx, 7, 4.0)?, &again)?;
+    expect_values("the third run", &body.run(&mut ctx, 7, -1.0)?, &again)?;
+    B::reset_graph(&mut ctx, 7)?;
+    expect_values(
+        "a run after the reset",
+        &body.run(&mut ctx, 7, 5.0)?,
+        &first,
+    )?;
+    expect_values("the run after that", &body.run(&mut ctx, 7, 6.0)?, &again)?;
+    B::reset_all_graphs(&mut ctx)?;
+    expect_values(
+        "a run after all were reset",
+        &body.run(&mut ctx, 7, 7.0)?,
+        &first,
+    )?;
+    Ok(B::reset_graph(&mut ctx, 12345)?)
+}
+
+/// Keys do not mix.
+fn several_keys<B: BackendGraph>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut bodies = [1, 2, 5].map(|ops| Doubling::new(device, ops));
+    for round in 0..3 {
+        for (key, body) in bodies.iter_mut().enumerate() {
+            let body = body
+                .as_mut()
+                .map_err(|error| Trouble::Error(error.clone()))?;
+            body.run(&mut ctx, key as u64 * 1000, round as f32 + key as f32)?;
+        }
+    }
+    Ok(())
+}
+
+/// There is no limit on the number of ops.
+fn long_body<B: BackendGraph>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut body = Doubling::new(device, 1000)?;
+    (0..3).try_for_each(|i| body.run(&mut ctx, 1, i as f32).map(|_| ()))
+}
+
+/// A body that fails leaves nothing under its key, and its error comes back.
+fn failing_body<B: BackendGraph>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let y = device.alloc(5)?;
+    let mut x = device.alloc(5)?;
+    for _ in 0..2 {
+        match B::run_graph(&mut ctx, 3, &mut |ctx| B::add_inplace(ctx, &mut x, &y, 6)) {
+            Err(Error::Shape { .. }) => {}
+            Err(error) => return Err(Trouble::Error(error)),
+            Ok(run) => return wrong(format!("a body that fails gave {run:?}")),
+        }
+    }
+    let mut body = Doubling::new(device, 2)?;
+    match body.run(&mut ctx, 3, 1.5)? {
+        GraphRun::Replayed => wrong("a body that failed was replayed"),
+        GraphRun::Captured | GraphRun::Immediate => Ok(()),
+    }
+}
+
+/// Sizes of the decode loop: two sequences in blocks of four.
+const POOL: PagedKvShape = PagedKvShape {
+    blocks: 12,
+    block_size: 4,
+    kv_heads: 2,
+    head_dim: 16,
+};
+const CONFIG: AttnConfig = AttnConfig {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    scale: 0.25,
+    causal: true,
+    sliding_window: None,
+    softcap: None,
+};
+const STEPS: usize = 9;
+
+/// Decodes [`STEPS`] tokens of two sequences over one set of buffers; with a graph or without.
+fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
+    device: &B,
+    graph: bool,
+) -> Check<Vec<Vec<B::Act>>> {
+    let mut ctx = device.new_context()?;
+    let mut kv: KvLayer<B, KvF32> = device.alloc_kv_layer(POOL)?;
+    let mut batch = DeviceBatch {
+        shape: BatchShape {
+            tokens: 2,
+            seqs: 2,
+            table_stride: 5,
+            max_query_len: 1,
+            // Announced once for all steps, as a graph needs it.
+            max_kv_len: 20,
+        },
+        tokens: device.from_slice(&[1, 2])?,
+        rope_rows: device.from_slice(&[0, 0])?,
+        token_seqs: device.from_slice(&[0, 1])?,
+        query_starts: device.from_slice(&[0, 1, 2])?,
+        kv_lens: device.from_slice(&[0, 0])?,
+        block_tables: device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?,
+    };
+    let (q_len, kv_len) = (2 * 4 * 16, 2 * 2 * 16);
+    let mut q: Act<B> = device.alloc(q_len)?;
+    let mut k: Act<B> = device.alloc(kv_len)?;
+    let mut v: Act<B> = device.alloc(kv_len)?;
+    let mut out: Act<B> = device.alloc(q_len)?;
+    let mut rng = crate::data::Rng::new("decode", |x| x);
+    let mut results = Vec::new();
+    for step in 0..STEPS {
+        // The second sequence is one token ahead.
+        let lens = [step as i32 + 1, step as i32 + 1];
+        B::write(&mut ctx, &mut batch.kv_lens, 0, &lens)?;
+        B::write(&mut ctx, &mut q, 0, &acts::<B>(&rng.floats(q_len, 1.0)))?;
+        B::write(&mut ctx, &mut k, 0, &acts::<B>(&rng.floats(kv_len, 1.0)))?;
+        B::write(&mut ctx, &mut v, 0, &acts::<B>(&rng.floats(kv_len, 1.0)))?;
+        let mut body = |ctx: &mut B::Context| {
+            B::kv_append(ctx, &mut kv, &k, &v, &batch)?;
+            B::paged_attention::<KvF32>(ctx, &q, &kv, None, &batch, &mut out, &CONFIG)
+        };
+        if graph {
+            B::run_graph(&mut ctx, 99, &mut body)?;
+        } else {
+            body(&mut ctx)?;
+        }
+        results.push(B::to_vec(&mut ctx, &out)?);
+    }
+    Ok(results)
+}
+
+fn decode_loop<B: BackendGraph + BackendKvDtype<KvF32>>(device: &B) -> Check {
+    let (plain, graph) = (decode(device, false)?, decode(device, true)?);
+    match plain.iter().zip(&graph).position(|(a, b)| a != b) {
+        Some(step) => wrong(format!("step {step} of a decode loop differs in a graph")),
+        None => Ok(()),
+    }
+}
+
+/// Every case of [`BackendGraph`].
+pub(crate) fn graph_cases<B: BackendGraph + BackendKvDtype<KvF32>>() -> Cases<B> {
+    let (op, act) = ("run_graph", act_name::<B>());
+    let mut cases = Cases::new();
+    cases.check((op, act, "replay and reset"), replays::<B>);
+    cases.check((op, act, "several keys"), several_keys::<B>);
+    cases.check((op, act, "1000 ops"), long_body::<B>);
+    cases.check((op, act, "a body that fails"), failing_body::<B>);
+    cases.check((op, act, "a decode loop"), decode_loop::<B>);
+    cases
+}
+
+// ---- collectives -----------------------------------------------------------------------------
+
+/// A context that is alone; with several ranks in this process group there is nothing to say here.
+fn alone<B: BackendCollective>(device: &B) -> Check<B::Context> {
+    let ctx = device.new_context()?;
+    let (world, rank) = (B::world_size(&ctx), B::rank(&ctx));
+    if world > 1 {
+        return Err(Trouble::Error(Error::Unsupported {
+            op: "all_reduce",
+            backend: B::NAME,
+            reason: format!("these cases are for one rank, this is {rank} of {world}"),
+            hint: String::new(),
+        }));
+    }
+    expect_values("(world_size, rank)", &(world, rank), &(1, 0))?;
+    Ok(ctx)
+}
+
+fn all_reduce<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let data = acts::<B>(&[1.0, -2.0, 3.5, 0.0, 9.0]);
+    let mut buffer = device.from_slice(&data)?;
+    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
+        for len in [0, 4, 5] {
+            B::all_reduce(&mut ctx, &mut buffer, len, op)?;
+            expect_values(
+                "all_reduce of one rank",
+                &B::to_vec(&mut ctx, &buffer)?,
+                &data,
+            )?;
+        }
+        if !matches!(
+            B::all_reduce(&mut ctx, &mut buffer, 6, op),
+            Err(Error::Shape { .. })
+        ) {
+            return wrong("all_reduce of 6 in a buffer of 5 gave no shape error");
+        }
+    }
+    Ok(())
+}
+
+fn all_gather<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let src = device.from_slice(&acts::<B>(&[1.0, -2.0, 3.5]))?;
+    let mut dst = device.from_slice(&acts::<B>(&[7.0; 4]))?;
+    B::all_gather(&mut ctx, &src, &mut dst, 3)?;
+    let expected = acts::<B>(&[1.0, -2.0, 3.5, 7.0]);
+    expect_values(
+        "all_gather of one rank",
+        &B::to_vec(&mut ctx, &dst)?,
+        &expected,
+    )?;
+    match B::all_gather(&mut ctx, &src, &mut dst, 4) {
+        Err(Error::Shape { .. }) => Ok(()),
+        other => wrong(format!("all_gather of 4 from a buffer of 3 gave {other:?}")),
+    }
+}
+
+fn broadcast<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let data = acts::<B>(&[1.0, -2.0, 3.5]);
+    let mut buffer = device.from_slice(&data)?;
+    B::broadcast(&mut ctx, &mut buffer, 3, 0)?;
+    expect_values(
+        "broadcast of one rank",
+        &B::to_vec(&mut ctx, &buffer)?,
+        &data,
+    )?;
+    match B::broadcast(&mut ctx, &mut buffer, 4, 0) {
+        Err(Error::Shape { .. }) => {}
+        other => return wrong(format!("broadcast of 4 in a buffer of 3 gave {other:?}")),
+    }
+    match B::broadcast(&mut ctx, &mut buffer, 3, 1) {
+        Err(Error::InvalidArgument { .. }) => Ok(()),
+        other => wrong(format!(
+            "broadcast from a rank that is not there gave {other:?}"
+        )),
+    }
+}
+
+/// Every case of [`BackendCollective`].
+pub(crate) fn collective_cases<B: BackendCollective>() -> Cases<B> {
+    let act = act_name::<B>();
+    let mut cases = Cases::new();
+    cases.check(("all_reduce", act, "one rank"), all_reduce::<B>);
+    cases.check(("all_gather", act, "one rank"), all_gather::<B>);
+    cases.check(("broadcast", act, "one rank"), broadcast::<B>);
+    cases
+}
+
+// ---- timers ----------------------------------------------------------------------------------
+
+fn spans<B: Backend>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut timer = B::Timer::new(device)?;
+    let x = device.from_slice(&acts::<B>(&[1.0; 1000]))?;
+    let mut out: Act<B> = device.alloc(1000)?;
+    timer.begin(&mut ctx, "outer")?;
+    B::silu(&mut ctx, &x, &mut out, 1000)?;
+    timer.begin(&mut ctx, "inner")?;
+    B::silu(&mut ctx, &x, &mut out, 1000)?;
+    timer.end(&mut ctx)?;
+    timer.end(&mut ctx)?;
+    timer.begin(&mut ctx, "next")?;
+    timer.end(&mut ctx)?;
+    let spans = timer.take_spans(&mut ctx)?;
+    let names: Vec<_> = spans.iter().map(|span| span.name).collect();
+    expect_values("the spans", &names, &vec!["outer", "inner", "next"])?;
+    let end = |i: usize| spans[i].start_ns.saturating_add(spans[i].duration_ns);
+    if spans[1].start_ns < spans[0].start_ns || end(1) > end(0) {
+        return wrong(format!(
+            "a span does not lie inside the one around it: {spans:?}"
+        ));
+    }
+    if spans[2].start_ns < end(0) {
+        return wrong(format!(
+            "a span begins before the one that was closed first: {spans:?}"
+        ));
+    }
+    expect_values("spans taken twice", &timer.take_spans(&mut ctx)?.len(), &0)
+}
+
+fn open_spans<B: Backend>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let mut timer = B::Timer::new(device)?;
+    let nothing_open = |result: Result<()>| match result {
+        Err(Error::InvalidArgument { .. }) => Ok(()),
+        other => wrong(format!("ending a span that is not open gave {other:?}")),
+    };
+    nothing_open(timer.end(&mut ctx))?;
+    timer.begin(&mut ctx, "one")?;
+    timer.end(&mut ctx)?;
+    nothing_open(timer.end(&mut ctx))?;
+    expect_values(
+        "the number of spans",
+        &timer.take_spans(&mut ctx)?.len(),
+        &1,
+    )
+}
+
+/// Every case of [`BackendTimer`].
+pub(crate) fn timer_cases<B: Backend>() -> Cases<B> {
+    let mut cases = Cases::new();
+    cases.check(("timer", "-", "nested spans"), spans::<B>);
+    cases.check(("timer", "-", "spans that are not open"), open_spans::<B>);
+    cases
+}

@@ -1,0 +1,102 @@
+//! The suite on every backend of this machine, and the proof that it is able to fail.
+
+use super::*;
+use ferrum_kernels::Backend;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_types::Error;
+
+fn expect_no_failures(report: &Report) {
+    let failures = report.failures();
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    assert!(report.counts().passed > 0, "nothing ran");
+}
+
+#[test]
+fn reference() {
+    let report = run_reference(&Filter::all());
+    println!("{}", report.table());
+    expect_no_failures(&report);
+}
+
+/// Every level that this CPU has, with threads and without.
+#[test]
+fn cpu() {
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            println!("skipped: this CPU has no {}", isa.name());
+            continue;
+        }
+        let threads = Some(if isa == Isa::best() { 3 } else { 1 });
+        let config = CpuConfig {
+            isa: Some(isa),
+            threads,
+        };
+        let device = CpuBackend::with_config(config).expect("the CPU opens");
+        let report = run_cpu(&device, &Filter::all());
+        println!(
+            "{} with {threads:?} threads\n{}",
+            isa.name(),
+            report.table()
+        );
+        expect_no_failures(&report);
+    }
+}
+
+#[test]
+fn gpu() {
+    let device = match GpuBackend::open(0) {
+        Ok(device) => device,
+        Err(Error::NoDevice { reason, .. }) => {
+            println!("skipped: no Vulkan device ({reason})");
+            return;
+        }
+        Err(error) => panic!("opening the gpu: {error}"),
+    };
+    let report = run_gpu(&device, &Filter::all());
+    println!("{:?}\n{}", device.info(), report.table());
+    expect_no_failures(&report);
+}
+
+#[test]
+fn an_absent_device_skips_everything() {
+    let filter = Filter::new("gemm_quant Q8_0");
+    let (absent, reference) = (
+        run_absent("gpu", "no device", &filter),
+        run_reference(&filter),
+    );
+    let (absent, reference) = (absent.counts(), reference.counts());
+    assert_eq!((absent.passed, absent.failed), (0, 0));
+    assert_eq!(absent.skipped, reference.passed);
+    assert!(absent.skipped > 10);
+}
+
+/// A case has one name, or nobody could run it alone.
+#[test]
+fn names_are_unique() {
+    let mut names = std::collections::BTreeSet::new();
+    for case in run::all_cases::<ReferenceBackend>() {
+        let name = format!("{} {} {}", case.op, case.dtype, case.name);
+        assert!(names.insert(name.clone()), "two cases are called {name}");
+    }
+}
+
+/// Every case that compares numbers fails when one of them is wrong, missing or one too many.
+#[test]
+fn every_case_notices_a_wrong_result() {
+    let unnoticed = self_check(&Filter::all());
+    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
+    let cases = run::all_cases::<ReferenceBackend>();
+    let comparing = cases.iter().filter(|case| case.compares).count();
+    assert!(
+        comparing * 10 > cases.len() * 8,
+        "{comparing} of {} compare",
+        cases.len()
+    );
+}
