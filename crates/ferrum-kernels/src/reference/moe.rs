@@ -91,7 +91,8 @@ fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> R
             if logits[e].is_nan() {
                 f32::NEG_INFINITY
             } else {
-                logits[e]
+                // Adding 0 makes -0 equal to 0 for `total_cmp` too.
+                logits[e] + 0.0
             }
         };
         let mut order: Vec<usize> = (0..experts).collect();
