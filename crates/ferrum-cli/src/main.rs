@@ -1,1 +1,37 @@
-fn main() {}
+//! The `ferrum` command.
+//!
+//! A command reads its arguments, opens what it needs through `open.rs`, and writes data to stdout and
+//! words to stderr. Whatever goes wrong is one sentence with a hint, and a non-zero exit code.
+
+mod args;
+mod commands;
+mod failure;
+mod open;
+mod ui;
+
+use clap::Parser;
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    quiet_vulkan_layers();
+    let cli = args::Cli::parse();
+    match commands::dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that has seen enough (`ferrum … | head`) is no error.
+        Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
+        Err(failure) => {
+            ui::say(&format!("error: {failure}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Mesa's device-select layer asks a Wayland display for its order of devices, and complains on stderr
+/// where there is none, as on any server. We order devices ourselves, so the layer is told to stay out.
+fn quiet_vulkan_layers() {
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: this is the first statement of the program: no other thread reads the environment.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
+}

@@ -1,1 +1,18 @@
-//! Placeholder.
+//! The engine: picks a device, owns a runner, turns logits into tokens and tokens into text.
+//!
+//! Run-time choices end here: [`BackendDispatch`] picks the backend and the KV element once, and what
+//! lies below is generic code without a branch on either. This crate knows nothing of HTTP or of how
+//! files are laid out.
+
+mod dispatch;
+pub mod eager;
+mod generate;
+mod sampler;
+mod session;
+mod stop;
+
+pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
+pub use generate::{FinishReason, Generation, GenerationStats, generate};
+pub use sampler::{Sampler, SamplingParams};
+pub use session::{Session, StepRunner};
+pub use stop::StopMatcher;

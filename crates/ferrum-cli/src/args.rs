@@ -1,0 +1,325 @@
+//! The command line as types: help, checks and completions all come from here.
+
+use clap::{Args, Parser, Subcommand};
+use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
+use std::path::PathBuf;
+
+/// Run language models on the hardware that is there.
+#[derive(Debug, Parser)]
+#[command(name = "ferrum", version, about, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer a prompt, or chat when there is none
+    Run(RunArgs),
+    /// Show what a model file holds and how much memory a run takes
+    Inspect(InspectArgs),
+    /// Print the logits of every position
+    Logits(LogitsArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(DetokenizeArgs),
+    /// Render messages with a chat template
+    Template(TemplateArgs),
+    /// Measure speed, beside what this machine could do
+    Bench(BenchArgs),
+    /// List the devices that can run models
+    Devices(DevicesArgs),
+    /// Check this machine's backends
+    #[command(subcommand)]
+    Verify(VerifyCommand),
+}
+
+/// Which device.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Where to run: auto, cpu, vulkan, metal, cuda or reference
+    #[arg(long, default_value_t = BackendKind::Auto)]
+    pub(crate) backend: BackendKind,
+
+    /// Number of the device, as in `ferrum devices`
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) device: usize,
+
+    /// CPU threads [default: one for each physical core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+impl DeviceArgs {
+    pub(crate) fn options(&self) -> BackendOptions {
+        BackendOptions {
+            ordinal: self.device,
+            threads: self.threads.map(usize::from),
+        }
+    }
+}
+
+/// Which KV cache.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Element of the KV cache: f32, f16, bf16 [default: f32 for f32 models, else f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_dtype: Option<KvDtype>,
+
+    /// Longest sequence in tokens [default: what is needed, up to the model's context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub(crate) context: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// What to answer; read from a pipe when absent
+    pub(crate) prompt: Option<String>,
+
+    /// GGUF file or Hugging Face folder [default: the demo model inside this program]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// Most tokens to generate [default: until the model ends or the context is full]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+
+    /// End the answer at this text; can be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Continue the prompt as it is, without a chat template
+    #[arg(long, conflicts_with = "system")]
+    pub(crate) raw: bool,
+}
+
+/// How tokens are chosen. What is not given comes from the model's own recommendation.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
+    #[arg(long, value_name = "X")]
+    pub(crate) temperature: Option<f32>,
+
+    /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+
+    /// Choose among tokens that together have this probability [default: the model's, else 0.95]
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+
+    /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+
+    /// Make recent tokens less likely; 1: no [default: the model's, else 1]
+    #[arg(long, value_name = "X")]
+    pub(crate) repeat_penalty: Option<f32>,
+
+    /// Same seed, same text [default: another one each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// GGUF file or Hugging Face folder [default: the demo model]
+    pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(id = "input", required = true, multiple = false, args = ["tokens", "prompt"])]
+pub(crate) struct LogitsArgs {
+    /// GGUF file or Hugging Face folder [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(crate) tokens: Vec<u32>,
+
+    /// Text instead of ids; special tokens are added
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Element of the KV cache; f32 rounds nothing
+    #[arg(long, value_name = "TYPE", default_value_t = KvDtype::F32)]
+    pub(crate) kv_dtype: KvDtype,
+
+    /// Print JSON: {"tokens":[…],"logits":[[…],…]}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArgs {
+    /// Text file, UTF-8; - for standard input
+    pub(crate) file: PathBuf,
+
+    /// GGUF file or Hugging Face folder [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// Text; - or nothing: standard input
+    pub(crate) text: Option<String>,
+
+    /// GGUF file (a vocabulary is enough) or folder with tokenizer files [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Add the tokens that begin and end a text for this model
+    #[arg(long)]
+    pub(crate) add_special: bool,
+
+    /// Take special tokens written in the text as such, not as plain text
+    #[arg(long)]
+    pub(crate) parse_special: bool,
+
+    /// Print JSON: {"tokens":[…]}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DetokenizeArgs {
+    /// GGUF file (a vocabulary is enough) or folder with tokenizer files [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    pub(crate) tokens: Vec<u32>,
+
+    /// Leave out special tokens
+    #[arg(long)]
+    pub(crate) skip_special: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArgs {
+    /// GGUF file, folder, or .jinja file [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// JSON file with a list of messages ({"role": …, "content": …}); - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) messages: PathBuf,
+
+    /// JSON file with a list of tools, as in OpenAI's API
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tools: Option<PathBuf>,
+
+    /// Do not begin an answer at the end
+    #[arg(long)]
+    pub(crate) no_generation_prompt: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// GGUF file or Hugging Face folder [default: the demo model]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Tokens of the prompt
+    #[arg(long, short, value_name = "N", default_value_t = 512,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) prompt: u32,
+
+    /// Tokens to generate
+    #[arg(long = "gen", short, value_name = "N", default_value_t = 128,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) gen_tokens: u32,
+
+    /// Runs; medians are printed
+    #[arg(long, short, value_name = "N", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) repeat: u32,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Element of the KV cache [default: f32 for f32 models, else f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_dtype: Option<KvDtype>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VerifyCommand {
+    /// Run every op of a backend against its meaning
+    Ops(VerifyOpsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyOpsArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Only ops whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) filter: String,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

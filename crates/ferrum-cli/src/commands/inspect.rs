@@ -1,0 +1,260 @@
+//! `ferrum inspect`: what a file holds, and what a run takes.
+
+use crate::args::InspectArgs;
+use crate::failure::Outcome;
+use crate::open;
+use crate::ui::{human_bytes, show, show_json};
+use ferrum_engine::KvDtype;
+use ferrum_formats::ModelSource;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
+use ferrum_models::{
+    AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model, RunnerConfig, memory_plan,
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
+    let model = open::model(args.model.as_deref())?;
+    // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
+    let tokenizer = open::tokenizer_of(&model);
+    let context = open::context(&model, args.cache.context, 0)?;
+    let kv = open::kv_dtype(&model, &args.cache);
+    let plan = plan(&model, context, kv);
+    if args.json {
+        return show_json(&as_json(
+            &model,
+            tokenizer.as_ref().ok(),
+            context,
+            kv,
+            &plan,
+        )?);
+    }
+    let mut text = describe_spec(&model);
+    text += &describe_tensors(&model);
+    match &tokenizer {
+        Ok(tokenizer) => text += &describe_tokenizer(tokenizer),
+        Err(failure) => _ = writeln!(text, "tokenizer     none: {failure}"),
+    }
+    let template = has_template(&model, tokenizer.as_ref().ok())?;
+    let _ = writeln!(
+        text,
+        "chat template {}",
+        if template { "yes" } else { "no" }
+    );
+    let _ = writeln!(
+        text,
+        "\nmemory for a context of {context} tokens, KV cache in {kv}"
+    );
+    for (name, bytes) in [
+        ("weights", plan.weights),
+        ("KV per token", plan.kv_per_token),
+        ("KV cache", plan.kv),
+        ("scratch", plan.scratch),
+        ("peak", plan.peak()),
+    ] {
+        let _ = writeln!(text, "  {name:<12} {:>10}", human_bytes(bytes));
+    }
+    show(&text)
+}
+
+fn has_template(model: &Model, tokenizer: Option<&Tokenizer>) -> Outcome<bool> {
+    match tokenizer {
+        Some(tokenizer) => Ok(open::template_of(model, tokenizer)?.is_some()),
+        None => Ok(false),
+    }
+}
+
+fn plan(model: &Model, context: usize, kv: KvDtype) -> MemoryPlan {
+    let config = RunnerConfig::single(context);
+    match kv {
+        KvDtype::F32 => memory_plan::<KvF32>(model, &config),
+        KvDtype::F16 => memory_plan::<KvFp16>(model, &config),
+        KvDtype::Bf16 => memory_plan::<KvBf16>(model, &config),
+        KvDtype::Fp8 => memory_plan::<KvFp8>(model, &config),
+        KvDtype::Int8 => memory_plan::<KvInt8>(model, &config),
+    }
+}
+
+fn format_name(model: &Model) -> String {
+    match &model.source {
+        ModelSource::Gguf(gguf) => format!("GGUF v{}", gguf.version()),
+        ModelSource::Hf(_) => "Hugging Face folder".into(),
+    }
+}
+
+/// Layers that are alike, as `(count, what they are)`, in order of first appearance.
+fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
+    let mut groups: Vec<(usize, String)> = Vec::new();
+    for layer in &spec.layers {
+        let AttentionSpec::Gqa(gqa) = &layer.attention;
+        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        let mut text = format!(
+            "{} heads, {} kv heads of {}, gated MLP of {} ({:?})",
+            gqa.heads, gqa.kv_heads, gqa.head_dim, mlp.intermediate, mlp.activation
+        );
+        for (there, name) in [
+            (gqa.qk_norm, "q/k norm"),
+            (gqa.qkv_bias, "qkv bias"),
+            (gqa.out_bias, "output bias"),
+            (mlp.bias, "MLP bias"),
+        ] {
+            if there {
+                text += &format!(", {name}");
+            }
+        }
+        if let Some(window) = gqa.sliding_window {
+            text += &format!(", window of {window}");
+        }
+        match groups.iter_mut().find(|(_, known)| *known == text) {
+            Some(group) => group.0 += 1,
+            None => groups.push((1, text)),
+        }
+    }
+    groups
+}
+
+fn describe_spec(model: &Model) -> String {
+    let spec = &model.spec;
+    let mut text = String::new();
+    let file = model.tensors().path_hint().display();
+    let _ = writeln!(text, "file          {file} ({})", format_name(model));
+    let _ = writeln!(text, "architecture  {}", model.family.name);
+    let _ = writeln!(text, "parameters    {}", parameters(model));
+    let _ = writeln!(text, "hidden size   {}", spec.hidden_size);
+    let tied = if spec.tie_embeddings {
+        ", tied embeddings"
+    } else {
+        ""
+    };
+    let _ = writeln!(text, "vocabulary    {}{tied}", spec.vocab_size);
+    let _ = writeln!(text, "context       {}", spec.context_length);
+    for (count, group) in layer_groups(spec) {
+        let _ = writeln!(text, "layers        {count} × {group}");
+    }
+    let rope = &spec.rope;
+    let _ = writeln!(
+        text,
+        "rope          base {}, {} elements, {:?}, scaling {:?}",
+        rope.theta, rope.rot_dim, rope.style, rope.scaling
+    );
+    text
+}
+
+/// (tensors, bytes) of each dtype.
+fn dtypes(model: &Model) -> BTreeMap<String, (usize, u64)> {
+    let mut types = BTreeMap::new();
+    for info in model.tensors().infos() {
+        let entry: &mut (usize, u64) = types.entry(info.dtype.name().to_owned()).or_default();
+        entry.0 += 1;
+        entry.1 += info.byte_len as u64;
+    }
+    types
+}
+
+fn parameters(model: &Model) -> u64 {
+    model
+        .tensors()
+        .infos()
+        .map(|info| info.elements() as u64)
+        .sum()
+}
+
+fn describe_tensors(model: &Model) -> String {
+    let total = model.tensors().infos().count();
+    let types = dtypes(model).into_iter();
+    let types: Vec<_> = types
+        .map(|(name, (n, bytes))| format!("{n} {name} ({})", human_bytes(bytes)))
+        .collect();
+    format!("tensors       {total}: {}\n", types.join(", "))
+}
+
+fn describe_tokenizer(tokenizer: &Tokenizer) -> String {
+    let name = |id: Option<u32>| match id {
+        Some(id) => format!("{id} {:?}", tokenizer.token_text(id).unwrap_or_default()),
+        None => "none".into(),
+    };
+    let eos: Vec<_> = tokenizer
+        .eos_ids()
+        .iter()
+        .map(|&id| name(Some(id)))
+        .collect();
+    format!(
+        "tokenizer     {}, {} tokens, bos {}, eos {}\n",
+        tokenizer.kind(),
+        tokenizer.vocab_size(),
+        name(tokenizer.bos()),
+        if eos.is_empty() {
+            "none".into()
+        } else {
+            eos.join(" ")
+        }
+    )
+}
+
+fn as_json(
+    model: &Model,
+    tokenizer: Option<&Tokenizer>,
+    context: usize,
+    kv: KvDtype,
+    plan: &MemoryPlan,
+) -> Outcome<Value> {
+    let spec = &model.spec;
+    let groups = layer_groups(spec);
+    let layers: Vec<_> = groups
+        .into_iter()
+        .map(|(count, what)| json!({"count": count, "what": what}))
+        .collect();
+    let tensors: Vec<_> = model
+        .tensors()
+        .infos()
+        .map(|t| {
+            json!({
+                "name": t.name, "shape": t.shape, "dtype": t.dtype.name(), "bytes": t.byte_len,
+            })
+        })
+        .collect();
+    let template = has_template(model, tokenizer)?;
+    let tokenizer = tokenizer.map(|t| {
+        json!({
+            "kind": t.kind().to_string(),
+            "vocab_size": t.vocab_size(),
+            "bos": t.bos(),
+            "eos": t.eos_ids(),
+        })
+    });
+    Ok(json!({
+        "file": model.tensors().path_hint().display().to_string(),
+        "format": format_name(model),
+        "architecture": model.family.name,
+        "parameters": parameters(model),
+        "spec": {
+            "vocab_size": spec.vocab_size,
+            "hidden_size": spec.hidden_size,
+            "context_length": spec.context_length,
+            "layers": spec.layers.len(),
+            "layer_groups": layers,
+            "norm_eps": spec.norm_eps,
+            "tie_embeddings": spec.tie_embeddings,
+            "rope": {
+                "theta": spec.rope.theta,
+                "rot_dim": spec.rope.rot_dim,
+                "style": format!("{:?}", spec.rope.style),
+                "scaling": format!("{:?}", spec.rope.scaling),
+            },
+        },
+        "tokenizer": tokenizer,
+        "chat_template": template,
+        "memory_plan": {
+            "context": context,
+            "kv_dtype": kv.to_string(),
+            "weights_bytes": plan.weights,
+            "kv_bytes_per_token": plan.kv_per_token,
+            "kv_bytes": plan.kv,
+            "scratch_bytes": plan.scratch,
+            "peak_bytes": plan.peak(),
+        },
+        "tensors": tensors,
+    }))
+}

@@ -1,0 +1,31 @@
+//! One file for each command.
+
+mod bench;
+mod chat;
+mod devices;
+mod inspect;
+mod logits;
+mod perplexity;
+mod run;
+mod template;
+mod text;
+mod verify;
+
+use crate::args::{Command, VerifyCommand};
+use crate::failure::Outcome;
+
+/// Runs a command.
+pub(crate) fn dispatch(command: Command) -> Outcome {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Logits(args) => logits::logits(args),
+        Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Tokenize(args) => text::tokenize(args),
+        Command::Detokenize(args) => text::detokenize(&args),
+        Command::Template(args) => template::template(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::Devices(args) => devices::devices(&args),
+        Command::Verify(VerifyCommand::Ops(args)) => verify::ops(&args),
+    }
+}

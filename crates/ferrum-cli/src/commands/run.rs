@@ -1,0 +1,220 @@
+//! `ferrum run`: answer a prompt.
+
+use super::chat;
+use crate::args::{RunArgs, SamplingArgs};
+use crate::failure::{Failure, Outcome};
+use crate::{open, ui};
+use ferrum_engine::{Generation, GenerationStats, SamplingParams, Session, generate};
+use ferrum_formats::ModelSource;
+use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
+use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
+use ferrum_models::{Model, RunnerConfig};
+use ferrum_types::TokenId;
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+
+/// What a prompt becomes tokens with.
+pub(super) struct Prompter {
+    pub(super) tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+}
+
+impl Prompter {
+    /// The tokens of a prompt that is continued as it is.
+    fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
+        Ok(self.tokenizer.encode(prompt, EncodeOptions::TEXT)?)
+    }
+
+    /// The tokens of a conversation, up to where the answer begins.
+    pub(super) fn chat(&self, messages: &[Value]) -> Outcome<Vec<TokenId>> {
+        let Some(template) = &self.template else {
+            return Err(Failure::new(
+                "this model has no chat template\nhint: use --raw",
+            ));
+        };
+        let messages = Value::Array(messages.to_vec());
+        let text = template.render(&ChatInput::new(&messages))?;
+        Ok(self.tokenizer.encode(&text, EncodeOptions::PROMPT)?)
+    }
+
+    fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+}
+
+pub(super) fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
+pub(crate) fn run(args: RunArgs) -> Outcome {
+    let prompt = match &args.prompt {
+        Some(prompt) if prompt == "-" => Some(open::read_stdin()?),
+        Some(prompt) => Some(prompt.clone()),
+        None if std::io::stdin().is_terminal() => None,
+        None => Some(open::read_stdin()?),
+    };
+    if prompt.as_deref().is_some_and(|p| p.trim().is_empty()) {
+        let hint = "give one as an argument or through a pipe; without either, `ferrum run` on a terminal opens a chat";
+        return Err(Failure::new(format!("the prompt is empty\nhint: {hint}")));
+    }
+    let model = open::model(args.model.as_deref())?;
+    let tokenizer = open::tokenizer_of(&model)?;
+    let template = open::template_of(&model, &tokenizer)?;
+    let prompter = Prompter {
+        tokenizer,
+        template,
+    };
+    let wanted = Generation {
+        sampling: sampling(&model, &args.sampling)?,
+        max_tokens: args.max_tokens.unwrap_or(usize::MAX),
+        stop: args.stop.clone(),
+        stop_tokens: stop_tokens(&model, &prompter.tokenizer),
+    };
+    match prompt {
+        Some(prompt) => answer(&args, &model, &prompter, &wanted, &prompt),
+        None => {
+            let context = open::context(&model, args.cache.context, 0)?;
+            let mut session = load(&args, &model, context)?;
+            chat::chat(
+                &mut session,
+                &prompter,
+                &wanted,
+                args.system.as_deref(),
+                !args.raw,
+            )
+        }
+    }
+}
+
+/// One prompt, one answer.
+fn answer(
+    args: &RunArgs,
+    model: &Model,
+    prompter: &Prompter,
+    wanted: &Generation,
+    prompt: &str,
+) -> Outcome {
+    let tokens = if args.raw || !prompter.has_template() {
+        prompter.raw(prompt)?
+    } else {
+        let system = args.system.iter().map(|text| message("system", text));
+        let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+        prompter.chat(&messages)?
+    };
+    let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
+    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most))?;
+    if tokens.len() > context {
+        let (requested, capacity) = (tokens.len(), context);
+        return Err(ferrum_types::Error::ContextOverflow {
+            requested,
+            capacity,
+        }
+        .into());
+    }
+    let mut session = load(args, model, context)?;
+    let stats = speak(
+        &mut session,
+        &prompter.tokenizer,
+        &tokens,
+        wanted,
+        &mut || true,
+    )?;
+    ui::show("\n")?;
+    ui::say(&speed(&stats));
+    Ok(())
+}
+
+fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Session> {
+    let kv = open::kv_dtype(model, &args.cache);
+    Ok(open::load(model, &args.device, RunnerConfig::single(context), kv)?.0)
+}
+
+/// Generates onto stdout, for as long as `go_on` says so.
+pub(super) fn speak(
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    prompt: &[TokenId],
+    wanted: &Generation,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Outcome<GenerationStats> {
+    let mut shown = Ok(());
+    let stats = generate(session, tokenizer, prompt, wanted, &mut |text| {
+        shown = ui::show(text);
+        shown.is_ok() && go_on()
+    })?;
+    shown?;
+    Ok(stats)
+}
+
+/// The line of speed figures after an answer.
+pub(super) fn speed(stats: &GenerationStats) -> String {
+    let rate =
+        |tokens: usize, time: std::time::Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+    format!(
+        "prompt: {} tokens, {:.1} tokens/s | answer: {} tokens, {:.1} tokens/s | first token after {:.3} s",
+        stats.prompt_tokens,
+        rate(stats.computed_tokens, stats.prefill),
+        stats.tokens.len(),
+        rate(stats.decode_steps, stats.decode),
+        stats.prefill.as_secs_f64()
+    )
+}
+
+/// Tokens at which an answer ends.
+fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let mut stops = tokenizer.eos_ids().to_vec();
+    if let ModelSource::Hf(folder) = &model.source {
+        stops.extend(&folder.generation_config.eos_token_ids);
+    }
+    stops.sort_unstable();
+    stops.dedup();
+    stops
+}
+
+/// What the user asked for, completed by what the model recommends and then by defaults.
+fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
+    let advice = match &model.source {
+        ModelSource::Hf(folder) => {
+            let advice = &folder.generation_config;
+            let single = |x: Option<f64>| x.map(|x| x as f32);
+            // A checkpoint that says "do not sample" means greedy.
+            let temperature = match advice.do_sample {
+                Some(false) => Some(0.0),
+                _ => single(advice.temperature),
+            };
+            SamplingArgs {
+                temperature,
+                top_k: advice.top_k,
+                top_p: single(advice.top_p),
+                min_p: single(advice.min_p),
+                repeat_penalty: single(advice.repetition_penalty),
+                seed: None,
+            }
+        }
+        ModelSource::Gguf(gguf) => SamplingArgs {
+            temperature: gguf.f32("general.sampling.temp")?,
+            top_k: gguf.u32("general.sampling.top_k")?.map(|k| k as usize),
+            top_p: gguf.f32("general.sampling.top_p")?,
+            min_p: gguf.f32("general.sampling.min_p")?,
+            repeat_penalty: gguf.f32("general.sampling.penalty_repeat")?,
+            seed: None,
+        },
+    };
+    let params = SamplingParams {
+        temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
+        top_k: args.top_k.or(advice.top_k).unwrap_or(40),
+        top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
+        min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
+        repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
+        seed: args.seed.unwrap_or_else(fresh_seed),
+        ..SamplingParams::default()
+    };
+    params.validate()?;
+    Ok(params)
+}
+
+/// Another seed each time.
+fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |time| time.as_nanos() as u64)
+}

@@ -1,0 +1,35 @@
+//! `ferrum tokenize` and `ferrum detokenize`.
+
+use crate::args::{DetokenizeArgs, TokenizeArgs};
+use crate::failure::Outcome;
+use crate::open;
+use crate::ui::show;
+use ferrum_formats::tokenizer::EncodeOptions;
+use serde_json::json;
+
+pub(crate) fn tokenize(args: TokenizeArgs) -> Outcome {
+    let tokenizer = open::tokenizer(args.model.as_deref())?;
+    let text = match args.text {
+        Some(text) if text != "-" => text,
+        _ => open::read_stdin()?,
+    };
+    let options = EncodeOptions {
+        add_special: args.add_special,
+        parse_special: args.parse_special,
+    };
+    let tokens = tokenizer.encode(&text, options)?;
+    if args.json {
+        return show(&format!("{}\n", json!({ "tokens": tokens })));
+    }
+    let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
+    show(&format!("{}\n", ids.join(",")))
+}
+
+pub(crate) fn detokenize(args: &DetokenizeArgs) -> Outcome {
+    let tokenizer = open::tokenizer(args.model.as_deref())?;
+    open::check_tokens(&args.tokens, tokenizer.vocab_size())?;
+    show(&format!(
+        "{}\n",
+        tokenizer.decode(&args.tokens, args.skip_special)
+    ))
+}

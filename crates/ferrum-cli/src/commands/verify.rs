@@ -1,0 +1,29 @@
+//! `ferrum verify ops`: every op of a backend against its meaning.
+
+use crate::args::VerifyOpsArgs;
+use crate::failure::{Failure, Outcome};
+use crate::ui::{show, show_json};
+use ferrum_conformance::Filter;
+use ferrum_engine::BackendDispatch;
+
+pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
+    let dispatch = BackendDispatch::from_kind(args.device.backend, args.device.options())?;
+    let filter = Filter::new(args.filter.as_str());
+    let report = match &dispatch {
+        BackendDispatch::Cpu(device) => ferrum_conformance::run_cpu(device, &filter),
+        BackendDispatch::Gpu(device) => ferrum_conformance::run_gpu(device, &filter),
+        BackendDispatch::Reference(_) => ferrum_conformance::run_reference(&filter),
+    };
+    if args.json {
+        show_json(&report.rows().collect::<Vec<_>>())?;
+    } else {
+        show(&report.table())?;
+    }
+    match report.counts().failed {
+        0 => Ok(()),
+        n => Err(Failure::new(format!(
+            "{n} cases failed on {}",
+            dispatch.info().backend
+        ))),
+    }
+}

@@ -1,0 +1,181 @@
+//! From a path (or nothing: the demo model) to what a command needs.
+
+use crate::args::{CacheArgs, DeviceArgs};
+use crate::failure::{Failure, Outcome};
+use crate::ui::{self, Progress};
+use ferrum_engine::{BackendDispatch, KvDtype, Session};
+use ferrum_formats::chat_template::ChatTemplate;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_formats::{Gguf, ModelSource};
+use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_types::TokenId;
+use std::io::Read;
+use std::path::Path;
+
+/// A small chat model that answers without any download.
+static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
+
+/// Longest context that is allocated when nobody asks for more.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// Most bytes that are read from a file of text or JSON, or from standard input.
+const MAX_TEXT: u64 = 1 << 30;
+
+fn demo() -> Outcome<Gguf> {
+    Ok(Gguf::from_static(DEMO)?)
+}
+
+/// The model at `path`, understood but not loaded.
+pub(crate) fn model(path: Option<&Path>) -> Outcome<Model> {
+    let source = match path {
+        Some(path) => ModelSource::open(path)?,
+        None => ModelSource::Gguf(demo()?),
+    };
+    Ok(read_model(source)?)
+}
+
+/// The tokenizer of an open model.
+pub(crate) fn tokenizer_of(model: &Model) -> Outcome<Tokenizer> {
+    let tokenizer = match &model.source {
+        ModelSource::Gguf(gguf) => Tokenizer::from_gguf(gguf)?,
+        ModelSource::Hf(folder) => Tokenizer::from_hf_dir(&folder.dir)?,
+    };
+    for warning in tokenizer.warnings() {
+        ui::say(&format!("warning: {warning}"));
+    }
+    Ok(tokenizer)
+}
+
+/// The chat template of an open model, if it has one.
+pub(crate) fn template_of(model: &Model, tokenizer: &Tokenizer) -> Outcome<Option<ChatTemplate>> {
+    Ok(match &model.source {
+        ModelSource::Gguf(gguf) => ChatTemplate::from_gguf(gguf, tokenizer)?,
+        ModelSource::Hf(folder) => ChatTemplate::from_hf_dir(&folder.dir)?,
+    })
+}
+
+/// A tokenizer from a model, a vocabulary-only GGUF file or a folder with tokenizer files.
+pub(crate) fn tokenizer(path: Option<&Path>) -> Outcome<Tokenizer> {
+    Ok(match path {
+        None => Tokenizer::from_gguf(&demo()?)?,
+        Some(path) if path.is_dir() => Tokenizer::from_hf_dir(path)?,
+        Some(path) => Tokenizer::from_gguf(&Gguf::open(path)?)?,
+    })
+}
+
+/// A chat template from a model, a folder with tokenizer files or a `.jinja` file.
+pub(crate) fn template(path: Option<&Path>) -> Outcome<ChatTemplate> {
+    let of_gguf = |gguf: &Gguf| -> Outcome<Option<ChatTemplate>> {
+        Ok(ChatTemplate::from_gguf(gguf, &Tokenizer::from_gguf(gguf)?)?)
+    };
+    let found = match path {
+        None => of_gguf(&demo()?)?,
+        Some(path) if path.is_dir() => ChatTemplate::from_hf_dir(path)?,
+        Some(path)
+            if path
+                .extension()
+                .is_some_and(|e| e == "jinja" || e == "jinja2") =>
+        {
+            let no_specials: [(String, String); 0] = [];
+            Some(ChatTemplate::from_source(&read_text(path)?, no_specials)?)
+        }
+        Some(path) => of_gguf(&Gguf::open(path)?)?,
+    };
+    found.ok_or_else(|| {
+        let name = path.map_or("the demo model".into(), |p| p.display().to_string());
+        Failure::new(format!(
+            "{name} has no chat template\nhint: give a .jinja file with --model"
+        ))
+    })
+}
+
+/// The context to allocate: what was asked for, else enough for `tokens`, within what the model was
+/// made for.
+pub(crate) fn context(model: &Model, asked: Option<u32>, tokens: usize) -> Outcome<usize> {
+    let most = model.spec.context_length;
+    match asked.map(|n| n as usize) {
+        Some(n) if n > most => {
+            let message = format!("--context {n}: the model was made for at most {most} tokens");
+            Err(Failure::new(message))
+        }
+        Some(n) => Ok(n),
+        None => Ok(most.min(tokens.max(DEFAULT_CONTEXT))),
+    }
+}
+
+/// The element of the KV cache: what was asked for, else what fits the model.
+pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
+    cache.kv_dtype.unwrap_or_else(|| KvDtype::for_model(model))
+}
+
+/// Opens the device and loads the model onto it, with a progress bar on a terminal.
+pub(crate) fn load(
+    model: &Model,
+    device: &DeviceArgs,
+    config: RunnerConfig,
+    kv: KvDtype,
+) -> Outcome<(Session, BackendDispatch)> {
+    let bytes = model.tensors().total_bytes();
+    let dispatch =
+        BackendDispatch::from_kind_with_model_bytes(device.backend, bytes, device.options())?;
+    let expanded = model.expanded_types();
+    if !expanded.is_empty() {
+        let names: Vec<_> = expanded.iter().map(|ty| ty.name()).collect();
+        ui::say(&format!(
+            "note: {} weights are expanded to f32 at load",
+            names.join(", ")
+        ));
+    }
+    let mut bar = Progress::bytes("loading");
+    let session = dispatch.load(model, config, kv, &mut |done, total| bar.set(done, total))?;
+    Ok((session, dispatch))
+}
+
+/// Token ids from the command line, held against the vocabulary.
+pub(crate) fn check_tokens(tokens: &[TokenId], vocab: usize) -> Outcome {
+    match tokens.iter().find(|&&t| t as usize >= vocab) {
+        Some(bad) => {
+            let message = format!("token {bad} is outside the vocabulary of {vocab} tokens");
+            Err(Failure::new(message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A text file, or standard input for `-`.
+pub(crate) fn read_text(path: &Path) -> Outcome<String> {
+    if path == Path::new("-") {
+        return read_stdin();
+    }
+    let fail = |e: std::io::Error| Failure::new(format!("{}: {e}", path.display()));
+    let file = std::fs::File::open(path).map_err(fail)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_TEXT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(fail)?;
+    to_text(&path.display().to_string(), bytes)
+}
+
+/// All of standard input.
+pub(crate) fn read_stdin() -> Outcome<String> {
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .take(MAX_TEXT + 1)
+        .read_to_end(&mut bytes)?;
+    to_text("standard input", bytes)
+}
+
+fn to_text(name: &str, bytes: Vec<u8>) -> Outcome<String> {
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(Failure::new(format!(
+            "{name} is larger than {MAX_TEXT} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failure::new(format!(
+            "{name} is not UTF-8: byte {at} begins no character"
+        ))
+    })
+}

@@ -1,0 +1,410 @@
+//! The command as a user meets it: what it prints where, and how it fails.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn fixture(name: &str) -> String {
+    root()
+        .join("fixtures/models")
+        .join(name)
+        .display()
+        .to_string()
+}
+
+fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that needs no input may have closed it already.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn ferrum(args: &[&str]) -> Output {
+    ferrum_with_input(args, b"")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn ok(args: &[&str]) -> String {
+    let output = ferrum(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(args)).unwrap()
+}
+
+/// Fails with one sentence and no panic; gives the sentence.
+fn fails(args: &[&str], input: &[u8]) -> String {
+    let output = ferrum_with_input(args, input);
+    let (out, err) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
+    assert!(!err.contains("panicked"), "{args:?}: {err}");
+    let sentence = err
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .count();
+    assert_eq!(sentence, 1, "{args:?}: {err}");
+    err
+}
+
+#[test]
+fn the_demo_model_tells_a_story() {
+    let output = ferrum(&["run", "--temperature", "0", "Tell me a story about a fox."]);
+    let (text, words) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{words}");
+    assert!(text.contains("fox"), "{text}");
+    assert!(text.split_whitespace().count() > 30, "{text}");
+    assert!(words.contains("tokens/s"), "{words}");
+    assert!(!text.contains("tokens/s"), "{text}");
+}
+
+#[test]
+fn a_piped_prompt_is_answered_like_an_argument() {
+    let args = ["run", "--temperature", "0", "--max-tokens", "12"];
+    let argument = ok(&[&args[..], &["What is 2 plus 3?"]].concat());
+    let piped = ferrum_with_input(&args, b"What is 2 plus 3?");
+    assert_eq!(stdout(&piped), argument);
+    assert!(argument.contains('5'), "{argument}");
+}
+
+#[test]
+fn one_seed_gives_one_text() {
+    let run = |seed: &str| {
+        ok(&[
+            "run",
+            "--seed",
+            seed,
+            "--temperature",
+            "1.5",
+            "-n",
+            "40",
+            "Tell me a story.",
+        ])
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+}
+
+#[test]
+fn generation_ends_at_a_stop_string_and_at_its_limit() {
+    let base = ["run", "--temperature", "0", "--raw", "Once upon a time"];
+    let long = ok(&[&base[..], &["-n", "40"]].concat());
+    let word = long.split_whitespace().nth(6).unwrap();
+    let stopped = ok(&[&base[..], &["-n", "40", "--stop", word]].concat());
+    assert!(
+        long.starts_with(stopped.trim_end()) && !stopped.contains(word),
+        "{stopped}"
+    );
+    assert!(ok(&[&base[..], &["-n", "3"]].concat()).len() < long.len());
+}
+
+#[test]
+fn backends_give_the_same_greedy_text() {
+    let run = |backend: &str, kv: &str| {
+        let prompt = "Tell me a story about a bear.";
+        let args = [
+            "run",
+            "--backend",
+            backend,
+            "--kv-dtype",
+            kv,
+            "--temperature",
+            "0",
+            "-n",
+            "24",
+        ];
+        ferrum(&[&args[..], &[prompt]].concat())
+    };
+    let cpu = run("cpu", "f32");
+    assert!(cpu.status.success(), "{}", stderr(&cpu));
+    assert_eq!(stdout(&run("reference", "f32")), stdout(&cpu));
+    let vulkan = run("vulkan", "f32");
+    if vulkan.status.success() {
+        assert_eq!(stdout(&vulkan), stdout(&cpu));
+    } else {
+        // Without a driver it is one clear sentence.
+        assert!(
+            stderr(&vulkan).contains("error: no vulkan device"),
+            "{}",
+            stderr(&vulkan)
+        );
+        println!("skipped: no Vulkan device");
+    }
+}
+
+#[test]
+fn logits_are_given_for_every_position() {
+    let dir = fixture("qwen3");
+    let value = json(&["logits", "--model", &dir, "--tokens", "1,2,3", "--json"]);
+    assert_eq!(value["tokens"], serde_json::json!([1, 2, 3]));
+    let rows = value["logits"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row.as_array().unwrap().len() == 259));
+    let gguf = json(&[
+        "logits",
+        "--model",
+        &format!("{dir}/model.gguf"),
+        "--tokens",
+        "1,2,3",
+        "--json",
+    ]);
+    let first = |v: &Value| v["logits"][2][7].as_f64().unwrap();
+    assert!((first(&value) - first(&gguf)).abs() < 1e-4);
+}
+
+#[test]
+fn text_makes_the_round_trip_through_tokens() {
+    let text = "Tom has 12 apples.\n  Zoë 🦊 said: \"hi\"";
+    let tokens = json(&["tokenize", "--json", text]);
+    let ids: Vec<_> = tokens["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Value::to_string)
+        .collect();
+    assert_eq!(
+        ok(&["detokenize", "--tokens", &ids.join(",")]),
+        format!("{text}\n")
+    );
+    let special = "<|im_end|>";
+    let count = |args: &[&str]| json(args)["tokens"].as_array().unwrap().len();
+    assert_eq!(
+        count(&["tokenize", "--json", "--parse-special", special]),
+        1
+    );
+    assert!(count(&["tokenize", "--json", special]) > 1);
+}
+
+#[test]
+fn a_template_is_rendered_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("messages.json");
+    std::fs::write(&file, r#"[{"role":"user","content":"a < b"}]"#).unwrap();
+    let file = file.display().to_string();
+    insta::assert_snapshot!(ok(&["template", "--messages", &file]), @r"
+    <|im_start|>user
+    a < b<|im_end|>
+    <|im_start|>assistant
+    ");
+    let without = ok(&["template", "--messages", &file, "--no-generation-prompt"]);
+    assert_eq!(without, "<|im_start|>user\na < b<|im_end|>\n");
+}
+
+#[test]
+fn inspect_plans_what_a_run_takes() {
+    let value = json(&["inspect", "--json"]);
+    assert_eq!(value["architecture"], "llama");
+    assert_eq!(value["chat_template"], true);
+    let plan = &value["memory_plan"];
+    let part = |name: &str| plan[name].as_u64().unwrap();
+    let sum = part("weights_bytes") + part("kv_bytes") + part("scratch_bytes");
+    assert_eq!(sum, part("peak_bytes"));
+    assert!(ok(&["inspect"]).contains("memory for a context of"));
+}
+
+#[test]
+fn bench_prints_what_programs_read() {
+    let value = json(&[
+        "bench", "--prompt", "16", "--gen", "4", "--repeat", "1", "--json",
+    ]);
+    for key in [
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "load_s",
+        "first_token_s",
+        "read_bandwidth_bytes_per_s",
+        "fma_peak_flops",
+    ] {
+        assert!(
+            value[key].as_f64().is_some_and(|x| x > 0.0),
+            "{key}: {value}"
+        );
+    }
+    let rss = &value["peak_rss_bytes"];
+    assert!(
+        rss.as_u64().is_some_and(|x| x > 1 << 20) || !cfg!(target_os = "linux"),
+        "{rss}"
+    );
+}
+
+#[test]
+fn perplexity_of_plain_text_is_better_than_chance() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    std::fs::write(
+        &file,
+        "Once upon a time, there was a little fox. The fox lived in a forest.",
+    )
+    .unwrap();
+    let value = json(&["perplexity", &file.display().to_string(), "--json"]);
+    let perplexity = value["perplexity"].as_f64().unwrap();
+    assert!(perplexity > 1.0 && perplexity < 200.0, "{value}");
+}
+
+#[test]
+fn devices_are_listed() {
+    let devices = json(&["devices", "--json"]);
+    let backends: Vec<_> = devices
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d["backend"].as_str().unwrap())
+        .collect();
+    assert!(
+        backends.contains(&"cpu") && backends.contains(&"reference"),
+        "{backends:?}"
+    );
+}
+
+#[test]
+fn wrong_use_is_one_clear_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let truncated = path("truncated.gguf");
+    let demo = std::fs::read(root().join("assets/demo/ferrum-demo.gguf")).unwrap();
+    std::fs::write(&truncated, &demo[..demo.len() / 2]).unwrap();
+    let empty = path("empty.gguf");
+    std::fs::write(&empty, b"").unwrap();
+    let pickle = path("pytorch_model.bin");
+    std::fs::write(&pickle, b"\x80\x02").unwrap();
+    let latin1 = path("latin1.txt");
+    std::fs::write(&latin1, b"caf\xe9").unwrap();
+    let missing = missing_tensor(dir.path());
+    let unknown = unknown_architecture(dir.path());
+    let shape = wrong_shape(dir.path());
+    let long = "word ".repeat(3000);
+    let cases: &[(&[&str], &[u8], &str)] = &[
+        (&["run", ""], b"", "the prompt is empty"),
+        (&["run"], b" \n", "the prompt is empty"),
+        (&["run"], b"caf\xe9", "standard input is not UTF-8: byte 3"),
+        (
+            &["run", "--model", "/no/such/file.gguf", "hi"],
+            b"",
+            "no such file",
+        ),
+        (&["run", "--model", &truncated, "hi"], b"", "truncated.gguf"),
+        (&["run", "--model", &empty, "hi"], b"", "empty.gguf"),
+        (
+            &["run", "--model", &pickle, "hi"],
+            b"",
+            "convert the model to safetensors",
+        ),
+        (
+            &["run", "--model", &unknown, "hi"],
+            b"",
+            "\"NoSuchForCausalLM\" is not supported",
+        ),
+        (
+            &["logits", "--model", &missing, "--tokens", "1"],
+            b"",
+            "model.norm.weight",
+        ),
+        (
+            &["logits", "--model", &shape, "--tokens", "1"],
+            b"",
+            "expected",
+        ),
+        (&["run", &long], b"", "context overflow"),
+        (
+            &["run", "--context", "4000000", "hi"],
+            b"",
+            "was made for at most",
+        ),
+        (&["run", "--top-p", "7", "hi"], b"", "top-p: found 7"),
+        (&["run", "--backend", "cuda", "hi"], b"", "no CUDA backend"),
+        (
+            &["run", "--backend", "cpu", "--kv-dtype", "int8", "hi"],
+            b"",
+            "KV cache of int8",
+        ),
+        (
+            &["logits", "--tokens", "99999999"],
+            b"",
+            "outside the vocabulary",
+        ),
+        (
+            &["detokenize", "--tokens", "99999999"],
+            b"",
+            "outside the vocabulary",
+        ),
+        (
+            &["perplexity", &latin1],
+            b"",
+            "latin1.txt is not UTF-8: byte 3",
+        ),
+        (&["perplexity", "-"], b"", "0 tokens"),
+        (&["template", "--messages", &latin1], b"", "not UTF-8"),
+        (&["template", "--messages", "-"], b"{", "is not JSON"),
+        (&["template", "--messages", "-"], b"{}", "expected a list"),
+        (
+            &["bench", "--prompt", "999999"],
+            b"",
+            "do not fit the model's context",
+        ),
+    ];
+    for (args, input, expected) in cases {
+        let sentence = fails(args, input);
+        assert!(sentence.contains(expected), "{args:?}: {sentence}");
+    }
+}
+
+/// Copies a fixture folder, changing its config.
+fn copy_fixture(to: &Path, name: &str, change: impl Fn(&mut Value)) -> String {
+    let (from, to) = (root().join("fixtures/models/qwen3"), to.join(name));
+    std::fs::create_dir(&to).unwrap();
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    let config = to.join("config.json");
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(&config, value.to_string()).unwrap();
+    to.display().to_string()
+}
+
+fn unknown_architecture(dir: &Path) -> String {
+    copy_fixture(dir, "unknown", |c| {
+        c["architectures"] = serde_json::json!(["NoSuchForCausalLM"])
+    })
+}
+
+fn wrong_shape(dir: &Path) -> String {
+    copy_fixture(dir, "shape", |c| c["intermediate_size"] = 7.into())
+}
+
+/// A folder whose weights lack the final norm: its name in the header is another.
+fn missing_tensor(dir: &Path) -> String {
+    let folder = copy_fixture(dir, "missing", |_| ());
+    let file = Path::new(&folder).join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let name = b"\"model.norm.weight\"";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap();
+    bytes[at + 1..at + 6].copy_from_slice(b"nodel");
+    std::fs::write(&file, bytes).unwrap();
+    folder
+}
+
+#[test]
+fn help_needs_no_docs() {
+    insta::assert_snapshot!(ok(&["--help"]), @"");
+}

@@ -1,0 +1,291 @@
+//! The one place where a backend is chosen at run time.
+
+use crate::session::{Session, StepRunner};
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::gpu::{GpuApi, GpuBackend};
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{
+    Backend, BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    LlmBackend,
+};
+use ferrum_models::{LoadProgress, Model, ModelRunner, RunnerConfig, load_weights};
+use ferrum_types::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// What `--backend` can say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendKind {
+    /// The fastest device on which the model fits.
+    #[default]
+    Auto,
+    /// Threads and SIMD.
+    Cpu,
+    /// NVIDIA.
+    Cuda,
+    /// Apple.
+    Metal,
+    /// Any GPU with a Vulkan driver, also a software one.
+    Vulkan,
+    /// Plain loops; slow, and the meaning of every op.
+    Reference,
+}
+
+impl BackendKind {
+    /// Every kind with its name.
+    pub const NAMES: &'static [(&'static str, BackendKind)] = &[
+        ("auto", BackendKind::Auto),
+        ("cpu", BackendKind::Cpu),
+        ("cuda", BackendKind::Cuda),
+        ("metal", BackendKind::Metal),
+        ("vulkan", BackendKind::Vulkan),
+        ("reference", BackendKind::Reference),
+    ];
+}
+
+impl FromStr for BackendKind {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        find_name("backend", Self::NAMES, s)
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(name_of(Self::NAMES, *self))
+    }
+}
+
+/// What `--kv-dtype` can say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvDtype {
+    /// binary32.
+    F32,
+    /// binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// FP8 E4M3.
+    Fp8,
+    /// INT8 with scales.
+    Int8,
+}
+
+impl KvDtype {
+    /// Every element with its name.
+    pub const NAMES: &'static [(&'static str, KvDtype)] = &[
+        ("f32", KvDtype::F32),
+        ("f16", KvDtype::F16),
+        ("bf16", KvDtype::Bf16),
+        ("fp8", KvDtype::Fp8),
+        ("int8", KvDtype::Int8),
+    ];
+
+    /// What fits a model when nobody chose: f32 for an f32 model, so that nothing is rounded; else
+    /// f16.
+    pub fn for_model(model: &Model) -> Self {
+        if model.is_f32() {
+            KvDtype::F32
+        } else {
+            KvDtype::F16
+        }
+    }
+}
+
+impl FromStr for KvDtype {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        find_name("KV dtype", Self::NAMES, s)
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(name_of(Self::NAMES, *self))
+    }
+}
+
+fn find_name<T: Copy>(what: &str, names: &[(&str, T)], s: &str) -> Result<T, String> {
+    match names.iter().find(|(name, _)| name.eq_ignore_ascii_case(s)) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let known: Vec<_> = names.iter().map(|(name, _)| *name).collect();
+            Err(format!(
+                "unknown {what} \"{s}\", expected one of: {}",
+                known.join(", ")
+            ))
+        }
+    }
+}
+
+fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    names
+        .iter()
+        .find(|(_, v)| *v == value)
+        .map_or("?", |(name, _)| *name)
+}
+
+/// Settings of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendOptions {
+    /// Index among the devices of the backend.
+    pub ordinal: usize,
+    /// CPU threads; `None`: one for each physical core.
+    pub threads: Option<usize>,
+}
+
+/// An open device of whichever backend.
+#[derive(Clone)]
+pub enum BackendDispatch {
+    /// Threads and SIMD.
+    Cpu(CpuBackend),
+    /// Vulkan or Metal.
+    Gpu(GpuBackend),
+    /// Plain loops.
+    Reference(ReferenceBackend),
+}
+
+/// Runs `$body` with `$device` bound to the device inside a [`BackendDispatch`] and `$B` to its type.
+macro_rules! with_device {
+    ($dispatch:expr, $device:ident: $B:ident => $body:expr) => {
+        match $dispatch {
+            $crate::BackendDispatch::Cpu($device) => {
+                type $B = ferrum_kernels::cpu::CpuBackend;
+                $body
+            }
+            $crate::BackendDispatch::Gpu($device) => {
+                type $B = ferrum_kernels::gpu::GpuBackend;
+                $body
+            }
+            $crate::BackendDispatch::Reference($device) => {
+                type $B = ferrum_kernels::reference::ReferenceBackend;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_device;
+
+/// Memory that a device needs for a model of `bytes`: weights and headroom for KV.
+fn needed(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 2)
+}
+
+impl BackendDispatch {
+    /// Opens a device; `Auto` looks at no model size.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] names what an explicit choice was missing.
+    pub fn from_kind(kind: BackendKind, options: BackendOptions) -> Result<Self> {
+        Self::from_kind_with_model_bytes(kind, 0, options)
+    }
+
+    /// Opens a device. `Auto` takes the fastest one with memory for 1.5 times `model_bytes` (0:
+    /// unknown, any will do); a GPU that is only software does not count. An explicit choice is taken
+    /// whatever the size.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] names what an explicit choice was missing.
+    pub fn from_kind_with_model_bytes(
+        kind: BackendKind,
+        model_bytes: u64,
+        options: BackendOptions,
+    ) -> Result<Self> {
+        let gpu = |api| GpuBackend::open_kind(api, options.ordinal).map(Self::Gpu);
+        match kind {
+            BackendKind::Auto => {
+                let fits = |info: &DeviceInfo| {
+                    !info.software && info.memory_bytes.is_none_or(|m| m >= needed(model_bytes))
+                };
+                let best = GpuBackend::devices().into_iter().find(fits);
+                match best.and_then(|info| GpuBackend::open(info.ordinal).ok()) {
+                    Some(device) => Ok(Self::Gpu(device)),
+                    None => Self::cpu(options),
+                }
+            }
+            BackendKind::Cpu => Self::cpu(options),
+            BackendKind::Cuda => Err(Error::NoDevice {
+                backend: "cuda",
+                reason: "this version has no CUDA backend".into(),
+                hint: "use --backend vulkan for an NVIDIA GPU, or --backend cpu".into(),
+            }),
+            BackendKind::Metal => gpu(GpuApi::Metal),
+            BackendKind::Vulkan => gpu(GpuApi::Vulkan),
+            BackendKind::Reference => ReferenceBackend::open(options.ordinal).map(Self::Reference),
+        }
+    }
+
+    fn cpu(options: BackendOptions) -> Result<Self> {
+        let config = CpuConfig {
+            threads: options.threads,
+            ..CpuConfig::default()
+        };
+        CpuBackend::with_config(config).map(Self::Cpu)
+    }
+
+    /// What this device is.
+    pub fn info(&self) -> DeviceInfo {
+        with_device!(self, device: B => B::info(device))
+    }
+
+    /// Loads a model onto this device for one sequence at a time or many.
+    ///
+    /// # Errors
+    /// Those of [`load_weights`]; [`Error::Unsupported`] when this backend has no cache of `kv`.
+    pub fn load(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        kv: KvDtype,
+        progress: LoadProgress<'_>,
+    ) -> Result<Session> {
+        let unsupported = |backend: &'static str, names: &str| Error::Unsupported {
+            op: "kv_cache",
+            backend,
+            reason: format!("it has no KV cache of {kv}"),
+            hint: format!("use --kv-dtype {names}"),
+        };
+        let runner = match (self, kv) {
+            (Self::Cpu(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
+            (Self::Cpu(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
+            (Self::Cpu(d), KvDtype::Bf16) => runner::<_, KvBf16>(d, model, config, progress)?,
+            (Self::Cpu(_), _) => return Err(unsupported("cpu", "f32, f16 or bf16")),
+            (Self::Gpu(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
+            (Self::Gpu(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
+            (Self::Gpu(d), _) => return Err(unsupported(d.info().backend, "f32 or f16")),
+            (Self::Reference(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
+            (Self::Reference(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
+            (Self::Reference(d), KvDtype::Bf16) => runner::<_, KvBf16>(d, model, config, progress)?,
+            (Self::Reference(d), KvDtype::Fp8) => runner::<_, KvFp8>(d, model, config, progress)?,
+            (Self::Reference(d), KvDtype::Int8) => runner::<_, KvInt8>(d, model, config, progress)?,
+        };
+        Ok(Session::new(runner))
+    }
+}
+
+fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    device: &B,
+    model: &Model,
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn StepRunner>> {
+    let weights = load_weights(device, model, progress)?;
+    let spec = model.spec.clone();
+    Ok(Box::new(ModelRunner::<B, K>::new(
+        device, spec, weights, config,
+    )?))
+}
+
+/// The devices of every backend, fastest first.
+pub fn list_devices() -> Vec<DeviceInfo> {
+    let mut all = GpuBackend::devices();
+    all.sort_by_key(|info| info.software);
+    let hardware = all.iter().take_while(|info| !info.software).count();
+    let slow = all.split_off(hardware);
+    all.extend(CpuBackend::devices());
+    all.extend(slow);
+    all.extend(ReferenceBackend::devices());
+    all
+}

@@ -1,0 +1,121 @@
+//! Prompt in, text out, for one sequence.
+
+use crate::{Sampler, SamplingParams, Session, StopMatcher};
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_types::{Result, TokenId};
+use std::time::{Duration, Instant};
+
+/// What is wanted of a generation.
+#[derive(Clone, Debug, Default)]
+pub struct Generation {
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens to generate; fewer when the context ends before.
+    pub max_tokens: usize,
+    /// Strings that end the text and are not part of it.
+    pub stop: Vec<String>,
+    /// Tokens that end the text and are not part of it.
+    pub stop_tokens: Vec<TokenId>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token or stop string.
+    Stop,
+    /// `max_tokens` or the context's end.
+    Length,
+    /// The receiver of the text said so.
+    Cancelled,
+}
+
+/// What a generation took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationStats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were computed, not found in the cache.
+    pub computed_tokens: usize,
+    /// Time to the first token's logits.
+    pub prefill: Duration,
+    /// Tokens generated, a stop token not among them.
+    pub tokens: Vec<TokenId>,
+    /// Decode steps, the number that `decode` is the time of.
+    pub decode_steps: usize,
+    /// Time of all decode steps.
+    pub decode: Duration,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+/// Generates after `prompt`. `on_text` gets the text as it comes, never half a character, and says
+/// whether to go on.
+///
+/// # Errors
+/// Those of [`Session::prefill`], of sampling parameters out of range and of the device.
+pub fn generate(
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    prompt: &[TokenId],
+    wanted: &Generation,
+    on_text: &mut dyn FnMut(&str) -> bool,
+) -> Result<GenerationStats> {
+    let mut sampler = Sampler::new(wanted.sampling)?;
+    let mut stops = StopMatcher::new(&wanted.stop);
+    let mut text = tokenizer.decode_stream(true);
+    let start = Instant::now();
+    let computed_tokens = session.prefill(prompt)?;
+    let mut history = prompt.to_vec();
+    // The device works behind the host's back: only a read of the result ends the prefill.
+    let mut next = choose(session, &mut sampler, &history)?;
+    let prefill = start.elapsed();
+    let decode_start = Instant::now();
+    let mut decode_steps = 0;
+    let finish = loop {
+        let generated = history.len() - prompt.len();
+        if generated >= wanted.max_tokens {
+            break FinishReason::Length;
+        }
+        if wanted.stop_tokens.contains(&next) {
+            break FinishReason::Stop;
+        }
+        history.push(next);
+        let piece = stops.push(&text.push(next));
+        if !piece.is_empty() && !on_text(&piece) {
+            break FinishReason::Cancelled;
+        }
+        if stops.stopped() {
+            break FinishReason::Stop;
+        }
+        if generated + 1 >= wanted.max_tokens || session.len() >= session.capacity() {
+            break FinishReason::Length;
+        }
+        session.decode(next)?;
+        decode_steps += 1;
+        next = choose(session, &mut sampler, &history)?;
+    };
+    let decode = decode_start.elapsed();
+    if finish != FinishReason::Cancelled && !stops.stopped() {
+        let rest = stops.push(&text.finish()) + &stops.finish();
+        if !rest.is_empty() {
+            on_text(&rest);
+        }
+    }
+    let tokens = history.split_off(prompt.len());
+    Ok(GenerationStats {
+        prompt_tokens: prompt.len(),
+        computed_tokens,
+        prefill,
+        tokens,
+        decode_steps,
+        decode,
+        finish,
+    })
+}
+
+fn choose(session: &mut Session, sampler: &mut Sampler, history: &[TokenId]) -> Result<TokenId> {
+    if sampler.params().is_plain_greedy() {
+        return session.argmax();
+    }
+    Ok(sampler.sample(session.logits()?, history))
+}

@@ -1,0 +1,145 @@
+//! The choice of a backend at run time, and what each choice gives.
+
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session};
+use ferrum_formats::ModelSource;
+use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_types::{Error, TokenId};
+use std::path::Path;
+
+fn model(name: &str) -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/models")
+        .join(name);
+    read_model(ModelSource::open(path).unwrap()).unwrap()
+}
+
+fn open(kind: BackendKind) -> Option<BackendDispatch> {
+    match BackendDispatch::from_kind(kind, BackendOptions::default()) {
+        Ok(device) => Some(device),
+        Err(Error::NoDevice { .. }) => {
+            println!("skipped: no {kind} device");
+            None
+        }
+        Err(e) => panic!("{kind}: {e}"),
+    }
+}
+
+fn session(kind: BackendKind, model: &Model, kv: KvDtype) -> Option<Session> {
+    let config = RunnerConfig {
+        max_tokens: 16,
+        ..RunnerConfig::single(64)
+    };
+    Some(open(kind)?.load(model, config, kv, &mut |_, _| ()).unwrap())
+}
+
+fn greedy(session: &mut Session, prompt: &[TokenId], steps: usize) -> Vec<TokenId> {
+    session.prefill(prompt).unwrap();
+    let mut out = Vec::new();
+    for _ in 0..steps {
+        let next = session.argmax().unwrap();
+        session.decode(next).unwrap();
+        out.push(next);
+    }
+    out
+}
+
+#[test]
+fn every_backend_and_cache_gives_the_same_greedy_tokens() {
+    let model = model("qwen3");
+    let prompt = [5, 9, 2, 77, 31];
+    let mut first = session(BackendKind::Reference, &model, KvDtype::F32).unwrap();
+    let expected = greedy(&mut first, &prompt, 20);
+    for kind in [BackendKind::Cpu, BackendKind::Auto, BackendKind::Vulkan] {
+        if let Some(mut session) = session(kind, &model, KvDtype::F32) {
+            assert_eq!(greedy(&mut session, &prompt, 20), expected, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_the_backend_lacks_is_refused_with_a_hint() {
+    let model = model("qwen3");
+    let device = open(BackendKind::Cpu).unwrap();
+    let result = device.load(
+        &model,
+        RunnerConfig::single(64),
+        KvDtype::Int8,
+        &mut |_, _| (),
+    );
+    let error = result.err().unwrap();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert!(
+        error.to_string().contains("hint: use --kv-dtype"),
+        "{error}"
+    );
+}
+
+#[test]
+fn auto_never_takes_a_software_gpu() {
+    for bytes in [0, 1 << 20, u64::MAX] {
+        let options = BackendOptions::default();
+        let device =
+            BackendDispatch::from_kind_with_model_bytes(BackendKind::Auto, bytes, options).unwrap();
+        assert!(!device.info().software, "{:?}", device.info());
+    }
+}
+
+#[test]
+fn a_session_keeps_what_two_prompts_share() {
+    let model = model("llama3-tied");
+    let mut warm = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
+    let long: Vec<TokenId> = (1..40).collect();
+    let other = [&long[..30], &[200, 201, 202]].concat();
+    assert_eq!(warm.prefill(&long).unwrap(), 39);
+    assert_eq!(warm.prefill(&other).unwrap(), 3);
+    let kept = warm.logits().unwrap().to_vec();
+    let mut cold = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
+    cold.prefill(&other).unwrap();
+    assert_eq!(cold.logits().unwrap(), kept, "bit for bit");
+    // The whole prompt is in the cache: its last token is computed again for its logits.
+    assert_eq!(cold.prefill(&other).unwrap(), 1);
+    assert_eq!(cold.logits().unwrap(), kept);
+}
+
+#[test]
+fn length_dependent_rope_shares_nothing() {
+    let model = model("llama-dynamic");
+    let mut session = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
+    let long: Vec<TokenId> = (1..25).collect();
+    session.prefill(&long).unwrap();
+    assert_eq!(session.prefill(&long[..20]).unwrap(), 20);
+}
+
+#[test]
+fn the_context_is_a_limit_and_not_a_crash() {
+    let model = model("llama2");
+    let mut session = session(BackendKind::Cpu, &model, KvDtype::F16).unwrap();
+    let prompt = vec![1; 64];
+    session.prefill(&prompt).unwrap();
+    let full = session.decode(2).unwrap_err();
+    assert!(
+        matches!(
+            full,
+            Error::ContextOverflow {
+                requested: 65,
+                capacity: 64
+            }
+        ),
+        "{full}"
+    );
+    assert!(session.prefill(&[1; 65]).is_err());
+    assert!(session.prefill(&[]).is_err());
+    assert!(session.prefill(&[9999]).is_err());
+    // Still of use after all that.
+    session.prefill(&[1, 2, 3]).unwrap();
+}
+
+#[test]
+fn names_of_kinds_are_read_and_listed() {
+    for (name, kind) in BackendKind::NAMES {
+        assert_eq!(name.parse::<BackendKind>().unwrap(), *kind);
+        assert_eq!(&kind.to_string(), name);
+    }
+    let error = "opengl".parse::<BackendKind>().unwrap_err();
+    assert!(error.contains("auto, cpu, cuda"), "{error}");
+}
