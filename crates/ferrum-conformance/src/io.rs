@@ -36,6 +36,18 @@ pub(crate) fn wrong<T>(sentence: impl Into<String>) -> Check<T> {
     Err(Trouble::Wrong(sentence.into()))
 }
 
+/// Fails unless `result` says that a shape or an argument is wrong.
+pub(crate) fn refused<T>(what: &str, result: ferrum_types::Result<T>) -> Check {
+    match result {
+        Err(Error::Shape { .. } | Error::InvalidArgument { .. }) => Ok(()),
+        Err(error @ Error::Unsupported { .. }) => Err(Trouble::Error(error)),
+        Err(error) => wrong(format!(
+            "{what} gave the error \"{error}\", expected a refusal"
+        )),
+        Ok(_) => wrong(format!("{what} gave no error, expected a refusal")),
+    }
+}
+
 /// What a step of a case returns.
 pub(crate) type Check<T = ()> = Result<T, Trouble>;
 

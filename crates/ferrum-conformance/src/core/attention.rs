@@ -39,293 +39,85 @@ const BASE: Spec = Spec {
     scales: (1.0, 1.0),
 };
 
-/// A step after 40 tokens.
-const LATER: Spec = Spec {
-    q_len: 5,
-    kv_len: 45,
-    pos_offset: 40,
-    ..BASE
-};
+/// What makes a case of a [`Spec`].
+type Change = fn(&mut Spec);
 
-const SPECS: &[(&str, Spec)] = &[
-    ("prefill", BASE),
-    (
-        "one token, one key",
-        Spec {
-            q_len: 1,
-            kv_len: 1,
-            ..BASE
-        },
-    ),
-    (
-        "no tokens",
-        Spec {
-            q_len: 0,
-            kv_len: 7,
-            ..BASE
-        },
-    ),
-    (
-        "no keys",
-        Spec {
-            q_len: 3,
-            kv_len: 0,
-            ..BASE
-        },
-    ),
-    ("no gap between heads", Spec { gap: 0, ..BASE }),
-    (
-        "heads 1:1",
-        Spec {
-            heads: (3, 3),
-            ..BASE
-        },
-    ),
-    (
-        "heads 3:1",
-        Spec {
-            heads: (6, 2),
-            ..BASE
-        },
-    ),
-    (
-        "heads 8:1",
-        Spec {
-            heads: (8, 1),
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 10",
-        Spec {
-            head_dim: 10,
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 24",
-        Spec {
-            head_dim: 24,
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 64",
-        Spec {
-            head_dim: 64,
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 80",
-        Spec {
-            head_dim: 80,
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 128",
-        Spec {
-            head_dim: 128,
-            ..BASE
-        },
-    ),
-    (
-        "head_dim 256",
-        Spec {
-            head_dim: 256,
-            heads: (2, 1),
-            ..BASE
-        },
-    ),
-    ("pos_offset", LATER),
-    (
-        "decode",
-        Spec {
-            q_len: 1,
-            kv_len: 41,
-            ..LATER
-        },
-    ),
-    (
-        "decode, 1500 keys",
-        Spec {
-            q_len: 1,
-            kv_len: 1500,
-            pos_offset: 1499,
-            ..BASE
-        },
-    ),
-    (
-        "chunk of 3, 1500 keys",
-        Spec {
-            q_len: 3,
-            kv_len: 1500,
-            pos_offset: 1497,
-            ..BASE
-        },
-    ),
-    (
-        "prefill of 70",
-        Spec {
-            q_len: 70,
-            kv_len: 70,
-            heads: (2, 1),
-            ..BASE
-        },
-    ),
-    (
-        "keys after the last query",
-        Spec {
-            q_len: 4,
-            kv_len: 30,
-            pos_offset: 10,
-            ..BASE
-        },
-    ),
-    (
-        "queries after the last key",
-        Spec {
-            q_len: 4,
-            kv_len: 30,
-            pos_offset: 40,
-            ..BASE
-        },
-    ),
-    (
-        "not causal",
-        Spec {
-            causal: false,
-            q_len: 5,
-            kv_len: 33,
-            ..BASE
-        },
-    ),
-    (
-        "not causal, window 4",
-        Spec {
-            causal: false,
-            window: Some(4),
-            kv_len: 12,
-            ..BASE
-        },
-    ),
-    (
-        "window 1",
-        Spec {
-            window: Some(1),
-            ..LATER
-        },
-    ),
-    (
-        "window 7",
-        Spec {
-            window: Some(7),
-            ..LATER
-        },
-    ),
-    (
-        "window 32, prefill of 70",
-        Spec {
-            q_len: 70,
-            kv_len: 70,
-            window: Some(32),
-            ..BASE
-        },
-    ),
-    (
-        "window 32, 1500 keys",
-        Spec {
-            q_len: 1,
-            kv_len: 1500,
-            pos_offset: 1499,
-            window: Some(32),
-            ..BASE
-        },
-    ),
-    (
-        "window longer than the context",
-        Spec {
-            window: Some(1000),
-            ..LATER
-        },
-    ),
-    (
-        "window past all keys",
-        Spec {
-            kv_len: 20,
-            window: Some(10),
-            ..LATER
-        },
-    ),
-    (
-        "softcap 50",
-        Spec {
-            softcap: Some(50.0),
-            ..LATER
-        },
-    ),
-    (
-        "softcap 0.5",
-        Spec {
-            softcap: Some(0.5),
-            ..LATER
-        },
-    ),
-    (
-        "sinks",
-        Spec {
-            sinks: true,
-            ..LATER
-        },
-    ),
-    (
-        "sinks, no keys",
-        Spec {
-            sinks: true,
-            kv_len: 0,
-            q_len: 2,
-            ..BASE
-        },
-    ),
-    (
-        "sinks, window and softcap",
-        Spec {
-            sinks: true,
-            window: Some(6),
-            softcap: Some(20.0),
-            ..LATER
-        },
-    ),
-    (
-        "large scores",
-        Spec {
-            scales: (8.0, 1.0),
-            ..LATER
-        },
-    ),
-    (
-        "large values",
-        Spec {
-            scales: (1.0, 1e4),
-            ..LATER
-        },
-    ),
-    (
-        "tiny values",
-        Spec {
-            scales: (1e-6, 1e-6),
-            ..LATER
-        },
-    ),
-    (
-        "zeros",
-        Spec {
-            scales: (0.0, 0.0),
-            ..LATER
-        },
-    ),
+/// Cases that begin with the context.
+const FIRST: &[(&str, Change)] = &[
+    ("prefill", |_| {}),
+    ("one token, one key", |s| (s.q_len, s.kv_len) = (1, 1)),
+    ("no tokens", |s| (s.q_len, s.kv_len) = (0, 7)),
+    ("no keys", |s| (s.q_len, s.kv_len) = (3, 0)),
+    ("no gap between heads", |s| s.gap = 0),
+    ("heads 1:1", |s| s.heads = (3, 3)),
+    ("heads 3:1", |s| s.heads = (6, 2)),
+    ("heads 8:1", |s| s.heads = (8, 1)),
+    ("head_dim 10", |s| s.head_dim = 10),
+    ("head_dim 24", |s| s.head_dim = 24),
+    ("head_dim 64", |s| s.head_dim = 64),
+    ("head_dim 80", |s| s.head_dim = 80),
+    ("head_dim 128", |s| s.head_dim = 128),
+    ("head_dim 256", |s| s.head_dim = 256),
+    ("prefill of 70", |s| (s.q_len, s.kv_len) = (70, 70)),
+    ("not causal", |s| (s.causal, s.kv_len) = (false, 33)),
+    ("not causal, window 4", |s| {
+        (s.causal, s.window) = (false, Some(4))
+    }),
+    ("window 32, prefill of 70", |s| {
+        (s.q_len, s.kv_len, s.window) = (70, 70, Some(32));
+    }),
+    ("sinks, no keys", |s| (s.sinks, s.kv_len) = (true, 0)),
 ];
+
+/// Cases of five tokens after 40 others.
+const LATER: &[(&str, Change)] = &[
+    ("pos_offset", |_| {}),
+    ("decode", |s| (s.q_len, s.kv_len) = (1, 41)),
+    ("keys after the last query", |s| s.kv_len = 60),
+    ("queries after the last key", |s| s.kv_len = 30),
+    ("window 1", |s| s.window = Some(1)),
+    ("window 7", |s| s.window = Some(7)),
+    ("window longer than the context", |s| s.window = Some(1000)),
+    ("window past all keys", |s| {
+        (s.window, s.kv_len) = (Some(10), 20)
+    }),
+    ("softcap 50", |s| s.softcap = Some(50.0)),
+    ("softcap 0.5", |s| s.softcap = Some(0.5)),
+    ("sinks", |s| s.sinks = true),
+    ("sinks, window and softcap", |s| {
+        (s.sinks, s.window, s.softcap) = (true, Some(6), Some(20.0));
+    }),
+    ("large scores", |s| s.scales = (8.0, 1.0)),
+    ("large values", |s| s.scales = (1.0, 1e4)),
+    ("tiny values", |s| s.scales = (1e-6, 1e-6)),
+    ("zeros", |s| s.scales = (0.0, 0.0)),
+];
+
+/// Cases of one token after 1499 others.
+const LONG: &[(&str, Change)] = &[
+    ("decode, 1500 keys", |_| {}),
+    ("decode, 1500 keys, heads 8:1 of 64", |s| {
+        (s.heads, s.head_dim) = ((8, 1), 64)
+    }),
+    ("chunk of 3, 1500 keys", |s| {
+        (s.q_len, s.pos_offset) = (3, 1497)
+    }),
+    ("window 32, 1500 keys", |s| s.window = Some(32)),
+    ("sinks, 1500 keys", |s| s.sinks = true),
+];
+
+/// Every case: [`BASE`] at three places in a context, changed.
+fn specs() -> impl Iterator<Item = (&'static str, Spec)> {
+    let places = [(FIRST, 9, 0), (LATER, 5, 40), (LONG, 1, 1499)];
+    places.into_iter().flat_map(|(list, q_len, pos_offset)| {
+        list.iter().map(move |&(name, change)| {
+            let mut spec = BASE;
+            (spec.q_len, spec.kv_len, spec.pos_offset) = (q_len, pos_offset + q_len, pos_offset);
+            change(&mut spec);
+            (name, spec)
+        })
+    })
+}
 
 #[derive(Clone)]
 struct Flash {
@@ -493,51 +285,30 @@ fn in_chunks<B: Backend>(io: &mut Io<'_, B>, data: &Flash) -> Check {
 
 fn flash_cases<B: Backend>(cases: &mut Cases<B>) {
     let (op, act) = ("flash_attention", act_name::<B>());
-    for &(name, spec) in SPECS {
+    for (name, spec) in specs() {
         let case = label(op, act, Tolerance::F32_ATTENTION, name);
-        cases.add(
-            case,
-            move |rng| make(rng, spec),
-            probe!(flash_attention, flash_formula),
-        );
+        let make = move |rng: &mut Rng| make(rng, spec);
+        cases.add(case, make, probe!(flash_attention, flash_formula));
     }
-    let long = Spec {
-        q_len: 60,
-        kv_len: 100,
-        pos_offset: 40,
-        ..BASE
-    };
-    for (name, spec) in [
-        ("whole and in chunks", long),
-        (
-            "whole and in chunks, heads 8:1 of 64",
-            Spec {
-                heads: (8, 1),
-                head_dim: 64,
-                ..long
-            },
-        ),
-        (
-            "whole and in chunks, window 9, sinks",
-            Spec {
-                window: Some(9),
-                sinks: true,
-                ..long
-            },
-        ),
-    ] {
-        cases.same(
-            (op, act, name),
-            move |rng| make(rng, spec),
-            whole::<B>,
-            in_chunks::<B>,
-        );
+    let changes: [(&str, Change); 3] = [
+        ("whole and in chunks", |_| {}),
+        ("whole and in chunks, heads 8:1 of 64", |s| {
+            (s.heads, s.head_dim) = ((8, 1), 64)
+        }),
+        ("whole and in chunks, window 9, sinks", |s| {
+            (s.window, s.sinks) = (Some(9), true)
+        }),
+    ];
+    for (name, change) in changes {
+        let mut spec = BASE;
+        (spec.q_len, spec.kv_len, spec.pos_offset) = (60, 100, 40);
+        change(&mut spec);
+        let make = move |rng: &mut Rng| make(rng, spec);
+        cases.same((op, act, name), make, whole::<B>, in_chunks::<B>);
     }
-    let spec = Spec {
-        sinks: true,
-        ..LATER
-    };
-    cases.short((op, act), move |rng| make(rng, spec), flash_attention::<B>);
+    let mut few = BASE;
+    few.sinks = true;
+    cases.short((op, act), move |rng| make(rng, few), flash_attention::<B>);
 }
 
 #[derive(Clone)]
@@ -634,77 +405,34 @@ const MLA: MlaShape = MlaShape {
     causal: true,
 };
 
-const MLA_SHAPES: &[(&str, MlaShape)] = &[
-    ("prefill", MLA),
-    (
-        "one token, one key",
-        MlaShape {
-            q_len: 1,
-            kv_len: 1,
-            ..MLA
-        },
-    ),
-    ("no tokens", MlaShape { q_len: 0, ..MLA }),
-    ("no keys", MlaShape { kv_len: 0, ..MLA }),
-    (
-        "not causal",
-        MlaShape {
-            kv_len: 21,
-            causal: false,
-            ..MLA
-        },
-    ),
-    (
-        "decode",
-        MlaShape {
-            q_len: 1,
-            kv_len: 41,
-            pos_offset: 40,
-            heads: 16,
-            ..MLA
-        },
-    ),
-    (
-        "decode, 1500 keys",
-        MlaShape {
-            q_len: 1,
-            kv_len: 1500,
-            pos_offset: 1499,
-            ..MLA
-        },
-    ),
-    (
-        "chunk",
-        MlaShape {
-            q_len: 7,
-            kv_len: 47,
-            pos_offset: 40,
-            ..MLA
-        },
-    ),
-    (
-        "rank 512 and 64",
-        MlaShape {
-            rank: 512,
-            rope_dim: 64,
-            scale: 0.07,
-            ..MLA
-        },
-    ),
-    (
-        "rank 33 and 2",
-        MlaShape {
-            rank: 33,
-            rope_dim: 2,
-            ..MLA
-        },
-    ),
-    ("without a rotated part", MlaShape { rope_dim: 0, ..MLA }),
+/// What makes a case of an [`MlaShape`].
+type MlaChange = fn(&mut MlaShape);
+
+const MLA_SHAPES: &[(&str, MlaChange)] = &[
+    ("prefill", |_| {}),
+    ("one token, one key", |s| (s.q_len, s.kv_len) = (1, 1)),
+    ("no tokens", |s| s.q_len = 0),
+    ("no keys", |s| s.kv_len = 0),
+    ("not causal", |s| (s.causal, s.kv_len) = (false, 21)),
+    ("decode", |s| {
+        (s.q_len, s.kv_len, s.pos_offset) = (1, 41, 40)
+    }),
+    ("decode, 16 heads, 1500 keys", |s| {
+        (s.heads, s.q_len, s.kv_len, s.pos_offset) = (16, 1, 1500, 1499);
+    }),
+    ("chunk", |s| (s.q_len, s.kv_len, s.pos_offset) = (7, 47, 40)),
+    ("rank 512 and 64", |s| {
+        (s.rank, s.rope_dim, s.scale) = (512, 64, 0.07)
+    }),
+    ("rank 33 and 2", |s| (s.rank, s.rope_dim) = (33, 2)),
+    ("without a rotated part", |s| s.rope_dim = 0),
 ];
 
 fn mla_cases<B: Backend>(cases: &mut Cases<B>) {
     let (op, act) = ("mla_attention", act_name::<B>());
-    for &(name, shape) in MLA_SHAPES {
+    for &(name, change) in MLA_SHAPES {
+        let mut shape = MLA;
+        change(&mut shape);
         let case = label(op, act, Tolerance::F32_ATTENTION, name);
         let make = move |rng: &mut Rng| make_mla(rng, shape, 1.0);
         cases.add(case, make, probe!(mla_attention, mla_formula));
@@ -768,14 +496,14 @@ mod tests {
             ("another scale", |data| data.config.scale *= 1.01),
         ];
         for (what, misread) in misreadings {
-            let noticed = |&(name, spec): &(&str, Spec)| {
+            let noticed = |(name, spec): (&str, Spec)| {
                 let data = make(&mut Rng::new(name, |x| x), spec);
                 let mut misread_data = data.clone();
                 misread(&mut misread_data);
                 let (found, expected) = (flash_formula(&misread_data), flash_formula(&data));
                 compare("out", &found[0], &expected[0], Tolerance::F32_ATTENTION).is_err()
             };
-            assert!(SPECS.iter().any(noticed), "nothing notices {what}");
+            assert!(specs().any(noticed), "nothing notices {what}");
         }
     }
 }

@@ -161,101 +161,32 @@ const PLAIN: Conv1dShape = Conv1dShape {
     groups: 1,
 };
 
-const SHAPES_1D: &[(&str, Conv1dShape)] = &[
-    ("3 taps", PLAIN),
-    (
-        "1 tap",
-        Conv1dShape {
-            kernel: 1,
-            padding: 0,
-            ..PLAIN
-        },
-    ),
-    ("stride 2", Conv1dShape { stride: 2, ..PLAIN }),
-    (
-        "stride 5 over 7 taps",
-        Conv1dShape {
-            stride: 5,
-            kernel: 7,
-            padding: 3,
-            ..PLAIN
-        },
-    ),
-    (
-        "no padding",
-        Conv1dShape {
-            padding: 0,
-            ..PLAIN
-        },
-    ),
-    (
-        "wide padding",
-        Conv1dShape {
-            padding: 9,
-            ..PLAIN
-        },
-    ),
-    ("one step", Conv1dShape { len: 1, ..PLAIN }),
-    (
-        "as many taps as steps",
-        Conv1dShape {
-            len: 3,
-            padding: 0,
-            ..PLAIN
-        },
-    ),
-    (
-        "more taps than steps",
-        Conv1dShape {
-            len: 2,
-            padding: 0,
-            ..PLAIN
-        },
-    ),
-    (
-        "no steps",
-        Conv1dShape {
-            len: 0,
-            padding: 0,
-            ..PLAIN
-        },
-    ),
-    (
-        "groups",
-        Conv1dShape {
-            c_in: 6,
-            c_out: 4,
-            groups: 2,
-            ..PLAIN
-        },
-    ),
-    (
-        "each channel alone",
-        Conv1dShape {
-            c_in: 7,
-            c_out: 7,
-            groups: 7,
-            ..PLAIN
-        },
-    ),
-    (
-        "two filters for each channel",
-        Conv1dShape {
-            c_in: 3,
-            c_out: 6,
-            groups: 3,
-            ..PLAIN
-        },
-    ),
-    (
-        "80 channels to 65",
-        Conv1dShape {
-            c_in: 80,
-            c_out: 65,
-            len: 50,
-            ..PLAIN
-        },
-    ),
+/// What makes a case of a shape.
+type Change<S> = fn(&mut S);
+
+const SHAPES_1D: &[(&str, Change<Conv1dShape>)] = &[
+    ("3 taps", |_| {}),
+    ("1 tap", |s| (s.kernel, s.padding) = (1, 0)),
+    ("stride 2", |s| s.stride = 2),
+    ("stride 5 over 7 taps", |s| {
+        (s.stride, s.kernel, s.padding) = (5, 7, 3)
+    }),
+    ("no padding", |s| s.padding = 0),
+    ("wide padding", |s| s.padding = 9),
+    ("one step", |s| s.len = 1),
+    ("as many taps as steps", |s| (s.len, s.padding) = (3, 0)),
+    ("more taps than steps", |s| (s.len, s.padding) = (2, 0)),
+    ("no steps", |s| (s.len, s.padding) = (0, 0)),
+    ("groups", |s| (s.c_in, s.c_out, s.groups) = (6, 4, 2)),
+    ("each channel alone", |s| {
+        (s.c_in, s.c_out, s.groups) = (7, 7, 7)
+    }),
+    ("two filters for each channel", |s| {
+        (s.c_in, s.c_out, s.groups) = (3, 6, 3)
+    }),
+    ("80 channels to 65", |s| {
+        (s.c_in, s.c_out, s.len) = (80, 65, 50)
+    }),
 ];
 
 const IMAGE: PatchShape = PatchShape {
@@ -266,52 +197,27 @@ const IMAGE: PatchShape = PatchShape {
     out: 7,
 };
 
-const SHAPES_2D: &[(&str, PatchShape)] = &[
-    ("8 × 12 by 4", IMAGE),
-    (
-        "one patch",
-        PatchShape {
-            height: 4,
-            width: 4,
-            ..IMAGE
-        },
-    ),
-    ("patches of one pixel", PatchShape { patch: 1, ..IMAGE }),
-    (
-        "one channel",
-        PatchShape {
-            channels: 1,
-            ..IMAGE
-        },
-    ),
-    (
-        "patches of 7 to 33",
-        PatchShape {
-            height: 21,
-            width: 14,
-            patch: 7,
-            out: 33,
-            ..IMAGE
-        },
-    ),
-    (
-        "patches of 14 to 65",
-        PatchShape {
-            height: 28,
-            width: 28,
-            patch: 14,
-            out: 65,
-            ..IMAGE
-        },
-    ),
-    ("no image", PatchShape { height: 0, ..IMAGE }),
+const SHAPES_2D: &[(&str, Change<PatchShape>)] = &[
+    ("8 × 12 by 4", |_| {}),
+    ("one patch", |s| (s.height, s.width) = (4, 4)),
+    ("patches of one pixel", |s| s.patch = 1),
+    ("one channel", |s| s.channels = 1),
+    ("patches of 7 to 33", |s| {
+        (s.height, s.width, s.patch, s.out) = (21, 14, 7, 33)
+    }),
+    ("patches of 14 to 65", |s| {
+        (s.height, s.width, s.patch, s.out) = (28, 28, 14, 65)
+    }),
+    ("no image", |s| s.height = 0),
 ];
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
     for bias in [false, true] {
         let suffix = if bias { ", with bias" } else { "" };
-        for &(name, shape) in SHAPES_1D {
+        for &(name, change) in SHAPES_1D {
+            let mut shape = PLAIN;
+            change(&mut shape);
             let case = label(
                 "conv1d",
                 act,
@@ -321,7 +227,9 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
             let make = move |rng: &mut Rng| make_1d(rng, shape, bias);
             cases.add(case, make, probe!(conv1d, conv1d_formula));
         }
-        for &(name, shape) in SHAPES_2D {
+        for &(name, change) in SHAPES_2D {
+            let mut shape = IMAGE;
+            change(&mut shape);
             let case = label(
                 "conv2d_patch",
                 act,

@@ -7,6 +7,7 @@ mod gemm;
 mod heads;
 mod memory;
 mod norm;
+mod refusals;
 
 use crate::case::Cases;
 use ferrum_kernels::Backend;
@@ -23,5 +24,6 @@ pub(crate) fn cases<B: Backend>() -> Cases<B> {
     heads::cases(&mut cases);
     attention::cases(&mut cases);
     conv::cases(&mut cases);
+    refusals::cases(&mut cases);
     cases
 }

@@ -4,513 +4,81 @@
 //! begins, every slot holds values of a former owner, the blocks of a sequence lie in random order,
 //! and entries of block tables that no key needs hold no block.
 
+mod step;
+
+use self::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
 use crate::case::{Cases, label, probe};
 use crate::compare::Tolerance;
 use crate::core::{KINDS, Transform, TransformBuffers, transformed};
 use crate::data::Rng;
-use crate::io::{Check, Io, wrong};
+use crate::io::{Check, Fault, Io, refused, wrong};
 use crate::naive::{self, Scores};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    AttnConfig, BackendInt8KvOps, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind, KvInt8,
-    KvLayer, PagedKvShape, PagedQkv, QkvShape,
+    AttnConfig, BackendInt8KvOps, BackendKvDtype, KvDtypeKind, KvInt8, KvLayer, PagedKvShape,
+    PagedQkv, QkvShape, QkvTransform,
 };
 use ferrum_quant::{float8, int8};
 use ferrum_types::{BlockId, Dtype, Error};
 use half::{bf16, f16};
 
-/// What a case is about; the rest is as in [`BASE`].
-#[derive(Clone, Copy)]
-struct Spec {
-    heads: (usize, usize),
-    head_dim: usize,
-    /// Tokens in a block; `WHOLE` makes the pool contiguous.
-    block_size: usize,
-    /// For each sequence: keys from former steps, and tokens of this one.
-    seqs: &'static [(usize, usize)],
-    window: Option<usize>,
-    softcap: Option<f32>,
-    sinks: bool,
-    causal: bool,
-    /// What the batch announces beyond its longest sequence.
-    slack: usize,
-    /// Size of q, k and v.
-    scale: f32,
-}
+/// What makes a case of a [`Spec`].
+type Change = fn(&mut Spec);
 
-/// One block of the whole context for each sequence.
-const WHOLE: usize = 0;
-
-const BASE: Spec = Spec {
-    heads: (4, 2),
-    head_dim: 20,
-    block_size: 16,
-    seqs: &[
-        (0, 5),
-        (37, 1),
-        (16, 9),
-        (0, 0),
-        (3, 1),
-        (15, 1),
-        (40, 0),
-        (0, 33),
-    ],
-    window: None,
-    softcap: None,
-    sinks: false,
-    causal: true,
-    slack: 0,
-    scale: 1.0,
-};
-
-const FEW: Spec = Spec {
-    seqs: &[(21, 3), (0, 7)],
-    ..BASE
-};
-
-const SPECS: &[(&str, Spec)] = &[
-    ("prefill, chunks and decode, some empty", BASE),
-    (
-        "one token, one key",
-        Spec {
-            seqs: &[(0, 1)],
-            ..BASE
-        },
-    ),
-    ("no sequence", Spec { seqs: &[], ..BASE }),
-    (
-        "only empty sequences",
-        Spec {
-            seqs: &[(0, 0), (7, 0)],
-            ..BASE
-        },
-    ),
-    (
-        "decode of many",
-        Spec {
-            seqs: &[(9, 1), (1, 1), (30, 1), (16, 1), (47, 1), (2, 1)],
-            ..BASE
-        },
-    ),
-    (
-        "decode, 1500 keys",
-        Spec {
-            seqs: &[(1499, 1), (700, 1)],
-            heads: (3, 1),
-            ..BASE
-        },
-    ),
-    (
-        "blocks of 1",
-        Spec {
-            block_size: 1,
-            ..BASE
-        },
-    ),
-    (
-        "blocks of 7",
-        Spec {
-            block_size: 7,
-            ..BASE
-        },
-    ),
-    (
-        "blocks of 32",
-        Spec {
-            block_size: 32,
-            ..BASE
-        },
-    ),
-    (
-        "contiguous",
-        Spec {
-            block_size: WHOLE,
-            ..BASE
-        },
-    ),
-    ("more announced than there", Spec { slack: 100, ..BASE }),
-    (
-        "heads 1:1",
-        Spec {
-            heads: (3, 3),
-            ..FEW
-        },
-    ),
-    (
-        "heads 3:1",
-        Spec {
-            heads: (6, 2),
-            ..FEW
-        },
-    ),
-    (
-        "heads 8:1",
-        Spec {
-            heads: (8, 1),
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 10",
-        Spec {
-            head_dim: 10,
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 24",
-        Spec {
-            head_dim: 24,
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 64",
-        Spec {
-            head_dim: 64,
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 80",
-        Spec {
-            head_dim: 80,
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 128",
-        Spec {
-            head_dim: 128,
-            ..FEW
-        },
-    ),
-    (
-        "head_dim 256",
-        Spec {
-            head_dim: 256,
-            ..FEW
-        },
-    ),
-    (
-        "not causal",
-        Spec {
-            causal: false,
-            ..BASE
-        },
-    ),
-    (
-        "window 1",
-        Spec {
-            window: Some(1),
-            ..BASE
-        },
-    ),
-    (
-        "window 6",
-        Spec {
-            window: Some(6),
-            ..BASE
-        },
-    ),
-    (
-        "window 20, blocks of 7",
-        Spec {
-            window: Some(20),
-            block_size: 7,
-            ..BASE
-        },
-    ),
-    (
-        "window longer than the context",
-        Spec {
-            window: Some(1000),
-            ..BASE
-        },
-    ),
-    (
-        "softcap 30",
-        Spec {
-            softcap: Some(30.0),
-            ..FEW
-        },
-    ),
-    (
-        "sinks",
-        Spec {
-            sinks: true,
-            ..BASE
-        },
-    ),
-    (
-        "sinks, window and softcap",
-        Spec {
-            sinks: true,
-            window: Some(6),
-            softcap: Some(5.0),
-            ..BASE
-        },
-    ),
-    (
-        "large values",
-        Spec {
-            scale: 300.0,
-            window: Some(1),
-            ..FEW
-        },
-    ),
-    ("tiny values", Spec { scale: 1e-2, ..FEW }),
-    ("zeros", Spec { scale: 0.0, ..FEW }),
+/// Cases of many sequences in all their kinds.
+const RAGGED: &[(&str, Change)] = &[
+    ("prefill, chunks and decode, some empty", |_| {}),
+    ("one token, one key", |s| s.seqs = &[(0, 1)]),
+    ("no sequence", |s| s.seqs = &[]),
+    ("only empty sequences", |s| s.seqs = &[(0, 0), (7, 0)]),
+    ("decode of many", |s| {
+        s.seqs = &[(9, 1), (1, 1), (30, 1), (16, 1), (47, 1), (2, 1)];
+    }),
+    ("decode, 1500 keys", |s| s.seqs = &[(1499, 1), (700, 1)]),
+    ("blocks of 1", |s| s.block_size = 1),
+    ("blocks of 7", |s| s.block_size = 7),
+    ("blocks of 32", |s| s.block_size = 32),
+    ("contiguous", |s| s.block_size = WHOLE),
+    ("more announced than there", |s| s.slack = 100),
+    ("not causal", |s| s.causal = false),
+    ("window 1", |s| s.window = Some(1)),
+    ("window 6", |s| s.window = Some(6)),
+    ("window 20, blocks of 7", |s| {
+        (s.window, s.block_size) = (Some(20), 7)
+    }),
+    ("window longer than the context", |s| s.window = Some(1000)),
+    ("sinks", |s| s.sinks = true),
+    ("sinks, window and softcap", |s| {
+        (s.sinks, s.window, s.softcap) = (true, Some(6), Some(5.0));
+    }),
 ];
 
-/// A step on the host.
-#[derive(Clone)]
-struct Paged {
-    spec: Spec,
-    config: AttnConfig,
-    sinks: Option<Vec<f32>>,
-    /// `[tokens, kv_heads, head_dim]` of former steps.
-    old: [Vec<f32>; 2],
-    /// `[tokens, q_dim + 2·kv_dim]` of this step.
-    qkv: Vec<f32>,
-    /// `[tokens, …]`: q, k and v of this step.
-    new: [Vec<f32>; 3],
-    transform: Transform,
-}
+/// Cases of a chunk and a prefill.
+const TWO: &[(&str, Change)] = &[
+    ("heads 1:1", |s| s.heads = (3, 3)),
+    ("heads 3:1", |s| s.heads = (6, 2)),
+    ("heads 8:1", |s| s.heads = (8, 1)),
+    ("head_dim 10", |s| s.head_dim = 10),
+    ("head_dim 24", |s| s.head_dim = 24),
+    ("head_dim 64", |s| s.head_dim = 64),
+    ("head_dim 80", |s| s.head_dim = 80),
+    ("head_dim 128", |s| s.head_dim = 128),
+    ("head_dim 256", |s| s.head_dim = 256),
+    ("softcap 30", |s| s.softcap = Some(30.0)),
+    ("large values", |s| (s.scale, s.window) = (300.0, Some(1))),
+    ("tiny values", |s| s.scale = 1e-2),
+    ("zeros", |s| s.scale = 0.0),
+];
 
-fn make(rng: &mut Rng, spec: Spec) -> Paged {
-    let Spec {
-        heads: (heads, kv_heads),
-        head_dim,
-        seqs,
-        scale,
-        ..
-    } = spec;
-    let tokens = seqs.iter().map(|seq| seq.1).sum::<usize>();
-    let kv_size = seqs.iter().map(|seq| seq.0).sum::<usize>() * kv_heads * head_dim;
-    let shape = QkvShape {
-        tokens,
-        heads,
-        kv_heads,
-        head_dim,
-    };
-    let qkv = rng.acts(tokens * shape.row_dim(), scale);
-    let transform = Transform::new(rng, KINDS[0], head_dim, tokens);
-    let new = transformed(&qkv, &transform, shape).map(|part| naive::narrow(&part));
-    Paged {
-        spec,
-        config: AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            causal: spec.causal,
-            sliding_window: spec.window,
-            softcap: spec.softcap,
-        },
-        sinks: spec.sinks.then(|| rng.floats(heads, 2.0)),
-        old: [rng.acts(kv_size, scale), rng.acts(kv_size, scale)],
-        qkv,
-        new,
-        transform,
-    }
-}
-
-impl Paged {
-    fn tokens(&self) -> usize {
-        self.spec.seqs.iter().map(|seq| seq.1).sum()
-    }
-
-    fn q_size(&self) -> usize {
-        self.tokens() * self.config.heads * self.config.head_dim
-    }
-
-    fn qkv_shape(&self) -> QkvShape {
-        let AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.config;
-        QkvShape {
-            tokens: self.tokens(),
-            heads,
-            kv_heads,
-            head_dim,
-        }
-    }
-
-    fn with_block_size(&self, block_size: usize) -> Self {
-        let spec = Spec {
-            block_size,
-            ..self.spec
-        };
-        Paged {
-            spec,
-            ..self.clone()
-        }
-    }
-
-    /// The same step with one sequence of the batch.
-    fn alone(&self, seq: usize) -> Self {
-        let before = &self.spec.seqs[..seq];
-        let starts = before
-            .iter()
-            .fold((0, 0), |sum, seq| (sum.0 + seq.0, sum.1 + seq.1));
-        let (old, new) = self.spec.seqs[seq];
-        let rows = |values: &[f32], start: usize, len: usize, row: usize| {
-            values[start * row..][..len * row].to_vec()
-        };
-        let AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.config;
-        let kv_row = kv_heads * head_dim;
-        let [q, k, v] = &self.new;
-        Paged {
-            spec: Spec {
-                seqs: &self.spec.seqs[seq..=seq],
-                ..self.spec
-            },
-            old: [0, 1].map(|i| rows(&self.old[i], starts.0, old, kv_row)),
-            qkv: rows(&self.qkv, starts.1, new, self.qkv_shape().row_dim()),
-            new: [
-                rows(q, starts.1, new, heads * head_dim),
-                rows(k, starts.1, new, kv_row),
-                rows(v, starts.1, new, kv_row),
-            ],
-            transform: self.transform.slice(starts.1..starts.1 + new),
-            ..self.clone()
-        }
-    }
-}
-
-/// Which blocks the sequences have.
-struct Layout {
-    pool: PagedKvShape,
-    /// For each sequence.
-    tables: Vec<Vec<i32>>,
-}
-
-impl Layout {
-    /// Blocks in random order, some of the pool unused.
-    fn new(data: &Paged) -> Self {
-        let Spec {
-            seqs, block_size, ..
-        } = data.spec;
-        let longest = seqs.iter().map(|seq| seq.0 + seq.1).max().unwrap_or(0);
-        let block_size = if block_size == WHOLE {
-            longest.max(1)
-        } else {
-            block_size
-        };
-        let needed = seqs.iter().map(|seq| (seq.0 + seq.1).div_ceil(block_size));
-        let blocks = needed.clone().sum::<usize>() + 3;
-        let mut order = Rng::new("blocks", |x| x).permutation(blocks).into_iter();
-        let mut take = |count| order.by_ref().take(count).map(|id| id as i32).collect();
-        let AttnConfig {
-            kv_heads, head_dim, ..
-        } = data.config;
-        Layout {
-            tables: needed.map(&mut take).collect(),
-            pool: PagedKvShape {
-                blocks,
-                block_size,
-                kv_heads,
-                head_dim,
-            },
-        }
-    }
-
-    /// A batch of `(kv_len, query_len)` over these blocks.
-    fn batch<B: BackendKvDtype<K>, K: KvDtypeKind>(
-        &self,
-        io: &mut Io<'_, B>,
-        seqs: &[(usize, usize)],
-        slack: usize,
-    ) -> Check<DeviceBatch<B>> {
-        let stride = self.tables.iter().map(Vec::len).max().unwrap_or(0) + 2;
-        let mut starts = vec![0];
-        let mut token_seqs = Vec::new();
-        for (s, &(_, len)) in (0..).zip(seqs) {
-            token_seqs.extend(vec![s; len]);
-            starts.push(token_seqs.len() as i32);
-        }
-        let kv_lens: Vec<i32> = seqs.iter().map(|seq| seq.0 as i32).collect();
-        let mut tables = vec![-1; seqs.len() * stride];
-        for (row, table) in tables.chunks_mut(stride).zip(&self.tables) {
-            row[..table.len()].copy_from_slice(table);
-        }
-        let tokens = token_seqs.len();
-        let shape = BatchShape {
-            tokens,
-            seqs: seqs.len(),
-            table_stride: stride,
-            max_query_len: seqs.iter().map(|seq| seq.1).max().unwrap_or(0),
-            max_kv_len: seqs.iter().map(|seq| seq.0).max().unwrap_or(0) + slack,
-        };
-        Ok(DeviceBatch {
-            shape,
-            // No op of the cache reads ids or rotary rows of a batch.
-            tokens: io.exact(&vec![1; tokens])?,
-            rope_rows: io.exact(&vec![0; tokens])?,
-            token_seqs: io.exact(&token_seqs)?,
-            query_starts: io.indices("query_starts", &starts)?,
-            kv_lens: io.indices("kv_lens", &kv_lens)?,
-            block_tables: io.indices("block_tables", &tables)?,
+fn specs() -> impl Iterator<Item = (&'static str, Spec)> {
+    let lists = [(RAGGED, BASE), (TWO, FEW)];
+    lists.into_iter().flat_map(|(list, base)| {
+        list.iter().map(move |&(name, change)| {
+            let mut spec = base;
+            change(&mut spec);
+            (name, spec)
         })
-    }
-
-    /// A pool full of values of nobody, but for the keys and values of former steps.
-    fn pool<B: BackendKvDtype<K>, K: KvDtypeKind>(
-        &self,
-        device: &B,
-        data: &Paged,
-    ) -> Check<KvLayer<B, K>> {
-        let mut kv: KvLayer<B, K> = device.alloc_kv_layer(self.pool)?;
-        let slots = self.pool.blocks * self.pool.block_size;
-        let all = Layout {
-            tables: vec![(0..self.pool.blocks as i32).collect()],
-            pool: self.pool,
-        };
-        let row = self.pool.kv_heads * self.pool.head_dim;
-        let mut rng = Rng::new("former owner", |x| x);
-        let stale = [
-            rng.floats(slots * row, 100.0),
-            rng.floats(slots * row, 100.0),
-        ];
-        all.append(device, &mut kv, &[(slots, slots)], &stale)?;
-        let old: Vec<_> = data.spec.seqs.iter().map(|seq| (seq.0, seq.0)).collect();
-        self.append(device, &mut kv, &old, &data.old)?;
-        Ok(kv)
-    }
-
-    /// Writes keys and values outside of what the case is about.
-    fn append<B: BackendKvDtype<K>, K: KvDtypeKind>(
-        &self,
-        device: &B,
-        kv: &mut KvLayer<B, K>,
-        seqs: &[(usize, usize)],
-        [k, v]: &[Vec<f32>; 2],
-    ) -> Check {
-        // Buffers of another run, so that a run with a short buffer does not count them.
-        let mut io = Io::new(device, crate::io::Fault::None)?;
-        let batch = self.batch::<B, K>(&mut io, seqs, 0)?;
-        let (k, v) = (io.input("k", k)?, io.input("v", v)?);
-        B::kv_append(&mut io.ctx, kv, &k, &v, &batch)?;
-        Ok(B::sync(&mut io.ctx)?)
-    }
-}
-
-/// This step's `(kv_len, query_len)`.
-fn step(data: &Paged) -> Vec<(usize, usize)> {
-    data.spec
-        .seqs
-        .iter()
-        .map(|&(old, new)| (old + new, new))
-        .collect()
+    })
 }
 
 /// Append, then attention, with the buffers of one step.
@@ -715,6 +283,86 @@ fn pools_of_nothing<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
     }
 }
 
+/// Pools, batches and configurations that do not belong together.
+fn mismatches<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
+    let mut io = Io::new(device, Fault::None)?;
+    let data = make(&mut Rng::new("mismatches", |x| x), FEW);
+    let layout = Layout::new(&data);
+    let mut kv = layout.pool::<B, K>(device, &data)?;
+    let batch = layout.batch::<B, K>(&mut io, &step(&data), 0)?;
+    let x = io.input("x", &vec![0.0; 5000])?;
+    let mut out = io.output("out", 5000)?;
+    for config in [
+        AttnConfig {
+            heads: 3,
+            ..data.config
+        },
+        AttnConfig {
+            kv_heads: 0,
+            ..data.config
+        },
+        AttnConfig {
+            kv_heads: 4,
+            ..data.config
+        },
+        AttnConfig {
+            kv_heads: 1,
+            ..data.config
+        },
+        AttnConfig {
+            head_dim: 10,
+            ..data.config
+        },
+        AttnConfig {
+            head_dim: usize::MAX / 2,
+            ..data.config
+        },
+    ] {
+        let result = B::kv_attention(&mut io.ctx, &x, &kv, None, &batch, &mut out, &config);
+        refused(&format!("{config:?} over {:?}", kv.shape), result)?;
+    }
+    let shape = data.qkv_shape();
+    for shape in [
+        QkvShape {
+            tokens: shape.tokens - 1,
+            ..shape
+        },
+        QkvShape {
+            tokens: shape.tokens + 1,
+            ..shape
+        },
+        QkvShape {
+            kv_heads: 1,
+            ..shape
+        },
+        QkvShape {
+            head_dim: 10,
+            ..shape
+        },
+        QkvShape {
+            heads: usize::MAX / 2,
+            ..shape
+        },
+    ] {
+        let transform = QkvTransform {
+            q_norm: None,
+            k_norm: None,
+            rope: None,
+        };
+        let input = PagedQkv {
+            qkv: &x,
+            transform,
+            shape,
+        };
+        let result = B::kv_append_qkv(&mut io.ctx, input, &mut out, &mut kv, &batch);
+        refused(
+            &format!("{shape:?} of a batch of {:?}", batch.shape),
+            result,
+        )?;
+    }
+    Ok(())
+}
+
 fn in_blocks_of_16<B: BackendKvDtype<K>, K: KvDtypeKind>(
     io: &mut Io<'_, B>,
     data: &Paged,
@@ -790,11 +438,13 @@ where
 {
     let mut cases = Cases::new();
     let op = "paged_attention";
-    for &(name, spec) in SPECS {
+    for (name, spec) in specs() {
         let case = label(op, K::NAME, tolerance::<K>(), name);
         let make = move |rng: &mut Rng| make(rng, spec);
         cases.add(case, make, probe!(attention, K, attention_formula::<K>));
     }
+    let text = "pools, batches and settings that do not fit";
+    cases.check((op, K::NAME, text), mismatches::<B, K>);
     let sinks = Spec {
         sinks: true,
         ..BASE
@@ -1017,13 +667,13 @@ mod tests {
             ("values not written", |data| data.new[2].fill(100.0)),
         ];
         for (what, misread) in misreadings {
-            let noticed = |&(name, spec): &(&str, Spec)| {
+            let noticed = |(name, spec): (&str, Spec)| {
                 let data = make(&mut Rng::new(name, |x| x), spec);
                 let mut changed = data.clone();
                 misread(&mut changed);
                 formula_differs(&data, &changed)
             };
-            assert!(SPECS.iter().any(noticed), "nothing notices {what}");
+            assert!(specs().any(noticed), "nothing notices {what}");
         }
     }
 

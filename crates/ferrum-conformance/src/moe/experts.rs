@@ -1,0 +1,423 @@
+//! Per-expert products over every kind of stack.
+
+use super::routing::Pairs;
+use crate::case::{Cases, label, probe};
+use crate::compare::Tolerance;
+use crate::data::{Dense, FileBytes, Rng};
+use crate::io::{Check, Io, wrong};
+use crate::marlin::{Kind, Layer};
+use crate::{gguf, naive};
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{
+    BackendMoeFused, BackendQuantGguf, BackendQuantMarlin, ExpertInput, ExpertShape, MoeRouting,
+    MoeShape, RouteShape,
+};
+use ferrum_types::{Error, GgufQuantType, SrcDtype};
+
+/// A stack of expert matrices as it lies in a file.
+enum Stack {
+    Dense(Dense),
+    Gguf(GgufQuantType, FileBytes),
+    Layers(Vec<Layer>),
+}
+
+/// What kind of stack to make.
+#[derive(Clone, Copy)]
+enum StackKind {
+    Dense(SrcDtype),
+    Gguf(GgufQuantType),
+    Layers(Kind),
+}
+
+impl StackKind {
+    fn dtype(self) -> &'static str {
+        match self {
+            StackKind::Dense(dtype) => dtype.dtype().name(),
+            StackKind::Gguf(ty) => ty.name(),
+            StackKind::Layers(kind) => kind.dtype(),
+        }
+    }
+
+    fn tolerance(self) -> Tolerance {
+        match self {
+            StackKind::Dense(SrcDtype::F32) => Tolerance::F32_SUMS,
+            StackKind::Dense(_) => Tolerance::HALF_STORAGE,
+            StackKind::Gguf(ty) => gguf::tolerance(ty),
+            StackKind::Layers(_) => Tolerance::QUANTIZED,
+        }
+    }
+
+    fn stack(self, rng: &mut Rng, shape: ExpertShape) -> Stack {
+        let ExpertShape { experts, n, k } = shape;
+        match self {
+            StackKind::Dense(dtype) => {
+                Stack::Dense(Dense::new(dtype, &rng.floats(experts * n * k, 0.1)))
+            }
+            StackKind::Gguf(ty) => {
+                let rows = gguf::random_rows(rng, ty, experts * n, k / ty.block_len());
+                Stack::Gguf(ty, rows)
+            }
+            StackKind::Layers(kind) => Stack::Layers(
+                (0..experts)
+                    .map(|_| Layer::new(rng, kind, n, k, 32))
+                    .collect(),
+            ),
+        }
+    }
+}
+
+impl Stack {
+    /// `[experts, n, k]`.
+    fn values(&self) -> Vec<f32> {
+        match self {
+            Stack::Dense(dense) => dense.values.clone(),
+            Stack::Gguf(ty, bytes) => gguf::decode(*ty, bytes.get()),
+            Stack::Layers(layers) => layers
+                .iter()
+                .flat_map(|layer| layer.values.clone())
+                .collect(),
+        }
+    }
+}
+
+/// How a backend loads a stack: which of its capabilities that needs.
+trait Loader<B: BackendMoeFused> {
+    fn load(device: &B, stack: &Stack, shape: ExpertShape) -> Check<B::Experts>;
+}
+
+struct LoadDense;
+struct LoadGguf;
+struct LoadLayers;
+
+const WRONG_LOADER: &str = "the case asks for another kind of stack than it made";
+
+impl<B: BackendMoeFused> Loader<B> for LoadDense {
+    fn load(device: &B, stack: &Stack, shape: ExpertShape) -> Check<B::Experts> {
+        match stack {
+            Stack::Dense(dense) => Ok(device.load_experts(dense.bytes(), dense.dtype, shape)?),
+            _ => wrong(WRONG_LOADER),
+        }
+    }
+}
+
+impl<B: BackendMoeFused + BackendQuantGguf> Loader<B> for LoadGguf {
+    fn load(device: &B, stack: &Stack, shape: ExpertShape) -> Check<B::Experts> {
+        match stack {
+            Stack::Gguf(ty, bytes) => Ok(device.load_quant_experts(bytes.get(), *ty, shape)?),
+            _ => wrong(WRONG_LOADER),
+        }
+    }
+}
+
+impl<B: BackendMoeFused + BackendQuantMarlin> Loader<B> for LoadLayers {
+    fn load(device: &B, stack: &Stack, _: ExpertShape) -> Check<B::Experts> {
+        let Stack::Layers(layers) = stack else {
+            return wrong(WRONG_LOADER);
+        };
+        let gptq: Vec<_> = layers.iter().filter_map(Layer::gptq).collect();
+        if gptq.is_empty() {
+            let awq: Vec<_> = layers.iter().map(Layer::awq).collect();
+            return Ok(device.load_awq_experts(&awq)?);
+        }
+        Ok(device.load_gptq_experts(&gptq)?)
+    }
+}
+
+struct Moe {
+    pairs: Pairs,
+    experts: ExpertShape,
+    input: ExpertInput,
+    x: Vec<f32>,
+    stack: Stack,
+    /// For gate and up.
+    other: Stack,
+}
+
+impl Moe {
+    fn shape(&self) -> MoeShape {
+        let RouteShape { tokens, top_k, .. } = self.pairs.shape;
+        MoeShape {
+            tokens,
+            top_k,
+            experts: self.experts,
+        }
+    }
+
+    fn out_len(&self) -> usize {
+        self.shape().pairs() * self.experts.n
+    }
+
+    /// The row of x that a pair reads.
+    fn row(&self, pair: usize) -> &[f32] {
+        let k = self.experts.k;
+        let row = match self.input {
+            ExpertInput::PerToken => pair / self.pairs.shape.top_k,
+            ExpertInput::PerPair => pair,
+        };
+        &self.x[row * k..][..k]
+    }
+
+    /// Each pair's product with its expert's matrix.
+    fn products(&self, stack: &Stack) -> Vec<f64> {
+        let ExpertShape { n, k, .. } = self.experts;
+        let values = stack.values();
+        let pairs = self.pairs.expert_ids.iter().enumerate();
+        let product = |(pair, &expert): (usize, &i32)| {
+            naive::gemm(
+                self.row(pair),
+                &values[expert as usize * n * k..][..n * k],
+                1,
+                n,
+                k,
+            )
+        };
+        pairs.flat_map(product).collect()
+    }
+}
+
+/// The routing of a case, sorted on the host.
+fn routing<B: BackendMoeFused>(io: &mut Io<'_, B>, pairs: &Pairs) -> Check<MoeRouting<B>> {
+    let [ids, tpe, offsets] = pairs.sorted();
+    Ok(MoeRouting {
+        expert_ids: io.indices("expert_ids", &pairs.expert_ids)?,
+        weights: io.exact(&vec![f32::NAN; pairs.expert_ids.len()])?,
+        ids: io.indices("ids", &ids)?,
+        tpe: io.indices("tpe", &tpe)?,
+        offsets: io.indices("offsets", &offsets)?,
+    })
+}
+
+fn moe_gemm<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
+    let experts = L::load(io.device, &data.stack, data.experts)?;
+    gemm_of(io, data, &experts)
+}
+
+fn gemm_of<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Experts) -> Check {
+    let routing = routing(io, &data.pairs)?;
+    let x = io.input("x", &data.x)?;
+    let mut out = io.output("out", data.out_len())?;
+    B::moe_gemm(
+        &mut io.ctx,
+        &x,
+        data.input,
+        experts,
+        &routing,
+        &mut out,
+        data.shape(),
+    )?;
+    io.take("out", &out, data.out_len())
+}
+
+fn gemm_formula(data: &Moe) -> Vec<Vec<f64>> {
+    vec![data.products(&data.stack)]
+}
+
+/// Each token in a call of its own.
+fn by_tokens<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
+    let experts = L::load(io.device, &data.stack, data.experts)?;
+    let top_k = data.pairs.shape.top_k;
+    for token in 0..data.pairs.shape.tokens {
+        let x = match data.input {
+            ExpertInput::PerToken => data.row(token * top_k).to_vec(),
+            ExpertInput::PerPair => (0..top_k)
+                .flat_map(|i| data.row(token * top_k + i).to_vec())
+                .collect(),
+        };
+        let (input, shape) = (data.input, data.experts);
+        let none = || Stack::Layers(Vec::new());
+        let pairs = data.pairs.token(token);
+        let one = Moe {
+            pairs,
+            experts: shape,
+            input,
+            x,
+            stack: none(),
+            other: none(),
+        };
+        gemm_of(io, &one, &experts)?;
+    }
+    Ok(())
+}
+
+fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
+    let gate = L::load(io.device, &data.stack, data.experts)?;
+    let up = L::load(io.device, &data.other, data.experts)?;
+    let routing = routing(io, &data.pairs)?;
+    let x = io.input("x", &data.x)?;
+    let mut out = io.output("out", data.out_len())?;
+    B::moe_gate_up_silu(
+        &mut io.ctx,
+        &x,
+        (&gate, &up),
+        &routing,
+        &mut out,
+        data.shape(),
+    )?;
+    io.take("out", &out, data.out_len())
+}
+
+fn gate_up_formula(data: &Moe) -> Vec<Vec<f64>> {
+    let pairs = data
+        .products(&data.stack)
+        .into_iter()
+        .zip(data.products(&data.other));
+    vec![pairs.map(|(gate, up)| naive::silu(gate) * up).collect()]
+}
+
+/// Sizes of a product.
+#[derive(Clone, Copy)]
+struct Sizes {
+    tokens: usize,
+    top_k: usize,
+    shape: ExpertShape,
+    favourite: bool,
+}
+
+fn make(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe {
+    let Sizes {
+        tokens,
+        top_k,
+        shape,
+        favourite,
+    } = sizes;
+    let rows = match input {
+        ExpertInput::PerToken => tokens,
+        ExpertInput::PerPair => tokens * top_k,
+    };
+    Moe {
+        pairs: Pairs::new(rng, tokens, shape.experts, top_k, favourite),
+        experts: shape,
+        input,
+        x: rng.acts(rows * shape.k, 1.0),
+        stack: kind.stack(rng, shape),
+        other: kind.stack(rng, shape),
+    }
+}
+
+/// The products of one kind of stack: `base`, changed.
+fn stack_cases<B, L>(cases: &mut Cases<B>, kind: StackKind, base: Sizes, all: &[(&str, Change)])
+where
+    B: BackendMoeFused,
+    L: Loader<B> + Loader<ReferenceBackend>,
+{
+    let inputs = [
+        (ExpertInput::PerToken, "a row per token"),
+        (ExpertInput::PerPair, "a row per pair"),
+    ];
+    for &(text, change) in all {
+        let mut sizes = base;
+        change(&mut sizes);
+        for (input, suffix) in inputs {
+            let name = format!("{text}, {suffix}");
+            let case = label("moe_gemm", kind.dtype(), kind.tolerance(), name);
+            let make = move |rng: &mut Rng| make(rng, sizes, kind, input);
+            cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
+        }
+        let make = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerToken);
+        let case = label("moe_gate_up_silu", kind.dtype(), kind.tolerance(), text);
+        cases.add(case, make, probe!(gate_up, L, gate_up_formula));
+    }
+    let many = Sizes { tokens: 21, ..base };
+    for (input, suffix) in inputs {
+        let make = move |rng: &mut Rng| make(rng, many, kind, input);
+        let name = format!("tokens alone and together, {suffix}");
+        let id = ("moe_gemm", kind.dtype(), &*name);
+        cases.same(id, make, moe_gemm::<B, L>, by_tokens::<B, L>);
+    }
+    let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerPair);
+    cases.short(("moe_gemm", kind.dtype()), few, moe_gemm::<B, L>);
+    let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerToken);
+    cases.short(("moe_gate_up_silu", kind.dtype()), few, gate_up::<B, L>);
+}
+
+const SMALL: Sizes = Sizes {
+    tokens: 5,
+    top_k: 2,
+    shape: shape(8, 33, 65),
+    favourite: false,
+};
+
+const fn shape(experts: usize, n: usize, k: usize) -> ExpertShape {
+    ExpertShape { experts, n, k }
+}
+
+/// What makes a case of [`Sizes`].
+type Change = fn(&mut Sizes);
+
+/// The first is also the one for invariance and short buffers.
+const DENSE: &[(&str, Change)] = &[
+    ("5 tokens, 2 of 8", |_| {}),
+    ("no tokens", |s| s.tokens = 0),
+    ("one token", |s| s.tokens = 1),
+    ("one expert", |s| (s.top_k, s.shape) = (1, shape(1, 7, 31))),
+    ("70 tokens, 4 of 6, one for all", |s| {
+        (s.tokens, s.top_k, s.shape, s.favourite) = (70, 4, shape(6, 31, 33), true);
+    }),
+    ("most experts idle", |s| {
+        (s.tokens, s.shape) = (2, shape(60, 16, 32))
+    }),
+];
+
+const QUANTIZED: &[(&str, Change)] = &[
+    ("5 tokens, 2 of 5", |_| {}),
+    ("30 tokens, one expert for all", |s| {
+        (s.tokens, s.favourite) = (30, true)
+    }),
+];
+
+/// Stacks whose size a dtype does not fit.
+fn wrong_stack<B: BackendMoeFused>(device: &B) -> Check {
+    let shape = ExpertShape {
+        experts: 2,
+        n: 3,
+        k: 5,
+    };
+    for len in [0, 119, 121, 60] {
+        let bytes = vec![0; len];
+        if !matches!(
+            device.load_experts(&bytes, SrcDtype::F32, shape),
+            Err(Error::Shape { .. })
+        ) {
+            return wrong(format!(
+                "{len} bytes as [2, 3, 5] of f32 gave no shape error"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The cases of dense stacks.
+pub(super) fn dense_cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
+    for dtype in [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16] {
+        stack_cases::<B, LoadDense>(cases, StackKind::Dense(dtype), SMALL, DENSE);
+    }
+    let case = ("load_experts", "-", "bytes of the wrong length");
+    cases.check(case, wrong_stack::<B>);
+}
+
+/// The cases of stacks of GGUF blocks.
+pub(super) fn gguf_cases<B: BackendMoeFused + BackendQuantGguf>(cases: &mut Cases<B>) {
+    for ty in gguf::types() {
+        let k = if ty.is_quantized() {
+            ty.block_len() * 2
+        } else {
+            65
+        };
+        let base = Sizes {
+            shape: shape(5, 33, k),
+            ..SMALL
+        };
+        stack_cases::<B, LoadGguf>(cases, StackKind::Gguf(ty), base, QUANTIZED);
+    }
+}
+
+/// The cases of stacks of GPTQ and AWQ layers.
+pub(super) fn marlin_cases<B: BackendMoeFused + BackendQuantMarlin>(cases: &mut Cases<B>) {
+    for kind in [2, 3, 4, 8].map(Kind::gptq).into_iter().chain([Kind::Awq]) {
+        let base = Sizes {
+            shape: shape(5, 32, 96),
+            ..SMALL
+        };
+        stack_cases::<B, LoadLayers>(cases, StackKind::Layers(kind), base, QUANTIZED);
+    }
+}
