@@ -117,7 +117,9 @@ pub(super) fn check(interp: &Interp, name: &str, value: &Value, given: Given) ->
                     return undefined(message);
                 }
                 return match value {
-                    Value::Float(number) => Ok((number % 2.0 == 1.0) == (name == "odd")),
+                    Value::Float(number) => {
+                        Ok(number.rem_euclid(2.0) == if name == "odd" { 1.0 } else { 0.0 })
+                    }
                     _ => fail("not all arguments converted during string formatting"),
                 };
             };

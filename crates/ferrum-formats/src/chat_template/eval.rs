@@ -353,9 +353,13 @@ impl Interp {
         if let Value::Undefined(message) = &base {
             return undefined(message);
         }
-        let missing = || format!("{} has no element slice", object_name(&base));
-        Ok(ops::slice(&base, bounds, &self.meter)?
-            .unwrap_or_else(|| Value::Undefined(missing().into())))
+        match ops::slice(&base, bounds, &self.meter)? {
+            Some(value) => Ok(value),
+            None => fail(format!(
+                "'{}' object is not subscriptable",
+                base.type_name()
+            )),
+        }
     }
 }
 

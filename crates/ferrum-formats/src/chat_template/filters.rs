@@ -81,6 +81,9 @@ pub(super) fn apply(interp: &Interp, name: &str, value: Value, given: Given) -> 
         "attr" => {
             let [name] = given.bind(name, ["name"])?;
             let name = need_str(name.as_ref(), "attr")?;
+            if let Value::Undefined(message) = &value {
+                return undefined(message);
+            }
             Ok(interp.plain_attribute(&value, &name))
         }
         "capitalize" | "lower" | "upper" | "title" => {
@@ -135,6 +138,9 @@ pub(super) fn apply(interp: &Interp, name: &str, value: Value, given: Given) -> 
         }
         "float" => {
             let [default] = given.bind(name, ["default"])?;
+            if let Value::Undefined(message) = &value {
+                return undefined(message);
+            }
             let number = value.as_float().or_else(|| parse_float(value.as_str()?));
             Ok(number
                 .map(Value::Float)
@@ -158,7 +164,11 @@ pub(super) fn apply(interp: &Interp, name: &str, value: Value, given: Given) -> 
             };
             format::percent(&pattern, &values, meter)
         }
-        "indent" => indent(&text(&value)?, given, meter),
+        "indent" => match &value {
+            Value::Str(text) => indent(text, given, meter),
+            Value::Undefined(message) => undefined(message),
+            other => fail(format!("can only indent str, not {}", other.type_name())),
+        },
         "replace" => {
             let [old, new, count] = given.bind(name, ["old", "new", "count"])?;
             let (Some(old), Some(new)) = (old, new) else {
@@ -192,7 +202,7 @@ pub(super) fn apply(interp: &Interp, name: &str, value: Value, given: Given) -> 
                 true,
             )?))
         }
-        "truncate" => truncate(&text(&value)?, given),
+        "truncate" => truncate(value, given, meter),
         "urlencode" => {
             given.none(name)?;
             url_encode(&value, meter)
@@ -248,6 +258,7 @@ fn int(value: &Value, given: Given) -> Res<Value> {
             whole.or_else(|| finite(parse_float(&text)?))
         }
         Value::Float(number) => finite(*number),
+        Value::Undefined(message) => return undefined(message),
         other => other.as_int(),
     };
     Ok(number.map(Value::Int).or(default).unwrap_or(Value::Int(0)))
@@ -322,11 +333,13 @@ fn round(value: &Value, given: Given) -> Res<Value> {
             value.type_name()
         ));
     };
+    if let (Some(whole), "common") = (value.as_int(), method) {
+        return Ok(Value::Int(round_int(whole, precision)));
+    }
     let scale = 10f64.powi(precision);
     let rounded = match method {
         "ceil" => (number * scale).ceil() / scale,
         "floor" => (number * scale).floor() / scale,
-        "common" if matches!(value, Value::Int(_)) && precision >= 0 => return Ok(value.clone()),
         "common" if precision >= 0 => {
             // Halves go to the even neighbour, as the digits of the exact number say.
             format!("{number:.*}", precision as usize)
@@ -336,10 +349,17 @@ fn round(value: &Value, given: Given) -> Res<Value> {
         "common" => (number * scale).round_ties_even() / scale,
         _ => return fail("method must be common, ceil or floor"),
     };
-    match value {
-        Value::Int(_) if method == "common" => Ok(Value::Int(rounded as i128)),
-        _ => Ok(Value::Float(rounded)),
-    }
+    Ok(Value::Float(rounded))
+}
+
+/// Halves go to the even neighbour.
+fn round_int(whole: i128, precision: i32) -> i128 {
+    let Some(unit) = 10i128.checked_pow(precision.min(0).unsigned_abs()) else {
+        return 0;
+    };
+    let (down, rest) = (whole.div_euclid(unit), whole.rem_euclid(unit));
+    let up = rest > unit - rest || (rest == unit - rest && down % 2 != 0);
+    (down + i128::from(up)).saturating_mul(unit)
 }
 
 fn strip_tags(text: &str) -> String {
@@ -406,7 +426,7 @@ fn to_json(value: &Value, given: Given, meter: &Meter) -> Res<Value> {
     Ok(Value::str(out))
 }
 
-fn truncate(text: &str, given: Given) -> Res<Value> {
+fn truncate(value: Value, given: Given, meter: &Meter) -> Res<Value> {
     let [length, kill, end, leeway] =
         given.bind("truncate", ["length", "killwords", "end", "leeway"])?;
     let length = int_or(length.as_ref(), 255)?;
@@ -419,10 +439,12 @@ fn truncate(text: &str, given: Given) -> Res<Value> {
     if length < end_length {
         return fail(format!("expected length >= {end_length}, got {length}"));
     }
-    let count = text.chars().count() as i128;
-    if count <= length.saturating_add(leeway) {
-        return Ok(Value::str(text));
+    if value.length(meter)? as i128 <= length.saturating_add(leeway) {
+        return Ok(value);
     }
+    let Value::Str(text) = &value else {
+        return fail(format!("can only truncate str, not {}", value.type_name()));
+    };
     let kept: String = text.chars().take((length - end_length) as usize).collect();
     let kept = match kept.rsplit_once(' ') {
         Some((before, _)) if !truth(kill.as_ref()) => before,

@@ -109,6 +109,15 @@ fn order_keys(a: &Value, b: &Value, meter: &Meter) -> Res<Ordering> {
     Ok(a.order(b, "<", meter)?.unwrap_or(Ordering::Equal))
 }
 
+/// Falsy values have no items for the filters that look at each item.
+fn items_of(value: &Value, meter: &Meter) -> Res<Vec<Value>> {
+    if value.truth() {
+        value.items(meter)
+    } else {
+        Ok(Vec::new())
+    }
+}
+
 /// Texts without case, unless case counts.
 fn fold(value: Value, case_sensitive: bool, meter: &Meter) -> Res<Value> {
     match &value {
@@ -283,7 +292,7 @@ fn map(interp: &Interp, value: &Value, mut given: Given) -> Res<Value> {
     if given.positional.is_empty() && given.named.iter().any(|(name, _)| &**name == "attribute") {
         let [attribute, default] = given.bind("map", ["attribute", "default"])?;
         let getter = Getter::new(attribute.as_ref(), default)?;
-        for item in value.items(meter)? {
+        for item in items_of(value, meter)? {
             mapped.push(getter.get(interp, &item)?);
         }
         return Value::generator(meter, mapped);
@@ -292,7 +301,7 @@ fn map(interp: &Interp, value: &Value, mut given: Given) -> Res<Value> {
         return fail("map requires a filter argument");
     }
     let name = need_str(Some(&given.positional.remove(0)), "map")?;
-    for item in value.items(meter)? {
+    for item in items_of(value, meter)? {
         mapped.push(meter.nested(|| filters::apply(interp, &name, item, given.clone()))?);
     }
     Value::generator(meter, mapped)
@@ -328,7 +337,10 @@ fn reverse(value: &Value, meter: &Meter) -> Res<Value> {
     }
     let mut items = value.items(meter)?;
     items.reverse();
-    Value::generator(meter, items)
+    match value {
+        Value::Seq(seq) if seq.kind == SeqKind::Generator => Value::list(meter, items),
+        _ => Value::generator(meter, items),
+    }
 }
 
 /// Name and arguments of a test; without, truth.
@@ -349,7 +361,7 @@ fn passes(interp: &Interp, test: Option<&str>, value: &Value, given: &Given) -> 
 fn select(interp: &Interp, value: &Value, mut given: Given, wanted: bool) -> Res<Value> {
     let test = chosen_test(&mut given)?;
     let mut kept = Vec::new();
-    for item in value.items(&interp.meter)? {
+    for item in items_of(value, &interp.meter)? {
         if passes(interp, test.as_deref(), &item, &given)? == wanted {
             kept.push(item);
         }
@@ -365,7 +377,7 @@ fn select_attr(interp: &Interp, value: &Value, mut given: Given, wanted: bool) -
     let getter = Getter::new(Some(&attribute), None)?;
     let test = chosen_test(&mut given)?;
     let mut kept = Vec::new();
-    for item in value.items(&interp.meter)? {
+    for item in items_of(value, &interp.meter)? {
         let attribute = getter.get(interp, &item)?;
         if passes(interp, test.as_deref(), &attribute, &given)? == wanted {
             kept.push(item);
@@ -399,9 +411,9 @@ fn sort(interp: &Interp, value: &Value, given: Given) -> Res<Value> {
     }
     order(&mut keyed, truth(reverse.as_ref()), |a, b| {
         for (a, b) in a.0.iter().zip(&b.0) {
-            match order_keys(a, b, meter)? {
-                Ordering::Equal => {}
-                unequal => return Ok(unequal),
+            // As lists of keys are compared: the first that differ decide.
+            if !a.equals(b, meter)? {
+                return order_keys(a, b, meter);
             }
         }
         Ok(Ordering::Equal)

@@ -3,7 +3,7 @@
 use super::call::Given;
 use super::meter::{Meter, Res, fail};
 use super::text::{float, repr, str_of};
-use super::value::{SeqKind, Value};
+use super::value::{SeqKind, Value, undefined};
 
 /// The widest field or precision; wider ones are refused.
 const MAX_WIDTH: usize = 10_000;
@@ -92,7 +92,10 @@ pub(super) fn percent(pattern: &str, value: &Value, meter: &Meter) -> Res<Value>
         out.push_str(&text);
     }
     let unused = values.next().is_some() && !used_mapping;
-    if unused && (tuple.is_some() || !matches!(value, Value::Dict(_) | Value::Seq(_))) {
+    if unused
+        && (tuple.is_some()
+            || !matches!(value, Value::Dict(_) | Value::Seq(_) | Value::Undefined(_)))
+    {
         return fail("not all arguments converted during string formatting");
     }
     Value::text(meter, out)
@@ -112,16 +115,17 @@ fn percent_value(value: &Value, kind: char, mut spec: Spec, meter: &Meter) -> Re
             spec.zero = false;
             Ok(pad(cut(text, spec.precision), &spec))
         }
-        'c' => match value
-            .as_int()
-            .and_then(|code| char::from_u32(u32::try_from(code).ok()?))
-        {
-            Some(c) => Ok(pad(c.to_string(), &Spec { align, ..spec })),
-            None => Ok(pad(
-                str_of(value, meter)?.to_string(),
-                &Spec { align, ..spec },
-            )),
-        },
+        'c' => {
+            let code = value.as_int().and_then(|code| u32::try_from(code).ok());
+            let one = value.as_str().filter(|text| text.chars().count() == 1);
+            match code
+                .and_then(char::from_u32)
+                .or(one.and_then(|text| text.chars().next()))
+            {
+                Some(c) => Ok(pad(c.to_string(), &Spec { align, ..spec })),
+                None => fail("%c requires int or char"),
+            }
+        }
         'd' | 'i' | 'u' | 'x' | 'X' | 'o' => {
             let number = match value {
                 Value::Float(number) if "diu".contains(kind) => Some(*number as i128),
@@ -227,26 +231,27 @@ fn field_value(path: &str, given: &Given, next: &mut usize) -> Res<Value> {
         }
     };
     while !rest.is_empty() {
-        let (part, after) = match rest.strip_prefix('[') {
-            Some(inside) => match inside.split_once(']') {
+        let (part, after) = match (rest.strip_prefix('['), rest.strip_prefix('.')) {
+            (Some(inside), _) => match inside.split_once(']') {
                 Some(split) => split,
                 None => return fail("Missing ']' in format string"),
             },
-            None => return fail("attributes in format strings are not supported"),
+            (None, Some(name)) => name.split_at(name.find(['.', '[']).unwrap_or(name.len())),
+            _ => return fail("Only '.' or '[' may follow ']' in format field specifier"),
         };
         rest = after;
+        let at = part.parse::<usize>().ok();
         let found = match &value {
             Value::Dict(dict) => dict.get_str(part).cloned(),
-            Value::Seq(seq) => part
-                .parse()
-                .ok()
-                .and_then(|at: usize| seq.items.get(at).cloned()),
+            Value::Seq(seq) => at.and_then(|at| seq.items.get(at).cloned()),
+            Value::Str(text) => at
+                .and_then(|at| text.chars().nth(at))
+                .map(|c| Value::str(c.to_string())),
+            Value::Undefined(message) => return undefined(message),
             _ => None,
         };
-        value = match found {
-            Some(value) => value,
-            None => return fail(format!("'{part}'")),
-        };
+        let missing = || Value::Undefined(format!("no element '{part}'").into());
+        value = found.unwrap_or_else(missing);
     }
     Ok(value)
 }
@@ -305,16 +310,18 @@ fn format_value(value: &Value, spec: &str, meter: &Meter) -> Res<String> {
         ))
     };
     match (value, spec.kind) {
+        (Value::Str(_), None | Some('s')) if spec.grouping.is_some() || spec.sign.is_some() => {
+            fail("sign or grouping not allowed in string format specifier")
+        }
         (Value::Str(text), None | Some('s')) => {
             Ok(pad(cut(text.to_string(), spec.precision), &spec))
         }
-        (Value::Int(number), None | Some('d' | 'n' | 'x' | 'X' | 'o' | 'b')) => {
-            Ok(integer(*number, &spec))
+        (Value::Int(_) | Value::Bool(_), None | Some('d' | 'n' | 'x' | 'X' | 'o' | 'b')) => {
+            match spec.precision {
+                Some(_) => fail("Precision not allowed in integer format specifier"),
+                None => Ok(integer(value.as_int().unwrap_or(0), &spec)),
+            }
         }
-        (Value::Bool(truth), Some('d' | 'n' | 'x' | 'X' | 'o' | 'b')) => {
-            Ok(integer(i128::from(*truth), &spec))
-        }
-        (Value::Bool(_), None) => Ok(pad(str_of(value, meter)?.to_string(), &spec)),
         (
             Value::Int(_) | Value::Float(_) | Value::Bool(_),
             Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%'),

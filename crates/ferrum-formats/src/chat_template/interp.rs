@@ -228,10 +228,6 @@ impl Interp {
             }
             items = kept;
         }
-        if items.is_empty() {
-            self.run(&node.otherwise, &Scope::within(scope), out)?;
-            return Ok(());
-        }
         let items = Seq::new(&self.meter, SeqKind::Tuple, items)?;
         let state = Rc::new(Func::Loop(Loop {
             items: items.clone(),
@@ -242,6 +238,7 @@ impl Interp {
             last_changed: RefCell::new(None),
         }));
         let name: Arc<str> = "loop".into();
+        let mut finished = false;
         for (index, item) in items.items.iter().enumerate() {
             self.meter.bytes(128)?;
             if let Func::Loop(state) = &*state {
@@ -250,9 +247,15 @@ impl Interp {
             let inner = Scope::within(scope);
             inner.set(&name, Value::Func(state.clone()));
             self.assign(&node.target, item.clone(), &inner)?;
-            if self.run(&node.body, &inner, out)? == Flow::Break {
-                break;
+            match self.run(&node.body, &inner, out)? {
+                Flow::Next => finished = true,
+                Flow::Continue => {}
+                Flow::Break => break,
             }
+        }
+        // As Jinja has it: when no walk reached the end of the body.
+        if !finished {
+            self.run(&node.otherwise, &Scope::within(scope), out)?;
         }
         Ok(())
     }

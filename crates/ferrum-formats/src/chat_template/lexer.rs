@@ -208,7 +208,7 @@ impl<'a> Lexer<'a> {
 
     /// Length of ` raw %}` after the start of a block, with the sign at its end.
     fn raw_start(&self) -> Option<(usize, Option<u8>)> {
-        raw_tag(self.rest(), "raw")
+        raw_tag(self.rest(), "raw").filter(|(_, sign)| *sign != Some(b'+'))
     }
 
     fn raw(&mut self) -> Result<(), TemplateError> {

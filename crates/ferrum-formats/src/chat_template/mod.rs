@@ -26,6 +26,7 @@ mod meter;
 mod methods;
 mod ops;
 mod parser;
+mod parser_expr;
 mod text;
 mod value;
 

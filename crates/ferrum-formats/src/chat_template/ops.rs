@@ -142,6 +142,9 @@ fn floats(op: Binary, a: f64, b: f64) -> Res<Value> {
         Binary::Pow if a == 0.0 && b < 0.0 => {
             return fail("0.0 cannot be raised to a negative power");
         }
+        Binary::Pow if a.is_finite() && b.is_finite() && !a.powf(b).is_finite() => {
+            return fail("Numerical result out of range");
+        }
         Binary::Pow => a.powf(b),
     }))
 }

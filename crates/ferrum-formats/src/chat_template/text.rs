@@ -44,7 +44,11 @@ pub(super) fn repr(value: &Value, meter: &Meter, out: &mut String) -> Res<()> {
         Value::Dict(dict) => repr_pairs(&dict.entries, meter, out)?,
         Value::Namespace(dict) => {
             out.push_str("<Namespace ");
-            meter.nested(|| repr_pairs(&dict.borrow().entries, meter, out))?;
+            // Held for writing while it is printed: met again inside itself, it is `{...}`.
+            match dict.try_borrow_mut() {
+                Ok(dict) => meter.nested(|| repr_pairs(&dict.entries, meter, out))?,
+                Err(_) => out.push_str("{...}"),
+            }
             out.push('>');
         }
         Value::Func(func) => match &**func {

@@ -7,10 +7,12 @@ use super::vocab::end_names;
 use super::{EncodeOptions, SpecialIds, TokenizerKind};
 use ferrum_types::TokenId;
 use serde_json::Value;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
+use tokenizers::{Model, ModelWrapper};
 
 /// How token texts become bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,6 @@ pub(super) struct HfTokenizer {
     pub(super) special: SpecialIds,
     pub(super) ends: Vec<TokenId>,
     skipped: HashSet<TokenId>,
-    added: HashSet<TokenId>,
 }
 
 impl std::fmt::Debug for HfTokenizer {
@@ -172,7 +173,6 @@ impl HfTokenizer {
             special,
             ends,
             skipped,
-            added,
         }
     }
 
@@ -184,15 +184,60 @@ impl HfTokenizer {
         let inner = if options.parse_special {
             &self.inner
         } else {
-            self.plain.get_or_init(|| {
-                let mut plain = self.inner.clone();
-                plain.set_encode_special_tokens(true);
-                plain
-            })
+            self.plain.get_or_init(|| self.without_special())
         };
         guarded(|| inner.encode_fast(text, options.add_special))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(TokenizerError::Encode)
+    }
+
+    /// The tokenizer for text in which nothing is special.
+    fn without_special(&self) -> tokenizers::Tokenizer {
+        let mut plain = self.hide_special().unwrap_or_else(|| self.inner.clone());
+        plain.set_encode_special_tokens(true);
+        plain
+    }
+
+    /// Some models also have their special tokens as words of the vocabulary, where plain text
+    /// would find them: there they get a name that no text can guess. `None`: not needed.
+    fn hide_special(&self) -> Option<tokenizers::Tokenizer> {
+        let model = self.inner.get_model();
+        // Merges only make what they spell out; whole words are matched by their text.
+        if matches!(model, ModelWrapper::BPE(bpe) if !bpe.ignore_merges) {
+            return None;
+        }
+        let secret = RandomState::new().build_hasher().finish();
+        let hidden: HashMap<String, String> = self
+            .skipped
+            .iter()
+            .filter(|&&id| Some(id) != self.special.unk)
+            .filter_map(|&id| Some((self.inner.id_to_token(id)?, id)))
+            .filter(|(text, _)| model.token_to_id(text).is_some())
+            .map(|(text, id)| (text, format!("\u{10FFFF}{secret:016x}{id}")))
+            .collect();
+        if hidden.is_empty() {
+            return None;
+        }
+        let mut file = serde_json::to_value(&self.inner).ok()?;
+        let renamed = |text: &str| hidden.get(text).cloned().unwrap_or_else(|| text.to_owned());
+        for token in file.get_mut("added_tokens")?.as_array_mut()? {
+            let text = renamed(token.get("content")?.as_str()?);
+            *token.get_mut("content")? = Value::String(text);
+        }
+        match file.pointer_mut("/model/vocab")? {
+            Value::Object(ids) => {
+                let old = std::mem::take(ids);
+                ids.extend(old.into_iter().map(|(text, id)| (renamed(&text), id)));
+            }
+            Value::Array(pieces) => {
+                for piece in pieces {
+                    let text = piece.get_mut(0)?;
+                    *text = Value::String(renamed(text.as_str()?));
+                }
+            }
+            _ => return None,
+        }
+        guarded(|| Ok(serde_json::from_value(file)?)).ok()
     }
 
     pub(super) fn decode(
@@ -232,9 +277,6 @@ impl HfTokenizer {
 
     pub(super) fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
         let text = self.inner.id_to_token(id)?;
-        if self.added.contains(&id) {
-            return Some(text.into_bytes());
-        }
         Some(match self.form {
             TextForm::ByteLevel if text.chars().all(|c| bytes::byte_of(c).is_some()) => {
                 bytes::from_alphabet(&text)
@@ -318,7 +360,6 @@ fn text_form(inner: &tokenizers::Tokenizer) -> TextForm {
 }
 
 fn kind(inner: &tokenizers::Tokenizer, form: TextForm) -> TokenizerKind {
-    use tokenizers::ModelWrapper;
     match inner.get_model() {
         ModelWrapper::BPE(_) if form == TextForm::ByteLevel => TokenizerKind::ByteLevelBpe,
         ModelWrapper::BPE(_) => TokenizerKind::TextBpe,

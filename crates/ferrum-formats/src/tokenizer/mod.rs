@@ -18,6 +18,9 @@ mod special;
 mod spm;
 mod stream;
 mod symbols;
+#[cfg(test)]
+#[path = "../../tests/texts/mod.rs"]
+mod texts;
 mod unicode;
 mod unigram;
 mod vocab;

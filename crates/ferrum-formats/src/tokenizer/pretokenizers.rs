@@ -311,3 +311,177 @@ pub(super) fn by_name(name: &str) -> Option<PreTokenizer> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::pretokenize::split;
+    use crate::tokenizer::texts::Random;
+    use serde_json::{Value, json};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _};
+
+    const GPT2: &str =
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+    const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const DEEPSEEK3: &str = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+    const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const KIMI: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+    /// The regular expressions that a name stands for, as the models' own files have them.
+    fn expressions() -> Vec<(&'static str, Vec<String>)> {
+        let one = |pattern: &str| vec![pattern.to_owned()];
+        let many = |patterns: &[&str]| patterns.iter().map(|p| (*p).to_owned()).collect();
+        let qwen2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}");
+        let suffix = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
+        let cjk = "[一-龥\u{3040}-\u{30FF}]+";
+        let cascade = LLAMA3.replace(
+            r"\s+(?!\S)|\s+",
+            r"\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}",
+        );
+        vec![
+            (
+                "default",
+                many(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
+            ),
+            ("gpt-2", one(GPT2)),
+            ("llama-bpe", one(LLAMA3)),
+            ("qwen2", one(&qwen2)),
+            ("starcoder", many(&[r"\p{N}", GPT2])),
+            (
+                "falcon",
+                many(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
+            ),
+            (
+                "qwen35",
+                one(&qwen2
+                    .replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")
+                    .replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")),
+            ),
+            ("jais-2", one(&cascade)),
+            (
+                "ufakzeka",
+                one(qwen2.split_once('|').map_or("", |(_, rest)| {
+                    rest.split_once("'d)|").map_or("", |(_, rest)| rest)
+                })),
+            ),
+            (
+                "bailingmoe",
+                one(&qwen2
+                    .replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)")
+                    .replace(r"\s*[\r\n]+", r"\s*[\r\n]")),
+            ),
+            (
+                "seed-coder",
+                one(&qwen2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")),
+            ),
+            (
+                "exaone-moe",
+                one(&qwen2
+                    .replace(r"?\p{L}+", r"?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
+                    .replace(r"+[\r\n]*", r"+[\r\n/]?")
+                    .replace(r"\s*[\r\n]+", r"\s*[\r\n]")),
+            ),
+            ("laguna", many(&[r"[^\n]+|[\n]+", &qwen2])),
+            ("gpt-4o", one(O200K)),
+            (
+                "tekken",
+                one(&O200K.replace(suffix, "").replace(r"\p{N}{1,3}", r"\p{N}")),
+            ),
+            ("tiny_aya", many(&[r"\d{1,3}(?=(?:\d{3})*\b)", O200K])),
+            ("kimi-k2", one(KIMI)),
+            (
+                "youtu",
+                many(&[
+                    &format!(
+                        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-\u{303F}\u{FE30}-\u{FE4F}]+|[ㄅ-ㄯ]+|{cjk}"
+                    ),
+                    &O200K.replace(r"\p{N}{1,3}", r"\p{N}"),
+                ]),
+            ),
+            ("deepseek-v3", many(&[r"\p{N}{1,3}", cjk, DEEPSEEK3])),
+            (
+                "deepseek-coder",
+                many(&[
+                    r"[\r\n]",
+                    r"\s?\p{L}+",
+                    r"\s?\p{P}+",
+                    "[一-龥\u{800}-一\u{AC00}-\u{D7FF}]+",
+                    r"\p{N}",
+                ]),
+            ),
+            (
+                "deepseek-llm",
+                many(&[
+                    r"[\r\n]",
+                    &format!(r"\s?{CASED_LETTERS}+"),
+                    "\\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
+                    r"\s+$",
+                    "[一-龥\u{800}-一\u{AC00}-\u{D7FF}]+",
+                    r"\p{N}+",
+                ]),
+            ),
+            (
+                "spark2_5",
+                many(&[
+                    r"\p{N}{1,3}",
+                    cjk,
+                    &DEEPSEEK3.replace(r"+[\r\n]*|\s*[\r\n]+", r"+|[\r\n]"),
+                    r"\p{N}",
+                ]),
+            ),
+            ("bloom", one(BLOOM)),
+            ("viking", many(&[BLOOM, r"\p{N}"])),
+            (
+                "chameleon",
+                many(&[r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2]),
+            ),
+            (
+                "minicpm5",
+                many(&[r"\p{N}{1,3}", &LLAMA3.replace("{1,3}", "+")]),
+            ),
+            ("superbpe", many(&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"])),
+        ]
+    }
+
+    #[test]
+    fn rules_split_as_their_regular_expressions() {
+        for (seed, (name, patterns)) in (0..).zip(expressions()) {
+            let splits: Value = patterns
+                .iter()
+                .map(|pattern| {
+                    json!({
+                        "type": "Split", "pattern": { "Regex": pattern },
+                        "behavior": "Isolated", "invert": false
+                    })
+                })
+                .collect();
+            let theirs = json!({ "type": "Sequence", "pretokenizers": splits });
+            let theirs: tokenizers::PreTokenizerWrapper = serde_json::from_value(theirs).unwrap();
+            let ours = by_name(name).unwrap();
+            let mut random = Random(seed);
+            for round in 0..3_000 {
+                let mut text = random.text();
+                if round % 50 == 0 {
+                    text = text.repeat(20) + &" ".repeat(random.below(700) as usize) + "x";
+                }
+                // Superscript digits are numbers but not digits; the rule goes by numbers.
+                if name == "superbpe" {
+                    text.retain(|c| !c.is_numeric() || c.is_ascii());
+                }
+                let mut pieces = PreTokenizedString::from(text.as_str());
+                theirs.pre_tokenize(&mut pieces).unwrap();
+                let expected: Vec<&str> = pieces
+                    .get_splits(OffsetReferential::Original, OffsetType::Byte)
+                    .into_iter()
+                    .map(|(_, (start, end), _)| &text[start..end])
+                    .collect();
+                let found: Vec<&str> = split(&ours.rules, &text)
+                    .into_iter()
+                    .map(|range| &text[range])
+                    .collect();
+                assert_eq!(found, expected, "{name}: {text:?}");
+            }
+        }
+    }
+}

@@ -18,6 +18,8 @@ pub(super) struct Unigram {
     charsmap: Option<Charsmap>,
     unknown_score: f64,
     unknown: TokenId,
+    /// The vocabulary has a token for every byte.
+    byte_fallback: bool,
     add_space_prefix: bool,
     merge_spaces: bool,
 }
@@ -55,6 +57,7 @@ impl Unigram {
                 .transpose()?,
             unknown_score: f64::from(worst - UNKNOWN_PENALTY),
             unknown,
+            byte_fallback: vocab.bytes.iter().all(Option::is_some),
             add_space_prefix: file.add_space_prefix.unwrap_or(false),
             merge_spaces: file.remove_extra_whitespaces.unwrap_or(false),
         })
@@ -99,8 +102,12 @@ impl Unigram {
         let mut at = text.len();
         while at > 0 {
             let Best { token, from, .. } = best[at];
-            // Neighbouring unknown characters are one unknown token.
-            if token != self.unknown || out.len() == start || out.last() != Some(&token) {
+            let unknown = token == self.unknown;
+            if unknown && self.byte_fallback {
+                let bytes = text.as_bytes()[from as usize..at].iter().rev();
+                out.extend(bytes.filter_map(|&byte| vocab.byte_id(byte)));
+            } else if !unknown || out.len() == start || out.last() != Some(&token) {
+                // Neighbouring unknown characters are one unknown token.
                 out.push(token);
             }
             at = from as usize;

@@ -19,7 +19,7 @@ impl WordPiece {
     pub(super) fn new(vocab: &Vocab, file: &GgufVocab) -> Self {
         let lowercase = file.lowercase.unwrap_or(true);
         WordPiece {
-            tokens: PrefixIndex::new(vocab, |_| true),
+            tokens: PrefixIndex::new(vocab, |id| !vocab.is_special(id)),
             lowercase,
             strip_accents: file.strip_accents.unwrap_or(lowercase),
         }
@@ -32,8 +32,13 @@ impl WordPiece {
             let mut rest = word.as_str();
             while !rest.is_empty() {
                 let mut longest = None;
-                self.tokens
-                    .prefixes(vocab, rest.as_bytes(), |len, id| longest = Some((len, id)));
+                // A `▁` of the text's own does not begin a word again.
+                let inside = rest.len() < word.len() && rest.starts_with('▁');
+                if !inside {
+                    self.tokens.prefixes(vocab, rest.as_bytes(), |len, id| {
+                        longest = Some((len, id));
+                    });
+                }
                 let Some((len, id)) = longest else {
                     // A word with a part that is no token is unknown as a whole.
                     out.truncate(start);
