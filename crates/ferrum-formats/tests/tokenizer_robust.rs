@@ -8,6 +8,7 @@ use ferrum_formats::tokenizer::{
 };
 use proptest::prelude::*;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 mod texts;
 
@@ -99,23 +100,16 @@ const PRE: [&str; 22] = [
     "superbpe",
 ];
 
-fn all() -> Vec<(String, Tokenizer)> {
-    let mut all: Vec<(String, Tokenizer)> = PRE
-        .iter()
-        .map(|pre| {
-            (
-                (*pre).to_owned(),
-                Tokenizer::from_gguf_vocab(&byte_level(pre)).unwrap(),
-            )
-        })
-        .collect();
-    for model in ["llama", "t5"] {
-        all.push((
-            model.into(),
-            Tokenizer::from_gguf_vocab(&spaces(model)).unwrap(),
-        ));
-    }
-    all
+fn all() -> &'static [(String, Tokenizer)] {
+    static ALL: OnceLock<Vec<(String, Tokenizer)>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let byte_pairs = PRE.iter().map(|pre| (*pre, byte_level(pre)));
+        let others = ["llama", "t5"].map(|model| (model, spaces(model)));
+        byte_pairs
+            .chain(others)
+            .map(|(name, vocab)| (name.to_owned(), Tokenizer::from_gguf_vocab(&vocab).unwrap()))
+            .collect()
+    })
 }
 
 /// Would not come back in an hour if anything were quadratic.
