@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 /// Run language models on the hardware that is there.
 #[derive(Debug, Parser)]
-#[command(name = "ferrum", version, about, max_term_width = 100)]
+#[command(name = "ferrum", version, max_term_width = 100)]
+#[command(about = "Run language models on the hardware that is there")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

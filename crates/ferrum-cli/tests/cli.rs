@@ -1,4 +1,5 @@
 //! The command as a user meets it: what it prints where, and how it fails.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde_json::Value;
 use std::io::Write;
@@ -80,10 +81,10 @@ fn the_demo_model_tells_a_story() {
 #[test]
 fn a_piped_prompt_is_answered_like_an_argument() {
     let args = ["run", "--temperature", "0", "--max-tokens", "12"];
-    let argument = ok(&[&args[..], &["What is 2 plus 3?"]].concat());
-    let piped = ferrum_with_input(&args, b"What is 2 plus 3?");
+    let argument = ok(&[&args[..], &["What is 7 plus 5?"]].concat());
+    let piped = ferrum_with_input(&args, b"What is 7 plus 5?");
     assert_eq!(stdout(&piped), argument);
-    assert!(argument.contains('5'), "{argument}");
+    assert!(argument.contains("12"), "{argument}");
 }
 
 #[test]
@@ -200,11 +201,10 @@ fn a_template_is_rendered_as_it_is() {
     let file = dir.path().join("messages.json");
     std::fs::write(&file, r#"[{"role":"user","content":"a < b"}]"#).unwrap();
     let file = file.display().to_string();
-    insta::assert_snapshot!(ok(&["template", "--messages", &file]), @r"
-    <|im_start|>user
-    a < b<|im_end|>
-    <|im_start|>assistant
-    ");
+    assert_eq!(
+        ok(&["template", "--messages", &file]),
+        "<|im_start|>user\na < b<|im_end|>\n<|im_start|>assistant\n"
+    );
     let without = ok(&["template", "--messages", &file, "--no-generation-prompt"]);
     assert_eq!(without, "<|im_start|>user\na < b<|im_end|>\n");
 }
@@ -406,5 +406,5 @@ fn missing_tensor(dir: &Path) -> String {
 
 #[test]
 fn help_needs_no_docs() {
-    insta::assert_snapshot!(ok(&["--help"]), @"");
+    insta::assert_snapshot!("help", ok(&["--help"]));
 }

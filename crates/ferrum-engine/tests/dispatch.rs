@@ -1,4 +1,5 @@
 //! The choice of a backend at run time, and what each choice gives.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session};
 use ferrum_formats::ModelSource;

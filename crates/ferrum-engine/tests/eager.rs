@@ -1,4 +1,5 @@
 //! The eager tensor API on every backend that is there, against values computed by hand.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::eager::{AttentionSettings, RopeSettings, Tensor};
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions};

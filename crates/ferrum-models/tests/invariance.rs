@@ -1,4 +1,5 @@
 //! Same prompt, same bits: whole or in chunks, alone or in a batch, paged or contiguous.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

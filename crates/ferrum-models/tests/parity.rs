@@ -1,5 +1,6 @@
 //! Every family against `transformers`: logits of all positions and 64 greedy tokens, from a Hugging
 //! Face folder and from the GGUF file of the same weights.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

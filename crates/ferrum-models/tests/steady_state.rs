@@ -1,4 +1,5 @@
 //! A steady decode step allocates nothing, on any thread.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
