@@ -4,6 +4,7 @@
 mod support;
 
 use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, LlmBackend};
 use ferrum_models::{KvLayout, LogitRows, Model, SeqStep, StepBatch};
 use ferrum_types::TokenId;
@@ -91,6 +92,17 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     assert_eq!(found[..n * vocab], *alone, "the whole prompt in a batch");
     assert_eq!(row(&found, n), row(alone, 13), "a chunk in a batch");
     assert_eq!(row(&found, n + 1), row(alone, n - 1), "a decode in a batch");
+}
+
+#[test]
+fn gpu_results_do_not_depend_on_company() {
+    match GpuBackend::open(0) {
+        Ok(device) => {
+            check::<_, KvF32>(&device, "mistral-window");
+            check::<_, KvFp16>(&device, "qwen3");
+        }
+        Err(e) => println!("skipped: {e}"),
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod support;
 
 use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::KvLayout;
@@ -70,4 +71,12 @@ fn reference_backend_equals_transformers() {
 #[test]
 fn cpu_backend_equals_transformers() {
     check_all(&CpuBackend::open(0).unwrap());
+}
+
+#[test]
+fn gpu_backend_equals_transformers() {
+    match GpuBackend::open(0) {
+        Ok(device) => check_all(&device),
+        Err(e) => println!("skipped: {e}"),
+    }
 }
