@@ -1,7 +1,7 @@
 //! Families: how configs and weight names of known models map onto a [`DecoderSpec`].
 //!
 //! A family is one file and one row in [`FAMILIES`]. It reads a Hugging Face `config.json` or GGUF
-//! metadata; what most decoders have in common is read by [`common`], and a family states only how it
+//! metadata; what most decoders have in common is read by `common.rs`, and a family states only how it
 //! differs. See `docs/adding-a-model.md`.
 
 mod common;
