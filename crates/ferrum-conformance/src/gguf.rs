@@ -204,6 +204,8 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (8, 16, 3),
     (17, 31, 2),
     (33, 65, 1),
+    (70, 130, 2),
+    (1, 515, 8),
 ];
 
 fn make(rng: &mut Rng, ty: T, (rows, n, blocks): (usize, usize, usize), scale: f32) -> Gguf {

@@ -36,11 +36,12 @@ pub(crate) fn wrong<T>(sentence: impl Into<String>) -> Check<T> {
     Err(Trouble::Wrong(sentence.into()))
 }
 
-/// Fails unless `result` says that a shape or an argument is wrong.
+/// Fails unless `result` says that a shape or an argument is wrong, or out of the backend's reach.
 pub(crate) fn refused<T>(what: &str, result: ferrum_types::Result<T>) -> Check {
     match result {
-        Err(Error::Shape { .. } | Error::InvalidArgument { .. }) => Ok(()),
-        Err(error @ Error::Unsupported { .. }) => Err(Trouble::Error(error)),
+        Err(Error::Shape { .. } | Error::InvalidArgument { .. } | Error::Unsupported { .. }) => {
+            Ok(())
+        }
         Err(error) => wrong(format!(
             "{what} gave the error \"{error}\", expected a refusal"
         )),

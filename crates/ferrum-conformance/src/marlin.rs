@@ -293,6 +293,8 @@ const SHAPES: &[(usize, usize, usize, usize)] = &[
     (5, 160, 128, 64),
     (17, 32, 320, 64),
     (33, 64, 192, 192),
+    (70, 256, 512, 128),
+    (1, 512, 1024, 128),
 ];
 
 /// Tensors of the wrong length.

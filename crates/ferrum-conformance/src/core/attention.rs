@@ -59,6 +59,9 @@ const FIRST: &[(&str, Change)] = &[
     ("head_dim 128", |s| s.head_dim = 128),
     ("head_dim 256", |s| s.head_dim = 256),
     ("prefill of 70", |s| (s.q_len, s.kv_len) = (70, 70)),
+    ("prefill of 300, heads 4:1 of 64", |s| {
+        (s.q_len, s.kv_len, s.heads, s.head_dim) = (300, 300, (8, 2), 64);
+    }),
     ("not causal", |s| (s.causal, s.kv_len) = (false, 33)),
     ("not causal, window 4", |s| {
         (s.causal, s.window) = (false, Some(4))

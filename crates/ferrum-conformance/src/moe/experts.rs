@@ -353,6 +353,9 @@ const DENSE: &[(&str, Change)] = &[
     ("70 tokens, 4 of 6, one for all", |s| {
         (s.tokens, s.top_k, s.shape, s.favourite) = (70, 4, shape(6, 31, 33), true);
     }),
+    ("200 tokens, 8 of 64", |s| {
+        (s.tokens, s.top_k, s.shape) = (200, 8, shape(64, 48, 64));
+    }),
     ("most experts idle", |s| {
         (s.tokens, s.shape) = (2, shape(60, 16, 32))
     }),

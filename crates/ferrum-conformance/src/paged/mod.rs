@@ -34,6 +34,9 @@ const RAGGED: &[(&str, Change)] = &[
     ("decode of many", |s| {
         s.seqs = &[(9, 1), (1, 1), (30, 1), (16, 1), (47, 1), (2, 1)];
     }),
+    ("prefill of 150 beside a chunk of 70", |s| {
+        s.seqs = &[(0, 150), (90, 70), (200, 1)]
+    }),
     ("decode, 1500 keys", |s| s.seqs = &[(1499, 1), (700, 1)]),
     ("blocks of 1", |s| s.block_size = 1),
     ("blocks of 7", |s| s.block_size = 7),
