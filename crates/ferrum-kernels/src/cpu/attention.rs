@@ -461,7 +461,7 @@ impl Kernel for RowTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         if self.seen.iter().any(|(start, end)| start < end) {
-            with_rows!(self.seen.len(), MR => self.rows::<S, MR>(s));
+            with_rows!(S, self.seen.len(), MR => self.rows::<S, MR>(s));
         }
     }
 }
@@ -488,7 +488,7 @@ impl RowTile<'_> {
         };
         // SAFETY: q has MR values and `keys` a panel for each of `dim` steps (asserted); `scores` is
         // a block of MR rows of a panel.
-        unsafe { panel::<S, MR>(s, q, columns, dim, block, false) };
+        unsafe { panel::<S, _, MR>(s, q, columns, dim, block, false) };
 
         let mut whole = true;
         for (i, seen) in self.seen.iter().enumerate() {
@@ -630,7 +630,7 @@ unsafe fn weigh<S: Simd, const MR: usize>(
             cols: PANEL,
         };
         // SAFETY: the caller's contract; `seen` lies inside the tile.
-        unsafe { panel::<S, MR>(s, rows, columns, seen.1 - seen.0, block, true) };
+        unsafe { panel::<S, _, MR>(s, rows, columns, seen.1 - seen.0, block, true) };
     }
 }
 

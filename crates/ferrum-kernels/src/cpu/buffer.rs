@@ -1,5 +1,7 @@
-//! Memory of this device: plain host memory, aligned for vectors and, when large, in huge pages.
+//! Memory of this device: plain host memory, aligned for vectors. Large buffers come straight from the
+//! system ([`super::pages`]), in huge pages where it has them.
 
+use super::pages::Pages;
 use crate::backend::DeviceBuffer;
 use ferrum_types::{Element, Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -7,15 +9,23 @@ use std::ptr::NonNull;
 
 /// A cache line, and an AVX-512 register.
 const ALIGN: usize = 64;
-/// From this size on, memory is aligned to huge pages and asks for them.
-const HUGE: usize = 2 << 20;
 
 /// `len` elements of `T` in memory of their own.
 #[derive(Debug)]
 pub struct CpuBuffer<T: Element> {
     ptr: NonNull<T>,
     len: usize,
-    layout: Layout,
+    memory: Memory,
+}
+
+/// Whom the memory goes back to.
+#[derive(Debug)]
+enum Memory {
+    /// Nobody: there is none.
+    None,
+    Heap(Layout),
+    /// Kept for its drop.
+    Pages(#[expect(dead_code, reason = "owns the memory")] Pages),
 }
 
 // SAFETY: the buffer owns its memory like a `Vec<T>`, and elements are `Send + Sync`.
@@ -26,29 +36,27 @@ unsafe impl<T: Element> Sync for CpuBuffer<T> {}
 impl<T: Element> CpuBuffer<T> {
     /// `len` zeros.
     pub(crate) fn zeroed(len: usize) -> Result<Self> {
-        let too_large = |reason: &str| Error::OutOfMemory {
+        let failed = |reason: &str| Error::OutOfMemory {
             backend: "cpu",
             requested: (len as u64).saturating_mul(size_of::<T>() as u64),
             reason: reason.to_owned(),
         };
-        let bytes = len
+        let layout = len
             .checked_mul(size_of::<T>())
-            .ok_or_else(|| too_large("more than the address space"))?;
-        let align = if bytes >= HUGE { HUGE } else { ALIGN };
-        let layout = Layout::from_size_align(bytes, align)
-            .map_err(|_| too_large("more than the address space"))?;
-        if bytes == 0 {
-            let ptr = NonNull::dangling();
-            return Ok(Self { ptr, len, layout });
-        }
-        // SAFETY: the size is not zero.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let ptr =
-            NonNull::new(raw.cast::<T>()).ok_or_else(|| too_large("the allocator refused"))?;
-        if bytes >= HUGE {
-            advise_huge_pages(raw, bytes);
-        }
-        Ok(Self { ptr, len, layout })
+            .and_then(|bytes| Layout::from_size_align(bytes, ALIGN).ok())
+            .ok_or_else(|| failed("more than the address space"))?;
+        let (ptr, memory) = if layout.size() == 0 {
+            (NonNull::dangling(), Memory::None)
+        } else if let Some(pages) = Pages::for_size(layout.size()) {
+            let pages = pages.map_err(|error| failed(&error.to_string()))?;
+            (pages.start().cast(), Memory::Pages(pages))
+        } else {
+            // SAFETY: the size is not zero.
+            let raw = NonNull::new(unsafe { alloc_zeroed(layout) });
+            let raw = raw.ok_or_else(|| failed("the allocator refused"))?;
+            (raw.cast(), Memory::Heap(layout))
+        };
+        Ok(Self { ptr, len, memory })
     }
 
     /// A copy of `data`.
@@ -74,9 +82,9 @@ impl<T: Element> CpuBuffer<T> {
 
 impl<T: Element> Drop for CpuBuffer<T> {
     fn drop(&mut self) {
-        if self.layout.size() > 0 {
+        if let Memory::Heap(layout) = self.memory {
             // SAFETY: allocated in `zeroed` with this layout; elements need no drop.
-            unsafe { dealloc(self.ptr.as_ptr().cast(), self.layout) }
+            unsafe { dealloc(self.ptr.as_ptr().cast(), layout) }
         }
     }
 }
@@ -86,23 +94,6 @@ impl<T: Element> DeviceBuffer for CpuBuffer<T> {
         self.len
     }
 }
-
-/// Huge pages save the page walks of a stream that touches each page once; where the kernel gives
-/// them only on request, this is the request. Failure changes nothing but speed.
-#[cfg(target_os = "linux")]
-fn advise_huge_pages(start: *mut u8, bytes: usize) {
-    const MADV_HUGEPAGE: i32 = 14;
-    unsafe extern "C" {
-        fn madvise(addr: *mut u8, len: usize, advice: i32) -> i32;
-    }
-    let whole = bytes / HUGE * HUGE;
-    // SAFETY: the range lies inside one live allocation that starts at a multiple of the huge page
-    // size, and this advice changes no contents.
-    unsafe { madvise(start, whole, MADV_HUGEPAGE) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise_huge_pages(_start: *mut u8, _bytes: usize) {}
 
 /// A pointer into a buffer whose parts several tasks of one region write.
 ///
@@ -163,7 +154,7 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_zeroed_and_checked() {
-        for len in [0, 1, 17, 4096, HUGE / 4 + 3] {
+        for len in [0, 1, 17, 4096, (3 << 20) + 3] {
             let b = CpuBuffer::<f32>::zeroed(len).unwrap();
             assert_eq!(b.as_slice().len(), len);
             assert!(b.as_slice().iter().all(|x| *x == 0.0));

@@ -48,10 +48,10 @@ impl Kernel for WeightsTimesPanel<'_> {
                 stride: PANEL,
                 cols: PANEL,
             };
-            with_rows!(count, MR => {
+            with_rows!(S, count, MR => {
                 // SAFETY: `weight` has MR rows of `taps`, `columns` as many steps of a panel
                 // (asserted), `out` MR rows of a panel.
-                unsafe { panel::<S, MR>(s, a, columns, self.taps, block, false) }
+                unsafe { panel::<S, _, MR>(s, a, columns, self.taps, block, false) }
             });
         }
     }

@@ -1,7 +1,7 @@
 //! Dense products, row look-ups and the largest element of a row.
 //!
-//! Few rows go straight from the packed weight to registers (the weight is read once, at the speed of
-//! memory). Many rows go in blocks: a stretch of four panels becomes f32 in a buffer that fits the
+//! For few rows the packed weight goes straight to registers (it is read from memory once, at the speed
+//! of memory). Many rows go in blocks: a stretch of eight panels becomes f32 in a buffer that fits the
 //! second-level cache, and every tile of rows passes over it.
 
 pub(crate) mod pack;
@@ -18,12 +18,14 @@ use ferrum_types::{Result, SrcDtype};
 use pack::{CpuWeight, Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
 use std::ops::Range;
-use tile::{Block, F32Columns, PANEL, Rows, with_rows};
+use tile::{Ahead, Block, F32Columns, PANEL, Rows, with_rows};
 
-/// Steps of `k` that a block covers: four f32 panels of it are 128 KiB.
+/// Steps of `k` that a block covers: a tile's rows of it stay in the first-level cache.
 const STEPS: usize = 256;
-/// Panels of a block.
-const GROUP: usize = 4;
+/// Panels of a block, 256 KiB as f32: with its part of the result it stays in the second-level cache.
+const GROUP: usize = 8;
+/// Tiles of rows up to which panels are decoded in registers for each tile.
+const DIRECT_TILES: usize = 4;
 /// Rows whose packed form is held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
@@ -31,7 +33,7 @@ const ROWS_AT_ONCE: usize = 1024;
 struct TileSize;
 
 impl Kernel for TileSize {
-    /// Rows of a tile, rows up to which panels are decoded in registers.
+    /// Rows of a tile: of f32 columns, and of columns that are decoded in registers.
     type Output = (usize, usize);
 
     #[inline(always)]
@@ -83,12 +85,14 @@ fn product<F: Format>(
     let k = weight.shape.cols;
     let rows = x.len() / k;
     let (tile_rows, direct_rows) = exec.level.run(TileSize);
+    let direct_form = rows <= DIRECT_TILES * direct_rows;
+    let most = if direct_form { direct_rows } else { tile_rows };
+    // Tiles of about the same size: a small one at the end would use few registers.
+    let tile_rows = rows.div_ceil(rows.div_ceil(most));
     if rows == 1 {
-        direct::<F>(exec, x, weight, SharedMut::new(out), rows);
+        direct::<F>(exec, x, weight, SharedMut::new(out), (rows, tile_rows));
         return Ok(());
     }
-    let direct_form = rows <= direct_rows;
-    let tile_rows = if direct_form { rows } else { tile_rows };
     let block = if direct_form || F::BYTES == 4 {
         0
     } else {
@@ -100,7 +104,7 @@ fn product<F: Format>(
     pack_rows(exec, x, k, tile_rows, SharedMut::new(packed));
     let out = SharedMut::new(out);
     if direct_form {
-        direct::<F>(exec, packed, weight, out, rows);
+        direct::<F>(exec, packed, weight, out, (rows, tile_rows));
         return Ok(());
     }
     let blocks = SharedMut::new(blocks);
@@ -174,19 +178,20 @@ impl Plan {
     }
 }
 
-/// Few rows: `packed` is one tile.
+/// Few rows: each panel is decoded in registers for each tile of rows.
 fn direct<F: Format>(
     exec: &Exec,
     packed: &[f32],
     weight: &CpuWeight,
     out: SharedMut<'_, f32>,
-    rows: usize,
+    (rows, tile_rows): (usize, usize),
 ) {
     let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
     exec.spread(weight.panels(), cost, |panels, _| {
         exec.level.run(Direct::<F> {
             packed,
             rows,
+            tile_rows,
             weight,
             panels,
             out,
@@ -195,10 +200,11 @@ fn direct<F: Format>(
     });
 }
 
-/// Panels times one tile of rows, decoded in registers.
+/// Panels times a few tiles of rows, decoded in registers.
 struct Direct<'a, F> {
     packed: &'a [f32],
     rows: usize,
+    tile_rows: usize,
     weight: &'a CpuWeight,
     panels: Range<usize>,
     out: SharedMut<'a, f32>,
@@ -210,7 +216,17 @@ impl<F: Format> Kernel for Direct<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_rows!(self.rows, MR => {
+        if self.rows > self.tile_rows {
+            // The first tile brings a panel into the cache for the others.
+            for panel in self.panels.clone() {
+                for row in (0..self.rows).step_by(self.tile_rows) {
+                    let count = self.tile_rows.min(self.rows - row);
+                    with_rows!(S, count, MR => self.block::<S, MR, 2>(s, row, panel));
+                }
+            }
+            return;
+        }
+        with_rows!(S, self.rows, MR => {
             // As many panels side by side as the registers allow: more chains of additions in
             // flight, and more streams from memory.
             if S::TILE_VECS == 2 && MR <= 2 {
@@ -229,24 +245,24 @@ impl<F: Format> Direct<'_, F> {
     fn pass<S: Simd, const MR: usize, const NV: usize>(&self, s: S) {
         let mut panel = self.panels.start;
         while panel + NV / 2 <= self.panels.end {
-            self.block::<S, MR, NV>(s, panel);
+            self.block::<S, MR, NV>(s, 0, panel);
             panel += NV / 2;
         }
         while panel < self.panels.end {
-            self.block::<S, MR, 2>(s, panel);
+            self.block::<S, MR, 2>(s, 0, panel);
             panel += 1;
         }
     }
 
-    /// `NV/2` panels from `panel` on.
+    /// The tile that begins at `row` times `NV/2` panels from `panel` on.
     #[inline(always)]
-    fn block<S: Simd, const MR: usize, const NV: usize>(&self, s: S, panel: usize) {
+    fn block<S: Simd, const MR: usize, const NV: usize>(&self, s: S, row: usize, panel: usize) {
         let MatShape { rows: n, cols: k } = self.weight.shape;
         let stride = self.weight.panel_bytes();
-        assert!(self.packed.len() >= MR * k);
+        let packed = &self.packed[row * k..][..MR * k];
         let bytes = &self.weight.bytes()[panel * stride..][..NV / 2 * stride];
         let rows = Rows {
-            ptr: self.packed.as_ptr(),
+            ptr: packed.as_ptr(),
             row: 1,
             step: MR,
         };
@@ -258,12 +274,12 @@ impl<F: Format> Direct<'_, F> {
         let first = panel * PANEL;
         let cols = (NV * LANES).min(n - first);
         let mut acc = [[s.zero(); NV]; MR];
-        // SAFETY: `packed` has MR values for each of the k steps (asserted), `bytes` is NV/2 panels
-        // of k steps (sliced).
+        // SAFETY: `packed` has MR values for each of the k steps and `bytes` is NV/2 panels of k
+        // steps (both sliced so).
         unsafe { tile::multiply(s, rows, columns, k, &mut acc) };
         for (i, acc) in acc.iter().enumerate() {
             // SAFETY: a panel belongs to one task, so nobody else has these columns.
-            let out = unsafe { self.out.part(i * n + first, cols) };
+            let out = unsafe { self.out.part((row + i) * n + first, cols) };
             for (v, acc) in acc.iter().enumerate() {
                 if v * LANES < cols {
                     math::store_at(s, out, v * LANES, *acc);
@@ -329,7 +345,7 @@ impl Kernel for Tiles<'_> {
             let row = t * self.tile_rows;
             let count = self.tile_rows.min(self.rows - row);
             let a = &self.packed[row * k + self.steps.start * count..];
-            with_rows!(count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], row));
+            with_rows!(S, count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], t));
         }
     }
 }
@@ -350,10 +366,28 @@ impl Tiles<'_> {
         }
     }
 
-    /// One tile of rows over all panels.
+    /// What tile `t` asks for while it reads panel `p`: its share of the panel's next steps, or, at
+    /// the end, of the first ones of the next task's panel.
     #[inline(always)]
-    fn tile<S: Simd, const MR: usize>(&self, s: S, a: &[f32], row: usize) {
+    fn next(&self, t: usize, p: usize) -> (*const u8, usize) {
+        let stride = self.weight.panel_bytes();
+        let step = PANEL * self.weight.dtype.size();
+        let at = if self.steps.end == self.weight.shape.cols {
+            (p + self.panels.len()) * stride
+        } else {
+            p * stride + self.steps.end * step
+        };
+        let (index, count) = (t - self.tiles.start, self.tiles.len());
+        let share = at + index * self.steps.len() * step / count;
+        let next = self.weight.bytes().as_ptr().wrapping_add(share);
+        (next, step * 256 / count)
+    }
+
+    /// Tile `t` of rows over all panels.
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize>(&self, s: S, a: &[f32], t: usize) {
         let n = self.weight.shape.rows;
+        let row = t * self.tile_rows;
         let steps = self.steps.len();
         assert_eq!(a.len(), MR * steps);
         let rows = Rows {
@@ -362,9 +396,14 @@ impl Tiles<'_> {
             step: MR,
         };
         for (i, p) in self.panels.clone().enumerate() {
-            let columns = F32Columns {
-                ptr: self.values(i, p),
-                stride: PANEL,
+            let (next, pace) = self.next(t, p);
+            let columns = Ahead {
+                columns: F32Columns {
+                    ptr: self.values(i, p),
+                    stride: PANEL,
+                },
+                next,
+                pace,
             };
             let cols = PANEL.min(n - p * PANEL);
             let block = Block {
@@ -376,7 +415,7 @@ impl Tiles<'_> {
             let add = self.steps.start > 0;
             // SAFETY: `a` has MR values for each step (asserted), `values` gives `steps` steps of 32
             // columns, and the block lies in `out`, where a task has its rows and columns for itself.
-            unsafe { tile::panel::<S, MR>(s, rows, columns, steps, block, add) };
+            unsafe { tile::panel::<S, _, MR>(s, rows, columns, steps, block, add) };
         }
     }
 }

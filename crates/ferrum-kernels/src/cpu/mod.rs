@@ -23,6 +23,7 @@ mod isa;
 mod kv;
 mod math;
 mod norm;
+mod pages;
 pub mod peak;
 mod pool;
 mod simd;

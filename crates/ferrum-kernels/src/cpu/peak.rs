@@ -31,7 +31,7 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     data.as_mut_slice().fill(1.0);
     let data = data.as_slice();
     let parts = exec.pool.threads() * 8;
-    let part = data.len() / parts / LANES * LANES;
+    let part = data.len() / parts / (STREAMS * LANES) * (STREAMS * LANES);
     let seconds = best(|| {
         exec.pool.run(parts, &|i, _| {
             black_box(exec.level.run(Sum(&data[i * part..][..part])));
@@ -66,23 +66,29 @@ fn best(mut run: impl FnMut()) -> f64 {
     shortest
 }
 
-/// Reads and adds up.
+/// Reads and adds up, along several streams: one alone is held back by the latency of memory.
 struct Sum<'a>(&'a [f32]);
+
+/// Streams of one thread.
+const STREAMS: usize = 4;
 
 impl Kernel for Sum<'_> {
     type Output = f32;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
-        let mut sums = [s.zero(); 4];
-        for x in self.0.as_chunks::<{ 4 * LANES }>().0 {
+        let part = self.0.len() / STREAMS / LANES * LANES;
+        let mut sums = [s.zero(); STREAMS];
+        for at in (0..part).step_by(LANES) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the chunk has four vectors.
-                *sum = s.add(*sum, unsafe { s.load(x.as_ptr().add(i * LANES)) });
+                // SAFETY: `at + 16 <= part`, and all parts lie in the slice.
+                *sum = s.add(*sum, unsafe { s.load(self.0.as_ptr().add(i * part + at)) });
             }
         }
-        let [a, b, c, d] = sums;
-        s.sum(s.add(s.add(a, b), s.add(c, d)))
+        s.sum(
+            sums.into_iter()
+                .fold(s.zero(), |total, sum| s.add(total, sum)),
+        )
     }
 }
 

@@ -110,11 +110,20 @@ pub(crate) struct Panels<F> {
     pub(crate) format: PhantomData<F>,
 }
 
+/// How far ahead of a stream the next lines are asked for: the latency of memory at its speed.
+const AHEAD: usize = 2048;
+
 impl<F: Format> Columns for Panels<F> {
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let mut out = [s.zero(); NV];
         for p in 0..NV / 2 {
+            // A panel is a stream of its own, and the next one begins where it ends.
+            let step = PANEL * F::BYTES;
+            for line in (0..step).step_by(64) {
+                let at = p * self.stride + k * step + line + AHEAD;
+                s.prefetch(self.ptr.wrapping_add(at));
+            }
             // SAFETY: the caller says that NV/2 panels have step `k`.
             let [low, high] = unsafe { F::step(s, self.ptr.add(p * self.stride), k) };
             out[2 * p] = low;
@@ -209,32 +218,51 @@ fn decode(dtype: SrcDtype, bytes: &[u8]) -> f32 {
 
 /// Packs the 32 rows from `row` on (fewer at the end) into one panel.
 fn pack_panel(parts: &[WeightPart<'_>], cols: usize, dtype: SrcDtype, row: usize, out: &mut [u8]) {
+    let mut rows = [(&[][..], dtype); PANEL];
     let mut first = 0;
     for part in parts {
-        let rows = row.max(first)..(row + PANEL).min(first + part.rows);
         let size = part.dtype.size();
-        for r in rows {
-            let source = &part.bytes[(r - first) * cols * size..][..cols * size];
-            pack_row(source, part.dtype, slot(dtype, r - row), dtype, out);
+        for r in row.max(first)..(row + PANEL).min(first + part.rows) {
+            let bytes = &part.bytes[(r - first) * cols * size..][..cols * size];
+            rows[r - row] = (bytes, part.dtype);
         }
         first += part.rows;
     }
-}
-
-/// Spreads one row over the steps of a panel.
-fn pack_row(source: &[u8], from: SrcDtype, slot: usize, to: SrcDtype, out: &mut [u8]) {
-    match (from, to) {
-        (SrcDtype::F16, SrcDtype::F16) | (SrcDtype::BF16, SrcDtype::BF16) => {
-            let steps = out.as_chunks_mut::<{ PANEL * 2 }>().0;
-            for (step, x) in steps.iter_mut().zip(source.as_chunks::<2>().0) {
-                step[2 * slot..2 * slot + 2].copy_from_slice(x);
+    if dtype.size() == 2 {
+        pack_steps::<2>(&rows, |j| slot(dtype, j), out);
+    } else if rows.iter().all(|(_, from)| *from == dtype) {
+        pack_steps::<4>(&rows, |j| j, out);
+    } else {
+        let steps = out.as_chunks_mut::<{ PANEL * 4 }>().0;
+        for (j, (bytes, from)) in rows.into_iter().enumerate() {
+            for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(from.size())) {
+                step[4 * j..4 * j + 4].copy_from_slice(&decode(from, x).to_le_bytes());
             }
         }
-        _ => {
-            let steps = out.as_chunks_mut::<{ PANEL * 4 }>().0;
-            for (step, x) in steps.iter_mut().zip(source.chunks_exact(from.size())) {
-                let x = decode(from, x).to_le_bytes();
-                step[4 * slot..4 * slot + 4].copy_from_slice(&x);
+    }
+}
+
+/// Transposes rows of elements of `SIZE` bytes into steps; feature `j` goes to `slot(j)`. Rows that do
+/// not exist are empty and leave zeros.
+fn pack_steps<const SIZE: usize>(
+    rows: &[(&[u8], SrcDtype); PANEL],
+    slot: impl Fn(usize) -> usize,
+    out: &mut [u8],
+) {
+    // A square of this size stays in the first-level cache while it is turned.
+    const STEPS: usize = 32;
+    let (out, _) = out.as_chunks_mut::<SIZE>();
+    for (b, out) in out.chunks_mut(STEPS * PANEL).enumerate() {
+        let steps = out.len() / PANEL;
+        let mut square = [[[0; SIZE]; STEPS]; PANEL];
+        for (square, (row, _)) in square.iter_mut().zip(rows) {
+            if let Some(row) = row.as_chunks::<SIZE>().0.get(b * STEPS..b * STEPS + steps) {
+                square[..steps].copy_from_slice(row);
+            }
+        }
+        for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
+            for (j, row) in square.iter().enumerate() {
+                out[slot(j)] = row[k];
             }
         }
     }

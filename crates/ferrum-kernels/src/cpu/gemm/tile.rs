@@ -11,15 +11,21 @@ pub(crate) const MAX_ROWS: usize = 12;
 /// Columns of a panel of `B`.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// Runs `$body` with the constant `$mr` equal to `$rows` (1 to [`MAX_ROWS`]; nothing for 0).
+/// Runs `$body` with the constant `$mr` equal to `$rows` (1 to the most that level `$s` uses; nothing
+/// for 0). Rows that the level never uses make no code.
 macro_rules! with_rows {
-    ($rows:expr, $mr:ident => $body:expr) => {
-        with_rows!(@ $rows, $mr, $body, 1 2 3 4 5 6 7 8 9 10 11 12)
+    ($s:ty, $rows:expr, $mr:ident => $body:expr) => {
+        with_rows!(@ $s, $rows, $mr, $body, 1 2 3 4 5 6 7 8 9 10 11 12)
     };
-    (@ $rows:expr, $mr:ident, $body:expr, $($n:literal)*) => {
+    (@ $s:ty, $rows:expr, $mr:ident, $body:expr, $($n:literal)*) => {
         match $rows {
             0 => {}
-            $($n => { const $mr: usize = $n; $body })*
+            $($n if const { $n <= <$s as Simd>::TILE_ROWS || $n <= <$s as Simd>::DIRECT_ROWS } => {
+                const $mr: usize = $n;
+                if const { $n <= <$s as Simd>::TILE_ROWS || $n <= <$s as Simd>::DIRECT_ROWS } {
+                    $body
+                }
+            })*
             more => unreachable!("{more} rows in a tile"),
         }
     };
@@ -59,6 +65,50 @@ impl Columns for F32Columns {
             *out = unsafe { s.load(self.ptr.add(k * self.stride + v * LANES)) };
         }
         out
+    }
+}
+
+/// Columns that can be taken one vector at a time.
+pub(crate) trait Halves: Columns {
+    /// The same without the first vector.
+    fn right(self) -> Self;
+}
+
+impl Halves for F32Columns {
+    #[inline(always)]
+    fn right(self) -> Self {
+        Self {
+            ptr: self.ptr.wrapping_add(LANES),
+            ..self
+        }
+    }
+}
+
+/// Columns that ask for other memory, which comes next, while they are read themselves.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead<C> {
+    pub(crate) columns: C,
+    pub(crate) next: *const u8,
+    /// 1/256 bytes of `next` for each row.
+    pub(crate) pace: usize,
+}
+
+impl<C: Columns> Columns for Ahead<C> {
+    #[inline(always)]
+    unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
+        s.prefetch(self.next.wrapping_add(k * self.pace / 256));
+        // SAFETY: the caller's contract.
+        unsafe { self.columns.at::<S, NV>(s, k) }
+    }
+}
+
+impl<C: Halves> Halves for Ahead<C> {
+    #[inline(always)]
+    fn right(self) -> Self {
+        Self {
+            columns: self.columns.right(),
+            ..self
+        }
     }
 }
 
@@ -170,26 +220,22 @@ impl Block {
 /// # Safety
 /// Those of [`multiply`] and [`Block`], for `MR` rows; `B` has `PANEL` columns.
 #[inline(always)]
-pub(crate) unsafe fn panel<S: Simd, const MR: usize>(
+pub(crate) unsafe fn panel<S: Simd, C: Halves, const MR: usize>(
     s: S,
     a: Rows,
-    b: F32Columns,
+    b: C,
     k: usize,
     c: Block,
     add: bool,
 ) {
     if S::TILE_VECS == 2 {
         // SAFETY: the caller's contract, for all of the panel.
-        unsafe { tile::<S, MR, 2>(s, a, b, k, c, add) }
+        unsafe { tile::<S, C, MR, 2>(s, a, b, k, c, add) }
     } else {
-        let right = F32Columns {
-            ptr: b.ptr.wrapping_add(LANES),
-            stride: b.stride,
-        };
         // SAFETY: the caller's contract, for the left half and then the right half of the panel.
         unsafe {
-            tile::<S, MR, 1>(s, a, b, k, c, add);
-            tile::<S, MR, 1>(s, a, right, k, c.right(LANES), add);
+            tile::<S, C, MR, 1>(s, a, b, k, c, add);
+            tile::<S, C, MR, 1>(s, a, b.right(), k, c.right(LANES), add);
         }
     }
 }
@@ -197,10 +243,10 @@ pub(crate) unsafe fn panel<S: Simd, const MR: usize>(
 /// # Safety
 /// As [`panel`], for `NV` vectors of columns.
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+unsafe fn tile<S: Simd, C: Columns, const MR: usize, const NV: usize>(
     s: S,
     a: Rows,
-    b: F32Columns,
+    b: C,
     k: usize,
     c: Block,
     add: bool,

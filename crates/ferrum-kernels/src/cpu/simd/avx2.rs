@@ -183,4 +183,9 @@ impl Simd for Avx2 {
             _mm256_storeu_ps(p.add(8), v.1);
         }
     }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch is a hint and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 }

@@ -137,4 +137,9 @@ impl Simd for Avx512 {
         // SAFETY: see the impl.
         unsafe { _mm512_storeu_ps(p, v) }
     }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch is a hint and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 }

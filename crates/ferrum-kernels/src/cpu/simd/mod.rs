@@ -24,7 +24,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     /// Vectors of the register tile: 1 or 2.
     const TILE_VECS: usize;
-    /// Most rows for which a weight is decoded in registers instead of through a buffer.
+    /// Rows of a tile whose columns are decoded in registers on the way.
     const DIRECT_ROWS: usize;
 
     /// All lanes `x`.
@@ -82,6 +82,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for writes of 16 elements; any alignment.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(self, p: *const u8);
 
     /// All lanes zero.
     #[inline(always)]

@@ -157,4 +157,6 @@ impl Simd for Neon {
             unsafe { vst1q_f32(p.add(4 * i), lanes) };
         }
     }
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
 }

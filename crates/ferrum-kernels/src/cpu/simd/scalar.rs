@@ -109,4 +109,6 @@ impl Simd for Scalar {
         // SAFETY: the caller's contract is this write's.
         unsafe { p.cast::<Self::V>().write_unaligned(v) }
     }
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
 }
