@@ -209,6 +209,13 @@ impl TensorSource for Safetensors {
     fn path_hint(&self) -> &Path {
         &self.path
     }
+
+    fn release(&self, view: &TensorView<'_>) {
+        // Only the file that holds the bytes acts on it.
+        for file in &self.files {
+            file.release(view.bytes);
+        }
+    }
 }
 
 /// Whether the index file beside `file` counts it among its shards.

@@ -152,6 +152,10 @@ pub trait TensorSource {
         })
     }
 
+    /// Says that a tensor's bytes have been copied and will hardly be read again, so that a mapped
+    /// file's pages need not stay in memory beside the copy.
+    fn release(&self, view: &TensorView<'_>);
+
     /// Bytes of all tensors together.
     fn total_bytes(&self) -> u64 {
         self.infos().map(|info| info.byte_len as u64).sum()

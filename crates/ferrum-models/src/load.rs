@@ -238,6 +238,9 @@ impl<B: LlmBackend> Loader<'_, '_, B> {
             })
             .collect();
         let weight = self.device.from_weight_parts(&weight_parts, cols)?;
+        for (view, _) in &views {
+            tensors.release(view);
+        }
         let bytes: u64 = views.iter().map(|(view, _)| view.bytes.len() as u64).sum();
         self.advance(bytes);
         Ok(Arc::new(weight))

@@ -314,6 +314,10 @@ impl TensorSource for Gguf {
     fn path_hint(&self) -> &Path {
         &self.path
     }
+
+    fn release(&self, view: &TensorView<'_>) {
+        self.bytes.release(view.bytes);
+    }
 }
 
 fn read_version(cursor: &mut Cursor<'_>) -> Result<u32> {
