@@ -228,10 +228,12 @@ impl<F: Format> Kernel for Direct<'_, F> {
         }
         with_rows!(S, self.rows, MR => {
             // As many panels side by side as the registers allow: more chains of additions in
-            // flight, and more streams from memory.
+            // flight, and more streams from memory, which its prefetchers follow by themselves.
             if S::TILE_VECS == 2 && MR <= 2 {
                 self.pass::<S, MR, 8>(s);
-            } else if (S::TILE_VECS == 2 && MR <= 6) || MR == 1 {
+            } else if MR == 1 {
+                self.pass::<S, MR, 6>(s);
+            } else if S::TILE_VECS == 2 && MR <= 6 {
                 self.pass::<S, MR, 4>(s);
             } else {
                 self.pass::<S, MR, 2>(s);

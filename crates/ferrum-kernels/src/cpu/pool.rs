@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Rounds of a waiting loop that only pause; about 10 µs.
-const SPINS: u32 = 200;
+/// Rounds of a waiting loop that only pause; some 50 µs, the length of the parts of a step that one
+/// thread does alone.
+const SPINS: u32 = 1000;
 /// Rounds after that which give the core away; then the thread sleeps.
 const YIELDS: u32 = 100;
 

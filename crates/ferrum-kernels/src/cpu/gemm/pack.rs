@@ -110,20 +110,11 @@ pub(crate) struct Panels<F> {
     pub(crate) format: PhantomData<F>,
 }
 
-/// How far ahead of a stream the next lines are asked for: the latency of memory at its speed.
-const AHEAD: usize = 2048;
-
 impl<F: Format> Columns for Panels<F> {
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let mut out = [s.zero(); NV];
         for p in 0..NV / 2 {
-            // A panel is a stream of its own, and the next one begins where it ends.
-            let step = PANEL * F::BYTES;
-            for line in (0..step).step_by(64) {
-                let at = p * self.stride + k * step + line + AHEAD;
-                s.prefetch(self.ptr.wrapping_add(at));
-            }
             // SAFETY: the caller says that NV/2 panels have step `k`.
             let [low, high] = unsafe { F::step(s, self.ptr.add(p * self.stride), k) };
             out[2 * p] = low;
