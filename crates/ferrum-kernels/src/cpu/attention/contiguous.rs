@@ -1,0 +1,180 @@
+//! Attention over contiguous memory: head-major caches, and the latent cache of MLA.
+
+use super::{Attention, KEYS, KeyValues, Queries, Rule, Values, check_config};
+use crate::backend::{AttnConfig, FlashShape, HeadsShape, MlaShape};
+use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::check::{elements, require};
+use crate::cpu::exec::{Exec, Scratch};
+use crate::cpu::heads::heads_len;
+use crate::cpu::simd::Simd;
+use ferrum_types::Result;
+use std::ops::Range;
+
+/// Contiguous f32 rows: key `j` of kv head `h` begins at `h·head + j·row`, its value likewise.
+struct Contiguous<'a> {
+    k: &'a [f32],
+    v: &'a [f32],
+    head: usize,
+    row: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl KeyValues for Contiguous<'_> {
+    #[inline(always)]
+    fn keys<S: Simd>(&self, _: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
+        for j in keys {
+            let key = &self.k[at.1 * self.head + j * self.row..][..self.key_dim];
+            for (x, column) in key.iter().zip(out.as_chunks_mut::<KEYS>().0) {
+                column[j % KEYS] = *x;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn values<'a, S: Simd>(
+        &'a self,
+        _: S,
+        at: (usize, usize),
+        keys: Range<usize>,
+        buffer: &'a mut [f32],
+        stride: usize,
+    ) -> Values<'a> {
+        let tile = keys.start / KEYS * KEYS;
+        let first = at.1 * self.head + tile * self.row;
+        if stride == self.value_dim {
+            return Values {
+                data: &self.v[first..],
+                stride: self.row,
+            };
+        }
+        for j in keys {
+            let value = &self.v[at.1 * self.head + j * self.row..][..self.value_dim];
+            buffer[j % KEYS * stride..][..self.value_dim].copy_from_slice(value);
+        }
+        Values {
+            data: buffer,
+            stride,
+        }
+    }
+}
+
+/// Attention over a contiguous head-major cache.
+pub(crate) fn flash_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    (q, k, v): (&CpuBuffer<f32>, &CpuBuffer<f32>, &CpuBuffer<f32>),
+    sinks: Option<&CpuBuffer<f32>>,
+    out: &mut CpuBuffer<f32>,
+    shape: FlashShape,
+    config: &AttnConfig,
+) -> Result<()> {
+    let op = "flash_attention";
+    let rule = check_config(op, config)?;
+    let AttnConfig {
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = *config;
+    let FlashShape {
+        q_len,
+        kv_len,
+        kv_seq_stride,
+        pos_offset,
+    } = shape;
+    require(op, kv_len <= kv_seq_stride, || {
+        format!("kv_len is {kv_len}, expected at most kv_seq_stride, {kv_seq_stride}")
+    })?;
+    let q_shape = HeadsShape {
+        tokens: q_len,
+        heads,
+        head_dim,
+    };
+    let q_size = heads_len(op, q_shape)?;
+    let kv_size = elements(op, &[kv_heads, kv_seq_stride, head_dim])?;
+    let source = Contiguous {
+        k: k.first(op, "k", kv_size)?,
+        v: v.first(op, "v", kv_size)?,
+        head: kv_seq_stride * head_dim,
+        row: head_dim,
+        key_dim: head_dim,
+        value_dim: head_dim,
+    };
+    let strides = (head_dim, q_len * head_dim);
+    let call = Attention {
+        source: &source,
+        rule,
+        q: q.first(op, "q", q_size)?,
+        q_strides: strides,
+        out: SharedMut::new(out.first_mut(op, "out", q_size)?),
+        out_strides: strides,
+        sinks: sinks.map(|x| x.first(op, "sinks", heads)).transpose()?,
+        heads,
+        kv_heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+    };
+    let queries = Queries {
+        first_token: 0,
+        len: q_len,
+        first_index: pos_offset,
+        kv_len,
+    };
+    call.run(exec, scratch, &[queries])
+}
+
+/// Attention of all heads over one latent cache, whose rows are keys and begin with the values.
+pub(crate) fn mla_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    q: &CpuBuffer<f32>,
+    latent: &CpuBuffer<f32>,
+    out: &mut CpuBuffer<f32>,
+    shape: MlaShape,
+) -> Result<()> {
+    let op = "mla_attention";
+    let MlaShape {
+        q_len,
+        kv_len,
+        heads,
+        rank,
+        rope_dim,
+        ..
+    } = shape;
+    let dim = rank.saturating_add(rope_dim);
+    let latent = latent.first(op, "latent", elements(op, &[kv_len, dim])?)?;
+    let source = Contiguous {
+        k: latent,
+        v: latent,
+        head: 0,
+        row: dim,
+        key_dim: dim,
+        value_dim: rank,
+    };
+    let call = Attention {
+        source: &source,
+        rule: Rule {
+            scale: shape.scale,
+            softcap: None,
+            causal: shape.causal,
+            window: None,
+        },
+        q: q.first(op, "q", elements(op, &[q_len, heads, dim])?)?,
+        q_strides: (heads * dim, dim),
+        out: SharedMut::new(out.first_mut(op, "out", elements(op, &[q_len, heads, rank])?)?),
+        out_strides: (heads * rank, rank),
+        sinks: None,
+        heads,
+        kv_heads: 1,
+        key_dim: dim,
+        value_dim: rank,
+    };
+    let queries = Queries {
+        first_token: 0,
+        len: q_len,
+        first_index: shape.pos_offset,
+        kv_len,
+    };
+    call.run(exec, scratch, &[queries])
+}
