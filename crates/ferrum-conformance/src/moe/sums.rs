@@ -5,7 +5,7 @@ use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
 use crate::naive;
-use ferrum_kernels::{BackendMoeFused, MoeRouting, RouteShape};
+use ferrum_kernels::{BackendMoeFused, MoeRouting, NormShape, RouteShape};
 
 struct Sums {
     shape: RouteShape,
@@ -72,11 +72,15 @@ fn weighted_sum_residual<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) ->
 fn weighted_sum_residual_norm<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) -> Check {
     let routing = data.routing(io)?;
     let x = io.input("x", &data.x)?;
-    // The length of a row is that of its weight.
-    let weight = io.exact(&data.norm)?;
+    let weight = io.floats("weight", &data.norm)?;
     let mut residual = io.inout("residual", &data.residual)?;
     let mut out = io.output("out", data.size())?;
-    let (ctx, norm) = (&mut io.ctx, (&weight, EPS));
+    let shape = NormShape {
+        rows: data.shape.tokens,
+        dim: data.dim,
+        eps: EPS,
+    };
+    let (ctx, norm) = (&mut io.ctx, (&weight, shape));
     B::moe_weighted_sum_residual_norm(
         ctx,
         &x,

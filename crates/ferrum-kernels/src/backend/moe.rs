@@ -157,13 +157,13 @@ pub trait BackendMoeFused: Backend {
     ) -> Result<()>;
 
     /// [`moe_weighted_sum_residual`](Self::moe_weighted_sum_residual), then
-    /// `out = rms_norm(residual)` with `norm = (weight, eps)`; `weight` has exactly `dim` elements.
+    /// `out = rms_norm(residual)` with `norm = (weight, shape)`; the shape's `rows` are the tokens.
     fn moe_weighted_sum_residual_norm(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         routing: &MoeRouting<Self>,
         residual: &mut Act<Self>,
-        norm: (&Self::Buffer<f32>, f32),
+        norm: (&Self::Buffer<f32>, NormShape),
         out: &mut Act<Self>,
         shape: RouteShape,
     ) -> Result<()>;

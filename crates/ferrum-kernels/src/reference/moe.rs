@@ -369,16 +369,22 @@ impl BackendMoeFused for ReferenceBackend {
         x: &RefBuffer<f32>,
         routing: &Routing,
         residual: &mut RefBuffer<f32>,
-        (weight, eps): (&RefBuffer<f32>, f32),
+        (weight, norm): (&RefBuffer<f32>, NormShape),
         out: &mut RefBuffer<f32>,
         shape: RouteShape,
     ) -> Result<()> {
         let op = "moe_weighted_sum_residual_norm";
-        let rows = shape.tokens;
-        let dim = weight.0.len();
+        if norm.rows != shape.tokens {
+            let (rows, tokens) = (norm.rows, shape.tokens);
+            return Err(Error::invalid(
+                op,
+                format!("{rows} rows to norm, expected {tokens}, one for each token"),
+            ));
+        }
         // Checked before the residual changes.
-        out.first(op, "out", elements(op, &[rows, dim])?)?;
-        weighted_sum_residual(op, x, routing, residual, shape, dim)?;
-        rms_norm(op, residual, weight, out, NormShape { rows, dim, eps })
+        out.first(op, "out", elements(op, &[norm.rows, norm.dim])?)?;
+        weight.first(op, "weight", norm.dim)?;
+        weighted_sum_residual(op, x, routing, residual, shape, norm.dim)?;
+        rms_norm(op, residual, weight, out, norm)
     }
 }

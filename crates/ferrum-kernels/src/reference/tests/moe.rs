@@ -243,32 +243,26 @@ fn weighted_sums_go_to_tokens() {
     assert_eq!(residual.0, sums.map(|sum| sum + 1.0));
 
     let mut again = buf(&[1.0; 6]);
-    let (weight, eps) = (buf(&[2.0, 0.5]), 1e-5);
+    let weight = buf(&[2.0, 0.5]);
+    let norm = NormShape {
+        rows: 3,
+        dim: 2,
+        eps: 1e-5,
+    };
     let mut normed = poisoned(6);
     R::moe_weighted_sum_residual_norm(
         ctx,
         &x,
         &routing,
         &mut again,
-        (&weight, eps),
+        (&weight, norm),
         &mut normed,
         ROUTE,
     )
     .unwrap();
     assert_eq!(again, residual);
     let mut expected = poisoned(6);
-    R::rms_norm(
-        ctx,
-        &residual,
-        &weight,
-        &mut expected,
-        NormShape {
-            rows: 3,
-            dim: 2,
-            eps,
-        },
-    )
-    .unwrap();
+    R::rms_norm(ctx, &residual, &weight, &mut expected, norm).unwrap();
     assert_eq!(normed, expected);
     assert_short(
         "x",
