@@ -2,9 +2,10 @@
 //! at a time, and do not want to be generic.
 
 use crate::batch::{LogitRows, SeqStep, StepBatch};
-use crate::runner::ModelRunner;
+use crate::runner::{LayerKv, ModelRunner};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_types::{BlockId, Error, Result, SeqId, TokenId};
+use std::ops::Range;
 
 /// Decoding of independent sequences, each with its own cache.
 pub trait DecodeBackend: Send {
@@ -18,8 +19,17 @@ pub trait DecodeBackend: Send {
     /// of its last token, `[vocab]`.
     ///
     /// # Errors
-    /// `InvalidArgument` when `seq` has a cache already, the prompt is empty or no room is left.
-    fn init_kv_cache(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>>;
+    /// `InvalidArgument` when `seq` has a cache already, the prompt is empty or no place is left;
+    /// `ContextOverflow`.
+    fn prefill(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>>;
+
+    /// Gives `seq` a cache with the keys and values of a prompt of `tokens` tokens that ran elsewhere
+    /// (another device, another process). `layers` is in model order.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill); `Shape` when `layers` is not of the model's sizes. Then `seq`
+    /// has no cache.
+    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, layers: &[LayerKv<'_>]) -> Result<()>;
 
     /// Appends `token` to `seq` and gives the logits after it, `[vocab]`.
     ///
@@ -69,7 +79,34 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
             .position(|slot| slot.is_some_and(|s| s.seq == seq))
     }
 
-    fn append(&mut self, index: usize, mut slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
+    /// A free place for `seq`, whose prompt has `tokens` tokens.
+    fn new_slot(&self, op: &'static str, seq: SeqId, tokens: usize) -> Result<(usize, Slot)> {
+        let fail = |reason: String| Err(Error::invalid(op, reason));
+        if tokens == 0 {
+            return fail("the prompt has no token".into());
+        }
+        if self.has_kv_cache(seq) {
+            return fail(format!("sequence {} has a cache already", seq.0));
+        }
+        let Some(index) = self.slots.iter().position(Option::is_none) else {
+            return fail(format!("all {} places are taken", self.slots.len()));
+        };
+        let slot = Slot {
+            seq,
+            prompt_len: tokens,
+            len: 0,
+        };
+        Ok((index, slot))
+    }
+
+    /// Cuts `tokens` into steps and calls `run` with each, and with the range of tokens that it is.
+    fn in_chunks(
+        &mut self,
+        index: usize,
+        slot: Slot,
+        tokens: &[TokenId],
+        mut run: impl FnMut(&mut ModelRunner<B, K>, &StepBatch, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
         let pool = self.runner.pool();
         let capacity = (self.blocks_per_slot * pool.block_size).min(self.runner.config().context);
         let requested = slot.len + tokens.len();
@@ -84,26 +121,32 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
             .map(|b| BlockId(b as u32))
             .collect();
         let chunk = self.runner.config().max_tokens;
-        for part in tokens.chunks(chunk) {
-            let last = slot.len + part.len() == requested;
+        for start in (0..tokens.len()).step_by(chunk) {
+            let part = start..(start + chunk).min(tokens.len());
             self.batch.clear();
             self.batch.push(SeqStep {
-                tokens: part,
-                start: slot.len,
+                tokens: &tokens[part.clone()],
+                start: slot.len + start,
                 prompt_len: slot.prompt_len,
                 blocks: &blocks,
-                logits: if last {
+                logits: if part.end == tokens.len() {
                     LogitRows::Last
                 } else {
                     LogitRows::None
                 },
             })?;
-            self.runner.step(&self.batch)?;
-            slot.len += part.len();
+            run(&mut self.runner, &self.batch, part)?;
         }
+        let len = requested;
+        self.slots[index] = Some(Slot { len, ..slot });
+        Ok(())
+    }
+
+    /// Runs `tokens` and gives the logits of the last one.
+    fn append(&mut self, index: usize, slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
+        self.in_chunks(index, slot, tokens, |runner, batch, _| runner.step(batch))?;
         let mut logits = vec![0.0; self.runner.spec().vocab_size];
         self.runner.read_logits(&mut logits)?;
-        self.slots[index] = Some(slot);
         Ok(logits)
     }
 }
@@ -117,26 +160,29 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> DecodeBackend for Runner
         self.runner.spec().vocab_size
     }
 
-    fn init_kv_cache(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>> {
-        let fail = |reason: String| Err(Error::invalid("init_kv_cache", reason));
-        if prompt.is_empty() {
-            return fail("the prompt has no token".into());
-        }
-        if self.has_kv_cache(seq) {
-            return fail(format!("sequence {} has a cache already", seq.0));
-        }
-        let Some(index) = self.slots.iter().position(Option::is_none) else {
-            return fail(format!("all {} places are taken", self.slots.len()));
-        };
-        self.append(
-            index,
-            Slot {
-                seq,
-                prompt_len: prompt.len(),
-                len: 0,
-            },
-            prompt,
-        )
+    fn prefill(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>> {
+        let (index, slot) = self.new_slot("prefill", seq, prompt.len())?;
+        self.append(index, slot, prompt)
+    }
+
+    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, layers: &[LayerKv<'_>]) -> Result<()> {
+        let (index, slot) = self.new_slot("init_kv_cache", seq, tokens)?;
+        let pool = self.runner.pool();
+        let width = pool.kv_heads * pool.head_dim;
+        self.runner.check_kv(layers, tokens)?;
+        // Only the number of tokens matters: their keys and values are known.
+        let ids = vec![0; tokens];
+        self.in_chunks(index, slot, &ids, |runner, batch, part| {
+            let elements = part.start * width..part.end * width;
+            let layers: Vec<_> = layers
+                .iter()
+                .map(|layer| LayerKv {
+                    keys: &layer.keys[elements.clone()],
+                    values: &layer.values[elements.clone()],
+                })
+                .collect();
+            runner.import_kv(batch, &layers)
+        })
     }
 
     fn decode_step(&mut self, seq: SeqId, token: TokenId) -> Result<Vec<f32>> {

@@ -25,7 +25,7 @@ pub use linear::{DenseLinear, Linear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use plan::{MemoryPlan, memory_plan};
 pub use rope::RopeTables;
-pub use runner::{KvLayout, ModelRunner, RunnerConfig};
+pub use runner::{KvLayout, LayerKv, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
     NormPlacement, RopeScaling, RopeSpec,

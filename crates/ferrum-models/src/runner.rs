@@ -133,7 +133,18 @@ struct Staging<B: LlmBackend> {
     ints: Vec<i32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    logits: Vec<B::Act>,
+    activations: Vec<B::Act>,
+}
+
+/// Keys and values of some tokens in one layer, in host memory: token-major
+/// `[tokens, kv_heads, head_dim]`, keys normed and rotated in the order of the model's
+/// [`RopeStyle`](ferrum_kernels::RopeStyle).
+#[derive(Clone, Copy, Debug)]
+pub struct LayerKv<'a> {
+    /// Keys.
+    pub keys: &'a [f32],
+    /// Values.
+    pub values: &'a [f32],
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -179,7 +190,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
                 cos: vec![0.0; rope_staging],
                 sin: vec![0.0; rope_staging],
-                logits: Vec::with_capacity(spec.vocab_size),
+                activations: Vec::with_capacity(spec.vocab_size),
             },
             ctx: device.new_context()?,
             rows_ready: 0,
@@ -267,6 +278,56 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         Ok(())
     }
 
+    /// Writes keys and values that were computed elsewhere where a [`step`](Self::step) over `batch`
+    /// would write its own. The batch's token ids are not looked at; `layers` is in model order.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); `Shape` when a layer is missing or has another number of elements.
+    pub fn import_kv(&mut self, batch: &StepBatch, layers: &[LayerKv<'_>]) -> Result<()> {
+        self.check_kv(layers, batch.tokens.len())?;
+        self.rows_ready = 0;
+        if batch.tokens.is_empty() {
+            return Ok(());
+        }
+        self.check(batch)?;
+        self.upload(batch)?;
+        // There are at least as many query heads as kv heads, so keys and values fit here.
+        let (k, v) = (&mut self.scratch.q, &mut self.scratch.attn);
+        let staging = &mut self.staging.activations;
+        for (kv, layer) in self.kv.layers.iter_mut().zip(layers) {
+            for (dst, src) in [(&mut *k, layer.keys), (&mut *v, layer.values)] {
+                staging.clear();
+                staging.extend(src.iter().map(|&x| B::Act::from_f32(x)));
+                B::write(&mut self.ctx, dst, 0, staging)?;
+            }
+            B::kv_append(&mut self.ctx, kv, k, v, &self.batch)?;
+        }
+        Ok(())
+    }
+
+    /// Holds imported keys and values of `tokens` tokens against the model's sizes.
+    pub(crate) fn check_kv(&self, layers: &[LayerKv<'_>], tokens: usize) -> Result<()> {
+        let len = tokens.saturating_mul(self.pool.kv_heads * self.pool.head_dim);
+        let count = [("layers", layers.len(), self.spec.layers.len())];
+        let elements = layers.iter().flat_map(|layer| {
+            [
+                ("keys", layer.keys.len(), len),
+                ("values", layer.values.len(), len),
+            ]
+        });
+        for (what, found, expected) in count.into_iter().chain(elements) {
+            if found != expected {
+                return Err(Error::Shape {
+                    op: "import_kv",
+                    what,
+                    found,
+                    expected,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the logits of the last step into `out`: `[logit_rows, vocab]`.
     ///
     /// # Errors
@@ -282,9 +343,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 expected,
             });
         }
-        self.staging.logits.resize(len, B::Act::from_f32(0.0));
-        B::read(&mut self.ctx, &self.logits, 0, &mut self.staging.logits)?;
-        for (out, x) in out.iter_mut().zip(&self.staging.logits) {
+        let staging = &mut self.staging.activations;
+        staging.resize(len, B::Act::from_f32(0.0));
+        B::read(&mut self.ctx, &self.logits, 0, staging)?;
+        for (out, x) in out.iter_mut().zip(staging) {
             *out = x.to_f32();
         }
         Ok(())

@@ -1,0 +1,175 @@
+//! `DecodeBackend`: its steps against whole runs of `transformers`, from a prompt that it ran itself
+//! and from keys and values that `transformers` computed.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32, LlmBackend};
+use ferrum_models::{
+    DecodeBackend, KvLayout, LayerKv, ModelRunner, RunnerConfig, RunnerDecode, load_weights,
+};
+use ferrum_types::{Error, SeqId, TokenId};
+use safetensors::SafeTensors;
+use support::{expected, fixtures, max_difference, open};
+
+/// Fixtures whose outputs hold the keys and values of a prompt.
+const MODELS: [&str; 2] = ["llama-bias", "qwen3"];
+const PROMPT: usize = 8;
+
+/// A decoder with places for two sequences of at most 40 tokens, which runs three tokens at a time.
+fn decoder<B: LlmBackend>(device: &B, name: &str) -> Box<dyn DecodeBackend> {
+    let model = open(&fixtures().join(name));
+    let config = RunnerConfig {
+        context: 40,
+        max_seqs: 2,
+        max_tokens: 3,
+        max_logit_rows: 1,
+        kv_tokens: 80,
+        layout: KvLayout::Paged { block_size: 5 },
+    };
+    let weights = load_weights(device, &model, &mut |_, _| ()).unwrap();
+    let runner = ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, config);
+    Box::new(RunnerDecode::new(runner.unwrap()))
+}
+
+/// Keys and values of a prompt over all layers.
+struct PromptKv {
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl PromptKv {
+    fn of(name: &str) -> Self {
+        let bytes = std::fs::read(fixtures().join(name).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let layers = |name: &str| {
+            let tensor = file.tensor(name).unwrap();
+            assert_eq!(tensor.shape()[1], PROMPT);
+            let layer = tensor.data().len() / tensor.shape()[0];
+            let floats = |b: &[u8]| bytemuck::pod_collect_to_vec(b);
+            tensor.data().chunks_exact(layer).map(floats).collect()
+        };
+        Self {
+            keys: layers("prompt_keys"),
+            values: layers("prompt_values"),
+        }
+    }
+
+    fn layers(&self) -> Vec<LayerKv<'_>> {
+        let layers = self.keys.iter().zip(&self.values);
+        layers
+            .map(|(keys, values)| LayerKv { keys, values })
+            .collect()
+    }
+}
+
+/// Feeds `tokens[PROMPT..]` to sequence `seq` and holds the logits against those of the whole run.
+fn check_steps(decoder: &mut dyn DecodeBackend, seq: SeqId, tokens: &[TokenId], logits: &[f32]) {
+    let vocab = decoder.vocab_size();
+    for at in PROMPT..tokens.len() {
+        let found = decoder.decode_step(seq, tokens[at]).unwrap();
+        let difference = max_difference(&found, &logits[at * vocab..][..vocab]);
+        assert!(
+            difference <= 1e-4,
+            "{}: token {at}: {difference}",
+            decoder.name()
+        );
+    }
+}
+
+fn check<B: LlmBackend>(device: &B) {
+    for name in MODELS {
+        let whole = expected(&fixtures().join(name).join("expected.safetensors"));
+        let mut decoder = decoder(device, name);
+        let vocab = decoder.vocab_size();
+
+        let own = decoder.prefill(SeqId(1), &whole.tokens[..PROMPT]).unwrap();
+        let last = &whole.logits[(PROMPT - 1) * vocab..][..vocab];
+        assert!(max_difference(&own, last) <= 1e-4, "{}: {name}", B::NAME);
+
+        let kv = PromptKv::of(name);
+        decoder
+            .init_kv_cache(SeqId(2), PROMPT, &kv.layers())
+            .unwrap();
+        check_steps(&mut *decoder, SeqId(2), &whole.tokens, &whole.logits);
+        // The other sequence's cache was left alone.
+        check_steps(&mut *decoder, SeqId(1), &whole.tokens, &whole.logits);
+    }
+}
+
+#[test]
+fn steps_equal_a_whole_run_on_the_reference() {
+    check(&ReferenceBackend::open(0).unwrap());
+}
+
+#[test]
+fn steps_equal_a_whole_run_on_the_cpu() {
+    check(&CpuBackend::open(0).unwrap());
+}
+
+#[test]
+fn steps_equal_a_whole_run_on_a_gpu() {
+    match GpuBackend::open(0) {
+        Ok(device) => check(&device),
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
+fn sequences_come_and_go() {
+    let device = CpuBackend::open(0).unwrap();
+    let mut decoder = decoder(&device, MODELS[0]);
+    let first = decoder.prefill(SeqId(7), &[1, 2, 3]).unwrap();
+    assert!(decoder.has_kv_cache(SeqId(7)) && !decoder.has_kv_cache(SeqId(8)));
+    assert!(decoder.release_kv_cache(SeqId(7)));
+    assert!(!decoder.release_kv_cache(SeqId(7)) && !decoder.has_kv_cache(SeqId(7)));
+    // What the place held before is not seen.
+    decoder.prefill(SeqId(8), &[9; 30]).unwrap();
+    decoder.release_kv_cache(SeqId(8));
+    assert_eq!(decoder.prefill(SeqId(9), &[1, 2, 3]).unwrap(), first);
+}
+
+#[test]
+fn wrong_calls_are_refused_and_change_nothing() {
+    let device = CpuBackend::open(0).unwrap();
+    let name = MODELS[0];
+    let mut decoder = decoder(&device, name);
+    let kv = PromptKv::of(name);
+    let layers = kv.layers();
+    let short = [
+        &layers[..layers.len() - 1],
+        &[LayerKv {
+            keys: &[],
+            values: &[],
+        }],
+    ]
+    .concat();
+    let shape = |found: ferrum_types::Result<()>| matches!(found, Err(Error::Shape { .. }));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT, &layers[1..])));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT, &short)));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT - 1, &layers)));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), usize::MAX, &[])));
+    let invalid = |found: Error| matches!(found, Error::InvalidArgument { .. });
+    assert!(invalid(
+        decoder.init_kv_cache(SeqId(1), 0, &layers).unwrap_err()
+    ));
+    assert!(invalid(decoder.prefill(SeqId(1), &[]).unwrap_err()));
+    assert!(invalid(decoder.decode_step(SeqId(1), 0).unwrap_err()));
+    let overflow = decoder.prefill(SeqId(1), &[0; 41]).unwrap_err();
+    assert!(matches!(
+        overflow,
+        Error::ContextOverflow {
+            requested: 41,
+            capacity: 40
+        }
+    ));
+    assert!(!decoder.has_kv_cache(SeqId(1)));
+
+    decoder.init_kv_cache(SeqId(1), PROMPT, &layers).unwrap();
+    assert!(invalid(decoder.prefill(SeqId(1), &[0]).unwrap_err()));
+    decoder.prefill(SeqId(2), &[0]).unwrap();
+    assert!(invalid(decoder.prefill(SeqId(3), &[0]).unwrap_err()));
+}
