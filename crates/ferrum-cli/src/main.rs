@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod failure;
 mod open;
+mod process;
 mod ui;
 
 use clap::Parser;

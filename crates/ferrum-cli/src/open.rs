@@ -7,7 +7,8 @@ use ferrum_engine::{BackendDispatch, KvDtype, Session};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
+use ferrum_models::{MemoryPlan, Model, RunnerConfig, memory_plan, read_model};
 use ferrum_types::TokenId;
 use std::io::Read;
 use std::path::Path;
@@ -106,6 +107,18 @@ pub(crate) fn context(model: &Model, asked: Option<u32>, tokens: usize) -> Outco
 /// The element of the KV cache: what was asked for, else what fits the model.
 pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
     cache.kv_dtype.unwrap_or_else(|| KvDtype::for_model(model))
+}
+
+/// What a run of one sequence with this cache will take on its device.
+pub(crate) fn plan(model: &Model, context: usize, kv: KvDtype) -> MemoryPlan {
+    let config = RunnerConfig::single(context);
+    match kv {
+        KvDtype::F32 => memory_plan::<KvF32>(model, &config),
+        KvDtype::F16 => memory_plan::<KvFp16>(model, &config),
+        KvDtype::Bf16 => memory_plan::<KvBf16>(model, &config),
+        KvDtype::Fp8 => memory_plan::<KvFp8>(model, &config),
+        KvDtype::Int8 => memory_plan::<KvInt8>(model, &config),
+    }
 }
 
 /// Opens the device and loads the model onto it, with a progress bar on a terminal.

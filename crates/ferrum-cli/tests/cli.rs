@@ -216,9 +216,89 @@ fn inspect_plans_what_a_run_takes() {
     assert_eq!(value["chat_template"], true);
     let plan = &value["memory_plan"];
     let part = |name: &str| plan[name].as_u64().unwrap();
-    let sum = part("weights_bytes") + part("kv_bytes") + part("scratch_bytes");
-    assert_eq!(sum, part("peak_bytes"));
+    let parts = [
+        "weights_bytes",
+        "kv_bytes",
+        "scratch_bytes",
+        "program_bytes",
+    ];
+    assert_eq!(parts.map(part).iter().sum::<u64>(), part("peak_bytes"));
     assert!(ok(&["inspect"]).contains("memory for a context of"));
+}
+
+/// A Llama of 200 MB in `dir`, whose weights are all zero and take no place on the disk.
+fn large_model(dir: &Path) {
+    let (hidden, inner, vocab, layers) = (1024, 4096, 8192, 5);
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
+        "intermediate_size": inner, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_hidden_layers": layers, "vocab_size": vocab, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+    });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let mut shapes = vec![
+        ("model.embed_tokens".to_owned(), vec![vocab, hidden]),
+        ("lm_head".to_owned(), vec![vocab, hidden]),
+        ("model.norm".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        shapes.extend([
+            (name("self_attn.q_proj"), vec![hidden, hidden]),
+            (name("self_attn.k_proj"), vec![hidden / 2, hidden]),
+            (name("self_attn.v_proj"), vec![hidden / 2, hidden]),
+            (name("self_attn.o_proj"), vec![hidden, hidden]),
+            (name("mlp.gate_proj"), vec![inner, hidden]),
+            (name("mlp.up_proj"), vec![inner, hidden]),
+            (name("mlp.down_proj"), vec![hidden, inner]),
+            (name("input_layernorm"), vec![hidden]),
+            (name("post_attention_layernorm"), vec![hidden]),
+        ]);
+    }
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in shapes {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        let entry =
+            serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]});
+        header.insert(format!("{name}.weight"), entry);
+    }
+    let header = Value::from(header).to_string();
+    let mut file = std::fs::File::create(dir.join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+}
+
+#[test]
+fn the_memory_plan_is_within_five_percent_of_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    large_model(dir.path());
+    let model = dir.path().display().to_string();
+    let plan = json(&["inspect", "--json", "--context", "264", &model]);
+    let bench = [
+        "--prompt",
+        "256",
+        "--gen",
+        "8",
+        "--repeat",
+        "1",
+        "--backend",
+        "cpu",
+        "--json",
+    ];
+    let run = json(&[&["bench", "--model", &model], &bench[..]].concat());
+    let Some(used) = run["peak_rss_bytes"].as_f64() else {
+        println!("skipped: this system does not tell a process's peak memory");
+        return;
+    };
+    let planned = plan["memory_plan"]["peak_bytes"].as_f64().unwrap();
+    let ratio = used / planned;
+    assert!(
+        (0.95..=1.05).contains(&ratio),
+        "used {used}, planned {planned}: {ratio}"
+    );
 }
 
 #[test]

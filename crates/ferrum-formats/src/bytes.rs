@@ -43,31 +43,17 @@ impl Bytes {
         Ok(Bytes::Mapped(map))
     }
 
-    /// Gives the pages of `part`, a part of these bytes, back to the system. They are read anew if
-    /// somebody looks again; until then they do not count as this process's memory.
-    pub(crate) fn release(&self, part: &[u8]) {
+    /// Gives the pages of a mapped file back to the system. They are read anew if somebody looks
+    /// again; until then they do not count as this process's memory.
+    pub(crate) fn release(&self) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = self {
-            let start = (part.as_ptr() as usize).wrapping_sub(map.as_ptr() as usize);
-            if start
-                .checked_add(part.len())
-                .is_some_and(|end| end <= map.len())
-            {
-                // SAFETY: the map is of a file and read-only, so dropped pages come back with the
-                // file's bytes: nothing that anybody wrote is lost, and no borrow sees a change.
-                let advice = unsafe {
-                    map.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        start,
-                        part.len(),
-                    )
-                };
-                // Only memory is at stake.
-                drop(advice);
-            }
+            // SAFETY: the map is of a file and read-only, so dropped pages come back with the
+            // file's bytes: nothing that anybody wrote is lost, and no borrow sees a change.
+            let advice = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            // Only memory is at stake.
+            drop(advice);
         }
-        #[cfg(not(unix))]
-        let _ = part;
     }
 }
 

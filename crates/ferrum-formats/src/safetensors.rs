@@ -210,11 +210,8 @@ impl TensorSource for Safetensors {
         &self.path
     }
 
-    fn release(&self, view: &TensorView<'_>) {
-        // Only the file that holds the bytes acts on it.
-        for file in &self.files {
-            file.release(view.bytes);
-        }
+    fn release(&self) {
+        self.files.iter().for_each(Bytes::release);
     }
 }
 

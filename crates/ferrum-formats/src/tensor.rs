@@ -152,9 +152,9 @@ pub trait TensorSource {
         })
     }
 
-    /// Says that a tensor's bytes have been copied and will hardly be read again, so that a mapped
-    /// file's pages need not stay in memory beside the copy.
-    fn release(&self, view: &TensorView<'_>);
+    /// Says that what was read so far has been copied, so that a mapped file's pages need not stay in
+    /// memory beside the copy. Bytes that are read again come from the file again.
+    fn release(&self);
 
     /// Bytes of all tensors together.
     fn total_bytes(&self) -> u64 {

@@ -121,6 +121,7 @@ pub fn load_weights<B: LlmBackend>(
         .map(|(i, layer)| loader.layer(i, layer))
         .collect::<Result<Vec<_>>>()?;
     let final_norm = loader.vector(model.names.final_norm, hidden)?;
+    model.tensors().release();
     let loader_total = loader.total;
     (loader.progress)(loader_total, loader_total);
     Ok(DecoderWeights {
@@ -238,9 +239,7 @@ impl<B: LlmBackend> Loader<'_, '_, B> {
             })
             .collect();
         let weight = self.device.from_weight_parts(&weight_parts, cols)?;
-        for (view, _) in &views {
-            tensors.release(view);
-        }
+        tensors.release();
         let bytes: u64 = views.iter().map(|(view, _)| view.bytes.len() as u64).sum();
         self.advance(bytes);
         Ok(Arc::new(weight))

@@ -7,7 +7,7 @@ use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec};
 use ferrum_formats::{TensorDtype, TensorSource};
 use ferrum_kernels::KvDtypeKind;
 
-/// Bytes that a run allocates on its device.
+/// Bytes that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights in the form in which they are kept.
@@ -16,8 +16,11 @@ pub struct MemoryPlan {
     pub kv_per_token: u64,
     /// The whole KV pool.
     pub kv: u64,
-    /// Activations, logits and RoPE tables.
+    /// Activations, logits and RoPE tables, and what backends need to rearrange their inputs.
     pub scratch: u64,
+    /// What the process holds beside them: the program itself and the tokenizer. Known to whoever
+    /// plans, 0 until then.
+    pub program: u64,
 }
 
 impl MemoryPlan {
@@ -26,6 +29,7 @@ impl MemoryPlan {
         self.weights
             .saturating_add(self.kv)
             .saturating_add(self.scratch)
+            .saturating_add(self.program)
     }
 }
 
@@ -37,7 +41,10 @@ pub fn memory_plan<K: KvDtypeKind>(model: &Model, config: &RunnerConfig) -> Memo
     let layer_bytes = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
     let kv = layer_bytes.saturating_mul(layers);
     let tokens = (pool.blocks * pool.block_size).max(1) as u64;
-    let widths: usize = scratch_widths(spec).iter().sum();
+    let widths = scratch_widths(spec);
+    // A backend may pack the widest input of a product once more.
+    let packed = widths.iter().max().copied().unwrap_or(0) / 2;
+    let widths = widths.iter().sum::<usize>() + packed;
     // Logits are held on the device and once more where the sampler reads them.
     let floats = config.max_tokens * widths
         + 2 * config.max_logit_rows * spec.vocab_size
@@ -47,6 +54,7 @@ pub fn memory_plan<K: KvDtypeKind>(model: &Model, config: &RunnerConfig) -> Memo
         kv_per_token: kv / tokens,
         kv,
         scratch: 4 * floats as u64,
+        program: 0,
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::args::{BenchArgs, CacheArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
+use crate::process;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendDispatch, Session};
 use ferrum_kernels::cpu::peak;
@@ -34,6 +35,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         context: None,
     };
     let kv = open::kv_dtype(&model, &cache);
+    // What is measured is what `run` would do, which needs a tokenizer before its first token.
+    let tokenizer = open::tokenizer_of(&model);
     let (mut session, dispatch) = open::load(&model, &args.device, config, kv)?;
     let load_s = started.elapsed().as_secs_f64();
     let prompt = random_tokens(prompt_len, model.spec.vocab_size);
@@ -41,16 +44,21 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     once(&mut session, &prompt, gen_len.min(4))?;
     let mut samples = Vec::new();
     let mut limits = Vec::new();
+    let mut peak_rss = None;
     for _ in 0..args.repeat {
-        limits.extend(Limits::measure(&dispatch)?);
         samples.push(once(&mut session, &prompt, gen_len)?);
+        // Before the limits are measured, which takes memory of its own.
+        peak_rss = peak_rss.or_else(|| process::memory().map(|memory| memory.peak));
+        limits.extend(Limits::measure(&dispatch)?);
     }
+    drop(tokenizer);
     let report = Report {
         model: &model,
         dispatch: &dispatch,
         prompt_len,
         gen_len,
         kv: kv.to_string(),
+        kv_per_token: open::plan(&model, needed, kv).kv_per_token,
         load_s,
         first_token_s: median(samples.iter().map(|s| s.first_token_s)),
         decode_s: median(samples.iter().map(|s| s.decode_s)),
@@ -58,6 +66,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
             read_bandwidth: median(limits.iter().map(|l| l.read_bandwidth)),
             fma_flops: median(limits.iter().map(|l| l.fma_flops)),
         }),
+        peak_rss,
     };
     if args.json {
         show_json(&report.json())
@@ -108,10 +117,12 @@ struct Report<'a> {
     prompt_len: usize,
     gen_len: usize,
     kv: String,
+    kv_per_token: u64,
     load_s: f64,
     first_token_s: f64,
     decode_s: f64,
     limits: Option<Limits>,
+    peak_rss: Option<u64>,
 }
 
 impl Report<'_> {
@@ -123,9 +134,11 @@ impl Report<'_> {
         self.gen_len as f64 / self.decode_s
     }
 
-    /// Bytes of weights that a decode step reads.
+    /// Bytes that a decode step reads: the weights, and half-way through the answer the keys and
+    /// values of all tokens before it.
     fn bytes_per_token(&self) -> u64 {
-        self.model.decode_bytes()
+        let context = self.prompt_len + self.gen_len / 2;
+        self.model.decode_bytes() + self.kv_per_token * context as u64
     }
 
     /// Multiplications and additions of one prompt token in matrix products.
@@ -161,7 +174,7 @@ impl Report<'_> {
             "fma_peak_flops": self.limits.as_ref().map(|l| l.fma_flops),
             "decode_bandwidth_share": shares.map(|s| s.0),
             "prefill_fma_share": shares.map(|s| s.1),
-            "peak_rss_bytes": peak_rss(),
+            "peak_rss_bytes": self.peak_rss,
         })
     }
 
@@ -181,7 +194,7 @@ impl Report<'_> {
             let peak = limits.read_bandwidth / 1e9;
             text += &format!(", {:.0} % of {peak:.1} GB/s (read)", 100.0 * share);
         }
-        if let Some(bytes) = peak_rss() {
+        if let Some(bytes) = self.peak_rss {
             text += &format!("\npeak memory   {:>10}", human_bytes(bytes));
         }
         text + "\n"
@@ -209,14 +222,4 @@ fn random_tokens(n: usize, vocab: usize) -> Vec<TokenId> {
         ((state >> 33) as usize % vocab.max(2)) as TokenId & !1
     };
     (0..n).map(|_| next()).collect()
-}
-
-/// Most memory that this process has held, where the system tells (Linux).
-fn peak_rss() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }

@@ -3,14 +3,12 @@
 use crate::args::InspectArgs;
 use crate::failure::Outcome;
 use crate::open;
+use crate::process;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::KvDtype;
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
-use ferrum_models::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model, RunnerConfig, memory_plan,
-};
+use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +19,10 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let tokenizer = open::tokenizer_of(&model);
     let context = open::context(&model, args.cache.context, 0)?;
     let kv = open::kv_dtype(&model, &args.cache);
-    let plan = plan(&model, context, kv);
+    // A run holds what this process holds by now, less the pages of the file.
+    model.tensors().release();
+    let mut plan = open::plan(&model, context, kv);
+    plan.program = process::memory().map_or(0, |memory| memory.resident);
     if args.json {
         return show_json(&as_json(
             &model,
@@ -52,6 +53,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         ("KV per token", plan.kv_per_token),
         ("KV cache", plan.kv),
         ("scratch", plan.scratch),
+        ("program", plan.program),
         ("peak", plan.peak()),
     ] {
         let _ = writeln!(text, "  {name:<12} {:>10}", human_bytes(bytes));
@@ -63,17 +65,6 @@ fn has_template(model: &Model, tokenizer: Option<&Tokenizer>) -> Outcome<bool> {
     match tokenizer {
         Some(tokenizer) => Ok(open::template_of(model, tokenizer)?.is_some()),
         None => Ok(false),
-    }
-}
-
-fn plan(model: &Model, context: usize, kv: KvDtype) -> MemoryPlan {
-    let config = RunnerConfig::single(context);
-    match kv {
-        KvDtype::F32 => memory_plan::<KvF32>(model, &config),
-        KvDtype::F16 => memory_plan::<KvFp16>(model, &config),
-        KvDtype::Bf16 => memory_plan::<KvBf16>(model, &config),
-        KvDtype::Fp8 => memory_plan::<KvFp8>(model, &config),
-        KvDtype::Int8 => memory_plan::<KvInt8>(model, &config),
     }
 }
 
@@ -253,6 +244,7 @@ fn as_json(
             "kv_bytes_per_token": plan.kv_per_token,
             "kv_bytes": plan.kv,
             "scratch_bytes": plan.scratch,
+            "program_bytes": plan.program,
             "peak_bytes": plan.peak(),
         },
         "tensors": tensors,

@@ -315,8 +315,8 @@ impl TensorSource for Gguf {
         &self.path
     }
 
-    fn release(&self, view: &TensorView<'_>) {
-        self.bytes.release(view.bytes);
+    fn release(&self) {
+        self.bytes.release();
     }
 }
 

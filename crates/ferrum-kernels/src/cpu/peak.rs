@@ -20,7 +20,7 @@ const WIDE_SUMS: usize = 12;
 /// The same where a vector takes several registers.
 const NARROW_SUMS: usize = 6;
 
-/// Bytes per second that the device's threads read from memory together; the best of several passes.
+/// Bytes per second that the device's threads read from memory together, in a typical pass.
 ///
 /// # Errors
 /// [`OutOfMemory`](ferrum_types::Error::OutOfMemory) when there is no room for 256 MiB.
@@ -32,7 +32,7 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     let data = data.as_slice();
     let parts = exec.pool.threads() * 8;
     let part = data.len() / parts / (STREAMS * LANES) * (STREAMS * LANES);
-    let seconds = best(|| {
+    let seconds = typical(|| {
         exec.pool.run(parts, &|i, _| {
             black_box(exec.level.run(Sum(&data[i * part..][..part])));
         });
@@ -40,13 +40,13 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     Ok((parts * part * 4) as f64 / seconds)
 }
 
-/// f32 operations (a multiply-add counts two) per second of all the device's threads; the best of
-/// several stretches.
+/// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
+/// typical stretch.
 pub fn fma_peak(device: &CpuBackend) -> f64 {
     let exec = device.exec();
     let tasks = exec.pool.threads() * 4;
     let sums = exec.level.run(Chains(black_box(1.0))).1;
-    let seconds = best(|| {
+    let seconds = typical(|| {
         exec.pool.run(tasks, &|_, _| {
             black_box(exec.level.run(Chains(black_box(1.0))));
         });
@@ -54,16 +54,18 @@ pub fn fma_peak(device: &CpuBackend) -> f64 {
     (tasks * ROUNDS * sums * LANES * 2) as f64 / seconds
 }
 
-/// The shortest of repeated runs, in seconds.
-fn best(mut run: impl FnMut()) -> f64 {
+/// The median of repeated runs, in seconds. The best would be the speed of a lucky moment, which no
+/// work of seconds can hold.
+fn typical(mut run: impl FnMut()) -> f64 {
     let begin = Instant::now();
-    let mut shortest = f64::INFINITY;
-    while begin.elapsed() < TIME {
+    let mut times = Vec::new();
+    while times.is_empty() || begin.elapsed() < TIME {
         let start = Instant::now();
         run();
-        shortest = shortest.min(start.elapsed().as_secs_f64());
+        times.push(start.elapsed().as_secs_f64());
     }
-    shortest
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 /// Reads and adds up, along several streams: one alone is held back by the latency of memory.
