@@ -38,6 +38,13 @@ pub(crate) enum Command {
     Verify(VerifyCommand),
 }
 
+/// A token id, for which spaces around it do not count.
+fn token_id(text: &str) -> Result<u32, String> {
+    let text = text.trim();
+    text.parse()
+        .map_err(|_| format!("found \"{text}\", expected a token id such as 42"))
+}
+
 /// Which device.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceArgs {
@@ -66,7 +73,8 @@ impl DeviceArgs {
 /// Which KV cache.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CacheArgs {
-    /// Element of the KV cache: f32, f16, bf16 [default: f32 for f32 models, else f16]
+    /// Element of the KV cache: f32, f16 or bf16; on the reference backend also fp8 or int8
+    /// [default: f32 for f32 models, else f16]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDtype>,
 
@@ -94,7 +102,7 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 
     /// Most tokens to generate [default: until the model ends or the context is full]
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<usize>,
 
     /// End the answer at this text; can be given several times
@@ -114,7 +122,7 @@ pub(crate) struct RunArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
 
     /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
@@ -122,15 +130,15 @@ pub(crate) struct SamplingArgs {
     pub(crate) top_k: Option<usize>,
 
     /// Choose among tokens that together have this probability [default: the model's, else 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
 
     /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
 
     /// Make recent tokens less likely; 1: no [default: the model's, else 1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) repeat_penalty: Option<f32>,
 
     /// Same seed, same text [default: another one each time]
@@ -159,7 +167,8 @@ pub(crate) struct LogitsArgs {
     pub(crate) model: Option<PathBuf>,
 
     /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id,
+          allow_negative_numbers = true)]
     pub(crate) tokens: Vec<u32>,
 
     /// Text instead of ids; special tokens are added
@@ -227,7 +236,8 @@ pub(crate) struct DetokenizeArgs {
     pub(crate) model: Option<PathBuf>,
 
     /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true,
+          value_parser = token_id, allow_negative_numbers = true)]
     pub(crate) tokens: Vec<u32>,
 
     /// Leave out special tokens
@@ -248,6 +258,14 @@ pub(crate) struct TemplateArgs {
     /// JSON file with a list of tools, as in OpenAI's API
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
+
+    /// Text of the token that begins a sequence, for a .jinja file, which does not say
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) bos_token: Option<String>,
+
+    /// Text of the token that ends a sequence, for a .jinja file, which does not say
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) eos_token: Option<String>,
 
     /// Do not begin an answer at the end
     #[arg(long)]

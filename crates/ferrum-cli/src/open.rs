@@ -19,8 +19,11 @@ static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
 /// Longest context that is allocated when nobody asks for more.
 const DEFAULT_CONTEXT: usize = 4096;
 
-/// Most bytes that are read from a file of text or JSON, or from standard input.
-const MAX_TEXT: u64 = 1 << 30;
+/// Most bytes that are read from a file of text, or from standard input.
+const MAX_TEXT: u64 = 256 << 20;
+
+/// Most bytes that are read from a file of messages or tools, or from a template.
+const MAX_JSON: u64 = 16 << 20;
 
 fn demo() -> Outcome<Gguf> {
     Ok(Gguf::from_static(DEMO)?)
@@ -60,12 +63,25 @@ pub(crate) fn tokenizer(path: Option<&Path>) -> Outcome<Tokenizer> {
     Ok(match path {
         None => Tokenizer::from_gguf(&demo()?)?,
         Some(path) if path.is_dir() => Tokenizer::from_hf_dir(path)?,
+        // What stands beside the file belongs to it.
+        Some(path)
+            if path
+                .file_name()
+                .is_some_and(|name| name == "tokenizer.json") =>
+        {
+            let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            Tokenizer::from_hf_dir(beside.unwrap_or(Path::new(".")))?
+        }
         Some(path) => Tokenizer::from_gguf(&Gguf::open(path)?)?,
     })
 }
 
 /// A chat template from a model, a folder with tokenizer files or a `.jinja` file.
-pub(crate) fn template(path: Option<&Path>) -> Outcome<ChatTemplate> {
+/// `special` is what a bare `.jinja` file has no other source for: names and texts of tokens.
+pub(crate) fn template(
+    path: Option<&Path>,
+    special: impl IntoIterator<Item = (&'static str, String)>,
+) -> Outcome<ChatTemplate> {
     let of_gguf = |gguf: &Gguf| -> Outcome<Option<ChatTemplate>> {
         Ok(ChatTemplate::from_gguf(gguf, &Tokenizer::from_gguf(gguf)?)?)
     };
@@ -77,8 +93,9 @@ pub(crate) fn template(path: Option<&Path>) -> Outcome<ChatTemplate> {
                 .extension()
                 .is_some_and(|e| e == "jinja" || e == "jinja2") =>
         {
-            let no_specials: [(String, String); 0] = [];
-            Some(ChatTemplate::from_source(&read_text(path)?, no_specials)?)
+            let source = read_json_text(path)?;
+            let template = ChatTemplate::from_source(&source, special);
+            Some(template.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?)
         }
         Some(path) => of_gguf(&Gguf::open(path)?)?,
     };
@@ -92,16 +109,22 @@ pub(crate) fn template(path: Option<&Path>) -> Outcome<ChatTemplate> {
 
 /// The context to allocate: what was asked for, else enough for `tokens`, within what the model was
 /// made for.
-pub(crate) fn context(model: &Model, asked: Option<u32>, tokens: usize) -> Outcome<usize> {
-    let most = model.spec.context_length;
-    match asked.map(|n| n as usize) {
-        Some(n) if n > most => {
-            let message = format!("--context {n}: the model was made for at most {most} tokens");
-            Err(Failure::new(message))
-        }
-        Some(n) => Ok(n),
-        None => Ok(most.min(tokens.max(DEFAULT_CONTEXT))),
+pub(crate) fn context(model: &Model, asked: Option<u32>, tokens: usize) -> usize {
+    match asked {
+        Some(n) => exactly(model, n as usize),
+        None => model.spec.context_length.min(tokens.max(DEFAULT_CONTEXT)),
     }
+}
+
+/// A context of `tokens`, with a remark when that is more than the model was made for.
+pub(crate) fn exactly(model: &Model, tokens: usize) -> usize {
+    let most = model.spec.context_length;
+    if tokens > most {
+        ui::say(&format!(
+            "note: {tokens} tokens of context, and the model was made for {most}"
+        ));
+    }
+    tokens
 }
 
 /// The element of the KV cache: what was asked for, else what fits the model.
@@ -157,16 +180,23 @@ pub(crate) fn check_tokens(tokens: &[TokenId], vocab: usize) -> Outcome {
 
 /// A text file, or standard input for `-`.
 pub(crate) fn read_text(path: &Path) -> Outcome<String> {
+    read(path, MAX_TEXT)
+}
+
+/// A file of JSON or a template, or standard input for `-`.
+pub(crate) fn read_json_text(path: &Path) -> Outcome<String> {
+    read(path, MAX_JSON)
+}
+
+fn read(path: &Path, most: u64) -> Outcome<String> {
     if path == Path::new("-") {
         return read_stdin();
     }
     let fail = |e: std::io::Error| Failure::new(format!("{}: {e}", path.display()));
     let file = std::fs::File::open(path).map_err(fail)?;
     let mut bytes = Vec::new();
-    file.take(MAX_TEXT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(fail)?;
-    to_text(&path.display().to_string(), bytes)
+    file.take(most + 1).read_to_end(&mut bytes).map_err(fail)?;
+    to_text(&path.display().to_string(), bytes, most)
 }
 
 /// All of standard input.
@@ -176,14 +206,13 @@ pub(crate) fn read_stdin() -> Outcome<String> {
         .lock()
         .take(MAX_TEXT + 1)
         .read_to_end(&mut bytes)?;
-    to_text("standard input", bytes)
+    to_text("standard input", bytes, MAX_TEXT)
 }
 
-fn to_text(name: &str, bytes: Vec<u8>) -> Outcome<String> {
-    if bytes.len() as u64 > MAX_TEXT {
-        return Err(Failure::new(format!(
-            "{name} is larger than {MAX_TEXT} bytes"
-        )));
+fn to_text(name: &str, bytes: Vec<u8>, most: u64) -> Outcome<String> {
+    if bytes.len() as u64 > most {
+        let message = format!("{name} is larger than {most} bytes");
+        return Err(Failure::new(message));
     }
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();

@@ -371,6 +371,21 @@ fn wrong_use_is_one_clear_sentence() {
     let missing = missing_tensor(dir.path());
     let unknown = unknown_architecture(dir.path());
     let shape = wrong_shape(dir.path());
+    let advice = copy_fixture(dir.path(), "advice", |_| ());
+    let advised = Path::new(&advice).join("generation_config.json");
+    std::fs::write(advised, r#"{"do_sample": true, "temperature": -1.0}"#).unwrap();
+    let layers = copy_fixture(dir.path(), "layers", |c| {
+        c["num_hidden_layers"] = 1_000_000.into();
+    });
+    let longrope = copy_fixture(dir.path(), "longrope", |c| {
+        c["rope_parameters"] = serde_json::json!({
+            "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0],
+        });
+    });
+    let not_a_number = copy_fixture(dir.path(), "nan", |c| c["rms_norm_eps"] = "NaN".into());
+    let config = Path::new(&not_a_number).join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"NaN\"", "NaN")).unwrap();
     let long = "word ".repeat(3000);
     let cases: &[(&[&str], &[u8], &str)] = &[
         (&["run", ""], b"", "the prompt is empty"),
@@ -404,12 +419,44 @@ fn wrong_use_is_one_clear_sentence() {
             "expected",
         ),
         (&["run", &long], b"", "context overflow"),
-        (
-            &["run", "--context", "4000000", "hi"],
-            b"",
-            "was made for at most",
-        ),
         (&["run", "--top-p", "7", "hi"], b"", "top-p: found 7"),
+        (
+            &["run", "--temperature", "-1", "hi"],
+            b"",
+            "temperature: found -1, expected a number of at least 0",
+        ),
+        (
+            &["run", "--repeat-penalty", "0", "hi"],
+            b"",
+            "repeat-penalty: found 0, expected a number above 0",
+        ),
+        (&["run", "--device", "9", "hi"], b"", "name the backend too"),
+        (
+            &["run", "--backend", "cpu", "--device", "1", "hi"],
+            b"",
+            "device number 1 does not exist",
+        ),
+        (
+            &["run", "--model", &advice, "hi"],
+            b"",
+            "generation_config.json: sampling: temperature: found -1",
+        ),
+        (
+            &["logits", "--model", &layers, "--tokens", "1"],
+            b"",
+            "config.json: field \"num_hidden_layers\": found number 1000000, expected 1 to 10000",
+        ),
+        (
+            &["logits", "--model", &longrope, "--tokens", "1"],
+            b"",
+            "config.json: RoPE type longrope",
+        ),
+        (
+            &["logits", "--model", &not_a_number, "--tokens", "1"],
+            b"",
+            "field \"rms_norm_eps\": found string \"NaN\"",
+        ),
+        (&["logits", "--prompt", ""], b"", "the prompt has no token"),
         (&["run", "--backend", "cuda", "hi"], b"", "no CUDA backend"),
         (
             &["run", "--backend", "cpu", "--kv-dtype", "int8", "hi"],
@@ -482,6 +529,80 @@ fn missing_tensor(dir: &Path) -> String {
     bytes[at + 1..at + 6].copy_from_slice(b"nodel");
     std::fs::write(&file, bytes).unwrap();
     folder
+}
+
+#[test]
+fn arguments_that_clap_refuses_say_what_was_expected() {
+    for (tokens, found) in [("1,x", "\"x\""), ("", "\"\""), ("-1", "\"-1\"")] {
+        let output = ferrum(&["logits", "--tokens", tokens]);
+        let words = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        let expected = format!("found {found}, expected a token id");
+        assert!(words.contains(&expected), "{words}");
+    }
+    assert_eq!(
+        ok(&["detokenize", "--tokens", "5, 6"]),
+        ok(&["detokenize", "--tokens", "5,6"])
+    );
+}
+
+/// Dynamic RoPE begins where the trained context ends, so a run has to get there.
+#[test]
+fn a_context_may_be_longer_than_the_trained_one() {
+    let ids = (0..40)
+        .map(|i| (i * 7 % 250).to_string())
+        .collect::<Vec<_>>();
+    let model = fixture("llama-dynamic");
+    let long = json(&[
+        "logits",
+        "--model",
+        &model,
+        "--tokens",
+        &ids.join(","),
+        "--json",
+    ]);
+    assert_eq!(long["logits"].as_array().unwrap().len(), 40);
+    let output = ferrum(&["run", "--context", "3000", "-n", "1", "hi"]);
+    assert!(output.status.success());
+    let words = stderr(&output);
+    assert!(
+        words.contains("note: 3000 tokens of context, and the model was made for"),
+        "{words}"
+    );
+}
+
+#[test]
+fn a_written_out_prompt_may_hold_special_tokens() {
+    let count = |prompt: &str| {
+        let output = ferrum(&["run", "--raw", "--temperature", "0", "-n", "1", prompt]);
+        let words = stderr(&output);
+        let (_, rest) = words.split_once("prompt: ").unwrap();
+        rest.split(' ').next().unwrap().parse::<usize>().unwrap()
+    };
+    assert_eq!(count("<|im_end|>"), 1);
+}
+
+#[test]
+fn a_piped_prompt_ends_without_its_end_of_line() {
+    let prompt = "What is 7 plus 5?";
+    let args = ["run", "--temperature", "0"];
+    let piped = ferrum_with_input(&args, format!("{prompt}\n").as_bytes());
+    let given = ferrum(&[&args[..], &[prompt]].concat());
+    assert_eq!(stdout(&piped), stdout(&given));
+}
+
+#[test]
+fn a_template_file_gets_its_special_tokens_by_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = dir.path().join("t.jinja").display().to_string();
+    let source = "{{ bos_token + messages[0]['content'] + eos_token }}";
+    std::fs::write(&template, source).unwrap();
+    let messages = br#"[{"role": "user", "content": "hi"}]"#;
+    let args = ["template", "--model", &template, "--messages", "-"];
+    let flags = ["--bos-token", "<s>", "--eos-token", "</s>"];
+    let output = ferrum_with_input(&[&args[..], &flags].concat(), messages);
+    assert_eq!(stdout(&output), "<s>hi</s>");
+    assert!(fails(&args, messages).contains("t.jinja: chat template, line 1"));
 }
 
 #[test]

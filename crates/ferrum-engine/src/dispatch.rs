@@ -193,6 +193,18 @@ impl BackendDispatch {
         model_bytes: u64,
         options: BackendOptions,
     ) -> Result<Self> {
+        let ordinal = options.ordinal;
+        if ordinal > 0 && matches!(kind, BackendKind::Auto | BackendKind::Cpu) {
+            let hint = match kind {
+                BackendKind::Auto => "name the backend too, such as --backend vulkan",
+                _ => "leave out --device",
+            };
+            return Err(Error::NoDevice {
+                backend: name_of(BackendKind::NAMES, kind),
+                reason: format!("device number {ordinal} does not exist"),
+                hint: hint.into(),
+            });
+        }
         let gpu = |api| GpuBackend::open_kind(api, options.ordinal).map(Self::Gpu);
         match kind {
             BackendKind::Auto => {

@@ -59,10 +59,12 @@ impl SamplingParams {
         ];
         for (name, value, low, high) in checks {
             if !(value >= low && value <= high) {
-                let range = if high == f32::MAX {
-                    "≥ 0".into()
-                } else {
+                let range = if high < f32::MAX {
                     format!("{low} to {high}")
+                } else if low == 0.0 {
+                    "a number of at least 0".into()
+                } else {
+                    "a number above 0".into()
                 };
                 let reason = format!("{name}: found {value}, expected {range}");
                 return Err(Error::invalid("sampling", reason));

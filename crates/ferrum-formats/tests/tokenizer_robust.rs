@@ -331,3 +331,59 @@ fn fixture_models_tokenize_alike_from_both_files() {
     }
     assert!(compared > 0, "no fixture model has both files");
 }
+
+/// A `tokenizer.json` with this normalizer, in a folder of its own.
+fn with_normalizer(dir: &std::path::Path, normalizer: serde_json::Value) -> std::path::PathBuf {
+    let file = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"},
+    });
+    std::fs::write(dir.join("tokenizer.json"), file.to_string()).unwrap();
+    dir.into()
+}
+
+#[test]
+fn normalizers_that_blow_texts_up_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let replace = |pattern: serde_json::Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
+    let any = || serde_json::json!({"Regex": "."});
+    let growing = replace(any(), &"x".repeat(10));
+    let prefix = serde_json::json!({"type": "Prepend", "prepend": "x".repeat(2000)});
+    let sequence = |steps: Vec<serde_json::Value>| serde_json::json!({"type": "Sequence", "normalizers": steps});
+    let cases = [
+        (
+            replace(serde_json::json!({"String": ""}), "x"),
+            "replaces the empty text",
+        ),
+        (
+            sequence(vec![growing.clone(); 12]),
+            "multiplies a text by up to 1000000000000",
+        ),
+        (prefix, "adds 2000 bytes"),
+    ];
+    for (normalizer, expected) in cases {
+        let found = Tokenizer::from_hf_dir(&with_normalizer(dir.path(), normalizer));
+        let said = found.unwrap_err().to_string();
+        assert!(said.contains("tokenizer.json: normalizer: "), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+    let harmless = sequence(vec![
+        growing,
+        replace(serde_json::json!({"String": " "}), "▁"),
+    ]);
+    assert!(Tokenizer::from_hf_dir(&with_normalizer(dir.path(), harmless)).is_ok());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_tokenizer_file_must_be_a_file() {
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let dir = tempfile::tempdir().unwrap();
+        with_normalizer(dir.path(), serde_json::Value::Null);
+        let _ = std::fs::remove_file(dir.path().join(name));
+        std::os::unix::fs::symlink("/dev/zero", dir.path().join(name)).unwrap();
+        let said = Tokenizer::from_hf_dir(dir.path()).unwrap_err().to_string();
+        assert!(said.contains("is not a regular file"), "{said}");
+    }
+}

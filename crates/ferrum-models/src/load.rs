@@ -35,10 +35,11 @@ pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 pub fn read_model(source: ModelSource) -> Result<Model> {
     let (family, spec, names) = families::read_spec(&source)?;
     spec.validate().map_err(|reason| {
-        Error::Model(format!(
-            "{}: {reason}",
-            tensors_of(&source).path_hint().display()
-        ))
+        let path = match &source {
+            ModelSource::Gguf(gguf) => gguf.path(),
+            ModelSource::Hf(folder) => folder.config.path(),
+        };
+        Error::Model(format!("{}: {reason}", path.display()))
     })?;
     Ok(Model {
         source,

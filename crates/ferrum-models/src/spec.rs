@@ -198,7 +198,7 @@ impl DecoderSpec {
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return Err(format!(
-                "norm epsilon: found {}, expected ≥ 0",
+                "norm epsilon: found {}, expected a finite number of at least 0",
                 self.norm_eps
             ));
         }

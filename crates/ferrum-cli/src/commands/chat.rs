@@ -61,7 +61,7 @@ pub(super) fn chat(
         } else {
             prompter
                 .tokenizer
-                .encode(&line, EncodeOptions::TEXT)
+                .encode(&line, EncodeOptions::WRITTEN)
                 .map_err(Failure::from)
         };
         let go_on = &mut || !interrupted.load(Ordering::Relaxed);

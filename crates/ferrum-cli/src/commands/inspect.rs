@@ -17,7 +17,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let model = open::model(args.model.as_deref())?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = open::tokenizer_of(&model);
-    let context = open::context(&model, args.cache.context, 0)?;
+    let context = open::context(&model, args.cache.context, 0);
     let kv = open::kv_dtype(&model, &args.cache);
     // A run holds what this process holds by now, less the pages of the file.
     model.tensors().release();

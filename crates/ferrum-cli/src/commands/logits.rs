@@ -1,7 +1,7 @@
 //! `ferrum logits`: what a model thinks at every position.
 
 use crate::args::LogitsArgs;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::open;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_models::RunnerConfig;
@@ -17,11 +17,14 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
     let model = open::model(args.model.as_deref())?;
     let vocab = model.spec.vocab_size;
     let tokens = match &args.prompt {
-        Some(prompt) => open::tokenizer_of(&model)?.encode(prompt, EncodeOptions::TEXT)?,
+        Some(prompt) => open::tokenizer_of(&model)?.encode(prompt, EncodeOptions::WRITTEN)?,
         None => args.tokens,
     };
     open::check_tokens(&tokens, vocab)?;
-    let context = open::context(&model, None, tokens.len())?;
+    if tokens.is_empty() {
+        return Err(Failure::new("the prompt has no token"));
+    }
+    let context = open::exactly(&model, tokens.len());
     let config = RunnerConfig {
         max_logit_rows: ROWS,
         ..RunnerConfig::single(context)

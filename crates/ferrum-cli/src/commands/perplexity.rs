@@ -24,7 +24,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
     }
     let vocab = model.spec.vocab_size;
     let window = match args.cache.context {
-        Some(_) => open::context(&model, args.cache.context, 0)?,
+        Some(_) => open::context(&model, args.cache.context, 0),
         None => WINDOW.min(model.spec.context_length),
     };
     let config = RunnerConfig {

@@ -22,7 +22,7 @@ pub(super) struct Prompter {
 impl Prompter {
     /// The tokens of a prompt that is continued as it is.
     fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
-        Ok(self.tokenizer.encode(prompt, EncodeOptions::TEXT)?)
+        Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
     }
 
     /// The tokens of a conversation, up to where the answer begins.
@@ -48,10 +48,10 @@ pub(super) fn message(role: &str, content: &str) -> Value {
 
 pub(crate) fn run(args: RunArgs) -> Outcome {
     let prompt = match &args.prompt {
-        Some(prompt) if prompt == "-" => Some(open::read_stdin()?),
+        Some(prompt) if prompt == "-" => Some(piped_prompt()?),
         Some(prompt) => Some(prompt.clone()),
         None if std::io::stdin().is_terminal() => None,
-        None => Some(open::read_stdin()?),
+        None => Some(piped_prompt()?),
     };
     if prompt.as_deref().is_some_and(|p| p.trim().is_empty()) {
         let hint = "give one as an argument or through a pipe; without either, `ferrum run` on a terminal opens a chat";
@@ -73,7 +73,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
     match prompt {
         Some(prompt) => answer(&args, &model, &prompter, &wanted, &prompt),
         None => {
-            let context = open::context(&model, args.cache.context, 0)?;
+            let context = open::context(&model, args.cache.context, 0);
             let mut session = load(&args, &model, context)?;
             chat::chat(
                 &mut session,
@@ -84,6 +84,18 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
             )
         }
     }
+}
+
+/// The prompt on standard input, without the end of line that shells add.
+fn piped_prompt() -> Outcome<String> {
+    let mut prompt = open::read_stdin()?;
+    if prompt.ends_with('\n') {
+        prompt.pop();
+        if prompt.ends_with('\r') {
+            prompt.pop();
+        }
+    }
+    Ok(prompt)
 }
 
 /// One prompt, one answer.
@@ -102,7 +114,7 @@ fn answer(
         prompter.chat(&messages)?
     };
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
-    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most))?;
+    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
         let (requested, capacity) = (tokens.len(), context);
         return Err(ferrum_types::Error::ContextOverflow {
@@ -200,7 +212,23 @@ fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
             seed: None,
         },
     };
-    let params = SamplingParams {
+    let checked = |params: SamplingParams| params.validate().map(|()| params);
+    // The model's own words first, so that whoever wrote them is named.
+    checked(SamplingParams {
+        temperature: advice.temperature.unwrap_or(0.0),
+        top_p: advice.top_p.unwrap_or(1.0),
+        min_p: advice.min_p.unwrap_or(0.0),
+        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
+        ..SamplingParams::default()
+    })
+    .map_err(|e| {
+        let path = match &model.source {
+            ModelSource::Hf(folder) => folder.dir.join("generation_config.json"),
+            ModelSource::Gguf(gguf) => gguf.path().into(),
+        };
+        Failure::new(format!("{}: {e}", path.display()))
+    })?;
+    Ok(checked(SamplingParams {
         temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
         top_k: args.top_k.or(advice.top_k).unwrap_or(40),
         top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
@@ -208,9 +236,7 @@ fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
         repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
         seed: args.seed.unwrap_or_else(fresh_seed),
         ..SamplingParams::default()
-    };
-    params.validate()?;
-    Ok(params)
+    })?)
 }
 
 /// Another seed each time.

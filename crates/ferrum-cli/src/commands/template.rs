@@ -9,7 +9,14 @@ use serde_json::Value;
 use std::path::Path;
 
 pub(crate) fn template(args: &TemplateArgs) -> Outcome {
-    let template = open::template(args.model.as_deref())?;
+    let special = [
+        ("bos_token", &args.bos_token),
+        ("eos_token", &args.eos_token),
+    ];
+    let special = special
+        .into_iter()
+        .filter_map(|(name, text)| Some((name, text.clone()?)));
+    let template = open::template(args.model.as_deref(), special)?;
     let messages = read_list(&args.messages, "messages")?;
     let tools = args
         .tools
@@ -20,14 +27,16 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
         tools: tools.as_ref(),
         add_generation_prompt: !args.no_generation_prompt,
         ..ChatInput::new(&messages)
-    })?;
-    show(&text)
+    });
+    let name = args.model.as_deref().map(|path| path.display().to_string());
+    let name = name.unwrap_or_else(|| "the demo model".into());
+    show(&text.map_err(|e| Failure::new(format!("{name}: {e}")))?)
 }
 
 /// A JSON list, or an object that holds it under `key`, as in a request to a server.
 fn read_list(path: &Path, key: &str) -> Outcome<Value> {
     let name = path.display();
-    let value: Value = serde_json::from_str(&open::read_text(path)?)
+    let value: Value = serde_json::from_str(&open::read_json_text(path)?)
         .map_err(|e| Failure::new(format!("{name} is not JSON: {e}")))?;
     let list = match value {
         Value::Object(mut object) => object.remove(key).unwrap_or(Value::Null),

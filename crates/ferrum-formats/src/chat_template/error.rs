@@ -2,6 +2,15 @@
 
 use std::path::PathBuf;
 
+/// What a limit of this kind counts.
+fn unit(what: &str) -> &'static str {
+    match what {
+        "time" => "steps",
+        "recursion" => "levels",
+        _ => "bytes",
+    }
+}
+
 /// Errors of loading and rendering a [`ChatTemplate`](super::ChatTemplate).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -50,7 +59,7 @@ pub enum TemplateError {
         reason: String,
     },
     /// The template took more than a template may.
-    #[error("the chat template takes too much {what}: it was stopped at {limit}")]
+    #[error("the chat template takes too much {what}: it was stopped at {limit} {}", unit(.what))]
     Exhausted {
         /// `time`, `memory`, `output` or `recursion`.
         what: &'static str,

@@ -35,7 +35,7 @@ impl HfConfig {
     /// Parses JSON text; `path` is for messages.
     ///
     /// Python writes non-finite numbers as `NaN` and `Infinity`, which JSON does not know; they
-    /// read as `null`.
+    /// read as strings, which no accessor of a number takes.
     ///
     /// # Errors
     /// [`FormatError::Syntax`], or [`FormatError::Limit`] when it nests too deep.
@@ -280,7 +280,7 @@ fn as_usize(value: &Value) -> Option<usize> {
     (x.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&x)).then_some(x as usize)
 }
 
-/// Checks the nesting and replaces Python's `NaN` and `Infinity` outside strings by `null`.
+/// Checks the nesting and puts Python's `NaN` and `Infinity` into quotes.
 fn without_non_finite(path: &Path, text: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let (mut in_string, mut escaped, mut depth) = (false, false, 0u64);
@@ -296,9 +296,11 @@ fn without_non_finite(path: &Path, text: &[u8]) -> Result<Vec<u8>> {
                 b']' | b'}' => depth = depth.saturating_sub(1),
                 b'-' | b'N' | b'I' => {
                     let words: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
-                    if let Some(tail) = words.iter().find_map(|word| rest.strip_prefix(*word)) {
-                        out.extend(b"null");
-                        rest = tail;
+                    if let Some(word) = words.iter().find(|word| rest.starts_with(word)) {
+                        out.push(b'"');
+                        out.extend(*word);
+                        out.push(b'"');
+                        rest = &rest[word.len()..];
                         continue;
                     }
                 }

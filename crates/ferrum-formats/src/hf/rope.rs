@@ -119,10 +119,14 @@ impl HfConfig {
     /// [`FormatError`](crate::FormatError) for an unknown kind, a missing parameter, or a value of
     /// the wrong type or sign.
     pub fn rope(&self, default_theta: f64) -> Result<RopeConfigs> {
-        for key in ["rope_parameters", "rope_scaling"] {
+        // Where a file has both, transformers takes the older one, unless it is empty.
+        for key in ["rope_scaling", "rope_parameters"] {
             let Some(section) = self.section(key)? else {
                 continue;
             };
+            if section.keys().next().is_none() {
+                continue;
+            }
             let is_object = |name: &&str| section.value(name).is_some_and(|v| v.is_object());
             let types: Vec<&str> = section.keys().filter(is_object).collect();
             if types.is_empty() {

@@ -7,14 +7,6 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// A file could not be read.
-    #[error("cannot read {}: {reason}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        reason: String,
-    },
     /// A folder holds no `tokenizer.json`.
     #[error(
         "no tokenizer.json in {}\nhint: save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",

@@ -5,6 +5,7 @@ use super::bytes;
 use super::error::TokenizerError;
 use super::vocab::end_names;
 use super::{EncodeOptions, SpecialIds, TokenizerKind};
+use crate::source::read_limited;
 use ferrum_types::TokenId;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -60,17 +61,18 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
     }
 }
 
+/// Largest `tokenizer.json`; those of the largest vocabularies have some 40 MB.
+const MAX_TOKENIZER: u64 = 256 << 20;
+/// Largest file beside it.
+const MAX_CONFIG: u64 = 16 << 20;
+/// Most that replacements may multiply a text by, and that prefixes may add to it in bytes.
+const MAX_GROWTH: usize = 1024;
+
 fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
-    let text = match std::fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => {
-            return Err(TokenizerError::Read {
-                path: path.into(),
-                reason: error.to_string(),
-            });
-        }
-    };
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = read_limited(path, MAX_CONFIG)?;
     let value = serde_json::from_slice(&text).map_err(|error| TokenizerError::BadFile {
         path: path.into(),
         reason: format!("not JSON: {error}"),
@@ -84,10 +86,7 @@ impl HfTokenizer {
         if !path.exists() {
             return Err(TokenizerError::NoTokenizerFile { path: dir.into() });
         }
-        let bytes = std::fs::read(&path).map_err(|e| TokenizerError::Read {
-            path: path.clone(),
-            reason: e.to_string(),
-        })?;
+        let bytes = read_limited(&path, MAX_TOKENIZER)?;
         let mut inner =
             guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|reason| {
                 TokenizerError::BadFile {
@@ -95,6 +94,10 @@ impl HfTokenizer {
                     reason,
                 }
             })?;
+        check_growth(&inner).map_err(|reason| TokenizerError::BadFile {
+            path: path.clone(),
+            reason,
+        })?;
         // Both belong to training; neither must touch a prompt.
         let cleared = inner.with_truncation(None).map(|_| ());
         cleared.map_err(|e| TokenizerError::BadFile {
@@ -318,6 +321,48 @@ fn decoder_steps(decoder: Value) -> Vec<Value> {
         },
         _ => Vec::new(),
     }
+}
+
+/// Refuses steps that would blow a text up: a short prompt must not become gigabytes.
+fn check_growth(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    let parts = [
+        ("normalizer", serde_json::to_value(inner.get_normalizer())),
+        ("decoder", serde_json::to_value(inner.get_decoder())),
+    ];
+    for (part, steps) in parts {
+        let (mut factor, mut added) = (1usize, 0usize);
+        let mut rest = vec![steps.unwrap_or_default()];
+        while let Some(step) = rest.pop() {
+            let text = |key: &str| step.get(key).and_then(Value::as_str);
+            match text("type") {
+                Some("Replace") => {
+                    if step.pointer("/pattern/String").and_then(Value::as_str) == Some("") {
+                        return Err(format!(
+                            "{part}: replaces the empty text, expected a pattern"
+                        ));
+                    }
+                    let content = text("content").unwrap_or_default().len();
+                    factor = factor.saturating_mul(content.max(1));
+                }
+                Some("Prepend") => {
+                    added = added.saturating_add(text("prepend").unwrap_or_default().len());
+                }
+                _ => {}
+            }
+            for list in ["normalizers", "decoders"] {
+                if let Some(Value::Array(steps)) = step.get(list) {
+                    rest.extend(steps.iter().cloned());
+                }
+            }
+        }
+        if factor > MAX_GROWTH || added > MAX_GROWTH {
+            return Err(format!(
+                "{part}: multiplies a text by up to {factor} and adds {added} bytes, expected at \
+                 most {MAX_GROWTH}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn text_form(inner: &tokenizers::Tokenizer) -> TextForm {

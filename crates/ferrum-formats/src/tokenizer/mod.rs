@@ -82,6 +82,11 @@ impl EncodeOptions {
         add_special: false,
         parse_special: true,
     };
+    /// A prompt that somebody wrote out whole: special tokens are added, and those written in it count.
+    pub const WRITTEN: Self = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
     /// Nothing is added and nothing is special.
     pub const PLAIN: Self = EncodeOptions {
         add_special: false,

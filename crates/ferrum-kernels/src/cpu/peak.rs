@@ -31,7 +31,8 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     data.as_mut_slice().fill(1.0);
     let data = data.as_slice();
     let parts = exec.pool.threads() * 8;
-    let part = data.len() / parts / (STREAMS * LANES) * (STREAMS * LANES);
+    let unit = STREAMS * VECTORS * LANES;
+    let part = data.len() / parts / unit * unit;
     let seconds = typical(|| {
         exec.pool.run(parts, &|i, _| {
             black_box(exec.level.run(Sum(&data[i * part..][..part])));
@@ -71,20 +72,24 @@ fn typical(mut run: impl FnMut()) -> f64 {
 /// Reads and adds up, along several streams: one alone is held back by the latency of memory.
 struct Sum<'a>(&'a [f32]);
 
-/// Streams of one thread.
-const STREAMS: usize = 4;
+/// Streams of one thread, and vectors that are taken of one before the next: of the combinations
+/// tried (Zen 3), the fastest.
+const STREAMS: usize = 3;
+const VECTORS: usize = 2;
 
 impl Kernel for Sum<'_> {
     type Output = f32;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
-        let part = self.0.len() / STREAMS / LANES * LANES;
-        let mut sums = [s.zero(); STREAMS];
-        for at in (0..part).step_by(LANES) {
+        const STEP: usize = VECTORS * LANES;
+        let part = self.0.len() / STREAMS / STEP * STEP;
+        let mut sums = [s.zero(); STREAMS * VECTORS];
+        for at in (0..part).step_by(STEP) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `at + 16 <= part`, and all parts lie in the slice.
-                *sum = s.add(*sum, unsafe { s.load(self.0.as_ptr().add(i * part + at)) });
+                let at = i / VECTORS * part + at + i % VECTORS * LANES;
+                // SAFETY: `at` is below `part` by a step, and all parts lie in the slice.
+                *sum = s.add(*sum, unsafe { s.load(self.0.as_ptr().add(at)) });
             }
         }
         s.sum(

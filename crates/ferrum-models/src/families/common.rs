@@ -3,7 +3,7 @@
 use super::rope;
 use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
-    NormPlacement,
+    NormPlacement, RopeScaling,
 };
 use ferrum_formats::gguf::PerLayer;
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
@@ -39,19 +39,20 @@ pub(super) fn from_hf(
         Some(head_dim) => head_dim,
         None => hidden_size.checked_div(heads).unwrap_or(0),
     };
-    let context_length = config
+    let trained = config
         .usize("max_position_embeddings")?
         .unwrap_or(defaults.max_position);
+    let rope = rope::from_hf(config, head_dim)?;
     let intermediate = config.require_usize("intermediate_size")?;
     let layer = layer(heads, kv_heads, head_dim, intermediate, activation(config)?);
     Ok(DecoderSpec {
         family,
         vocab_size: config.require_usize("vocab_size")?,
         hidden_size,
-        context_length,
-        layers: vec![layer; layer_count(config.require_usize("num_hidden_layers")?)?],
+        context_length: stretched(&rope.scaling, trained),
+        layers: vec![layer; hf_layer_count(config)?],
         norm_eps: config.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        rope: rope::from_hf(config, head_dim)?,
+        rope,
         tie_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(false),
     })
 }
@@ -103,7 +104,7 @@ pub(super) fn from_gguf(
         vocab_size: vocab_size(gguf)?,
         hidden_size,
         context_length,
-        layers: vec![layer; layer_count(size("block_count")?)?],
+        layers: vec![layer; gguf_layer_count(gguf, &key("block_count"))?],
         norm_eps: gguf.require_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope::from_gguf(gguf, head_dim, context_length, style)?,
         tie_embeddings: !has("output.weight"),
@@ -132,6 +133,17 @@ pub(super) fn qwen_windows(config: &HfConfig, spec: &mut DecoderSpec) -> Result<
         Some(4096)
     };
     let first = config.usize("max_window_layers")?.unwrap_or(28);
+    windows_by_type(config, spec, window, |i| i >= first)
+}
+
+/// Gives `window` to the layers that `layer_types` calls sliding, or, without that field, to those
+/// for which `slides` holds.
+pub(super) fn windows_by_type(
+    config: &HfConfig,
+    spec: &mut DecoderSpec,
+    window: Option<usize>,
+    slides: impl Fn(usize) -> bool,
+) -> Result<()> {
     let types = config.strs("layer_types")?;
     if let Some(types) = &types
         && types.len() != spec.layers.len()
@@ -142,7 +154,7 @@ pub(super) fn qwen_windows(config: &HfConfig, spec: &mut DecoderSpec) -> Result<
     each_gqa(spec, |i, gqa| {
         let slides = match &types {
             Some(types) => types.get(i) == Some(&"sliding_attention"),
-            None => i >= first,
+            None => slides(i),
         };
         gqa.sliding_window = window.filter(|_| slides);
     });
@@ -208,14 +220,41 @@ fn layer(
     }
 }
 
-fn layer_count(found: usize) -> Result<usize> {
-    if (1..=MAX_LAYERS).contains(&found) {
-        Ok(found)
-    } else {
-        Err(Error::Model(format!(
-            "number of layers: found {found}, expected 1 to {MAX_LAYERS}"
-        )))
+/// The context of a model whose config states the length that it was trained on.
+fn stretched(scaling: &RopeScaling, trained: usize) -> usize {
+    match *scaling {
+        RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => {
+            (trained as f64 * f64::from(factor)) as usize
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_max_position,
+            ..
+        } => trained.max((original_max_position as f64 * f64::from(factor)) as usize),
+        _ => trained,
     }
+}
+
+fn hf_layer_count(config: &HfConfig) -> Result<usize> {
+    let field = "num_hidden_layers";
+    let found = config.require_usize(field)?;
+    if found > MAX_LAYERS {
+        return Err(config
+            .field_error(field, format!("1 to {MAX_LAYERS}"))
+            .into());
+    }
+    Ok(found)
+}
+
+fn gguf_layer_count(gguf: &Gguf, field: &str) -> Result<usize> {
+    let found = gguf.require_u32(field)? as usize;
+    if (1..=MAX_LAYERS).contains(&found) {
+        return Ok(found);
+    }
+    Err(Error::Model(format!(
+        "{}: field \"{field}\": found {found}, expected 1 to {MAX_LAYERS}",
+        gguf.path().display()
+    )))
 }
 
 fn activation(config: &HfConfig) -> Result<Activation> {

@@ -29,7 +29,8 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     } else {
         Some(4096)
     };
-    common::each_gqa(&mut spec, |_, gqa| gqa.sliding_window = window);
+    // With `layer_types`, transformers takes the model for a Ministral, where some layers see all.
+    common::windows_by_type(config, &mut spec, window, |_| true)?;
     Ok(spec)
 }
 

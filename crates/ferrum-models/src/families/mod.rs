@@ -15,7 +15,7 @@ mod rope;
 pub use names::WeightNames;
 
 use crate::spec::DecoderSpec;
-use ferrum_formats::{Gguf, HfConfig, ModelSource};
+use ferrum_formats::{Gguf, HfConfig, ModelSource, TensorSource};
 use ferrum_types::{Error, Result};
 
 /// A group of models that share a config format and a layer structure.
@@ -91,9 +91,19 @@ pub(crate) fn read_spec(
                     folder.config.path().display()
                 )));
             }
-            Ok((family, (family.from_hf)(&folder.config)?, &names::HF_NAMES))
+            let mut spec = (family.from_hf)(&folder.config)?;
+            let names = &names::HF_NAMES;
+            // As in transformers, an output projection of its own in the file wins over the config.
+            spec.tie_embeddings &= !differ(&folder.tensors, names.embedding, names.lm_head);
+            Ok((family, spec, names))
         }
     }
+}
+
+/// Whether both weights are in the file and not the same.
+fn differ(tensors: &dyn TensorSource, one: &str, other: &str) -> bool {
+    let bytes = |name: &str| Some(tensors.get(&format!("{name}.weight"))?.bytes);
+    matches!((bytes(one), bytes(other)), (Some(one), Some(other)) if one != other)
 }
 
 fn find(wanted: impl Fn(&Family) -> bool) -> Option<&'static Family> {

@@ -60,14 +60,18 @@ pub(super) fn from_hf(config: &HfConfig, head_dim: usize) -> Result<RopeSpec> {
             high_freq_factor: high_freq_factor as f32,
             original_max_position,
         },
-        _ => {
-            let expected = "default, linear, dynamic, yarn or llama3 for this architecture";
-            return Err(config.field_error("rope_scaling", expected).into());
-        }
+        RopeKind::LongRope { .. } => return Err(unsupported(config, "longrope")),
+        RopeKind::Proportional { .. } => return Err(unsupported(config, "proportional")),
+        _ => return Err(unsupported(config, "an unknown one")),
     };
-    let rot_dim = (head_dim as f64 * rope.partial_rotary_factor) as usize;
+    // As in transformers, these families rotate whole heads whatever the file says; with a scaling,
+    // its models cannot run either.
+    if rope.partial_rotary_factor != 1.0 && scaling != RopeScaling::None {
+        let expected = "1 together with this RoPE scaling in this architecture";
+        return Err(config.field_error("partial_rotary_factor", expected).into());
+    }
     Ok(RopeSpec {
-        rot_dim,
+        rot_dim: head_dim,
         theta: rope.theta as f32,
         style: RopeStyle::HalfSplit,
         scaling,
@@ -143,6 +147,13 @@ pub(super) fn from_gguf(
         style,
         scaling,
     })
+}
+
+fn unsupported(config: &HfConfig, kind: &str) -> Error {
+    Error::Model(format!(
+        "{}: RoPE type {kind}: expected default, linear, dynamic, yarn or llama3 for this architecture",
+        config.path().display()
+    ))
 }
 
 /// YaRN's factor on sines and cosines (equation 22 of the paper, with DeepSeek's `mscale`).

@@ -1,0 +1,83 @@
+//! What configs mean where two readings are possible: that of `transformers`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use ferrum_formats::ModelSource;
+use ferrum_models::{AttentionSpec, DecoderSpec, RopeScaling, read_model};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The spec of a fixture whose config was changed.
+fn spec(fixture: &str, change: impl Fn(&mut Value)) -> DecoderSpec {
+    let dir = tempfile::tempdir().unwrap();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    for file in std::fs::read_dir(from.join(fixture)).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(&path, config.to_string()).unwrap();
+    read_model(ModelSource::open(dir.path()).unwrap())
+        .unwrap()
+        .spec
+}
+
+fn windows(spec: &DecoderSpec) -> Vec<Option<usize>> {
+    let layers = spec.layers.iter();
+    layers
+        .map(|layer| {
+            let AttentionSpec::Gqa(gqa) = &layer.attention;
+            gqa.sliding_window
+        })
+        .collect()
+}
+
+#[test]
+fn a_mistral_with_layer_types_slides_where_they_say() {
+    let types = ["sliding_attention", "full_attention", "sliding_attention"];
+    let found = spec("mistral-window", |c| c["layer_types"] = json!(types));
+    assert_eq!(windows(&found), [Some(7), None, Some(7)]);
+    assert_eq!(windows(&spec("mistral-window", |_| ())), [Some(7); 3]);
+}
+
+#[test]
+fn the_older_rope_field_wins_unless_it_is_empty() {
+    let old = json!({"rope_type": "linear", "factor": 2.0});
+    let found = spec("qwen3", |c| c["rope_scaling"] = old.clone());
+    assert_eq!(found.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    let found = spec("qwen3", |c| c["rope_scaling"] = json!({}));
+    assert_eq!(found.rope, spec("qwen3", |_| ()).rope);
+}
+
+#[test]
+fn whole_heads_rotate_whatever_the_share() {
+    let found = spec("qwen3", |c| c["partial_rotary_factor"] = json!(0.5));
+    assert_eq!(found.rope.rot_dim, 20);
+}
+
+#[test]
+fn an_output_projection_of_its_own_is_not_tied() {
+    assert!(!spec("qwen3", |c| c["tie_word_embeddings"] = json!(true)).tie_embeddings);
+    assert!(spec("qwen3-tied", |_| ()).tie_embeddings);
+}
+
+#[test]
+fn a_scaling_lengthens_the_context() {
+    let context = |fixture: &str, rope: Value| {
+        let spec = spec(fixture, |c| c["rope_parameters"] = rope.clone());
+        spec.context_length
+    };
+    for (kind, expected) in [("default", 256), ("linear", 1024), ("dynamic", 1024)] {
+        let rope = json!({"rope_type": kind, "rope_theta": 1e4, "factor": 4.0});
+        assert_eq!(context("qwen3", rope), expected, "{kind}");
+    }
+    let yarn = |original: usize| {
+        let rope = json!({
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+            "original_max_position_embeddings": original,
+        });
+        context("qwen3", rope)
+    };
+    assert_eq!((yarn(256), yarn(64), yarn(32)), (1024, 256, 256));
+}
