@@ -3,8 +3,8 @@
 //! ```text
 //! cargo run --release -p ferrum-kernels --example cpu_gemm [-- threads [isa]]
 //! ```
-//! Rounds of each kind alternate with rounds of the yardsticks, and the best of each is shown, as the
-//! yardsticks themselves are the best of several: a neighbour on the machine then spoils neither.
+//! Rounds of each kind alternate with rounds of the yardsticks, and the best of each is shown: a
+//! neighbour on the machine then spoils neither.
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, peak};
 use ferrum_kernels::{AttnConfig, GemmShape, KvLayer, MatShape};
