@@ -9,26 +9,24 @@ import json
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL = [PAD, START, END]
 
-TOOLS_BEFORE = """# Tools
+TOOLS_BEFORE = "You can call these tools:\n<tools>"
+TOOLS_AFTER = "\n</tools>"
 
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>"""
-TOOLS_AFTER = """
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call>"""
-
+# A tool is listed as `get_weather {"city"}`: a model of this size learns nothing from the rest of its
+# schema, and would spend most of its training on reading JSON.
 TEMPLATE = (
     "{%- if tools %}"
     "{{- '<|im_start|>system\\n' }}"
     "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}"
     "{{- " + json.dumps(TOOLS_BEFORE) + " }}"
-    "{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}"
+    "{%- for tool in tools %}"
+    "{%- if tool.function %}{%- set tool = tool.function %}{%- endif %}"
+    "{{- '\\n' + tool.name + ' {' }}"
+    "{%- if tool.parameters and tool.parameters.properties %}"
+    "{%- for name in tool.parameters.properties %}{%- if not loop.first %}{{- ', ' }}{%- endif %}{{- '\"' + name + '\"' }}{%- endfor %}"
+    "{%- endif %}"
+    "{{- '}' }}"
+    "{%- endfor %}"
     "{{- " + json.dumps(TOOLS_AFTER) + " }}"
     "{{- '<|im_end|>\\n' }}"
     "{%- elif messages[0].role == 'system' %}"
@@ -57,33 +55,31 @@ TEMPLATE = (
 )
 
 
-def dumps(value, compact=False, sort=False) -> str:
-    """JSON as template engines write it: Jinja puts spaces, others do not, some sort the keys."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=sort, separators=(",", ":") if compact else (", ", ": "))
+def dumps(value, compact=False) -> str:
+    """JSON as programs write it: some with spaces, some without."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":") if compact else (", ", ": "))
 
 
-def call_text(name: str, arguments: dict, compact=False) -> str:
-    return '<tool_call>\n{"name": "' + name + '", "arguments": ' + dumps(arguments, compact) + "}\n</tool_call>"
+def call_text(name: str, arguments: dict) -> str:
+    return '<tool_call>\n{"name": "' + name + '", "arguments": ' + dumps(arguments) + "}\n</tool_call>"
 
 
-def render(messages, tools=None, generation_prompt=False, compact=False, sort=False):
+def render(messages, tools=None, generation_prompt=False):
     """The conversation as [(text, said by the model)]; joined, it is what `TEMPLATE` gives."""
     out = []
     rest = list(messages)
     system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else None
     if tools:
-        lines = "".join("\n" + dumps(t, compact, sort) for t in tools)
-        prefix = system + "\n\n" if system else ""
-        system = prefix + TOOLS_BEFORE + lines + TOOLS_AFTER
+        lines = "".join(f"\n{f['name']} {{{', '.join(map(dumps, f['parameters']['properties']))}}}" for f in (t["function"] for t in tools))
+        system = (system + "\n\n" if system else "") + TOOLS_BEFORE + lines + TOOLS_AFTER
     if system:
         out.append((f"{START}system\n{system}{END}\n", False))
     for m in rest:
         if m["role"] == "assistant":
             content = m.get("content") or ""
-            calls = [call_text(c["function"]["name"], c["function"]["arguments"], compact) for c in m.get("tool_calls", [])]
+            calls = [call_text(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls", [])]
             out.append((f"{START}assistant\n", False))
-            # A compact call stands for an engine's rendering of the past, not for what to say.
-            out.append(("\n".join(([content] if content else []) + calls) + END, not (calls and compact)))
+            out.append(("\n".join(([content] if content else []) + calls) + END, True))
             out.append(("\n", False))
         elif m["role"] == "tool":
             out.append((f"{START}user\n<tool_response>\n{m['content']}\n</tool_response>{END}\n", False))

@@ -22,10 +22,10 @@ from train import ROOT, encode, tensors
 
 SAMPLE_CHATS = [
     [("user", "Who are you?")],
-    [("user", "What is 17 plus 25?")],
+    [("user", "What is 7 plus 5?")],
     [("user", "Count from 3 to 9.")],
     [("user", "Which is bigger, an ant or an elephant?")],
-    [("system", "Answer in one word."), ("user", "What color is a banana?")],
+    [("system", "You are a helpful assistant."), ("user", "What color is a banana?")],
     [("user", "My name is Zoltan."), ("assistant", "Nice to meet you, Zoltan!"), ("user", "What is my name?")],
     [("user", "Tell me a story about a fox.")],
 ]
@@ -51,10 +51,11 @@ def load(path):
 
 
 @torch.no_grad()
-def greedy(model, tokenizer, prompts, limit):
-    """Greedy continuations of many prompts at once, similar lengths together."""
+def answer(model, tokenizer, prompts, limit, temperature=0.0):
+    """Continuations of many prompts at once, similar lengths together; greedy without a temperature."""
     ids = [e.ids for e in tokenizer.encode_batch(prompts, add_special_tokens=False)]
     out = [None] * len(ids)
+    how = dict(do_sample=True, temperature=temperature, top_k=40, top_p=0.95) if temperature else dict(do_sample=False)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     for at in range(0, len(order), 64):
         rows = order[at: at + 64]
@@ -64,7 +65,7 @@ def greedy(model, tokenizer, prompts, limit):
         for r, i in enumerate(rows):
             batch[r, width - len(ids[i]):] = torch.tensor(ids[i])
             mask[r, width - len(ids[i]):] = 1
-        made = model.generate(batch, attention_mask=mask, do_sample=False, max_new_tokens=limit)
+        made = model.generate(batch, attention_mask=mask, max_new_tokens=limit, **how)
         for r, i in enumerate(rows):
             text = tokenizer.decode(made[r, width:].tolist(), skip_special_tokens=False)
             out[i] = text.split(chat.END)[0]
@@ -75,10 +76,11 @@ def greedy(model, tokenizer, prompts, limit):
 def perplexity(model, tokenizer, documents):
     total, count = 0.0, 0
     for d in encode(tokenizer, documents, 1024):
-        ids, places, targets = tensors([d])
-        logits = model(ids).logits.flatten(0, 1)[places]
-        total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
-        count += len(targets)
+        ids, weights = tensors([d])
+        losses = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        said = weights[0, 1:] == 1.0
+        total += losses[said].sum().item()
+        count += said.sum().item()
     return math.exp(total / count), count
 
 
@@ -119,6 +121,7 @@ def main():
     a.add_argument("--per-category", type=int, default=100)
     a.add_argument("--seed", type=int, default=0)
     a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--temperature", type=float, default=0.0, help="draw the answers instead of taking the likeliest tokens")
     a.add_argument("--samples", action="store_true", help="write samples.json beside the model")
     a.add_argument("--wrong", type=int, default=2, help="wrong answers to show per category")
     a = a.parse_args()
@@ -134,25 +137,23 @@ def main():
     print(f"perplexity of held-out answers {value:.3f} ({count} tokens), of new stories {told:.3f} ({told_count} tokens)\n")
 
     cases = corpus.examination(a.seed, a.per_category)
-    prompts = [template.render(messages=c.messages, tools=c.tools, add_generation_prompt=True) for c in cases]
+    prompts = [template.render(messages=c.messages, tools=c.tools, add_generation_prompt=True) if c.messages else c.expected for c in cases]
     for c, prompt in zip(cases, prompts):  # the template in the file and the training text agree
-        assert prompt == "".join(text for text, _ in chat.render(c.messages, c.tools, generation_prompt=True))
+        assert not c.messages or prompt == "".join(text for text, _ in chat.render(c.messages, c.tools, generation_prompt=True))
     answers = [None] * len(cases)
+    torch.manual_seed(a.seed)
     for long in (True, False):
-        rows = [i for i, c in enumerate(cases) if (c.category in ("stories", "poems")) == long]
-        for i, text in zip(rows, greedy(model, tokenizer, [prompts[i] for i in rows], 320 if long else 72)):
-            answers[i] = text
-    opening = ["Once upon a time", "Once upon a time, there was a little", "Long ago,", "There once was", "Once upon a time, a brave"]
-    openings = [o + t for o, t in zip(opening, greedy(model, tokenizer, opening, 320))]
+        rows = [i for i, c in enumerate(cases) if c.category.startswith("stories") == long]
+        for i, text in zip(rows, answer(model, tokenizer, [prompts[i] for i in rows], 200 if long else 72, a.temperature)):
+            answers[i] = text if cases[i].messages else prompts[i] + text
 
     score, wrong = {}, []
-    for c, answer in zip(cases, answers):
-        right = c.right(answer)
+    for c, text in zip(cases, answers):
+        right = c.right(text)
         n, ok = score.get(c.category, (0, 0))
         score[c.category] = (n + 1, ok + right)
         if not right and n - ok < a.wrong:
-            wrong.append(f"[{c.category}] {c.messages[-1]['content']!r}\n    said     {answer!r}\n    expected {c.expected!r}")
-    score["free continuation"] = (len(openings), sum(stories.problem_with(t) is None for t in openings))
+            wrong.append(f"[{c.category}] {c.messages[-1]['content'] if c.messages else ''!r}\n    said     {text!r}\n    expected {c.expected!r}")
     print("| category | cases | right |\n|---|---:|---:|")
     for category, (n, ok) in sorted(score.items()):
         print(f"| {category} | {n} | {100 * ok / n:.1f} % |")

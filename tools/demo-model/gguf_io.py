@@ -14,6 +14,9 @@ NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_att
          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 
 
+TEMPERATURE = 0.4
+
+
 def tensor_names(layers: int) -> dict:
     """Hugging Face name to GGUF name. There is no output.weight: the embeddings are tied."""
     out = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
@@ -67,6 +70,8 @@ def write(path, weights: dict, c: Config, tokenizer) -> None:
     w.add_pad_token_id(vocabulary.index(chat.PAD))
     w.add_add_bos_token(False)
     w.add_chat_template(chat.TEMPLATE)
+    # Low: a story has room for choice, a sum has not.
+    w.add_sampling_temp(TEMPERATURE)
 
     for hf, name in tensor_names(c.layers).items():
         data = weights[hf].detach().float().numpy()
