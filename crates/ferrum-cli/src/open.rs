@@ -154,7 +154,7 @@ pub(crate) fn load(
     let bytes = model.tensors().total_bytes();
     let dispatch =
         BackendDispatch::from_kind_with_model_bytes(device.backend, bytes, device.options())?;
-    let expanded = model.expanded_types();
+    let expanded = dispatch.expanded_types(model);
     if !expanded.is_empty() {
         let names: Vec<_> = expanded.iter().map(|ty| ty.name()).collect();
         ui::say(&format!(

@@ -195,7 +195,7 @@ fn lookup_formula(data: &Gguf) -> Vec<Vec<f64>> {
 /// `(rows, n, blocks in a row)`.
 const SHAPES: &[(usize, usize, usize)] = &[
     (0, 7, 1),
-    (1, 1, 1),
+    (9, 1, 1),
     (1, 33, 3),
     (1, 130, 2),
     (2, 7, 5),

@@ -9,7 +9,8 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype, BackendMoeFused,
-    BackendQuantGguf, BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8,
+    KvFp16, KvInt8,
 };
 
 /// Runs the cases of [`Backend`] itself.
@@ -50,7 +51,7 @@ pub fn run_moe<B: BackendMoeFused>(device: &B, filter: &Filter, report: &mut Rep
 /// Runs the cases of mixtures of experts over GGUF stacks.
 pub fn run_moe_gguf<B>(device: &B, filter: &Filter, report: &mut Report)
 where
-    B: BackendMoeFused + BackendQuantGguf,
+    B: BackendQuantExperts,
 {
     moe::gguf_cases::<B>().run(device, filter, report);
 }
@@ -89,9 +90,8 @@ where
         + BackendKvDtype<KvBf16>
         + BackendKvDtype<KvFp8>
         + BackendInt8KvOps
-        + BackendQuantGguf
+        + BackendQuantExperts
         + BackendQuantMarlin
-        + BackendMoeFused
         + BackendGraph
         + BackendCollective,
 {
@@ -132,11 +132,11 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_paged::<_, KvF32>(device, filter, &mut report);
     run_paged::<_, KvFp16>(device, filter, &mut report);
     run_paged::<_, KvBf16>(device, filter, &mut report);
+    run_gguf(device, filter, &mut report);
     let mut lacks = |cases| lacks(CpuBackend::NAME, cases, filter, &mut report);
     lacks(paged::cases::<_, KvFp8>());
     lacks(paged::cases::<_, KvInt8>());
     lacks(paged::int8_cases());
-    lacks(gguf::cases());
     lacks(marlin::cases());
     lacks(moe::cases());
     lacks(moe::gguf_cases());

@@ -5,11 +5,13 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
-    LlmBackend,
+    Backend, BackendKvDtype, BackendQuantGguf, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8,
+    KvFp16, KvInt8, LlmBackend,
 };
-use ferrum_models::{LoadProgress, Model, ModelRunner, RunnerConfig, load_weights};
-use ferrum_types::{Error, Result};
+use ferrum_models::{
+    Expanded, LoadProgress, Model, ModelRunner, Native, RunnerConfig, WeightForm, load_weights,
+};
+use ferrum_types::{Error, GgufQuantType, Result};
 use std::fmt;
 use std::str::FromStr;
 
@@ -242,6 +244,15 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
+    /// Block formats of a model that are expanded to f32 when it is loaded onto this device.
+    pub fn expanded_types(&self, model: &Model) -> Vec<GgufQuantType> {
+        let mut types = model.block_types();
+        if matches!(self, Self::Cpu(_)) && model.keeps_blocks() {
+            types.retain(|&ty| !CpuBackend::is_native(ty));
+        }
+        types
+    }
+
     /// Loads a model onto this device for one sequence at a time or many.
     ///
     /// # Errors
@@ -260,9 +271,9 @@ impl BackendDispatch {
             hint: format!("use --kv-dtype {names}"),
         };
         let runner = match (self, kv) {
-            (Self::Cpu(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::Bf16) => runner::<_, KvBf16>(d, model, config, progress)?,
+            (Self::Cpu(d), KvDtype::F32) => cpu_runner::<KvF32>(d, model, config, progress)?,
+            (Self::Cpu(d), KvDtype::F16) => cpu_runner::<KvFp16>(d, model, config, progress)?,
+            (Self::Cpu(d), KvDtype::Bf16) => cpu_runner::<KvBf16>(d, model, config, progress)?,
             (Self::Cpu(_), _) => return Err(unsupported("cpu", "f32, f16 or bf16")),
             (Self::Gpu(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
             (Self::Gpu(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
@@ -277,13 +288,39 @@ impl BackendDispatch {
     }
 }
 
+/// A runner on the CPU, which keeps the blocks of models that are large enough.
+fn cpu_runner<K: KvDtypeKind>(
+    device: &CpuBackend,
+    model: &Model,
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn StepRunner>>
+where
+    CpuBackend: BackendKvDtype<K>,
+{
+    if model.keeps_blocks() {
+        runner_of::<_, K, Native>(device, model, config, progress)
+    } else {
+        runner::<_, K>(device, model, config, progress)
+    }
+}
+
 fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     device: &B,
     model: &Model,
     config: RunnerConfig,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn StepRunner>> {
-    let weights = load_weights(device, model, progress)?;
+    runner_of::<B, K, Expanded>(device, model, config, progress)
+}
+
+fn runner_of<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn StepRunner>> {
+    let weights = load_weights::<B, W>(device, model, progress)?;
     let spec = model.spec.clone();
     Ok(Box::new(ModelRunner::<B, K>::new(
         device, spec, weights, config,

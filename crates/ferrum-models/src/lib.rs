@@ -17,11 +17,12 @@ mod plan;
 mod rope;
 mod runner;
 mod spec;
+mod weights;
 
 pub use batch::{LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use families::{Family, WeightNames, family_for};
-pub use linear::{DenseLinear, Linear};
+pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use plan::{MemoryPlan, memory_plan};
 pub use rope::RopeTables;
@@ -30,3 +31,4 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
     NormPlacement, RopeScaling, RopeSpec,
 };
+pub use weights::{Expanded, Native, NativeMatrix, WeightForm};

@@ -5,13 +5,14 @@
 
 use crate::families::{self, Family, WeightNames};
 use crate::layer::{GatedMlpWeights, GqaWeights, LayerWeights};
-use crate::linear::{DenseLinear, Linear};
+use crate::linear::{Embedding, Linear, MatrixLinear};
 use crate::runner::DecoderWeights;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec};
+use crate::weights::WeightForm;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource, TensorView};
-use ferrum_kernels::{LlmBackend, MatShape, WeightPart};
-use ferrum_types::{Dtype, Error, GgufQuantType, Result, SrcDtype};
-use std::borrow::Cow;
+use ferrum_kernels::{LlmBackend, MatShape};
+use ferrum_types::{Dtype, Error, GgufQuantType, Result};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A model file that has been understood: what it is, and where its weights are.
@@ -62,8 +63,16 @@ impl Model {
         tensors_of(&self.source)
     }
 
-    /// Block formats among the weights that will be expanded to f32 at load, each once.
-    pub fn expanded_types(&self) -> Vec<GgufQuantType> {
+    /// Whether block formats are worth keeping: expanded to f32, the weights would not stay in the
+    /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
+    pub fn keeps_blocks(&self) -> bool {
+        const CACHES: u64 = 64 << 20;
+        let infos = self.tensors().infos();
+        infos.map(|info| 4 * info.elements() as u64).sum::<u64>() > CACHES
+    }
+
+    /// Block formats among the weights, each once.
+    pub fn block_types(&self) -> Vec<GgufQuantType> {
         let mut types: Vec<_> = self
             .tensors()
             .infos()
@@ -83,23 +92,24 @@ impl Model {
     }
 }
 
-/// Loads all weights of a model.
+/// Loads all weights of a model in the form `W`.
 ///
 /// # Errors
 /// [`Error::Model`] names the tensor that is missing or has the wrong shape or type; otherwise what
 /// the device says.
-pub fn load_weights<B: LlmBackend>(
+pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
     let total = model.tensors().total_bytes();
-    let mut loader = Loader {
+    let mut loader = Loader::<B, W> {
         device,
         model,
         progress,
         done: 0,
         total,
+        form: PhantomData,
     };
     let spec = &model.spec;
     let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
@@ -107,10 +117,14 @@ pub fn load_weights<B: LlmBackend>(
         rows: vocab,
         cols: hidden,
     };
-    let embedding = loader.weight(&[(model.names.embedding, vocab)], hidden)?;
+    let embedding = MatrixLinear::<B, W> {
+        weight: loader.weight(&[(model.names.embedding, vocab)], hidden)?,
+        bias: None,
+        shape: table,
+    };
     let lm_head: Box<dyn Linear<B>> = if spec.tie_embeddings {
-        Box::new(DenseLinear {
-            weight: Arc::clone(&embedding),
+        Box::new(MatrixLinear::<B, W> {
+            weight: Arc::clone(&embedding.weight),
             bias: None,
             shape: table,
         })
@@ -125,6 +139,7 @@ pub fn load_weights<B: LlmBackend>(
     model.tensors().release();
     let loader_total = loader.total;
     (loader.progress)(loader_total, loader_total);
+    let embedding: Box<dyn Embedding<B>> = Box::new(embedding);
     Ok(DecoderWeights {
         embedding,
         layers,
@@ -133,15 +148,16 @@ pub fn load_weights<B: LlmBackend>(
     })
 }
 
-struct Loader<'a, 'p, B: LlmBackend> {
+struct Loader<'a, 'p, B: LlmBackend, W> {
     device: &'a B,
     model: &'a Model,
     progress: LoadProgress<'p>,
     done: u64,
     total: u64,
+    form: PhantomData<W>,
 }
 
-impl<B: LlmBackend> Loader<'_, '_, B> {
+impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
         let names = self.model.names;
         let hidden = self.model.spec.hidden_size;
@@ -207,7 +223,7 @@ impl<B: LlmBackend> Loader<'_, '_, B> {
             None
         };
         let weight = self.weight(parts, cols)?;
-        Ok(Box::new(DenseLinear {
+        Ok(Box::new(MatrixLinear::<B, W> {
             weight,
             bias,
             shape: MatShape { rows, cols },
@@ -215,31 +231,14 @@ impl<B: LlmBackend> Loader<'_, '_, B> {
     }
 
     /// The weight of [`linear`](Self::linear).
-    fn weight(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<Arc<B::Weight>> {
+    fn weight(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<Arc<W::Matrix>> {
         let tensors = self.model.tensors();
         let mut views = Vec::with_capacity(parts.len());
         for (name, rows) in parts {
-            views.push((
-                self.tensor(&format!("{name}.weight"), &[*rows, cols])?,
-                *rows,
-            ));
+            let view = self.tensor(&format!("{name}.weight"), &[*rows, cols])?;
+            views.push((view, *rows));
         }
-        let dense = views
-            .iter()
-            .map(|(view, rows)| {
-                let (bytes, dtype) = dense_bytes(tensors, view)?;
-                Ok((bytes, dtype, *rows))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let weight_parts: Vec<WeightPart<'_>> = dense
-            .iter()
-            .map(|(bytes, dtype, rows)| WeightPart {
-                bytes,
-                dtype: *dtype,
-                rows: *rows,
-            })
-            .collect();
-        let weight = self.device.from_weight_parts(&weight_parts, cols)?;
+        let weight = W::load(self.device, tensors, &views, cols)?;
         tensors.release();
         let bytes: u64 = views.iter().map(|(view, _)| view.bytes.len() as u64).sum();
         self.advance(bytes);
@@ -277,24 +276,6 @@ impl<B: LlmBackend> Loader<'_, '_, B> {
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         (self.progress)(self.done, self.total);
-    }
-}
-
-/// A tensor's bytes in a dtype that every backend can load; block formats are expanded to f32.
-fn dense_bytes<'a>(
-    tensors: &dyn TensorSource,
-    view: &TensorView<'a>,
-) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
-    let plain = view.dtype.plain().and_then(SrcDtype::from_dtype);
-    match plain {
-        Some(dtype) => Ok((Cow::Borrowed(view.bytes), dtype)),
-        None => {
-            let values = to_f32(tensors, view)?;
-            Ok((
-                Cow::Owned(bytemuck::allocation::pod_collect_to_vec(&values)),
-                SrcDtype::F32,
-            ))
-        }
     }
 }
 

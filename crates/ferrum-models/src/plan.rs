@@ -4,8 +4,9 @@ use crate::layer::scratch_widths;
 use crate::load::Model;
 use crate::runner::RunnerConfig;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec};
-use ferrum_formats::{TensorDtype, TensorSource};
-use ferrum_kernels::KvDtypeKind;
+use ferrum_formats::TensorDtype;
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::{BackendQuantGguf, KvDtypeKind};
 
 /// Bytes that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub fn memory_plan<K: KvDtypeKind>(model: &Model, config: &RunnerConfig) -> Memo
         + 2 * config.max_logit_rows * spec.vocab_size
         + config.context * spec.rope.rot_dim;
     MemoryPlan {
-        weights: weight_bytes(model.tensors(), spec),
+        weights: weight_bytes(model),
         kv_per_token: kv / tokens,
         kv,
         scratch: 4 * floats as u64,
@@ -69,7 +70,7 @@ impl Model {
     /// Bytes of weights that one decode step of one sequence reads: all of them, but of an embedding
     /// table that is not also the output projection only a row.
     pub fn decode_bytes(&self) -> u64 {
-        let all = weight_bytes(self.tensors(), &self.spec);
+        let all = weight_bytes(self);
         if self.spec.tie_embeddings {
             return all;
         }
@@ -79,14 +80,20 @@ impl Model {
     }
 }
 
-/// Bytes of all weights once loaded: dense ones as stored, block formats in f32.
-fn weight_bytes(tensors: &dyn TensorSource, spec: &DecoderSpec) -> u64 {
+/// Bytes of all weights once loaded: floats as stored; blocks as stored where the CPU computes on
+/// them (its packed forms have about their size), else in f32.
+fn weight_bytes(model: &Model) -> u64 {
+    let (tensors, spec) = (model.tensors(), &model.spec);
     let known = parameters(spec);
+    let keeps_blocks = model.keeps_blocks();
     let stored: u64 = tensors
         .infos()
         .map(|info| match info.dtype {
             TensorDtype::Plain(dtype) if dtype.size() < 4 && info.shape.len() > 1 => {
                 info.elements() as u64 * dtype.size() as u64
+            }
+            TensorDtype::Quant(ty) if keeps_blocks && CpuBackend::is_native(ty) => {
+                info.byte_len as u64
             }
             _ => info.elements() as u64 * 4,
         })

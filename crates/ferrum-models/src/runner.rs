@@ -2,7 +2,7 @@
 
 use crate::batch::StepBatch;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
-use crate::linear::Linear;
+use crate::linear::{Embedding, Linear};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{
@@ -10,7 +10,6 @@ use ferrum_kernels::{
     NormShape, PagedKvShape, RowShape,
 };
 use ferrum_types::{Error, FloatElement, Result, TokenId};
-use std::sync::Arc;
 
 /// How the KV pool is cut into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +102,7 @@ impl RunnerConfig {
 
 /// All weights of a decoder on a device.
 pub struct DecoderWeights<B: LlmBackend> {
-    pub(crate) embedding: Arc<B::Weight>,
+    pub(crate) embedding: Box<dyn Embedding<B>>,
     pub(crate) layers: Vec<LayerWeights<B>>,
     pub(crate) final_norm: B::Buffer<f32>,
     pub(crate) lm_head: Box<dyn Linear<B>>,
@@ -565,13 +564,9 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     };
     let tokens = &step.batch.tokens;
     // [tokens] → [tokens, hidden]
-    B::embedding_lookup(
-        ctx,
-        &weights.embedding,
-        tokens,
-        &mut scratch.residual,
-        shape,
-    )?;
+    weights
+        .embedding
+        .lookup(ctx, tokens, &mut scratch.residual, shape)?;
     let layers = step
         .spec
         .layers

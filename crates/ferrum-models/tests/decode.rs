@@ -9,7 +9,8 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    DecodeBackend, KvLayout, LayerKv, ModelRunner, RunnerConfig, RunnerDecode, load_weights,
+    DecodeBackend, Expanded, KvLayout, LayerKv, ModelRunner, RunnerConfig, RunnerDecode,
+    load_weights,
 };
 use ferrum_types::{Error, SeqId, TokenId};
 use safetensors::SafeTensors;
@@ -30,7 +31,7 @@ fn decoder<B: LlmBackend>(device: &B, name: &str) -> Box<dyn DecodeBackend> {
         kv_tokens: 80,
         layout: KvLayout::Paged { block_size: 5 },
     };
-    let weights = load_weights(device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
     let runner = ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, config);
     Box::new(RunnerDecode::new(runner.unwrap()))
 }

@@ -5,10 +5,10 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
-use ferrum_models::{KvLayout, LogitRows, SeqStep, StepBatch};
+use ferrum_models::{KvLayout, LogitRows, Native, SeqStep, StepBatch};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::{blocks, fixtures, open, runner};
+use support::{blocks, fixtures, open, runner, runner_in};
 
 struct Counting;
 
@@ -45,6 +45,10 @@ fn a_steady_decode_step_allocates_nothing() {
         check(name, runner::<_, KvF32>(&device, &model, layout));
         check(name, runner::<_, KvFp16>(&device, &model, layout));
     }
+    let model = open(&fixtures().join("llama-quantized/model-q4_0.gguf"));
+    let layout = KvLayout::Paged { block_size: 16 };
+    let native = runner_in::<_, KvFp16, Native>(&device, &model, layout);
+    check("q4_0", native);
 }
 
 fn check<K>(name: &str, mut runner: ferrum_models::ModelRunner<CpuBackend, K>)

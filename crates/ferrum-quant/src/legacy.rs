@@ -84,7 +84,7 @@ pub struct BlockQ8_1 {
 
 /// Spreads 4-bit codes: low halves first, then high halves.
 #[inline(always)]
-fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
+pub(crate) fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
     let mut codes = [0; 32];
     let (low, high) = codes.split_at_mut(16);
     for ((&q, low), high) in qs.iter().zip(low).zip(high) {
@@ -96,7 +96,7 @@ fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
 
 /// Spreads 5-bit codes from their low halves and the word of fifth bits.
 #[inline(always)]
-fn five_bits(qh: [u8; 4], qs: &[u8; 16]) -> [u8; 32] {
+pub(crate) fn five_bits(qh: [u8; 4], qs: &[u8; 16]) -> [u8; 32] {
     let qh = u32::from_le_bytes(qh);
     let mut codes = nibbles(qs);
     for (i, code) in codes.iter_mut().enumerate() {

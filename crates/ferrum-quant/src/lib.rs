@@ -22,6 +22,7 @@ pub mod float8;
 pub mod fp4;
 pub mod gptq;
 pub mod int8;
+pub mod integers;
 pub mod iq;
 pub mod k_quants;
 pub mod legacy;

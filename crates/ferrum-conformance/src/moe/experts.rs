@@ -9,7 +9,7 @@ use crate::marlin::{Kind, Layer};
 use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    BackendMoeFused, BackendQuantGguf, BackendQuantMarlin, ExpertInput, ExpertShape, MoeRouting,
+    BackendMoeFused, BackendQuantExperts, BackendQuantMarlin, ExpertInput, ExpertShape, MoeRouting,
     MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
@@ -100,7 +100,7 @@ impl<B: BackendMoeFused> Loader<B> for LoadDense {
     }
 }
 
-impl<B: BackendMoeFused + BackendQuantGguf> Loader<B> for LoadGguf {
+impl<B: BackendQuantExperts> Loader<B> for LoadGguf {
     fn load(device: &B, stack: &Stack, shape: ExpertShape) -> Check<B::Experts> {
         match stack {
             Stack::Gguf(ty, bytes) => Ok(device.load_quant_experts(bytes.get(), *ty, shape)?),
@@ -399,7 +399,7 @@ pub(super) fn dense_cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
 }
 
 /// The cases of stacks of GGUF blocks.
-pub(super) fn gguf_cases<B: BackendMoeFused + BackendQuantGguf>(cases: &mut Cases<B>) {
+pub(super) fn gguf_cases<B: BackendQuantExperts>(cases: &mut Cases<B>) {
     for ty in gguf::types() {
         let k = if ty.is_quantized() {
             ty.block_len() * 2

@@ -5,7 +5,7 @@ mod routing;
 mod sums;
 
 use crate::case::Cases;
-use ferrum_kernels::{BackendMoeFused, BackendQuantGguf, BackendQuantMarlin};
+use ferrum_kernels::{BackendMoeFused, BackendQuantExperts, BackendQuantMarlin};
 
 /// Every case of [`BackendMoeFused`] alone.
 pub(crate) fn cases<B: BackendMoeFused>() -> Cases<B> {
@@ -17,7 +17,7 @@ pub(crate) fn cases<B: BackendMoeFused>() -> Cases<B> {
 }
 
 /// Every case of stacks of GGUF blocks.
-pub(crate) fn gguf_cases<B: BackendMoeFused + BackendQuantGguf>() -> Cases<B> {
+pub(crate) fn gguf_cases<B: BackendQuantExperts>() -> Cases<B> {
     let mut cases = Cases::new();
     experts::gguf_cases(&mut cases);
     cases

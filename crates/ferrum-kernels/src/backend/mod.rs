@@ -37,8 +37,8 @@ pub use self::paged::{
     BackendInt8KvOps, BackendKvDtype, BackendPagedKv, BatchShape, DeviceBatch, PagedQkv,
 };
 pub use self::quant::{
-    AwqWeights, BackendQuantGguf, BackendQuantMarlin, GptqWeights, GptqZeroPoints, QuantKind,
-    QuantPart, QuantWeights,
+    AwqWeights, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin, GptqWeights,
+    GptqZeroPoints, QuantKind, QuantPart, QuantWeights,
 };
 pub use self::shapes::{
     AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout,
@@ -62,5 +62,5 @@ pub trait QuantLlmBackend: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 impl<B> QuantLlmBackend for B where B: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 
 /// A [`QuantLlmBackend`] with mixture-of-experts kernels.
-pub trait MoeLlmBackend: QuantLlmBackend + BackendMoeFused {}
-impl<B> MoeLlmBackend for B where B: QuantLlmBackend + BackendMoeFused {}
+pub trait MoeLlmBackend: QuantLlmBackend + BackendQuantExperts {}
+impl<B> MoeLlmBackend for B where B: QuantLlmBackend + BackendQuantExperts {}

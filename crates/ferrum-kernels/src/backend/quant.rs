@@ -48,6 +48,9 @@ pub trait BackendQuantGguf: Backend {
     /// A matrix in the backend's favourite form of its block format(s).
     type GgufWeight: Send + Sync;
 
+    /// Whether weights of this type are computed on as they are, and not expanded at load.
+    fn is_native(ty: GgufQuantType) -> bool;
+
     /// Loads `[rows, cols]` blocks.
     ///
     /// # Errors
@@ -71,16 +74,6 @@ pub trait BackendQuantGguf: Backend {
     /// Loads one projection from parts, which may be of different types.
     fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<Self::GgufWeight>;
 
-    /// Loads a 3-D stack `[experts, n, k]`.
-    fn load_quant_experts(
-        &self,
-        bytes: &[u8],
-        ty: GgufQuantType,
-        shape: ExpertShape,
-    ) -> Result<Self::Experts>
-    where
-        Self: BackendMoeFused;
-
     /// [`Backend::gemm`] with a quantised weight.
     fn gemm_quant(
         ctx: &mut Self::Context,
@@ -98,6 +91,20 @@ pub trait BackendQuantGguf: Backend {
         out: &mut Act<Self>,
         shape: RowShape,
     ) -> Result<()>;
+}
+
+/// Stacks of experts in ggml block formats.
+pub trait BackendQuantExperts: BackendQuantGguf + BackendMoeFused {
+    /// Loads a 3-D stack `[experts, n, k]`.
+    ///
+    /// # Errors
+    /// As [`load_quant_fused`](BackendQuantGguf::load_quant_fused).
+    fn load_quant_experts(
+        &self,
+        bytes: &[u8],
+        ty: GgufQuantType,
+        shape: ExpertShape,
+    ) -> Result<Self::Experts>;
 }
 
 /// GPTQ and AWQ weights (the layouts that Marlin kernels serve on CUDA).

@@ -70,9 +70,53 @@ pub(crate) fn gemm(
         .chunks(ROWS_AT_ONCE * k)
         .zip(out.chunks_mut(ROWS_AT_ONCE * n))
     {
-        with_format!(weight.dtype, F => product::<F>(exec, scratch, x, weight, out)?);
+        let columns = Columns {
+            out: SharedMut::new(out),
+            stride: n,
+            first: 0,
+        };
+        columns_of(exec, scratch, x, weight, columns)?;
     }
     Ok(())
+}
+
+/// Columns of a row-major result, from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns<'a> {
+    pub(crate) out: SharedMut<'a, f32>,
+    /// Elements of a row.
+    pub(crate) stride: usize,
+    pub(crate) first: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// Elements `column..column + len` of row `row`, to write.
+    ///
+    /// # Safety
+    /// No other live part, in any task, overlaps this one.
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, row: usize, column: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's contract.
+        unsafe { self.out.part(row * self.stride + self.first + column, len) }
+    }
+
+    /// Where a block of `cols` columns of some rows begins; all of it lies inside.
+    #[inline(always)]
+    fn rows(&self, rows: Range<usize>, column: usize, cols: usize) -> *mut f32 {
+        let start = rows.start * self.stride + self.first + column;
+        self.out.at(start, (rows.len() - 1) * self.stride + cols)
+    }
+}
+
+/// [`gemm`] into some columns of a wider result, for a few rows at once.
+pub(crate) fn columns_of(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    columns: Columns<'_>,
+) -> Result<()> {
+    with_format!(weight.dtype, F => product::<F>(exec, scratch, x, weight, columns))
 }
 
 fn product<F: Format>(
@@ -80,7 +124,7 @@ fn product<F: Format>(
     scratch: &mut Scratch,
     x: &[f32],
     weight: &CpuWeight,
-    out: &mut [f32],
+    out: Columns<'_>,
 ) -> Result<()> {
     let k = weight.shape.cols;
     let rows = x.len() / k;
@@ -90,7 +134,7 @@ fn product<F: Format>(
     // Tiles of about the same size: a small one at the end would use few registers.
     let tile_rows = rows.div_ceil(rows.div_ceil(most));
     if rows == 1 {
-        direct::<F>(exec, x, weight, SharedMut::new(out), (rows, tile_rows));
+        direct::<F>(exec, x, weight, out, (rows, tile_rows));
         return Ok(());
     }
     let block = if direct_form || F::BYTES == 4 {
@@ -102,7 +146,6 @@ fn product<F: Format>(
     let floats = scratch.floats(x.len() + threads * block)?;
     let (packed, blocks) = floats.split_at_mut(x.len());
     pack_rows(exec, x, k, tile_rows, SharedMut::new(packed));
-    let out = SharedMut::new(out);
     if direct_form {
         direct::<F>(exec, packed, weight, out, (rows, tile_rows));
         return Ok(());
@@ -183,7 +226,7 @@ fn direct<F: Format>(
     exec: &Exec,
     packed: &[f32],
     weight: &CpuWeight,
-    out: SharedMut<'_, f32>,
+    out: Columns<'_>,
     (rows, tile_rows): (usize, usize),
 ) {
     let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
@@ -207,7 +250,7 @@ struct Direct<'a, F> {
     tile_rows: usize,
     weight: &'a CpuWeight,
     panels: Range<usize>,
-    out: SharedMut<'a, f32>,
+    out: Columns<'a>,
     format: PhantomData<F>,
 }
 
@@ -281,7 +324,7 @@ impl<F: Format> Direct<'_, F> {
         unsafe { tile::multiply(s, rows, columns, k, &mut acc) };
         for (i, acc) in acc.iter().enumerate() {
             // SAFETY: a panel belongs to one task, so nobody else has these columns.
-            let out = unsafe { self.out.part((row + i) * n + first, cols) };
+            let out = unsafe { self.out.part(row + i, first, cols) };
             for (v, acc) in acc.iter().enumerate() {
                 if v * LANES < cols {
                     math::store_at(s, out, v * LANES, *acc);
@@ -334,7 +377,7 @@ struct Tiles<'a> {
     steps: Range<usize>,
     /// The panels as f32, or empty where the weight is f32 itself.
     block: &'a [f32],
-    out: SharedMut<'a, f32>,
+    out: Columns<'a>,
 }
 
 impl Kernel for Tiles<'_> {
@@ -410,8 +453,8 @@ impl Tiles<'_> {
             let cols = PANEL.min(n - p * PANEL);
             let block = Block {
                 // From the first to the last element of the block.
-                ptr: self.out.at(row * n + p * PANEL, (MR - 1) * n + cols),
-                stride: n,
+                ptr: self.out.rows(row..row + MR, p * PANEL, cols),
+                stride: self.out.stride,
                 cols,
             };
             let add = self.steps.start > 0;
@@ -465,7 +508,7 @@ pub(crate) fn gather_rows(
 }
 
 /// Fills each row of `out` by `read(id, row)`, or with zeros where that says `false`.
-fn rows_by_id(
+pub(crate) fn rows_by_id(
     exec: &Exec,
     op: &'static str,
     ids: &CpuBuffer<i32>,

@@ -4,6 +4,7 @@
 //! * `pool`: the device's own threads; an op with little work stays on the caller's.
 //! * `gemm`: weights are packed at load into panels of 32 output features and keep the precision of
 //!   their file; activations are f32.
+//! * `quant`: ggml blocks stay integers; activations become bytes, products are summed in integers.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
@@ -26,6 +27,7 @@ mod norm;
 mod pages;
 pub mod peak;
 mod pool;
+mod quant;
 mod simd;
 #[cfg(test)]
 mod tests;
@@ -37,4 +39,5 @@ pub use self::core::{CpuBackend, CpuConfig, CpuContext};
 pub use self::gemm::pack::CpuWeight;
 pub use self::isa::Isa;
 pub use self::kv::CpuKvElement;
+pub use self::quant::CpuQuantWeight;
 pub use self::timer::CpuTimer;

@@ -44,6 +44,10 @@ fn gguf(
 impl BackendQuantGguf for ReferenceBackend {
     type GgufWeight = RefWeight;
 
+    fn is_native(_: GgufQuantType) -> bool {
+        false
+    }
+
     fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<RefWeight> {
         let mut values = Vec::new();
         let mut rows = 0;
@@ -53,17 +57,6 @@ impl BackendQuantGguf for ReferenceBackend {
         }
         let shape = MatShape { rows, cols };
         Ok(RefWeight { values, shape })
-    }
-
-    fn load_quant_experts(
-        &self,
-        bytes: &[u8],
-        ty: GgufQuantType,
-        shape: ExpertShape,
-    ) -> Result<RefExperts> {
-        let op = "load_quant_experts";
-        let rows = elements(op, &[shape.experts, shape.n])?;
-        RefExperts::from_values(op, gguf(op, bytes, ty, rows, shape.k)?, shape)
     }
 
     fn gemm_quant(
@@ -84,6 +77,19 @@ impl BackendQuantGguf for ReferenceBackend {
         shape: RowShape,
     ) -> Result<()> {
         gemm::embedding_lookup("embedding_lookup_quant", table, ids, out, shape)
+    }
+}
+
+impl BackendQuantExperts for ReferenceBackend {
+    fn load_quant_experts(
+        &self,
+        bytes: &[u8],
+        ty: GgufQuantType,
+        shape: ExpertShape,
+    ) -> Result<RefExperts> {
+        let op = "load_quant_experts";
+        let rows = elements(op, &[shape.experts, shape.n])?;
+        RefExperts::from_values(op, gguf(op, bytes, ty, rows, shape.k)?, shape)
     }
 }
 

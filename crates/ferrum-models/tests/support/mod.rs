@@ -4,8 +4,8 @@
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch, load_weights,
-    read_model,
+    Expanded, KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch,
+    WeightForm, load_weights, read_model,
 };
 use ferrum_types::{BlockId, TokenId};
 use safetensors::SafeTensors;
@@ -79,7 +79,16 @@ pub(crate) fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     model: &Model,
     layout: KvLayout,
 ) -> ModelRunner<B, K> {
-    let weights = load_weights(device, model, &mut |_, _| ()).unwrap();
+    runner_in::<B, K, Expanded>(device, model, layout)
+}
+
+/// [`runner`] with weights in the form `W`.
+pub(crate) fn runner_in<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    layout: KvLayout,
+) -> ModelRunner<B, K> {
+    let weights = load_weights::<B, W>(device, model, &mut |_, _| ()).unwrap();
     ModelRunner::new(device, model.spec.clone(), weights, config(layout)).unwrap()
 }
 

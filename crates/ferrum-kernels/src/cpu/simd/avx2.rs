@@ -20,10 +20,19 @@ impl Avx2 {
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
 
+/// Lanes 0–7 and 8–15.
+#[derive(Clone, Copy)]
+pub(crate) struct I(__m256i, __m256i);
+
 // SAFETY of every block below: `self` proves that the CPU has AVX2, FMA and F16C, which is all that
 // these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
 impl Simd for Avx2 {
     type V = V;
+    type I = I;
+    /// Pairs of sums in 16 bits.
+    type Products = I;
+    const BYTE_ROWS: usize = 4;
+    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 3;
@@ -181,6 +190,132 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(p, v.0);
             _mm256_storeu_ps(p.add(8), v.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i(self, p: *const u8) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            I(
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: I) {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v.0);
+            _mm256_storeu_si256(p.add(32).cast(), v.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let a = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let b = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            self.to_f32(I(a, b))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            let a = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let b = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            self.to_f32(I(a, b))
+        }
+    }
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> I {
+        // SAFETY: see the impl.
+        let v = unsafe { _mm256_set1_epi32(x) };
+        I(v, v)
+    }
+    #[inline(always)]
+    fn add_i(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn and_i(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_and_si256(a.0, b.0), _mm256_and_si256(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn or_i(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn shr_i(self, v: I, n: usize) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            I(_mm256_srl_epi32(v.0, n), _mm256_srl_epi32(v.1, n))
+        }
+    }
+    #[inline(always)]
+    fn shl_i(self, v: I, n: usize) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            I(_mm256_sll_epi32(v.0, n), _mm256_sll_epi32(v.1, n))
+        }
+    }
+    #[inline(always)]
+    fn lookup(self, table: [u8; 16], bytes: I) -> I {
+        // SAFETY: see the impl; the table has 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            I(
+                _mm256_shuffle_epi8(table, bytes.0),
+                _mm256_shuffle_epi8(table, bytes.1),
+            )
+        }
+    }
+    #[inline(always)]
+    fn to_f32(self, v: I) -> V {
+        // SAFETY: see the impl.
+        unsafe { V(_mm256_cvtepi32_ps(v.0), _mm256_cvtepi32_ps(v.1)) }
+    }
+    #[inline(always)]
+    fn no_products(self) -> I {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: I, w: I, x: i32) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            I(
+                _mm256_add_epi16(sums.0, _mm256_maddubs_epi16(w.0, x)),
+                _mm256_add_epi16(sums.1, _mm256_maddubs_epi16(w.1, x)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn collect(self, sums: I, total: I) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let one = _mm256_set1_epi16(1);
+            let sums = I(
+                _mm256_madd_epi16(sums.0, one),
+                _mm256_madd_epi16(sums.1, one),
+            );
+            self.add_i(sums, total)
+        }
+    }
+    #[inline(always)]
+    fn wide(self, total: I, w: I, x: i32) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            // |w| · (x with w's sign): the first factor fits an unsigned byte, and two products 16 bits.
+            let x = _mm256_set1_epi32(x);
+            let pairs = |w| _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            self.collect(I(pairs(w.0), pairs(w.1)), total)
         }
     }
     #[inline(always)]

@@ -16,10 +16,15 @@ impl Avx512 {
     }
 }
 
-// SAFETY of every block below: `self` proves that the CPU has AVX-512F, which is all that these
+// SAFETY of every block below: `self` proves that the CPU has AVX-512 F, BW and VNNI, which is all that these
 // intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
 impl Simd for Avx512 {
     type V = __m512;
+    type I = __m512i;
+    type Products = __m512i;
+    const BYTE_ROWS: usize = 6;
+    /// `vpdpbusd` takes unsigned weights.
+    const WIDE_FLIP: u8 = 0x80;
     const TILE_ROWS: usize = 12;
     const TILE_VECS: usize = 2;
     const DIRECT_ROWS: usize = 12;
@@ -136,6 +141,86 @@ impl Simd for Avx512 {
     unsafe fn store(self, p: *mut f32, v: Self::V) {
         // SAFETY: see the impl.
         unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(self, p: *const u8) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn shr_i(self, v: Self::I, n: usize) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_srl_epi32(v, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    fn shl_i(self, v: Self::I, n: usize) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sll_epi32(v, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    fn lookup(self, table: [u8; 16], bytes: Self::I) -> Self::I {
+        // SAFETY: see the impl; the table has 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, bytes)
+        }
+    }
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    fn no_products(self) -> Self::Products {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
+    fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I {
+        self.narrow(total, w, x)
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

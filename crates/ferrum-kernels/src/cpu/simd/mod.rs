@@ -20,6 +20,14 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// [`LANES`] f32 lanes.
     type V: Copy;
+    /// [`LANES`] i32 lanes, or as many groups of four bytes.
+    type I: Copy;
+    /// Sums of products of bytes that are not yet sums of four.
+    type Products: Copy;
+    /// Rows of the register tile of products of bytes.
+    const BYTE_ROWS: usize;
+    /// What is added to the weights of [`wide`](Self::wide), as bits that are flipped.
+    const WIDE_FLIP: u8;
     /// Rows of the register tile that the GEMM kernels use.
     const TILE_ROWS: usize;
     /// Vectors of the register tile: 1 or 2.
@@ -82,6 +90,56 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for writes of 16 elements; any alignment.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Sixty-four bytes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 64 bytes; any alignment.
+    unsafe fn load_i(self, p: *const u8) -> Self::I;
+    /// Stores sixty-four bytes.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 64 bytes; any alignment.
+    unsafe fn store_i(self, p: *mut u8, v: Self::I);
+    /// Sixteen signed bytes as f32.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 16 bytes.
+    unsafe fn load_i8(self, p: *const i8) -> Self::V;
+    /// Sixteen unsigned bytes as f32.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 16 bytes.
+    unsafe fn load_u8(self, p: *const u8) -> Self::V;
+    /// All lanes `x`.
+    fn splat_i(self, x: i32) -> Self::I;
+    /// `a + b` of i32 lanes, wrapping.
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a & b`.
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a | b`.
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Each 32-bit lane moved `n` bits (below 32) towards the low end.
+    fn shr_i(self, v: Self::I, n: usize) -> Self::I;
+    /// Each 32-bit lane moved `n` bits (below 32) towards the high end.
+    fn shl_i(self, v: Self::I, n: usize) -> Self::I;
+    /// `table[b]` for each byte `b < 16`.
+    fn lookup(self, table: [u8; 16], bytes: Self::I) -> Self::I;
+    /// i32 lanes as f32, rounded to nearest even.
+    fn to_f32(self, v: Self::I) -> Self::V;
+
+    /// No products.
+    fn no_products(self) -> Self::Products;
+    /// Adds the products of the unsigned bytes of `w` with the four signed bytes of `x`, lane by lane
+    /// of 32 bits. The largest byte of `w` times the number of additions since
+    /// [`no_products`](Self::no_products) is at most 128, so that 16 bits hold pairs of sums.
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products;
+    /// `total` and the products of each 32-bit lane.
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I;
+    /// `total` and the products of the signed bytes of `w` with the four signed bytes of `x`, none of
+    /// which is -128. `w` is given with [`WIDE_FLIP`](Self::WIDE_FLIP) applied; where that is not 0,
+    /// `total` grows by 128 times the sum of `x`'s bytes.
+    fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I;
+
     /// Asks for the cache line at `p`, which need not exist.
     fn prefetch(self, p: *const u8);
 

@@ -21,6 +21,37 @@ impl Neon {
 #[derive(Clone, Copy)]
 pub(crate) struct V([float32x4_t; 4]);
 
+/// Four lanes each.
+#[derive(Clone, Copy)]
+pub(crate) struct I([int32x4_t; 4]);
+
+/// `I` with lane group `i` computed by an expression.
+macro_rules! each_i {
+    ($i:ident => $e:expr) => {{
+        // SAFETY: as in `each`.
+        unsafe {
+            I([
+                {
+                    let $i = 0;
+                    $e
+                },
+                {
+                    let $i = 1;
+                    $e
+                },
+                {
+                    let $i = 2;
+                    $e
+                },
+                {
+                    let $i = 3;
+                    $e
+                },
+            ])
+        }
+    }};
+}
+
 /// `V` with lane group `i` computed by an expression.
 macro_rules! each {
     ($i:ident => $e:expr) => {{
@@ -62,6 +93,10 @@ unsafe fn widen_f16(h: uint16x4_t) -> float32x4_t {
 
 impl Simd for Neon {
     type V = V;
+    type I = I;
+    type Products = I;
+    const BYTE_ROWS: usize = 3;
+    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 5;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 2;
@@ -156,6 +191,89 @@ impl Simd for Neon {
             // SAFETY: the caller allows writes of 16 elements at `p`; `self` proves NEON.
             unsafe { vst1q_f32(p.add(4 * i), lanes) };
         }
+    }
+    #[inline(always)]
+    unsafe fn load_i(self, p: *const u8) -> I {
+        each_i!(i => vreinterpretq_s32_u8(vld1q_u8(p.add(16 * i))))
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: I) {
+        for (i, lanes) in v.0.into_iter().enumerate() {
+            // SAFETY: the caller allows writes of 64 bytes at `p`; `self` proves NEON.
+            unsafe { vst1q_u8(p.add(16 * i), vreinterpretq_u8_s32(lanes)) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> V {
+        // SAFETY: the caller allows reads of 16 bytes at `p`.
+        let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
+        self.lanes(bytes.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> V {
+        // SAFETY: the caller allows reads of 16 bytes at `p`.
+        let bytes = unsafe { p.cast::<[u8; LANES]>().read() };
+        self.lanes(bytes.map(f32::from))
+    }
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> I {
+        each_i!(_i => vdupq_n_s32(x))
+    }
+    #[inline(always)]
+    fn add_i(self, a: I, b: I) -> I {
+        each_i!(i => vaddq_s32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn and_i(self, a: I, b: I) -> I {
+        each_i!(i => vandq_s32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn or_i(self, a: I, b: I) -> I {
+        each_i!(i => vorrq_s32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn shr_i(self, v: I, n: usize) -> I {
+        each_i!(i => {
+            let moved = vshlq_u32(vreinterpretq_u32_s32(v.0[i]), vdupq_n_s32(-(n as i32)));
+            vreinterpretq_s32_u32(moved)
+        })
+    }
+    #[inline(always)]
+    fn shl_i(self, v: I, n: usize) -> I {
+        each_i!(i => vshlq_s32(v.0[i], vdupq_n_s32(n as i32)))
+    }
+    #[inline(always)]
+    fn lookup(self, table: [u8; 16], bytes: I) -> I {
+        each_i!(i => {
+            let table = vld1q_u8(table.as_ptr());
+            vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(bytes.0[i])))
+        })
+    }
+    #[inline(always)]
+    fn to_f32(self, v: I) -> V {
+        each!(i => vcvtq_f32_s32(v.0[i]))
+    }
+    #[inline(always)]
+    fn no_products(self) -> I {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: I, w: I, x: i32) -> I {
+        self.wide(sums, w, x)
+    }
+    #[inline(always)]
+    fn collect(self, sums: I, total: I) -> I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
+    fn wide(self, total: I, w: I, x: i32) -> I {
+        each_i!(i => {
+            let w = vreinterpretq_s8_s32(w.0[i]);
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+            let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(x)));
+            vaddq_s32(total.0[i], vpaddq_s32(low, high))
+        })
     }
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}

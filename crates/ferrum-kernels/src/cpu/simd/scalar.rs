@@ -16,8 +16,21 @@ fn each(mut f: impl FnMut(usize) -> f32) -> [f32; LANES] {
     out
 }
 
+#[inline(always)]
+fn each_i(mut f: impl FnMut(usize) -> i32) -> [i32; LANES] {
+    let mut out = [0; LANES];
+    for (i, lane) in out.iter_mut().enumerate() {
+        *lane = f(i);
+    }
+    out
+}
+
 impl Simd for Scalar {
     type V = [f32; LANES];
+    type I = [i32; LANES];
+    type Products = [i32; LANES];
+    const BYTE_ROWS: usize = 2;
+    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 4;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 2;
@@ -108,6 +121,87 @@ impl Simd for Scalar {
     unsafe fn store(self, p: *mut f32, v: Self::V) {
         // SAFETY: the caller's contract is this write's.
         unsafe { p.cast::<Self::V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(self, p: *const u8) -> Self::I {
+        // SAFETY: the caller's contract is this read's.
+        unsafe { p.cast::<Self::I>().read_unaligned() }.map(i32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
+        // SAFETY: the caller's contract is this write's.
+        unsafe { p.cast::<Self::I>().write_unaligned(v.map(i32::to_le)) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::V {
+        // SAFETY: the caller's contract is this read's.
+        let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
+        each(|i| f32::from(bytes[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's contract is this read's.
+        let bytes = unsafe { p.cast::<[u8; LANES]>().read() };
+        each(|i| f32::from(bytes[i]))
+    }
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> Self::I {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
+        each_i(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I {
+        each_i(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I {
+        each_i(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn shr_i(self, v: Self::I, n: usize) -> Self::I {
+        each_i(|i| (v[i] as u32 >> n) as i32)
+    }
+    #[inline(always)]
+    fn shl_i(self, v: Self::I, n: usize) -> Self::I {
+        each_i(|i| v[i] << n)
+    }
+    #[inline(always)]
+    fn lookup(self, table: [u8; 16], bytes: Self::I) -> Self::I {
+        each_i(|i| {
+            let found = bytes[i].to_le_bytes().map(|b| table[usize::from(b & 15)]);
+            i32::from_le_bytes(found)
+        })
+    }
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::V {
+        each(|i| v[i] as f32)
+    }
+    #[inline(always)]
+    fn no_products(self) -> Self::Products {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
+        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+        each_i(|i| {
+            let w = w[i].to_le_bytes().map(i32::from);
+            sums[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
+        })
+    }
+    #[inline(always)]
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
+    fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I {
+        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+        each_i(|i| {
+            let w = w[i].to_le_bytes().map(|b| i32::from(b as i8));
+            total[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
+        })
     }
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}

@@ -1,0 +1,101 @@
+//! Activations in signed bytes: each row's 32 numbers share a scale.
+//!
+//! A unit of a row is quantised by itself (`amax / 127`, rounded to nearest even), so a row's bytes
+//! depend on that row alone. Beside the codes lie their sums, with which kernels take zero points and
+//! minimums into account.
+
+use super::format::{STEPS, UNIT};
+use crate::cpu::buffer::SharedMut;
+use crate::cpu::exec::Exec;
+use crate::cpu::isa::Kernel;
+use crate::cpu::simd::{LANES, Simd};
+
+/// Words (of 32 bits) of a unit of a row.
+pub(crate) const WORDS: usize = STEPS + 6;
+
+/// Which word of a unit holds what; in a tile of `rows` rows word `w` of row `r` is at `w·rows + r`.
+pub(crate) mod word {
+    use super::STEPS;
+    /// f32: the scale.
+    pub(crate) const SCALE: usize = STEPS;
+    /// i32: sum of the codes of the first sixteen numbers; of the others in the next word.
+    pub(crate) const SUM: usize = STEPS + 1;
+    /// f32: the same times the scale.
+    pub(crate) const SCALED_SUM: usize = STEPS + 3;
+    /// f32: the scaled sum of all 32.
+    pub(crate) const SCALED_TOTAL: usize = STEPS + 5;
+}
+
+const _: () = assert!(word::SCALED_TOTAL + 1 == WORDS);
+
+/// Quantises rows of `x` (`[rows, k]`) into tiles of `tile_rows`: `[tiles][units][WORDS][rows]`.
+pub(crate) fn pack(exec: &Exec, x: &[f32], k: usize, tile_rows: usize, out: SharedMut<'_, i32>) {
+    let rows = x.len().checked_div(k).unwrap_or(0);
+    let row_words = k / UNIT * WORDS;
+    exec.spread(rows.div_ceil(tile_rows), 4 * tile_rows * k, |tiles, _| {
+        for t in tiles {
+            let first = t * tile_rows;
+            let count = tile_rows.min(rows - first);
+            // SAFETY: each tile is packed by one task, and tiles do not overlap.
+            let out = unsafe { out.part(first * row_words, count * row_words) };
+            for row in 0..count {
+                let x = &x[(first + row) * k..][..k];
+                exec.level.run(Row { x, row, count, out });
+            }
+        }
+    });
+}
+
+struct Row<'a> {
+    x: &'a [f32],
+    row: usize,
+    count: usize,
+    out: &'a mut [i32],
+}
+
+impl Kernel for Row<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { x, row, count, out } = self;
+        let units = x.as_chunks::<UNIT>().0;
+        for (x, out) in units.iter().zip(out.chunks_exact_mut(WORDS * count)) {
+            // SAFETY: a unit has two vectors.
+            let (low, high) = unsafe { (s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))) };
+            let amax = s.largest(s.max(s.abs(low), s.abs(high)));
+            let scale = amax / 127.0;
+            let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+            let codes = [low, high].map(|v| codes(s, v, inverse));
+            let mut sums = [0i32; 2];
+            for (sub, codes) in codes.iter().enumerate() {
+                sums[sub] = codes.iter().map(|&c| i32::from(c)).sum();
+                let (steps, _) = codes.as_chunks::<4>();
+                for (t, step) in steps.iter().enumerate() {
+                    out[(sub * STEPS / 2 + t) * count + row] =
+                        i32::from_le_bytes(step.map(|c| c as u8));
+                }
+            }
+            let mut put = |word: usize, value: i32| out[word * count + row] = value;
+            put(word::SCALE, scale.to_bits() as i32);
+            for (sub, &sum) in sums.iter().enumerate() {
+                put(word::SUM + sub, sum);
+                put(
+                    word::SCALED_SUM + sub,
+                    (scale * sum as f32).to_bits() as i32,
+                );
+            }
+            let total = scale * (sums[0] + sums[1]) as f32;
+            put(word::SCALED_TOTAL, total.to_bits() as i32);
+        }
+    }
+}
+
+/// `x · inverse` rounded to nearest even, as bytes.
+#[inline(always)]
+fn codes<S: Simd>(s: S, x: S::V, inverse: f32) -> [i8; LANES] {
+    // Adding 1.5·2^23 rounds to an integer and leaves it in the low bits.
+    let magic = 12_582_912.0;
+    let scaled = s.fma(x, s.splat(inverse), s.splat(magic));
+    s.to_array(scaled).map(|v| v.to_bits() as i8)
+}

@@ -1,0 +1,514 @@
+//! How packed weights lie in memory: codes of some bits, and their scales beside them.
+//!
+//! A panel is 32 features; along `k` it is cut into *units* of 32 numbers. In a unit, 32-bit lane `j`
+//! of a vector belongs to one feature and holds four consecutive numbers, a *step*; so a product of
+//! bytes leaves sums that need no further addition across lanes. Features 0–15 are the first *half*
+//! of a panel. Codes of fewer than eight bits share bytes such that a mask and a shift make a step.
+
+use crate::cpu::gemm::tile::PANEL;
+use crate::cpu::simd::{LANES, Simd};
+use ferrum_quant::integers::{Integers, SUB};
+use half::f16;
+
+/// Numbers of one feature in a unit.
+pub(crate) const UNIT: usize = 32;
+/// Steps of four numbers in a unit.
+pub(crate) const STEPS: usize = UNIT / 4;
+/// Bytes of a vector of steps.
+const VECTOR: usize = 4 * LANES;
+
+/// Where the codes of a unit lie.
+pub(crate) trait Codes: Copy + Send + Sync + 'static {
+    /// Bytes of a unit.
+    const BYTES: usize;
+    /// Whether codes are signed bytes, for [`Simd::wide`]; else they are unsigned and below 64.
+    const WIDE: bool;
+    /// Steps whose products fit the 16 bits of [`Simd::narrow`].
+    const NARROW_STEPS: usize;
+
+    /// Step `t` of a half.
+    ///
+    /// # Safety
+    /// `unit` is valid for reads of [`BYTES`](Self::BYTES).
+    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I;
+}
+
+/// Codes that weights are kept in.
+pub(crate) trait StoredCodes: Codes {
+    /// The same brought into bytes.
+    type Decoded: Codes + Default;
+
+    /// Stores the code of number `k` of feature `j`; the unit was zero there. `flip` is
+    /// [`Simd::WIDE_FLIP`] of the level that will read it.
+    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8);
+
+    /// What [`put`](Self::put) stored.
+    fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
+}
+
+/// Codes of `BITS` bits: 2, 3, 4, 5 or 6.
+#[derive(Clone, Copy)]
+pub(crate) struct Bits<const BITS: usize>;
+
+impl<const BITS: usize> Bits<BITS> {
+    /// Bytes of the part with four bits of each code, and of those with two and with one.
+    const FOURS: usize = if BITS >= 4 { UNIT * PANEL / 2 } else { 0 };
+    const TWOS: usize = if BITS == 6 || BITS < 4 {
+        UNIT * PANEL / 4
+    } else {
+        0
+    };
+    const ONES: usize = if BITS == 5 || BITS == 3 {
+        UNIT * PANEL / 8
+    } else {
+        0
+    };
+    /// Where in a code the parts after the first begin.
+    const SECOND: usize = if BITS >= 4 { 4 } else { 2 };
+
+    /// Byte and bit where the parts of a code lie: `[four bits, two bits, one bit]`.
+    fn places(j: usize, k: usize) -> [(usize, usize); 3] {
+        let (half, lane) = (j / LANES, j % LANES);
+        let (t, byte) = (k / 4, 4 * lane + k % 4);
+        let fours = ((half * 4 + t % 4) * VECTOR + byte, t / 4 * 4);
+        let twos = (Self::FOURS + (half * 2 + t / 4) * VECTOR + byte, t % 4 * 2);
+        let ones = (Self::FOURS + Self::TWOS + half * VECTOR + byte, t);
+        [fours, twos, ones]
+    }
+}
+
+impl<const BITS: usize> Codes for Bits<BITS> {
+    const BYTES: usize = Self::FOURS + Self::TWOS + Self::ONES;
+    const WIDE: bool = false;
+    const NARROW_STEPS: usize = 128 / (1 << BITS);
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
+        // SAFETY: all offsets lie inside the unit.
+        let load = |offset: usize| unsafe { s.load_i(unit.add(offset)) };
+        let part = |v: S::I, bit: usize, mask: i32, to: usize| {
+            // One shift, whichever way the bits have to go.
+            let moved = if bit >= to {
+                s.shr_i(v, bit - to)
+            } else {
+                s.shl_i(v, to - bit)
+            };
+            s.and_i(moved, s.splat_i(mask << to))
+        };
+        let mut code = None;
+        let mut add = |v: S::I| code = Some(code.map_or(v, |code| s.or_i(code, v)));
+        if Self::FOURS > 0 {
+            add(part(
+                load((half * 4 + t % 4) * VECTOR),
+                t / 4 * 4,
+                0x0f0f_0f0f,
+                0,
+            ));
+        }
+        if Self::TWOS > 0 {
+            let to = if BITS == 6 { Self::SECOND } else { 0 };
+            let v = load(Self::FOURS + (half * 2 + t / 4) * VECTOR);
+            add(part(v, t % 4 * 2, 0x0303_0303, to));
+        }
+        if Self::ONES > 0 {
+            let v = load(Self::FOURS + Self::TWOS + half * VECTOR);
+            add(part(v, t, 0x0101_0101, Self::SECOND));
+        }
+        code.unwrap_or(s.splat_i(0))
+    }
+}
+
+macro_rules! stored_bits {
+    ($($bits:literal => $steps:literal),*) => {$(
+        impl StoredCodes for Bits<$bits> {
+            type Decoded = Decoded<$steps>;
+
+    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, _: u8) {
+        let [fours, twos, ones] = Bits::<$bits>::places(j, k);
+        let mut rest = code;
+        let parts = [
+            (fours, 4, Bits::<$bits>::FOURS),
+            (twos, 2, Bits::<$bits>::TWOS),
+            (ones, 1, Bits::<$bits>::ONES),
+        ];
+        for ((byte, bit), width, there) in parts {
+            if there > 0 {
+                unit[byte] |= (rest & ((1 << width) - 1)) << bit;
+                rest >>= width;
+            }
+        }
+    }
+
+    fn get(unit: &[u8], j: usize, k: usize, _: u8) -> u8 {
+        let [fours, twos, ones] = Bits::<$bits>::places(j, k);
+        let (mut code, mut at) = (0, 0);
+        let parts = [
+            (fours, 4, Bits::<$bits>::FOURS),
+            (twos, 2, Bits::<$bits>::TWOS),
+            (ones, 1, Bits::<$bits>::ONES),
+        ];
+        for ((byte, bit), width, there) in parts {
+            if there > 0 {
+                code |= ((unit[byte] >> bit) & ((1 << width) - 1)) << at;
+                at += width;
+            }
+        }
+        code
+    }
+        }
+    )*};
+}
+stored_bits!(2 => 8, 3 => 8, 4 => 8, 5 => 4, 6 => 2);
+
+/// Signed bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes;
+
+impl Codes for Bytes {
+    const BYTES: usize = UNIT * PANEL;
+    const WIDE: bool = true;
+    const NARROW_STEPS: usize = 0;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_i(unit.add((half * STEPS + t) * VECTOR)) }
+    }
+}
+
+impl StoredCodes for Bytes {
+    type Decoded = Decoded<0>;
+
+    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8) {
+        unit[byte_place(j, k)] = code ^ flip;
+    }
+
+    fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
+        unit[byte_place(j, k)] ^ flip
+    }
+}
+
+/// Where a byte for itself lies.
+fn byte_place(j: usize, k: usize) -> usize {
+    (j / LANES * STEPS + k / 4) * VECTOR + 4 * (j % LANES) + k % 4
+}
+
+/// Four bits that stand for an entry of a table of signed bytes (with the level's flip applied).
+#[derive(Clone, Copy)]
+pub(crate) struct Table(pub(crate) [u8; 16]);
+
+impl Codes for Table {
+    const BYTES: usize = Bits::<4>::BYTES;
+    const WIDE: bool = true;
+    const NARROW_STEPS: usize = 0;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
+        // SAFETY: the caller's contract.
+        s.lookup(self.0, unsafe { Bits::<4>.step(s, unit, half, t) })
+    }
+}
+
+impl StoredCodes for Table {
+    type Decoded = Decoded<0>;
+
+    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8) {
+        Bits::<4>::put(unit, j, k, code, flip);
+    }
+
+    fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
+        Bits::<4>::get(unit, j, k, flip)
+    }
+}
+
+/// Codes that were brought into bytes: `STEPS16` of them fit the 16 bits of [`Simd::narrow`], or they
+/// are signed where that is 0.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Decoded<const STEPS16: usize>;
+
+impl<const STEPS16: usize> Codes for Decoded<STEPS16> {
+    const BYTES: usize = Bytes::BYTES;
+    const WIDE: bool = STEPS16 == 0;
+    const NARROW_STEPS: usize = STEPS16;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
+        // SAFETY: the caller's contract.
+        unsafe { Bytes.step(s, unit, half, t) }
+    }
+}
+
+/// How scales and minimums lie beside the codes.
+pub(crate) trait Scales: Copy + Send + Sync + 'static {
+    /// Units that share a head.
+    const UNITS: usize;
+    /// Bytes before the first unit of a block.
+    const HEAD: usize;
+    /// Bytes before the codes of each unit.
+    const BESIDE: usize;
+    /// Scales in a unit for each feature: 1, or 2 for sixteen numbers each.
+    const SUBS: usize;
+    /// Whether there are minimums.
+    const MINIMUMS: bool;
+
+    /// Scales of a half; with `SUBS` of 1, `sub` is 0.
+    ///
+    /// # Safety
+    /// `head` is valid for reads of `HEAD` bytes, `beside` of `BESIDE`.
+    unsafe fn scale<S: Simd>(
+        s: S,
+        head: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V;
+
+    /// Minimums of a half, already multiplied; only where there are some.
+    ///
+    /// # Safety
+    /// As [`scale`](Self::scale).
+    unsafe fn minimum<S: Simd>(
+        s: S,
+        head: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V;
+}
+
+/// Scales that weights are kept with.
+pub(crate) trait StoredScales: Scales {
+    /// The same brought into f32.
+    type Decoded: Scales;
+
+    /// Stores what belongs to feature `j` in the head.
+    fn put_head(head: &mut [u8], j: usize, block: &Integers);
+
+    /// Stores what belongs to feature `j` in unit number `unit` of a block.
+    fn put_beside(beside: &mut [u8], j: usize, block: &Integers, unit: usize);
+
+    /// Scale and minimum of number `k` of feature `j`.
+    fn get(head: &[u8], beside: &[u8], j: usize, k: usize) -> (f32, f32);
+}
+
+/// One f16 scale for each 32 numbers; with `MIN`, an f16 minimum too.
+#[derive(Clone, Copy)]
+pub(crate) struct Halfs<const MIN: bool>;
+
+fn put_f16(out: &mut [u8], at: usize, x: f32) {
+    out[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+}
+
+fn get_f16(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32()
+}
+
+impl<const MIN: bool> Scales for Halfs<MIN> {
+    const UNITS: usize = 1;
+    const HEAD: usize = 2 * PANEL * (1 + MIN as usize);
+    const BESIDE: usize = 0;
+    const SUBS: usize = 1;
+    const MINIMUMS: bool = MIN;
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+        // SAFETY: the head has 32 scales.
+        unsafe { s.load_f16(head.cast::<u16>().add(half * LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+        // SAFETY: with minimums, the head has 32 of them after the scales.
+        unsafe { s.load_f16(head.cast::<u16>().add(PANEL + half * LANES)) }
+    }
+}
+
+impl<const MIN: bool> StoredScales for Halfs<MIN> {
+    type Decoded = Floats<1, MIN>;
+
+    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
+        put_f16(head, j, block.d);
+        if MIN {
+            put_f16(head, PANEL + j, block.dmin);
+        }
+    }
+
+    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
+
+    fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
+        let minimum = if MIN { get_f16(head, PANEL + j) } else { 0.0 };
+        (get_f16(head, j), minimum)
+    }
+}
+
+/// One power of two for each 32 numbers, as its exponent plus 127.
+#[derive(Clone, Copy)]
+pub(crate) struct Exponents;
+
+impl Scales for Exponents {
+    const UNITS: usize = 1;
+    const HEAD: usize = PANEL;
+    const BESIDE: usize = 0;
+    const SUBS: usize = 1;
+    const MINIMUMS: bool = false;
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+        // SAFETY: the head has 32 bytes.
+        let exponents = unsafe { head.add(half * LANES).cast::<[u8; LANES]>().read() };
+        s.lanes(exponents.map(|e| f32::from_bits(u32::from(e) << 23)))
+    }
+
+    #[inline(always)]
+    unsafe fn minimum<S: Simd>(s: S, _: *const u8, _: *const u8, _: usize, _: usize) -> S::V {
+        s.zero()
+    }
+}
+
+impl StoredScales for Exponents {
+    type Decoded = Floats<1, false>;
+
+    /// A scale below the smallest normal number (2^-126) becomes 0: what it adds is below 1e-36.
+    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
+        head[j] = (block.d.to_bits() >> 23) as u8;
+    }
+
+    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
+
+    fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
+        (f32::from_bits(u32::from(head[j]) << 23), 0.0)
+    }
+}
+
+/// Blocks of 256 numbers: f32 in the head, and a byte for each unit, or for each half of one
+/// (`SUBS` of 2), that multiplies it; with `MIN` the same for minimums.
+#[derive(Clone, Copy)]
+pub(crate) struct Super<const SUBS: usize, const MIN: bool>;
+
+fn put_f32(out: &mut [u8], at: usize, x: f32) {
+    out[4 * at..4 * at + 4].copy_from_slice(&x.to_le_bytes());
+}
+
+fn get_f32(bytes: &[u8], at: usize) -> f32 {
+    let b = &bytes[4 * at..4 * at + 4];
+    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
+    const UNITS: usize = 256 / UNIT;
+    const HEAD: usize = 4 * PANEL * (1 + MIN as usize);
+    const BESIDE: usize = PANEL * SUBS * (1 + MIN as usize);
+    const SUBS: usize = SUBS;
+    const MINIMUMS: bool = MIN;
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(
+        s: S,
+        head: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V {
+        let lanes = half * LANES;
+        // SAFETY: the head has 32 f32, and each unit SUBS times 32 scales.
+        unsafe {
+            let d = s.load(head.cast::<f32>().add(lanes));
+            s.mul(d, s.load_i8(beside.add(sub * PANEL + lanes).cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum<S: Simd>(
+        s: S,
+        head: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V {
+        let lanes = half * LANES;
+        // SAFETY: minimums follow the scales in both places.
+        unsafe {
+            let d = s.load(head.cast::<f32>().add(PANEL + lanes));
+            s.mul(d, s.load_u8(beside.add((SUBS + sub) * PANEL + lanes)))
+        }
+    }
+}
+
+impl<const SUBS: usize, const MIN: bool> StoredScales for Super<SUBS, MIN> {
+    type Decoded = Floats<SUBS, MIN>;
+
+    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
+        put_f32(head, j, block.d);
+        if MIN {
+            put_f32(head, PANEL + j, block.dmin);
+        }
+    }
+
+    fn put_beside(beside: &mut [u8], j: usize, block: &Integers, unit: usize) {
+        for sub in 0..SUBS {
+            let at = unit * (UNIT / SUB) + sub;
+            beside[sub * PANEL + j] = block.scales[at] as u8;
+            if MIN {
+                beside[(SUBS + sub) * PANEL + j] = block.minimums[at];
+            }
+        }
+    }
+
+    fn get(head: &[u8], beside: &[u8], j: usize, k: usize) -> (f32, f32) {
+        let sub = k * SUBS / UNIT;
+        let scale = get_f32(head, j) * f32::from(beside[sub * PANEL + j] as i8);
+        if !MIN {
+            return (scale, 0.0);
+        }
+        let minimum = get_f32(head, PANEL + j) * f32::from(beside[(SUBS + sub) * PANEL + j]);
+        (scale, minimum)
+    }
+}
+
+/// Scales and minimums that were brought into f32, beside their codes.
+#[derive(Clone, Copy)]
+pub(crate) struct Floats<const SUBS: usize, const MIN: bool>;
+
+impl<const SUBS: usize, const MIN: bool> Floats<SUBS, MIN> {
+    /// Where the scales (or minimums) of a half begin, in elements.
+    pub(crate) fn place(half: usize, sub: usize, minimum: bool) -> usize {
+        (sub + if minimum { SUBS } else { 0 }) * PANEL + half * LANES
+    }
+}
+
+impl<const SUBS: usize, const MIN: bool> Scales for Floats<SUBS, MIN> {
+    const UNITS: usize = 1;
+    const HEAD: usize = 0;
+    const BESIDE: usize = 4 * PANEL * SUBS * (1 + MIN as usize);
+    const SUBS: usize = SUBS;
+    const MINIMUMS: bool = MIN;
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(
+        s: S,
+        _: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V {
+        // SAFETY: the place lies in `BESIDE`.
+        unsafe { s.load(beside.cast::<f32>().add(Self::place(half, sub, false))) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum<S: Simd>(
+        s: S,
+        _: *const u8,
+        beside: *const u8,
+        half: usize,
+        sub: usize,
+    ) -> S::V {
+        // SAFETY: the place lies in `BESIDE`.
+        unsafe { s.load(beside.cast::<f32>().add(Self::place(half, sub, true))) }
+    }
+}
+
+/// Bytes of a block: a head, and its units.
+pub(crate) const fn block_bytes<C: Codes, F: Scales>() -> usize {
+    F::HEAD + F::UNITS * (F::BESIDE + C::BYTES)
+}

@@ -1,0 +1,274 @@
+//! ggml blocks into panels, once, at load.
+
+use super::format::{
+    Bits, Bytes, Exponents, Halfs, StoredCodes, StoredScales, Super, Table, UNIT, block_bytes,
+};
+use crate::backend::{MatShape, QuantPart};
+use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::check::elements;
+use crate::cpu::exec::Exec;
+use crate::cpu::gemm::tile::PANEL;
+use crate::cpu::isa::Kernel;
+use crate::cpu::simd::Simd;
+use ferrum_quant::integers::{CodeValues, Integers, code_values, integers};
+use ferrum_types::{Error, GgufQuantType, Result};
+
+/// A matrix `[n, k]` of one block type, in panels.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub(crate) shape: MatShape,
+    pub(crate) ty: GgufQuantType,
+    /// What the level flips in signed bytes.
+    flip: u8,
+    data: CpuBuffer<u8>,
+}
+
+/// What the level flips in signed bytes.
+pub(crate) struct Flip;
+
+impl Kernel for Flip {
+    type Output = u8;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> u8 {
+        S::WIDE_FLIP
+    }
+}
+
+/// Work that is written once for every pair of formats.
+pub(crate) trait OnFormat {
+    /// What [`run`](Self::run) returns.
+    type Output;
+
+    /// Does the work; `zero` is what unsigned codes are too large by.
+    fn run<C: StoredCodes, F: StoredScales>(self, codes: C, zero: i32, scales: F) -> Self::Output;
+}
+
+/// Whether weights of this type are packed here, and not expanded.
+pub(crate) fn is_packed(ty: GgufQuantType) -> bool {
+    code_values(ty).is_some()
+}
+
+/// Runs `work` with the formats of `ty`; `None` for a type that is not packed.
+pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> Option<W::Output> {
+    use GgufQuantType as T;
+    let halfs = Halfs::<false>;
+    let zero = match code_values(ty)? {
+        CodeValues::Unsigned { zero, .. } => zero,
+        CodeValues::Signed => 0,
+        CodeValues::Table(table) => {
+            let table = Table(table.map(|x| x as u8 ^ flip));
+            return Some(match ty {
+                T::MXFP4 => work.run(table, 0, Exponents),
+                T::IQ4_XS => work.run(table, 0, Super::<1, false>),
+                _ => work.run(table, 0, halfs),
+            });
+        }
+    };
+    Some(match ty {
+        T::Q2_K => work.run(Bits::<2>, zero, Super::<2, true>),
+        T::Q3_K => work.run(Bits::<3>, zero, Super::<2, false>),
+        T::Q4_0 => work.run(Bits::<4>, zero, halfs),
+        T::Q4_1 => work.run(Bits::<4>, zero, Halfs::<true>),
+        T::Q4_K => work.run(Bits::<4>, zero, Super::<1, true>),
+        T::Q5_0 => work.run(Bits::<5>, zero, halfs),
+        T::Q5_1 => work.run(Bits::<5>, zero, Halfs::<true>),
+        T::Q5_K => work.run(Bits::<5>, zero, Super::<1, true>),
+        T::Q6_K => work.run(Bits::<6>, zero, Super::<2, false>),
+        T::Q8_0 => work.run(Bytes, zero, halfs),
+        _ => return None,
+    })
+}
+
+impl Packed {
+    /// Packs parts of one type that [`is_packed`], whose rows have `cols` numbers.
+    pub(crate) fn new(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Self> {
+        let op = "load_quant";
+        let Some(first) = parts.first() else {
+            return Err(Error::invalid(op, "there is no part"));
+        };
+        let ty = first.ty;
+        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
+            let block = ty.block_len();
+            let reason =
+                format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
+            Error::invalid(op, reason)
+        })?;
+        let mut rows = 0usize;
+        for part in parts {
+            let expected = elements(op, &[part.rows, row_bytes])?;
+            if part.bytes.len() != expected {
+                return Err(Error::Shape {
+                    op,
+                    what: "weight (in bytes)",
+                    found: part.bytes.len(),
+                    expected,
+                });
+            }
+            rows = rows
+                .checked_add(part.rows)
+                .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
+        }
+        let flip = exec.level.run(Flip);
+        let shape = MatShape { rows, cols };
+        let source = Source {
+            parts,
+            ty,
+            row_bytes,
+        };
+        let packing = Packing {
+            exec,
+            source,
+            shape,
+            flip,
+        };
+        let data = with_format(ty, flip, packing);
+        let data = data.ok_or_else(|| Error::invalid(op, format!("{ty} is not packed")))??;
+        Ok(Self {
+            shape,
+            ty,
+            flip,
+            data,
+        })
+    }
+
+    /// Number of panels.
+    pub(crate) fn panels(&self) -> usize {
+        self.shape.rows.div_ceil(PANEL)
+    }
+
+    /// All panels.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    /// Runs `work` with the formats of this matrix.
+    pub(crate) fn with<W: OnFormat>(&self, work: W) -> Result<W::Output> {
+        let found = with_format(self.ty, self.flip, work);
+        found.ok_or_else(|| Error::invalid("gemm_quant", format!("{} is not packed", self.ty)))
+    }
+
+    /// Row `row` as f32.
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        let weight = self;
+        self.with(ReadRow { weight, row, out })
+    }
+}
+
+/// Bytes of a panel with rows of `cols` numbers.
+pub(crate) fn panel_bytes<C: StoredCodes, F: StoredScales>(cols: usize) -> usize {
+    cols / (UNIT * F::UNITS) * block_bytes::<C, F>()
+}
+
+/// Rows of blocks.
+struct Source<'a> {
+    parts: &'a [QuantPart<'a>],
+    ty: GgufQuantType,
+    row_bytes: usize,
+}
+
+impl Source<'_> {
+    /// The bytes of row `row`.
+    fn row(&self, mut row: usize) -> Option<&[u8]> {
+        for part in self.parts {
+            if row < part.rows {
+                return part
+                    .bytes
+                    .get(row * self.row_bytes..)?
+                    .get(..self.row_bytes);
+            }
+            row -= part.rows;
+        }
+        None
+    }
+}
+
+struct Packing<'a> {
+    exec: &'a Exec,
+    source: Source<'a>,
+    shape: MatShape,
+    flip: u8,
+}
+
+impl OnFormat for Packing<'_> {
+    type Output = Result<CpuBuffer<u8>>;
+
+    fn run<C: StoredCodes, F: StoredScales>(self, _: C, _: i32, _: F) -> Self::Output {
+        let MatShape { rows, cols } = self.shape;
+        let panels = rows.div_ceil(PANEL);
+        let panel = panel_bytes::<C, F>(cols);
+        let mut data = CpuBuffer::zeroed(elements("load_quant", &[panels, panel])?)?;
+        let out = SharedMut::new(data.as_mut_slice());
+        self.exec.spread(panels, cols * PANEL, |panels, _| {
+            let mut block = Integers::ZERO;
+            for p in panels {
+                // SAFETY: each panel is packed by one task.
+                let out = unsafe { out.part(p * panel, panel) };
+                for j in 0..PANEL {
+                    if let Some(row) = self.source.row(p * PANEL + j) {
+                        pack_row::<C, F>(self.source.ty, row, j, self.flip, &mut block, out);
+                    }
+                }
+            }
+        });
+        Ok(data)
+    }
+}
+
+/// Stores one row of blocks as feature `j` of a panel.
+fn pack_row<C: StoredCodes, F: StoredScales>(
+    ty: GgufQuantType,
+    row: &[u8],
+    j: usize,
+    flip: u8,
+    block: &mut Integers,
+    panel: &mut [u8],
+) {
+    let blocks = row.chunks_exact(ty.block_bytes());
+    for (bytes, out) in blocks.zip(panel.chunks_exact_mut(block_bytes::<C, F>())) {
+        // A whole block of a type that is packed: there is nothing to fail.
+        let _ = integers(ty, bytes, block);
+        let (head, units) = out.split_at_mut(F::HEAD);
+        F::put_head(head, j, block);
+        for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
+            let (beside, codes) = unit.split_at_mut(F::BESIDE);
+            F::put_beside(beside, j, block, u);
+            for (k, &code) in block.codes[u * UNIT..][..UNIT].iter().enumerate() {
+                C::put(codes, j, k, code, flip);
+            }
+        }
+    }
+}
+
+struct ReadRow<'a> {
+    weight: &'a Packed,
+    row: usize,
+    out: &'a mut [f32],
+}
+
+impl OnFormat for ReadRow<'_> {
+    type Output = ();
+
+    fn run<C: StoredCodes, F: StoredScales>(self, _: C, _: i32, _: F) {
+        let Self { weight, row, out } = self;
+        let panel = panel_bytes::<C, F>(weight.shape.cols);
+        let panel = &weight.bytes()[row / PANEL * panel..][..panel];
+        let (j, flip) = (row % PANEL, weight.flip);
+        let Some(values) = code_values(weight.ty) else {
+            return;
+        };
+        let blocks = panel.chunks_exact(block_bytes::<C, F>());
+        for (block, out) in blocks.zip(out.chunks_exact_mut(UNIT * F::UNITS)) {
+            let (head, units) = block.split_at(F::HEAD);
+            let units = units.chunks_exact(F::BESIDE + C::BYTES);
+            for (unit, out) in units.zip(out.chunks_exact_mut(UNIT)) {
+                let (beside, codes) = unit.split_at(F::BESIDE);
+                for (k, out) in out.iter_mut().enumerate() {
+                    let (scale, minimum) = F::get(head, beside, j, k);
+                    let code = values.value(C::get(codes, j, k, flip));
+                    *out = scale * code as f32 - minimum;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Weights that stay in their blocks: close to the same blocks in f32, and the same bits however the
+//! prompt is cut.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use ferrum_kernels::{Backend, KvF32};
+use ferrum_models::{KvLayout, Native};
+use support::{expected, fixtures, logits_in_chunks, open, runner_in};
+
+const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
+
+/// `[rows, vocab]` logits as log probabilities.
+fn log_probabilities(logits: &[f32], vocab: usize) -> Vec<Vec<f64>> {
+    let row = |row: &[f32]| {
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|x| f64::from(x - top).exp()).sum();
+        row.iter().map(|x| f64::from(x - top) - sum.ln()).collect()
+    };
+    logits.chunks_exact(vocab).map(row).collect()
+}
+
+/// Mean KL divergence of `q` from `p`, and the share of rows with the same most likely token.
+fn compare(p: &[f32], q: &[f32], vocab: usize) -> (f64, f64) {
+    let (p, q) = (log_probabilities(p, vocab), log_probabilities(q, vocab));
+    let best = |row: &[f64]| (0..vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+    let (mut kl, mut same) = (0.0, 0.0);
+    for (p, q) in p.iter().zip(&q) {
+        kl += p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+        same += f64::from(u8::from(best(p) == best(q)));
+    }
+    let rows = p.len() as f64;
+    (kl / rows, same / rows)
+}
+
+#[test]
+fn blocks_are_close_to_themselves_in_f32() {
+    let device = CpuBackend::open(0).unwrap();
+    for ty in ["q8_0", "q4_0"] {
+        let dir = fixtures().join("llama-quantized");
+        let model = open(&dir.join(format!("model-{ty}.gguf")));
+        let whole = expected(&dir.join(format!("expected-{ty}.safetensors")));
+        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let found = logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX]);
+        let (kl, same) = compare(&whole.logits, &found, model.spec.vocab_size);
+        println!(
+            "{ty}: KL {kl:.2e}, same best token in {:.0} %",
+            100.0 * same
+        );
+        assert!(kl < 1e-2, "{ty}: KL {kl}");
+        assert!(same >= 0.8, "{ty}: {same}");
+    }
+}
+
+#[test]
+fn blocks_give_the_same_bits_in_chunks_and_at_every_level() {
+    let path = fixtures().join("llama-quantized");
+    let tokens = expected(&path.join("expected-q4_0.safetensors")).tokens;
+    let model = open(&path.join("model-q4_0.gguf"));
+    let mut base: Option<Vec<f32>> = None;
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let config = CpuConfig {
+            isa: Some(isa),
+            threads: Some(2),
+        };
+        let device = CpuBackend::with_config(config).unwrap();
+        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        for chunks in [&[usize::MAX][..], &[1], &[5], &[17, 1, 3]] {
+            let found = logits_in_chunks(&mut runner, &tokens, chunks);
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let base = base.get_or_insert_with(|| found.clone());
+            assert!(bits(base) == bits(&found), "{}: {chunks:?}", isa.name());
+        }
+    }
+}
