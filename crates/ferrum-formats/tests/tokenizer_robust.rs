@@ -363,7 +363,7 @@ fn normalizers_that_blow_texts_up_are_refused() {
         (prefix, "adds 2000 bytes"),
     ];
     for (normalizer, expected) in cases {
-        let found = Tokenizer::from_hf_dir(&with_normalizer(dir.path(), normalizer));
+        let found = Tokenizer::from_hf_dir(with_normalizer(dir.path(), normalizer));
         let said = found.unwrap_err().to_string();
         assert!(said.contains("tokenizer.json: normalizer: "), "{said}");
         assert!(said.contains(expected), "{said}");
@@ -372,7 +372,7 @@ fn normalizers_that_blow_texts_up_are_refused() {
         growing,
         replace(serde_json::json!({"String": " "}), "▁"),
     ]);
-    assert!(Tokenizer::from_hf_dir(&with_normalizer(dir.path(), harmless)).is_ok());
+    assert!(Tokenizer::from_hf_dir(with_normalizer(dir.path(), harmless)).is_ok());
 }
 
 #[cfg(unix)]

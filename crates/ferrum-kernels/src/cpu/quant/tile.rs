@@ -22,7 +22,7 @@ pub(crate) unsafe fn unit<S: Simd, C: Codes, F: Scales, const MR: usize>(
     acts: *const i32,
     sums: &mut [S::V; MR],
 ) {
-    // SAFETY (of all reads here): a unit of a tile has WORDS words for each of the MR rows.
+    // SAFETY: a unit of a tile has WORDS words for each of the MR rows, and `word` is one of them.
     let int = |word: usize, r: usize| unsafe { *acts.add(word * MR + r) };
     let float = |word: usize, r: usize| f32::from_bits(int(word, r) as u32);
     // What a sum of codes stands for beside the products: the zero point, or the level's own.
