@@ -65,9 +65,10 @@ impl Pages {
         let skip = base.as_ptr().align_offset(HUGE);
         // SAFETY: `skip < HUGE`, and the mapping is 2 · HUGE longer than `bytes`.
         let start = unsafe { base.add(skip) };
+        // The rest stays in small pages: a huge one would be held whole.
         // SAFETY: the range lies in the mapping made above; the advice changes no contents, and its
         // failure nothing but speed.
-        unsafe { madvise(start.as_ptr(), bytes.next_multiple_of(HUGE), MADV_HUGEPAGE) };
+        unsafe { madvise(start.as_ptr(), bytes / HUGE * HUGE, MADV_HUGEPAGE) };
         Ok(Self { base, size, start })
     }
 }
