@@ -160,8 +160,9 @@ impl ChatTemplate {
 
     /// The prompt for a conversation.
     ///
-    /// As in transformers, keys of a message whose value is null are not there, and reasoning
-    /// given under another name is also `reasoning_content`.
+    /// As in `render_jinja_template` of transformers: a null of a message is there and is null (who
+    /// takes messages of the OpenAI API, where `"content": null` means none, removes such keys
+    /// first), and reasoning given under another name is also `reasoning_content`.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
         let variant = self.variant(input.template, input.tools.is_some())?;
         let interp = Interp::new(Clock::at(input.now.unwrap_or_else(SystemTime::now)));
@@ -209,7 +210,7 @@ impl ChatTemplate {
     }
 }
 
-/// A message as transformers hands it to a template.
+/// A message as `render_jinja_template` of transformers hands it to a template.
 fn message_value(message: &Json, meter: &Meter) -> Res<Value> {
     let Json::Object(fields) = message else {
         return from_json(message, meter);
@@ -221,7 +222,7 @@ fn message_value(message: &Json, meter: &Meter) -> Res<Value> {
     if let Some(reasoning) = reasoning {
         pairs.push((Value::str("thinking"), from_json(reasoning, meter)?));
     }
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+    for (name, value) in fields {
         pairs.push((Value::str(name.as_str()), from_json(value, meter)?));
     }
     if let Some(reasoning) = reasoning {
