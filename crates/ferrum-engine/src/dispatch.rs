@@ -13,6 +13,7 @@ use ferrum_models::{
 };
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// What `--backend` can say.
@@ -213,7 +214,9 @@ impl BackendDispatch {
                 let fits = |info: &DeviceInfo| {
                     !info.software && info.memory_bytes.is_none_or(|m| m >= needed(model_bytes))
                 };
-                let best = GpuBackend::devices().into_iter().find(fits);
+                let best = may_have_gpu()
+                    .then(GpuBackend::devices)
+                    .and_then(|devices| devices.into_iter().find(fits));
                 match best.and_then(|info| GpuBackend::open(info.ordinal).ok()) {
                     Some(device) => Ok(Self::Gpu(device)),
                     None => Self::cpu(options),
@@ -325,6 +328,22 @@ fn runner_of<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>
     Ok(Box::new(ModelRunner::<B, K>::new(
         device, spec, weights, config,
     )?))
+}
+
+/// Whether this machine may have a GPU that is worth asking its drivers for.
+///
+/// Asking loads every driver, and keeps the software ones (40 MB with their compiler). On Linux a
+/// GPU has a device node, whoever made it; elsewhere only the drivers know.
+fn may_have_gpu() -> bool {
+    const NODES: [&str; 6] = [
+        "/dev/dri",
+        "/dev/nvidiactl",
+        "/dev/nvgpu",    // NVIDIA Tegra
+        "/dev/dxg",      // Windows Subsystem for Linux
+        "/dev/kgsl-3d0", // Qualcomm Adreno
+        "/dev/mali0",    // Arm Mali
+    ];
+    !cfg!(target_os = "linux") || NODES.iter().any(|node| Path::new(node).exists())
 }
 
 /// The devices of every backend, fastest first.

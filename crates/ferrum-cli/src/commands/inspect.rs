@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::open;
 use crate::process;
 use crate::ui::{human_bytes, show, show_json};
-use ferrum_engine::KvDtype;
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model};
@@ -13,16 +13,30 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+/// What a run touches for the first time and this command never does: the code of the kernels,
+/// stacks of threads. Measured, release and debug builds differ by less than 1 MB.
+const FIRST_TOUCHED: u64 = 3 << 20;
+
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let model = open::model(args.model.as_deref())?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = open::tokenizer_of(&model);
     let context = open::context(&model, args.cache.context, 0);
     let kv = open::kv_dtype(&model, &args.cache);
-    // A run holds what this process holds by now, less the pages of the file.
+    // A run holds what this process holds by now, device drivers included, less the pages of the file.
+    let device = BackendDispatch::from_kind_with_model_bytes(
+        BackendKind::Auto,
+        model.tensors().total_bytes(),
+        BackendOptions::default(),
+    )?;
     model.tensors().release();
     let mut plan = open::plan(&model, context, kv);
-    plan.program = process::memory().map_or(0, |memory| memory.resident);
+    plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
+    if args.model.is_none() {
+        // Weights inside the program cannot be given back once they are loaded.
+        plan.program += model.tensors().total_bytes();
+    }
+    drop(device);
     if args.json {
         return show_json(&as_json(
             &model,
