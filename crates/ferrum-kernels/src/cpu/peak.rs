@@ -17,6 +17,9 @@ const BYTES: usize = 256 << 20;
 const ROUNDS: usize = 50_000;
 /// Independent sums: enough to hide the latency of an addition, few enough to stay in registers.
 const WIDE_SUMS: usize = 12;
+/// Rounds of arithmetic on bytes, of as many products as sums of 16 bits can hold.
+const BYTE_ROUNDS: usize = 6_400;
+const PRODUCTS: usize = 8;
 /// The same where a vector takes several registers.
 const NARROW_SUMS: usize = 6;
 
@@ -55,6 +58,20 @@ pub fn fma_peak(device: &CpuBackend) -> f64 {
     (tasks * ROUNDS * sums * LANES * 2) as f64 / seconds
 }
 
+/// Operations on bytes (a multiply-add into wider integers counts two) per second of all the
+/// device's threads, in a typical stretch: the limit of products with quantised weights.
+pub fn byte_peak(device: &CpuBackend) -> f64 {
+    let exec = device.exec();
+    let tasks = exec.pool.threads() * 4;
+    let sums = exec.level.run(ByteChains(black_box(1))).1;
+    let seconds = typical(|| {
+        exec.pool.run(tasks, &|_, _| {
+            black_box(exec.level.run(ByteChains(black_box(1))));
+        });
+    });
+    (tasks * BYTE_ROUNDS * sums * 4 * LANES * 2) as f64 / seconds
+}
+
 /// The median of repeated runs, in seconds. The best would be the speed of a lucky moment, which no
 /// work of seconds can hold.
 fn typical(mut run: impl FnMut()) -> f64 {
@@ -76,6 +93,8 @@ struct Sum<'a>(&'a [f32]);
 /// tried (Zen 3), the fastest.
 const STREAMS: usize = 3;
 const VECTORS: usize = 2;
+/// Elements that are asked for ahead, as kernels do.
+const AHEAD: usize = 256;
 
 impl Kernel for Sum<'_> {
     type Output = f32;
@@ -88,6 +107,7 @@ impl Kernel for Sum<'_> {
         for at in (0..part).step_by(STEP) {
             for (i, sum) in sums.iter_mut().enumerate() {
                 let at = i / VECTORS * part + at + i % VECTORS * LANES;
+                s.prefetch(self.0.as_ptr().wrapping_add(at + AHEAD).cast());
                 // SAFETY: `at` is below `part` by a step, and all parts lie in the slice.
                 *sum = s.add(*sum, unsafe { s.load(self.0.as_ptr().add(at)) });
             }
@@ -129,5 +149,49 @@ impl Chains {
             sums.into_iter()
                 .fold(s.zero(), |total, sum| s.add(total, sum)),
         )
+    }
+}
+
+/// Products of bytes on registers; gives their sum, and how many products a round has.
+struct ByteChains(i32);
+
+impl Kernel for ByteChains {
+    type Output = (f32, usize);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> (f32, usize) {
+        if S::TILE_VECS == 2 {
+            (self.chains::<S, WIDE_SUMS>(s), WIDE_SUMS * PRODUCTS)
+        } else {
+            (self.chains::<S, 3>(s), 3 * PRODUCTS)
+        }
+    }
+}
+
+impl ByteChains {
+    #[inline(always)]
+    fn chains<S: Simd, const SUMS: usize>(self, s: S) -> f32 {
+        let weights = [[1u8; 4 * LANES]; PRODUCTS];
+        let rows: [i32; SUMS] = std::array::from_fn(|i| self.0 + i as i32);
+        let mut totals = [s.splat_i(0); SUMS];
+        for _ in 0..BYTE_ROUNDS {
+            // Unknown to the compiler, or it would multiply once for all rounds.
+            let weights = black_box(&weights);
+            let mut products = [s.no_products(); SUMS];
+            for w in weights {
+                // SAFETY: a row of weights is a whole vector.
+                let w = unsafe { s.load_i(w.as_ptr()) };
+                for (products, row) in products.iter_mut().zip(rows) {
+                    *products = s.narrow(*products, w, row);
+                }
+            }
+            for (total, products) in totals.iter_mut().zip(products) {
+                *total = s.collect(products, *total);
+            }
+        }
+        let sum = totals
+            .into_iter()
+            .fold(s.splat_i(0), |sum, total| s.add_i(sum, total));
+        s.sum(s.to_f32(sum))
     }
 }

@@ -2,9 +2,8 @@
 //!
 //! Blocks are repacked once at load ([`pack`]) into panels of 32 features ([`format`]); activations
 //! become bytes with a scale for each 32 of a row ([`acts`]); products of bytes are summed in integers
-//! ([`tile`]). One row reads packed panels straight from memory; more rows share panels whose codes were
-//! brought into bytes in a buffer that fits the first-level cache. Types without a packed form of their
-//! own are expanded to f32.
+//! ([`tile`]), a few rows at a time that share the unpacking of the codes. Types without a packed form of
+//! their own are expanded to f32.
 
 pub(crate) mod acts;
 pub(crate) mod format;
@@ -25,15 +24,21 @@ use super::simd::{LANES, Simd};
 use crate::backend::*;
 use acts::WORDS;
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
-use format::{Bytes, Codes, Floats, STEPS, Scales, StoredCodes, StoredScales, UNIT, block_bytes};
+use format::{Codes, Scales, UNIT, block_bytes};
 use pack::{OnFormat, Packed, is_packed, panel_bytes};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Units of a panel that are decoded at once: with their scales they stay in the first-level cache.
-const UNITS_AT_ONCE: usize = 16;
 /// Panels that one row takes side by side, as streams from memory.
 const STREAMS: usize = 3;
+/// How far ahead of the sums weights are asked for, in bytes: a unit takes so many instructions that
+/// the processor alone does not look far enough.
+const AHEAD: usize = 512;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Bytes of activations that several panels are multiplied with before the next: they stay in the
+/// second-level cache.
+const ACTS_AT_ONCE: usize = 192 << 10;
 /// Rows whose bytes are held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
@@ -213,11 +218,7 @@ fn product(
     // Tiles of about the same size.
     let tile_rows = rows.div_ceil(rows.div_ceil(most));
     let words = rows * (k / UNIT) * WORDS;
-    let threads = exec.pool.threads();
-    let decoded = if rows == 1 { 0 } else { DECODED_BYTES / 4 };
-    let floats = scratch.floats(words + threads * decoded)?;
-    let (acts, buffers) = floats.split_at_mut(words);
-    let acts: &mut [i32] = bytemuck::cast_slice_mut(acts);
+    let acts: &mut [i32] = bytemuck::cast_slice_mut(scratch.floats(words)?);
     acts::pack(exec, x, k, tile_rows, SharedMut::new(acts));
     weight.with(Product {
         exec,
@@ -226,13 +227,10 @@ fn product(
         tile_rows,
         weight,
         columns,
-        buffers: SharedMut::new(buffers),
     })
 }
 
-/// Bytes of the largest decoded part of a panel: codes, and two scales and two minimums in f32.
-const DECODED_BYTES: usize = UNITS_AT_ONCE * block_bytes::<Bytes, Floats<2, true>>();
-
+#[derive(Clone, Copy)]
 struct Product<'a> {
     exec: &'a Exec,
     acts: &'a [i32],
@@ -240,61 +238,36 @@ struct Product<'a> {
     tile_rows: usize,
     weight: &'a Packed,
     columns: Columns<'a>,
-    /// [`DECODED_BYTES`] for each thread.
-    buffers: SharedMut<'a, f32>,
 }
 
 impl OnFormat for Product<'_> {
     type Output = ();
 
-    fn run<C: StoredCodes, F: StoredScales>(self, codes: C, zero: i32, _: F) {
-        let (weight, exec) = (self.weight, self.exec);
-        let MatShape { cols: k, .. } = weight.shape;
-        if self.rows == 1 {
-            exec.spread(weight.panels(), k * PANEL / 16, |panels, _| {
-                exec.level.run(OneRow::<C, F> {
-                    codes: (codes, zero),
-                    acts: self.acts,
-                    weight,
-                    panels,
-                    columns: self.columns,
-                    scales: PhantomData,
-                });
-            });
-            return;
-        }
+    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, _: F) {
+        let panels = self.weight.panels();
         let tiles = self.rows.div_ceil(self.tile_rows);
-        let threads = exec.pool.threads();
         // Rows are split only while there are too few panels to keep all threads busy.
-        let parts = (4 * threads).div_ceil(weight.panels()).clamp(1, tiles);
-        let units = k / UNIT;
-        exec.pool.run(weight.panels() * parts, &|task, thread| {
-            let (panel, part) = (task / parts, task % parts);
-            let size = DECODED_BYTES / 4;
-            // SAFETY: no two running tasks share a thread number.
-            let buffer = unsafe { self.buffers.part(thread * size, size) };
-            let buffer: &mut [u8] = bytemuck::cast_slice_mut(buffer);
-            for first in (0..units).step_by(UNITS_AT_ONCE) {
-                let taken = first..(first + UNITS_AT_ONCE).min(units);
-                let unit_bytes = block_bytes::<C::Decoded, F::Decoded>();
-                let decoded = &mut buffer[..taken.len() * unit_bytes];
-                exec.level.run(Decode::<C, F> {
-                    codes,
-                    weight,
-                    panel,
-                    units: taken.clone(),
-                    out: decoded,
-                    scales: PhantomData,
-                });
-                exec.level.run(Tiles::<C::Decoded, F::Decoded> {
-                    product: &self,
-                    zero,
-                    weights: decoded,
-                    panel,
-                    units: taken,
-                    tiles: tiles * part / parts..tiles * (part + 1) / parts,
-                    formats: PhantomData,
-                });
+        let parts = (4 * self.exec.pool.threads())
+            .div_ceil(panels)
+            .clamp(1, tiles);
+        let cost = self.rows * self.weight.shape.cols * PANEL / 16 / parts;
+        let run = |panels: Range<usize>, tiles: Range<usize>| {
+            self.exec.level.run(Task::<C, F> {
+                product: self,
+                codes: (codes, zero),
+                panels,
+                tiles,
+                scales: PhantomData,
+            });
+        };
+        self.exec.spread(panels * parts, cost, |units, _| {
+            if parts == 1 {
+                return run(units, 0..tiles);
+            }
+            for unit in units {
+                let (panel, part) = (unit / parts, unit % parts);
+                let tiles = tiles * part / parts..tiles * (part + 1) / parts;
+                run(panel..panel + 1, tiles);
             }
         });
     }
@@ -316,200 +289,108 @@ unsafe fn parts_of<C: Codes, F: Scales>(
     }
 }
 
-/// Some panels times one row, straight from packed weights.
-struct OneRow<'a, C, F> {
+/// Some panels times some tiles of rows.
+struct Task<'a, C, F> {
+    product: Product<'a>,
     codes: (C, i32),
-    acts: &'a [i32],
-    weight: &'a Packed,
     panels: Range<usize>,
-    columns: Columns<'a>,
+    tiles: Range<usize>,
     scales: PhantomData<F>,
 }
 
-impl<C: StoredCodes, F: StoredScales> Kernel for OneRow<'_, C, F> {
+impl<C: Codes, F: Scales> Kernel for Task<'_, C, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut panel = self.panels.start;
-        while panel + STREAMS <= self.panels.end {
-            self.side_by_side::<S, STREAMS>(s, panel);
-            panel += STREAMS;
+        let mut first = self.panels.start;
+        if self.product.rows == 1 {
+            while first + STREAMS <= self.panels.end {
+                self.tile::<S, 1, STREAMS>(s, first, 0);
+                first += STREAMS;
+            }
         }
-        while panel < self.panels.end {
-            self.side_by_side::<S, 1>(s, panel);
-            panel += 1;
+        let tile_bytes =
+            4 * WORDS * self.product.tile_rows * (self.product.weight.shape.cols / UNIT);
+        let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).max(1);
+        for start in self.tiles.clone().step_by(at_once) {
+            for panel in first..self.panels.end {
+                for tile in start..(start + at_once).min(self.tiles.end) {
+                    self.any_tile(s, panel, tile);
+                }
+            }
         }
     }
 }
 
-impl<C: StoredCodes, F: StoredScales> OneRow<'_, C, F> {
+impl<C: Codes, F: Scales> Task<'_, C, F> {
+    /// A panel times tile number `tile`, which has up to [`Simd::BYTE_ROWS`] rows.
     #[inline(always)]
-    fn side_by_side<S: Simd, const N: usize>(&self, s: S, first: usize) {
-        let MatShape { rows: n, cols: k } = self.weight.shape;
+    fn any_tile<S: Simd>(&self, s: S, panel: usize, tile: usize) {
+        let Product {
+            rows, tile_rows, ..
+        } = self.product;
+        let row = tile * tile_rows;
+        match tile_rows.min(rows - row) {
+            1 => self.tile::<S, 1, 1>(s, panel, row),
+            2 => self.tile::<S, 2, 1>(s, panel, row),
+            3 if const { S::BYTE_ROWS >= 3 } => self.tile::<S, 3, 1>(s, panel, row),
+            4 if const { S::BYTE_ROWS >= 4 } => self.tile::<S, 4, 1>(s, panel, row),
+            5 if const { S::BYTE_ROWS >= 5 } => self.tile::<S, 5, 1>(s, panel, row),
+            6 if const { S::BYTE_ROWS >= 6 } => self.tile::<S, 6, 1>(s, panel, row),
+            7 if const { S::BYTE_ROWS >= 7 } => self.tile::<S, 7, 1>(s, panel, row),
+            8 if const { S::BYTE_ROWS >= 8 } => self.tile::<S, 8, 1>(s, panel, row),
+            more => unreachable!("{more} rows in a tile"),
+        }
+    }
+
+    /// `N` panels side by side, from number `first`, times the `MR` rows of the tile that begins with
+    /// row `row`.
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize, const N: usize>(&self, s: S, first: usize, row: usize) {
+        let Product {
+            weight,
+            acts,
+            columns,
+            ..
+        } = self.product;
+        let MatShape { rows: n, cols: k } = weight.shape;
         let stride = panel_bytes::<C, F>(k);
-        let bytes = &self.weight.bytes()[first * stride..][..N * stride];
-        let acts = &self.acts[..k / UNIT * WORDS];
-        let mut sums = [[[s.zero(); 1]; 2]; N];
+        let bytes = &weight.bytes()[first * stride..][..N * stride];
+        let acts = &acts[row * (k / UNIT) * WORDS..][..k / UNIT * MR * WORDS];
+        let unit_bytes = block_bytes::<C, F>() / F::UNITS;
+        let mut sums = [[[s.zero(); MR]; 2]; N];
         for block in 0..k / (UNIT * F::UNITS) {
             for u in 0..F::UNITS {
                 for (p, sums) in sums.iter_mut().enumerate() {
                     let at = p * stride + block * block_bytes::<C, F>();
                     // SAFETY: a panel has that many blocks, each with these units; the activations
-                    // have a unit for each (both sliced so).
+                    // have a unit of MR rows for each (both sliced so).
                     unsafe {
                         let parts = parts_of::<C, F>(bytes.as_ptr().add(at), u);
-                        let acts = acts.as_ptr().add((block * F::UNITS + u) * WORDS);
+                        for line in (0..unit_bytes).step_by(LINE) {
+                            s.prefetch(parts.1.wrapping_add(AHEAD + line));
+                        }
+                        let acts = acts.as_ptr().add((block * F::UNITS + u) * MR * WORDS);
                         for (half, sums) in sums.iter_mut().enumerate() {
-                            tile::unit::<S, C, F, 1>(s, self.codes, parts, half, acts, sums);
+                            tile::unit::<S, C, F, MR>(s, self.codes, parts, half, acts, sums);
                         }
                     }
                 }
             }
         }
         for (p, halves) in sums.iter().enumerate() {
-            for (half, [sum]) in halves.iter().enumerate() {
+            for (half, sums) in halves.iter().enumerate() {
                 let column = (first + p) * PANEL + half * LANES;
                 if column < n {
                     let len = LANES.min(n - column);
-                    // SAFETY: a panel belongs to one task, so nobody else has these columns.
-                    let out = unsafe { self.columns.part(0, column, len) };
-                    math::store_at(s, out, 0, *sum);
+                    for (r, sum) in sums.iter().enumerate() {
+                        // SAFETY: a task has its panels and tiles for itself, so nobody else has
+                        // these rows' columns.
+                        let out = unsafe { columns.part(row + r, column, len) };
+                        math::store_at(s, out, 0, *sum);
+                    }
                 }
-            }
-        }
-    }
-}
-
-/// Brings some units of a panel into bytes and f32.
-struct Decode<'a, C, F> {
-    codes: C,
-    weight: &'a Packed,
-    panel: usize,
-    units: Range<usize>,
-    out: &'a mut [u8],
-    scales: PhantomData<F>,
-}
-
-impl<C: StoredCodes, F: StoredScales> Kernel for Decode<'_, C, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let stride = panel_bytes::<C, F>(self.weight.shape.cols);
-        let bytes = &self.weight.bytes()[self.panel * stride..][..stride];
-        let size = block_bytes::<C::Decoded, F::Decoded>();
-        for (u, out) in self.units.zip(self.out.chunks_exact_mut(size)) {
-            let block = &bytes[u / F::UNITS * block_bytes::<C, F>()..][..block_bytes::<C, F>()];
-            // SAFETY: the block is one of these formats (sliced so) and has this unit; `out` has the
-            // size of the decoded one.
-            unsafe {
-                let parts = parts_of::<C, F>(block.as_ptr(), u % F::UNITS);
-                decode::<S, C, F>(s, self.codes, parts, out);
-            }
-        }
-    }
-}
-
-/// Brings a unit into bytes and f32.
-///
-/// # Safety
-/// `parts` are valid for reads of their formats' sizes.
-#[inline(always)]
-unsafe fn decode<S: Simd, C: StoredCodes, F: StoredScales>(
-    s: S,
-    codes: C,
-    (head, beside, unit): (*const u8, *const u8, *const u8),
-    out: &mut [u8],
-) {
-    let (floats, bytes) = out.split_at_mut(F::Decoded::BESIDE);
-    for half in 0..2 {
-        for sub in 0..F::SUBS {
-            let at = sub * PANEL + half * LANES;
-            // SAFETY: the caller's contract; `floats` has room for all scales and then all minimums.
-            unsafe {
-                let p = floats.as_mut_ptr().cast::<f32>().add(at);
-                s.store(p, F::scale(s, head, beside, half, sub));
-                if F::MINIMUMS {
-                    let minimum = F::minimum(s, head, beside, half, sub);
-                    s.store(p.add(F::SUBS * PANEL), minimum);
-                }
-            }
-        }
-        for t in 0..STEPS {
-            let place = (half * STEPS + t) * 4 * LANES;
-            assert!(place + 4 * LANES <= bytes.len());
-            // SAFETY: the caller's contract, and the check above.
-            unsafe { s.store_i(bytes.as_mut_ptr().add(place), codes.step(s, unit, half, t)) };
-        }
-    }
-}
-
-/// Decoded units of one panel times some tiles of rows.
-struct Tiles<'a, D, G> {
-    product: &'a Product<'a>,
-    zero: i32,
-    weights: &'a [u8],
-    panel: usize,
-    /// Which units of the panel these are.
-    units: Range<usize>,
-    tiles: Range<usize>,
-    formats: PhantomData<(D, G)>,
-}
-
-impl<D: Codes + Default, G: Scales> Kernel for Tiles<'_, D, G> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let tile_rows = self.product.tile_rows;
-        for t in self.tiles.clone() {
-            let row = t * tile_rows;
-            match tile_rows.min(self.product.rows - row) {
-                1 => self.tile::<S, 1>(s, row),
-                2 => self.tile::<S, 2>(s, row),
-                3 if const { S::BYTE_ROWS >= 3 } => self.tile::<S, 3>(s, row),
-                4 if const { S::BYTE_ROWS >= 4 } => self.tile::<S, 4>(s, row),
-                5 if const { S::BYTE_ROWS >= 5 } => self.tile::<S, 5>(s, row),
-                6 if const { S::BYTE_ROWS >= 6 } => self.tile::<S, 6>(s, row),
-                more => unreachable!("{more} rows in a tile"),
-            }
-        }
-    }
-}
-
-impl<D: Codes + Default, G: Scales> Tiles<'_, D, G> {
-    /// The tile of `MR` rows that begins at `row`.
-    #[inline(always)]
-    fn tile<S: Simd, const MR: usize>(&self, s: S, row: usize) {
-        let MatShape { rows: n, cols: k } = self.product.weight.shape;
-        let at = (row * (k / UNIT) + self.units.start * MR) * WORDS;
-        let acts = &self.product.acts[at..][..self.units.len() * MR * WORDS];
-        for half in 0..2 {
-            let column = self.panel * PANEL + half * LANES;
-            if column >= n {
-                break;
-            }
-            let len = LANES.min(n - column);
-            // SAFETY: a task has its rows and columns of the result for itself.
-            let out = |r: usize| unsafe { self.product.columns.part(row + r, column, len) };
-            let mut sums = [s.zero(); MR];
-            if self.units.start > 0 {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.load_part(out(r), 0.0);
-                }
-            }
-            let units = self.weights.chunks_exact(block_bytes::<D, G>());
-            for (unit, acts) in units.zip(acts.chunks_exact(MR * WORDS)) {
-                // SAFETY: the unit was decoded to these formats; `acts` is a unit of MR rows.
-                unsafe {
-                    let parts = parts_of::<D, G>(unit.as_ptr(), 0);
-                    let codes = (D::default(), self.zero);
-                    tile::unit::<S, D, G, MR>(s, codes, parts, half, acts.as_ptr(), &mut sums);
-                }
-            }
-            for (r, sum) in sums.iter().enumerate() {
-                math::store_at(s, out(r), 0, *sum);
             }
         }
     }

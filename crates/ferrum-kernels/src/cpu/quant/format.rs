@@ -31,19 +31,25 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// # Safety
     /// `unit` is valid for reads of [`BYTES`](Self::BYTES).
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I;
+
+    /// Stores step `t` of feature `j`, a code in each byte; the unit was zero there. `flip` is
+    /// [`Simd::WIDE_FLIP`] of the level that will read it.
+    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8);
+
+    /// The code of number `k` of feature `j`, as [`put`](Self::put) stored it.
+    fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
 }
 
-/// Codes that weights are kept in.
-pub(crate) trait StoredCodes: Codes {
-    /// The same brought into bytes.
-    type Decoded: Codes + Default;
+/// Stores four bytes from byte `at` on.
+#[inline(always)]
+fn put_u32(out: &mut [u8], at: usize, x: u32) {
+    out[at..at + 4].copy_from_slice(&x.to_le_bytes());
+}
 
-    /// Stores the code of number `k` of feature `j`; the unit was zero there. `flip` is
-    /// [`Simd::WIDE_FLIP`] of the level that will read it.
-    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8);
-
-    /// What [`put`](Self::put) stored.
-    fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
+#[inline(always)]
+fn get_u32(bytes: &[u8], at: usize) -> u32 {
+    let b = &bytes[at..at + 4];
+    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
 /// Codes of `BITS` bits: 2, 3, 4, 5 or 6.
@@ -66,14 +72,22 @@ impl<const BITS: usize> Bits<BITS> {
     /// Where in a code the parts after the first begin.
     const SECOND: usize = if BITS >= 4 { 4 } else { 2 };
 
-    /// Byte and bit where the parts of a code lie: `[four bits, two bits, one bit]`.
-    fn places(j: usize, k: usize) -> [(usize, usize); 3] {
+    /// Byte, bit and width of the parts of a code, the lowest first.
+    #[inline(always)]
+    fn parts(j: usize, k: usize) -> impl Iterator<Item = ((usize, usize), usize)> {
         let (half, lane) = (j / LANES, j % LANES);
         let (t, byte) = (k / 4, 4 * lane + k % 4);
         let fours = ((half * 4 + t % 4) * VECTOR + byte, t / 4 * 4);
         let twos = (Self::FOURS + (half * 2 + t / 4) * VECTOR + byte, t % 4 * 2);
         let ones = (Self::FOURS + Self::TWOS + half * VECTOR + byte, t);
-        [fours, twos, ones]
+        let all = [
+            (Self::FOURS, (fours, 4)),
+            (Self::TWOS, (twos, 2)),
+            (Self::ONES, (ones, 1)),
+        ];
+        all.into_iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(_, part)| part)
     }
 }
 
@@ -116,49 +130,27 @@ impl<const BITS: usize> Codes for Bits<BITS> {
         }
         code.unwrap_or(s.splat_i(0))
     }
-}
 
-macro_rules! stored_bits {
-    ($($bits:literal => $steps:literal),*) => {$(
-        impl StoredCodes for Bits<$bits> {
-            type Decoded = Decoded<$steps>;
-
-    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, _: u8) {
-        let [fours, twos, ones] = Bits::<$bits>::places(j, k);
-        let mut rest = code;
-        let parts = [
-            (fours, 4, Bits::<$bits>::FOURS),
-            (twos, 2, Bits::<$bits>::TWOS),
-            (ones, 1, Bits::<$bits>::ONES),
-        ];
-        for ((byte, bit), width, there) in parts {
-            if there > 0 {
-                unit[byte] |= (rest & ((1 << width) - 1)) << bit;
-                rest >>= width;
-            }
+    #[inline(always)]
+    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, _: u8) {
+        let mut at = 0;
+        for ((byte, bit), width) in Self::parts(j, 4 * t) {
+            let mask = ((1 << width) - 1) * 0x0101_0101;
+            let there = get_u32(unit, byte);
+            put_u32(unit, byte, there | ((step >> at) & mask) << bit);
+            at += width;
         }
     }
 
     fn get(unit: &[u8], j: usize, k: usize, _: u8) -> u8 {
-        let [fours, twos, ones] = Bits::<$bits>::places(j, k);
         let (mut code, mut at) = (0, 0);
-        let parts = [
-            (fours, 4, Bits::<$bits>::FOURS),
-            (twos, 2, Bits::<$bits>::TWOS),
-            (ones, 1, Bits::<$bits>::ONES),
-        ];
-        for ((byte, bit), width, there) in parts {
-            if there > 0 {
-                code |= ((unit[byte] >> bit) & ((1 << width) - 1)) << at;
-                at += width;
-            }
+        for ((byte, bit), width) in Self::parts(j, k) {
+            code |= ((unit[byte] >> bit) & ((1 << width) - 1)) << at;
+            at += width;
         }
         code
     }
-        }
-    )*};
 }
-stored_bits!(2 => 8, 3 => 8, 4 => 8, 5 => 4, 6 => 2);
 
 /// Signed bytes.
 #[derive(Clone, Copy)]
@@ -174,13 +166,11 @@ impl Codes for Bytes {
         // SAFETY: the caller's contract.
         unsafe { s.load_i(unit.add((half * STEPS + t) * VECTOR)) }
     }
-}
 
-impl StoredCodes for Bytes {
-    type Decoded = Decoded<0>;
-
-    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8) {
-        unit[byte_place(j, k)] = code ^ flip;
+    #[inline(always)]
+    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8) {
+        let flip = u32::from(flip) * 0x0101_0101;
+        put_u32(unit, byte_place(j, 4 * t), step ^ flip);
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
@@ -207,34 +197,14 @@ impl Codes for Table {
         // SAFETY: the caller's contract.
         s.lookup(self.0, unsafe { Bits::<4>.step(s, unit, half, t) })
     }
-}
 
-impl StoredCodes for Table {
-    type Decoded = Decoded<0>;
-
-    fn put(unit: &mut [u8], j: usize, k: usize, code: u8, flip: u8) {
-        Bits::<4>::put(unit, j, k, code, flip);
+    #[inline(always)]
+    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8) {
+        Bits::<4>::put(unit, j, t, step, flip);
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
         Bits::<4>::get(unit, j, k, flip)
-    }
-}
-
-/// Codes that were brought into bytes: `STEPS16` of them fit the 16 bits of [`Simd::narrow`], or they
-/// are signed where that is 0.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Decoded<const STEPS16: usize>;
-
-impl<const STEPS16: usize> Codes for Decoded<STEPS16> {
-    const BYTES: usize = Bytes::BYTES;
-    const WIDE: bool = STEPS16 == 0;
-    const NARROW_STEPS: usize = STEPS16;
-
-    #[inline(always)]
-    unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
-        // SAFETY: the caller's contract.
-        unsafe { Bytes.step(s, unit, half, t) }
     }
 }
 
@@ -274,12 +244,6 @@ pub(crate) trait Scales: Copy + Send + Sync + 'static {
         half: usize,
         sub: usize,
     ) -> S::V;
-}
-
-/// Scales that weights are kept with.
-pub(crate) trait StoredScales: Scales {
-    /// The same brought into f32.
-    type Decoded: Scales;
 
     /// Stores what belongs to feature `j` in the head.
     fn put_head(head: &mut [u8], j: usize, block: &Integers);
@@ -321,10 +285,6 @@ impl<const MIN: bool> Scales for Halfs<MIN> {
         // SAFETY: with minimums, the head has 32 of them after the scales.
         unsafe { s.load_f16(head.cast::<u16>().add(PANEL + half * LANES)) }
     }
-}
-
-impl<const MIN: bool> StoredScales for Halfs<MIN> {
-    type Decoded = Floats<1, MIN>;
 
     fn put_head(head: &mut [u8], j: usize, block: &Integers) {
         put_f16(head, j, block.d);
@@ -363,10 +323,6 @@ impl Scales for Exponents {
     unsafe fn minimum<S: Simd>(s: S, _: *const u8, _: *const u8, _: usize, _: usize) -> S::V {
         s.zero()
     }
-}
-
-impl StoredScales for Exponents {
-    type Decoded = Floats<1, false>;
 
     /// A scale below the smallest normal number (2^-126) becomes 0: what it adds is below 1e-36.
     fn put_head(head: &mut [u8], j: usize, block: &Integers) {
@@ -386,12 +342,11 @@ impl StoredScales for Exponents {
 pub(crate) struct Super<const SUBS: usize, const MIN: bool>;
 
 fn put_f32(out: &mut [u8], at: usize, x: f32) {
-    out[4 * at..4 * at + 4].copy_from_slice(&x.to_le_bytes());
+    put_u32(out, 4 * at, x.to_bits());
 }
 
 fn get_f32(bytes: &[u8], at: usize) -> f32 {
-    let b = &bytes[4 * at..4 * at + 4];
-    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    f32::from_bits(get_u32(bytes, 4 * at))
 }
 
 impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
@@ -432,10 +387,6 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
             s.mul(d, s.load_u8(beside.add((SUBS + sub) * PANEL + lanes)))
         }
     }
-}
-
-impl<const SUBS: usize, const MIN: bool> StoredScales for Super<SUBS, MIN> {
-    type Decoded = Floats<SUBS, MIN>;
 
     fn put_head(head: &mut [u8], j: usize, block: &Integers) {
         put_f32(head, j, block.d);
@@ -462,49 +413,6 @@ impl<const SUBS: usize, const MIN: bool> StoredScales for Super<SUBS, MIN> {
         }
         let minimum = get_f32(head, PANEL + j) * f32::from(beside[(SUBS + sub) * PANEL + j]);
         (scale, minimum)
-    }
-}
-
-/// Scales and minimums that were brought into f32, beside their codes.
-#[derive(Clone, Copy)]
-pub(crate) struct Floats<const SUBS: usize, const MIN: bool>;
-
-impl<const SUBS: usize, const MIN: bool> Floats<SUBS, MIN> {
-    /// Where the scales (or minimums) of a half begin, in elements.
-    pub(crate) fn place(half: usize, sub: usize, minimum: bool) -> usize {
-        (sub + if minimum { SUBS } else { 0 }) * PANEL + half * LANES
-    }
-}
-
-impl<const SUBS: usize, const MIN: bool> Scales for Floats<SUBS, MIN> {
-    const UNITS: usize = 1;
-    const HEAD: usize = 0;
-    const BESIDE: usize = 4 * PANEL * SUBS * (1 + MIN as usize);
-    const SUBS: usize = SUBS;
-    const MINIMUMS: bool = MIN;
-
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(
-        s: S,
-        _: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V {
-        // SAFETY: the place lies in `BESIDE`.
-        unsafe { s.load(beside.cast::<f32>().add(Self::place(half, sub, false))) }
-    }
-
-    #[inline(always)]
-    unsafe fn minimum<S: Simd>(
-        s: S,
-        _: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V {
-        // SAFETY: the place lies in `BESIDE`.
-        unsafe { s.load(beside.cast::<f32>().add(Self::place(half, sub, true))) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! ggml blocks into panels, once, at load.
 
 use super::format::{
-    Bits, Bytes, Exponents, Halfs, StoredCodes, StoredScales, Super, Table, UNIT, block_bytes,
+    Bits, Bytes, Codes, Exponents, Halfs, Scales, Super, Table, UNIT, block_bytes,
 };
 use crate::backend::{MatShape, QuantPart};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
@@ -41,7 +41,7 @@ pub(crate) trait OnFormat {
     type Output;
 
     /// Does the work; `zero` is what unsigned codes are too large by.
-    fn run<C: StoredCodes, F: StoredScales>(self, codes: C, zero: i32, scales: F) -> Self::Output;
+    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, scales: F) -> Self::Output;
 }
 
 /// Whether weights of this type are packed here, and not expanded.
@@ -156,7 +156,7 @@ impl Packed {
 }
 
 /// Bytes of a panel with rows of `cols` numbers.
-pub(crate) fn panel_bytes<C: StoredCodes, F: StoredScales>(cols: usize) -> usize {
+pub(crate) fn panel_bytes<C: Codes, F: Scales>(cols: usize) -> usize {
     cols / (UNIT * F::UNITS) * block_bytes::<C, F>()
 }
 
@@ -193,7 +193,7 @@ struct Packing<'a> {
 impl OnFormat for Packing<'_> {
     type Output = Result<CpuBuffer<u8>>;
 
-    fn run<C: StoredCodes, F: StoredScales>(self, _: C, _: i32, _: F) -> Self::Output {
+    fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) -> Self::Output {
         let MatShape { rows, cols } = self.shape;
         let panels = rows.div_ceil(PANEL);
         let panel = panel_bytes::<C, F>(cols);
@@ -216,7 +216,7 @@ impl OnFormat for Packing<'_> {
 }
 
 /// Stores one row of blocks as feature `j` of a panel.
-fn pack_row<C: StoredCodes, F: StoredScales>(
+fn pack_row<C: Codes, F: Scales>(
     ty: GgufQuantType,
     row: &[u8],
     j: usize,
@@ -233,8 +233,9 @@ fn pack_row<C: StoredCodes, F: StoredScales>(
         for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
             let (beside, codes) = unit.split_at_mut(F::BESIDE);
             F::put_beside(beside, j, block, u);
-            for (k, &code) in block.codes[u * UNIT..][..UNIT].iter().enumerate() {
-                C::put(codes, j, k, code, flip);
+            let steps = block.codes[u * UNIT..][..UNIT].as_chunks().0;
+            for (t, &step) in steps.iter().enumerate() {
+                C::put(codes, j, t, u32::from_le_bytes(step), flip);
             }
         }
     }
@@ -249,7 +250,7 @@ struct ReadRow<'a> {
 impl OnFormat for ReadRow<'_> {
     type Output = ();
 
-    fn run<C: StoredCodes, F: StoredScales>(self, _: C, _: i32, _: F) {
+    fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) {
         let Self { weight, row, out } = self;
         let panel = panel_bytes::<C, F>(weight.shape.cols);
         let panel = &weight.bytes()[row / PANEL * panel..][..panel];

@@ -33,15 +33,15 @@ pub(crate) unsafe fn unit<S: Simd, C: Codes, F: Scales, const MR: usize>(
     };
     for sub in 0..F::SUBS {
         let steps = STEPS / F::SUBS;
-        let start = |r: usize| {
+        let mut totals = [s.splat_i(0); MR];
+        for r in 0..MR {
             let sum = if F::SUBS == 1 {
                 int(word::SUM, r) + int(word::SUM + 1, r)
             } else {
                 int(word::SUM + sub, r)
             };
-            s.splat_i(offset * sum)
-        };
-        let mut totals: [S::I; MR] = std::array::from_fn(start);
+            totals[r] = s.splat_i(offset * sum);
+        }
         let mut products = [s.no_products(); MR];
         for i in 0..steps {
             let t = sub * steps + i;

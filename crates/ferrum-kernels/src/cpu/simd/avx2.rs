@@ -203,14 +203,6 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn store_i(self, p: *mut u8, v: I) {
-        // SAFETY: see the impl.
-        unsafe {
-            _mm256_storeu_si256(p.cast(), v.0);
-            _mm256_storeu_si256(p.add(32).cast(), v.1);
-        }
-    }
-    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> V {
         // SAFETY: see the impl.
         unsafe {

@@ -22,7 +22,7 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     type Products = __m512i;
-    const BYTE_ROWS: usize = 6;
+    const BYTE_ROWS: usize = 8;
     /// `vpdpbusd` takes unsigned weights.
     const WIDE_FLIP: u8 = 0x80;
     const TILE_ROWS: usize = 12;
@@ -146,11 +146,6 @@ impl Simd for Avx512 {
     unsafe fn load_i(self, p: *const u8) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_loadu_si512(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
-        // SAFETY: see the impl.
-        unsafe { _mm512_storeu_si512(p.cast(), v) }
     }
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {

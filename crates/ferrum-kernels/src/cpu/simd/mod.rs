@@ -95,11 +95,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for reads of 64 bytes; any alignment.
     unsafe fn load_i(self, p: *const u8) -> Self::I;
-    /// Stores sixty-four bytes.
-    ///
-    /// # Safety
-    /// `p` is valid for writes of 64 bytes; any alignment.
-    unsafe fn store_i(self, p: *mut u8, v: Self::I);
     /// Sixteen signed bytes as f32.
     ///
     /// # Safety

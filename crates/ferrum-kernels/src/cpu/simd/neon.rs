@@ -197,13 +197,6 @@ impl Simd for Neon {
         each_i!(i => vreinterpretq_s32_u8(vld1q_u8(p.add(16 * i))))
     }
     #[inline(always)]
-    unsafe fn store_i(self, p: *mut u8, v: I) {
-        for (i, lanes) in v.0.into_iter().enumerate() {
-            // SAFETY: the caller allows writes of 64 bytes at `p`; `self` proves NEON.
-            unsafe { vst1q_u8(p.add(16 * i), vreinterpretq_u8_s32(lanes)) };
-        }
-    }
-    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> V {
         // SAFETY: the caller allows reads of 16 bytes at `p`.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };

@@ -128,11 +128,6 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::I>().read_unaligned() }.map(i32::from_le)
     }
     #[inline(always)]
-    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
-        // SAFETY: the caller's contract is this write's.
-        unsafe { p.cast::<Self::I>().write_unaligned(v.map(i32::to_le)) }
-    }
-    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
         // SAFETY: the caller's contract is this read's.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
