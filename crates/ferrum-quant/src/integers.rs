@@ -57,9 +57,13 @@ impl Integers {
     }
 
     /// Calls `f` with the number of each code in turn.
-    fn each_code(&mut self, f: impl Fn(usize) -> u8) {
-        for (i, code) in self.codes.iter_mut().enumerate() {
-            *code = f(i);
+    /// Code `i` of each run of 32 from `f(run, i)`: what lies in one run lies side by side in a block.
+    #[inline(always)]
+    fn each_code(&mut self, f: impl Fn(usize, usize) -> u8) {
+        for run in 0..8 {
+            for i in 0..32 {
+                self.codes[32 * run + i] = f(run, i);
+            }
         }
     }
 
@@ -188,16 +192,16 @@ fn q2_k(b: &BlockQ2K, out: &mut Integers) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     out.scales = b.scales.map(|s| (s & 0x0f) as i8);
     out.minimums = b.scales.map(|s| s >> 4);
-    out.each_code(|i| (b.qs[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4))) & 3);
+    out.each_code(|run, i| (b.qs[run / 4 * 32 + i] >> (2 * (run % 4))) & 3);
 }
 
 fn q3_k(b: &BlockQ3K, out: &mut Integers) {
     (out.d, out.dmin) = (b.d.to_f32(), 0.0);
     out.scales = b.sub_scales();
     out.minimums = [0; 16];
-    out.each_code(|i| {
-        let low = (b.qs[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4))) & 3;
-        low | (((b.hmask[i % 32] >> (i / 32)) & 1) << 2)
+    out.each_code(|run, i| {
+        let low = (b.qs[run / 4 * 32 + i] >> (2 * (run % 4))) & 3;
+        low | (((b.hmask[i] >> run) & 1) << 2)
     });
 }
 
@@ -205,16 +209,16 @@ fn q4_k(b: &BlockQ4K, out: &mut Integers) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     let (scales, minimums) = scales_and_minimums(&b.scales);
     out.subs_of_32(scales.map(|s| s as i8), minimums);
-    out.each_code(|i| (b.qs[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 0x0f);
+    out.each_code(|run, i| (b.qs[run / 2 * 32 + i] >> (4 * (run % 2))) & 0x0f);
 }
 
 fn q5_k(b: &BlockQ5K, out: &mut Integers) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     let (scales, minimums) = scales_and_minimums(&b.scales);
     out.subs_of_32(scales.map(|s| s as i8), minimums);
-    out.each_code(|i| {
-        let low = (b.qs[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 0x0f;
-        low | (((b.qh[i % 32] >> (i / 32)) & 1) << 4)
+    out.each_code(|run, i| {
+        let low = (b.qs[run / 2 * 32 + i] >> (4 * (run % 2))) & 0x0f;
+        low | (((b.qh[i] >> run) & 1) << 4)
     });
 }
 
@@ -222,10 +226,10 @@ fn q6_k(b: &BlockQ6K, out: &mut Integers) {
     (out.d, out.dmin) = (b.d.to_f32(), 0.0);
     out.scales = b.scales;
     out.minimums = [0; 16];
-    out.each_code(|i| {
-        let (half, part) = (i / 128, i / 32 % 4);
-        let low = b.ql[(2 * half + part % 2) * 32 + i % 32] >> (4 * (part / 2));
-        let high = b.qh[half * 32 + i % 32] >> (2 * part);
+    out.each_code(|run, i| {
+        let (half, part) = (run / 4, run % 4);
+        let low = b.ql[(2 * half + part % 2) * 32 + i] >> (4 * (part / 2));
+        let high = b.qh[half * 32 + i] >> (2 * part);
         (low & 0x0f) | ((high & 3) << 4)
     });
 }
