@@ -288,6 +288,11 @@ pub(crate) struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) gen_tokens: u32,
 
+    /// Also decode this many sequences at once, such as 1,4,16
+    #[arg(long, short, value_name = "N,…", value_delimiter = ',',
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) batch: Vec<u16>,
+
     /// Runs; medians are printed
     #[arg(long, short, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..=100))]

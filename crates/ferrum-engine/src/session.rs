@@ -86,6 +86,11 @@ impl Session {
         }
     }
 
+    /// The runner, whose whole pool is free again.
+    pub fn into_runner(self) -> Box<dyn StepRunner> {
+        self.runner
+    }
+
     /// What is being run.
     pub fn spec(&self) -> &DecoderSpec {
         self.runner.spec()

@@ -1,18 +1,20 @@
 //! `ferrum bench`: speed, beside what this machine could do.
 
+mod report;
+
 use crate::args::{BenchArgs, CacheArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::process;
-use crate::ui::{human_bytes, show, show_json};
-use ferrum_engine::{BackendDispatch, Session};
+use crate::ui::{show, show_json};
+use ferrum_engine::{BackendDispatch, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
-use ferrum_models::{Model, RunnerConfig};
-use ferrum_types::TokenId;
-use serde_json::{Value, json};
+use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch};
+use ferrum_types::{BlockId, TokenId};
+use report::{Batched, Limits, Report, median};
 use std::time::Instant;
 
-/// One run.
+/// One run of one sequence.
 struct Sample {
     first_token_s: f64,
     decode_s: f64,
@@ -29,7 +31,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
             model.spec.context_length
         )));
     }
-    let config = RunnerConfig::single(needed);
+    let most = args.batch.iter().copied().max().map_or(1, usize::from);
+    let config = for_sequences(RunnerConfig::single(needed), most);
     let cache = CacheArgs {
         kv_dtype: args.kv_dtype,
         context: None,
@@ -49,9 +52,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         samples.push(once(&mut session, &prompt, gen_len)?);
         // Before the limits are measured, which takes memory of its own.
         peak_rss = peak_rss.or_else(|| process::memory().map(|memory| memory.peak));
-        limits.extend(Limits::measure(&dispatch)?);
+        limits.extend(measure_limits(&dispatch)?);
     }
     drop(tokenizer);
+    let mut runner = session.into_runner();
+    let mut batched = Vec::new();
+    for &seqs in &args.batch {
+        let seqs = usize::from(seqs);
+        let mut decode = Vec::new();
+        for _ in 0..args.repeat {
+            decode.push(together(&mut *runner, seqs, &prompt, gen_len)?);
+        }
+        let decode_s = median(decode.into_iter());
+        batched.push(Batched { seqs, decode_s });
+    }
     let report = Report {
         model: &model,
         dispatch: &dispatch,
@@ -62,16 +76,29 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         load_s,
         first_token_s: median(samples.iter().map(|s| s.first_token_s)),
         decode_s: median(samples.iter().map(|s| s.decode_s)),
-        limits: (!limits.is_empty()).then(|| Limits {
-            read_bandwidth: median(limits.iter().map(|l| l.read_bandwidth)),
-            fma_flops: median(limits.iter().map(|l| l.fma_flops)),
-        }),
+        batched,
+        limits: Limits::medians(&limits),
         peak_rss,
     };
     if args.json {
         show_json(&report.json())
     } else {
         show(&report.text())
+    }
+}
+
+/// Room for `seqs` sequences instead of one.
+fn for_sequences(one: RunnerConfig, seqs: usize) -> RunnerConfig {
+    let block_size = match one.layout {
+        ferrum_models::KvLayout::Paged { block_size } => block_size,
+        ferrum_models::KvLayout::Contiguous => 1,
+    };
+    RunnerConfig {
+        max_seqs: seqs,
+        max_tokens: one.max_tokens.max(seqs),
+        max_logit_rows: seqs,
+        kv_tokens: seqs * one.kv_tokens.next_multiple_of(block_size),
+        ..one
     }
 }
 
@@ -93,123 +120,63 @@ fn once(session: &mut Session, prompt: &[TokenId], gen_len: usize) -> Outcome<Sa
     })
 }
 
-/// What the machine can do at best, by the same threads and in the same run.
-struct Limits {
-    read_bandwidth: f64,
-    fma_flops: f64,
-}
-
-impl Limits {
-    fn measure(dispatch: &BackendDispatch) -> Outcome<Option<Self>> {
-        let BackendDispatch::Cpu(device) = dispatch else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            read_bandwidth: peak::read_bandwidth(device)?,
-            fma_flops: peak::fma_peak(device),
-        }))
-    }
-}
-
-struct Report<'a> {
-    model: &'a Model,
-    dispatch: &'a BackendDispatch,
-    prompt_len: usize,
+/// Seconds in which `seqs` sequences, each after the prompt, decode `gen_len` tokens together.
+fn together(
+    runner: &mut dyn StepRunner,
+    seqs: usize,
+    prompt: &[TokenId],
     gen_len: usize,
-    kv: String,
-    kv_per_token: u64,
-    load_s: f64,
-    first_token_s: f64,
-    decode_s: f64,
-    limits: Option<Limits>,
-    peak_rss: Option<u64>,
+) -> Outcome<f64> {
+    let per_seq = (prompt.len() + gen_len).div_ceil(runner.pool().block_size);
+    let blocks: Vec<_> = (0..(per_seq * seqs) as u32).map(BlockId).collect();
+    let blocks_of = |seq: usize| &blocks[seq * per_seq..][..per_seq];
+    let mut batch = StepBatch::default();
+    let chunk = runner.config().max_tokens;
+    for seq in 0..seqs {
+        let mut start = 0;
+        for tokens in prompt.chunks(chunk) {
+            batch.clear();
+            batch.push(SeqStep {
+                tokens,
+                start,
+                prompt_len: prompt.len(),
+                blocks: blocks_of(seq),
+                logits: LogitRows::None,
+            })?;
+            runner.step(&batch)?;
+            start += tokens.len();
+        }
+    }
+    // Each sequence goes its own way.
+    let mut next = random_tokens(seqs, runner.spec().vocab_size);
+    let started = Instant::now();
+    for i in 0..gen_len {
+        batch.clear();
+        for (seq, token) in next.iter().enumerate() {
+            batch.push(SeqStep {
+                tokens: std::slice::from_ref(token),
+                start: prompt.len() + i,
+                prompt_len: prompt.len(),
+                blocks: blocks_of(seq),
+                logits: LogitRows::Last,
+            })?;
+        }
+        runner.step(&batch)?;
+        runner.read_argmax(&mut next)?;
+    }
+    Ok(started.elapsed().as_secs_f64())
 }
 
-impl Report<'_> {
-    fn prefill_rate(&self) -> f64 {
-        self.prompt_len as f64 / self.first_token_s
-    }
-
-    fn decode_rate(&self) -> f64 {
-        self.gen_len as f64 / self.decode_s
-    }
-
-    /// Bytes that a decode step reads: the weights, and half-way through the answer the keys and
-    /// values of all tokens before it.
-    fn bytes_per_token(&self) -> u64 {
-        let context = self.prompt_len + self.gen_len / 2;
-        self.model.decode_bytes() + self.kv_per_token * context as u64
-    }
-
-    /// Multiplications and additions of one prompt token in matrix products.
-    fn flops_per_token(&self) -> f64 {
-        2.0 * self.model.layer_parameters() as f64
-    }
-
-    /// Shares of the machine's limits: (decode of bandwidth, prefill of FMA peak).
-    fn shares(&self) -> Option<(f64, f64)> {
-        let limits = self.limits.as_ref()?;
-        let read = self.decode_rate() * self.bytes_per_token() as f64;
-        let computed = self.prefill_rate() * self.flops_per_token();
-        Some((read / limits.read_bandwidth, computed / limits.fma_flops))
-    }
-
-    fn json(&self) -> Value {
-        let info = self.dispatch.info();
-        let shares = self.shares();
-        json!({
-            "backend": info.backend,
-            "device": info.name,
-            "detail": info.detail,
-            "model": self.model.tensors().path_hint().display().to_string(),
-            "kv_dtype": self.kv,
-            "prompt_tokens": self.prompt_len,
-            "generated_tokens": self.gen_len,
-            "load_s": self.load_s,
-            "first_token_s": self.first_token_s,
-            "prefill_tokens_per_s": self.prefill_rate(),
-            "decode_tokens_per_s": self.decode_rate(),
-            "decode_bytes_per_token": self.bytes_per_token(),
-            "read_bandwidth_bytes_per_s": self.limits.as_ref().map(|l| l.read_bandwidth),
-            "fma_peak_flops": self.limits.as_ref().map(|l| l.fma_flops),
-            "decode_bandwidth_share": shares.map(|s| s.0),
-            "prefill_fma_share": shares.map(|s| s.1),
-            "peak_rss_bytes": self.peak_rss,
-        })
-    }
-
-    fn text(&self) -> String {
-        let info = self.dispatch.info();
-        let mut text = format!("{}: {} ({})\n", info.backend, info.name, info.detail);
-        text += &format!("load          {:>10.3} s\n", self.load_s);
-        text += &format!("first token   {:>10.3} s\n", self.first_token_s);
-        let (prefill, decode) = (self.prefill_rate(), self.decode_rate());
-        text += &format!("prefill {:<5} {prefill:>10.1} tokens/s", self.prompt_len);
-        if let (Some(limits), Some((_, share))) = (&self.limits, self.shares()) {
-            let peak = limits.fma_flops / 1e9;
-            text += &format!(", {:.0} % of {peak:.0} GFLOP/s (f32 FMA)", 100.0 * share);
-        }
-        text += &format!("\ndecode {:<6} {decode:>10.1} tokens/s", self.gen_len);
-        if let (Some(limits), Some((share, _))) = (&self.limits, self.shares()) {
-            let peak = limits.read_bandwidth / 1e9;
-            text += &format!(", {:.0} % of {peak:.1} GB/s (read)", 100.0 * share);
-        }
-        if let Some(bytes) = self.peak_rss {
-            text += &format!("\npeak memory   {:>10}", human_bytes(bytes));
-        }
-        text + "\n"
-    }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    if n == 0 {
-        f64::NAN
-    } else {
-        (values[(n - 1) / 2] + values[n / 2]) / 2.0
-    }
+/// What the machine can do at best, by the same threads.
+fn measure_limits(dispatch: &BackendDispatch) -> Outcome<Option<Limits>> {
+    let BackendDispatch::Cpu(device) = dispatch else {
+        return Ok(None);
+    };
+    Ok(Some(Limits {
+        read_bandwidth: peak::read_bandwidth(device)?,
+        fma_flops: peak::fma_peak(device),
+        byte_ops: peak::byte_peak(device),
+    }))
 }
 
 /// Reproducible ids: a multiplicative generator's high bits.

@@ -1,0 +1,189 @@
+//! What `ferrum bench` prints: each figure, and what share of the machine's limit it is.
+
+use crate::ui::human_bytes;
+use ferrum_engine::BackendDispatch;
+use ferrum_models::Model;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// What the machine can do at best.
+pub(super) struct Limits {
+    pub(super) read_bandwidth: f64,
+    pub(super) fma_flops: f64,
+    pub(super) byte_ops: f64,
+}
+
+impl Limits {
+    /// The medians of several measurements; `None` of none.
+    pub(super) fn medians(all: &[Self]) -> Option<Self> {
+        (!all.is_empty()).then(|| Self {
+            read_bandwidth: median(all.iter().map(|l| l.read_bandwidth)),
+            fma_flops: median(all.iter().map(|l| l.fma_flops)),
+            byte_ops: median(all.iter().map(|l| l.byte_ops)),
+        })
+    }
+}
+
+/// Sequences that decoded together.
+pub(super) struct Batched {
+    pub(super) seqs: usize,
+    pub(super) decode_s: f64,
+}
+
+pub(super) struct Report<'a> {
+    pub(super) model: &'a Model,
+    pub(super) dispatch: &'a BackendDispatch,
+    pub(super) prompt_len: usize,
+    pub(super) gen_len: usize,
+    pub(super) kv: String,
+    pub(super) kv_per_token: u64,
+    pub(super) load_s: f64,
+    pub(super) first_token_s: f64,
+    pub(super) decode_s: f64,
+    pub(super) batched: Vec<Batched>,
+    pub(super) limits: Option<Limits>,
+    pub(super) peak_rss: Option<u64>,
+}
+
+/// The arithmetic that prompts are held against.
+#[derive(Clone, Copy)]
+struct Arithmetic {
+    name: &'static str,
+    unit: &'static str,
+    peak: f64,
+}
+
+impl Report<'_> {
+    fn prefill_rate(&self) -> f64 {
+        self.prompt_len as f64 / self.first_token_s
+    }
+
+    fn decode_rate(&self) -> f64 {
+        self.gen_len as f64 / self.decode_s
+    }
+
+    /// Tokens per second of all sequences of a batch.
+    fn batch_rate(&self, batch: &Batched) -> f64 {
+        (batch.seqs * self.gen_len) as f64 / batch.decode_s
+    }
+
+    /// Bytes that a decode step of `seqs` sequences reads: the weights once, and half-way through the
+    /// answers the keys and values of all tokens before them.
+    fn bytes_per_step(&self, seqs: usize) -> u64 {
+        let context = self.prompt_len + self.gen_len / 2;
+        self.model.decode_bytes() + self.kv_per_token * (context * seqs) as u64
+    }
+
+    /// Multiplications and additions of one prompt token in matrix products.
+    fn flops_per_token(&self) -> f64 {
+        2.0 * self.model.layer_parameters() as f64
+    }
+
+    /// Share of the bandwidth that `steps` in a second of `seqs` sequences read.
+    fn bandwidth_share(&self, seqs: usize, steps: f64) -> Option<f64> {
+        let limits = self.limits.as_ref()?;
+        Some(steps * self.bytes_per_step(seqs) as f64 / limits.read_bandwidth)
+    }
+
+    /// Bytes where weights stay in blocks, else f32.
+    fn arithmetic(&self) -> Option<Arithmetic> {
+        let limits = self.limits.as_ref()?;
+        let blocks = self.model.keeps_blocks() && !self.model.block_types().is_empty();
+        let (name, unit, peak) = match blocks {
+            true => ("bytes", "GOP/s", limits.byte_ops),
+            false => ("f32 FMA", "GFLOP/s", limits.fma_flops),
+        };
+        Some(Arithmetic { name, unit, peak })
+    }
+
+    fn prefill_share(&self) -> Option<f64> {
+        let peak = self.arithmetic()?.peak;
+        Some(self.prefill_rate() * self.flops_per_token() / peak)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let info = self.dispatch.info();
+        let limits = self.limits.as_ref();
+        let batched = self.batched.iter().map(|batch| {
+            let rate = self.batch_rate(batch);
+            json!({
+                "sequences": batch.seqs,
+                "decode_tokens_per_s": rate,
+                "decode_bandwidth_share":
+                    self.bandwidth_share(batch.seqs, rate / batch.seqs as f64),
+            })
+        });
+        json!({
+            "backend": info.backend,
+            "device": info.name,
+            "detail": info.detail,
+            "model": self.model.tensors().path_hint().display().to_string(),
+            "kv_dtype": self.kv,
+            "prompt_tokens": self.prompt_len,
+            "generated_tokens": self.gen_len,
+            "load_s": self.load_s,
+            "first_token_s": self.first_token_s,
+            "prefill_tokens_per_s": self.prefill_rate(),
+            "decode_tokens_per_s": self.decode_rate(),
+            "decode_bytes_per_token": self.bytes_per_step(1),
+            "batched": batched.collect::<Vec<_>>(),
+            "read_bandwidth_bytes_per_s": limits.map(|l| l.read_bandwidth),
+            "fma_peak_flops": limits.map(|l| l.fma_flops),
+            "byte_peak_ops": limits.map(|l| l.byte_ops),
+            "decode_bandwidth_share": self.bandwidth_share(1, self.decode_rate()),
+            "prefill_arithmetic": self.arithmetic().map(|a| a.name),
+            "prefill_arithmetic_share": self.prefill_share(),
+            "peak_rss_bytes": self.peak_rss,
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        let info = self.dispatch.info();
+        let mut text = format!("{}: {} ({})\n", info.backend, info.name, info.detail);
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "load          {:>10.3} s", self.load_s);
+        let _ = writeln!(text, "first token   {:>10.3} s", self.first_token_s);
+        let (prefill, decode) = (self.prefill_rate(), self.decode_rate());
+        let _ = write!(
+            text,
+            "prefill {:<5} {prefill:>10.1} tokens/s",
+            self.prompt_len
+        );
+        if let (Some(a), Some(share)) = (self.arithmetic(), self.prefill_share()) {
+            let (share, peak) = (100.0 * share, a.peak / 1e9);
+            let _ = write!(text, ", {share:.0} % of {peak:.0} {} ({})", a.unit, a.name);
+        }
+        let _ = write!(text, "\ndecode {:<6} {decode:>10.1} tokens/s", self.gen_len);
+        text += &self.of_bandwidth(1, decode);
+        for batch in &self.batched {
+            let rate = self.batch_rate(batch);
+            let _ = write!(text, "\n  {:>3} at once {rate:>10.1} tokens/s", batch.seqs);
+            text += &self.of_bandwidth(batch.seqs, rate / batch.seqs as f64);
+        }
+        if let Some(bytes) = self.peak_rss {
+            let _ = write!(text, "\npeak memory   {:>10}", human_bytes(bytes));
+        }
+        text + "\n"
+    }
+
+    fn of_bandwidth(&self, seqs: usize, steps: f64) -> String {
+        match (&self.limits, self.bandwidth_share(seqs, steps)) {
+            (Some(limits), Some(share)) => {
+                let (share, peak) = (100.0 * share, limits.read_bandwidth / 1e9);
+                format!(", {share:.0} % of {peak:.1} GB/s (read)")
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 {
+        f64::NAN
+    } else {
+        (values[(n - 1) / 2] + values[n / 2]) / 2.0
+    }
+}
