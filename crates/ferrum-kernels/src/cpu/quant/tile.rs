@@ -34,13 +34,13 @@ pub(crate) unsafe fn unit<S: Simd, C: Codes, F: Scales, const MR: usize>(
     for sub in 0..F::SUBS {
         let steps = STEPS / F::SUBS;
         let mut totals = [s.splat_i(0); MR];
-        for r in 0..MR {
+        for (r, total) in totals.iter_mut().enumerate() {
             let sum = if F::SUBS == 1 {
                 int(word::SUM, r) + int(word::SUM + 1, r)
             } else {
                 int(word::SUM + sub, r)
             };
-            totals[r] = s.splat_i(offset * sum);
+            *total = s.splat_i(offset * sum);
         }
         let mut products = [s.no_products(); MR];
         for i in 0..steps {
