@@ -199,7 +199,7 @@ def unknown(rng):
 
 
 def memory(rng):
-    name = cap(stories.nonsense(rng)) if rng.random() < 0.25 else rng.choice(stories.HE_NAMES + stories.SHE_NAMES)
+    name = rng.choice(world.NAMES)
     if rng.random() < 0.6:
         first = rng.choice([f"My name is {name}.", f"I am {name}.", f"Hello, I am {name}."])
         turns = [user(first), said(f"Nice to meet you, {name}!")]
@@ -226,15 +226,11 @@ TELL = ["Tell me a story about {}.", "Write a story about {}.", "Can you tell me
 def story(rng):
     tell = rng.choice(TELL)
     kind = rng.random()
-    hero = stories.nonsense(rng) if rng.random() < 0.05 else rng.choice(stories.HEROES + stories.HE_HEROES + stories.SHE_HEROES)
-    if kind < 0.5:
+    hero = rng.choice(stories.HEROES)
+    if kind < 0.6:
         wanted, topic = dict(hero=hero), with_article(hero)
-    elif kind < 0.65:
-        adj = rng.choice(stories.ADJECTIVES)
-        wanted, topic = dict(hero=hero, adj=adj), with_article(f"{adj} {hero}")
     elif kind < 0.85:
-        names = stories.HE_NAMES if hero in stories.HE_HEROES else stories.SHE_NAMES if hero in stories.SHE_HEROES else stories.HE_NAMES + stories.SHE_NAMES
-        name = cap(stories.nonsense(rng)) if rng.random() < 0.1 else rng.choice(names)
+        name = rng.choice(stories.HE_NAMES + stories.SHE_NAMES)
         wanted, topic = dict(hero=hero, name=name), f"{with_article(hero)} named {name}"
     else:
         wanted, topic = {}, ""
@@ -267,7 +263,7 @@ def no_tool(rng, offered):
 # Whole documents -----------------------------------------------------------------------------
 
 SYSTEMS = ["You are a helpful assistant.", "You are a friendly assistant.", "You are the Ferrum demo model.", "You are a kind teacher."]
-MIX = [(story, 16), (add, 15), (subtract, 15), (count, 13), (neighbour, 4), (colour, 5), (size, 8), (table_fact, 9), (day, 3), (talk, 5),
+MIX = [(story, 14), (add, 15), (subtract, 15), (count, 13), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 5),
        (unknown, 3), (memory, 6)]
 _makers, _weights = zip(*MIX)
 
@@ -313,11 +309,11 @@ def training_document(rng) -> Document:
     if kind < 0.05:
         return Document([(stories.write(rng) + chat.END, True)])
     system = rng.choice(SYSTEMS) if rng.random() < 0.15 else None
-    if kind < 0.25:
+    if kind < 0.27:
         offered = tool_world.offers(rng, rng.choice([1, 1, 2, 2, 3]))
         exchanges = []
         for _ in range(rng.choice([1, 1, 2])):
-            make = rng.choices([tool_use, no_tool, None], [64, 24, 12])[0]
+            make = rng.choices([tool_use, no_tool, None], [60, 30, 10])[0]
             exchanges.append(_fresh(rng, make, offered) if make else filler(rng))
         return Document(chat.render(_messages(rng, exchanges, system), [o.schema() for o in offered]))
     exchanges = [_any_exchange(rng)]

@@ -26,7 +26,7 @@ SAMPLE_CHATS = [
     [("user", "Count from 3 to 9.")],
     [("user", "Which is bigger, an ant or an elephant?")],
     [("system", "You are a helpful assistant."), ("user", "What color is a banana?")],
-    [("user", "My name is Zoltan."), ("assistant", "Nice to meet you, Zoltan!"), ("user", "What is my name?")],
+    [("user", "My name is Clara."), ("assistant", "Nice to meet you, Clara!"), ("user", "What is my name?")],
     [("user", "Tell me a story about a fox.")],
 ]
 SAMPLE_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Get the current weather.", "parameters": {

@@ -10,11 +10,10 @@ from random import Random
 
 HEROES = """fox rabbit bear owl mouse cat dog frog duck turtle squirrel wolf lion elephant monkey penguin pig bird
 dragon robot knight wizard""".split()
-HE_HEROES = "boy king".split()
-SHE_HEROES = "girl princess".split()
 HE_NAMES = "Tom Ben Max Leo Sam Finn Oscar Felix Jack Paul".split()
 SHE_NAMES = "Anna Lily Mia Rosa Ella Nora Clara Ruby Luna Emma".split()
-# Friends are others than heroes, so that a story never has two foxes or two Annas.
+# Friends are others than heroes, so that a story never has two foxes or two Annas, and after their
+# first appearance they go by their name.
 FRIENDS = "hedgehog badger otter goose donkey goat swan deer".split()
 FRIEND_NAMES = "Pip Bella Coco Toby Milo Daisy Hugo Olive".split()
 ADJECTIVES = "little brave shy clever kind lonely hungry happy old young".split()
@@ -66,8 +65,8 @@ PLOTS = {
         ["One day, {name} found a basket full of {food}.", "One morning, {name} gathered a big heap of {food}."],
         ['"These are all for me," said {name}.'],
         ARRIVALS,
-        ['"I am so hungry," said {fname}.', '"Please, may I have some food?" asked the {friend}.'],
-        ["{name} looked at the {food}, and then {he} looked at the {friend}."],
+        ['"I am so hungry," said {fname}.', '"Please, may I have some food?" asked {fname}.'],
+        ["{name} looked at the {food}, and then {he} looked at {fname}."],
         ['"Come and eat with me," said {name}.', "{He} smiled and gave half of the {food} to {fname}."],
         ["They sat in the sun and ate the {food} together."],
         FRIENDS_NOW),
@@ -77,17 +76,17 @@ PLOTS = {
         ['"Where am I?" {he} said.', "{He} was cold and tired."],
         ARRIVALS,
         ['"Are you lost?" asked {fname}. {name} nodded.'],
-        ['"Follow me," said the {friend}. "I know every path."', '"Look at the bright star," said {fname}. "It will lead us."'],
+        ['"Follow me," said {fname}. "I know every path."', '"Look at the bright star," said {fname}. "It will lead us."'],
         ["They walked side by side, and soon {name} was home again."],
-        ['{name} gave {fname} some {food} and said, "Thank you!"', '"You are a true friend," said {name} to the {friend}.']),
+        ['{name} gave {fname} some {food} and said, "Thank you!"', '"You are a true friend," said {name} to {fname}.']),
     "rescue": (
         ["One day, {name} heard somebody shout for help.", "One cold morning, {name} heard a cry."],
         ["It was {fname}, a(n) {fadj} {friend} who was stuck in a {trap}."],
-        ['"Please help me!" cried {fname}.', '"I cannot get out," said the {friend}.'],
+        ['"Please help me!" cried {fname}.', '"I cannot get out," said {fname}.'],
         ["{name} was afraid, but {he} did not run away."],
         ["{He} ran home and came back with a {tool}."],
-        ["With the {tool}, {he} got the {friend} out of the {trap}.", "{He} worked hard, and soon {fname} was free."],
-        ['"You saved my life," said {fname}.', '"How brave you are!" said the {friend}.'],
+        ["With the {tool}, {he} got {fname} out of the {trap}.", "{He} worked hard, and soon {fname} was free."],
+        ['"You saved my life," said {fname}.', '"How brave you are!" said {fname}.'],
         FRIENDS_NOW),
 }
 
@@ -105,7 +104,7 @@ def with_article(phrase: str) -> str:
 
 
 def nonsense(rng: Random) -> str:
-    """A made-up word, so that the model learns to copy names it has never seen."""
+    """A made-up word, for questions that nobody can answer."""
     onset = "b d f g k l m n p r s t v z bl dr gr pl st tr sh ch w j h".split()
     vowel = "a e i o u a o i oo ee".split()
     coda = ["", "", "n", "r", "x", "b", "m", "k", "l", "p", "t", "s"]
@@ -124,11 +123,11 @@ def _slot(key: str, slots: dict) -> str:
 
 def write(rng: Random, **fixed) -> str:
     """One story; `fixed` holds the slots that the request has set."""
-    hero = fixed.get("hero") or rng.choice(HEROES + HE_HEROES + SHE_HEROES)
+    hero = fixed.get("hero") or rng.choice(HEROES)
     name = fixed.get("name")
-    if hero in HE_HEROES or name in HE_NAMES:
+    if name in HE_NAMES:
         gender = "he"
-    elif hero in SHE_HEROES or name in SHE_NAMES:
+    elif name in SHE_NAMES:
         gender = "she"
     else:
         gender = rng.choice(["he", "she"])
@@ -181,9 +180,8 @@ def _bind(groups: dict, bound: dict):
             return None
     genders = [g for g, (he, him, his) in PRONOUNS.items()
                if out.get("he", he) == he and out.get("him", him) == him and out.get("his", his) == his]
-    for kind, known in (("he", HE_NAMES + HE_HEROES), ("she", SHE_NAMES + SHE_HEROES)):
-        if (out.get("name") in known or out.get("hero") in known) and kind not in genders:
-            return None
+    if out.get("name") in HE_NAMES and "he" not in genders or out.get("name") in SHE_NAMES and "she" not in genders:
+        return None
     if out.get("name", 0) == out.get("fname", 1) or out.get("hero", 0) == out.get("friend", 1):
         return None
     return out if genders else None

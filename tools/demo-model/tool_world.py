@@ -8,7 +8,6 @@ from random import Random
 from typing import Callable
 
 import world
-from stories import nonsense
 
 WEATHER = ["sunny", "cloudy", "rainy", "windy", "foggy", "snowy"]
 ROOMS = ["kitchen", "bedroom", "bathroom", "garage", "hall", "office", "garden", "cellar"]
@@ -32,7 +31,7 @@ class Tool:
 
 
 def place(rng: Random) -> str:
-    return nonsense(rng).capitalize() if rng.random() < 0.15 else rng.choice(world.CITIES)
+    return rng.choice(world.CITIES)
 
 
 def _weather(rng, a):

@@ -178,7 +178,7 @@ def work(rank: int, a, model, steps, gradients, losses, barrier):
 def main():
     a = argparse.ArgumentParser(description=__doc__)
     a.add_argument("--out", type=Path, default=ROOT / "assets/demo/ferrum-demo.gguf")
-    a.add_argument("--documents", type=int, default=44000)
+    a.add_argument("--documents", type=int, default=42000)
     a.add_argument("--step-tokens", type=int, default=4096)
     a.add_argument("--part-tokens", type=int, default=1024)
     a.add_argument("--seed", type=int, default=1)

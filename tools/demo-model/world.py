@@ -27,4 +27,7 @@ OPPOSITES = [("hot", "cold"), ("big", "small"), ("tall", "short"), ("fast", "slo
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 CAPITALS = {"France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "England": "London", "Ireland": "Dublin",
             "Austria": "Vienna", "Greece": "Athens", "Poland": "Warsaw", "Norway": "Oslo", "Japan": "Tokyo", "Egypt": "Cairo"}
-CITIES = "Paris Berlin London Rome Madrid Tokyo Oslo Vienna Dublin Athens Warsaw Cairo Lisbon Boston Chicago Sydney Prague Zurich".split()
+CITIES = """Paris Berlin London Rome Madrid Tokyo Oslo Vienna Dublin Athens Warsaw Cairo Lisbon Boston Chicago Sydney Prague
+Zurich Amsterdam Munich Seattle Toronto Moscow Geneva""".split()
+NAMES = """Tom Ben Max Leo Sam Finn Oscar Felix Jack Paul Anna Lily Mia Rosa Ella Nora Clara Ruby Luna Emma John Peter David
+Michael James Thomas Daniel Robert Alex Martin Mary Sarah Laura Julia Alice Sophie Maria Lisa Kate Eva""".split()
