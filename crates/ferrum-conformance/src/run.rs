@@ -8,9 +8,9 @@ use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype, BackendMoeFused,
-    BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8,
-    KvFp16, KvInt8,
+    Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype,
+    BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, BackendQuantGguf,
+    BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
 };
 
 /// Runs the cases of [`Backend`] itself.
@@ -59,7 +59,7 @@ where
 /// Runs the cases of mixtures of experts over GPTQ and AWQ stacks.
 pub fn run_moe_marlin<B>(device: &B, filter: &Filter, report: &mut Report)
 where
-    B: BackendMoeFused + BackendQuantMarlin,
+    B: BackendMarlinExperts,
 {
     moe::marlin_cases::<B>().run(device, filter, report);
 }
@@ -91,7 +91,7 @@ where
         + BackendKvDtype<KvFp8>
         + BackendInt8KvOps
         + BackendQuantExperts
-        + BackendQuantMarlin
+        + BackendMarlinExperts
         + BackendGraph
         + BackendCollective,
 {
@@ -133,11 +133,11 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_paged::<_, KvFp16>(device, filter, &mut report);
     run_paged::<_, KvBf16>(device, filter, &mut report);
     run_gguf(device, filter, &mut report);
+    run_marlin(device, filter, &mut report);
     let mut lacks = |cases| lacks(CpuBackend::NAME, cases, filter, &mut report);
     lacks(paged::cases::<_, KvFp8>());
     lacks(paged::cases::<_, KvInt8>());
     lacks(paged::int8_cases());
-    lacks(marlin::cases());
     lacks(moe::cases());
     lacks(moe::gguf_cases());
     lacks(moe::marlin_cases());

@@ -9,8 +9,9 @@
 //! points (stored as meant) are packed alike, i32 `[groups, out/8]`; `scales` is f16
 //! `[groups, out]`.
 
+use crate::affine::Affine;
 use crate::error::Result;
-use crate::layer::{Groups, Matrix, TILE_ROWS};
+use crate::layer::{Groups, Matrix, TILE_ROWS, half_floats};
 
 const FORMAT: &str = "awq";
 
@@ -116,6 +117,28 @@ impl<'a> AwqTensors<'a> {
             *out = unpack(word);
         }
         Ok(())
+    }
+
+    /// Codes, zero points and scales.
+    ///
+    /// # Errors
+    /// As [`Self::validate`].
+    pub fn affine(&self) -> Result<Affine> {
+        let checked = self.check()?;
+        let (k, n) = (self.in_features, self.out_features);
+        let mut codes = vec![0; checked.matrix.elements()?];
+        self.codes(&mut codes)?;
+        let mut zeros = vec![0; checked.scales.len()];
+        self.zeros(&mut zeros)?;
+        Ok(Affine {
+            bits: 4,
+            in_features: k,
+            out_features: n,
+            codes,
+            scales: half_floats(checked.scales),
+            zeros,
+            of_inputs: (0..k).map(|i| i / self.group_size).collect(),
+        })
     }
 
     /// The weights, f32 `[out, in]`. Each is exact: a 5-bit integer times an f16.

@@ -58,10 +58,10 @@ pub enum QuantError {
         /// Type asked for.
         ty: GgufQuantType,
     },
-    /// A tensor of a GPTQ or AWQ layer has not the size its layer's shape asks for.
+    /// A tensor of a quantised layer has not the size its layer's shape asks for.
     #[error("{format}: {tensor} has {found} bytes, expected {expected}")]
     TensorBytes {
-        /// `gptq` or `awq`.
+        /// `gptq`, `awq`, `pack-quantized` or `fp8`.
         format: &'static str,
         /// Name of the tensor in the checkpoint (`qweight`, …).
         tensor: &'static str,
@@ -70,10 +70,10 @@ pub enum QuantError {
         /// Bytes expected.
         expected: usize,
     },
-    /// A slice handed in beside a GPTQ or AWQ layer has not the layer's size.
+    /// A slice handed in beside a quantised layer has not the layer's size.
     #[error("{format}: {argument} has {found} elements, expected {expected}")]
     LayerLength {
-        /// `gptq` or `awq`.
+        /// `gptq`, `awq`, `pack-quantized` or `fp8`.
         format: &'static str,
         /// Which argument (`output`, `codes`, …).
         argument: &'static str,
@@ -82,10 +82,10 @@ pub enum QuantError {
         /// Elements expected.
         expected: usize,
     },
-    /// A parameter of a GPTQ or AWQ layer is outside what the format allows.
+    /// A parameter of a quantised layer is outside what the format allows.
     #[error("{format}: {what} is {found}, expected {expected}")]
     Parameter {
-        /// `gptq` or `awq`.
+        /// `gptq`, `awq`, `pack-quantized` or `fp8`.
         format: &'static str,
         /// Name of the parameter (`bits`, `group_size`, …).
         what: &'static str,
@@ -97,7 +97,7 @@ pub enum QuantError {
     /// A size computed from a layer's shape does not fit in memory.
     #[error("{format}: {in_features} × {out_features} elements overflow the address space")]
     TooLarge {
-        /// `gptq` or `awq`.
+        /// `gptq`, `awq`, `pack-quantized` or `fp8`.
         format: &'static str,
         /// Input features of the layer.
         in_features: usize,
@@ -105,8 +105,10 @@ pub enum QuantError {
         out_features: usize,
     },
     /// `g_idx` points at a group that does not exist.
-    #[error("gptq: g_idx[{position}] is {found}, expected a group below {groups}")]
+    #[error("{format}: g_idx[{position}] is {found}, expected a group below {groups}")]
     GroupIndex {
+        /// `gptq` or `pack-quantized`.
+        format: &'static str,
         /// Which input feature.
         position: usize,
         /// Group number found.

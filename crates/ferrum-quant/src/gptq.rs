@@ -11,8 +11,9 @@
 //! `g_idx` i32 `[in]` names the group of each input feature; otherwise groups are runs of
 //! `group_size` features.
 
-use crate::error::{QuantError, Result};
-use crate::layer::{Groups, Matrix, TILE_ROWS};
+use crate::affine::Affine;
+use crate::error::Result;
+use crate::layer::{Groups, Matrix, TILE_ROWS, group_indices, half_floats};
 
 const FORMAT: &str = "gptq";
 
@@ -143,8 +144,8 @@ impl<'a> GptqTensors<'a> {
     /// Checks bits, sizes and group indices.
     ///
     /// # Errors
-    /// [`QuantError::Parameter`], [`QuantError::TensorBytes`], [`QuantError::TooLarge`] or
-    /// [`QuantError::GroupIndex`]; nothing is allocated for a layer whose sizes do not fit.
+    /// [`crate::QuantError::Parameter`], [`crate::QuantError::TensorBytes`], [`crate::QuantError::TooLarge`] or
+    /// [`crate::QuantError::GroupIndex`]; nothing is allocated for a layer whose sizes do not fit.
     pub fn validate(&self) -> Result<()> {
         self.check().map(|_| ())
     }
@@ -176,7 +177,7 @@ impl<'a> GptqTensors<'a> {
             zero_points: self.zero_points,
             of_inputs: match self.g_idx {
                 None => (0..k).map(|i| i / self.group_size).collect(),
-                Some(bytes) => group_indices(matrix.tensor("g_idx", bytes, k)?, groups)?,
+                Some(bytes) => group_indices(FORMAT, matrix.tensor("g_idx", bytes, k)?, groups)?,
             },
             groups,
         })
@@ -185,7 +186,7 @@ impl<'a> GptqTensors<'a> {
     /// The integer codes, `[out, in]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    /// As [`Self::validate`]; [`crate::QuantError::LayerLength`] when `out` has another size.
     pub fn codes(&self, out: &mut [u8]) -> Result<()> {
         let checked = self.check()?;
         checked
@@ -201,7 +202,7 @@ impl<'a> GptqTensors<'a> {
     /// The zero points as meant, `[groups, out]`.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    /// As [`Self::validate`]; [`crate::QuantError::LayerLength`] when `out` has another size.
     pub fn zeros(&self, out: &mut [u8]) -> Result<()> {
         let checked = self.check()?;
         checked
@@ -219,10 +220,31 @@ impl<'a> GptqTensors<'a> {
         self.check().map(|checked| checked.of_inputs)
     }
 
+    /// Codes, zero points and scales.
+    ///
+    /// # Errors
+    /// As [`Self::validate`].
+    pub fn affine(&self) -> Result<Affine> {
+        let checked = self.check()?;
+        let mut codes = vec![0; checked.matrix.elements()?];
+        self.codes(&mut codes)?;
+        let mut zeros = vec![0; checked.scales.len()];
+        checked.zeros(&mut zeros);
+        Ok(Affine {
+            bits: self.bits,
+            in_features: self.in_features,
+            out_features: self.out_features,
+            codes,
+            scales: half_floats(checked.scales),
+            zeros,
+            of_inputs: checked.of_inputs,
+        })
+    }
+
     /// The weights, f32 `[out, in]`. Each is exact: a 9-bit integer times an f16.
     ///
     /// # Errors
-    /// As [`Self::validate`]; [`QuantError::LayerLength`] when `out` has another size.
+    /// As [`Self::validate`]; [`crate::QuantError::LayerLength`] when `out` has another size.
     pub fn dequantize(&self, out: &mut [f32]) -> Result<()> {
         let checked = self.check()?;
         checked
@@ -242,19 +264,6 @@ impl<'a> GptqTensors<'a> {
         });
         Ok(())
     }
-}
-
-fn group_indices(indices: &[[u8; 4]], groups: usize) -> Result<Vec<usize>> {
-    let indices = indices.iter().copied().map(i32::from_le_bytes);
-    let checked = indices.enumerate().map(|(position, found)| {
-        let group = usize::try_from(found).ok().filter(|&group| group < groups);
-        group.ok_or(QuantError::GroupIndex {
-            position,
-            found,
-            groups,
-        })
-    });
-    checked.collect()
 }
 
 impl Checked<'_> {
@@ -299,8 +308,8 @@ fn join<'a>(words: impl Iterator<Item = &'a [u8; 4]>) -> u128 {
 /// Packs codes `[out, in]` into the bytes of `qweight`.
 ///
 /// # Errors
-/// [`QuantError::Parameter`] for sizes that do not pack or a code that needs more than `bits`,
-/// [`QuantError::LayerLength`] when `codes` has another size than in · out.
+/// [`crate::QuantError::Parameter`] for sizes that do not pack or a code that needs more than `bits`,
+/// [`crate::QuantError::LayerLength`] when `codes` has another size than in · out.
 pub fn pack_codes(
     bits: u32,
     codes: &[u8],
@@ -333,8 +342,8 @@ pub fn pack_codes(
 /// Packs zero points `[groups, out]` into the bytes of `qzeros`.
 ///
 /// # Errors
-/// [`QuantError::Parameter`] for a number of output features that does not pack or a zero point
-/// that needs more than `bits`; [`QuantError::LayerLength`] when `zeros` is not whole groups.
+/// [`crate::QuantError::Parameter`] for a number of output features that does not pack or a zero point
+/// that needs more than `bits`; [`crate::QuantError::LayerLength`] when `zeros` is not whole groups.
 pub fn pack_zeros(
     bits: u32,
     zero_points: ZeroPoints,

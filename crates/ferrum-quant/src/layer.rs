@@ -108,6 +108,30 @@ impl Matrix {
     }
 }
 
+/// Half-precision scales in f32.
+pub(crate) fn half_floats(scales: &[[u8; 2]]) -> Vec<f32> {
+    scales.iter().map(|&bits| F16Le(bits).to_f32()).collect()
+}
+
+/// Group indices of a file, held against the number of groups.
+pub(crate) fn group_indices(
+    format: &'static str,
+    indices: &[[u8; 4]],
+    groups: usize,
+) -> Result<Vec<usize>> {
+    let indices = indices.iter().copied().map(i32::from_le_bytes);
+    let checked = indices.enumerate().map(|(position, found)| {
+        let group = usize::try_from(found).ok().filter(|&group| group < groups);
+        group.ok_or(QuantError::GroupIndex {
+            format,
+            position,
+            found,
+            groups,
+        })
+    });
+    checked.collect()
+}
+
 /// Scales and zero points of a layer, `[groups, out]`, and the group of each input feature.
 pub(crate) struct Groups<'a> {
     pub(crate) scales: &'a [[u8; 2]],

@@ -2,7 +2,7 @@
 //!
 //! This room knows how numbers are packed: the tensor types of GGUF files ([`dequantize`],
 //! [`quantize`], [`dot_reference`], and the block structs themselves), the integer layouts of
-//! [`gptq`] and [`awq`] checkpoints, 8-bit floats ([`float8`]) and the INT8 form of a KV cache
+//! [`gptq`], [`awq`] and [`compressed`] checkpoints, their [`fp8`] layers, 8-bit floats ([`float8`]) and the INT8 form of a KV cache
 //! ([`int8`]). It does no I/O, owns no threads and knows nothing of files, tensors by name or
 //! devices. Backends repack from the block structs into the form their kernels like; what a block
 //! *means* is defined here and nowhere else.
@@ -17,9 +17,12 @@ mod error;
 mod iq_grids;
 mod layer;
 
+pub mod affine;
 pub mod awq;
+pub mod compressed;
 pub mod float8;
 pub mod fp4;
+pub mod fp8;
 pub mod gptq;
 pub mod int8;
 pub mod integers;

@@ -9,8 +9,8 @@ use crate::marlin::{Kind, Layer};
 use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    BackendMoeFused, BackendQuantExperts, BackendQuantMarlin, ExpertInput, ExpertShape, MoeRouting,
-    MoeShape, RouteShape,
+    BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput, ExpertShape,
+    MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -109,7 +109,7 @@ impl<B: BackendQuantExperts> Loader<B> for LoadGguf {
     }
 }
 
-impl<B: BackendMoeFused + BackendQuantMarlin> Loader<B> for LoadLayers {
+impl<B: BackendMarlinExperts> Loader<B> for LoadLayers {
     fn load(device: &B, stack: &Stack, _: ExpertShape) -> Check<B::Experts> {
         let Stack::Layers(layers) = stack else {
             return wrong(WRONG_LOADER);
@@ -415,7 +415,7 @@ pub(super) fn gguf_cases<B: BackendQuantExperts>(cases: &mut Cases<B>) {
 }
 
 /// The cases of stacks of GPTQ and AWQ layers.
-pub(super) fn marlin_cases<B: BackendMoeFused + BackendQuantMarlin>(cases: &mut Cases<B>) {
+pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
     for kind in [2, 3, 4, 8].map(Kind::gptq).into_iter().chain([Kind::Awq]) {
         let base = Sizes {
             shape: shape(5, 32, 96),

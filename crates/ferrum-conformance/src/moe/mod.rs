@@ -5,7 +5,7 @@ mod routing;
 mod sums;
 
 use crate::case::Cases;
-use ferrum_kernels::{BackendMoeFused, BackendQuantExperts, BackendQuantMarlin};
+use ferrum_kernels::{BackendMarlinExperts, BackendMoeFused, BackendQuantExperts};
 
 /// Every case of [`BackendMoeFused`] alone.
 pub(crate) fn cases<B: BackendMoeFused>() -> Cases<B> {
@@ -24,7 +24,7 @@ pub(crate) fn gguf_cases<B: BackendQuantExperts>() -> Cases<B> {
 }
 
 /// Every case of stacks of GPTQ and AWQ layers.
-pub(crate) fn marlin_cases<B: BackendMoeFused + BackendQuantMarlin>() -> Cases<B> {
+pub(crate) fn marlin_cases<B: BackendMarlinExperts>() -> Cases<B> {
     let mut cases = Cases::new();
     experts::marlin_cases(&mut cases);
     cases

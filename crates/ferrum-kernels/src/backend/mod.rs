@@ -37,8 +37,9 @@ pub use self::paged::{
     BackendInt8KvOps, BackendKvDtype, BackendPagedKv, BatchShape, DeviceBatch, PagedQkv,
 };
 pub use self::quant::{
-    AwqWeights, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin, GptqWeights,
-    GptqZeroPoints, QuantKind, QuantPart, QuantWeights,
+    AwqWeights, BackendMarlinExperts, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin,
+    Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind, QuantPart,
+    QuantWeights,
 };
 pub use self::shapes::{
     AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout,

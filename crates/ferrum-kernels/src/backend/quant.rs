@@ -1,9 +1,12 @@
 //! Weights that stay quantised on the device.
 
 use super::*;
+use ferrum_quant::affine::Affine;
 pub use ferrum_quant::awq::AwqTensors as AwqWeights;
+pub use ferrum_quant::compressed::{PackedTensors as PackedWeights, PackedZeros};
+pub use ferrum_quant::fp8::Fp8Tensors as Fp8Weights;
 pub use ferrum_quant::gptq::{GptqTensors as GptqWeights, ZeroPoints as GptqZeroPoints};
-use ferrum_types::{GgufQuantType, Result};
+use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
 
 /// The quantisation schemes that a checkpoint can come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +15,10 @@ pub enum QuantKind {
     Gptq,
     /// AWQ: 4 bit, asymmetric, interleaved nibbles.
     Awq,
+    /// `pack-quantized` of compressed-tensors.
+    Packed,
+    /// E4M3 with scales.
+    Fp8,
     /// ggml block formats.
     Gguf(GgufQuantType),
 }
@@ -27,20 +34,163 @@ pub struct QuantPart<'a> {
     pub rows: usize,
 }
 
-/// A quantised weight on the host, whatever its scheme.
-#[derive(Clone, Debug)]
+/// A weight on the host, whatever its scheme: a whole matrix, or the rows of one part of a fused
+/// projection.
+#[derive(Clone, Copy, Debug)]
 pub enum QuantWeights<'a> {
     /// GPTQ.
     Gptq(GptqWeights<'a>),
     /// AWQ.
     Awq(AwqWeights<'a>),
-    /// ggml blocks; several parts make one fused projection.
-    Gguf {
-        /// Parts in row order.
-        parts: Vec<QuantPart<'a>>,
-        /// Input features.
-        cols: usize,
-    },
+    /// `pack-quantized` of compressed-tensors.
+    Packed(PackedWeights<'a>),
+    /// E4M3 with scales.
+    Fp8(Fp8Weights<'a>),
+    /// ggml blocks, or floats as they are.
+    Gguf(QuantPart<'a>),
+}
+
+impl QuantWeights<'_> {
+    /// Its scheme.
+    pub fn kind(&self) -> QuantKind {
+        match self {
+            Self::Gptq(_) => QuantKind::Gptq,
+            Self::Awq(_) => QuantKind::Awq,
+            Self::Packed(_) => QuantKind::Packed,
+            Self::Fp8(_) => QuantKind::Fp8,
+            Self::Gguf(part) => QuantKind::Gguf(part.ty),
+        }
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Gptq(layer) => layer.out_features,
+            Self::Awq(layer) => layer.out_features,
+            Self::Packed(layer) => layer.out_features,
+            Self::Fp8(layer) => layer.out_features,
+            Self::Gguf(part) => part.rows,
+        }
+    }
+
+    /// Bytes in its file.
+    pub fn stored_bytes(&self) -> usize {
+        match self {
+            Self::Gptq(layer) => {
+                let order = layer.g_idx.map_or(0, <[u8]>::len);
+                layer.qweight.len() + layer.qzeros.len() + layer.scales.len() + order
+            }
+            Self::Awq(layer) => layer.qweight.len() + layer.qzeros.len() + layer.scales.len(),
+            Self::Packed(layer) => {
+                let zeros = match layer.zeros {
+                    PackedZeros::None => 0,
+                    PackedZeros::Words(bytes) | PackedZeros::Bytes(bytes) => bytes.len(),
+                };
+                layer.codes.len() + layer.scales.len() + zeros
+            }
+            Self::Fp8(layer) => layer.codes.len() + layer.scales.len(),
+            Self::Gguf(part) => part.bytes.len(),
+        }
+    }
+
+    /// What it is, in a word or two: `Q4_K`, `4-bit GPTQ`.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Gptq(layer) => format!("{}-bit GPTQ", layer.bits),
+            Self::Awq(_) => "4-bit AWQ".into(),
+            Self::Packed(layer) => format!("{}-bit pack-quantized", layer.bits),
+            Self::Fp8(_) => "FP8".into(),
+            Self::Gguf(part) => part.ty.name().into(),
+        }
+    }
+
+    /// The type of floats that need no decoding.
+    pub fn floats(&self) -> Option<SrcDtype> {
+        match self {
+            Self::Gguf(part) => match part.ty {
+                GgufQuantType::F32 => Some(SrcDtype::F32),
+                GgufQuantType::F16 => Some(SrcDtype::F16),
+                GgufQuantType::BF16 => Some(SrcDtype::BF16),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Integers, scales and zero points of a group scheme; `None` for other schemes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` of `op` when sizes disagree.
+    pub fn affine(&self, op: &'static str) -> Result<Option<Affine>> {
+        let affine = match self {
+            Self::Gptq(layer) => layer.affine(),
+            Self::Awq(layer) => layer.affine(),
+            Self::Packed(layer) => layer.affine(),
+            Self::Fp8(_) | Self::Gguf(_) => return Ok(None),
+        };
+        affine.map(Some).map_err(wrong(op))
+    }
+
+    /// All numbers in f32, `[rows, cols]`.
+    ///
+    /// # Errors
+    /// `Shape` or `InvalidArgument` of `op` when sizes disagree.
+    pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
+        let found = match self {
+            Self::Gptq(layer) => layer.in_features,
+            Self::Awq(layer) => layer.in_features,
+            Self::Packed(layer) => layer.in_features,
+            Self::Fp8(layer) => layer.in_features,
+            Self::Gguf(part) => return part.expand(op, cols),
+        };
+        if found != cols {
+            let reason = format!("a layer has {found} input features, expected {cols}");
+            return Err(Error::invalid(op, reason));
+        }
+        match self {
+            Self::Fp8(layer) => layer.values().map_err(wrong(op)),
+            _ => {
+                let affine = self.affine(op)?;
+                Ok(affine.map(|affine| affine.values()).unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl QuantPart<'_> {
+    /// All numbers in f32, `[rows, cols]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` of `op` when a row is no whole number of blocks, `Shape` when the bytes are
+    /// not as many as the rows take.
+    pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
+        let Self { bytes, ty, rows } = *self;
+        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
+            let block = ty.block_len();
+            Error::invalid(
+                op,
+                format!("rows have {cols} elements, expected a multiple of {block} for {ty}"),
+            )
+        })?;
+        let overflow = || Error::invalid(op, format!("{rows} × {cols} elements overflow"));
+        let expected = row_bytes.checked_mul(rows).ok_or_else(overflow)?;
+        if bytes.len() != expected {
+            return Err(Error::Shape {
+                op,
+                what: "weight (in bytes)",
+                found: bytes.len(),
+                expected,
+            });
+        }
+        let mut values = vec![0.0; rows.checked_mul(cols).ok_or_else(overflow)?];
+        ferrum_quant::dequantize(ty, bytes, &mut values).map_err(wrong(op))?;
+        Ok(values)
+    }
+}
+
+/// What `ferrum-quant` says of wrong bytes, as an error of `op`.
+fn wrong(op: &'static str) -> impl Fn(ferrum_quant::QuantError) -> Error {
+    move |error| Error::invalid(op, error.to_string())
 }
 
 /// ggml block formats, computed on as they are.
@@ -107,19 +257,40 @@ pub trait BackendQuantExperts: BackendQuantGguf + BackendMoeFused {
     ) -> Result<Self::Experts>;
 }
 
-/// GPTQ and AWQ weights (the layouts that Marlin kernels serve on CUDA).
+/// Weights of quantised checkpoints other than GGUF: GPTQ, AWQ (the layouts that Marlin kernels serve
+/// on CUDA), `pack-quantized` and FP8.
 pub trait BackendQuantMarlin: Backend {
     /// A matrix in the backend's favourite form.
     type GptqWeight: Send + Sync;
 
-    /// Loads a GPTQ layer.
+    /// Whether such a weight is computed on as it is, and not expanded at load.
+    fn is_native_layer(weights: &QuantWeights<'_>) -> bool;
+
+    /// Loads one projection from parts, which may be of different schemes, with rows of `cols` numbers.
     ///
     /// # Errors
     /// `Shape` when bytes and sizes disagree; `InvalidArgument` for bits or groups out of range.
-    fn load_gptq(&self, weights: &GptqWeights<'_>) -> Result<Self::GptqWeight>;
+    fn load_layers_fused(
+        &self,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+    ) -> Result<Self::GptqWeight>;
+
+    /// Loads a GPTQ layer.
+    ///
+    /// # Errors
+    /// As [`load_layers_fused`](Self::load_layers_fused).
+    fn load_gptq(&self, weights: &GptqWeights<'_>) -> Result<Self::GptqWeight> {
+        self.load_layers_fused(&[QuantWeights::Gptq(*weights)], weights.in_features)
+    }
 
     /// Loads an AWQ layer.
-    fn load_awq(&self, weights: &AwqWeights<'_>) -> Result<Self::GptqWeight>;
+    ///
+    /// # Errors
+    /// As [`load_layers_fused`](Self::load_layers_fused).
+    fn load_awq(&self, weights: &AwqWeights<'_>) -> Result<Self::GptqWeight> {
+        self.load_layers_fused(&[QuantWeights::Awq(*weights)], weights.in_features)
+    }
 
     /// [`Backend::gemm`] with such a weight.
     fn gemm_gptq(
@@ -129,14 +300,19 @@ pub trait BackendQuantMarlin: Backend {
         out: &mut Act<Self>,
         shape: GemmShape,
     ) -> Result<()>;
+}
 
+/// Stacks of experts in GPTQ or AWQ.
+pub trait BackendMarlinExperts: BackendQuantMarlin + BackendMoeFused {
     /// Loads one GPTQ layer for each expert; all of one shape.
-    fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<Self::Experts>
-    where
-        Self: BackendMoeFused;
+    ///
+    /// # Errors
+    /// As [`load_layers_fused`](BackendQuantMarlin::load_layers_fused).
+    fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<Self::Experts>;
 
     /// Loads one AWQ layer for each expert; all of one shape.
-    fn load_awq_experts(&self, experts: &[AwqWeights<'_>]) -> Result<Self::Experts>
-    where
-        Self: BackendMoeFused;
+    ///
+    /// # Errors
+    /// As [`load_layers_fused`](BackendQuantMarlin::load_layers_fused).
+    fn load_awq_experts(&self, experts: &[AwqWeights<'_>]) -> Result<Self::Experts>;
 }

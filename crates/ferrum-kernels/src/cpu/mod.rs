@@ -4,7 +4,7 @@
 //! * `pool`: the device's own threads; an op with little work stays on the caller's.
 //! * `gemm`: weights are packed at load into panels of 32 output features and keep the precision of
 //!   their file; activations are f32.
-//! * `quant`: ggml blocks stay integers; activations become bytes, products are summed in integers.
+//! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
@@ -22,6 +22,7 @@ mod gemm;
 mod heads;
 mod isa;
 mod kv;
+mod marlin;
 mod math;
 mod norm;
 mod pages;

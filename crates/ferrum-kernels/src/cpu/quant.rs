@@ -1,4 +1,4 @@
-//! Weights that stay in their ggml blocks' integers.
+//! Weights that stay integers: ggml blocks, and the layers of [`super::marlin`].
 //!
 //! Blocks are repacked once at load ([`pack`]) into panels of 32 features ([`format`]); activations
 //! become bytes with a scale for each 32 of a row ([`acts`]); products of bytes are summed in integers
@@ -6,6 +6,7 @@
 //! their own are expanded to f32.
 
 pub(crate) mod acts;
+pub(crate) mod affine;
 pub(crate) mod format;
 pub(crate) mod pack;
 pub(crate) mod tile;
@@ -17,7 +18,7 @@ use super::core::CpuContext;
 use super::exec::{Exec, Scratch};
 use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
-use super::gemm::{self, Columns};
+use super::gemm::{Columns, columns_of, rows_by_id};
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
@@ -42,7 +43,7 @@ const ACTS_AT_ONCE: usize = 192 << 10;
 /// Rows whose bytes are held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// A matrix of ggml blocks, possibly of several types one below the other.
+/// A quantised matrix, possibly of several forms one below the other.
 #[derive(Debug)]
 pub struct CpuQuantWeight {
     shape: MatShape,
@@ -51,40 +52,32 @@ pub struct CpuQuantWeight {
 
 /// Consecutive rows of one form.
 #[derive(Debug)]
-enum Part {
+pub(super) enum Part {
     Packed(Packed),
+    /// With its columns in the order of these input features.
+    Ordered(Packed, Vec<u32>),
     Dense(CpuWeight),
 }
 
 impl Part {
     fn rows(&self) -> usize {
         match self {
-            Part::Packed(packed) => packed.shape.rows,
+            Part::Packed(packed) | Part::Ordered(packed, _) => packed.shape.rows,
             Part::Dense(dense) => dense.shape.rows,
         }
     }
 }
 
 impl CpuQuantWeight {
-    pub(crate) fn load(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Self> {
-        let op = "load_quant";
-        let mut packed = Vec::new();
-        let same = |a: &QuantPart<'_>, b: &QuantPart<'_>| a.ty == b.ty;
-        for group in parts.chunk_by(same) {
-            let ty = group[0].ty;
-            packed.push(if is_packed(ty) {
-                Part::Packed(Packed::new(exec, group, cols)?)
-            } else {
-                Part::Dense(expand(exec, group, cols)?)
-            });
-        }
-        let rows = packed
+    /// A matrix of parts that were loaded.
+    pub(super) fn of_parts(op: &'static str, parts: Vec<Part>, cols: usize) -> Result<Self> {
+        let rows = parts
             .iter()
             .try_fold(0usize, |sum, part| sum.checked_add(part.rows()))
             .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
         Ok(Self {
             shape: MatShape { rows, cols },
-            parts: packed,
+            parts,
         })
     }
 
@@ -93,6 +86,14 @@ impl CpuQuantWeight {
             if row < part.rows() {
                 return match part {
                     Part::Packed(packed) => packed.read_row(row, out).is_ok(),
+                    Part::Ordered(packed, order) => {
+                        let mut ordered = vec![0.0; order.len()];
+                        let read = packed.read_row(row, &mut ordered).is_ok();
+                        for (&to, x) in order.iter().zip(ordered) {
+                            out[to as usize] = x;
+                        }
+                        read
+                    }
                     Part::Dense(dense) => {
                         dense.read_row(row, out);
                         true
@@ -103,6 +104,19 @@ impl CpuQuantWeight {
         }
         false
     }
+}
+
+/// Loads parts, those of one type that follow one another as one.
+pub(super) fn load_parts(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Vec<Part>> {
+    let same = |a: &QuantPart<'_>, b: &QuantPart<'_>| a.ty == b.ty;
+    let load = |group: &[QuantPart<'_>]| {
+        Ok(if is_packed(group[0].ty) {
+            Part::Packed(Packed::new(exec, group, cols)?)
+        } else {
+            Part::Dense(expand(exec, group, cols)?)
+        })
+    };
+    parts.chunk_by(same).map(load).collect()
 }
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
@@ -124,23 +138,7 @@ fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight
     let mut values = Vec::new();
     let mut rows = 0;
     for part in parts {
-        let needed = part
-            .ty
-            .bytes_for(cols)
-            .and_then(|row| row.checked_mul(part.rows));
-        if needed != Some(part.bytes.len()) {
-            let (found, expected) = (part.bytes.len(), needed.unwrap_or(0));
-            return Err(Error::Shape {
-                op,
-                what: "weight (in bytes)",
-                found,
-                expected,
-            });
-        }
-        let start = values.len();
-        values.resize(start + elements(op, &[part.rows, cols])?, 0f32);
-        ferrum_quant::dequantize(part.ty, part.bytes, &mut values[start..])
-            .map_err(|e| Error::invalid(op, e.to_string()))?;
+        values.extend(part.expand(op, cols)?);
         rows += part.rows;
     }
     let part = WeightPart {
@@ -152,15 +150,15 @@ fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
-fn gemm_quant(
+pub(super) fn gemm(
     exec: &Exec,
     scratch: &mut Scratch,
+    op: &'static str,
     x: &CpuBuffer<f32>,
     weight: &CpuQuantWeight,
     out: &mut CpuBuffer<f32>,
     shape: GemmShape,
 ) -> Result<()> {
-    let op = "gemm_quant";
     let GemmShape { rows, n, k } = shape;
     let MatShape { rows: wn, cols: wk } = weight.shape;
     require(op, (wn, wk) == (n, k), || {
@@ -185,12 +183,36 @@ fn gemm_quant(
             };
             match part {
                 Part::Packed(packed) => product(exec, scratch, x, packed, columns)?,
-                Part::Dense(dense) => gemm::columns_of(exec, scratch, x, dense, columns)?,
+                Part::Ordered(packed, order) => {
+                    let mut gathered = std::mem::take(&mut scratch.gathered);
+                    gather(exec, x, order, &mut gathered);
+                    let done = product(exec, scratch, &gathered, packed, columns);
+                    scratch.gathered = gathered;
+                    done?;
+                }
+                Part::Dense(dense) => columns_of(exec, scratch, x, dense, columns)?,
             }
             first += part.rows();
         }
     }
     Ok(())
+}
+
+/// Rows of `x` with their elements in another order.
+fn gather(exec: &Exec, x: &[f32], order: &[u32], out: &mut Vec<f32>) {
+    let k = order.len();
+    out.resize(x.len(), 0.0);
+    let out = SharedMut::new(out);
+    exec.spread(x.len() / k, k, |rows, _| {
+        for r in rows {
+            let x = &x[r * k..][..k];
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { out.part(r * k, k) };
+            for (out, &from) in out.iter_mut().zip(order) {
+                *out = x[from as usize];
+            }
+        }
+    });
 }
 
 /// Rows of a tile at this level.
@@ -404,7 +426,8 @@ impl BackendQuantGguf for CpuBackend {
     }
 
     fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuQuantWeight> {
-        CpuQuantWeight::load(self.exec(), parts, cols)
+        let parts = load_parts(self.exec(), parts, cols)?;
+        CpuQuantWeight::of_parts("load_quant", parts, cols)
     }
 
     fn gemm_quant(
@@ -415,7 +438,7 @@ impl BackendQuantGguf for CpuBackend {
         shape: GemmShape,
     ) -> Result<()> {
         let (exec, scratch) = ctx.parts();
-        gemm_quant(exec, scratch, x, weight, out, shape)
+        gemm(exec, scratch, "gemm_quant", x, weight, out, shape)
     }
 
     fn embedding_lookup_quant(
@@ -434,6 +457,6 @@ impl BackendQuantGguf for CpuBackend {
             )
         })?;
         let (exec, _) = ctx.parts();
-        gemm::rows_by_id(exec, op, ids, out, shape, |id, out| table.read_row(id, out))
+        rows_by_id(exec, op, ids, out, shape, |id, out| table.read_row(id, out))
     }
 }

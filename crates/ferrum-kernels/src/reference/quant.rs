@@ -5,41 +5,7 @@ use super::core::RefContext;
 use super::gemm::{self, RefWeight};
 use super::{RefExperts, ReferenceBackend};
 use crate::backend::*;
-use ferrum_types::{Error, GgufQuantType, Result};
-
-/// What `ferrum-quant` says of wrong bytes, as an error of `op`.
-fn wrong(op: &'static str) -> impl Fn(ferrum_quant::QuantError) -> Error {
-    move |error| Error::invalid(op, error.to_string())
-}
-
-/// Decodes `rows · cols` numbers. A row is a whole number of blocks.
-fn gguf(
-    op: &'static str,
-    bytes: &[u8],
-    ty: GgufQuantType,
-    rows: usize,
-    cols: usize,
-) -> Result<Vec<f32>> {
-    let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
-        let block = ty.block_len();
-        Error::invalid(
-            op,
-            format!("rows have {cols} elements, expected a multiple of {block} for {ty}"),
-        )
-    })?;
-    let expected = elements(op, &[rows, row_bytes])?;
-    if bytes.len() != expected {
-        return Err(Error::Shape {
-            op,
-            what: "weight (in bytes)",
-            found: bytes.len(),
-            expected,
-        });
-    }
-    let mut values = vec![0.0; elements(op, &[rows, cols])?];
-    ferrum_quant::dequantize(ty, bytes, &mut values).map_err(wrong(op))?;
-    Ok(values)
-}
+use ferrum_types::{GgufQuantType, Result};
 
 impl BackendQuantGguf for ReferenceBackend {
     type GgufWeight = RefWeight;
@@ -52,7 +18,7 @@ impl BackendQuantGguf for ReferenceBackend {
         let mut values = Vec::new();
         let mut rows = 0;
         for part in parts {
-            values.extend(gguf("load_quant", part.bytes, part.ty, part.rows, cols)?);
+            values.extend(part.expand("load_quant", cols)?);
             rows += part.rows;
         }
         let shape = MatShape { rows, cols };
@@ -89,34 +55,26 @@ impl BackendQuantExperts for ReferenceBackend {
     ) -> Result<RefExperts> {
         let op = "load_quant_experts";
         let rows = elements(op, &[shape.experts, shape.n])?;
-        RefExperts::from_values(op, gguf(op, bytes, ty, rows, shape.k)?, shape)
+        let values = QuantPart { bytes, ty, rows }.expand(op, shape.k)?;
+        RefExperts::from_values(op, values, shape)
     }
 }
 
 impl BackendQuantMarlin for ReferenceBackend {
     type GptqWeight = RefWeight;
 
-    fn load_gptq(&self, weights: &GptqWeights<'_>) -> Result<RefWeight> {
-        let wrong = wrong("load_gptq");
-        weights.validate().map_err(&wrong)?;
-        let shape = MatShape {
-            rows: weights.out_features,
-            cols: weights.in_features,
-        };
-        let mut values = vec![0.0; shape.rows * shape.cols];
-        weights.dequantize(&mut values).map_err(&wrong)?;
-        Ok(RefWeight { values, shape })
+    fn is_native_layer(_: &QuantWeights<'_>) -> bool {
+        false
     }
 
-    fn load_awq(&self, weights: &AwqWeights<'_>) -> Result<RefWeight> {
-        let wrong = wrong("load_awq");
-        weights.validate().map_err(&wrong)?;
-        let shape = MatShape {
-            rows: weights.out_features,
-            cols: weights.in_features,
-        };
-        let mut values = vec![0.0; shape.rows * shape.cols];
-        weights.dequantize(&mut values).map_err(&wrong)?;
+    fn load_layers_fused(&self, parts: &[QuantWeights<'_>], cols: usize) -> Result<RefWeight> {
+        let mut values = Vec::new();
+        let mut rows = 0;
+        for part in parts {
+            values.extend(part.expand("load_layers", cols)?);
+            rows += part.rows();
+        }
+        let shape = MatShape { rows, cols };
         Ok(RefWeight { values, shape })
     }
 
@@ -129,7 +87,9 @@ impl BackendQuantMarlin for ReferenceBackend {
     ) -> Result<()> {
         gemm::gemm("gemm_gptq", x, weight, out, shape)
     }
+}
 
+impl BackendMarlinExperts for ReferenceBackend {
     fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<RefExperts> {
         let matrices = experts
             .iter()

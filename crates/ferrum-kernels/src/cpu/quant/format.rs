@@ -416,6 +416,52 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
     }
 }
 
+/// One f16 scale for each `UNITS` units; with `ZERO`, a signed byte too: what the group's zero point is
+/// above the middle of the codes, whose product with the scale is the minimum.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<const UNITS: usize, const ZERO: bool>;
+
+impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
+    const UNITS: usize = UNITS;
+    const HEAD: usize = PANEL * (2 + ZERO as usize);
+    const BESIDE: usize = 0;
+    const SUBS: usize = 1;
+    const MINIMUMS: bool = ZERO;
+
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+        // SAFETY: the head has 32 scales.
+        unsafe { s.load_f16(head.cast::<u16>().add(half * LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+        // SAFETY: with zero points, the head has 32 of them after the scales.
+        unsafe {
+            let scale = s.load_f16(head.cast::<u16>().add(half * LANES));
+            // 11 bits times 8 bits: exact.
+            s.mul(scale, s.load_i8(head.add(2 * PANEL + half * LANES).cast()))
+        }
+    }
+
+    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
+        put_f16(head, j, block.d);
+        if ZERO {
+            head[2 * PANEL + j] = block.minimums[0];
+        }
+    }
+
+    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
+
+    fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
+        let scale = get_f16(head, j);
+        if !ZERO {
+            return (scale, 0.0);
+        }
+        (scale, scale * f32::from(head[2 * PANEL + j] as i8))
+    }
+}
+
 /// Bytes of a block: a head, and its units.
 pub(crate) const fn block_bytes<C: Codes, F: Scales>() -> usize {
     F::HEAD + F::UNITS * (F::BESIDE + C::BYTES)

@@ -1,5 +1,6 @@
 //! ggml blocks into panels, once, at load.
 
+use super::affine::GroupForm;
 use super::format::{
     Bits, Bytes, Codes, Exponents, Halfs, Scales, Super, Table, UNIT, block_bytes,
 };
@@ -13,14 +14,41 @@ use crate::cpu::simd::Simd;
 use ferrum_quant::integers::{CodeValues, Integers, code_values, integers};
 use ferrum_types::{Error, GgufQuantType, Result};
 
-/// A matrix `[n, k]` of one block type, in panels.
+/// A matrix `[n, k]` of one form, in panels.
 #[derive(Debug)]
 pub(crate) struct Packed {
     pub(crate) shape: MatShape,
-    pub(crate) ty: GgufQuantType,
+    pub(super) form: Form,
     /// What the level flips in signed bytes.
-    flip: u8,
-    data: CpuBuffer<u8>,
+    pub(super) flip: u8,
+    pub(super) data: CpuBuffer<u8>,
+}
+
+/// What a matrix was packed from, and so its formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// ggml blocks.
+    Blocks(GgufQuantType),
+    /// Groups with a scale and a zero point.
+    Groups(GroupForm),
+}
+
+impl Form {
+    /// Runs `work` with the formats of this form; `None` for a type that is not packed.
+    fn with<W: OnFormat>(self, flip: u8, work: W) -> Option<W::Output> {
+        match self {
+            Form::Blocks(ty) => with_format(ty, flip, work),
+            Form::Groups(form) => form.with(work),
+        }
+    }
+
+    /// What its codes stand for.
+    fn values(self) -> Option<CodeValues> {
+        match self {
+            Form::Blocks(ty) => code_values(ty),
+            Form::Groups(form) => Some(form.values()),
+        }
+    }
 }
 
 /// What the level flips in signed bytes.
@@ -124,9 +152,10 @@ impl Packed {
         };
         let data = with_format(ty, flip, packing);
         let data = data.ok_or_else(|| Error::invalid(op, format!("{ty} is not packed")))??;
+        let form = Form::Blocks(ty);
         Ok(Self {
             shape,
-            ty,
+            form,
             flip,
             data,
         })
@@ -144,8 +173,8 @@ impl Packed {
 
     /// Runs `work` with the formats of this matrix.
     pub(crate) fn with<W: OnFormat>(&self, work: W) -> Result<W::Output> {
-        let found = with_format(self.ty, self.flip, work);
-        found.ok_or_else(|| Error::invalid("gemm_quant", format!("{} is not packed", self.ty)))
+        let found = self.form.with(self.flip, work);
+        found.ok_or_else(|| Error::invalid("gemm_quant", format!("{:?} is not packed", self.form)))
     }
 
     /// Row `row` as f32.
@@ -228,15 +257,20 @@ fn pack_row<C: Codes, F: Scales>(
     for (bytes, out) in blocks.zip(panel.chunks_exact_mut(block_bytes::<C, F>())) {
         // A whole block of a type that is packed: there is nothing to fail.
         let _ = integers(ty, bytes, block);
-        let (head, units) = out.split_at_mut(F::HEAD);
-        F::put_head(head, j, block);
-        for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
-            let (beside, codes) = unit.split_at_mut(F::BESIDE);
-            F::put_beside(beside, j, block, u);
-            let steps = block.codes[u * UNIT..][..UNIT].as_chunks().0;
-            for (t, &step) in steps.iter().enumerate() {
-                C::put(codes, j, t, u32::from_le_bytes(step), flip);
-            }
+        put_block::<C, F>(block, j, flip, out);
+    }
+}
+
+/// Stores a block of feature `j`.
+pub(super) fn put_block<C: Codes, F: Scales>(block: &Integers, j: usize, flip: u8, out: &mut [u8]) {
+    let (head, units) = out.split_at_mut(F::HEAD);
+    F::put_head(head, j, block);
+    for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
+        let (beside, codes) = unit.split_at_mut(F::BESIDE);
+        F::put_beside(beside, j, block, u);
+        let steps = block.codes[u * UNIT..][..UNIT].as_chunks().0;
+        for (t, &step) in steps.iter().enumerate() {
+            C::put(codes, j, t, u32::from_le_bytes(step), flip);
         }
     }
 }
@@ -255,7 +289,7 @@ impl OnFormat for ReadRow<'_> {
         let panel = panel_bytes::<C, F>(weight.shape.cols);
         let panel = &weight.bytes()[row / PANEL * panel..][..panel];
         let (j, flip) = (row % PANEL, weight.flip);
-        let Some(values) = code_values(weight.ty) else {
+        let Some(values) = weight.form.values() else {
             return;
         };
         let blocks = panel.chunks_exact(block_bytes::<C, F>());

@@ -1,0 +1,147 @@
+//! Weights of quantised checkpoints: group schemes stay integers ([`super::quant::affine`]), and what
+//! does not fit the panels is expanded to f32.
+
+use super::CpuBackend;
+use super::buffer::CpuBuffer;
+use super::core::CpuContext;
+use super::exec::Exec;
+use super::gemm::pack::CpuWeight;
+use super::quant::affine::{Layer, fits};
+use super::quant::{self, CpuQuantWeight, Part};
+use crate::backend::*;
+use ferrum_types::{Error, Result, SrcDtype};
+
+const LOAD: &str = "load_layers";
+
+/// A part on its way to panels.
+enum Taken<'a> {
+    Layer(Layer),
+    Blocks(QuantPart<'a>),
+    /// Expanded: values and rows.
+    Values(Vec<f32>, usize),
+}
+
+impl<'a> Taken<'a> {
+    fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+        if let QuantWeights::Gguf(part) = weights {
+            return Ok(Taken::Blocks(*part));
+        }
+        let affine = match CpuBackend::is_native_layer(weights) {
+            true => weights.affine(LOAD)?,
+            false => None,
+        };
+        let Some(affine) = affine else {
+            return Ok(Taken::Values(weights.expand(LOAD, cols)?, weights.rows()));
+        };
+        if affine.in_features != cols {
+            let found = affine.in_features;
+            let reason = format!("a layer has {found} input features, expected {cols}");
+            return Err(Error::invalid(LOAD, reason));
+        }
+        Ok(match Layer::new(affine) {
+            Ok(layer) => Taken::Layer(layer),
+            Err(affine) => Taken::Values(affine.values(), affine.out_features),
+        })
+    }
+
+    /// Whether both become one matrix.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Taken::Layer(a), Taken::Layer(b)) => a.is_like(b),
+            (Taken::Blocks(_), Taken::Blocks(_)) | (Taken::Values(..), Taken::Values(..)) => true,
+            _ => false,
+        }
+    }
+}
+
+fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
+    let taken = parts
+        .iter()
+        .map(|part| Taken::new(part, cols))
+        .collect::<Result<Vec<_>>>()?;
+    let mut loaded = Vec::new();
+    for run in taken.chunk_by(Taken::is_like) {
+        match run[0] {
+            Taken::Layer(_) => {
+                let layers: Vec<_> = run.iter().filter_map(Taken::layer).collect();
+                loaded.push(match Layer::pack(exec, &layers, cols)? {
+                    (packed, None) => Part::Packed(packed),
+                    (packed, Some(order)) => Part::Ordered(packed, order),
+                });
+            }
+            Taken::Blocks(_) => {
+                let blocks: Vec<_> = run.iter().filter_map(Taken::blocks).collect();
+                loaded.extend(quant::load_parts(exec, &blocks, cols)?);
+            }
+            Taken::Values(..) => {
+                let values: Vec<_> = run.iter().filter_map(Taken::values).collect();
+                loaded.push(Part::Dense(CpuWeight::pack(exec, &values, cols)?));
+            }
+        }
+    }
+    CpuQuantWeight::of_parts(LOAD, loaded, cols)
+}
+
+impl<'a> Taken<'a> {
+    fn layer(&self) -> Option<&Layer> {
+        match self {
+            Taken::Layer(layer) => Some(layer),
+            _ => None,
+        }
+    }
+
+    fn blocks(&self) -> Option<QuantPart<'a>> {
+        match self {
+            Taken::Blocks(part) => Some(*part),
+            _ => None,
+        }
+    }
+
+    fn values(&self) -> Option<WeightPart<'_>> {
+        match self {
+            Taken::Values(values, rows) => Some(WeightPart {
+                bytes: bytemuck::cast_slice(values),
+                dtype: SrcDtype::F32,
+                rows: *rows,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl BackendQuantMarlin for CpuBackend {
+    type GptqWeight = CpuQuantWeight;
+
+    fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
+        let (bits, of_inputs) = match weights {
+            QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
+            QuantWeights::Awq(layer) => {
+                let whole = layer.group_size.is_multiple_of(quant::format::UNIT);
+                return whole && layer.validate().is_ok();
+            }
+            // Scales are kept in f16, which holds those of bf16 and not those of f32.
+            QuantWeights::Packed(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
+            QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
+            QuantWeights::Fp8(_) => return false,
+            QuantWeights::Gguf(part) => {
+                return weights.floats().is_some() || Self::is_native(part.ty);
+            }
+        };
+        of_inputs.is_ok_and(|of_inputs| fits(bits, &of_inputs))
+    }
+
+    fn load_layers_fused(&self, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
+        load(self.exec(), parts, cols)
+    }
+
+    fn gemm_gptq(
+        ctx: &mut CpuContext,
+        x: &CpuBuffer<f32>,
+        weight: &CpuQuantWeight,
+        out: &mut CpuBuffer<f32>,
+        shape: GemmShape,
+    ) -> Result<()> {
+        let (exec, scratch) = ctx.parts();
+        quant::gemm(exec, scratch, "gemm_gptq", x, weight, out, shape)
+    }
+}
