@@ -156,10 +156,9 @@ pub(crate) fn load(
         BackendDispatch::from_kind_with_model_bytes(device.backend, bytes, device.options())?;
     let expanded = dispatch.expanded_types(model);
     if !expanded.is_empty() {
-        let names: Vec<_> = expanded.iter().map(|ty| ty.name()).collect();
         ui::say(&format!(
             "note: {} weights are expanded to f32 at load",
-            names.join(", ")
+            expanded.join(", ")
         ));
     }
     let mut bar = Progress::bytes("loading");

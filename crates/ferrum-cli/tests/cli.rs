@@ -226,6 +226,38 @@ fn inspect_plans_what_a_run_takes() {
     assert!(ok(&["inspect"]).contains("memory for a context of"));
 }
 
+#[test]
+fn inspect_names_the_quantisation() {
+    let model = |name: &str| {
+        format!(
+            "{}/../../fixtures/models/{name}",
+            env!("CARGO_MANIFEST_DIR")
+        )
+    };
+    for (name, scheme) in [
+        (
+            "llama-gptq4-order",
+            "GPTQ, 4 bits, groups of 32, symmetric, in activation order",
+        ),
+        ("llama-awq", "AWQ, 4 bits, groups of 32, gemm"),
+        (
+            "llama-packed8",
+            "compressed-tensors, pack-quantized, 8 bits, a scale for each channel",
+        ),
+        ("llama-fp8-block", "FP8, a scale for each 48 × 40"),
+    ] {
+        let value = json(&["inspect", "--json", "--model", &model(name)]);
+        assert_eq!(value["quantization"], scheme);
+        // A table of 259 × 64, one layer (43008 in matrices), three norms.
+        assert_eq!(value["parameters"], 259 * 64 + 43_008 + 3 * 64, "{name}");
+        // Small enough to be expanded: f32, and in f16 the table and what was left alone.
+        let half = 259 * 64 + if name == "llama-awq" { 64 * 128 } else { 0 };
+        let weights = 4 * value["parameters"].as_u64().unwrap() - 2 * half;
+        assert_eq!(value["memory_plan"]["weights_bytes"], weights, "{name}");
+        assert!(ok(&["inspect", "--model", &model(name)]).contains(scheme));
+    }
+}
+
 /// A Llama of 200 MB in `dir`, whose weights are all zero and take no place on the disk.
 fn large_model(dir: &Path) {
     let (hidden, inner, vocab, layers) = (1024, 4096, 8192, 5);

@@ -5,13 +5,13 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BackendQuantGguf, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8,
+    Backend, BackendKvDtype, BackendQuantMarlin, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8,
     KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
     Expanded, LoadProgress, Model, ModelRunner, Native, RunnerConfig, WeightForm, load_weights,
 };
-use ferrum_types::{Error, GgufQuantType, Result};
+use ferrum_types::{Error, Result};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -247,13 +247,10 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
-    /// Block formats of a model that are expanded to f32 when it is loaded onto this device.
-    pub fn expanded_types(&self, model: &Model) -> Vec<GgufQuantType> {
-        let mut types = model.block_types();
-        if matches!(self, Self::Cpu(_)) && model.keeps_blocks() {
-            types.retain(|&ty| !CpuBackend::is_native(ty));
-        }
-        types
+    /// Quantised weights of a model that are expanded to f32 when it is loaded onto this device.
+    pub fn expanded_types(&self, model: &Model) -> Vec<String> {
+        let keeps = matches!(self, Self::Cpu(_)) && model.keeps_blocks();
+        model.expanded(|weights| keeps && CpuBackend::is_native_layer(weights))
     }
 
     /// Loads a model onto this device for one sequence at a time or many.

@@ -8,6 +8,7 @@
 //! This crate knows nothing of scheduling, sampling or sockets.
 
 mod batch;
+mod checkpoint;
 mod decode;
 pub mod families;
 mod layer;

@@ -3,15 +3,18 @@
 //! Each tensor's bytes go from the mapped file to the device once. Shapes are held against the spec
 //! before anything is allocated for them.
 
+use crate::checkpoint::{Checkpoint, block_type};
 use crate::families::{self, Family, WeightNames};
 use crate::layer::{GatedMlpWeights, GqaWeights, LayerWeights};
 use crate::linear::{Embedding, Linear, MatrixLinear};
+use crate::plan::parameters;
 use crate::runner::DecoderWeights;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec};
 use crate::weights::WeightForm;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource, TensorView};
-use ferrum_kernels::{LlmBackend, MatShape};
-use ferrum_types::{Dtype, Error, GgufQuantType, Result};
+use ferrum_kernels::{LlmBackend, MatShape, QuantWeights};
+use ferrum_types::{Dtype, Error, Result};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -63,24 +66,72 @@ impl Model {
         tensors_of(&self.source)
     }
 
-    /// Whether block formats are worth keeping: expanded to f32, the weights would not stay in the
+    /// Whether quantised weights are worth keeping: expanded to f32, the weights would not stay in the
     /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
     pub fn keeps_blocks(&self) -> bool {
         const CACHES: u64 = 64 << 20;
-        let infos = self.tensors().infos();
-        infos.map(|info| 4 * info.elements() as u64).sum::<u64>() > CACHES
+        4 * parameters(&self.spec) > CACHES
     }
 
-    /// Block formats among the weights, each once.
-    pub fn block_types(&self) -> Vec<GgufQuantType> {
-        let mut types: Vec<_> = self
-            .tensors()
-            .infos()
-            .filter_map(|info| info.dtype.quant())
-            .collect();
-        types.sort_unstable();
-        types.dedup();
-        types
+    /// How the matrix `name` (less `.weight`) lies in the file.
+    ///
+    /// # Errors
+    /// [`Error::Model`] names the tensor that is missing, or has another shape or type than expected.
+    pub(crate) fn matrix(&self, name: &str, shape: MatShape) -> Result<QuantWeights<'_>> {
+        Checkpoint::new(&self.source).matrix(name, shape)
+    }
+
+    /// Names (less `.weight`) and shapes of all matrices, the embedding first.
+    pub(crate) fn matrices(&self) -> Vec<(String, MatShape)> {
+        let (names, spec) = (self.names, &self.spec);
+        let shape = |rows: usize, cols: usize| MatShape { rows, cols };
+        let hidden = spec.hidden_size;
+        let table = shape(spec.vocab_size, hidden);
+        let mut all = vec![(names.embedding.to_owned(), table)];
+        if !spec.tie_embeddings {
+            all.push((names.lm_head.to_owned(), table));
+        }
+        for (i, layer) in spec.layers.iter().enumerate() {
+            let AttentionSpec::Gqa(gqa) = &layer.attention;
+            let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+            let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
+            for (part, shape) in [
+                (names.q, shape(q_dim, hidden)),
+                (names.k, shape(kv_dim, hidden)),
+                (names.v, shape(kv_dim, hidden)),
+                (names.attn_out, shape(hidden, q_dim)),
+                (names.gate, shape(mlp.intermediate, hidden)),
+                (names.up, shape(mlp.intermediate, hidden)),
+                (names.down, shape(hidden, mlp.intermediate)),
+            ] {
+                all.push((names.in_layer(i, part), shape));
+            }
+        }
+        all
+    }
+
+    /// What of the weights is expanded to f32 by a device that computes as they are on those for
+    /// which `native` holds; each scheme once, with the number of its matrices where not all are.
+    pub fn expanded(&self, native: impl Fn(&QuantWeights<'_>) -> bool) -> Vec<String> {
+        let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+        for (name, shape) in self.matrices() {
+            // A matrix that cannot be read is for the loader to report.
+            let Ok(weights) = self.matrix(&name, shape) else {
+                continue;
+            };
+            if weights.floats().is_none() {
+                let (expanded, all) = found.entry(weights.label()).or_default();
+                *expanded += usize::from(!native(&weights));
+                *all += 1;
+            }
+        }
+        let found = found.into_iter().filter(|(_, (expanded, _))| *expanded > 0);
+        found
+            .map(|(label, (expanded, all))| match expanded == all {
+                true => label,
+                false => format!("{label} ({expanded} of {all} matrices)"),
+            })
+            .collect()
     }
 
     /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
@@ -118,7 +169,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
         cols: hidden,
     };
     let embedding = MatrixLinear::<B, W> {
-        weight: loader.weight(&[(model.names.embedding, vocab)], hidden)?,
+        weight: loader.table(model.names.embedding, table)?,
         bias: None,
         shape: table,
     };
@@ -232,17 +283,31 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
 
     /// The weight of [`linear`](Self::linear).
     fn weight(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<Arc<W::Matrix>> {
-        let tensors = self.model.tensors();
-        let mut views = Vec::with_capacity(parts.len());
-        for (name, rows) in parts {
-            let view = self.tensor(&format!("{name}.weight"), &[*rows, cols])?;
-            views.push((view, *rows));
+        let mut weights = Vec::with_capacity(parts.len());
+        for &(name, rows) in parts {
+            weights.push(self.model.matrix(name, MatShape { rows, cols })?);
         }
-        let weight = W::load(self.device, tensors, &views, cols)?;
-        tensors.release();
-        let bytes: u64 = views.iter().map(|(view, _)| view.bytes.len() as u64).sum();
-        self.advance(bytes);
-        Ok(Arc::new(weight))
+        self.load(&weights, cols)
+    }
+
+    /// The embedding table: rows are looked up, so it must be floats or ggml blocks.
+    fn table(&mut self, name: &str, shape: MatShape) -> Result<Arc<W::Matrix>> {
+        let weights = self.model.matrix(name, shape)?;
+        if !matches!(weights, QuantWeights::Gguf(_)) {
+            let path = self.model.tensors().path_hint().display();
+            let found = weights.label();
+            return Err(Error::Model(format!(
+                "{path}: layer \"{name}\" is quantised ({found}), expected an embedding table of floats"
+            )));
+        }
+        self.load(&[weights], shape.cols)
+    }
+
+    fn load(&mut self, weights: &[QuantWeights<'_>], cols: usize) -> Result<Arc<W::Matrix>> {
+        let matrix = W::load(self.device, weights, cols)?;
+        self.model.tensors().release();
+        self.advance(weights.iter().map(|part| part.stored_bytes() as u64).sum());
+        Ok(Arc::new(matrix))
     }
 
     /// A vector on the device, in f32. `name` is the whole name less `.weight`.
@@ -281,19 +346,11 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
 
 /// All elements in f32.
 pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<Vec<f32>> {
-    let ty = match view.dtype {
-        TensorDtype::Quant(ty) => Some(ty),
-        TensorDtype::Plain(Dtype::F32) => Some(GgufQuantType::F32),
-        TensorDtype::Plain(Dtype::F16) => Some(GgufQuantType::F16),
-        TensorDtype::Plain(Dtype::BF16) => Some(GgufQuantType::BF16),
-        TensorDtype::Plain(Dtype::F64) => Some(GgufQuantType::F64),
-        _ => None,
-    };
     let wrong_type = |reason: String| {
         let path = tensors.path_hint().display();
         Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
     };
-    let Some(ty) = ty else {
+    let Some(ty) = block_type(view) else {
         let found = view.dtype.name();
         return Err(wrong_type(format!(
             "has element type {found}, expected a float type"

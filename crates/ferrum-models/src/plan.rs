@@ -4,9 +4,8 @@ use crate::layer::scratch_widths;
 use crate::load::Model;
 use crate::runner::RunnerConfig;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec};
-use ferrum_formats::TensorDtype;
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::{BackendQuantGguf, KvDtypeKind};
+use ferrum_kernels::{BackendQuantMarlin, KvDtypeKind, MatShape};
 
 /// Bytes that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,44 +66,49 @@ impl Model {
         parameters(&self.spec) - tables * table
     }
 
+    /// Parameters of the model, however its file holds them.
+    pub fn parameters(&self) -> u64 {
+        parameters(&self.spec)
+    }
+
     /// Bytes of weights that one decode step of one sequence reads: all of them, but of an embedding
     /// table that is not also the output projection only a row.
     pub fn decode_bytes(&self) -> u64 {
         let all = weight_bytes(self);
-        if self.spec.tie_embeddings {
-            return all;
+        match self.matrices().first() {
+            Some((name, shape)) if !self.spec.tie_embeddings => {
+                all - matrix_bytes(self, name, *shape)
+            }
+            _ => all,
         }
-        let table = (self.spec.vocab_size * self.spec.hidden_size) as u64;
-        // The table has the width of the average weight.
-        all - (all as f64 * table as f64 / parameters(&self.spec) as f64) as u64
     }
 }
 
-/// Bytes of all weights once loaded: floats as stored; blocks as stored where the CPU computes on
-/// them (its packed forms have about their size), else in f32.
+/// Bytes of all weights once loaded.
 fn weight_bytes(model: &Model) -> u64 {
-    let (tensors, spec) = (model.tensors(), &model.spec);
-    let known = parameters(spec);
-    let keeps_blocks = model.keeps_blocks();
-    let stored: u64 = tensors
-        .infos()
-        .map(|info| match info.dtype {
-            TensorDtype::Plain(dtype) if dtype.size() < 4 && info.shape.len() > 1 => {
-                info.elements() as u64 * dtype.size() as u64
-            }
-            TensorDtype::Quant(ty) if keeps_blocks && CpuBackend::is_native(ty) => {
-                info.byte_len as u64
-            }
-            _ => info.elements() as u64 * 4,
-        })
-        .sum();
-    let in_file: u64 = tensors.infos().map(|info| info.elements() as u64).sum();
-    // A file may hold tensors that no layer uses (such as a tied output projection written twice).
-    if in_file <= known {
-        stored
-    } else {
-        (stored as f64 * known as f64 / in_file as f64) as u64
+    let mut vectors = parameters(&model.spec);
+    let mut bytes = 0;
+    for (name, shape) in model.matrices() {
+        vectors = vectors.saturating_sub(elements(shape));
+        bytes += matrix_bytes(model, &name, shape);
     }
+    bytes + 4 * vectors
+}
+
+/// Bytes of one matrix once loaded: floats as stored; quantised weights as stored where the CPU computes
+/// on them (its packed forms have about their size), else in f32.
+fn matrix_bytes(model: &Model, name: &str, shape: MatShape) -> u64 {
+    match model.matrix(name, shape) {
+        Ok(weights) if weights.floats().is_some() => weights.stored_bytes() as u64,
+        Ok(weights) if model.keeps_blocks() && CpuBackend::is_native_layer(&weights) => {
+            weights.stored_bytes() as u64
+        }
+        _ => 4 * elements(shape),
+    }
+}
+
+fn elements(shape: MatShape) -> u64 {
+    shape.rows as u64 * shape.cols as u64
 }
 
 /// Number of parameters that a spec uses.

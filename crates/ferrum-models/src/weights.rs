@@ -2,12 +2,11 @@
 //!
 //! A form is a choice at load; the forward path sees [`Linear`](crate::Linear) and [`Embedding`] only.
 
-use crate::load::to_f32;
-use ferrum_formats::{TensorSource, TensorView};
 use ferrum_kernels::{
-    Act, Backend, BackendQuantGguf, GemmShape, LlmBackend, QuantPart, RowShape, WeightPart,
+    Act, Backend, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights, RowShape,
+    WeightPart,
 };
-use ferrum_types::{Dtype, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{Error, Result, SrcDtype};
 use std::borrow::Cow;
 
 /// How matrices are loaded and used.
@@ -15,17 +14,11 @@ pub trait WeightForm<B: Backend>: 'static {
     /// A matrix on the device.
     type Matrix: Send + Sync;
 
-    /// Loads one matrix from parts `(tensor, rows)`, one below the other, with rows of `cols` numbers.
+    /// Loads one matrix from parts, one below the other, with rows of `cols` numbers.
     ///
     /// # Errors
-    /// [`Error::Model`](ferrum_types::Error::Model) for an element type that is no number of a weight;
-    /// otherwise what the device says.
-    fn load(
-        device: &B,
-        tensors: &dyn TensorSource,
-        parts: &[(TensorView<'_>, usize)],
-        cols: usize,
-    ) -> Result<Self::Matrix>;
+    /// What the device says.
+    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<Self::Matrix>;
 
     /// As [`Backend::gemm`].
     fn gemm(
@@ -46,36 +39,33 @@ pub trait WeightForm<B: Backend>: 'static {
     ) -> Result<()>;
 }
 
-/// Floats as they are in the file, block formats expanded to f32: for every backend.
+/// Floats as they are in the file, all else expanded to f32: for every backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Expanded;
 
-/// Floats and block formats as they are in the file.
+/// Floats as they are in the file, and quantised weights as the backend computes on them.
 #[derive(Clone, Copy, Debug)]
 pub struct Native;
 
 /// A matrix in the form [`Native`].
-pub enum NativeMatrix<B: BackendQuantGguf> {
+pub enum NativeMatrix<B: QuantLlmBackend> {
     /// Floats.
     Dense(B::Weight),
     /// ggml blocks, possibly with floats below them.
     Blocks(B::GgufWeight),
+    /// Layers of a quantised checkpoint, possibly with others below them.
+    Layers(B::GptqWeight),
 }
 
 impl<B: LlmBackend> WeightForm<B> for Expanded {
     type Matrix = B::Weight;
 
-    fn load(
-        device: &B,
-        tensors: &dyn TensorSource,
-        parts: &[(TensorView<'_>, usize)],
-        cols: usize,
-    ) -> Result<B::Weight> {
+    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<B::Weight> {
         let dense = parts
             .iter()
-            .map(|(view, rows)| {
-                let (bytes, dtype) = dense_bytes(tensors, view)?;
-                Ok((bytes, dtype, *rows))
+            .map(|part| {
+                let (bytes, dtype) = dense_bytes(part, cols)?;
+                Ok((bytes, dtype, part.rows()))
             })
             .collect::<Result<Vec<_>>>()?;
         let parts: Vec<WeightPart<'_>> = dense
@@ -110,37 +100,25 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
     }
 }
 
-impl<B: LlmBackend + BackendQuantGguf> WeightForm<B> for Native {
+impl<B: QuantLlmBackend> WeightForm<B> for Native {
     type Matrix = NativeMatrix<B>;
 
-    fn load(
-        device: &B,
-        tensors: &dyn TensorSource,
-        parts: &[(TensorView<'_>, usize)],
-        cols: usize,
-    ) -> Result<NativeMatrix<B>> {
-        let block_type = |view: &TensorView<'_>| match view.dtype.plain() {
-            Some(Dtype::F32) => Some(GgufQuantType::F32),
-            Some(Dtype::F16) => Some(GgufQuantType::F16),
-            Some(Dtype::BF16) => Some(GgufQuantType::BF16),
-            Some(_) => None,
-            None => view.dtype.quant(),
-        };
+    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<NativeMatrix<B>> {
         let blocks: Option<Vec<QuantPart<'_>>> = parts
             .iter()
-            .map(|(view, rows)| {
-                Some(QuantPart {
-                    bytes: view.bytes,
-                    ty: block_type(view)?,
-                    rows: *rows,
-                })
+            .map(|part| match part {
+                QuantWeights::Gguf(part) => Some(*part),
+                _ => None,
             })
             .collect();
         match blocks {
-            Some(parts) if parts.iter().any(|part| part.ty.is_quantized()) => device
-                .load_quant_fused(&parts, cols)
+            Some(blocks) if blocks.iter().any(|part| part.ty.is_quantized()) => device
+                .load_quant_fused(&blocks, cols)
                 .map(NativeMatrix::Blocks),
-            _ => Expanded::load(device, tensors, parts, cols).map(NativeMatrix::Dense),
+            Some(_) => Expanded::load(device, parts, cols).map(NativeMatrix::Dense),
+            None => device
+                .load_layers_fused(parts, cols)
+                .map(NativeMatrix::Layers),
         }
     }
 
@@ -154,6 +132,7 @@ impl<B: LlmBackend + BackendQuantGguf> WeightForm<B> for Native {
         match matrix {
             NativeMatrix::Dense(weight) => B::gemm(ctx, x, weight, out, shape),
             NativeMatrix::Blocks(weight) => B::gemm_quant(ctx, x, weight, out, shape),
+            NativeMatrix::Layers(weight) => B::gemm_gptq(ctx, x, weight, out, shape),
         }
     }
 
@@ -167,24 +146,21 @@ impl<B: LlmBackend + BackendQuantGguf> WeightForm<B> for Native {
         match table {
             NativeMatrix::Dense(weight) => B::embedding_lookup(ctx, weight, ids, out, shape),
             NativeMatrix::Blocks(weight) => B::embedding_lookup_quant(ctx, weight, ids, out, shape),
+            // The loader takes no such table.
+            NativeMatrix::Layers(_) => Err(Error::invalid(
+                "embedding_lookup",
+                "the table is a layer of a quantised checkpoint",
+            )),
         }
     }
 }
 
-/// A tensor's bytes in a dtype that every backend can load; block formats are expanded to f32.
-fn dense_bytes<'a>(
-    tensors: &dyn TensorSource,
-    view: &TensorView<'a>,
-) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
-    let plain = view.dtype.plain().and_then(SrcDtype::from_dtype);
-    match plain {
-        Some(dtype) => Ok((Cow::Borrowed(view.bytes), dtype)),
-        None => {
-            let values = to_f32(tensors, view)?;
-            Ok((
-                Cow::Owned(bytemuck::allocation::pod_collect_to_vec(&values)),
-                SrcDtype::F32,
-            ))
-        }
+/// A part's bytes in a dtype that every backend can load: floats as they are, the rest in f32.
+fn dense_bytes<'a>(part: &QuantWeights<'a>, cols: usize) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
+    if let (Some(dtype), QuantWeights::Gguf(part)) = (part.floats(), part) {
+        return Ok((Cow::Borrowed(part.bytes), dtype));
     }
+    let values = part.expand("load_weights", cols)?;
+    let bytes = bytemuck::allocation::pod_collect_to_vec(&values);
+    Ok((Cow::Owned(bytes), SrcDtype::F32))
 }

@@ -5,8 +5,9 @@
 mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::{Backend, KvF32};
+use ferrum_kernels::{Backend, BackendQuantMarlin, KvF32};
 use ferrum_models::{KvLayout, Native};
+use std::path::Path;
 use support::{expected, fixtures, logits_in_chunks, open, runner_in};
 
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
@@ -53,11 +54,78 @@ fn blocks_are_close_to_themselves_in_f32() {
     }
 }
 
+/// Checkpoints whose layers stay integers on the CPU; of `-odd` and the others, groups do not fit.
+const LAYERS: [&str; 12] = [
+    "llama-gptq4",
+    "llama-gptq4-order",
+    "llama-gptq4-v2",
+    "llama-gptq4-odd",
+    "llama-gptq4-dynamic",
+    "llama-gptq8",
+    "llama-gptq3",
+    "llama-gptq2",
+    "llama-awq",
+    "llama-packed4",
+    "llama-packed4-order",
+    "llama-packed8",
+];
+
+#[test]
+fn layers_are_close_to_themselves_in_f32() {
+    let device = CpuBackend::open(0).unwrap();
+    for name in LAYERS {
+        let dir = fixtures().join(name);
+        let model = open(&dir);
+        let whole = expected(&dir.join("expected.safetensors"));
+        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let found = logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX]);
+        let (kl, same) = compare(&whole.logits, &found, model.spec.vocab_size);
+        println!(
+            "{name}: KL {kl:.2e}, same best token in {:.0} %",
+            100.0 * same
+        );
+        // Close, and not the same: then nothing was computed on integers.
+        assert!(kl > 1e-9 || name.ends_with("odd"), "{name}: KL {kl}");
+        assert!(kl < 1e-2, "{name}: KL {kl}");
+        assert!(same >= 0.8, "{name}: {same}");
+    }
+}
+
+#[test]
+fn what_is_expanded_is_named() {
+    let cases = [
+        ("llama-gptq4-order", vec![]),
+        ("llama-gptq4-odd", vec!["4-bit GPTQ"]),
+        ("llama-gptq2", vec![]),
+        ("llama-packed8", vec![]),
+    ];
+    for (name, expected) in cases {
+        let model = open(&fixtures().join(name));
+        let expanded = model.expanded(|weights| CpuBackend::is_native_layer(weights));
+        assert_eq!(expanded, expected, "{name}");
+        let all = model.expanded(|_| false);
+        assert_eq!(all.len(), 1, "{name}: {all:?}");
+    }
+}
+
+#[test]
+fn layers_give_the_same_bits_in_chunks_and_at_every_level() {
+    for name in LAYERS {
+        let path = fixtures().join(name);
+        same_bits(&path, &path.join("expected.safetensors"));
+    }
+}
+
 #[test]
 fn blocks_give_the_same_bits_in_chunks_and_at_every_level() {
     let path = fixtures().join("llama-quantized");
-    let tokens = expected(&path.join("expected-q4_0.safetensors")).tokens;
-    let model = open(&path.join("model-q4_0.gguf"));
+    let expected = path.join("expected-q4_0.safetensors");
+    same_bits(&path.join("model-q4_0.gguf"), &expected);
+}
+
+fn same_bits(path: &Path, expectation: &Path) {
+    let tokens = expected(expectation).tokens;
+    let model = open(path);
     let mut base: Option<Vec<f32>> = None;
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         let config = CpuConfig {
@@ -70,7 +138,8 @@ fn blocks_give_the_same_bits_in_chunks_and_at_every_level() {
             let found = logits_in_chunks(&mut runner, &tokens, chunks);
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let base = base.get_or_insert_with(|| found.clone());
-            assert!(bits(base) == bits(&found), "{}: {chunks:?}", isa.name());
+            let same = bits(base) == bits(&found);
+            assert!(same, "{}: {}: {chunks:?}", path.display(), isa.name());
         }
     }
 }

@@ -49,6 +49,9 @@ fn a_steady_decode_step_allocates_nothing() {
     let layout = KvLayout::Paged { block_size: 16 };
     let native = runner_in::<_, KvFp16, Native>(&device, &model, layout);
     check("q4_0", native);
+    let model = open(&fixtures().join("llama-gptq4-order"));
+    let native = runner_in::<_, KvFp16, Native>(&device, &model, layout);
+    check("gptq4-order", native);
 }
 
 fn check<K>(name: &str, mut runner: ferrum_models::ModelRunner<CpuBackend, K>)

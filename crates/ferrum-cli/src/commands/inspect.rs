@@ -6,8 +6,8 @@ use crate::open;
 use crate::process;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype};
-use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_formats::{ModelSource, QuantizationConfig};
 use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -126,6 +126,9 @@ fn describe_spec(model: &Model) -> String {
     let file = model.tensors().path_hint().display();
     let _ = writeln!(text, "file          {file} ({})", format_name(model));
     let _ = writeln!(text, "architecture  {}", model.family.name);
+    if let Some(scheme) = quantization(model) {
+        let _ = writeln!(text, "quantisation  {scheme}");
+    }
     let _ = writeln!(text, "parameters    {}", parameters(model));
     let _ = writeln!(text, "hidden size   {}", spec.hidden_size);
     let tied = if spec.tie_embeddings {
@@ -158,12 +161,21 @@ fn dtypes(model: &Model) -> BTreeMap<String, (usize, u64)> {
     types
 }
 
+/// The scheme of a quantised Hugging Face checkpoint.
+fn quantization(model: &Model) -> Option<&QuantizationConfig> {
+    match &model.source {
+        ModelSource::Gguf(_) => None,
+        ModelSource::Hf(folder) => folder.quantization.as_ref(),
+    }
+}
+
+/// Numbers in the file; where several share a word, those that the model's shape asks for.
 fn parameters(model: &Model) -> u64 {
-    model
-        .tensors()
-        .infos()
-        .map(|info| info.elements() as u64)
-        .sum()
+    if quantization(model).is_some() {
+        return model.parameters();
+    }
+    let infos = model.tensors().infos();
+    infos.map(|info| info.elements() as u64).sum()
 }
 
 fn describe_tensors(model: &Model) -> String {
@@ -233,6 +245,7 @@ fn as_json(
         "file": model.tensors().path_hint().display().to_string(),
         "format": format_name(model),
         "architecture": model.family.name,
+        "quantization": quantization(model).map(QuantizationConfig::to_string),
         "parameters": parameters(model),
         "spec": {
             "vocab_size": spec.vocab_size,

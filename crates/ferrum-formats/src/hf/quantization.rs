@@ -5,6 +5,7 @@
 
 use super::HfConfig;
 use crate::{FormatError, Result};
+use std::fmt;
 
 /// The scheme of a quantised Hugging Face checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,6 +164,52 @@ impl QuantizationConfig {
             Self::Fp8(_) => "fp8",
             Self::Other(name) => name,
         }
+    }
+}
+
+impl fmt::Display for QuantizationConfig {
+    /// Scheme and parameters in a line for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = |size: Option<usize>| match size {
+            Some(size) => format!("groups of {size}"),
+            None => "one group".to_owned(),
+        };
+        let text = match self {
+            Self::Gptq(c) => {
+                let mut text = format!("GPTQ, {} bits, {}", c.bits, groups(c.group_size));
+                for (holds, what) in [
+                    (c.sym, ", symmetric"),
+                    (c.desc_act, ", in activation order"),
+                    (c.checkpoint_format == "gptq_v2", ", version 2"),
+                    (!c.overrides.is_empty(), ", some modules differ"),
+                ] {
+                    text += if holds { what } else { "" };
+                }
+                text
+            }
+            Self::Awq(c) => {
+                let (bits, version) = (c.bits, &c.version);
+                format!("AWQ, {bits} bits, {}, {version}", groups(c.group_size))
+            }
+            Self::Fp8(c) => match c.weight_block_size {
+                Some([rows, cols]) => format!("FP8, a scale for each {rows} × {cols}"),
+                None => "FP8".to_owned(),
+            },
+            Self::CompressedTensors(c) => {
+                let mut text = format!("compressed-tensors, {}", c.format);
+                for args in c.groups.iter().filter_map(|group| group.weights.as_ref()) {
+                    text += &format!(", {} bits", args.num_bits);
+                    text += &match (args.group_size, args.strategy.as_deref()) {
+                        (Some(size), _) => format!(", groups of {size}"),
+                        (None, Some(strategy)) => format!(", a scale for each {strategy}"),
+                        (None, None) => String::new(),
+                    };
+                }
+                text
+            }
+            Self::Other(name) => name.clone(),
+        };
+        f.pad(&text)
     }
 }
 

@@ -84,17 +84,15 @@ pub(crate) fn read_spec(
     match source {
         ModelSource::Gguf(gguf) => Ok((family, (family.from_gguf)(gguf)?, &names::GGUF_NAMES)),
         ModelSource::Hf(folder) => {
-            if folder.quantization.is_some() {
-                return Err(Error::Model(format!(
-                    "{}: field \"quantization_config\": quantised Hugging Face checkpoints are not \
-                     supported\nhint: use the unquantised checkpoint or a GGUF file",
-                    folder.config.path().display()
-                )));
-            }
+            crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
             let names = &names::HF_NAMES;
             // As in transformers, an output projection of its own in the file wins over the config.
             spec.tie_embeddings &= !differ(&folder.tensors, names.embedding, names.lm_head);
+            let quantised = ["qweight", "weight_packed"].map(|s| format!("{}.{s}", names.lm_head));
+            spec.tie_embeddings &= quantised
+                .iter()
+                .all(|name| folder.tensors.get(name).is_none());
             Ok((family, spec, names))
         }
     }
