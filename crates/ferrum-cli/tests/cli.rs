@@ -244,9 +244,9 @@ fn inspect_names_the_quantisation() {
             "llama-packed8",
             "compressed-tensors, pack-quantized, 8 bits, a scale for each channel",
         ),
-        ("llama-fp8-block", "FP8, a scale for each 48 × 40"),
+        ("llama-fp8-block", "FP8, a scale for each 32 × 128"),
     ] {
-        let value = json(&["inspect", "--json", "--model", &model(name)]);
+        let value = json(&["inspect", "--json", &model(name)]);
         assert_eq!(value["quantization"], scheme);
         // A table of 259 × 64, one layer (43008 in matrices), three norms.
         assert_eq!(value["parameters"], 259 * 64 + 43_008 + 3 * 64, "{name}");
@@ -254,7 +254,7 @@ fn inspect_names_the_quantisation() {
         let half = 259 * 64 + if name == "llama-awq" { 64 * 128 } else { 0 };
         let weights = 4 * value["parameters"].as_u64().unwrap() - 2 * half;
         assert_eq!(value["memory_plan"]["weights_bytes"], weights, "{name}");
-        assert!(ok(&["inspect", "--model", &model(name)]).contains(scheme));
+        assert!(ok(&["inspect", &model(name)]).contains(scheme));
     }
 }
 

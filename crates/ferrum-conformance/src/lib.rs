@@ -21,6 +21,7 @@ mod core;
 mod data;
 mod gguf;
 mod io;
+mod layers;
 mod marlin;
 mod moe;
 mod naive;

@@ -3,7 +3,7 @@
 use crate::case::{Case, Cases, Filter};
 use crate::io::Fault;
 use crate::report::{Outcome, Report};
-use crate::{core, gguf, marlin, moe, paged, runtime};
+use crate::{core, gguf, layers, marlin, moe, paged, runtime};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
@@ -38,9 +38,10 @@ pub fn run_gguf<B: BackendQuantGguf>(device: &B, filter: &Filter, report: &mut R
     gguf::cases::<B>().run(device, filter, report);
 }
 
-/// Runs the cases of GPTQ and AWQ weights.
+/// Runs the cases of GPTQ and AWQ weights and of other layers of quantised checkpoints.
 pub fn run_marlin<B: BackendQuantMarlin>(device: &B, filter: &Filter, report: &mut Report) {
     marlin::cases::<B>().run(device, filter, report);
+    layers::cases::<B>().run(device, filter, report);
 }
 
 /// Runs the cases of mixtures of experts over dense stacks.
@@ -105,6 +106,7 @@ where
         paged::int8_cases::<B>(),
         gguf::cases::<B>(),
         marlin::cases::<B>(),
+        layers::cases::<B>(),
         moe::cases::<B>(),
         moe::gguf_cases::<B>(),
         moe::marlin_cases::<B>(),
@@ -161,6 +163,7 @@ pub fn run_gpu(device: &GpuBackend, filter: &Filter) -> Report {
     lacks(paged::int8_cases());
     lacks(gguf::cases());
     lacks(marlin::cases());
+    lacks(layers::cases());
     lacks(moe::cases());
     lacks(moe::gguf_cases());
     lacks(moe::marlin_cases());

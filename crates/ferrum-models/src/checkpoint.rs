@@ -118,8 +118,9 @@ impl<'a> Checkpoint<'a> {
             {
                 layer.packed(compressed)
             }
-            Some(QuantizationConfig::CompressedTensors(_)) if layer.is_fp8() => {
-                layer.fp8(FP8_BLOCK)
+            Some(QuantizationConfig::CompressedTensors(compressed)) if layer.is_fp8() => {
+                let weights = compressed.groups.iter().filter_map(|g| g.weights.as_ref());
+                layer.fp8(weights.filter_map(|w| w.block).next().unwrap_or(FP8_BLOCK))
             }
             Some(QuantizationConfig::Fp8(Fp8Config {
                 weight_block_size, ..
@@ -246,14 +247,9 @@ impl<'a> Layer<'a, '_> {
         }
         let words = |count: usize| count / 32 * bits as usize + count % 32 * bits as usize / 32;
         let groups = k.div_ceil(group_size.max(1));
-        let g_idx = match self.has("g_idx") {
+        // Without it, the order of activations is lost.
+        let g_idx = match config.desc_act || self.has("g_idx") {
             true => Some(self.tensor("g_idx", Dtype::I32, &[k])?.bytes),
-            false if config.desc_act => {
-                // Without it, the order of activations is lost.
-                return Err(self.require("g_idx").err().unwrap_or_else(|| {
-                    self.error(&format!("tensor \"{}.g_idx\" is missing", self.name))
-                }));
-            }
             false => None,
         };
         Ok(QuantWeights::Gptq(GptqWeights {

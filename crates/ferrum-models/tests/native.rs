@@ -6,7 +6,7 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{Backend, BackendQuantMarlin, KvF32};
-use ferrum_models::{KvLayout, Native};
+use ferrum_models::{Expanded, KvLayout, Native};
 use std::path::Path;
 use support::{expected, fixtures, logits_in_chunks, open, runner_in};
 
@@ -91,6 +91,34 @@ fn layers_are_close_to_themselves_in_f32() {
     }
 }
 
+/// FP8 is decoded exactly, so its products have the bits of the expanded weights.
+#[test]
+fn fp8_gives_the_bits_of_its_numbers_in_f32() {
+    let device = CpuBackend::open(0).unwrap();
+    for name in [
+        "llama-fp8-tensor",
+        "llama-fp8-channel",
+        "llama-fp8-block",
+        "llama-fp8-odd",
+    ] {
+        let dir = fixtures().join(name);
+        let (model, tokens) = (
+            open(&dir),
+            expected(&dir.join("expected.safetensors")).tokens,
+        );
+        let mut expanded = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+        let mut native = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        for chunks in [&[usize::MAX][..], &[1], &[5]] {
+            let whole = logits_in_chunks(&mut expanded, &tokens, chunks);
+            let found = logits_in_chunks(&mut native, &tokens, chunks);
+            let same = whole.iter().zip(&found);
+            let same = same.fold(true, |same, (a, b)| same && a.to_bits() == b.to_bits());
+            assert!(same, "{name}: {chunks:?}");
+        }
+        same_bits(&dir, &dir.join("expected.safetensors"));
+    }
+}
+
 #[test]
 fn what_is_expanded_is_named() {
     let cases = [
@@ -98,6 +126,8 @@ fn what_is_expanded_is_named() {
         ("llama-gptq4-odd", vec!["4-bit GPTQ"]),
         ("llama-gptq2", vec![]),
         ("llama-packed8", vec![]),
+        ("llama-fp8-channel", vec![]),
+        ("llama-fp8-odd", vec!["FP8"]),
     ];
     for (name, expected) in cases {
         let model = open(&fixtures().join(name));

@@ -135,7 +135,7 @@ fn configs_that_disagree_with_the_tensors_name_both() {
             "q_proj.qzeros\"",
         ),
         (
-            "llama-fp8-block",
+            "llama-fp8-odd",
             "weight_block_size",
             json!([64, 64]),
             "weight_scale_inv\" has shape [3, 2], expected [2, 1]",

@@ -1,7 +1,6 @@
 //! `quantization_config`: which scheme packed the weights, and with which parameters.
 //!
-//! Only parsed here; whether a scheme can run is decided where the weights are loaded, so that the
-//! error can name the layer and the backend.
+//! Only parsed here; whether a scheme can be read is decided where layers are taken from their tensors.
 
 use super::HfConfig;
 use crate::{FormatError, Result};
@@ -107,6 +106,8 @@ pub struct CompressedArgs {
     pub strategy: Option<String>,
     /// Elements that share a scale; `None` where the strategy has no groups.
     pub group_size: Option<usize>,
+    /// Rows and columns that share a scale; `None` where the strategy has no blocks.
+    pub block: Option<[usize; 2]>,
     /// Whether zero points are the middle of the range.
     pub symmetric: bool,
     /// Whether scales are computed at run time.
@@ -248,13 +249,6 @@ fn awq(json: &HfConfig) -> Result<AwqConfig> {
 }
 
 fn fp8(json: &HfConfig) -> Result<Fp8Config> {
-    let block = match json.usizes("weight_block_size")?.as_deref() {
-        None => None,
-        Some(&[rows, cols]) if rows > 0 && cols > 0 => Some([rows, cols]),
-        Some(_) => {
-            return Err(json.field_error("weight_block_size", "two positive integers"));
-        }
-    };
     let mut kept = names(json, "modules_to_not_convert")?;
     if kept.is_empty() {
         kept = names(json, "ignored_layers")?;
@@ -262,9 +256,17 @@ fn fp8(json: &HfConfig) -> Result<Fp8Config> {
     let scheme = json.str("activation_scheme")?.unwrap_or("dynamic");
     Ok(Fp8Config {
         activation_scheme: scheme.to_owned(),
-        weight_block_size: block,
+        weight_block_size: block(json, "weight_block_size")?,
         modules_to_not_convert: kept,
     })
+}
+
+fn block(json: &HfConfig, key: &str) -> Result<Option<[usize; 2]>> {
+    match json.usizes(key)?.as_deref() {
+        None => Ok(None),
+        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Some([rows, cols])),
+        Some(_) => Err(json.field_error(key, "two positive integers")),
+    }
 }
 
 fn compressed(json: &HfConfig) -> Result<CompressedTensorsConfig> {
@@ -322,6 +324,7 @@ fn compressed_args(json: &HfConfig) -> Result<CompressedArgs> {
             true => group_size(json, "group_size")?,
             false => None,
         },
+        block: block(json, "block_structure")?,
         symmetric: json.bool("symmetric")?.unwrap_or(true),
         dynamic,
         actorder,

@@ -25,12 +25,12 @@ const STEPS: usize = 256;
 /// Panels of a block, 256 KiB as f32: with its part of the result it stays in the second-level cache.
 const GROUP: usize = 8;
 /// Tiles of rows up to which panels are decoded in registers for each tile.
-const DIRECT_TILES: usize = 4;
+pub(crate) const DIRECT_TILES: usize = 4;
 /// Rows whose packed form is held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
 /// What the level's tile looks like.
-struct TileSize;
+pub(crate) struct TileSize;
 
 impl Kernel for TileSize {
     /// Rows of a tile: of f32 columns, and of columns that are decoded in registers.
@@ -102,7 +102,7 @@ impl<'a> Columns<'a> {
 
     /// Where a block of `cols` columns of some rows begins; all of it lies inside.
     #[inline(always)]
-    fn rows(&self, rows: Range<usize>, column: usize, cols: usize) -> *mut f32 {
+    pub(crate) fn rows(&self, rows: Range<usize>, column: usize, cols: usize) -> *mut f32 {
         let start = rows.start * self.stride + self.first + column;
         self.out.at(start, (rows.len() - 1) * self.stride + cols)
     }

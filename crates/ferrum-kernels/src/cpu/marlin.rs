@@ -1,10 +1,11 @@
-//! Weights of quantised checkpoints: group schemes stay integers ([`super::quant::affine`]), and what
-//! does not fit the panels is expanded to f32.
+//! Weights of quantised checkpoints: group schemes stay integers ([`super::quant::affine`]), FP8 stays
+//! bytes ([`super::fp8`]), and what does not fit the panels is expanded to f32.
 
 use super::CpuBackend;
 use super::buffer::CpuBuffer;
 use super::core::CpuContext;
 use super::exec::Exec;
+use super::fp8::Float8;
 use super::gemm::pack::CpuWeight;
 use super::quant::affine::{Layer, fits};
 use super::quant::{self, CpuQuantWeight, Part};
@@ -17,14 +18,17 @@ const LOAD: &str = "load_layers";
 enum Taken<'a> {
     Layer(Layer),
     Blocks(QuantPart<'a>),
+    Float8(Fp8Weights<'a>),
     /// Expanded: values and rows.
     Values(Vec<f32>, usize),
 }
 
 impl<'a> Taken<'a> {
     fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
-        if let QuantWeights::Gguf(part) = weights {
-            return Ok(Taken::Blocks(*part));
+        match weights {
+            QuantWeights::Gguf(part) => return Ok(Taken::Blocks(*part)),
+            QuantWeights::Fp8(layer) if Float8::fits(layer) => return Ok(Taken::Float8(*layer)),
+            _ => {}
         }
         let affine = match CpuBackend::is_native_layer(weights) {
             true => weights.affine(LOAD)?,
@@ -48,7 +52,9 @@ impl<'a> Taken<'a> {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Taken::Layer(a), Taken::Layer(b)) => a.is_like(b),
-            (Taken::Blocks(_), Taken::Blocks(_)) | (Taken::Values(..), Taken::Values(..)) => true,
+            (Taken::Blocks(_), Taken::Blocks(_))
+            | (Taken::Float8(_), Taken::Float8(_))
+            | (Taken::Values(..), Taken::Values(..)) => true,
             _ => false,
         }
     }
@@ -73,6 +79,10 @@ fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuant
                 let blocks: Vec<_> = run.iter().filter_map(Taken::blocks).collect();
                 loaded.extend(quant::load_parts(exec, &blocks, cols)?);
             }
+            Taken::Float8(_) => {
+                let layers: Vec<_> = run.iter().filter_map(Taken::float8).collect();
+                loaded.push(Part::Float8(Float8::pack(exec, &layers, cols)?));
+            }
             Taken::Values(..) => {
                 let values: Vec<_> = run.iter().filter_map(Taken::values).collect();
                 loaded.push(Part::Dense(CpuWeight::pack(exec, &values, cols)?));
@@ -93,6 +103,13 @@ impl<'a> Taken<'a> {
     fn blocks(&self) -> Option<QuantPart<'a>> {
         match self {
             Taken::Blocks(part) => Some(*part),
+            _ => None,
+        }
+    }
+
+    fn float8(&self) -> Option<Fp8Weights<'a>> {
+        match self {
+            Taken::Float8(layer) => Some(*layer),
             _ => None,
         }
     }
@@ -122,7 +139,7 @@ impl BackendQuantMarlin for CpuBackend {
             // Scales are kept in f16, which holds those of bf16 and not those of f32.
             QuantWeights::Packed(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
             QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
-            QuantWeights::Fp8(_) => return false,
+            QuantWeights::Fp8(layer) => return Float8::fits(layer) && layer.validate().is_ok(),
             QuantWeights::Gguf(part) => {
                 return weights.floats().is_some() || Self::is_native(part.ty);
             }

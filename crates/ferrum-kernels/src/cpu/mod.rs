@@ -4,6 +4,7 @@
 //! * `pool`: the device's own threads; an op with little work stays on the caller's.
 //! * `gemm`: weights are packed at load into panels of 32 output features and keep the precision of
 //!   their file; activations are f32.
+//! * `fp8`: panels of bytes that are decoded to f32 where they are used.
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
@@ -18,6 +19,7 @@ mod conv;
 mod core;
 mod elementwise;
 mod exec;
+mod fp8;
 mod gemm;
 mod heads;
 mod isa;

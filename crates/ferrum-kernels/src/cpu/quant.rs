@@ -16,6 +16,7 @@ use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, require};
 use super::core::CpuContext;
 use super::exec::{Exec, Scratch};
+use super::fp8::{self, Float8};
 use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
 use super::gemm::{Columns, columns_of, rows_by_id};
@@ -57,6 +58,7 @@ pub(super) enum Part {
     /// With its columns in the order of these input features.
     Ordered(Packed, Vec<u32>),
     Dense(CpuWeight),
+    Float8(Float8),
 }
 
 impl Part {
@@ -64,6 +66,7 @@ impl Part {
         match self {
             Part::Packed(packed) | Part::Ordered(packed, _) => packed.shape.rows,
             Part::Dense(dense) => dense.shape.rows,
+            Part::Float8(bytes) => bytes.shape.rows,
         }
     }
 }
@@ -96,6 +99,10 @@ impl CpuQuantWeight {
                     }
                     Part::Dense(dense) => {
                         dense.read_row(row, out);
+                        true
+                    }
+                    Part::Float8(bytes) => {
+                        bytes.read_row(row, out);
                         true
                     }
                 };
@@ -191,6 +198,7 @@ pub(super) fn gemm(
                     done?;
                 }
                 Part::Dense(dense) => columns_of(exec, scratch, x, dense, columns)?,
+                Part::Float8(bytes) => fp8::columns_of(exec, scratch, x, bytes, columns)?,
             }
             first += part.rows();
         }

@@ -154,6 +154,24 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            // Exponent and mantissa in the places of an f16 are 2^-8 of the value, since the biases
+            // differ by 8; subnormals too.
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+            let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
+            let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+            let half = _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign);
+            let half = _mm256_or_si256(half, nan);
+            let low = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+            let high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half));
+            let scale = _mm256_set1_ps(256.0);
+            V(_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> V {
         // SAFETY: see the impl.
         unsafe {

@@ -118,6 +118,20 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            // As with AVX2: an f16 with the same fields is 2^-8 of the value.
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+            let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
+            let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+            let half = _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign);
+            let half = _mm256_or_si256(half, nan);
+            _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
         // SAFETY: see the impl.
         unsafe {

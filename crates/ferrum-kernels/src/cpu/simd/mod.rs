@@ -79,6 +79,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`load`](Self::load).
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Sixteen FP8 E4M3 (given as bits), exactly.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V;
     /// Thirty-two bf16, stored as sixteen u32 with lane `i` of the first vector in the low half and
     /// of the second in the high half: a shift and a mask decode them.
     ///

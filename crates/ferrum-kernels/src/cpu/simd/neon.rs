@@ -3,6 +3,7 @@
 
 use super::{LANES, Simd};
 use core::arch::aarch64::*;
+use ferrum_quant::float8::e4m3_to_f32;
 
 /// Proof of `neon`, which every aarch64 target has.
 #[derive(Clone, Copy)]
@@ -170,6 +171,12 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> V {
         each!(i => widen_f16(vld1_u16(p.add(4 * i))))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> V {
+        // SAFETY: the caller allows reads of 16 bytes at `p`.
+        let codes = unsafe { p.cast::<[u8; LANES]>().read() };
+        self.lanes(codes.map(e4m3_to_f32))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> V {

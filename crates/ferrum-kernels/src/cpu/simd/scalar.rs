@@ -1,6 +1,7 @@
 //! Plain Rust: the level of every machine, and the meaning of the others.
 
 use super::{LANES, Simd};
+use ferrum_quant::float8::e4m3_to_f32;
 use half::{bf16, f16};
 
 /// Needs nothing of the CPU.
@@ -101,6 +102,12 @@ impl Simd for Scalar {
         // SAFETY: the caller's contract is this read's.
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         each(|i| f16::from_bits(bits[i]).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's contract is this read's.
+        let codes = unsafe { p.cast::<[u8; LANES]>().read() };
+        each(|i| e4m3_to_f32(codes[i]))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
