@@ -131,7 +131,7 @@ fn what_is_expanded_is_named() {
     ];
     for (name, expected) in cases {
         let model = open(&fixtures().join(name));
-        let expanded = model.expanded(|weights| CpuBackend::is_native_layer(weights));
+        let expanded = model.expanded(CpuBackend::is_native_layer);
         assert_eq!(expanded, expected, "{name}");
         let all = model.expanded(|_| false);
         assert_eq!(all.len(), 1, "{name}: {all:?}");
