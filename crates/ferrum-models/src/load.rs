@@ -134,6 +134,14 @@ impl Model {
             .collect()
     }
 
+    /// Whether a matrix is stored as integers, which a device may multiply as such.
+    pub fn has_integers(&self) -> bool {
+        self.matrices().into_iter().any(|(name, shape)| {
+            let weights = self.matrix(&name, shape);
+            weights.is_ok_and(|w| w.floats().is_none() && !matches!(w, QuantWeights::Fp8(_)))
+        })
+    }
+
     /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
     pub fn is_f32(&self) -> bool {
         self.tensors()

@@ -88,7 +88,7 @@ impl Report<'_> {
     /// Bytes where weights stay in blocks, else f32.
     fn arithmetic(&self) -> Option<Arithmetic> {
         let limits = self.limits.as_ref()?;
-        let blocks = self.model.keeps_blocks() && !self.model.block_types().is_empty();
+        let blocks = self.model.keeps_blocks() && self.model.has_integers();
         let (name, unit, peak) = match blocks {
             true => ("bytes", "GOP/s", limits.byte_ops),
             false => ("f32 FMA", "GFLOP/s", limits.fma_flops),
