@@ -136,12 +136,12 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_paged::<_, KvBf16>(device, filter, &mut report);
     run_gguf(device, filter, &mut report);
     run_marlin(device, filter, &mut report);
+    run_moe(device, filter, &mut report);
+    run_moe_gguf(device, filter, &mut report);
     let mut lacks = |cases| lacks(CpuBackend::NAME, cases, filter, &mut report);
     lacks(paged::cases::<_, KvFp8>());
     lacks(paged::cases::<_, KvInt8>());
     lacks(paged::int8_cases());
-    lacks(moe::cases());
-    lacks(moe::gguf_cases());
     lacks(moe::marlin_cases());
     run_graph(device, filter, &mut report);
     run_collective(device, filter, &mut report);

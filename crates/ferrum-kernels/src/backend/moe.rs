@@ -4,7 +4,7 @@
 //! depends on the routing stays on the device: no op reads counts on the host.
 
 use super::*;
-use ferrum_types::{Result, SrcDtype};
+use ferrum_types::{Error, Result, SrcDtype};
 
 /// How tokens choose experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,12 +89,49 @@ pub trait BackendMoeFused: Backend {
     type Experts: Send + Sync;
 
     /// Loads a dense stack `[experts, n, k]`.
+    ///
+    /// # Errors
+    /// As [`load_expert_parts`](Self::load_expert_parts).
     fn load_experts(
         &self,
         bytes: &[u8],
         dtype: SrcDtype,
         shape: ExpertShape,
-    ) -> Result<Self::Experts>;
+    ) -> Result<Self::Experts> {
+        let op = "load_experts";
+        let ExpertShape { experts, n, k } = shape;
+        let size = [n, k, dtype.size()]
+            .into_iter()
+            .try_fold(1usize, |product, size| product.checked_mul(size))
+            .filter(|&size| size > 0);
+        let all = size.and_then(|size| size.checked_mul(experts));
+        let (Some(size), Some(all)) = (size, all) else {
+            let reason = format!("a stack [{experts}, {n}, {k}] is out of range");
+            return Err(Error::invalid(op, reason));
+        };
+        if bytes.len() != all {
+            return Err(Error::Shape {
+                op,
+                what: "weight (in bytes)",
+                found: bytes.len(),
+                expected: all,
+            });
+        }
+        let part = |bytes| WeightPart {
+            bytes,
+            dtype,
+            rows: n,
+        };
+        let parts: Vec<_> = bytes.chunks_exact(size).map(part).collect();
+        self.load_expert_parts(&parts, k)
+    }
+
+    /// Loads a dense stack of one matrix `[n, k]` for each expert, which lie apart in their file.
+    ///
+    /// # Errors
+    /// `Shape` when bytes and sizes disagree; `InvalidArgument` for no expert, an empty matrix, or
+    /// matrices of different sizes.
+    fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<Self::Experts>;
 
     /// Softmax over `logits[tokens, experts]`, then the `top_k` largest (lowest index of equals)
     /// into `routing.expert_ids` and `routing.weights`.

@@ -5,7 +5,9 @@ use super::pages::Pages;
 use crate::backend::DeviceBuffer;
 use ferrum_types::{Element, Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A cache line, and an AVX-512 register.
 const ALIGN: usize = 64;
@@ -92,6 +94,40 @@ impl<T: Element> Drop for CpuBuffer<T> {
 impl<T: Element> DeviceBuffer for CpuBuffer<T> {
     fn len(&self) -> usize {
         self.len
+    }
+}
+
+/// Bytes of one of several matrices that share a buffer. Stacks of experts are many small matrices, and
+/// only what is large comes in huge pages.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedBytes {
+    buffer: Arc<CpuBuffer<u8>>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// `buffer` in `count` parts of one size.
+    pub(crate) fn split(buffer: CpuBuffer<u8>, count: usize) -> impl Iterator<Item = Self> {
+        let size = buffer.len.checked_div(count).unwrap_or(0);
+        let buffer = Arc::new(buffer);
+        (0..count).map(move |i| Self {
+            buffer: Arc::clone(&buffer),
+            range: i * size..(i + 1) * size,
+        })
+    }
+
+    /// The bytes.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.buffer.as_slice()[self.range.clone()]
+    }
+}
+
+impl From<CpuBuffer<u8>> for SharedBytes {
+    fn from(buffer: CpuBuffer<u8>) -> Self {
+        Self {
+            range: 0..buffer.len,
+            buffer: Arc::new(buffer),
+        }
     }
 }
 

@@ -37,6 +37,16 @@ impl Exec {
             f(units * task / tasks..units * (task + 1) / tasks, thread);
         });
     }
+
+    /// Calls `f` with each unit, which threads take one by one: for units of different cost. All cost
+    /// about `total` element operations; small work stays on this thread.
+    pub(crate) fn each(&self, units: usize, total: usize, f: impl Fn(usize, usize) + Sync) {
+        if total < WORTH_A_THREAD {
+            (0..units).for_each(|unit| f(unit, 0));
+        } else {
+            self.pool.run(units, &f);
+        }
+    }
 }
 
 /// Memory that ops of a context need for a moment. Grows to the largest need and stays, so that a

@@ -128,19 +128,18 @@ fn product<F: Format>(
 ) -> Result<()> {
     let k = weight.shape.cols;
     let rows = x.len() / k;
-    let (tile_rows, direct_rows) = exec.level.run(TileSize);
-    let direct_form = rows <= DIRECT_TILES * direct_rows;
-    let most = if direct_form { direct_rows } else { tile_rows };
-    // Tiles of about the same size: a small one at the end would use few registers.
-    let tile_rows = rows.div_ceil(rows.div_ceil(most));
+    let Form {
+        tile_rows,
+        direct: direct_form,
+    } = Form::of(exec, rows);
     if rows == 1 {
         direct::<F>(exec, x, weight, out, (rows, tile_rows));
         return Ok(());
     }
-    let block = if direct_form || F::BYTES == 4 {
+    let block = if direct_form {
         0
     } else {
-        GROUP * STEPS * PANEL
+        block_len(weight.dtype)
     };
     let threads = exec.pool.threads();
     let floats = scratch.floats(x.len() + threads * block)?;
@@ -157,32 +156,106 @@ fn product<F: Format>(
         let (tiles, panels) = plan.task(task);
         // SAFETY: no two running tasks share a thread number.
         let block = unsafe { blocks.part(thread * block, block) };
-        for first in (0..k).step_by(STEPS) {
-            let steps = first..(first + STEPS).min(k);
-            let panels = panels.clone();
-            if !block.is_empty() {
-                exec.level.run(Decode::<F> {
-                    weight,
-                    panels: panels.clone(),
-                    steps: steps.clone(),
-                    block,
-                    format: PhantomData,
-                });
-            }
-            exec.level.run(Tiles {
-                packed,
-                rows,
-                tile_rows,
-                tiles: tiles.clone(),
-                weight,
-                panels,
-                steps,
-                block,
-                out,
-            });
-        }
+        let rows = (rows, tile_rows, tiles);
+        group::<F>(exec, (packed, rows), weight, panels, block, out);
     });
     Ok(())
+}
+
+/// How some rows are multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// Rows of a tile.
+    pub(crate) tile_rows: usize,
+    /// Whether panels are decoded in registers for each tile.
+    pub(crate) direct: bool,
+}
+
+impl Form {
+    /// The form of `rows` rows.
+    pub(crate) fn of(exec: &Exec, rows: usize) -> Self {
+        let (tile_rows, direct_rows) = exec.level.run(TileSize);
+        let direct = rows <= DIRECT_TILES * direct_rows;
+        let most = if direct { direct_rows } else { tile_rows };
+        // Tiles of about the same size: a small one at the end would use few registers.
+        let tile_rows = rows.div_ceil(rows.div_ceil(most));
+        Self { tile_rows, direct }
+    }
+}
+
+/// Floats of the buffer in which a thread decodes blocks of weights of `dtype`.
+pub(crate) fn block_len(dtype: SrcDtype) -> usize {
+    if dtype == SrcDtype::F32 {
+        0
+    } else {
+        GROUP * STEPS * PANEL
+    }
+}
+
+/// At most [`GROUP`] panels times some tiles of rows, on this thread.
+fn group<F: Format>(
+    exec: &Exec,
+    (packed, (rows, tile_rows, tiles)): (&[f32], (usize, usize, Range<usize>)),
+    weight: &CpuWeight,
+    panels: Range<usize>,
+    block: &mut [f32],
+    out: Columns<'_>,
+) {
+    let k = weight.shape.cols;
+    for first in (0..k).step_by(STEPS) {
+        let steps = first..(first + STEPS).min(k);
+        if !block.is_empty() {
+            exec.level.run(Decode::<F> {
+                weight,
+                panels: panels.clone(),
+                steps: steps.clone(),
+                block,
+                format: PhantomData,
+            });
+        }
+        exec.level.run(Tiles {
+            packed,
+            rows,
+            tile_rows,
+            tiles: tiles.clone(),
+            weight,
+            panels: panels.clone(),
+            steps,
+            block,
+            out,
+        });
+    }
+}
+
+/// Some panels of `weight` times rows that are packed already, all on this thread. `block` has
+/// [`block_len`] floats, or none for the direct form.
+pub(crate) fn some_panels(
+    exec: &Exec,
+    (packed, rows): (&[f32], usize),
+    weight: &CpuWeight,
+    panels: Range<usize>,
+    block: &mut [f32],
+    out: Columns<'_>,
+) {
+    let Form { tile_rows, direct } = Form::of(exec, rows);
+    with_format!(weight.dtype, F => if direct {
+        exec.level.run(Direct::<F> {
+            packed,
+            rows,
+            tile_rows,
+            weight,
+            panels,
+            out,
+            format: PhantomData,
+        });
+    } else {
+        for first in panels.clone().step_by(GROUP) {
+            let panels = first..(first + GROUP).min(panels.end);
+            let tiles = 0..rows.div_ceil(tile_rows);
+            let input = (packed, (rows, tile_rows, tiles));
+            group::<F>(exec, input, weight, panels, block, out);
+        }
+    });
 }
 
 /// How a product of many rows is cut into tasks.

@@ -6,6 +6,7 @@
 //!   their file; activations are f32.
 //! * `fp8`: panels of bytes that are decoded to f32 where they are used.
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
+//! * `moe`: the same products over the rows of each expert, all experts in one region.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
@@ -26,6 +27,7 @@ mod isa;
 mod kv;
 mod marlin;
 mod math;
+mod moe;
 mod norm;
 mod pages;
 pub mod peak;
@@ -42,5 +44,6 @@ pub use self::core::{CpuBackend, CpuConfig, CpuContext};
 pub use self::gemm::pack::CpuWeight;
 pub use self::isa::Isa;
 pub use self::kv::CpuKvElement;
+pub use self::moe::CpuExperts;
 pub use self::quant::CpuQuantWeight;
 pub use self::timer::CpuTimer;

@@ -35,11 +35,11 @@ fn scale<S: Simd>(s: S, x: &[f32], factor: f32, weight: &[f32], out: &mut [f32])
 }
 
 /// RMS norm of some rows.
-struct Rms<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    out: &'a mut [f32],
-    eps: f32,
+pub(crate) struct Rms<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+    pub(crate) eps: f32,
 }
 
 impl Kernel for Rms<'_> {

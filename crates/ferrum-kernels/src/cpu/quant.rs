@@ -128,6 +128,17 @@ pub(super) fn load_parts(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> R
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
 fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight> {
+    let weight = expand_stack(exec, parts, cols, 1)?.pop();
+    weight.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
+}
+
+/// [`expand`] into `count` matrices of equally many rows, each of equally many parts.
+pub(crate) fn expand_stack(
+    exec: &Exec,
+    parts: &[QuantPart<'_>],
+    cols: usize,
+    count: usize,
+) -> Result<Vec<CpuWeight>> {
     let op = "load_quant";
     let plain = match parts[0].ty {
         GgufQuantType::F32 => Some(SrcDtype::F32),
@@ -140,20 +151,24 @@ fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight
             .iter()
             .map(|&QuantPart { bytes, rows, .. }| WeightPart { bytes, dtype, rows })
             .collect();
-        return CpuWeight::pack(exec, &parts, cols);
+        return CpuWeight::stack(exec, &parts, cols, count);
     }
     let mut values = Vec::new();
-    let mut rows = 0;
     for part in parts {
         values.extend(part.expand(op, cols)?);
-        rows += part.rows;
     }
-    let part = WeightPart {
-        bytes: bytemuck::cast_slice(&values),
-        dtype: SrcDtype::F32,
-        rows,
+    let mut rest = &values[..];
+    let part = |part: &QuantPart<'_>| {
+        let (values, others) = rest.split_at(part.rows * cols);
+        rest = others;
+        WeightPart {
+            bytes: bytemuck::cast_slice(values),
+            dtype: SrcDtype::F32,
+            rows: part.rows,
+        }
     };
-    CpuWeight::pack(exec, &[part], cols)
+    let parts: Vec<_> = parts.iter().map(part).collect();
+    CpuWeight::stack(exec, &parts, cols, count)
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
@@ -235,6 +250,12 @@ impl Kernel for ByteRows {
     }
 }
 
+/// Rows of each tile of `rows` rows: of about the same size.
+pub(crate) fn tile_rows(exec: &Exec, rows: usize) -> usize {
+    let most = exec.level.run(ByteRows);
+    rows.div_ceil(rows.div_ceil(most))
+}
+
 fn product(
     exec: &Exec,
     scratch: &mut Scratch,
@@ -244,9 +265,7 @@ fn product(
 ) -> Result<()> {
     let k = weight.shape.cols;
     let rows = x.len() / k;
-    let most = exec.level.run(ByteRows);
-    // Tiles of about the same size.
-    let tile_rows = rows.div_ceil(rows.div_ceil(most));
+    let tile_rows = tile_rows(exec, rows);
     let words = rows * (k / UNIT) * WORDS;
     let acts: &mut [i32] = bytemuck::cast_slice_mut(scratch.floats(words)?);
     acts::pack(exec, x, k, tile_rows, SharedMut::new(acts));
@@ -260,14 +279,15 @@ fn product(
     })
 }
 
+/// A matrix times rows that are packed already.
 #[derive(Clone, Copy)]
-struct Product<'a> {
-    exec: &'a Exec,
-    acts: &'a [i32],
-    rows: usize,
-    tile_rows: usize,
-    weight: &'a Packed,
-    columns: Columns<'a>,
+pub(crate) struct Product<'a> {
+    pub(crate) exec: &'a Exec,
+    pub(crate) acts: &'a [i32],
+    pub(crate) rows: usize,
+    pub(crate) tile_rows: usize,
+    pub(crate) weight: &'a Packed,
+    pub(crate) columns: Columns<'a>,
 }
 
 impl OnFormat for Product<'_> {
@@ -299,6 +319,27 @@ impl OnFormat for Product<'_> {
                 let tiles = tiles * part / parts..tiles * (part + 1) / parts;
                 run(panel..panel + 1, tiles);
             }
+        });
+    }
+}
+
+/// Some panels of a [`Product`], all on this thread.
+pub(crate) struct SomePanels<'a> {
+    pub(crate) product: Product<'a>,
+    pub(crate) panels: Range<usize>,
+}
+
+impl OnFormat for SomePanels<'_> {
+    type Output = ();
+
+    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, _: F) {
+        let Self { product, panels } = self;
+        product.exec.level.run(Task::<C, F> {
+            product,
+            codes: (codes, zero),
+            panels,
+            tiles: 0..product.rows.div_ceil(product.tile_rows),
+            scales: PhantomData,
         });
     }
 }

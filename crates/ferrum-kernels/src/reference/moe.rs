@@ -7,7 +7,7 @@ use super::elementwise::silu;
 use super::gemm::{RefWeight, decode, dot};
 use super::norm::rms_norm;
 use crate::backend::*;
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_types::{Error, Result};
 
 type Routing = MoeRouting<ReferenceBackend>;
 
@@ -270,17 +270,20 @@ fn weighted_sum_residual(
 impl BackendMoeFused for ReferenceBackend {
     type Experts = RefExperts;
 
-    fn load_experts(
-        &self,
-        bytes: &[u8],
-        dtype: SrcDtype,
-        shape: ExpertShape,
-    ) -> Result<RefExperts> {
+    fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<RefExperts> {
         let op = "load_experts";
-        let mut values = Vec::new();
-        let count = elements(op, &[shape.experts, shape.n, shape.k])?;
-        decode(op, bytes, dtype, count, &mut values)?;
-        RefExperts::from_values(op, values, shape)
+        let matrix = |part: &WeightPart<'_>| {
+            let mut values = Vec::new();
+            let (rows, cols) = (part.rows, k);
+            require(op, rows > 0 && cols > 0, || {
+                format!("a matrix is [{rows}, {cols}], expected at least 1 of each")
+            })?;
+            let count = elements(op, &[rows, cols])?;
+            decode(op, part.bytes, part.dtype, count, &mut values)?;
+            let shape = MatShape { rows, cols };
+            Ok(RefWeight { values, shape })
+        };
+        RefExperts::from_matrices(op, parts.iter().map(matrix).collect())
     }
 
     fn route_topk_softmax(

@@ -6,7 +6,7 @@
 
 use super::tile::{Columns, MAX_ROWS, PANEL};
 use crate::backend::{MatShape, WeightPart};
-use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::simd::{LANES, Simd};
@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 pub struct CpuWeight {
     pub(crate) shape: MatShape,
     pub(crate) dtype: SrcDtype,
-    data: CpuBuffer<u8>,
+    data: SharedBytes,
 }
 
 /// How a panel's elements are stored.
@@ -136,6 +136,18 @@ fn slot(dtype: SrcDtype, j: usize) -> usize {
 impl CpuWeight {
     /// Packs the rows of `parts`. Parts of different types become f32, which holds all exactly.
     pub(crate) fn pack(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Self> {
+        let packed = Self::stack(exec, parts, cols, 1)?.pop();
+        packed.ok_or_else(|| Error::invalid("from_weight_parts", "there is no matrix"))
+    }
+
+    /// [`pack`](Self::pack) into `count` matrices of equally many rows, each of equally many parts.
+    /// Each has panels of its own.
+    pub(crate) fn stack(
+        exec: &Exec,
+        parts: &[WeightPart<'_>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Vec<Self>> {
         let op = "from_weight_parts";
         let mut rows = 0usize;
         for part in parts {
@@ -152,22 +164,33 @@ impl CpuWeight {
                 .checked_add(part.rows)
                 .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
         }
+        let each_parts = parts.len().checked_div(count).unwrap_or(0);
+        let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
+        let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();
+        let even = count > 0 && rows.is_multiple_of(count) && each_parts * count == parts.len();
+        if !even || (0..count).any(|matrix| rows_of(matrix) != rows / count) {
+            let reason = format!("{rows} rows cannot be cut into {count} matrices");
+            return Err(Error::invalid(op, reason));
+        }
+        let rows = rows / count;
         let first = parts.first().map_or(SrcDtype::F32, |part| part.dtype);
         let uniform = parts.iter().all(|part| part.dtype == first);
         let dtype = if uniform { first } else { SrcDtype::F32 };
         let shape = MatShape { rows, cols };
         let panel = elements(op, &[cols, PANEL, dtype.size()])?;
-        let size = elements(op, &[rows.div_ceil(PANEL), panel])?;
-        let mut data = CpuBuffer::zeroed(size)?;
+        let each = rows.div_ceil(PANEL);
+        let panels = elements(op, &[each, count])?;
+        let mut data = CpuBuffer::zeroed(elements(op, &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
-        exec.spread(rows.div_ceil(PANEL), cols * PANEL, |panels, _| {
+        exec.spread(panels, cols * PANEL, |panels, _| {
             for p in panels {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.part(p * panel, panel) };
-                pack_panel(parts, cols, dtype, p * PANEL, out);
+                pack_panel(parts_of(p / each), cols, dtype, p % each * PANEL, out);
             }
         });
-        Ok(Self { shape, dtype, data })
+        let matrix = |data| Self { shape, dtype, data };
+        Ok(SharedBytes::split(data, count).map(matrix).collect())
     }
 
     /// Bytes of a panel.
@@ -269,22 +292,27 @@ pub(crate) fn pack_rows(
 ) {
     let rows = x.len().checked_div(k).unwrap_or(0);
     debug_assert!(tile_rows <= MAX_ROWS);
-    // Blocks of steps keep the lines that are being filled in the first-level cache.
-    const STEPS: usize = 64;
     exec.spread(rows.div_ceil(tile_rows), tile_rows * k, |tiles, _| {
         for t in tiles {
             let first = t * tile_rows;
             let count = tile_rows.min(rows - first);
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { out.part(first * k, count * k) };
-            for (b, block) in out.chunks_mut(STEPS * count).enumerate() {
-                for i in 0..count {
-                    let source = &x[(first + i) * k + b * STEPS..][..block.len() / count];
-                    for (to, from) in block[i..].iter_mut().step_by(count).zip(source) {
-                        *to = *from;
-                    }
-                }
-            }
+            pack_tile(count, |i| &x[(first + i) * k..][..k], out);
         }
     });
+}
+
+/// Packs a tile of `count` rows.
+pub(crate) fn pack_tile<'a>(count: usize, of: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+    // Blocks of steps keep the lines that are being filled in the first-level cache.
+    const STEPS: usize = 64;
+    for (b, block) in out.chunks_mut(STEPS * count).enumerate() {
+        for i in 0..count {
+            let source = &of(i)[b * STEPS..][..block.len() / count];
+            for (to, from) in block[i..].iter_mut().step_by(count).zip(source) {
+                *to = *from;
+            }
+        }
+    }
 }

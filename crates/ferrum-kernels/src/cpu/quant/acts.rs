@@ -38,12 +38,22 @@ pub(crate) fn pack(exec: &Exec, x: &[f32], k: usize, tile_rows: usize, out: Shar
             let count = tile_rows.min(rows - first);
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { out.part(first * row_words, count * row_words) };
-            for row in 0..count {
-                let x = &x[(first + row) * k..][..k];
-                exec.level.run(Row { x, row, count, out });
-            }
+            pack_tile(exec, count, |row| &x[(first + row) * k..][..k], out);
         }
     });
+}
+
+/// Quantises a tile of `count` rows.
+pub(crate) fn pack_tile<'a>(
+    exec: &Exec,
+    count: usize,
+    of: impl Fn(usize) -> &'a [f32],
+    out: &mut [i32],
+) {
+    for row in 0..count {
+        let x = of(row);
+        exec.level.run(Row { x, row, count, out });
+    }
 }
 
 struct Row<'a> {

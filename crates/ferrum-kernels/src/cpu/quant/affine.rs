@@ -139,7 +139,7 @@ impl Layer {
             shape,
             form: Form::Groups(form),
             flip,
-            data,
+            data: data.into(),
         };
         Ok((packed, first.order.clone()))
     }

@@ -5,7 +5,7 @@ use super::format::{
     Bits, Bytes, Codes, Exponents, Halfs, Scales, Super, Table, UNIT, block_bytes,
 };
 use crate::backend::{MatShape, QuantPart};
-use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::gemm::tile::PANEL;
@@ -21,7 +21,7 @@ pub(crate) struct Packed {
     pub(super) form: Form,
     /// What the level flips in signed bytes.
     pub(super) flip: u8,
-    pub(super) data: CpuBuffer<u8>,
+    pub(super) data: SharedBytes,
 }
 
 /// What a matrix was packed from, and so its formats.
@@ -111,6 +111,18 @@ pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> 
 impl Packed {
     /// Packs parts of one type that [`is_packed`], whose rows have `cols` numbers.
     pub(crate) fn new(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Self> {
+        let packed = Self::stack(exec, parts, cols, 1)?.pop();
+        packed.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
+    }
+
+    /// Packs the rows of `parts`, which are of one type that [`is_packed`], as `count` matrices of
+    /// equally many rows. Each has panels of its own.
+    pub(crate) fn stack(
+        exec: &Exec,
+        parts: &[QuantPart<'_>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Vec<Self>> {
         let op = "load_quant";
         let Some(first) = parts.first() else {
             return Err(Error::invalid(op, "there is no part"));
@@ -137,7 +149,12 @@ impl Packed {
                 .checked_add(part.rows)
                 .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
         }
+        if count == 0 || !rows.is_multiple_of(count) {
+            let reason = format!("{rows} rows, expected a multiple of {count} matrices");
+            return Err(Error::invalid(op, reason));
+        }
         let flip = exec.level.run(Flip);
+        let rows = rows / count;
         let shape = MatShape { rows, cols };
         let source = Source {
             parts,
@@ -148,17 +165,19 @@ impl Packed {
             exec,
             source,
             shape,
+            count,
             flip,
         };
         let data = with_format(ty, flip, packing);
         let data = data.ok_or_else(|| Error::invalid(op, format!("{ty} is not packed")))??;
         let form = Form::Blocks(ty);
-        Ok(Self {
+        let matrix = |data| Self {
             shape,
             form,
             flip,
             data,
-        })
+        };
+        Ok(SharedBytes::split(data, count).map(matrix).collect())
     }
 
     /// Number of panels.
@@ -215,7 +234,9 @@ impl Source<'_> {
 struct Packing<'a> {
     exec: &'a Exec,
     source: Source<'a>,
+    /// Of each matrix.
     shape: MatShape,
+    count: usize,
     flip: u8,
 }
 
@@ -224,7 +245,8 @@ impl OnFormat for Packing<'_> {
 
     fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) -> Self::Output {
         let MatShape { rows, cols } = self.shape;
-        let panels = rows.div_ceil(PANEL);
+        let each = rows.div_ceil(PANEL);
+        let panels = elements("load_quant", &[each, self.count])?;
         let panel = panel_bytes::<C, F>(cols);
         let mut data = CpuBuffer::zeroed(elements("load_quant", &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
@@ -233,8 +255,9 @@ impl OnFormat for Packing<'_> {
             for p in panels {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.part(p * panel, panel) };
-                for j in 0..PANEL {
-                    if let Some(row) = self.source.row(p * PANEL + j) {
+                let (matrix, first) = (p / each, p % each * PANEL);
+                for j in 0..PANEL.min(rows - first) {
+                    if let Some(row) = self.source.row(matrix * rows + first + j) {
                         pack_row::<C, F>(self.source.ty, row, j, self.flip, &mut block, out);
                     }
                 }

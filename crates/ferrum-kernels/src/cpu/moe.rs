@@ -1,0 +1,162 @@
+//! Mixture of experts: routing, products of each pair with its expert's matrices, weighted sums.
+//!
+//! * `routing`: which experts, and the pairs sorted by expert.
+//! * `product`: the kernels of `gemm` and `quant` over the rows of each expert, all experts in one
+//!   region of the pool.
+//! * `sums`: what the experts of a token gave, added in the order of its pairs.
+//!
+//! A pair's products are those of its row alone, whichever pairs share its expert: the same bits as if
+//! the token had come by itself.
+
+mod product;
+mod routing;
+mod sums;
+
+use super::CpuBackend;
+use super::buffer::CpuBuffer;
+use super::check::{elements, require};
+use super::core::CpuContext;
+use super::gemm::pack::CpuWeight;
+use super::quant::expand_stack;
+use super::quant::pack::{Packed, is_packed};
+use crate::backend::*;
+use ferrum_types::{GgufQuantType, Result};
+use product::{Gated, Plain};
+
+type Buf = CpuBuffer<f32>;
+type Routing = MoeRouting<CpuBackend>;
+
+/// A stack of expert matrices of one shape, each in panels of its own.
+#[derive(Debug)]
+pub struct CpuExperts {
+    shape: ExpertShape,
+    matrices: Matrices,
+}
+
+#[derive(Debug)]
+enum Matrices {
+    Dense(Vec<CpuWeight>),
+    Packed(Vec<Packed>),
+}
+
+/// A stack of nothing would have no size that its bytes could be held against.
+fn check_shape(op: &'static str, shape: ExpertShape) -> Result<()> {
+    let ExpertShape { experts, n, k } = shape;
+    require(op, experts > 0 && n > 0 && k > 0, || {
+        format!("the stack is [{experts}, {n}, {k}], expected at least 1 of each")
+    })
+}
+
+impl BackendMoeFused for CpuBackend {
+    type Experts = CpuExperts;
+
+    fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<CpuExperts> {
+        let shape = ExpertShape {
+            experts: parts.len(),
+            n: parts.first().map_or(0, |part| part.rows),
+            k,
+        };
+        check_shape("load_experts", shape)?;
+        let matrices = CpuWeight::stack(self.exec(), parts, k, parts.len())?;
+        Ok(CpuExperts {
+            shape,
+            matrices: Matrices::Dense(matrices),
+        })
+    }
+
+    fn route_topk_softmax(
+        ctx: &mut CpuContext,
+        logits: &Buf,
+        routing: &mut Routing,
+        shape: RouteShape,
+    ) -> Result<()> {
+        routing::route(ctx.exec(), logits, routing, shape)
+    }
+
+    fn compute_ids_tpe(_: &mut CpuContext, routing: &mut Routing, shape: RouteShape) -> Result<()> {
+        routing::sort_pairs(routing, shape)
+    }
+
+    fn moe_gemm(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        input: ExpertInput,
+        experts: &CpuExperts,
+        routing: &Routing,
+        out: &mut Buf,
+        shape: MoeShape,
+    ) -> Result<()> {
+        let (op, stacks) = ("moe_gemm", [experts]);
+        product::per_pair::<1, Plain>(ctx.parts(), op, (x, input), stacks, routing, out, shape)
+    }
+
+    fn moe_gate_up_silu(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        (gate, up): (&CpuExperts, &CpuExperts),
+        routing: &Routing,
+        out: &mut Buf,
+        shape: MoeShape,
+    ) -> Result<()> {
+        let (op, x) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
+        product::per_pair::<2, Gated>(ctx.parts(), op, x, [gate, up], routing, out, shape)
+    }
+
+    fn moe_weighted_sum(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        routing: &Routing,
+        out: &mut Buf,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()> {
+        sums::weighted_sum(ctx.exec(), x, routing, out, shape, dim)
+    }
+
+    fn moe_weighted_sum_residual(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        routing: &Routing,
+        residual: &mut Buf,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()> {
+        sums::weighted_sum_residual(ctx.exec(), x, routing, residual, shape, dim)
+    }
+
+    fn moe_weighted_sum_residual_norm(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        routing: &Routing,
+        residual: &mut Buf,
+        norm: (&Buf, NormShape),
+        out: &mut Buf,
+        shape: RouteShape,
+    ) -> Result<()> {
+        sums::weighted_sum_residual_norm(ctx.exec(), x, routing, residual, norm, out, shape)
+    }
+}
+
+impl BackendQuantExperts for CpuBackend {
+    fn load_quant_experts(
+        &self,
+        bytes: &[u8],
+        ty: GgufQuantType,
+        shape: ExpertShape,
+    ) -> Result<CpuExperts> {
+        let op = "load_quant_experts";
+        check_shape(op, shape)?;
+        let ExpertShape { experts, n, k } = shape;
+        let part = |bytes, rows| QuantPart { bytes, ty, rows };
+        let matrices = if is_packed(ty) {
+            let whole = part(bytes, elements(op, &[experts, n])?);
+            Matrices::Packed(Packed::stack(self.exec(), &[whole], k, experts)?)
+        } else {
+            // Bytes of another length than the stack's make parts that are refused.
+            let each = bytes.chunks((bytes.len() / experts).max(1));
+            let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
+            Matrices::Dense(expand_stack(self.exec(), &parts, k, experts)?)
+        };
+        Ok(CpuExperts { shape, matrices })
+    }
+}

@@ -1,0 +1,407 @@
+//! Each pair's row times the matrices of its expert.
+//!
+//! The rows of an expert are brought side by side, packed as its kernel wants them, and multiplied by
+//! the product kernels of `gemm` and `quant`: one row straight from the packed weights, many in tiles.
+//! The work of all experts is one list of (expert, some panels) that threads take from one by one: a
+//! decode step reads each chosen expert once and joins the threads once, however many experts a token
+//! has, and an expert with many rows holds nobody up.
+
+use super::{CpuExperts, Matrices, Routing, routing};
+use crate::backend::{ExpertInput, ExpertShape, MoeShape};
+use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::check::{elements, require};
+use crate::cpu::exec::{Exec, Scratch};
+use crate::cpu::gemm::pack::pack_tile;
+use crate::cpu::gemm::tile::PANEL;
+use crate::cpu::gemm::{self, Columns, Form};
+use crate::cpu::isa::Kernel;
+use crate::cpu::math::{self, for_vectors, load_at, store_at};
+use crate::cpu::quant::acts::{self, WORDS};
+use crate::cpu::quant::format::UNIT;
+use crate::cpu::quant::{self, Product, SomePanels};
+use crate::cpu::simd::Simd;
+use ferrum_types::Result;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Most panels of a task: a block of them as f32 stays in the second-level cache.
+const MOST_PANELS: usize = 8;
+/// Tasks for each thread, when there are enough panels.
+const TASKS_PER_THREAD: usize = 4;
+
+/// What becomes of a pair's products with `STACKS` matrices.
+pub(super) trait Finish<const STACKS: usize>: Send + Sync + 'static {
+    /// All lanes.
+    fn lanes<S: Simd>(s: S, products: [S::V; STACKS]) -> S::V;
+}
+
+/// The product itself.
+pub(super) struct Plain;
+
+impl Finish<1> for Plain {
+    #[inline(always)]
+    fn lanes<S: Simd>(_: S, [product]: [S::V; 1]) -> S::V {
+        product
+    }
+}
+
+/// `silu(gate) · up`.
+pub(super) struct Gated;
+
+impl Finish<2> for Gated {
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, [gate, up]: [S::V; 2]) -> S::V {
+        s.mul(math::silu(s, gate), up)
+    }
+}
+
+/// Where the input of a pair is.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    x: &'a [f32],
+    kind: ExpertInput,
+    /// Pairs sorted by expert.
+    ids: &'a [i32],
+    top_k: usize,
+    k: usize,
+    /// All pairs have the same row and no expert has two of them, so the row is packed once.
+    shared: bool,
+}
+
+impl<'a> Input<'a> {
+    /// The row of the pair at a place of the sorted order.
+    #[inline(always)]
+    fn row(&self, place: usize) -> &'a [f32] {
+        let pair = self.ids[place] as usize;
+        let row = match self.kind {
+            ExpertInput::PerToken => pair / self.top_k,
+            ExpertInput::PerPair => pair,
+        };
+        &self.x[row * self.k..][..self.k]
+    }
+
+    /// Rows that are packed.
+    fn packed_rows(&self) -> usize {
+        if self.shared { 1 } else { self.ids.len() }
+    }
+
+    /// Where the packed rows from `place` on begin, in rows.
+    fn packed_at(&self, place: usize) -> usize {
+        if self.shared { 0 } else { place }
+    }
+}
+
+/// `out[pair, n]` from the products of the pair's row with its expert's matrix in each stack.
+pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
+    (exec, scratch): (&Exec, &mut Scratch),
+    op: &'static str,
+    (x, kind): (&CpuBuffer<f32>, ExpertInput),
+    stacks: [&CpuExperts; STACKS],
+    routing: &Routing,
+    out: &mut CpuBuffer<f32>,
+    shape: MoeShape,
+) -> Result<()> {
+    let ExpertShape { n, k, .. } = shape.experts;
+    for stack in stacks {
+        require(op, stack.shape == shape.experts, || {
+            let (found, expected) = (stack.shape, shape.experts);
+            format!("the stack is {found:?}, expected {expected:?}")
+        })?;
+    }
+    scratch.items.clear();
+    let ids = routing::group_pairs(op, routing, shape, &mut scratch.items)?;
+    let pairs = ids.len();
+    let rows = match kind {
+        ExpertInput::PerToken => shape.tokens,
+        ExpertInput::PerPair => pairs,
+    };
+    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
+    let out = out.first_mut(op, "out", elements(op, &[pairs, n])?)?;
+    if pairs == 0 {
+        return Ok(());
+    }
+    let groups = scratch.items.len();
+    let input = Input {
+        x,
+        kind,
+        ids,
+        top_k: shape.top_k,
+        k,
+        shared: kind == ExpertInput::PerToken && shape.tokens == 1 && groups == pairs,
+    };
+    let needs = Needs::of(op, exec, &input, &stacks)?;
+    let items = &mut scratch.items;
+    let mut tiles = [0..0, 0..0];
+    if needs.floats > 0 {
+        let rows = |rows| Form::of(exec, rows).tile_rows;
+        tiles[0] = list_tiles(items, groups, &input, rows);
+    }
+    if needs.bytes > 0 {
+        let rows = |rows| quant::tile_rows(exec, rows);
+        tiles[1] = list_tiles(items, groups, &input, rows);
+    }
+    let stage = elements(op, &[STACKS, pairs, n])?;
+    let threads = exec.pool.threads();
+    let (floats, items) =
+        scratch.both(needs.floats + needs.bytes + stage + threads * needs.buffer)?;
+    let (packed, rest) = floats.split_at_mut(needs.floats);
+    let (bytes, rest) = rest.split_at_mut(needs.bytes);
+    let (stage, buffers) = rest.split_at_mut(stage);
+    let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
+    let (groups, tiles) = (
+        &items[..groups],
+        [&items[tiles[0].clone()], &items[tiles[1].clone()]],
+    );
+    pack(exec, &input, tiles, packed, acts);
+    let mut stages = stage.chunks_exact_mut(pairs * n);
+    Work::<STACKS, F> {
+        exec,
+        input,
+        stacks,
+        groups,
+        packed,
+        acts,
+        // There are as many stages as stacks.
+        stages: std::array::from_fn(|_| SharedMut::new(stages.next().unwrap_or_default())),
+        buffers: SharedMut::new(buffers),
+        buffer: needs.buffer,
+        out: SharedMut::new(out),
+        n,
+        finish: PhantomData,
+    }
+    .run();
+    Ok(())
+}
+
+/// Floats (or words of 32 bits) that a product needs for a moment.
+struct Needs {
+    /// Rows packed for dense matrices.
+    floats: usize,
+    /// Rows packed for quantised ones.
+    bytes: usize,
+    /// Of each thread, to decode dense weights.
+    buffer: usize,
+}
+
+impl Needs {
+    fn of(
+        op: &'static str,
+        exec: &Exec,
+        input: &Input<'_>,
+        stacks: &[&CpuExperts],
+    ) -> Result<Self> {
+        let mut needs = Self {
+            floats: 0,
+            bytes: 0,
+            buffer: 0,
+        };
+        let rows = input.packed_rows();
+        for stack in stacks {
+            let buffer = match &stack.matrices {
+                Matrices::Dense(matrices) => {
+                    needs.floats = elements(op, &[rows, input.k])?;
+                    let direct = Form::of(exec, input.ids.len()).direct;
+                    let first = matrices.first().filter(|_| !direct);
+                    first.map_or(0, |matrix| gemm::block_len(matrix.dtype))
+                }
+                Matrices::Packed(_) => {
+                    needs.bytes = elements(op, &[rows, input.k / UNIT, WORDS])?;
+                    0
+                }
+            };
+            needs.buffer = needs.buffer.max(buffer);
+        }
+        Ok(needs)
+    }
+}
+
+/// Appends the tiles of all groups, `[place of the first row, rows, 0]`, to `items`, which begin with
+/// `groups` groups; gives where they are.
+fn list_tiles(
+    items: &mut Vec<[usize; 3]>,
+    groups: usize,
+    input: &Input<'_>,
+    tile_rows: impl Fn(usize) -> usize,
+) -> Range<usize> {
+    let first = items.len();
+    for group in 0..if input.shared { 1 } else { groups } {
+        let [_, start, rows] = items[group];
+        let start = input.packed_at(start);
+        let each = tile_rows(rows);
+        let tiles = (0..rows).step_by(each);
+        items.extend(tiles.map(|row| [start + row, each.min(rows - row), 0]));
+    }
+    first..items.len()
+}
+
+/// Packs all tiles for dense products and for quantised ones; either list may be empty.
+fn pack(
+    exec: &Exec,
+    input: &Input<'_>,
+    [dense, quantised]: [&[[usize; 3]]; 2],
+    packed: &mut [f32],
+    acts: &mut [i32],
+) {
+    let k = input.k;
+    let cost = |tiles: &[[usize; 3]]| 4 * k * input.packed_rows() / tiles.len().max(1);
+    let packed = SharedMut::new(packed);
+    exec.spread(dense.len(), cost(dense), |range, _| {
+        for &[place, rows, _] in &dense[range] {
+            // SAFETY: each tile is packed by one task, and tiles do not overlap.
+            let out = unsafe { packed.part(place * k, rows * k) };
+            pack_tile(rows, |row| input.row(place + row), out);
+        }
+    });
+    let (acts, words) = (SharedMut::new(acts), k / UNIT * WORDS);
+    exec.spread(quantised.len(), cost(quantised), |range, _| {
+        for &[place, rows, _] in &quantised[range] {
+            // SAFETY: as above.
+            let out = unsafe { acts.part(place * words, rows * words) };
+            acts::pack_tile(exec, rows, |row| input.row(place + row), out);
+        }
+    });
+}
+
+/// The products of all groups, from packed rows.
+struct Work<'a, const STACKS: usize, F> {
+    exec: &'a Exec,
+    input: Input<'a>,
+    stacks: [&'a CpuExperts; STACKS],
+    /// `[expert, first place, rows]`.
+    groups: &'a [[usize; 3]],
+    packed: &'a [f32],
+    acts: &'a [i32],
+    /// `[places, n]` of each stack.
+    stages: [SharedMut<'a, f32>; STACKS],
+    /// `buffer` floats for each thread.
+    buffers: SharedMut<'a, f32>,
+    buffer: usize,
+    /// `[pairs, n]`.
+    out: SharedMut<'a, f32>,
+    n: usize,
+    finish: PhantomData<F>,
+}
+
+impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
+    fn run(&self) {
+        let Self { exec, input, .. } = self;
+        let panels = self.n.div_ceil(PANEL);
+        let wanted = exec.pool.threads() * TASKS_PER_THREAD;
+        let each = (self.groups.len() * panels / wanted).clamp(1, MOST_PANELS);
+        let parts = panels.div_ceil(each);
+        let cost = input.ids.len() * STACKS * panels * (input.k * PANEL / 16);
+        exec.each(self.groups.len() * parts, cost, |task, thread| {
+            let first = task % parts * each;
+            let panels = first..(first + each).min(panels);
+            self.some(self.groups[task / parts], panels, thread);
+        });
+    }
+
+    /// Some panels of one expert's matrices times its rows.
+    fn some(&self, group: [usize; 3], panels: Range<usize>, thread: usize) {
+        let [expert, start, rows] = group;
+        // SAFETY: no two running tasks share a thread number.
+        let buffer = unsafe { self.buffers.part(thread * self.buffer, self.buffer) };
+        for (stack, stage) in self.stacks.iter().zip(self.stages) {
+            let columns = Columns {
+                out: stage,
+                stride: self.n,
+                first: start * self.n,
+            };
+            self.product(
+                stack,
+                (expert, start, rows),
+                panels.clone(),
+                buffer,
+                columns,
+            );
+        }
+        self.exec.level.run(Finished::<STACKS, F> {
+            ids: &self.input.ids[start..][..rows],
+            start,
+            columns: panels.start * PANEL..(panels.end * PANEL).min(self.n),
+            n: self.n,
+            stages: self.stages,
+            out: self.out,
+            finish: PhantomData,
+        });
+    }
+
+    /// Products of one stack, into columns of the group's rows.
+    fn product(
+        &self,
+        stack: &CpuExperts,
+        (expert, start, rows): (usize, usize, usize),
+        panels: Range<usize>,
+        buffer: &mut [f32],
+        columns: Columns<'_>,
+    ) {
+        let (exec, k) = (self.exec, self.input.k);
+        let place = self.input.packed_at(start);
+        match &stack.matrices {
+            Matrices::Dense(matrices) => {
+                let weight = &matrices[expert];
+                let packed = &self.packed[place * k..][..rows * k];
+                let block = gemm::block_len(weight.dtype).min(buffer.len());
+                let block = &mut buffer[..block];
+                gemm::some_panels(exec, (packed, rows), weight, panels, block, columns);
+            }
+            Matrices::Packed(matrices) => {
+                let weight = &matrices[expert];
+                let words = k / UNIT * WORDS;
+                let product = Product {
+                    exec,
+                    acts: &self.acts[place * words..][..rows * words],
+                    rows,
+                    tile_rows: quant::tile_rows(exec, rows),
+                    weight,
+                    columns,
+                };
+                // A `Packed` is of a type that is packed (its constructor says so), and that is all
+                // that could be wrong.
+                let _ = weight.with(SomePanels { product, panels });
+            }
+        }
+    }
+}
+
+/// From the stages of some rows to their pairs' outputs.
+struct Finished<'a, const STACKS: usize, F> {
+    /// Pairs of the rows.
+    ids: &'a [i32],
+    /// Place of the first row.
+    start: usize,
+    columns: Range<usize>,
+    n: usize,
+    stages: [SharedMut<'a, f32>; STACKS],
+    out: SharedMut<'a, f32>,
+    finish: PhantomData<F>,
+}
+
+impl<const STACKS: usize, F: Finish<STACKS>> Kernel for Finished<'_, STACKS, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (first, len) = (self.columns.start, self.columns.len());
+        for (row, pair) in self.ids.iter().enumerate() {
+            // SAFETY: a task has its rows and columns of the stages for itself, and the products that
+            // wrote them are done. A pair stands in `ids` once, so these are also the only columns of
+            // its output row that any task writes here.
+            let (stages, out) = unsafe {
+                let at = (self.start + row) * self.n + first;
+                let stages = self.stages.each_ref().map(|stage| &*stage.part(at, len));
+                let out = self.out.part(*pair as usize * self.n + first, len);
+                (stages, out)
+            };
+            for_vectors(
+                len,
+                #[inline(always)]
+                |at, _| {
+                    let products = stages.map(|stage| load_at(s, stage, at));
+                    store_at(s, out, at, F::lanes(s, products));
+                },
+            );
+        }
+    }
+}

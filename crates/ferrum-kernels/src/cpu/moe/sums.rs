@@ -1,0 +1,176 @@
+//! Weighted sums of what the experts of a token gave.
+
+use super::Routing;
+use crate::backend::{NormShape, RouteShape};
+use crate::cpu::buffer::{CpuBuffer, SharedMut};
+use crate::cpu::check::{elements, require};
+use crate::cpu::exec::Exec;
+use crate::cpu::isa::Kernel;
+use crate::cpu::math::{for_vectors, load_at, store_at};
+use crate::cpu::norm;
+use crate::cpu::simd::Simd;
+use ferrum_types::Result;
+use std::ops::Range;
+
+/// Pairs and their weights.
+#[derive(Clone, Copy)]
+struct Pairs<'a> {
+    /// `[pairs, dim]`.
+    x: &'a [f32],
+    weights: &'a [f32],
+    top_k: usize,
+    dim: usize,
+}
+
+impl<'a> Pairs<'a> {
+    fn of(
+        op: &'static str,
+        x: &'a CpuBuffer<f32>,
+        routing: &'a Routing,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<Self> {
+        let pairs = elements(op, &[shape.tokens, shape.top_k])?;
+        Ok(Self {
+            x: x.first(op, "x", elements(op, &[pairs, dim])?)?,
+            weights: routing.weights.first(op, "weights", pairs)?,
+            top_k: shape.top_k,
+            dim,
+        })
+    }
+
+    fn cost(&self) -> usize {
+        (self.top_k + 1) * self.dim
+    }
+}
+
+/// The sums of some tokens, to where they are added or, without `add`, stored.
+struct Sums<'a> {
+    pairs: Pairs<'a>,
+    tokens: Range<usize>,
+    out: &'a mut [f32],
+    add: bool,
+}
+
+impl Kernel for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Pairs {
+            x,
+            weights,
+            top_k,
+            dim,
+        } = self.pairs;
+        for (token, out) in self.tokens.zip(self.out.chunks_exact_mut(dim)) {
+            let x = &x[token * top_k * dim..][..top_k * dim];
+            let weights = &weights[token * top_k..][..top_k];
+            for_vectors(
+                dim,
+                #[inline(always)]
+                |at, _| {
+                    let mut sum = s.zero();
+                    for (x, weight) in x.chunks_exact(dim).zip(weights) {
+                        sum = s.fma(s.splat(*weight), load_at(s, x, at), sum);
+                    }
+                    if self.add {
+                        sum = s.add(load_at(s, out, at), sum);
+                    }
+                    store_at(s, out, at, sum);
+                },
+            );
+        }
+    }
+}
+
+fn sums(exec: &Exec, pairs: Pairs<'_>, out: &mut [f32], add: bool) {
+    let dim = pairs.dim;
+    let tokens = out.len().checked_div(dim).unwrap_or(0);
+    let out = SharedMut::new(out);
+    exec.spread(tokens, pairs.cost(), |tokens, _| {
+        exec.level.run(Sums {
+            pairs,
+            // SAFETY: each token belongs to one task.
+            out: unsafe { out.part(tokens.start * dim, tokens.len() * dim) },
+            tokens,
+            add,
+        });
+    });
+}
+
+/// `out = Σ weight · x` for each token.
+pub(super) fn weighted_sum(
+    exec: &Exec,
+    x: &CpuBuffer<f32>,
+    routing: &Routing,
+    out: &mut CpuBuffer<f32>,
+    shape: RouteShape,
+    dim: usize,
+) -> Result<()> {
+    let op = "moe_weighted_sum";
+    let pairs = Pairs::of(op, x, routing, shape, dim)?;
+    let out = out.first_mut(op, "out", elements(op, &[shape.tokens, dim])?)?;
+    sums(exec, pairs, out, false);
+    Ok(())
+}
+
+/// `residual += Σ weight · x` for each token.
+pub(super) fn weighted_sum_residual(
+    exec: &Exec,
+    x: &CpuBuffer<f32>,
+    routing: &Routing,
+    residual: &mut CpuBuffer<f32>,
+    shape: RouteShape,
+    dim: usize,
+) -> Result<()> {
+    let op = "moe_weighted_sum_residual";
+    let pairs = Pairs::of(op, x, routing, shape, dim)?;
+    let residual = residual.first_mut(op, "residual", elements(op, &[shape.tokens, dim])?)?;
+    sums(exec, pairs, residual, true);
+    Ok(())
+}
+
+/// [`weighted_sum_residual`], then `out = rms_norm(residual)`.
+pub(super) fn weighted_sum_residual_norm(
+    exec: &Exec,
+    x: &CpuBuffer<f32>,
+    routing: &Routing,
+    residual: &mut CpuBuffer<f32>,
+    (weight, norm): (&CpuBuffer<f32>, NormShape),
+    out: &mut CpuBuffer<f32>,
+    shape: RouteShape,
+) -> Result<()> {
+    let op = "moe_weighted_sum_residual_norm";
+    let NormShape { rows, dim, eps } = norm;
+    require(op, rows == shape.tokens, || {
+        let tokens = shape.tokens;
+        format!("{rows} rows to norm, expected {tokens}, one for each token")
+    })?;
+    let size = elements(op, &[rows, dim])?;
+    let pairs = Pairs::of(op, x, routing, shape, dim)?;
+    let weight = weight.first(op, "weight", dim)?;
+    let residual = SharedMut::new(residual.first_mut(op, "residual", size)?);
+    let out = SharedMut::new(out.first_mut(op, "out", size)?);
+    if size == 0 {
+        return Ok(());
+    }
+    exec.spread(rows, pairs.cost() + dim, |tokens, _| {
+        let (start, len) = (tokens.start * dim, tokens.len() * dim);
+        // SAFETY: each token belongs to one task.
+        let (residual, out) = unsafe { (residual.part(start, len), out.part(start, len)) };
+        exec.level.run(Sums {
+            pairs,
+            tokens,
+            out: &mut *residual,
+            add: true,
+        });
+        exec.level.run(norm::Rms {
+            x: residual,
+            weight,
+            out,
+            eps,
+        });
+    });
+    Ok(())
+}
