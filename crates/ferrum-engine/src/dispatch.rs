@@ -9,7 +9,7 @@ use ferrum_kernels::{
     KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    Expanded, LoadProgress, Model, ModelRunner, Native, RunnerConfig, WeightForm, load_weights,
+    Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig, WeightForm, load_weights,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
@@ -275,17 +275,53 @@ impl BackendDispatch {
             (Self::Cpu(d), KvDtype::F16) => cpu_runner::<KvFp16>(d, model, config, progress)?,
             (Self::Cpu(d), KvDtype::Bf16) => cpu_runner::<KvBf16>(d, model, config, progress)?,
             (Self::Cpu(_), _) => return Err(unsupported("cpu", "f32, f16 or bf16")),
-            (Self::Gpu(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
-            (Self::Gpu(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
+            (Self::Gpu(d), KvDtype::F32) => gpu_runner::<KvF32>(d, model, config, progress)?,
+            (Self::Gpu(d), KvDtype::F16) => gpu_runner::<KvFp16>(d, model, config, progress)?,
             (Self::Gpu(d), _) => return Err(unsupported(d.info().backend, "f32 or f16")),
-            (Self::Reference(d), KvDtype::F32) => runner::<_, KvF32>(d, model, config, progress)?,
-            (Self::Reference(d), KvDtype::F16) => runner::<_, KvFp16>(d, model, config, progress)?,
-            (Self::Reference(d), KvDtype::Bf16) => runner::<_, KvBf16>(d, model, config, progress)?,
-            (Self::Reference(d), KvDtype::Fp8) => runner::<_, KvFp8>(d, model, config, progress)?,
-            (Self::Reference(d), KvDtype::Int8) => runner::<_, KvInt8>(d, model, config, progress)?,
+            (Self::Reference(d), KvDtype::F32) => {
+                plain_runner::<KvF32>(d, model, config, progress)?
+            }
+            (Self::Reference(d), KvDtype::F16) => {
+                plain_runner::<KvFp16>(d, model, config, progress)?
+            }
+            (Self::Reference(d), KvDtype::Bf16) => {
+                plain_runner::<KvBf16>(d, model, config, progress)?
+            }
+            (Self::Reference(d), KvDtype::Fp8) => {
+                plain_runner::<KvFp8>(d, model, config, progress)?
+            }
+            (Self::Reference(d), KvDtype::Int8) => {
+                plain_runner::<KvInt8>(d, model, config, progress)?
+            }
         };
         Ok(Session::new(runner))
     }
+}
+
+/// A runner on a GPU, which has no kernels for experts.
+fn gpu_runner<K: KvDtypeKind>(
+    device: &GpuBackend,
+    model: &Model,
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn StepRunner>>
+where
+    GpuBackend: BackendKvDtype<K>,
+{
+    runner::<_, K, Expanded>(device, model, config, progress)
+}
+
+/// A runner on the reference backend.
+fn plain_runner<K: KvDtypeKind>(
+    device: &ReferenceBackend,
+    model: &Model,
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn StepRunner>>
+where
+    ReferenceBackend: BackendKvDtype<K>,
+{
+    runner::<_, K, Moe<Expanded>>(device, model, config, progress)
 }
 
 /// A runner on the CPU, which keeps the blocks of models that are large enough.
@@ -299,22 +335,13 @@ where
     CpuBackend: BackendKvDtype<K>,
 {
     if model.keeps_blocks() {
-        runner_of::<_, K, Native>(device, model, config, progress)
+        runner::<_, K, Moe<Native>>(device, model, config, progress)
     } else {
-        runner::<_, K>(device, model, config, progress)
+        runner::<_, K, Moe<Expanded>>(device, model, config, progress)
     }
 }
 
-fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    device: &B,
-    model: &Model,
-    config: RunnerConfig,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn StepRunner>> {
-    runner_of::<B, K, Expanded>(device, model, config, progress)
-}
-
-fn runner_of<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
+fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
     device: &B,
     model: &Model,
     config: RunnerConfig,

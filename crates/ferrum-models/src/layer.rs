@@ -4,21 +4,30 @@
 //! `scratch.delta`, and the next norm adds it (`fused_add_rms_norm`). So a layer starts with the
 //! previous layer's output pending, and leaves its own pending.
 
+use crate::experts::{Experts, MoeScratch, MoeWidths};
 use crate::linear::Linear;
 use crate::rope::RopeTables;
-use crate::spec::{Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec};
+use crate::spec::{
+    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
+};
 use ferrum_kernels::{
     Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, KvDtypeKind, KvLayer,
     NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Rope, RowShape,
 };
-use ferrum_types::Result;
+use ferrum_types::{Error, Result};
 
 /// Weights of one layer.
 pub(crate) struct LayerWeights<B: Backend> {
     pub(crate) attn_norm: B::Buffer<f32>,
     pub(crate) attention: GqaWeights<B>,
     pub(crate) ffn_norm: B::Buffer<f32>,
-    pub(crate) feed_forward: GatedMlpWeights<B>,
+    pub(crate) feed_forward: FeedForwardWeights<B>,
+}
+
+/// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
+pub(crate) enum FeedForwardWeights<B: Backend> {
+    GatedMlp(GatedMlpWeights<B>),
+    Moe(MoeWeights<B>),
 }
 
 /// Weights of grouped-query attention.
@@ -35,6 +44,13 @@ pub(crate) struct GatedMlpWeights<B: Backend> {
     /// gate and up as one projection.
     pub(crate) gate_up: Box<dyn Linear<B>>,
     pub(crate) down: Box<dyn Linear<B>>,
+}
+
+/// Weights of a mixture of experts.
+pub(crate) struct MoeWeights<B: Backend> {
+    /// Gives a logit for each expert.
+    pub(crate) router: Box<dyn Linear<B>>,
+    pub(crate) experts: Box<dyn Experts<B>>,
 }
 
 /// Activations of a step, reused by all layers. Rows are tokens.
@@ -55,18 +71,21 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) gate_up: Act<B>,
     /// `[tokens, intermediate]`.
     pub(crate) gated: Act<B>,
+    /// For layers with experts, if there are any.
+    pub(crate) moe: Option<MoeScratch<B>>,
 }
 
-/// Elements per token of each scratch buffer, in the order of [`Scratch`]'s fields.
+/// Elements per token of each scratch buffer but `moe`, in the order of [`Scratch`]'s fields.
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
     let (mut q_dim, mut qkv_dim, mut intermediate) = (0, 0, 0);
     for layer in &spec.layers {
         let AttentionSpec::Gqa(gqa) = &layer.attention;
-        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        if let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward {
+            intermediate = intermediate.max(mlp.intermediate);
+        }
         let shape = qkv_shape(gqa, 0);
         q_dim = q_dim.max(shape.q_dim());
         qkv_dim = qkv_dim.max(shape.row_dim());
-        intermediate = intermediate.max(mlp.intermediate);
     }
     let hidden = spec.hidden_size;
     [
@@ -94,6 +113,9 @@ impl<B: Backend> Scratch<B> {
             attn: alloc(attn)?,
             gate_up: alloc(gate_up)?,
             gated: alloc(gated)?,
+            moe: MoeWidths::of(spec)
+                .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
+                .transpose()?,
         })
     }
 }
@@ -151,13 +173,19 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         ..
     } = scratch;
     B::fused_add_rms_norm(ctx, residual, delta, &weights.ffn_norm, normed, norm)?;
-    feed_forward(
-        ctx,
-        &spec.feed_forward,
-        &weights.feed_forward,
-        rows,
-        scratch,
-    )
+    match (&spec.feed_forward, &weights.feed_forward) {
+        (FeedForwardSpec::GatedMlp(mlp), FeedForwardWeights::GatedMlp(weights)) => {
+            gated_mlp_forward(ctx, mlp, weights, rows, scratch)
+        }
+        (FeedForwardSpec::Moe(_), FeedForwardWeights::Moe(weights)) => {
+            moe_forward(ctx, weights, rows, scratch)
+        }
+        // Weights are loaded by the spec, so this is a runner made of two different models.
+        _ => Err(Error::invalid(
+            "layer",
+            format!("the weights of layer {index} are not of the kind that its spec says"),
+        )),
+    }
 }
 
 /// `normed` → `delta` through attention, writing this step's keys and values.
@@ -219,15 +247,33 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         .forward(ctx, &scratch.attn, &mut scratch.delta, rows)
 }
 
-/// `normed` → `delta` through the feed-forward.
-fn feed_forward<B: Backend>(
+/// `normed` → `delta` through experts.
+fn moe_forward<B: Backend>(
     ctx: &mut B::Context,
-    spec: &FeedForwardSpec,
+    weights: &MoeWeights<B>,
+    rows: usize,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let Scratch {
+        normed, delta, moe, ..
+    } = scratch;
+    let Some(moe) = moe else {
+        let reason = "the scratch of a model without experts".to_owned();
+        return Err(Error::invalid("layer", reason));
+    };
+    // [tokens, hidden] → [tokens, experts]
+    weights.router.forward(ctx, normed, &mut moe.logits, rows)?;
+    weights.experts.forward(ctx, normed, moe, delta, rows)
+}
+
+/// `normed` → `delta` through a gated feed-forward.
+fn gated_mlp_forward<B: Backend>(
+    ctx: &mut B::Context,
+    mlp: &GatedMlpSpec,
     weights: &GatedMlpWeights<B>,
     rows: usize,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
-    let FeedForwardSpec::GatedMlp(mlp) = spec;
     let shape = RowShape {
         rows,
         dim: mlp.intermediate,

@@ -10,6 +10,7 @@
 mod batch;
 mod checkpoint;
 mod decode;
+mod experts;
 pub mod families;
 mod layer;
 mod linear;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use batch::{LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
+pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, WeightNames, family_for};
 pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
@@ -29,7 +31,7 @@ pub use plan::{MemoryPlan, memory_plan};
 pub use rope::RopeTables;
 pub use runner::{KvLayout, LayerKv, ModelRunner, RunnerConfig};
 pub use spec::{
-    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
-    NormPlacement, RopeScaling, RopeSpec,
+    Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
+    LayerSpec, MoeSpec, NormPlacement, RopeScaling, RopeSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm};

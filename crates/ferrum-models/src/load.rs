@@ -4,16 +4,19 @@
 //! before anything is allocated for them.
 
 use crate::checkpoint::{Checkpoint, block_type};
+use crate::experts::{ExpertSource, ExpertStacks};
 use crate::families::{self, Family, WeightNames};
-use crate::layer::{GatedMlpWeights, GqaWeights, LayerWeights};
+use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
 use crate::linear::{Embedding, Linear, MatrixLinear};
 use crate::plan::parameters;
 use crate::runner::DecoderWeights;
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec};
-use crate::weights::WeightForm;
+use crate::spec::{
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,
+};
+use crate::weights::{WeightForm, no_experts};
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource, TensorView};
-use ferrum_kernels::{LlmBackend, MatShape, QuantWeights};
-use ferrum_types::{Dtype, Error, Result};
+use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantPart, QuantWeights};
+use ferrum_types::{Dtype, Error, GgufQuantType, Result};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ pub struct Model {
     pub family: &'static Family,
     /// What the forward path needs to know of it.
     pub spec: DecoderSpec,
-    names: &'static WeightNames,
+    pub(crate) names: &'static WeightNames,
 }
 
 /// Called as weights arrive, with bytes of the file done and in all.
@@ -81,7 +84,7 @@ impl Model {
         Checkpoint::new(&self.source).matrix(name, shape)
     }
 
-    /// Names (less `.weight`) and shapes of all matrices, the embedding first.
+    /// Names (less `.weight`) and shapes of all matrices but the experts', the embedding first.
     pub(crate) fn matrices(&self) -> Vec<(String, MatShape)> {
         let (names, spec) = (self.names, &self.spec);
         let shape = |rows: usize, cols: usize| MatShape { rows, cols };
@@ -93,36 +96,140 @@ impl Model {
         }
         for (i, layer) in spec.layers.iter().enumerate() {
             let AttentionSpec::Gqa(gqa) = &layer.attention;
-            let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
             let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
-            for (part, shape) in [
+            let mut parts = vec![
                 (names.q, shape(q_dim, hidden)),
                 (names.k, shape(kv_dim, hidden)),
                 (names.v, shape(kv_dim, hidden)),
                 (names.attn_out, shape(hidden, q_dim)),
-                (names.gate, shape(mlp.intermediate, hidden)),
-                (names.up, shape(mlp.intermediate, hidden)),
-                (names.down, shape(hidden, mlp.intermediate)),
-            ] {
-                all.push((names.in_layer(i, part), shape));
+            ];
+            match &layer.feed_forward {
+                FeedForwardSpec::GatedMlp(mlp) => parts.extend([
+                    (names.gate, shape(mlp.intermediate, hidden)),
+                    (names.up, shape(mlp.intermediate, hidden)),
+                    (names.down, shape(hidden, mlp.intermediate)),
+                ]),
+                FeedForwardSpec::Moe(moe) => parts.push((names.router, shape(moe.experts, hidden))),
             }
+            let named = parts.into_iter();
+            all.extend(named.map(|(part, shape)| (names.in_layer(i, part), shape)));
         }
         all
     }
 
+    /// The experts of layer `index` as they lie in the file.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub(crate) fn experts(
+        &self,
+        index: usize,
+        moe: &MoeSpec,
+    ) -> Result<ExpertStacks<ExpertSource<'_>>> {
+        let (stacks, hidden) = (&self.names.experts, self.spec.hidden_size);
+        let shape = |n, k| ExpertShape {
+            experts: moe.experts,
+            n,
+            k,
+        };
+        let (wide, narrow) = (
+            shape(moe.intermediate, hidden),
+            shape(hidden, moe.intermediate),
+        );
+        let joined = stacks.joined.map(|(gate_up, down)| {
+            let name = |part| self.names.in_layer(index, part);
+            (name(gate_up), name(down))
+        });
+        let joined = joined.filter(|(gate_up, _)| self.tensors().get(gate_up).is_some());
+        let (gate, up, down) = match joined {
+            Some((gate_up, down)) => (
+                self.stack_part(&gate_up, (0, 2), wide)?,
+                self.stack_part(&gate_up, (1, 2), wide)?,
+                self.stack_part(&down, (0, 1), narrow)?,
+            ),
+            None => (
+                self.stack(index, stacks.gate, wide)?,
+                self.stack(index, stacks.up, wide)?,
+                self.stack(index, stacks.down, narrow)?,
+            ),
+        };
+        Ok(ExpertStacks {
+            gate,
+            up,
+            down,
+            hidden,
+        })
+    }
+
+    /// The matrices called `part` of all experts in a layer: one tensor, or one for each expert.
+    fn stack(&self, index: usize, part: &str, shape: ExpertShape) -> Result<ExpertSource<'_>> {
+        let ExpertShape { experts, n, k } = shape;
+        let name = self.names.in_layer(index, part);
+        if part.contains("{}") {
+            let name = |expert: usize| name.replace("{}", &expert.to_string());
+            let matrix = MatShape { rows: n, cols: k };
+            let all = (0..experts).map(|e| self.matrix(&name(e), matrix));
+            return Ok(ExpertSource::Each(all.collect::<Result<_>>()?));
+        }
+        let whole = tensor(self.tensors(), &format!("{name}.weight"), &[experts, n, k])?;
+        Ok(ExpertSource::Stack(QuantPart {
+            bytes: whole.bytes,
+            ty: float_type(self.tensors(), &whole)?,
+            rows: experts * n,
+        }))
+    }
+
+    /// Part `which` of `count` below each other in every matrix of the stack called `name`.
+    fn stack_part(
+        &self,
+        name: &str,
+        (which, count): (usize, usize),
+        shape: ExpertShape,
+    ) -> Result<ExpertSource<'_>> {
+        let ExpertShape { experts, n, k } = shape;
+        let whole = tensor(self.tensors(), name, &[experts, count * n, k])?;
+        let ty = float_type(self.tensors(), &whole)?;
+        // Checked with the tensor's shape: all parts are equally long.
+        let size = whole.bytes.len() / (experts * count);
+        let part = |bytes| QuantWeights::Gguf(QuantPart { bytes, ty, rows: n });
+        let parts = whole.bytes.chunks_exact(size.max(1));
+        let parts = parts.skip(which).step_by(count).map(part).collect();
+        Ok(ExpertSource::Each(parts))
+    }
+
     /// What of the weights is expanded to f32 by a device that computes as they are on those for
     /// which `native` holds; each scheme once, with the number of its matrices where not all are.
+    /// Experts that are a tensor each are expanded where they are not floats.
     pub fn expanded(&self, native: impl Fn(&QuantWeights<'_>) -> bool) -> Vec<String> {
         let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-        for (name, shape) in self.matrices() {
-            // A matrix that cannot be read is for the loader to report.
-            let Ok(weights) = self.matrix(&name, shape) else {
-                continue;
-            };
+        let mut count = |weights: &QuantWeights<'_>, native: bool| {
             if weights.floats().is_none() {
                 let (expanded, all) = found.entry(weights.label()).or_default();
-                *expanded += usize::from(!native(&weights));
+                *expanded += usize::from(!native);
                 *all += 1;
+            }
+        };
+        // A matrix that cannot be read is for the loader to report.
+        for (name, shape) in self.matrices() {
+            if let Ok(weights) = self.matrix(&name, shape) {
+                count(&weights, native(&weights));
+            }
+        }
+        for (i, layer) in self.spec.layers.iter().enumerate() {
+            let FeedForwardSpec::Moe(moe) = &layer.feed_forward else {
+                continue;
+            };
+            let Ok(stacks) = self.experts(i, moe) else {
+                continue;
+            };
+            for source in [stacks.gate, stacks.up, stacks.down] {
+                match source {
+                    ExpertSource::Stack(part) => {
+                        let weights = QuantWeights::Gguf(part);
+                        count(&weights, native(&weights));
+                    }
+                    ExpertSource::Each(all) => all.iter().for_each(|weights| count(weights, false)),
+                }
             }
         }
         let found = found.into_iter().filter(|(_, (expanded, _))| *expanded > 0);
@@ -154,13 +261,17 @@ impl Model {
 /// Loads all weights of a model in the form `W`.
 ///
 /// # Errors
-/// [`Error::Model`] names the tensor that is missing or has the wrong shape or type; otherwise what
-/// the device says.
+/// [`Error::Model`] names the tensor that is missing or has the wrong shape or type;
+/// [`Error::Unsupported`] for experts in a form without them; otherwise what the device says.
 pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
+    let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForwardSpec::Moe(_));
+    if !W::EXPERTS && model.spec.layers.iter().any(has_experts) {
+        return Err(no_experts::<B>());
+    }
     let total = model.tensors().total_bytes();
     let mut loader = Loader::<B, W> {
         device,
@@ -221,12 +332,16 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let names = self.model.names;
         let hidden = self.model.spec.hidden_size;
         let AttentionSpec::Gqa(gqa) = &spec.attention;
-        let FeedForwardSpec::GatedMlp(mlp) = &spec.feed_forward;
         Ok(LayerWeights {
             attn_norm: self.vector(&names.in_layer(index, names.attn_norm), hidden)?,
             attention: self.gqa(index, gqa)?,
             ffn_norm: self.vector(&names.in_layer(index, names.ffn_norm), hidden)?,
-            feed_forward: self.gated_mlp(index, mlp)?,
+            feed_forward: match &spec.feed_forward {
+                FeedForwardSpec::GatedMlp(mlp) => {
+                    FeedForwardWeights::GatedMlp(self.gated_mlp(index, mlp)?)
+                }
+                FeedForwardSpec::Moe(moe) => FeedForwardWeights::Moe(self.moe(index, moe)?),
+            },
         })
     }
 
@@ -262,6 +377,39 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             gate_up: self.linear(&parts, hidden, mlp.bias)?,
             down: self.linear(&[(&name(names.down), hidden)], mlp.intermediate, mlp.bias)?,
         })
+    }
+
+    fn moe(&mut self, index: usize, moe: &MoeSpec) -> Result<MoeWeights<B>> {
+        let (names, hidden) = (self.model.names, self.model.spec.hidden_size);
+        let router = names.in_layer(index, names.router);
+        let shape = |n, k| ExpertShape {
+            experts: moe.experts,
+            n,
+            k,
+        };
+        let (wide, narrow) = (
+            shape(moe.intermediate, hidden),
+            shape(hidden, moe.intermediate),
+        );
+        let router = self.linear(&[(&router, moe.experts)], hidden, false)?;
+        let stacks = self.model.experts(index, moe)?;
+        let stacks = ExpertStacks {
+            gate: self.stack(&stacks.gate, wide)?,
+            up: self.stack(&stacks.up, wide)?,
+            down: self.stack(&stacks.down, narrow)?,
+            hidden,
+        };
+        Ok(MoeWeights {
+            router,
+            experts: W::experts(stacks, moe),
+        })
+    }
+
+    fn stack(&mut self, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<W::Stack> {
+        let stack = W::load_stack(self.device, source, shape)?;
+        self.model.tensors().release();
+        self.advance(source.stored_bytes());
+        Ok(stack)
     }
 
     /// One projection from named parts `(name without suffix, rows)`, with the biases of all of them.
@@ -326,24 +474,11 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
 
     /// A vector on the host, in f32.
     fn values(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let view = self.tensor(name, &[len])?;
-        let values = to_f32(self.model.tensors(), &view)?;
+        let tensors = self.model.tensors();
+        let view = tensor(tensors, name, &[len])?;
+        let values = to_f32(tensors, &view)?;
         self.advance(view.bytes.len() as u64);
         Ok(values)
-    }
-
-    /// A tensor that must be there and have this shape.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>> {
-        let tensors = self.model.tensors();
-        let view = tensors.require(name)?;
-        if view.shape != shape {
-            return Err(Error::Model(format!(
-                "{}: tensor \"{name}\" has shape {:?}, expected {shape:?} from the model's config",
-                tensors.path_hint().display(),
-                view.shape
-            )));
-        }
-        Ok(view)
     }
 
     fn advance(&mut self, bytes: u64) {
@@ -352,20 +487,42 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
     }
 }
 
+/// A tensor that must be there and have this shape.
+fn tensor<'a>(
+    tensors: &'a dyn TensorSource,
+    name: &str,
+    shape: &[usize],
+) -> Result<TensorView<'a>> {
+    let view = tensors.require(name)?;
+    if view.shape != shape {
+        return Err(Error::Model(format!(
+            "{}: tensor \"{name}\" has shape {:?}, expected {shape:?} from the model's config",
+            tensors.path_hint().display(),
+            view.shape
+        )));
+    }
+    Ok(view)
+}
+
+fn wrong_tensor(tensors: &dyn TensorSource, view: &TensorView<'_>, reason: &str) -> Error {
+    let path = tensors.path_hint().display();
+    Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
+}
+
+/// The type of a tensor that must be floats or ggml blocks.
+fn float_type(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<GgufQuantType> {
+    block_type(view).ok_or_else(|| {
+        let found = view.dtype.name();
+        let reason = format!("has element type {found}, expected a float type");
+        wrong_tensor(tensors, view, &reason)
+    })
+}
+
 /// All elements in f32.
 pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<Vec<f32>> {
-    let wrong_type = |reason: String| {
-        let path = tensors.path_hint().display();
-        Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
-    };
-    let Some(ty) = block_type(view) else {
-        let found = view.dtype.name();
-        return Err(wrong_type(format!(
-            "has element type {found}, expected a float type"
-        )));
-    };
+    let ty = float_type(tensors, view)?;
     let mut values = vec![0f32; view.elements()];
     ferrum_quant::dequantize(ty, view.bytes, &mut values)
-        .map_err(|e| wrong_type(format!("cannot be expanded: {e}")))?;
+        .map_err(|e| wrong_tensor(tensors, view, &format!("cannot be expanded: {e}")))?;
     Ok(values)
 }

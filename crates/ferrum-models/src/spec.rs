@@ -70,6 +70,32 @@ pub struct GqaSpec {
 pub enum FeedForwardSpec {
     /// `down(act(gate(x)) · up(x))`.
     GatedMlp(GatedMlpSpec),
+    /// Mixture of experts: the weighted sum of some gated feed-forwards with SiLU, chosen for each
+    /// token.
+    Moe(MoeSpec),
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeSpec {
+    /// Experts.
+    pub experts: usize,
+    /// Experts chosen for each token.
+    pub top_k: usize,
+    /// Elements between the projections of one expert.
+    pub intermediate: usize,
+    /// How a router's logits become a choice and weights.
+    pub routing: ExpertRouting,
+}
+
+/// How a router's logits become a choice of experts and their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertRouting {
+    /// Softmax over all experts, of which the largest are taken.
+    Softmax {
+        /// Whether the weights of the chosen are divided by their sum.
+        renormalize: bool,
+    },
 }
 
 /// A gated feed-forward.
@@ -222,7 +248,6 @@ impl DecoderSpec {
 
     fn validate_layer(&self, layer: &LayerSpec) -> Result<(), String> {
         let AttentionSpec::Gqa(gqa) = &layer.attention;
-        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
         if gqa.heads == 0 || gqa.kv_heads == 0 || !gqa.heads.is_multiple_of(gqa.kv_heads) {
             return Err(format!(
                 "{} query heads and {} kv heads: the first must be a multiple of the second",
@@ -250,10 +275,32 @@ impl DecoderSpec {
         if gqa.sliding_window == Some(0) {
             return Err("sliding window of 0: expected at least 1".into());
         }
-        if mlp.intermediate == 0 || mlp.intermediate > 1 << 30 {
+        layer.feed_forward.validate()
+    }
+}
+
+impl FeedForwardSpec {
+    fn validate(&self) -> Result<(), String> {
+        let (experts, intermediate) = match self {
+            FeedForwardSpec::GatedMlp(mlp) => (1, mlp.intermediate),
+            FeedForwardSpec::Moe(moe) => {
+                if !(1..=1 << 16).contains(&moe.experts) {
+                    let found = moe.experts;
+                    return Err(format!("{found} experts: expected 1 to 65536"));
+                }
+                if !(1..=moe.experts).contains(&moe.top_k) {
+                    let (found, most) = (moe.top_k, moe.experts);
+                    return Err(format!(
+                        "{found} experts for each token: expected 1 to {most}"
+                    ));
+                }
+                (moe.experts, moe.intermediate)
+            }
+        };
+        // The same bound for all experts together.
+        if intermediate == 0 || intermediate > (1 << 30) / experts {
             return Err(format!(
-                "feed-forward size {} is out of range",
-                mlp.intermediate
+                "feed-forward size {intermediate} (of {experts}) is out of range"
             ));
         }
         Ok(())

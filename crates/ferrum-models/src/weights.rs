@@ -2,17 +2,25 @@
 //!
 //! A form is a choice at load; the forward path sees [`Linear`](crate::Linear) and [`Embedding`] only.
 
+use crate::experts::{ExpertSource, ExpertStacks, Experts};
+use crate::spec::MoeSpec;
 use ferrum_kernels::{
-    Act, Backend, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights, RowShape,
-    WeightPart,
+    Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
+    RowShape, WeightPart,
 };
 use ferrum_types::{Error, Result, SrcDtype};
 use std::borrow::Cow;
+use std::convert::Infallible;
 
 /// How matrices are loaded and used.
 pub trait WeightForm<B: Backend>: 'static {
     /// A matrix on the device.
     type Matrix: Send + Sync;
+    /// A stack of expert matrices on the device; [`Infallible`] where there are no kernels for them.
+    type Stack: Send + Sync;
+
+    /// Whether experts are loaded in this form.
+    const EXPERTS: bool;
 
     /// Loads one matrix from parts, one below the other, with rows of `cols` numbers.
     ///
@@ -37,6 +45,43 @@ pub trait WeightForm<B: Backend>: 'static {
         out: &mut Act<B>,
         shape: RowShape,
     ) -> Result<()>;
+
+    /// Loads one stack of expert matrices.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); `Unsupported` where there are no kernels for experts.
+    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape)
+    -> Result<Self::Stack>;
+
+    /// The experts of one layer, of stacks that were loaded.
+    fn experts(stacks: ExpertStacks<Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
+}
+
+/// What a backend without expert kernels says.
+pub(crate) fn no_experts<B: Backend>() -> Error {
+    Error::Unsupported {
+        op: "load_experts",
+        backend: B::NAME,
+        reason: "it has no kernels for mixtures of experts".into(),
+        hint: "use --backend cpu".into(),
+    }
+}
+
+/// The expert part of a [`WeightForm`] that has none.
+macro_rules! without_experts {
+    ($b:ty) => {
+        type Stack = Infallible;
+
+        const EXPERTS: bool = false;
+
+        fn load_stack(_: &$b, _: &ExpertSource<'_>, _: ExpertShape) -> Result<Infallible> {
+            Err(no_experts::<$b>())
+        }
+
+        fn experts(stacks: ExpertStacks<Infallible>, _: &MoeSpec) -> Box<dyn Experts<$b>> {
+            match stacks.gate {}
+        }
+    };
 }
 
 /// Floats as they are in the file, all else expanded to f32: for every backend.
@@ -59,6 +104,7 @@ pub enum NativeMatrix<B: QuantLlmBackend> {
 
 impl<B: LlmBackend> WeightForm<B> for Expanded {
     type Matrix = B::Weight;
+    without_experts!(B);
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<B::Weight> {
         let dense = parts
@@ -102,6 +148,7 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
 
 impl<B: QuantLlmBackend> WeightForm<B> for Native {
     type Matrix = NativeMatrix<B>;
+    without_experts!(B);
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<NativeMatrix<B>> {
         let blocks: Option<Vec<QuantPart<'_>>> = parts
@@ -156,7 +203,10 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
 }
 
 /// A part's bytes in a dtype that every backend can load: floats as they are, the rest in f32.
-fn dense_bytes<'a>(part: &QuantWeights<'a>, cols: usize) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
+pub(crate) fn dense_bytes<'a>(
+    part: &QuantWeights<'a>,
+    cols: usize,
+) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
     if let (Some(dtype), QuantWeights::Gguf(part)) = (part.floats(), part) {
         return Ok((Cow::Borrowed(part.bytes), dtype));
     }

@@ -6,9 +6,9 @@ mod support;
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, LlmBackend};
-use ferrum_models::{KvLayout, LogitRows, Model, SeqStep, StepBatch};
+use ferrum_models::{Expanded, KvLayout, LogitRows, Model, Moe, SeqStep, StepBatch, WeightForm};
 use ferrum_types::TokenId;
-use support::{blocks, expected, fixtures, logits_in_chunks, open, runner};
+use support::{blocks, expected, fixtures, logits_in_chunks, open, runner_in};
 
 const LAYOUTS: [KvLayout; 4] = [
     KvLayout::Contiguous,
@@ -18,23 +18,28 @@ const LAYOUTS: [KvLayout; 4] = [
 ];
 
 /// A family each, a window and length-dependent RoPE.
-const MODELS: [&str; 5] = [
+const MODELS: [&str; 7] = [
     "llama3-tied",
     "mistral-window",
     "llama-dynamic",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-sparse",
 ];
 
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-fn check<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(device: &B, name: &str) {
+fn check<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
+    device: &B,
+    name: &str,
+) {
     let model = open(&fixtures().join(name));
     let tokens = expected(&fixtures().join(name).join("expected.safetensors")).tokens;
-    let whole =
-        |layout| logits_in_chunks(&mut runner::<B, K>(device, &model, layout), &tokens, &[96]);
+    let runner = |layout| runner_in::<B, K, W>(device, &model, layout);
+    let whole = |layout| logits_in_chunks(&mut runner(layout), &tokens, &[96]);
     let base = bits(&whole(KvLayout::Contiguous));
     for layout in LAYOUTS {
         assert_eq!(
@@ -43,7 +48,7 @@ fn check<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(device: &B, name: &s
             "{name}: {layout:?} and contiguous"
         );
         for chunks in [&[1usize][..], &[5], &[17, 1, 3]] {
-            let mut runner = runner::<B, K>(device, &model, layout);
+            let mut runner = runner(layout);
             let found = logits_in_chunks(&mut runner, &tokens, chunks);
             assert_eq!(
                 bits(&found),
@@ -52,18 +57,18 @@ fn check<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(device: &B, name: &s
             );
         }
     }
-    batch_of_four::<B, K>(device, &model, &tokens, &base);
+    batch_of_four::<B, K, W>(device, &model, &tokens, &base);
 }
 
 /// Four sequences at different points of their lives in one step: a whole prompt, a chunk of one, a
 /// decode, and one without tokens.
-fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
     device: &B,
     model: &Model,
     tokens: &[TokenId],
     alone: &[u32],
 ) {
-    let mut runner = runner::<B, K>(device, model, KvLayout::Paged { block_size: 8 });
+    let mut runner = runner_in::<B, K, W>(device, model, KvLayout::Paged { block_size: 8 });
     let vocab = model.spec.vocab_size;
     let pool = runner.pool().blocks;
     let tables: Vec<_> = (0..4).map(|slot| blocks(pool, slot)).collect();
@@ -98,8 +103,8 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 fn gpu_results_do_not_depend_on_company() {
     match GpuBackend::open(0) {
         Ok(device) => {
-            check::<_, KvF32>(&device, "mistral-window");
-            check::<_, KvFp16>(&device, "qwen3");
+            check::<_, KvF32, Expanded>(&device, "mistral-window");
+            check::<_, KvFp16, Expanded>(&device, "qwen3");
         }
         Err(e) => println!("skipped: {e}"),
     }
@@ -109,7 +114,7 @@ fn gpu_results_do_not_depend_on_company() {
 fn cpu_results_do_not_depend_on_company() {
     let device = CpuBackend::open(0).unwrap();
     for name in MODELS {
-        check::<_, KvF32>(&device, name);
-        check::<_, KvFp16>(&device, name);
+        check::<_, KvF32, Moe<Expanded>>(&device, name);
+        check::<_, KvFp16, Moe<Expanded>>(&device, name);
     }
 }

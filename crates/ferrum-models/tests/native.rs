@@ -6,10 +6,12 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{Backend, BackendQuantMarlin, KvF32};
-use ferrum_models::{Expanded, KvLayout, Native};
+use ferrum_models::{Expanded, KvLayout, Moe, Native};
 use std::path::Path;
 use support::{expected, fixtures, logits_in_chunks, open, runner_in};
 
+/// Fixtures with files of blocks; the second has experts.
+const NAMES: [&str; 2] = ["llama-quantized", "qwen3-moe-quantized"];
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 
 /// `[rows, vocab]` logits as log probabilities.
@@ -38,19 +40,21 @@ fn compare(p: &[f32], q: &[f32], vocab: usize) -> (f64, f64) {
 #[test]
 fn blocks_are_close_to_themselves_in_f32() {
     let device = CpuBackend::open(0).unwrap();
-    for ty in ["q8_0", "q4_0"] {
-        let dir = fixtures().join("llama-quantized");
+    let types = |name| ["q8_0", "q4_0"].map(|ty| (name, ty));
+    let cases = NAMES.map(types);
+    for (name, ty) in cases.into_iter().flatten() {
+        let dir = fixtures().join(name);
         let model = open(&dir.join(format!("model-{ty}.gguf")));
         let whole = expected(&dir.join(format!("expected-{ty}.safetensors")));
-        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, LAYOUT);
         let found = logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX]);
         let (kl, same) = compare(&whole.logits, &found, model.spec.vocab_size);
         println!(
-            "{ty}: KL {kl:.2e}, same best token in {:.0} %",
+            "{name} {ty}: KL {kl:.2e}, same best token in {:.0} %",
             100.0 * same
         );
-        assert!(kl < 1e-2, "{ty}: KL {kl}");
-        assert!(same >= 0.8, "{ty}: {same}");
+        assert!(kl < 1e-2, "{name} {ty}: KL {kl}");
+        assert!(same >= 0.8, "{name} {ty}: {same}");
     }
 }
 
@@ -148,9 +152,11 @@ fn layers_give_the_same_bits_in_chunks_and_at_every_level() {
 
 #[test]
 fn blocks_give_the_same_bits_in_chunks_and_at_every_level() {
-    let path = fixtures().join("llama-quantized");
-    let expected = path.join("expected-q4_0.safetensors");
-    same_bits(&path.join("model-q4_0.gguf"), &expected);
+    for name in NAMES {
+        let path = fixtures().join(name);
+        let expected = path.join("expected-q4_0.safetensors");
+        same_bits(&path.join("model-q4_0.gguf"), &expected);
+    }
 }
 
 fn same_bits(path: &Path, expectation: &Path) {
@@ -163,7 +169,7 @@ fn same_bits(path: &Path, expectation: &Path) {
             threads: Some(2),
         };
         let device = CpuBackend::with_config(config).unwrap();
-        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, LAYOUT);
         for chunks in [&[usize::MAX][..], &[1], &[5], &[17, 1, 3]] {
             let found = logits_in_chunks(&mut runner, &tokens, chunks);
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

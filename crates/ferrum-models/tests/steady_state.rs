@@ -5,10 +5,10 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
-use ferrum_models::{KvLayout, LogitRows, Native, SeqStep, StepBatch};
+use ferrum_models::{Expanded, KvLayout, LogitRows, Moe, Native, SeqStep, StepBatch};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::{blocks, fixtures, open, runner, runner_in};
+use support::{blocks, fixtures, open, runner_in};
 
 struct Counting;
 
@@ -39,18 +39,30 @@ fn a_steady_decode_step_allocates_nothing() {
         ..Default::default()
     })
     .unwrap();
-    for name in ["llama3-tied", "qwen3", "mistral-window", "qwen2"] {
+    let names = [
+        "llama3-tied",
+        "qwen3",
+        "mistral-window",
+        "qwen2",
+        "qwen3-moe",
+    ];
+    for name in names {
         let model = open(&fixtures().join(name));
         let layout = KvLayout::Paged { block_size: 16 };
-        check(name, runner::<_, KvF32>(&device, &model, layout));
-        check(name, runner::<_, KvFp16>(&device, &model, layout));
+        let float = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        check(name, float);
+        let half = runner_in::<_, KvFp16, Moe<Expanded>>(&device, &model, layout);
+        check(name, half);
     }
-    let model = open(&fixtures().join("llama-quantized/model-q4_0.gguf"));
-    let layout = KvLayout::Paged { block_size: 16 };
-    let native = runner_in::<_, KvFp16, Native>(&device, &model, layout);
-    check("q4_0", native);
+    for name in ["llama-quantized", "qwen3-moe-quantized"] {
+        let model = open(&fixtures().join(name).join("model-q4_0.gguf"));
+        let layout = KvLayout::Paged { block_size: 16 };
+        let native = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);
+        check(&format!("{name} in Q4_0"), native);
+    }
     let model = open(&fixtures().join("llama-gptq4-order"));
-    let native = runner_in::<_, KvFp16, Native>(&device, &model, layout);
+    let layout = KvLayout::Paged { block_size: 16 };
+    let native = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);
     check("gptq4-order", native);
 }
 

@@ -94,16 +94,25 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
     let mut groups: Vec<(usize, String)> = Vec::new();
     for layer in &spec.layers {
         let AttentionSpec::Gqa(gqa) = &layer.attention;
-        let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward;
+        let (feed_forward, mlp_bias) = match &layer.feed_forward {
+            FeedForwardSpec::GatedMlp(mlp) => {
+                let (size, activation) = (mlp.intermediate, mlp.activation);
+                (format!("gated MLP of {size} ({activation:?})"), mlp.bias)
+            }
+            FeedForwardSpec::Moe(moe) => {
+                let (top_k, all, size) = (moe.top_k, moe.experts, moe.intermediate);
+                (format!("{top_k} of {all} experts of {size}"), false)
+            }
+        };
         let mut text = format!(
-            "{} heads, {} kv heads of {}, gated MLP of {} ({:?})",
-            gqa.heads, gqa.kv_heads, gqa.head_dim, mlp.intermediate, mlp.activation
+            "{} heads, {} kv heads of {}, {feed_forward}",
+            gqa.heads, gqa.kv_heads, gqa.head_dim
         );
         for (there, name) in [
             (gqa.qk_norm, "q/k norm"),
             (gqa.qkv_bias, "qkv bias"),
             (gqa.out_bias, "output bias"),
-            (mlp.bias, "MLP bias"),
+            (mlp_bias, "MLP bias"),
         ] {
             if there {
                 text += &format!(", {name}");

@@ -3,6 +3,7 @@
 
 mod attention;
 mod matrices;
+mod moe;
 mod rows;
 
 use super::{CpuBackend, CpuConfig, Isa};

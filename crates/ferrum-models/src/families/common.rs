@@ -97,8 +97,9 @@ pub(super) fn from_gguf(
     let AttentionSpec::Gqa(gqa) = &mut layer.attention;
     gqa.qkv_bias = has("blk.0.attn_q.bias");
     gqa.out_bias = has("blk.0.attn_output.bias");
-    let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward;
-    mlp.bias = has("blk.0.ffn_gate.bias");
+    if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
+        mlp.bias = has("blk.0.ffn_gate.bias");
+    }
     let mut spec = DecoderSpec {
         family,
         vocab_size: vocab_size(gguf)?,

@@ -1,7 +1,8 @@
 //! Llama 2 and 3.x, and everything saved under their name.
 
-use super::Family;
 use super::common::{self, HfDefaults};
+use super::experts;
+use super::{Family, names};
 use crate::spec::{DecoderSpec, FeedForwardSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -11,7 +12,8 @@ pub(super) static FAMILY: Family = Family {
     name: "llama",
     hf_architectures: &["LlamaForCausalLM"],
     hf_model_types: &["llama"],
-    // Mistral's GGUF files say "llama" too; they differ only by values.
+    hf_names: &names::HF_NAMES,
+    // Mistral's and Mixtral's GGUF files say "llama" too; they differ only by values.
     gguf_architectures: &["llama"],
     from_hf,
     from_gguf,
@@ -31,13 +33,16 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     });
     let mlp_bias = config.bool("mlp_bias")?.unwrap_or(false);
     for layer in &mut spec.layers {
-        let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward;
-        mlp.bias = mlp_bias;
+        if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
+            mlp.bias = mlp_bias;
+        }
     }
     Ok(spec)
 }
 
-fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+pub(super) fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     // Converters reorder the rows of q and k so that rotated pairs are neighbours.
-    common::from_gguf("llama", gguf, RopeStyle::Interleaved)
+    let mut spec = common::from_gguf("llama", gguf, RopeStyle::Interleaved)?;
+    experts::place_gguf(gguf, &mut spec)?;
+    Ok(spec)
 }

@@ -1,7 +1,7 @@
 //! Mistral: Llama with a sliding window in every layer.
 
-use super::Family;
 use super::common::{self, HfDefaults};
+use super::{Family, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -11,6 +11,7 @@ pub(super) static FAMILY: Family = Family {
     name: "mistral",
     hf_architectures: &["MistralForCausalLM"],
     hf_model_types: &["mistral"],
+    hf_names: &names::HF_NAMES,
     gguf_architectures: &["mistral"],
     from_hf,
     from_gguf,

@@ -5,11 +5,14 @@
 //! differs. See `docs/adding-a-model.md`.
 
 mod common;
+mod experts;
 mod llama;
 mod mistral;
+mod mixtral;
 mod names;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 
 pub use names::WeightNames;
@@ -27,6 +30,8 @@ pub struct Family {
     pub hf_architectures: &'static [&'static str],
     /// Values of `model_type` in `config.json`, for configs without `architectures`.
     pub hf_model_types: &'static [&'static str],
+    /// Names of weights in Hugging Face folders.
+    pub hf_names: &'static WeightNames,
     /// Values of `general.architecture` in GGUF files.
     pub gguf_architectures: &'static [&'static str],
     /// Reads `config.json`.
@@ -39,8 +44,10 @@ pub struct Family {
 pub static FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &mistral::FAMILY,
+    &mixtral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
 ];
 
 /// The family of an opened model.
@@ -86,7 +93,7 @@ pub(crate) fn read_spec(
         ModelSource::Hf(folder) => {
             crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
-            let names = &names::HF_NAMES;
+            let names = family.hf_names;
             // As in transformers, an output projection of its own in the file wins over the config.
             spec.tie_embeddings &= !differ(&folder.tensors, names.embedding, names.lm_head);
             let quantised = ["qweight", "weight_packed"].map(|s| format!("{}.{s}", names.lm_head));

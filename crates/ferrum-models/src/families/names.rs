@@ -33,6 +33,23 @@ pub struct WeightNames {
     pub up: &'static str,
     /// Down projection.
     pub down: &'static str,
+    /// Router of experts.
+    pub router: &'static str,
+    /// The experts.
+    pub experts: ExpertNames,
+}
+
+/// Names of a layer's experts.
+#[derive(Debug)]
+pub struct ExpertNames {
+    /// Gate projection: a stack, or that of expert `{}`.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// Stacks `(gate above up, down)`, whole names, that some files have instead.
+    pub joined: Option<(&'static str, &'static str)>,
 }
 
 impl WeightNames {
@@ -43,7 +60,9 @@ impl WeightNames {
 }
 
 /// Hugging Face names of Llama and those who followed it.
-pub(super) static HF_NAMES: WeightNames = WeightNames {
+pub(super) static HF_NAMES: WeightNames = HF;
+
+const HF: WeightNames = WeightNames {
     embedding: "model.embed_tokens",
     final_norm: "model.norm",
     lm_head: "lm_head",
@@ -59,6 +78,25 @@ pub(super) static HF_NAMES: WeightNames = WeightNames {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
+    router: "mlp.gate",
+    experts: ExpertNames {
+        gate: "mlp.experts.{}.gate_proj",
+        up: "mlp.experts.{}.up_proj",
+        down: "mlp.experts.{}.down_proj",
+        joined: Some(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
+    },
+};
+
+/// Hugging Face names of Mixtral.
+pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
+    router: "block_sparse_moe.gate",
+    experts: ExpertNames {
+        gate: "block_sparse_moe.experts.{}.w1",
+        up: "block_sparse_moe.experts.{}.w3",
+        down: "block_sparse_moe.experts.{}.w2",
+        joined: None,
+    },
+    ..HF
 };
 
 /// Names in GGUF files.
@@ -78,4 +116,11 @@ pub(super) static GGUF_NAMES: WeightNames = WeightNames {
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",
+    router: "ffn_gate_inp",
+    experts: ExpertNames {
+        gate: "ffn_gate_exps",
+        up: "ffn_up_exps",
+        down: "ffn_down_exps",
+        joined: None,
+    },
 };

@@ -1,7 +1,7 @@
 //! Qwen 2 and 2.5: biases on q, k and v; windows in the upper layers, if at all.
 
-use super::Family;
 use super::common::{self, HfDefaults};
+use super::{Family, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -11,6 +11,7 @@ pub(super) static FAMILY: Family = Family {
     name: "qwen2",
     hf_architectures: &["Qwen2ForCausalLM"],
     hf_model_types: &["qwen2"],
+    hf_names: &names::HF_NAMES,
     gguf_architectures: &["qwen2"],
     from_hf,
     from_gguf,

@@ -1,7 +1,7 @@
 //! Qwen 3 (dense): RMS norm of each q and k head before rotation, no biases by default.
 
-use super::Family;
 use super::common::{self, HfDefaults};
+use super::{Family, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -11,6 +11,7 @@ pub(super) static FAMILY: Family = Family {
     name: "qwen3",
     hf_architectures: &["Qwen3ForCausalLM"],
     hf_model_types: &["qwen3"],
+    hf_names: &names::HF_NAMES,
     gguf_architectures: &["qwen3"],
     from_hf,
     from_gguf,

@@ -4,8 +4,8 @@
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    Expanded, KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch,
-    WeightForm, load_weights, read_model,
+    KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch, WeightForm,
+    load_weights, read_model,
 };
 use ferrum_types::{BlockId, TokenId};
 use safetensors::SafeTensors;
@@ -74,15 +74,7 @@ pub(crate) fn config(layout: KvLayout) -> RunnerConfig {
     }
 }
 
-pub(crate) fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    device: &B,
-    model: &Model,
-    layout: KvLayout,
-) -> ModelRunner<B, K> {
-    runner_in::<B, K, Expanded>(device, model, layout)
-}
-
-/// [`runner`] with weights in the form `W`.
+/// A runner with weights in the form `W`.
 pub(crate) fn runner_in<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
     device: &B,
     model: &Model,

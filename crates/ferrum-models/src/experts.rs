@@ -1,0 +1,266 @@
+//! Experts of a feed-forward: their stacks on a device, and a step through them.
+//!
+//! Only forms of weights with expert kernels ([`Moe`]) make [`Experts`]; the forward path sees those
+//! alone, so it is the same code on backends that have no such kernels.
+
+use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
+use crate::weights::{Expanded, Native, WeightForm, dense_bytes};
+use ferrum_kernels::{
+    Act, Backend, BackendMoeFused, BackendQuantExperts, ExpertInput, ExpertShape, GemmShape,
+    LlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape, RowShape, WeightPart,
+};
+use ferrum_types::Result;
+use std::marker::PhantomData;
+
+/// The experts of one layer.
+pub trait Experts<B: Backend>: Send + Sync {
+    /// `out[tokens, hidden]` = the weighted sum of what the chosen experts make of `x` (the same
+    /// shape); the router's logits are in `scratch`.
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        scratch: &mut MoeScratch<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()>;
+}
+
+/// The matrices `[n, k]` of a layer's experts, as they lie in a file.
+pub enum ExpertSource<'a> {
+    /// One tensor `[experts, n, k]`, as `experts · n` rows.
+    Stack(QuantPart<'a>),
+    /// A matrix, or a part of a tensor, for each expert.
+    Each(Vec<QuantWeights<'a>>),
+}
+
+impl ExpertSource<'_> {
+    /// Bytes in the file.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        match self {
+            ExpertSource::Stack(part) => part.bytes.len() as u64,
+            ExpertSource::Each(all) => all.iter().map(|one| one.stored_bytes() as u64).sum(),
+        }
+    }
+}
+
+/// A form of weights in which stacks of experts are loaded too.
+pub trait StackForm<B: BackendMoeFused> {
+    /// Loads one stack.
+    ///
+    /// # Errors
+    /// As [`WeightForm::load`].
+    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts>;
+}
+
+impl<B: BackendMoeFused> StackForm<B> for Expanded {
+    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
+        load_expanded(device, source, shape)
+    }
+}
+
+/// A stack of floats as they are in the file, all else expanded.
+fn load_expanded<B: BackendMoeFused>(
+    device: &B,
+    source: &ExpertSource<'_>,
+    shape: ExpertShape,
+) -> Result<B::Experts> {
+    let all = match source {
+        ExpertSource::Stack(part) => {
+            let (bytes, dtype) = dense_bytes(&QuantWeights::Gguf(*part), shape.k)?;
+            return device.load_experts(&bytes, dtype, shape);
+        }
+        ExpertSource::Each(all) => all,
+    };
+    let dense = all.iter().map(|one| dense_bytes(one, shape.k));
+    let dense = dense.collect::<Result<Vec<_>>>()?;
+    let part = |(bytes, dtype)| WeightPart {
+        bytes,
+        dtype,
+        rows: shape.n,
+    };
+    let parts: Vec<_> = dense.iter().map(|(b, d)| part((&**b, *d))).collect();
+    device.load_expert_parts(&parts, shape.k)
+}
+
+impl<B: BackendQuantExperts> StackForm<B> for Native {
+    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
+        match source {
+            ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
+            ExpertSource::Each(_) => load_expanded(device, source, shape),
+        }
+    }
+}
+
+/// The form `W`, and stacks of experts in it: for backends with expert kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Moe<W>(PhantomData<W>);
+
+impl<B, W> WeightForm<B> for Moe<W>
+where
+    B: LlmBackend + BackendMoeFused,
+    W: WeightForm<B> + StackForm<B>,
+{
+    type Matrix = W::Matrix;
+    type Stack = B::Experts;
+
+    const EXPERTS: bool = true;
+
+    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
+        W::load(device, parts, cols)
+    }
+
+    fn gemm(
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        matrix: &W::Matrix,
+        out: &mut Act<B>,
+        shape: GemmShape,
+    ) -> Result<()> {
+        W::gemm(ctx, x, matrix, out, shape)
+    }
+
+    fn lookup(
+        ctx: &mut B::Context,
+        table: &W::Matrix,
+        ids: &B::Buffer<i32>,
+        out: &mut Act<B>,
+        shape: RowShape,
+    ) -> Result<()> {
+        W::lookup(ctx, table, ids, out, shape)
+    }
+
+    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
+        <W as StackForm<B>>::load_stack(device, source, shape)
+    }
+
+    fn experts(stacks: ExpertStacks<B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {
+        let spec = spec.clone();
+        Box::new(StackedExperts { stacks, spec })
+    }
+}
+
+/// The three stacks of a layer's experts.
+pub struct ExpertStacks<T> {
+    /// `[experts, intermediate, hidden]`.
+    pub gate: T,
+    /// `[experts, intermediate, hidden]`.
+    pub up: T,
+    /// `[experts, hidden, intermediate]`.
+    pub down: T,
+    /// Elements of the residual stream.
+    pub hidden: usize,
+}
+
+/// [`Experts`] by the kernels of a backend.
+struct StackedExperts<T> {
+    stacks: ExpertStacks<T>,
+    spec: MoeSpec,
+}
+
+impl<B: BackendMoeFused> Experts<B> for StackedExperts<B::Experts> {
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        scratch: &mut MoeScratch<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()> {
+        let Self { stacks, spec } = self;
+        let ExpertRouting::Softmax { renormalize } = spec.routing;
+        let route = RouteShape {
+            tokens,
+            experts: spec.experts,
+            top_k: spec.top_k,
+            renormalize,
+            scale: 1.0,
+        };
+        let shape = |n, k| MoeShape {
+            tokens,
+            top_k: spec.top_k,
+            experts: ExpertShape {
+                experts: spec.experts,
+                n,
+                k,
+            },
+        };
+        let (hidden, inner) = (stacks.hidden, spec.intermediate);
+        let MoeScratch {
+            logits,
+            routing,
+            gated,
+            pairs,
+        } = scratch;
+        B::route_topk_softmax(ctx, logits, routing, route)?;
+        B::compute_ids_tpe(ctx, routing, route)?;
+        // [tokens, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
+        let gate_up = (&stacks.gate, &stacks.up);
+        B::moe_gate_up_silu(ctx, x, gate_up, routing, gated, shape(inner, hidden))?;
+        let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
+        B::moe_gemm(ctx, gated, input, &stacks.down, routing, pairs, down)?;
+        B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden)
+    }
+}
+
+/// What a step through experts needs for a moment, reused by all layers.
+pub struct MoeScratch<B: Backend> {
+    /// `[tokens, experts]`.
+    pub(crate) logits: Act<B>,
+    routing: MoeRouting<B>,
+    /// `[pairs, intermediate]`.
+    gated: Act<B>,
+    /// `[pairs, hidden]`: what each expert gave.
+    pairs: Act<B>,
+}
+
+/// Largest sizes among the layers with experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MoeWidths {
+    experts: usize,
+    top_k: usize,
+    /// Elements of a token's pairs between the projections.
+    gated: usize,
+    /// Elements of a token's pairs.
+    pairs: usize,
+}
+
+impl MoeWidths {
+    /// `None` for a model without experts.
+    pub(crate) fn of(spec: &DecoderSpec) -> Option<Self> {
+        let mut widths: Option<Self> = None;
+        for layer in &spec.layers {
+            if let FeedForwardSpec::Moe(moe) = &layer.feed_forward {
+                let all = widths.get_or_insert_default();
+                all.experts = all.experts.max(moe.experts);
+                all.top_k = all.top_k.max(moe.top_k);
+                all.gated = all.gated.max(moe.top_k * moe.intermediate);
+                all.pairs = all.pairs.max(moe.top_k * spec.hidden_size);
+            }
+        }
+        widths
+    }
+
+    /// Elements that a token takes in [`MoeScratch`].
+    pub(crate) fn elements(self) -> usize {
+        self.experts + 3 * self.top_k + self.gated + self.pairs
+    }
+
+    /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, and their
+    /// products with gate and up.
+    pub(crate) fn packed(self) -> usize {
+        self.pairs + 2 * self.gated
+    }
+}
+
+impl<B: Backend> MoeScratch<B> {
+    pub(crate) fn alloc(device: &B, widths: MoeWidths, max_tokens: usize) -> Result<Self> {
+        let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
+        Ok(Self {
+            logits: alloc(widths.experts)?,
+            routing: MoeRouting::alloc(device, max_tokens, widths.experts, widths.top_k)?,
+            gated: alloc(widths.gated)?,
+            pairs: alloc(widths.pairs)?,
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! Qwen 3 with experts: the attention of Qwen 3; feed-forwards of experts in all layers, or in every
+//! `decoder_sparse_step`-th one that `mlp_only_layers` does not name.
+
+use super::common::{self, HfDefaults};
+use super::experts::{self, HfExperts};
+use super::{Family, names};
+use crate::spec::DecoderSpec;
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "qwen3moe",
+    hf_architectures: &["Qwen3MoeForCausalLM"],
+    hf_model_types: &["qwen3_moe"],
+    hf_names: &names::HF_NAMES,
+    gguf_architectures: &["qwen3moe"],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        kv_heads: Some(4),
+        head_dim: None,
+        max_position: 32_768,
+    };
+    let mut spec = common::from_hf("qwen3moe", config, &defaults)?;
+    let bias = config.bool("attention_bias")?.unwrap_or(false);
+    let window = if config.bool("use_sliding_window")?.unwrap_or(false) {
+        let unstated = (!config.has("sliding_window")).then_some(4096);
+        config.usize("sliding_window")?.or(unstated)
+    } else {
+        None
+    };
+    common::each_gqa(&mut spec, |_, gqa| {
+        gqa.qk_norm = true;
+        gqa.qkv_bias = bias;
+        gqa.out_bias = bias;
+        // Unlike the dense Qwen 3, all layers have it.
+        gqa.sliding_window = window;
+    });
+    let defaults = HfExperts {
+        experts: 128,
+        top_k: 8,
+        intermediate: 768,
+        renormalize: false,
+    };
+    let moe = experts::from_hf(config, &defaults)?;
+    let dense = config.usizes("mlp_only_layers")?.unwrap_or_default();
+    let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
+    if step == 0 {
+        return Err(config
+            .field_error("decoder_sparse_step", "at least 1")
+            .into());
+    }
+    experts::place(&mut spec, &moe, |i| {
+        moe.experts > 0 && (i + 1).is_multiple_of(step) && !dense.contains(&i)
+    })?;
+    Ok(spec)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    let mut spec = common::from_gguf("qwen3moe", gguf, RopeStyle::HalfSplit)?;
+    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
+    experts::place_gguf(gguf, &mut spec)?;
+    Ok(spec)
+}
