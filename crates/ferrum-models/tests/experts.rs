@@ -1,0 +1,140 @@
+//! Experts in the other forms that files have them in, what configs mean, and what plans count.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_formats::ModelSource;
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::{Backend, KvF32};
+use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, Moe, read_model};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use support::{expected, fixtures, logits_in_chunks, open, runner_in};
+
+const EXPERTS: usize = 8;
+
+/// Bytes of some experts' matrices `part`, one after the other.
+fn stacked(file: &SafeTensors<'_>, layer: usize, parts: &[&str]) -> Vec<u8> {
+    let name = |e, part| format!("model.layers.{layer}.mlp.experts.{e}.{part}.weight");
+    let experts = 0..EXPERTS;
+    let of = |e| {
+        parts
+            .iter()
+            .flat_map(move |part| file.tensor(&name(e, part)).unwrap().data())
+    };
+    experts.flat_map(of).copied().collect()
+}
+
+/// The fixture with gate above up of all experts in one tensor, and down in another.
+fn write_joined(from: &Path, to: &Path) {
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for (name, tensor) in file.tensors() {
+        if !name.contains(".experts.") {
+            tensors.insert(name, (tensor.shape().to_vec(), tensor.data().to_vec()));
+        }
+    }
+    for layer in 0..3 {
+        let name = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}");
+        let gate_up = stacked(&file, layer, &["gate_proj", "up_proj"]);
+        tensors.insert(name("gate_up_proj"), (vec![EXPERTS, 44, 36], gate_up));
+        let down = stacked(&file, layer, &["down_proj"]);
+        tensors.insert(name("down_proj"), (vec![EXPERTS, 36, 22], down));
+    }
+    let views = tensors.iter().map(|(name, (shape, data))| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), data).unwrap();
+        (name.clone(), view)
+    });
+    serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    std::fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
+}
+
+#[test]
+fn joined_stacks_are_the_same_model() {
+    let from = fixtures().join("qwen3-moe");
+    let dir = tempfile::tempdir().unwrap();
+    write_joined(&from, dir.path());
+    let device = CpuBackend::open(0).unwrap();
+    let tokens = expected(&from.join("expected.safetensors")).tokens;
+    let logits = |path: &Path| {
+        let model = open(path);
+        let layout = KvLayout::Contiguous;
+        let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        logits_in_chunks(&mut runner, &tokens, &[usize::MAX])
+    };
+    assert!(logits(&from) == logits(dir.path()));
+}
+
+/// Opens a fixture whose config was changed.
+fn changed(fixture: &str, change: impl Fn(&mut Value)) -> Result<Model, String> {
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixtures().join(fixture)).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(&path, config.to_string()).unwrap();
+    read_model(ModelSource::open(dir.path()).unwrap()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn layers_have_experts_where_the_config_says() {
+    let places = |model: Model| {
+        let layers = model.spec.layers.iter();
+        let has = layers.map(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)));
+        has.collect::<Vec<_>>()
+    };
+    let sparse = |change: fn(&mut Value)| places(changed("qwen3-moe-sparse", change).unwrap());
+    let (yes, no) = (true, false);
+    assert_eq!(sparse(|_| ()), [no, yes, no, no, no, yes]);
+    assert_eq!(
+        sparse(|c| c["decoder_sparse_step"] = json!(3)),
+        [no, no, yes, no, no, yes]
+    );
+    assert_eq!(
+        sparse(|c| c["mlp_only_layers"] = json!([])),
+        [no, yes, no, yes, no, yes]
+    );
+}
+
+#[test]
+fn configs_that_cannot_be_are_refused() {
+    let cases: [(&str, Value, &str); 7] = [
+        ("decoder_sparse_step", json!(0), "decoder_sparse_step"),
+        ("num_experts_per_tok", json!(0), "0 experts for each token"),
+        ("num_experts_per_tok", json!(9), "9 experts for each token"),
+        ("num_local_experts", json!(1 << 20), "1048576 experts"),
+        ("moe_intermediate_size", json!(1 << 29), "feed-forward size"),
+        ("moe_intermediate_size", json!(0), "feed-forward size"),
+        ("hidden_act", json!("gelu"), "Gelu"),
+    ];
+    for (key, value, says) in cases {
+        let found = changed("qwen3-moe", |config| config[key] = value.clone());
+        let error = found.err().unwrap_or_default();
+        assert!(error.contains(says), "{key} = {value}: {error}");
+    }
+}
+
+#[test]
+fn a_decode_step_reads_the_chosen_experts_only() {
+    let model = open(&fixtures().join("qwen3-moe/model.gguf"));
+    let (mut experts, mut table) = (0, 0);
+    for info in model.tensors().infos() {
+        match &*info.name {
+            name if name.contains("_exps.") => experts += info.byte_len,
+            "token_embd.weight" => table += info.byte_len,
+            _ => (),
+        }
+    }
+    // All of it is f32; 3 of 8 experts are chosen.
+    let read = model.tensors().total_bytes() as usize - table - experts * 5 / 8;
+    let found = model.decode_bytes() as f64 / read as f64;
+    assert!((0.99..1.01).contains(&found), "{found}");
+    let layers = read as u64 / 4 - 259 * 36;
+    assert_eq!(model.layer_parameters(), layers);
+}
