@@ -181,19 +181,22 @@ fn count(spec: &DecoderSpec, experts: impl Fn(&MoeSpec) -> usize) -> u64 {
         let AttentionSpec::Gqa(gqa) = &layer.attention;
         let q_dim = (gqa.heads * gqa.head_dim) as u64;
         let kv_dim = (gqa.kv_heads * gqa.head_dim) as u64;
-        sum += 2 * hidden * (q_dim + kv_dim) + 2 * hidden;
-        sum += u64::from(gqa.qkv_bias) * (q_dim + 2 * kv_dim) + u64::from(gqa.out_bias) * hidden;
-        sum += u64::from(gqa.qk_norm) * 2 * gqa.head_dim as u64;
+        // A layer of valid sizes fits; a great many claimed ones may not.
+        let mut layer_sum = 2 * hidden * (q_dim + kv_dim) + 2 * hidden;
+        layer_sum +=
+            u64::from(gqa.qkv_bias) * (q_dim + 2 * kv_dim) + u64::from(gqa.out_bias) * hidden;
+        layer_sum += u64::from(gqa.qk_norm) * 2 * gqa.head_dim as u64;
         match &layer.feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => {
                 let inner = mlp.intermediate as u64;
-                sum += 3 * hidden * inner + u64::from(mlp.bias) * (2 * inner + hidden);
+                layer_sum += 3 * hidden * inner + u64::from(mlp.bias) * (2 * inner + hidden);
             }
             FeedForwardSpec::Moe(moe) => {
                 let inner = (experts(moe) * moe.intermediate) as u64;
-                sum += 3 * hidden * inner + hidden * moe.experts as u64;
+                layer_sum += 3 * hidden * inner + hidden * moe.experts as u64;
             }
         }
+        sum = sum.saturating_add(layer_sum);
     }
     sum
 }

@@ -102,12 +102,7 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     shape: MoeShape,
 ) -> Result<()> {
     let ExpertShape { n, k, .. } = shape.experts;
-    for stack in stacks {
-        require(op, stack.shape == shape.experts, || {
-            let (found, expected) = (stack.shape, shape.experts);
-            format!("the stack is {found:?}, expected {expected:?}")
-        })?;
-    }
+    check_stacks(op, &stacks, shape)?;
     scratch.items.clear();
     let ids = routing::group_pairs(op, routing, shape, &mut scratch.items)?;
     let pairs = ids.len();
@@ -170,6 +165,16 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         finish: PhantomData,
     }
     .run();
+    Ok(())
+}
+
+fn check_stacks(op: &'static str, stacks: &[&CpuExperts], shape: MoeShape) -> Result<()> {
+    for stack in stacks {
+        require(op, stack.shape == shape.experts, || {
+            let (found, expected) = (stack.shape, shape.experts);
+            format!("the stack is {found:?}, expected {expected:?}")
+        })?;
+    }
     Ok(())
 }
 

@@ -195,6 +195,9 @@ pub(super) fn group_pairs<'a>(
     let offsets = routing
         .offsets
         .first(op, "offsets", experts.saturating_add(1))?;
+    // Groups, and tiles of two kinds, are at most as many as pairs: so a later step with other groups
+    // allocates nothing.
+    groups.reserve(3 * pairs);
     let unsorted = |what: String| {
         let reason = format!("{what}\nhint: run compute_ids_tpe first");
         Error::invalid(op, reason)
