@@ -73,7 +73,7 @@ impl DeviceArgs {
 /// Which KV cache.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CacheArgs {
-    /// Element of the KV cache: f32, f16 or bf16; on the reference backend also fp8 or int8
+    /// Element of the KV cache: f32 or f16; on a CPU also bf16, fp8 (E4M3) or int8 (with scales)
     /// [default: f32 for f32 models, else f16]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDtype>,

@@ -485,11 +485,6 @@ fn wrong_use_is_one_clear_sentence() {
         (&["logits", "--prompt", ""], b"", "the prompt has no token"),
         (&["run", "--backend", "cuda", "hi"], b"", "no CUDA backend"),
         (
-            &["run", "--backend", "cpu", "--kv-dtype", "int8", "hi"],
-            b"",
-            "KV cache of int8",
-        ),
-        (
             &["logits", "--tokens", "99999999"],
             b"",
             "outside the vocabulary",

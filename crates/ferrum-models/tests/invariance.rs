@@ -5,7 +5,9 @@ mod support;
 
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
-use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, LlmBackend};
+use ferrum_kernels::{
+    Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
+};
 use ferrum_models::{Expanded, KvLayout, LogitRows, Model, Moe, SeqStep, StepBatch, WeightForm};
 use ferrum_types::TokenId;
 use support::{blocks, expected, fixtures, logits_in_chunks, open, runner_in};
@@ -116,5 +118,9 @@ fn cpu_results_do_not_depend_on_company() {
     for name in MODELS {
         check::<_, KvF32, Moe<Expanded>>(&device, name);
         check::<_, KvFp16, Moe<Expanded>>(&device, name);
+    }
+    for name in ["mistral-window", "qwen3"] {
+        check::<_, KvFp8, Expanded>(&device, name);
+        check::<_, KvInt8, Expanded>(&device, name);
     }
 }

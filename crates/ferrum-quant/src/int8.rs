@@ -9,15 +9,25 @@
 /// round to even. A row with a NaN keeps its other numbers and gets 0 for the NaN.
 #[must_use = "the codes mean nothing without their scale"]
 pub fn quantize_row(row: &[f32], codes: &mut [i8]) -> f32 {
-    // f32::max ignores NaN.
-    let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-    let scale = largest / 127.0;
+    let scale = scale_of(row);
     for (code, &x) in codes.iter_mut().zip(row) {
-        // Dividing, not multiplying by 1 / scale: that is infinite for a subnormal scale.
-        let quotient = if scale > 0.0 { x / scale } else { 0.0 };
-        *code = quotient.round_ties_even().clamp(-127.0, 127.0) as i8;
+        *code = encode(x, scale);
     }
     scale
+}
+
+/// The scale of a row; 0 for one of zeros.
+pub fn scale_of(row: &[f32]) -> f32 {
+    // f32::max ignores NaN.
+    row.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0
+}
+
+/// The code of one number of a row.
+#[inline(always)]
+pub fn encode(x: f32, scale: f32) -> i8 {
+    // Dividing, not multiplying by 1 / scale: that is infinite for a subnormal scale.
+    let quotient = if scale > 0.0 { x / scale } else { 0.0 };
+    quotient.round_ties_even().clamp(-127.0, 127.0) as i8
 }
 
 /// Decodes one row: `out[i] = scale · codes[i]`.

@@ -4,6 +4,10 @@
 //! chunk narrower when the block size asks for it), so that a vector holds one element of 16 keys and
 //! scores need no sum across lanes. Values lie token by token, `[block_size][head_dim]`.
 
+mod element;
+
+pub use element::CpuKvElement;
+
 use super::attention::{Attention, KEYS, KeyValues, Queries, Values, check_config};
 use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, index, require};
@@ -12,43 +16,17 @@ use super::heads::{
     HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
 };
 use super::simd::{LANES, Simd};
-use super::{CpuBackend, CpuContext};
+use super::{CpuBackend, CpuContext, math};
 use crate::backend::*;
-use ferrum_types::{BlockId, Dtype, Error, FloatElement, Result};
-use half::{bf16, f16};
+use element::load;
+use ferrum_types::{BlockId, Error, Result};
 use std::ops::Range;
 
-/// A cache element that is a plain number.
-pub trait CpuKvElement: KvDtypeKind {
-    /// What the pool holds.
-    type Stored: FloatElement;
-}
-
-impl CpuKvElement for KvF32 {
-    type Stored = f32;
-}
-impl CpuKvElement for KvFp16 {
-    type Stored = f16;
-}
-impl CpuKvElement for KvBf16 {
-    type Stored = bf16;
-}
-
-/// Sixteen stored elements as f32.
-///
-/// # Safety
-/// `p` is valid for reads of 16 elements.
-#[inline(always)]
-unsafe fn load<S: Simd, K: CpuKvElement>(s: S, p: *const K::Stored) -> S::V {
-    // SAFETY: the dtype says what `Stored` is; the rest is the caller's contract.
-    unsafe {
-        match K::DTYPE {
-            Dtype::F32 => s.load(p.cast()),
-            Dtype::F16 => s.load_f16(p.cast()),
-            Dtype::BF16 => s.load_bf16(p.cast()),
-            _ => unreachable!("cache elements are f32, f16 or bf16"),
-        }
-    }
+/// Scales of one layer, each `[blocks, kv_heads, block_size]`; empty where the element has none.
+#[derive(Clone, Debug, Default)]
+pub struct CpuKvScales {
+    k: Vec<f32>,
+    v: Vec<f32>,
 }
 
 /// Where a token lies in a pool.
@@ -62,6 +40,12 @@ struct Slot {
 #[inline(always)]
 fn head_start(shape: &PagedKvShape, block: usize, kv_head: usize) -> usize {
     (block * shape.kv_heads + kv_head) * shape.block_size * shape.head_dim
+}
+
+/// Where the scales of a kv head's tokens in a block begin.
+#[inline(always)]
+fn scale_start(shape: &PagedKvShape, block: usize, kv_head: usize) -> usize {
+    (block * shape.kv_heads + kv_head) * shape.block_size
 }
 
 /// First element of the chunk of keys that `slot` is in, its width, and the slot's column.
@@ -194,12 +178,20 @@ fn check_pool<K: CpuKvElement>(op: &'static str, kv: &KvLayer<CpuBackend, K>) ->
     })?;
     let size = elements(op, &[blocks, kv_heads, block_size, head_dim])?;
     Error::check_len(op, "k pool", kv.k.len(), size)?;
-    Error::check_len(op, "v pool", kv.v.len(), size)
+    Error::check_len(op, "v pool", kv.v.len(), size)?;
+    let scales = if K::SCALED {
+        elements(op, &[blocks, kv_heads, block_size])?
+    } else {
+        0
+    };
+    Error::check_len(op, "k scales", kv.scales.k.len(), scales)?;
+    Error::check_len(op, "v scales", kv.scales.v.len(), scales)
 }
 
 /// A pool that heads are written to.
 struct Pool<'a, K: CpuKvElement> {
     data: SharedMut<'a, K::Stored>,
+    scales: SharedMut<'a, f32>,
     /// `[block, slot]` of each token.
     slots: &'a [[usize; 3]],
     shape: PagedKvShape,
@@ -213,12 +205,18 @@ impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
         let [block, slot, _] = self.slots[token];
         let shape = &self.shape;
         let start = head_start(shape, block, head);
+        let scale = K::scale(values);
+        if K::SCALED {
+            let at = scale_start(shape, block, head) + slot;
+            // SAFETY: as the elements, a kv head's scales are written by one thread only (contract).
+            unsafe { self.scales.part(at, 1) }.fill(scale);
+        }
         if !self.keys {
             let at = start + slot * shape.head_dim;
             // SAFETY: elements of one kv head are written by one thread only (contract).
             let out = unsafe { self.data.part(at, values.len()) };
             for (out, x) in out.iter_mut().zip(values) {
-                *out = K::Stored::from_f32(*x);
+                *out = K::encode(*x, scale);
             }
             return;
         }
@@ -226,7 +224,7 @@ impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
         // SAFETY: as above.
         let out = unsafe { self.data.part(start + first, width * shape.head_dim) };
         for (row, x) in out.chunks_exact_mut(width).zip(values) {
-            row[column] = K::Stored::from_f32(*x);
+            row[column] = K::encode(*x, scale);
         }
     }
 }
@@ -255,8 +253,14 @@ fn sinks<'a, K: CpuKvElement>(
     slots: &'a [[usize; 3]],
 ) -> [Pool<'a, K>; 2] {
     let shape = kv.shape;
-    [(&mut kv.k, true), (&mut kv.v, false)].map(|(pool, keys)| Pool {
+    let scales = &mut kv.scales;
+    let pools = [
+        (&mut kv.k, &mut scales.k, true),
+        (&mut kv.v, &mut scales.v, false),
+    ];
+    pools.map(|(pool, scales, keys)| Pool {
         data: SharedMut::new(pool.as_mut_slice()),
+        scales: SharedMut::new(scales),
         slots,
         shape,
         keys,
@@ -267,6 +271,7 @@ fn sinks<'a, K: CpuKvElement>(
 struct PagedSource<'a, K: CpuKvElement> {
     k: &'a [K::Stored],
     v: &'a [K::Stored],
+    scales: &'a CpuKvScales,
     shape: PagedKvShape,
     tables: Tables<'a>,
 }
@@ -291,6 +296,12 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             let (first, width, column) = chunk(&self.shape, slot);
             let start = head_start(&self.shape, block, at.1) + first;
             let rows = &self.k[start..][..dim * width];
+            let scales = if K::SCALED {
+                let first = scale_start(&self.shape, block, at.1) + slot - column;
+                &self.scales.k[first..][..width]
+            } else {
+                &[]
+            };
             let count = (width - column).min(keys.end - j);
             let to = j % KEYS;
             // Whole chunks go by vectors. Columns of a chunk that come before its first wanted key
@@ -298,17 +309,24 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             // overwrite nothing that is wanted.
             if width == LANES && to >= column && to - column + LANES <= KEYS {
                 let columns = out.as_chunks_mut::<KEYS>().0.iter_mut();
+                let scales = math::load_at(s, scales, 0);
                 for (row, column_out) in rows.as_chunks::<LANES>().0.iter().zip(columns) {
                     let out = &mut column_out[to - column..][..LANES];
                     // SAFETY: both have 16 elements.
-                    unsafe { s.store(out.as_mut_ptr(), load::<S, K>(s, row.as_ptr())) };
+                    unsafe {
+                        let mut keys = load::<S, K>(s, row.as_ptr());
+                        if K::SCALED {
+                            keys = s.mul(keys, scales);
+                        }
+                        s.store(out.as_mut_ptr(), keys);
+                    }
                 }
             } else {
                 let columns = out.as_chunks_mut::<KEYS>().0.iter_mut();
                 for (row, out) in rows.chunks_exact(width).zip(columns) {
-                    let row = row[column..].iter();
-                    for (out, x) in out[to..].iter_mut().zip(row).take(count) {
-                        *out = x.to_f32();
+                    for i in 0..count {
+                        let scale = if K::SCALED { scales[column + i] } else { 1.0 };
+                        out[to + i] = K::decode(row[column + i]) * scale;
                     }
                 }
             }
@@ -331,15 +349,26 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             let (block, slot) = self.slot(at.0, j);
             let start = head_start(&self.shape, block, at.1) + slot * dim;
             let value = &self.v[start..][..dim];
+            let scale = if K::SCALED {
+                self.scales.v[scale_start(&self.shape, block, at.1) + slot]
+            } else {
+                1.0
+            };
             let out = &mut buffer[j % KEYS * stride..][..dim];
             let (vectors, rest) = value.as_chunks::<LANES>();
             let (out_vectors, out_rest) = out.as_chunks_mut::<LANES>();
             for (x, out) in vectors.iter().zip(out_vectors) {
                 // SAFETY: both have 16 elements.
-                unsafe { s.store(out.as_mut_ptr(), load::<S, K>(s, x.as_ptr())) };
+                unsafe {
+                    let mut value = load::<S, K>(s, x.as_ptr());
+                    if K::SCALED {
+                        value = s.mul(value, s.splat(scale));
+                    }
+                    s.store(out.as_mut_ptr(), value);
+                }
             }
             for (x, out) in rest.iter().zip(out_rest) {
-                *out = x.to_f32();
+                *out = K::decode(*x) * scale;
             }
         }
         Values {
@@ -351,10 +380,11 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
 
 /// The names of paged attention come with the contract.
 impl BackendPagedKv for CpuBackend {}
+impl BackendInt8KvOps for CpuBackend {}
 
 impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     type KvBuffer = CpuBuffer<K::Stored>;
-    type KvScales = ();
+    type KvScales = CpuKvScales;
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         let op = "alloc_kv_layer";
@@ -369,10 +399,14 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
         })?;
         let size = elements(op, &dims)?;
+        let scales = if K::SCALED { size / head_dim } else { 0 };
         Ok(KvLayer {
             k: CpuBuffer::zeroed(size)?,
             v: CpuBuffer::zeroed(size)?,
-            scales: (),
+            scales: CpuKvScales {
+                k: vec![0.0; scales],
+                v: vec![0.0; scales],
+            },
             shape,
         })
     }
@@ -482,6 +516,7 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
         let source = PagedSource::<K> {
             k: kv.k.as_slice(),
             v: kv.v.as_slice(),
+            scales: &kv.scales,
             shape: kv.shape,
             tables,
         };
@@ -528,6 +563,11 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             let (from, to) = (from.0 as usize * len, to.0 as usize * len);
             kv.k.as_mut_slice().copy_within(from..from + len, to);
             kv.v.as_mut_slice().copy_within(from..from + len, to);
+            if K::SCALED {
+                let (from, to, len) = (from / head_dim, to / head_dim, len / head_dim);
+                kv.scales.k.copy_within(from..from + len, to);
+                kv.scales.v.copy_within(from..from + len, to);
+            }
         }
         Ok(())
     }

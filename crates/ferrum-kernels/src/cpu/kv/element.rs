@@ -1,0 +1,88 @@
+//! What a cache holds: plain numbers, or bytes, which may have a scale for each token and kv head.
+
+use crate::backend::{KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8};
+use crate::cpu::simd::Simd;
+use ferrum_quant::{float8, int8};
+use ferrum_types::{Dtype, Element, FloatElement};
+use half::{bf16, f16};
+
+/// An element of the CPU's caches. Its value is [`decode`](Self::decode) times the head's scale.
+pub trait CpuKvElement: KvDtypeKind {
+    /// What the pool holds.
+    type Stored: Element;
+
+    /// The scale of a head; 1 where the type has none.
+    fn scale(head: &[f32]) -> f32;
+
+    /// The element nearest to `x`, in a head of that scale.
+    fn encode(x: f32, scale: f32) -> Self::Stored;
+
+    /// What is stored, without its scale.
+    fn decode(stored: Self::Stored) -> f32;
+}
+
+macro_rules! plain {
+    ($($kind:ty => $stored:ty, $encode:expr, $decode:expr;)*) => {$(
+        impl CpuKvElement for $kind {
+            type Stored = $stored;
+
+            #[inline(always)]
+            fn scale(_: &[f32]) -> f32 {
+                1.0
+            }
+
+            #[inline(always)]
+            fn encode(x: f32, _: f32) -> $stored {
+                $encode(x)
+            }
+
+            #[inline(always)]
+            fn decode(stored: $stored) -> f32 {
+                $decode(stored)
+            }
+        }
+    )*};
+}
+plain! {
+    KvF32 => f32, f32::from_f32, f32::to_f32;
+    KvFp16 => f16, <f16 as FloatElement>::from_f32, FloatElement::to_f32;
+    KvBf16 => bf16, <bf16 as FloatElement>::from_f32, FloatElement::to_f32;
+    KvFp8 => u8, float8::e4m3_from_f32, float8::e4m3_to_f32;
+}
+
+impl CpuKvElement for KvInt8 {
+    type Stored = i8;
+
+    fn scale(head: &[f32]) -> f32 {
+        int8::scale_of(head)
+    }
+
+    #[inline(always)]
+    fn encode(x: f32, scale: f32) -> i8 {
+        int8::encode(x, scale)
+    }
+
+    #[inline(always)]
+    fn decode(stored: i8) -> f32 {
+        f32::from(stored)
+    }
+}
+
+/// Sixteen stored elements as f32, without their scales.
+///
+/// # Safety
+/// `p` is valid for reads of 16 elements.
+#[inline(always)]
+pub(super) unsafe fn load<S: Simd, K: CpuKvElement>(s: S, p: *const K::Stored) -> S::V {
+    // SAFETY: the dtype says what `Stored` is; the rest is the caller's contract.
+    unsafe {
+        match K::DTYPE {
+            Dtype::F32 => s.load(p.cast()),
+            Dtype::F16 => s.load_f16(p.cast()),
+            Dtype::BF16 => s.load_bf16(p.cast()),
+            Dtype::F8E4M3 => s.load_e4m3(p.cast()),
+            Dtype::I8 => s.load_i8(p.cast()),
+            _ => unreachable!("every kind of cache is above"),
+        }
+    }
+}
