@@ -298,6 +298,11 @@ pub(crate) struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
 
+    /// Also measure each op, print which takes how long, and write a Chrome trace to FILE (open it in
+    /// Perfetto or chrome://tracing)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 

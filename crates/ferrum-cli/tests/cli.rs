@@ -353,6 +353,36 @@ fn bench_prints_what_programs_read() {
 }
 
 #[test]
+fn bench_profiles_every_op() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.json");
+    let args = ["bench", "--prompt", "16", "--gen", "3", "--repeat", "1"];
+    let more = ["--profile", trace.to_str().unwrap(), "--json"];
+    let value = json(&[&args[..], &more].concat());
+    let layers = 4;
+    for (stretch, steps) in [("prefill", 1), ("decode", 3)] {
+        let stretch = &value["profile"][stretch];
+        let ops = stretch["ops"].as_array().unwrap();
+        for (name, calls) in [("lm_head", steps), ("attention", steps * layers)] {
+            let op = ops.iter().find(|op| op["name"] == name).unwrap();
+            assert_eq!(op["calls"], calls, "{op}");
+        }
+        let sum: f64 = ops.iter().map(|op| op["seconds"].as_f64().unwrap()).sum();
+        assert!(sum > 0.0 && sum <= stretch["seconds"].as_f64().unwrap());
+    }
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(
+        events.iter().filter(|e| e["name"] == "lm_head").count(),
+        1 + 3
+    );
+    let (output, missing) = ("no/such/folder/trace.json", "cannot write no/such/folder");
+    let failed = ferrum(&[&args[..], &["--profile", output]].concat());
+    assert!(!failed.status.success());
+    assert!(stderr(&failed).contains(missing), "{}", stderr(&failed));
+}
+
+#[test]
 fn perplexity_of_plain_text_is_better_than_chance() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("text.txt");

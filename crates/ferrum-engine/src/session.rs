@@ -1,6 +1,6 @@
 //! [`Session`]: one sequence on a runner, with its cache kept between calls.
 
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, LogitRows, ModelRunner, RunnerConfig, SeqStep, StepBatch};
 use ferrum_types::{BlockId, Error, Result, TokenId};
 
@@ -26,6 +26,9 @@ pub trait StepRunner: Send {
 
     /// See [`ModelRunner::read_argmax`].
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()>;
+
+    /// See [`ModelRunner::take_spans`].
+    fn take_spans(&mut self) -> Result<Vec<Span>>;
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunner<B, K> {
@@ -55,6 +58,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
         ModelRunner::read_argmax(self, out)
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        ModelRunner::take_spans(self)
     }
 }
 
@@ -163,6 +170,14 @@ impl Session {
         let mut best = [0];
         self.runner.read_argmax(&mut best)?;
         Ok(best[0])
+    }
+
+    /// See [`ModelRunner::take_spans`].
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn take_spans(&mut self) -> Result<Vec<Span>> {
+        self.runner.take_spans()
     }
 
     /// Runs `tokens` as a new sequence and hands over the logits of every position:

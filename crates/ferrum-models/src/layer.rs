@@ -6,6 +6,7 @@
 
 use crate::experts::{Experts, MoeScratch, MoeWidths};
 use crate::linear::Linear;
+use crate::profile::Profiler;
 use crate::rope::RopeTables;
 use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
@@ -73,6 +74,7 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) gated: Act<B>,
     /// For layers with experts, if there are any.
     pub(crate) moe: Option<MoeScratch<B>>,
+    pub(crate) profiler: Profiler<B>,
 }
 
 /// Elements per token of each scratch buffer but `moe`, in the order of [`Scratch`]'s fields.
@@ -101,7 +103,12 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
 }
 
 impl<B: Backend> Scratch<B> {
-    pub(crate) fn alloc(device: &B, spec: &DecoderSpec, max_tokens: usize) -> Result<Self> {
+    pub(crate) fn alloc(
+        device: &B,
+        spec: &DecoderSpec,
+        max_tokens: usize,
+        profile: bool,
+    ) -> Result<Self> {
         let [residual, normed, delta, qkv, q, attn, gate_up, gated] = scratch_widths(spec);
         let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
         Ok(Self {
@@ -116,6 +123,7 @@ impl<B: Backend> Scratch<B> {
             moe: MoeWidths::of(spec)
                 .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
                 .transpose()?,
+            profiler: Profiler::new(device, profile)?,
         })
     }
 }
@@ -157,22 +165,25 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         residual,
         normed,
         delta,
+        profiler,
         ..
     } = scratch;
-    if index == 0 {
-        B::rms_norm(ctx, residual, &weights.attn_norm, normed, norm)?;
-    } else {
-        B::fused_add_rms_norm(ctx, residual, delta, &weights.attn_norm, normed, norm)?;
-    }
+    profiler.measure(ctx, "attn_norm", |ctx| match index {
+        0 => B::rms_norm(ctx, residual, &weights.attn_norm, normed, norm),
+        _ => B::fused_add_rms_norm(ctx, residual, delta, &weights.attn_norm, normed, norm),
+    })?;
     let AttentionSpec::Gqa(gqa) = &spec.attention;
     gqa_forward(ctx, gqa, &weights.attention, kv, step, scratch)?;
     let Scratch {
         residual,
         normed,
         delta,
+        profiler,
         ..
     } = scratch;
-    B::fused_add_rms_norm(ctx, residual, delta, &weights.ffn_norm, normed, norm)?;
+    profiler.measure(ctx, "ffn_norm", |ctx| {
+        B::fused_add_rms_norm(ctx, residual, delta, &weights.ffn_norm, normed, norm)
+    })?;
     match (&spec.feed_forward, &weights.feed_forward) {
         (FeedForwardSpec::GatedMlp(mlp), FeedForwardWeights::GatedMlp(weights)) => {
             gated_mlp_forward(ctx, mlp, weights, rows, scratch)
@@ -198,16 +209,25 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
     let rows = step.batch.shape.tokens;
+    let Scratch {
+        normed,
+        delta,
+        qkv,
+        q,
+        attn,
+        profiler,
+        ..
+    } = scratch;
     // [tokens, hidden] → [tokens, q_dim + 2·kv_dim]
-    weights
-        .qkv
-        .forward(ctx, &scratch.normed, &mut scratch.qkv, rows)?;
+    profiler.measure(ctx, "qkv", |ctx| {
+        weights.qkv.forward(ctx, normed, qkv, rows)
+    })?;
     let head_norm = |weight| QkNorm {
         weight,
         eps: step.spec.norm_eps,
     };
     let input = PagedQkv {
-        qkv: &scratch.qkv,
+        qkv,
         transform: QkvTransform {
             q_norm: weights.q_norm.as_ref().map(head_norm),
             k_norm: weights.k_norm.as_ref().map(head_norm),
@@ -221,7 +241,9 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         },
         shape: qkv_shape(gqa, rows),
     };
-    B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, &mut scratch.q, kv, step.batch)?;
+    profiler.measure(ctx, "rope_kv_append", |ctx| {
+        B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
+    })?;
     let config = AttnConfig {
         heads: gqa.heads,
         kv_heads: gqa.kv_heads,
@@ -232,19 +254,13 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         softcap: None,
     };
     // [tokens, heads, head_dim] → the same
-    B::paged_attention::<K>(
-        ctx,
-        &scratch.q,
-        kv,
-        None,
-        step.batch,
-        &mut scratch.attn,
-        &config,
-    )?;
+    profiler.measure(ctx, "attention", |ctx| {
+        B::paged_attention::<K>(ctx, q, kv, None, step.batch, attn, &config)
+    })?;
     // [tokens, q_dim] → [tokens, hidden]
-    weights
-        .out
-        .forward(ctx, &scratch.attn, &mut scratch.delta, rows)
+    profiler.measure(ctx, "attn_out", |ctx| {
+        weights.out.forward(ctx, attn, delta, rows)
+    })
 }
 
 /// `normed` → `delta` through experts.
@@ -255,15 +271,23 @@ fn moe_forward<B: Backend>(
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
     let Scratch {
-        normed, delta, moe, ..
+        normed,
+        delta,
+        moe,
+        profiler,
+        ..
     } = scratch;
     let Some(moe) = moe else {
         let reason = "the scratch of a model without experts".to_owned();
         return Err(Error::invalid("layer", reason));
     };
     // [tokens, hidden] → [tokens, experts]
-    weights.router.forward(ctx, normed, &mut moe.logits, rows)?;
-    weights.experts.forward(ctx, normed, moe, delta, rows)
+    profiler.measure(ctx, "router", |ctx| {
+        weights.router.forward(ctx, normed, &mut moe.logits, rows)
+    })?;
+    profiler.measure(ctx, "experts", |ctx| {
+        weights.experts.forward(ctx, normed, moe, delta, rows)
+    })
 }
 
 /// `normed` → `delta` through a gated feed-forward.
@@ -278,24 +302,24 @@ fn gated_mlp_forward<B: Backend>(
         rows,
         dim: mlp.intermediate,
     };
-    // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
-    weights
-        .gate_up
-        .forward(ctx, &scratch.normed, &mut scratch.gate_up, rows)?;
     let Scratch {
+        normed,
         gate_up,
         gated,
         delta,
+        profiler,
         ..
     } = scratch;
-    match mlp.activation {
-        Activation::Silu => B::fused_silu_mul_split(ctx, gate_up, gated, shape)?,
-        Activation::Gelu => {
-            B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Exact, shape)?;
-        }
-        Activation::GeluTanh => {
-            B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Tanh, shape)?;
-        }
-    }
-    weights.down.forward(ctx, gated, delta, rows)
+    // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
+    profiler.measure(ctx, "gate_up", |ctx| {
+        weights.gate_up.forward(ctx, normed, gate_up, rows)
+    })?;
+    profiler.measure(ctx, "activation", |ctx| match mlp.activation {
+        Activation::Silu => B::fused_silu_mul_split(ctx, gate_up, gated, shape),
+        Activation::Gelu => B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Exact, shape),
+        Activation::GeluTanh => B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Tanh, shape),
+    })?;
+    profiler.measure(ctx, "down", |ctx| {
+        weights.down.forward(ctx, gated, delta, rows)
+    })
 }

@@ -16,6 +16,7 @@ mod layer;
 mod linear;
 mod load;
 mod plan;
+mod profile;
 mod rope;
 mod runner;
 mod spec;

@@ -7,7 +7,7 @@ use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{
     Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
-    NormShape, PagedKvShape, RowShape,
+    NormShape, PagedKvShape, RowShape, Span,
 };
 use ferrum_types::{Error, FloatElement, Result, TokenId};
 
@@ -38,6 +38,8 @@ pub struct RunnerConfig {
     pub kv_tokens: usize,
     /// Blocks.
     pub layout: KvLayout,
+    /// Whether each op is measured, for [`ModelRunner::take_spans`]. Steps are then not captured.
+    pub profile: bool,
 }
 
 impl RunnerConfig {
@@ -50,6 +52,7 @@ impl RunnerConfig {
             max_logit_rows: 1,
             kv_tokens: context,
             layout: KvLayout::Paged { block_size: 32 },
+            profile: false,
         }
     }
 
@@ -181,7 +184,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         };
         Ok(Self {
             kv: KvCache::alloc(device, spec.layers.len(), pool)?,
-            scratch: Scratch::alloc(device, &spec, config.max_tokens)?,
+            scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             logit_rows: device.alloc(config.max_logit_rows)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             best: device.alloc(config.max_logit_rows)?,
@@ -267,7 +270,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             Ok(())
         };
         let shape = state.shape;
-        if shape.max_query_len == 1 && shape.seqs == shape.tokens {
+        let steady = shape.max_query_len == 1 && shape.seqs == shape.tokens;
+        if steady && !self.config.profile {
             let key = graph_key(shape, logit_rows);
             B::run_graph(ctx, key, &mut body)?;
         } else {
@@ -370,13 +374,26 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             rows,
             dim: self.spec.vocab_size,
         };
-        B::argmax_rows(&mut self.ctx, &self.logits, &mut self.best, shape)?;
+        let (logits, best) = (&self.logits, &mut self.best);
+        let profiler = &mut self.scratch.profiler;
+        profiler.measure(&mut self.ctx, "argmax", |ctx| {
+            B::argmax_rows(ctx, logits, best, shape)
+        })?;
         self.staging.ints.resize(rows, 0);
         B::read(&mut self.ctx, &self.best, 0, &mut self.staging.ints)?;
         for (out, &best) in out.iter_mut().zip(&self.staging.ints) {
             *out = best as TokenId;
         }
         Ok(())
+    }
+
+    /// The spans of all ops since the last call, when the runner was made to measure them; else none.
+    /// Times are nanoseconds since the runner was made.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn take_spans(&mut self) -> Result<Vec<Span>> {
+        self.scratch.profiler.take_spans(&mut self.ctx)
     }
 
     /// Holds the batch against the sizes of this runner and of its pool.
@@ -564,9 +581,12 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     };
     let tokens = &step.batch.tokens;
     // [tokens] → [tokens, hidden]
-    weights
-        .embedding
-        .lookup(ctx, tokens, &mut scratch.residual, shape)?;
+    let Scratch {
+        residual, profiler, ..
+    } = scratch;
+    profiler.measure(ctx, "embedding", |ctx| {
+        weights.embedding.lookup(ctx, tokens, residual, shape)
+    })?;
     let layers = step
         .spec
         .layers
@@ -598,11 +618,16 @@ fn project<B: LlmBackend>(
         residual,
         delta,
         normed,
+        profiler,
         ..
     } = scratch;
-    B::fused_add_rms_norm(ctx, residual, delta, &weights.final_norm, normed, norm)?;
     let (rows, count) = wanted;
     // [tokens, hidden] → [wanted, hidden] → [wanted, vocab]
-    B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })?;
-    weights.lm_head.forward(ctx, delta, logits, count)
+    profiler.measure(ctx, "final_norm", |ctx| {
+        B::fused_add_rms_norm(ctx, residual, delta, &weights.final_norm, normed, norm)?;
+        B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
+    })?;
+    profiler.measure(ctx, "lm_head", |ctx| {
+        weights.lm_head.forward(ctx, delta, logits, count)
+    })
 }

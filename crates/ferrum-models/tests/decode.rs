@@ -30,6 +30,7 @@ fn decoder<B: LlmBackend>(device: &B, name: &str) -> Box<dyn DecodeBackend> {
         max_logit_rows: 1,
         kv_tokens: 80,
         layout: KvLayout::Paged { block_size: 5 },
+        profile: false,
     };
     let weights = load_weights::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
     let runner = ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, config);

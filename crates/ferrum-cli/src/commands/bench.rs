@@ -1,5 +1,6 @@
 //! `ferrum bench`: speed, beside what this machine could do.
 
+mod profile;
 mod report;
 
 use crate::args::{BenchArgs, CacheArgs};
@@ -11,6 +12,7 @@ use ferrum_engine::{BackendDispatch, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch};
 use ferrum_types::{BlockId, TokenId};
+use profile::Profile;
 use report::{Batched, Limits, Report, median};
 use std::time::Instant;
 
@@ -32,7 +34,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         )));
     }
     let most = args.batch.iter().copied().max().map_or(1, usize::from);
-    let config = for_sequences(RunnerConfig::single(needed), most);
+    let config = RunnerConfig {
+        profile: args.profile.is_some(),
+        ..for_sequences(RunnerConfig::single(needed), most)
+    };
     let cache = CacheArgs {
         kv_dtype: args.kv_dtype,
         context: None,
@@ -55,6 +60,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         limits.extend(measure_limits(&dispatch)?);
     }
     drop(tokenizer);
+    let profile = args.profile.as_deref();
+    let profile = profile.map(|path| Profile::measure(&mut session, &prompt, gen_len, path));
+    let profile = profile.transpose()?;
     let mut runner = session.into_runner();
     let mut batched = Vec::new();
     for &seqs in &args.batch {
@@ -77,6 +85,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         first_token_s: median(samples.iter().map(|s| s.first_token_s)),
         decode_s: median(samples.iter().map(|s| s.decode_s)),
         batched,
+        profile,
         limits: Limits::medians(&limits),
         peak_rss,
     };
@@ -102,9 +111,14 @@ fn for_sequences(one: RunnerConfig, seqs: usize) -> RunnerConfig {
     }
 }
 
-fn once(session: &mut Session, prompt: &[TokenId], gen_len: usize) -> Outcome<Sample> {
-    // A different first token, so that nothing of the cache is reused.
+/// Gives the cache another first token, so that nothing of it is reused for the prompt.
+fn forget(session: &mut Session, prompt: &[TokenId]) -> Outcome {
     session.prefill(&[prompt[0] ^ 1])?;
+    Ok(())
+}
+
+fn once(session: &mut Session, prompt: &[TokenId], gen_len: usize) -> Outcome<Sample> {
+    forget(session, prompt)?;
     let start = Instant::now();
     session.prefill(prompt)?;
     let mut next = session.argmax()?;

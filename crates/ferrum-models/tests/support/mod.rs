@@ -71,6 +71,7 @@ pub(crate) fn config(layout: KvLayout) -> RunnerConfig {
         max_logit_rows: 96,
         kv_tokens: 4 * 128,
         layout,
+        profile: false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What `ferrum bench` prints: each figure, and what share of the machine's limit it is.
 
+use super::profile::Profile;
 use crate::ui::human_bytes;
 use ferrum_engine::BackendDispatch;
 use ferrum_models::Model;
@@ -41,6 +42,7 @@ pub(super) struct Report<'a> {
     pub(super) first_token_s: f64,
     pub(super) decode_s: f64,
     pub(super) batched: Vec<Batched>,
+    pub(super) profile: Option<Profile>,
     pub(super) limits: Option<Limits>,
     pub(super) peak_rss: Option<u64>,
 }
@@ -134,6 +136,7 @@ impl Report<'_> {
             "prefill_arithmetic": self.arithmetic().map(|a| a.name),
             "prefill_arithmetic_share": self.prefill_share(),
             "peak_rss_bytes": self.peak_rss,
+            "profile": self.profile.as_ref().map(Profile::json),
         })
     }
 
@@ -163,7 +166,11 @@ impl Report<'_> {
         if let Some(bytes) = self.peak_rss {
             let _ = write!(text, "\npeak memory   {:>10}", human_bytes(bytes));
         }
-        text + "\n"
+        text += "\n";
+        if let Some(profile) = &self.profile {
+            text += &profile.text();
+        }
+        text
     }
 
     fn of_bandwidth(&self, seqs: usize, steps: f64) -> String {
