@@ -7,6 +7,7 @@
 mod dispatch;
 pub mod eager;
 mod generate;
+pub mod pool;
 mod sampler;
 mod session;
 mod stop;

@@ -1,0 +1,286 @@
+//! Random operations on a pool beside a model that is too simple to be wrong: for each block, the
+//! tokens whose keys it would hold.
+
+use super::*;
+use proptest::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::hash::Hasher;
+
+/// Hashes everything to one of two values.
+#[derive(Clone, Default)]
+struct Poor;
+
+struct PoorHasher(u64);
+
+impl BuildHasher for Poor {
+    type Hasher = PoorHasher;
+
+    fn build_hasher(&self) -> PoorHasher {
+        PoorHasher(0)
+    }
+}
+
+impl Hasher for PoorHasher {
+    fn finish(&self) -> u64 {
+        self.0 & 1
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 ^= bytes.iter().fold(0, |sum, &b| sum ^ u64::from(b));
+    }
+}
+
+fn salt(tenant: u32) -> CacheSalt {
+    CacheSalt {
+        tenant: (tenant > 0).then(|| tenant.to_string().into()),
+        ..CacheSalt::default()
+    }
+}
+
+/// A sequence as the model sees it.
+struct Seq {
+    table: BlockTable,
+    tenant: u32,
+    tokens: Vec<TokenId>,
+    /// Tokens that were written to the memory of the blocks.
+    computed: usize,
+}
+
+/// A pool, and what the memory of its blocks holds: each cell the tenant and all tokens so far.
+struct Model<S> {
+    pool: BlockPool<S>,
+    cells: Vec<(u32, Vec<TokenId>)>,
+    seqs: Vec<Seq>,
+    hits: usize,
+}
+
+impl<S: BuildHasher> Model<S> {
+    fn new(blocks: usize, block_size: usize, hasher: S) -> Self {
+        Self {
+            pool: BlockPool::with_hasher(blocks, block_size, hasher),
+            cells: vec![(0, Vec::new()); blocks * block_size],
+            seqs: Vec::new(),
+            hits: 0,
+        }
+    }
+
+    fn cell(&mut self, block: BlockId, at: usize) -> &mut (u32, Vec<TokenId>) {
+        let size = self.pool.block_size();
+        &mut self.cells[block.0 as usize * size + at % size]
+    }
+
+    /// A new sequence takes what the cache has, and must find in memory what it would have written.
+    fn start(&mut self, tenant: u32, tokens: Vec<TokenId>) {
+        let most = tokens.len().saturating_sub(1) / self.pool.block_size();
+        let table = self.pool.match_prefix(&salt(tenant), &tokens, most);
+        let computed = table.blocks().len() * self.pool.block_size();
+        assert!(computed < tokens.len().max(1));
+        for at in 0..computed {
+            let block = table.blocks()[at / self.pool.block_size()];
+            let expected = (tenant, tokens[..=at].to_vec());
+            assert_eq!(*self.cell(block, at), expected);
+        }
+        self.hits += computed;
+        self.seqs.push(Seq {
+            table,
+            tenant,
+            tokens,
+            computed,
+        });
+    }
+
+    /// Computes some more tokens of a sequence, if there are blocks for them.
+    fn run(&mut self, index: usize, tokens: usize) {
+        let mut seq = self.seqs.swap_remove(index);
+        let end = (seq.computed + tokens).min(seq.tokens.len());
+        let (available, had) = (self.pool.available(), seq.table.blocks().len());
+        if self.pool.grow(&mut seq.table, end) {
+            for at in seq.computed..end {
+                let block = seq.table.blocks()[at / self.pool.block_size()];
+                *self.cell(block, at) = (seq.tenant, seq.tokens[..=at].to_vec());
+            }
+            seq.computed = end;
+            let computed = &seq.tokens[..end];
+            self.pool
+                .register(&mut seq.table, &salt(seq.tenant), computed);
+        } else {
+            assert_eq!(self.pool.available(), available);
+            assert_eq!(seq.table.blocks().len(), had);
+        }
+        self.seqs.push(seq);
+    }
+
+    fn stop(&mut self, index: usize) {
+        let mut seq = self.seqs.swap_remove(index);
+        self.pool.release(&mut seq.table);
+        assert!(seq.table.blocks().is_empty());
+    }
+
+    fn check(&self) {
+        self.pool.check(self.seqs.iter().map(|s| &s.table)).unwrap();
+        assert!(self.pool.used() <= self.pool.blocks());
+    }
+
+    /// One operation, chosen by `dice`.
+    fn operate(&mut self, mut dice: impl FnMut(u32) -> u32) {
+        let some = |dice: &mut dyn FnMut(u32) -> u32, n: usize| dice(n as u32) as usize;
+        match (dice(8), self.seqs.len()) {
+            (0..=1, 0..8) | (_, 0) => {
+                // Few tenants and few different tokens, so that prefixes meet.
+                let (tenant, len) = (dice(3), 1 + dice(14));
+                let tokens = (0..len).map(|_| dice(8) / 7).collect();
+                self.start(tenant, tokens);
+            }
+            (2..=4, n) => {
+                let (index, tokens) = (some(&mut dice, n), 1 + some(&mut dice, 5));
+                self.run(index, tokens);
+            }
+            (5, n) => {
+                let index = some(&mut dice, n);
+                self.seqs[index].tokens.push(dice(2));
+            }
+            (7, _) if dice(200) == 0 => self.pool.clear_cache(),
+            (_, n) => self.stop(some(&mut dice, n)),
+        }
+    }
+}
+
+fn drive<S: BuildHasher>(mut model: Model<S>, seed: u64, steps: usize) -> usize {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    for step in 0..steps {
+        model.operate(|n| (u64::from(rng.next_u32()) * u64::from(n) >> 32) as u32);
+        if step % 16 == 0 {
+            model.check();
+        }
+    }
+    while !model.seqs.is_empty() {
+        model.stop(0);
+    }
+    model.check();
+    assert_eq!(model.pool.available(), model.pool.blocks());
+    model.hits
+}
+
+#[test]
+fn two_million_operations_lose_and_mix_up_nothing() {
+    for (seed, blocks, block_size) in [(1, 12, 2), (2, 40, 1), (3, 7, 4), (4, 24, 3)] {
+        let model = Model::new(blocks, block_size, RandomState::new());
+        let hits = drive(model, seed, 500_000);
+        assert!(hits > 1000, "the cache was hardly used: {hits}");
+    }
+    // Hashes that collide all the time make misses, never a wrong hit.
+    drive(Model::new(16, 2, Poor), 5, 60_000);
+}
+
+proptest! {
+    #[test]
+    fn operations_keep_the_books_in_order(
+        blocks in 1usize..12,
+        block_size in 1usize..5,
+        dice in prop::collection::vec(any::<u32>(), 0..200),
+    ) {
+        let mut model = Model::new(blocks, block_size, RandomState::new());
+        let mut rest = dice.into_iter();
+        while rest.len() > 0 {
+            model.operate(|n| rest.next().unwrap_or(0) % n);
+            model.check();
+        }
+    }
+}
+
+fn computed(pool: &mut BlockPool, salt: &CacheSalt, tokens: &[TokenId]) -> BlockTable {
+    let mut table = BlockTable::default();
+    assert!(pool.grow(&mut table, tokens.len()));
+    pool.register(&mut table, salt, tokens);
+    table
+}
+
+#[test]
+fn only_whole_equal_prefixes_of_one_tenant_match() {
+    let mut pool = BlockPool::new(8, 2);
+    let table = computed(&mut pool, &salt(1), &[1, 2, 3, 4, 5]);
+    let cases: &[(u32, &[TokenId], usize)] = &[
+        (1, &[1, 2, 3, 4, 5], 2),
+        (1, &[1, 2, 3, 4], 2),
+        (1, &[1, 2, 3, 9], 1),
+        (1, &[1, 2, 3], 1),
+        (1, &[1], 0),
+        (1, &[3, 4], 0),
+        (2, &[1, 2, 3, 4, 5], 0),
+        (0, &[1, 2, 3, 4, 5], 0),
+    ];
+    for &(tenant, tokens, blocks) in cases {
+        let mut found = pool.match_prefix(&salt(tenant), tokens, usize::MAX);
+        assert_eq!(
+            found.blocks(),
+            &table.blocks()[..blocks],
+            "{tenant} {tokens:?}"
+        );
+        pool.check([&table, &found]).unwrap();
+        pool.release(&mut found);
+    }
+    let other = CacheSalt {
+        prompt_len: Some(5),
+        ..salt(1)
+    };
+    assert!(pool.match_prefix(&other, &[1, 2], 9).blocks().is_empty());
+}
+
+#[test]
+fn the_least_recently_used_leaves_first_and_from_its_end() {
+    let mut pool = BlockPool::new(4, 1);
+    let none = CacheSalt::default();
+    let mut old = computed(&mut pool, &none, &[1, 2]);
+    let mut new = computed(&mut pool, &none, &[3, 4]);
+    pool.release(&mut old);
+    pool.release(&mut new);
+    // A look makes the older one the newer.
+    let mut looked = pool.match_prefix(&none, &[1, 2], 9);
+    pool.release(&mut looked);
+    let mut taken = BlockTable::default();
+    assert!(pool.grow(&mut taken, 1));
+    let held = |pool: &mut BlockPool, tokens: &[TokenId]| {
+        let mut table = pool.match_prefix(&none, tokens, 9);
+        let blocks = table.blocks().len();
+        pool.release(&mut table);
+        blocks
+    };
+    assert_eq!(held(&mut pool, &[3, 4]), 1, "its end is gone");
+    assert_eq!(held(&mut pool, &[1, 2]), 2);
+    pool.check([&taken]).unwrap();
+}
+
+#[test]
+fn equal_blocks_become_one() {
+    let mut pool = BlockPool::new(8, 2);
+    let none = CacheSalt::default();
+    let first = computed(&mut pool, &none, &[1, 2, 3]);
+    let second = computed(&mut pool, &none, &[1, 2, 4]);
+    assert_eq!(first.blocks()[0], second.blocks()[0]);
+    assert_ne!(first.blocks()[1], second.blocks()[1]);
+    assert_eq!(pool.used(), 3);
+    pool.check([&first, &second]).unwrap();
+}
+
+#[test]
+fn the_check_sees_what_is_wrong() {
+    let none = CacheSalt::default();
+    let broken: [(&str, fn(&mut BlockPool, &mut BlockTable)); 5] = [
+        ("references", |_, table| table.blocks.truncate(1)),
+        ("lost", |pool, _| pool.free.truncate(1)),
+        ("listed twice", |pool, _| pool.free.push(BlockId(3))),
+        ("listed and used", |pool, _| pool.free.push(BlockId(0))),
+        ("is cached", |pool, table| {
+            pool.cache.remove(table.blocks[0])
+        }),
+    ];
+    for (words, damage) in broken {
+        let mut pool = BlockPool::new(4, 2);
+        let mut table = computed(&mut pool, &none, &[1, 2, 3]);
+        pool.check([&table]).unwrap();
+        damage(&mut pool, &mut table);
+        let fault = pool.check([&table]).unwrap_err().to_string();
+        assert!(fault.contains(words), "{fault}, expected {words}");
+    }
+}
