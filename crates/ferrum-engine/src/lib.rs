@@ -9,6 +9,7 @@ pub mod eager;
 mod generate;
 pub mod pool;
 mod sampler;
+pub mod scheduler;
 mod session;
 mod stop;
 

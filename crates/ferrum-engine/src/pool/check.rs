@@ -10,6 +10,12 @@ use std::hash::BuildHasher;
 #[error("KV pool: {0}")]
 pub struct PoolFault(String);
 
+impl PoolFault {
+    pub(crate) fn new(what: String) -> Self {
+        Self(what)
+    }
+}
+
 impl<S: BuildHasher> BlockPool<S> {
     /// Checks that every block is in exactly one state, that references are exactly those of
     /// `tables` (all that there are), and that the prefix cache is a tree.

@@ -1,0 +1,272 @@
+//! What the next step computes, for whom, and with which blocks.
+//!
+//! Pure logic without a device or a clock: [`Scheduler::schedule`] fills a [`StepPlan`], the caller runs
+//! it, reports it with [`Scheduler::commit`], and gives each sequence that got logits its next token
+//! with [`Scheduler::append`].
+//!
+//! - **Decode first.** Every running sequence whose prompt is computed is in every step, so the time
+//!   between its tokens is that of one step, and a step is at most `max_tokens` tokens long. What is
+//!   left of the budget goes to chunks of prompts. A prompt that does not end within the step takes at
+//!   most half of what is left, so a short prompt does not wait for a long one.
+//! - **One order.** A sequence's rank is the step at which it came, less a head start for each level
+//!   of priority. Admission goes by rank and nobody overtakes; preemption takes the last rank first.
+//!   As a head start is finite, nobody starves.
+//! - **Preemption by recompute.** When blocks run out, the sequence of the last rank gives back its
+//!   blocks and waits again with all its tokens. Its full blocks stay in the prefix cache for as long
+//!   as nobody needs their memory.
+//!
+//! Later kinds of work have their place in [`Work`]: speculative tokens make `len` greater than one
+//! for a decode, and an adapter would be one more field of it and of the salt.
+
+mod plan;
+mod sequence;
+#[cfg(test)]
+mod tests;
+
+pub use plan::{StepPlan, Work};
+pub use sequence::{NewSequence, Sequence};
+
+use crate::pool::{BlockPool, PoolFault};
+use ferrum_models::RunnerConfig;
+use ferrum_types::{Error, Result, SeqId, TokenId};
+use sequence::{Rank, State};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+/// Limits of a step, and how much priorities count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Most sequences in a step.
+    pub max_seqs: usize,
+    /// Most tokens in a step.
+    pub max_tokens: usize,
+    /// Most rows of logits in a step.
+    pub max_logit_rows: usize,
+    /// Most tokens of a sequence.
+    pub context: usize,
+    /// Steps by which one level of priority lets a sequence go before its turn.
+    pub head_start: u32,
+}
+
+impl SchedulerConfig {
+    /// What a runner allows.
+    pub fn for_runner(config: &RunnerConfig) -> Self {
+        Self {
+            max_seqs: config.max_seqs,
+            max_tokens: config.max_tokens,
+            max_logit_rows: config.max_logit_rows,
+            context: config.context,
+            head_start: 256,
+        }
+    }
+}
+
+/// What happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerCounters {
+    /// Steps that were scheduled.
+    pub steps: u64,
+    /// Sequences that lost their blocks and had to wait again.
+    pub preemptions: u64,
+    /// Prompt tokens of sequences when they were first admitted.
+    pub prompt_tokens: u64,
+    /// Those of them that were in the prefix cache.
+    pub cached_tokens: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: BlockPool,
+    seqs: HashMap<SeqId, Sequence>,
+    waiting: BTreeMap<Rank, SeqId>,
+    running: BTreeMap<Rank, SeqId>,
+    deadlines: BTreeSet<(Duration, SeqId)>,
+    arrivals: u64,
+    counters: SchedulerCounters,
+}
+
+impl Scheduler {
+    /// A scheduler over the blocks of `pool`, all of them free.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when a limit is zero.
+    pub fn new(config: SchedulerConfig, pool: BlockPool) -> Result<Self> {
+        let mut config = config;
+        // Every running sequence decodes in every step, so each needs a token and a row.
+        config.max_seqs = config
+            .max_seqs
+            .min(config.max_tokens)
+            .min(config.max_logit_rows);
+        if config.max_seqs == 0 || config.context == 0 || pool.blocks() == 0 {
+            let reason = format!("a limit is zero in {config:?} or the pool has no block");
+            return Err(Error::invalid("scheduler", reason));
+        }
+        Ok(Self {
+            config,
+            pool,
+            seqs: HashMap::new(),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            arrivals: 0,
+            counters: SchedulerCounters::default(),
+        })
+    }
+
+    /// The limits in force.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// The block pool.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// What happened since the start.
+    pub fn counters(&self) -> SchedulerCounters {
+        self.counters
+    }
+
+    /// Sequences that have no blocks yet, or no more.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sequences with blocks.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.seqs.is_empty()
+    }
+
+    /// A sequence, as long as it has not ended.
+    pub fn sequence(&self, id: SeqId) -> Option<&Sequence> {
+        self.seqs.get(&id)
+    }
+
+    /// Most tokens whose keys a sequence can have: the context, or the pool where it is smaller.
+    pub fn capacity(&self) -> usize {
+        let pool = self.pool.blocks() * self.pool.block_size();
+        self.config.context.min(pool)
+    }
+
+    /// Adds a sequence to those that wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty prompt or an id that is taken; [`Error::ContextOverflow`] for a
+    /// prompt that does not fit.
+    pub fn add(&mut self, new: NewSequence) -> Result<()> {
+        let (requested, capacity) = (new.prompt.len(), self.capacity());
+        if requested == 0 {
+            return Err(Error::invalid("scheduler", "the prompt has no token"));
+        }
+        if requested > capacity {
+            return Err(Error::ContextOverflow {
+                requested,
+                capacity,
+            });
+        }
+        if self.seqs.contains_key(&new.id) {
+            let reason = format!("sequence {} is there already", new.id.0);
+            return Err(Error::invalid("scheduler", reason));
+        }
+        let head_start = i64::from(new.priority) * i64::from(self.config.head_start);
+        self.arrivals += 1;
+        let rank = Rank {
+            turn: self.counters.steps as i64 - head_start,
+            arrival: self.arrivals,
+        };
+        self.waiting.insert(rank, new.id);
+        if let Some(deadline) = new.deadline {
+            self.deadlines.insert((deadline, new.id));
+        }
+        self.seqs.insert(new.id, Sequence::new(new, rank));
+        Ok(())
+    }
+
+    /// Takes a sequence out, whatever it is doing, and frees its blocks at once.
+    pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        let mut seq = self.seqs.remove(&id)?;
+        self.waiting.remove(&seq.rank);
+        self.running.remove(&seq.rank);
+        if let Some(deadline) = seq.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        self.pool.release(&mut seq.table);
+        Some(seq)
+    }
+
+    /// A sequence whose deadline is past. It stays until it is removed.
+    pub fn overdue(&self, now: Duration) -> Option<SeqId> {
+        let &(deadline, id) = self.deadlines.first()?;
+        (deadline <= now).then_some(id)
+    }
+
+    /// The earliest deadline.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.deadlines.first().map(|&(deadline, _)| deadline)
+    }
+
+    /// Records that a plan was carried out: its keys and values are in the pool.
+    pub fn commit(&mut self, plan: &StepPlan) {
+        for work in plan.work() {
+            let Some(seq) = self.seqs.get_mut(&work.seq) else {
+                continue;
+            };
+            // Whoever was removed or preempted meanwhile has no blocks to speak of.
+            if seq.state != State::Running || seq.computed != work.start {
+                continue;
+            }
+            seq.computed += work.len;
+            seq.prompt_done |= seq.computed >= seq.prompt_len;
+            if let Some(from) = &mut seq.logits_from {
+                *from = (*from).max(seq.computed);
+            }
+            let computed = &seq.tokens[..seq.computed];
+            self.pool.register(&mut seq.table, &seq.salt, computed);
+        }
+    }
+
+    /// Gives a sequence its next token. Says whether there is room to compute it; if not, the
+    /// sequence has to end here.
+    pub fn append(&mut self, id: SeqId, token: TokenId) -> bool {
+        let capacity = self.capacity();
+        self.seqs.get_mut(&id).is_some_and(|seq| {
+            seq.tokens.push(token);
+            seq.tokens.len() <= capacity
+        })
+    }
+
+    /// Checks the pool against the tables of all sequences, and the queues against each other.
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn check(&self) -> Result<(), PoolFault> {
+        self.pool.check(self.seqs.values().map(|s| &s.table))?;
+        for (id, seq) in &self.seqs {
+            let running = self.running.get(&seq.rank) == Some(id);
+            let waiting = self.waiting.get(&seq.rank) == Some(id);
+            let fits = seq.computed <= seq.table.blocks().len() * self.pool.block_size();
+            let listed = match seq.state {
+                State::Running => running && !waiting,
+                State::Waiting => waiting && !running && seq.table.blocks().is_empty(),
+            };
+            if !listed || !fits {
+                return Err(PoolFault::new(format!(
+                    "sequence {} is in the wrong queue or has too few blocks",
+                    id.0
+                )));
+            }
+        }
+        if self.running.len() + self.waiting.len() != self.seqs.len() {
+            return Err(PoolFault::new("a queue has a sequence that is gone".into()));
+        }
+        Ok(())
+    }
+}

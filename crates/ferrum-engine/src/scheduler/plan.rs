@@ -1,0 +1,311 @@
+//! Filling one step.
+
+use super::sequence::State;
+use super::{Scheduler, Sequence};
+use ferrum_models::{LogitRows, SeqStep, StepBatch};
+use ferrum_types::{Result, SeqId};
+
+/// What one sequence computes in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Which sequence.
+    pub seq: SeqId,
+    /// Position of the first token.
+    pub start: usize,
+    /// Tokens.
+    pub len: usize,
+    /// Which of them give logits.
+    pub logits: LogitRows,
+}
+
+impl Work {
+    /// Rows of logits.
+    pub fn rows(&self) -> usize {
+        match self.logits {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => self.len,
+        }
+    }
+}
+
+/// The work of one step. Made to be filled again.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan {
+    work: Vec<Work>,
+    /// Sequences that lost their blocks while the step was planned.
+    preempted: Vec<SeqId>,
+}
+
+impl StepPlan {
+    /// Decodes first, then chunks of prompts.
+    pub fn work(&self) -> &[Work] {
+        &self.work
+    }
+
+    /// Sequences that have to wait again.
+    pub fn preempted(&self) -> &[SeqId] {
+        &self.preempted
+    }
+
+    /// Tokens in the step.
+    pub fn tokens(&self) -> usize {
+        self.work.iter().map(|w| w.len).sum()
+    }
+
+    /// Rows of logits in the step.
+    pub fn rows(&self) -> usize {
+        self.work.iter().map(Work::rows).sum()
+    }
+}
+
+/// What is left of a step.
+struct Budget {
+    tokens: usize,
+    rows: usize,
+}
+
+impl Scheduler {
+    /// Plans the next step: gives running sequences the blocks they need (preempting the last ranks
+    /// when there are none), admits who waits and fits, and shares out the tokens of the step. An
+    /// empty plan means that nobody is there.
+    pub fn schedule(&mut self, plan: &mut StepPlan) {
+        plan.work.clear();
+        plan.preempted.clear();
+        self.counters.steps += 1;
+        self.grow_running(plan);
+        self.admit(plan);
+        let mut left = Budget {
+            tokens: self.config.max_tokens,
+            rows: self.config.max_logit_rows,
+        };
+        self.plan_decodes(plan, &mut left);
+        self.plan_prefills(plan, &mut left);
+    }
+
+    /// Fills `batch` with the tokens and tables of a plan that was made last.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when a length does not fit a batch.
+    pub fn fill_batch(&self, plan: &StepPlan, batch: &mut StepBatch) -> Result<()> {
+        batch.clear();
+        for work in &plan.work {
+            let Some(seq) = self.seqs.get(&work.seq) else {
+                continue;
+            };
+            batch.push(SeqStep {
+                tokens: &seq.tokens[work.start..work.start + work.len],
+                start: work.start,
+                prompt_len: seq.prompt_len,
+                blocks: seq.table.blocks(),
+                logits: work.logits,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Every running sequence gets blocks for all its tokens, by rank.
+    fn grow_running(&mut self, plan: &mut StepPlan) {
+        let mut next = self
+            .running
+            .first_key_value()
+            .map(|(&rank, &id)| (rank, id));
+        while let Some((rank, id)) = next {
+            while let Some(seq) = self.seqs.get_mut(&id)
+                && seq.state == State::Running
+                && !self.pool.grow(&mut seq.table, seq.tokens.len())
+            {
+                // The last one; when that is this one itself, the loop ends here.
+                self.preempt_last(plan);
+            }
+            let after = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
+            next = self.running.range(after).next().map(|(&r, &id)| (r, id));
+        }
+    }
+
+    /// Lets sequences in by rank until one does not fit.
+    fn admit(&mut self, plan: &mut StepPlan) {
+        let mut next = self
+            .waiting
+            .first_key_value()
+            .map(|(&rank, &id)| (rank, id));
+        while let Some((rank, id)) = next {
+            let after = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
+            if self.leader_is_ready(id) && !self.admit_one(id) && !self.push_in(id, plan) {
+                break;
+            }
+            next = self.waiting.range(after).next().map(|(&r, &id)| (r, id));
+        }
+    }
+
+    /// Whether the prompt that `id` will share is computed, or never will be.
+    fn leader_is_ready(&self, id: SeqId) -> bool {
+        let leader = self.seqs.get(&id).and_then(|seq| seq.leader);
+        leader
+            .and_then(|leader| self.seqs.get(&leader))
+            .is_none_or(|leader| leader.prompt_done)
+    }
+
+    /// Admits a sequence if there is a place for it and blocks for all its tokens.
+    fn admit_one(&mut self, id: SeqId) -> bool {
+        if self.running.len() >= self.config.max_seqs {
+            return false;
+        }
+        let Some(seq) = self.seqs.get_mut(&id) else {
+            return false;
+        };
+        let first_row = match seq.logits_from {
+            Some(from) if seq.wants_rows(from) => from,
+            _ => usize::MAX,
+        };
+        // The last token is always computed, for its logits.
+        let most = first_row.min(seq.tokens.len() - 1) / self.pool.block_size();
+        seq.table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
+        let found = seq.table.blocks().len();
+        let needed = self.pool.blocks_for(seq.tokens.len()) - found;
+        // Whoever runs will soon want a block more; without them the newcomer would be let in only to
+        // be preempted.
+        let fits = needed + self.running.len() <= self.pool.available();
+        if !fits || !self.pool.grow(&mut seq.table, seq.tokens.len()) {
+            self.pool.release(&mut seq.table);
+            return false;
+        }
+        seq.computed = found * self.pool.block_size();
+        seq.state = State::Running;
+        if seq.cached.is_none() {
+            seq.cached = Some(seq.computed);
+            self.counters.prompt_tokens += seq.prompt_len as u64;
+            self.counters.cached_tokens += seq.computed as u64;
+        }
+        self.waiting.remove(&seq.rank);
+        self.running.insert(seq.rank, id);
+        true
+    }
+
+    /// Admits a sequence at the cost of running ones with lower priority and a later rank, if they
+    /// have what it takes.
+    fn push_in(&mut self, id: SeqId, plan: &mut StepPlan) -> bool {
+        let Some(seq) = self.seqs.get(&id) else {
+            return false;
+        };
+        let (rank, priority) = (seq.rank, seq.priority);
+        let yields = |s: &&Sequence| s.priority < priority && s.rank > rank;
+        let last = |running: &std::collections::BTreeMap<_, SeqId>| {
+            running.last_key_value().map(|(_, &id)| id)
+        };
+        let victims = self
+            .running
+            .values()
+            .rev()
+            .map_while(|id| self.seqs.get(id));
+        let victims = victims.take_while(yields);
+        let (count, blocks) = victims.fold((0, 0), |(count, blocks), victim| {
+            (count + 1, blocks + victim.table.blocks().len())
+        });
+        let needed = self.pool.blocks_for(seq.tokens.len()) + self.running.len() - count;
+        if count == 0 || needed > self.pool.available() + blocks {
+            return false;
+        }
+        while let Some(victim) = last(&self.running).and_then(|id| self.seqs.get(&id)) {
+            if !yields(&victim) {
+                return false;
+            }
+            self.preempt_last(plan);
+            if self.admit_one(id) {
+                return true;
+            }
+        }
+        self.admit_one(id)
+    }
+
+    /// Sends the running sequence of the last rank back to wait.
+    fn preempt_last(&mut self, plan: &mut StepPlan) {
+        let Some((rank, id)) = self.running.pop_last() else {
+            return;
+        };
+        if let Some(seq) = self.seqs.get_mut(&id) {
+            self.pool.release(&mut seq.table);
+            seq.computed = 0;
+            seq.state = State::Waiting;
+        }
+        self.waiting.insert(rank, id);
+        self.counters.preemptions += 1;
+        plan.preempted.push(id);
+    }
+
+    fn plan_decodes(&self, plan: &mut StepPlan, left: &mut Budget) {
+        for (&id, seq) in self.runners() {
+            if seq.pending() == 1 && left.tokens > 0 && left.rows > 0 {
+                left.tokens -= 1;
+                left.rows -= 1;
+                plan.work.push(Work {
+                    seq: id,
+                    start: seq.computed,
+                    len: 1,
+                    logits: LogitRows::Last,
+                });
+            }
+        }
+    }
+
+    fn plan_prefills(&self, plan: &mut StepPlan, left: &mut Budget) {
+        let first = plan.work.len();
+        let prefills = || self.runners().filter(|(_, seq)| seq.pending() > 1);
+        for (&id, seq) in prefills() {
+            // A prompt that needs more than this step leaves half of it to those behind.
+            let share = match seq.pending() <= left.tokens {
+                true => seq.pending(),
+                false => left.tokens.div_ceil(2),
+            };
+            let work = chunk(id, seq, share, left.rows);
+            if work.len > 0 {
+                left.tokens -= work.len;
+                left.rows -= work.rows();
+                plan.work.push(work);
+            }
+        }
+        // What those behind did not need goes back, first come first served.
+        for work in &mut plan.work[first..] {
+            let Some(seq) = self.seqs.get(&work.seq) else {
+                continue;
+            };
+            let rows = left.rows + work.rows();
+            let longer = chunk(work.seq, seq, work.len + left.tokens, rows);
+            if longer.len > work.len {
+                left.tokens -= longer.len - work.len;
+                left.rows = rows - longer.rows();
+                *work = longer;
+            }
+        }
+    }
+
+    /// Running sequences by rank.
+    fn runners(&self) -> impl Iterator<Item = (&SeqId, &Sequence)> {
+        let known = |id| self.seqs.get(id).map(|seq| (id, seq));
+        self.running.values().filter_map(known)
+    }
+}
+
+/// The next at most `tokens` tokens of a prompt that need at most `rows` rows of logits.
+fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
+    let start = seq.computed;
+    let all = seq.wants_rows(start);
+    let mut len = tokens.min(seq.pending());
+    if all {
+        len = len.min(rows);
+    } else if rows == 0 && len == seq.pending() {
+        // Without a row for its last token, the chunk ends before it.
+        len = len.saturating_sub(1);
+    }
+    let logits = match all {
+        true => LogitRows::All,
+        false if len == seq.pending() => LogitRows::Last,
+        false => LogitRows::None,
+    };
+    Work {
+        seq: id,
+        start,
+        len,
+        logits,
+    }
+}

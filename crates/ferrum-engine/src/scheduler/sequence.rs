@@ -1,0 +1,111 @@
+//! A sequence as the scheduler sees it: tokens, how many of them are computed, and in which blocks.
+
+use crate::pool::{BlockTable, CacheSalt};
+use ferrum_types::{SeqId, TokenId};
+use std::time::Duration;
+
+/// A sequence to be scheduled.
+#[derive(Clone, Debug)]
+pub struct NewSequence {
+    /// Its name; used once.
+    pub id: SeqId,
+    /// Tokens to begin with, at least one.
+    pub prompt: Vec<TokenId>,
+    /// Higher goes first; see [`SchedulerConfig::head_start`](super::SchedulerConfig::head_start).
+    pub priority: i8,
+    /// When it has to end, on the clock of [`Scheduler::overdue`](super::Scheduler::overdue).
+    pub deadline: Option<Duration>,
+    /// Who it may share blocks with.
+    pub salt: CacheSalt,
+    /// Whether every token of the prompt wants logits. They are asked for once each, also when the
+    /// sequence is preempted, so what the cache has is not used before they are there.
+    pub prompt_logits: bool,
+    /// A sequence with the same prompt whose blocks this one will share: it waits for its prompt.
+    pub leader: Option<SeqId>,
+}
+
+/// Place in the one order of all sequences; the lowest goes first and is preempted last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// Step of arrival, less the head start.
+    pub(super) turn: i64,
+    /// Counts arrivals, so that no two are equal.
+    pub(super) arrival: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Without blocks.
+    Waiting,
+    /// With blocks for all its tokens, or one more to be had at the next step.
+    Running,
+}
+
+/// A sequence that has not ended.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(super) rank: Rank,
+    pub(super) state: State,
+    pub(super) priority: i8,
+    pub(super) deadline: Option<Duration>,
+    pub(super) salt: CacheSalt,
+    pub(super) leader: Option<SeqId>,
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) prompt_len: usize,
+    /// Tokens whose keys and values are in `table`.
+    pub(super) computed: usize,
+    pub(super) table: BlockTable,
+    /// Whether the whole prompt was computed once.
+    pub(super) prompt_done: bool,
+    /// First prompt token whose logits were not given yet, if they are wanted at all.
+    pub(super) logits_from: Option<usize>,
+    /// Prompt tokens that were in the cache at the first admission.
+    pub(super) cached: Option<usize>,
+}
+
+impl Sequence {
+    pub(super) fn new(new: NewSequence, rank: Rank) -> Self {
+        Self {
+            rank,
+            state: State::Waiting,
+            priority: new.priority,
+            deadline: new.deadline,
+            salt: new.salt,
+            leader: new.leader,
+            prompt_len: new.prompt.len(),
+            tokens: new.prompt,
+            computed: 0,
+            table: BlockTable::default(),
+            prompt_done: false,
+            logits_from: new.prompt_logits.then_some(0),
+            cached: None,
+        }
+    }
+
+    /// Prompt and generated tokens.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// Prompt tokens that were found in the prefix cache; `None` before the first admission.
+    pub fn cached(&self) -> Option<usize> {
+        self.cached
+    }
+
+    /// Tokens that have to be computed before there are logits for the next.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Whether prompt tokens from `start` on still want logits of their own.
+    pub(super) fn wants_rows(&self, start: usize) -> bool {
+        // The last prompt token's logits are those of the first generated token, wanted anyway.
+        self.logits_from
+            .is_some_and(|from| from.max(start) + 1 < self.prompt_len)
+    }
+}

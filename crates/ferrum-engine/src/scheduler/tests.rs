@@ -1,0 +1,456 @@
+//! The scheduler on a device that is only memory: each cell of a block holds what would have been
+//! computed for it, and a step checks that it reads what a sequence by itself would have written.
+
+use super::*;
+use crate::pool::CacheSalt;
+use ferrum_models::LogitRows;
+use proptest::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+const CONFIG: SchedulerConfig = SchedulerConfig {
+    max_seqs: 4,
+    max_tokens: 12,
+    max_logit_rows: 6,
+    context: 40,
+    head_start: 50,
+};
+
+fn scheduler(config: SchedulerConfig, blocks: usize, block_size: usize) -> Scheduler {
+    Scheduler::new(config, BlockPool::new(blocks, block_size)).unwrap()
+}
+
+fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
+    NewSequence {
+        id: SeqId(id),
+        prompt,
+        priority: 0,
+        deadline: None,
+        salt: CacheSalt::default(),
+        prompt_logits: false,
+        leader: None,
+    }
+}
+
+/// What is known of a request beside the scheduler.
+struct Asked {
+    left: usize,
+    salt: CacheSalt,
+    /// Next prompt position whose logits are due.
+    rows_due: Option<usize>,
+    /// Whether it got a token in the last step that it was in.
+    decoding: bool,
+    since: u64,
+}
+
+struct Sim {
+    scheduler: Scheduler,
+    cells: Vec<u64>,
+    asked: HashMap<SeqId, Asked>,
+    plan: StepPlan,
+    next_id: u64,
+    now: Duration,
+    ended: u64,
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    (a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        .rotate_left(29)
+}
+
+impl Sim {
+    fn new(config: SchedulerConfig, blocks: usize, block_size: usize) -> Self {
+        Self {
+            scheduler: scheduler(config, blocks, block_size),
+            cells: vec![0; blocks * block_size],
+            asked: HashMap::new(),
+            plan: StepPlan::default(),
+            next_id: 0,
+            now: Duration::ZERO,
+            ended: 0,
+        }
+    }
+
+    fn add(&mut self, mut new: NewSequence, tokens: usize) -> SeqId {
+        self.next_id += 1;
+        let id = SeqId(self.next_id);
+        new.id = id;
+        let asked = Asked {
+            left: tokens,
+            salt: new.salt.clone(),
+            rows_due: new.prompt_logits.then_some(0),
+            decoding: false,
+            since: self.scheduler.counters().steps,
+        };
+        self.scheduler.add(new).unwrap();
+        self.asked.insert(id, asked);
+        id
+    }
+
+    fn end(&mut self, id: SeqId) {
+        self.scheduler.remove(id).unwrap();
+        self.asked.remove(&id).unwrap();
+        self.ended += 1;
+    }
+
+    /// Plans a step, runs it, and gives every sequence with logits a token.
+    fn step(&mut self) {
+        while let Some(id) = self.scheduler.overdue(self.now) {
+            self.end(id);
+        }
+        self.now += Duration::from_millis(1);
+        self.scheduler.schedule(&mut self.plan);
+        let plan = std::mem::take(&mut self.plan);
+        self.check_plan(&plan);
+        for &work in plan.work() {
+            self.run(work);
+        }
+        self.scheduler.commit(&plan);
+        for work in plan.work() {
+            self.give(*work);
+        }
+        self.plan = plan;
+    }
+
+    fn check_plan(&mut self, plan: &StepPlan) {
+        let config = *self.scheduler.config();
+        assert!(plan.tokens() <= config.max_tokens, "{plan:?}");
+        assert!(plan.rows() <= config.max_logit_rows, "{plan:?}");
+        assert!(plan.work().len() <= config.max_seqs, "{plan:?}");
+        assert!(
+            self.scheduler.is_empty() || !plan.work().is_empty(),
+            "a stall"
+        );
+        for id in plan.preempted() {
+            self.asked.get_mut(id).unwrap().decoding = false;
+        }
+        // Whoever got a token in the step before is in this one.
+        for (id, asked) in &self.asked {
+            let here = plan.work().iter().filter(|w| w.seq == *id).count();
+            assert!(here == 1 || !asked.decoding && here == 0, "{id:?} {plan:?}");
+        }
+    }
+
+    fn run(&mut self, work: Work) {
+        let seq = self.scheduler.sequence(work.seq).unwrap();
+        let asked = self.asked.get_mut(&work.seq).unwrap();
+        let size = self.scheduler.pool().block_size();
+        let root = scheduler_root(&asked.salt);
+        let mut value = root;
+        for (at, &token) in seq.tokens()[..work.start + work.len].iter().enumerate() {
+            value = mix(value, u64::from(token) + 1);
+            let block = seq.table.blocks()[at / size];
+            let cell = &mut self.cells[block.0 as usize * size + at % size];
+            if at < work.start {
+                assert_eq!(*cell, value, "position {at} of {work:?}");
+            } else {
+                *cell = value;
+            }
+        }
+        if let (Some(due), LogitRows::All) = (asked.rows_due, work.logits) {
+            assert!(work.start <= due, "rows {due}.. were left out by {work:?}");
+            asked.rows_due = Some(due.max(work.start + work.len));
+        }
+    }
+
+    fn give(&mut self, work: Work) {
+        let seq = self.scheduler.sequence(work.seq).unwrap();
+        if seq.pending() > 0 {
+            assert_ne!(work.logits, LogitRows::Last);
+            return;
+        }
+        assert_ne!(work.logits, LogitRows::None);
+        let asked = self.asked.get_mut(&work.seq).unwrap();
+        let prompt_rows = seq.prompt_len().saturating_sub(1);
+        assert!(asked.rows_due.is_none_or(|due| due >= prompt_rows));
+        let token = (seq.tokens().len() % 2) as TokenId;
+        asked.decoding = true;
+        asked.left -= 1;
+        if !self.scheduler.append(work.seq, token) || asked.left == 0 {
+            self.end(work.seq);
+        }
+    }
+
+    /// Comes, goes or steps, as `dice` says.
+    fn operate(&mut self, mut dice: impl FnMut(u32) -> u32) {
+        let capacity = self.scheduler.capacity() as u32;
+        match dice(9) {
+            0..=1 if self.asked.len() < 12 => {
+                let long = if dice(4) == 0 {
+                    capacity
+                } else {
+                    8.min(capacity)
+                };
+                let prompt: Vec<_> = (0..1 + dice(long)).map(|_| dice(9) / 8).collect();
+                let tenant = dice(3);
+                let salt = CacheSalt {
+                    tenant: (tenant > 0).then(|| tenant.to_string().into()),
+                    ..CacheSalt::default()
+                };
+                let leader = self.asked.keys().min().copied().filter(|_| dice(3) == 0);
+                let wanted = NewSequence {
+                    priority: dice(3) as i8 - 1,
+                    deadline: (dice(6) == 0)
+                        .then(|| self.now + Duration::from_millis(u64::from(dice(60)))),
+                    salt,
+                    prompt_logits: dice(5) == 0,
+                    leader,
+                    ..new(0, prompt)
+                };
+                let tokens = 1 + dice(20) as usize;
+                self.add(wanted, tokens);
+            }
+            2 if !self.asked.is_empty() && dice(3) == 0 => {
+                let nth = dice(self.asked.len() as u32) as usize;
+                let mut ids: Vec<_> = self.asked.keys().copied().collect();
+                ids.sort_unstable();
+                self.end(ids[nth]);
+            }
+            _ => self.step(),
+        }
+    }
+
+    /// Steps until everybody has ended.
+    fn drain(&mut self) {
+        let most = self.scheduler.counters().steps + 10_000;
+        while !self.asked.is_empty() {
+            self.step();
+            assert!(
+                self.scheduler.counters().steps < most,
+                "somebody never ends"
+            );
+        }
+        self.scheduler.check().unwrap();
+        assert_eq!(self.scheduler.pool().used(), 0);
+    }
+}
+
+fn scheduler_root(salt: &CacheSalt) -> u64 {
+    let tenant = salt.tenant.as_deref().unwrap_or("");
+    tenant.bytes().fold(7, |sum, b| mix(sum, u64::from(b)))
+}
+
+#[test]
+fn a_million_random_steps_keep_every_invariant() {
+    let shapes = [(1, 12, 4), (2, 40, 1), (3, 30, 3), (4, 6, 2), (5, 1, 7)];
+    for (seed, blocks, block_size) in shapes {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut sim = Sim::new(CONFIG, blocks, block_size);
+        while sim.scheduler.counters().steps < 220_000 {
+            sim.operate(|n| (u64::from(rng.next_u32()) * u64::from(n) >> 32) as u32);
+            if rng.next_u32() % 16 == 0 {
+                sim.scheduler.check().unwrap();
+            }
+            // No starvation, whatever the priorities: the longest that one was here.
+            let steps = sim.scheduler.counters().steps;
+            if steps % 64 == 0 {
+                let oldest = sim.asked.values().map(|a| steps - a.since).max();
+                assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
+            }
+        }
+        let counters = sim.scheduler.counters();
+        sim.drain();
+        assert!(sim.ended > 1000);
+        assert!(
+            block_size == 7 || counters.preemptions > 1000,
+            "{counters:?}"
+        );
+        assert!(
+            block_size == 7 || counters.cached_tokens > 1000,
+            "{counters:?}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_operations_end_well(
+        blocks in 1usize..12,
+        block_size in 1usize..5,
+        max_seqs in 1usize..5,
+        max_tokens in 1usize..9,
+        max_logit_rows in 1usize..9,
+        dice in prop::collection::vec(any::<u32>(), 0..300),
+    ) {
+        let config = SchedulerConfig { max_seqs, max_tokens, max_logit_rows, ..CONFIG };
+        let mut sim = Sim::new(config, blocks, block_size);
+        let mut rest = dice.into_iter();
+        while rest.len() > 0 {
+            sim.operate(|n| rest.next().unwrap_or(0) % n);
+            sim.scheduler.check().unwrap();
+        }
+        sim.drain();
+    }
+}
+
+#[test]
+fn a_long_prompt_delays_nobody_by_more_than_a_step() {
+    let config = SchedulerConfig {
+        context: 2000,
+        ..CONFIG
+    };
+    let mut sim = Sim::new(config, 600, 4);
+    let first = sim.add(new(0, vec![1; 5]), 300);
+    sim.step();
+    let long = sim.add(new(0, (0..1500).collect()), 1);
+    sim.step();
+    let short = sim.add(new(0, vec![3; 4]), 50);
+    // One decode, half of the rest for the long prompt, and all that the short one needs.
+    sim.step();
+    let lens = |sim: &Sim, id| {
+        let of = |w: &&Work| w.seq == id;
+        sim.plan.work().iter().find(of).map(|w| w.len)
+    };
+    assert_eq!(lens(&sim, first), Some(1));
+    assert_eq!(lens(&sim, short), Some(4));
+    assert_eq!(lens(&sim, long), Some(7), "what the short one left is used");
+    for _ in 0..40 {
+        sim.step();
+        assert_eq!((lens(&sim, first), lens(&sim, short)), (Some(1), Some(1)));
+        assert_eq!(lens(&sim, long), Some(10));
+    }
+    sim.drain();
+}
+
+#[test]
+fn first_come_first_served_within_a_priority() {
+    let config = SchedulerConfig {
+        max_seqs: 1,
+        ..CONFIG
+    };
+    let mut sim = Sim::new(config, 20, 2);
+    let mut ids: Vec<_> = (0..4).map(|i| sim.add(new(0, vec![i; 3]), 2)).collect();
+    let urgent = NewSequence {
+        priority: 1,
+        ..new(0, vec![9; 3])
+    };
+    ids.insert(0, sim.add(urgent, 2));
+    let mut order = Vec::new();
+    while !sim.asked.is_empty() {
+        sim.step();
+        order.extend(sim.plan.work().iter().map(|w| w.seq));
+        order.dedup();
+    }
+    assert_eq!(order, ids);
+}
+
+#[test]
+fn a_flood_of_urgent_requests_starves_nobody() {
+    let config = SchedulerConfig {
+        max_seqs: 2,
+        ..CONFIG
+    };
+    let mut sim = Sim::new(config, 40, 2);
+    let patient = sim.add(
+        NewSequence {
+            priority: -1,
+            ..new(0, vec![5; 4])
+        },
+        3,
+    );
+    let mut waited = 0;
+    while sim.asked.contains_key(&patient) {
+        while sim.asked.len() < 6 {
+            sim.add(
+                NewSequence {
+                    priority: 1,
+                    ..new(0, vec![6; 4])
+                },
+                4,
+            );
+        }
+        sim.step();
+        waited += 1;
+    }
+    // Two levels of head start, and then those that were there before.
+    assert!((100..140).contains(&waited), "{waited}");
+}
+
+#[test]
+fn who_came_last_is_preempted_and_comes_back() {
+    let mut sim = Sim::new(CONFIG, 6, 2);
+    let old = sim.add(new(0, vec![1; 4]), 8);
+    let young = sim.add(new(0, vec![2; 3]), 6);
+    let mut preempted = Vec::new();
+    while !sim.asked.is_empty() {
+        sim.step();
+        preempted.extend_from_slice(sim.plan.preempted());
+        sim.scheduler.check().unwrap();
+    }
+    assert!(
+        !preempted.is_empty() && !preempted.contains(&old),
+        "{preempted:?}"
+    );
+    assert!(preempted.contains(&young));
+}
+
+#[test]
+fn an_urgent_request_takes_the_place_of_a_lesser_one() {
+    let config = SchedulerConfig {
+        max_seqs: 1,
+        ..CONFIG
+    };
+    let mut sim = Sim::new(config, 20, 2);
+    let lesser = sim.add(new(0, vec![1; 4]), 30);
+    sim.step();
+    let urgent = sim.add(
+        NewSequence {
+            priority: 1,
+            ..new(0, vec![2; 4])
+        },
+        2,
+    );
+    sim.step();
+    assert_eq!(sim.plan.preempted(), [lesser]);
+    assert_eq!(sim.plan.work()[0].seq, urgent);
+    sim.drain();
+}
+
+#[test]
+fn followers_wait_for_their_leader_and_share_its_blocks() {
+    let mut sim = Sim::new(CONFIG, 40, 4);
+    let prompt: Vec<_> = (0..30).collect();
+    let leader = sim.add(new(0, prompt.clone()), 9);
+    let follower = NewSequence {
+        leader: Some(leader),
+        ..new(0, prompt)
+    };
+    let follower = sim.add(follower, 3);
+    let other = sim.add(new(0, vec![7; 2]), 20);
+    sim.step();
+    let there: Vec<_> = sim.plan.work().iter().map(|w| w.seq).collect();
+    assert_eq!(there, [leader, other], "who follows holds up nobody");
+    while sim.scheduler.sequence(follower).unwrap().cached().is_none() {
+        sim.step();
+    }
+    let seq = sim.scheduler.sequence(follower).unwrap();
+    assert_eq!(seq.cached(), Some(28));
+    let blocks = sim.scheduler.sequence(leader).unwrap().table.blocks();
+    assert_eq!(seq.table.blocks()[..7], blocks[..7]);
+    sim.drain();
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut scheduler = scheduler(CONFIG, 4, 4);
+    assert_eq!(scheduler.capacity(), 16);
+    let long = scheduler.add(new(1, vec![0; 17])).unwrap_err();
+    assert!(matches!(
+        long,
+        Error::ContextOverflow {
+            requested: 17,
+            capacity: 16
+        }
+    ));
+    assert!(scheduler.add(new(1, vec![])).is_err());
+    scheduler.add(new(1, vec![0; 16])).unwrap();
+    assert!(scheduler.add(new(1, vec![0])).is_err());
+    assert!(!scheduler.append(SeqId(1), 0), "no room to compute a 17th");
+    let none = SchedulerConfig {
+        max_tokens: 0,
+        ..CONFIG
+    };
+    assert!(Scheduler::new(none, BlockPool::new(1, 1)).is_err());
+    assert!(Scheduler::new(CONFIG, BlockPool::new(0, 1)).is_err());
+}
