@@ -60,7 +60,7 @@ pub fn generate(
     wanted: &Generation,
     on_text: &mut dyn FnMut(&str) -> bool,
 ) -> Result<GenerationStats> {
-    let mut sampler = Sampler::new(wanted.sampling)?;
+    let mut sampler = Sampler::new(wanted.sampling.clone(), prompt.len(), 0)?;
     let mut stops = StopMatcher::new(&wanted.stop);
     let mut text = tokenizer.decode_stream(true);
     let start = Instant::now();

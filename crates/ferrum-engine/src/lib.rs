@@ -8,13 +8,13 @@ mod dispatch;
 pub mod eager;
 mod generate;
 pub mod pool;
-mod sampler;
+pub mod sampler;
 pub mod scheduler;
 mod session;
 mod stop;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
-pub use sampler::{Sampler, SamplingParams};
+pub use sampler::{Dry, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::{Session, StepRunner};
 pub use stop::StopMatcher;

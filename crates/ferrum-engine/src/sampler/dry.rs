@@ -1,0 +1,157 @@
+//! DRY ("don't repeat yourself"): the longer a passage that is being repeated, the less likely the
+//! token that would go on with it.
+
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_types::TokenId;
+use std::collections::HashMap;
+
+/// Settings of DRY. Source: the proposal of p-e-w (text-generation-webui, pull request 5677).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// Penalty of a repeated passage of `allowed_length` tokens; 0: none.
+    pub multiplier: f32,
+    /// Factor on the penalty for each token more; at least 1.
+    pub base: f32,
+    /// Shortest repeated passage that is penalised.
+    pub allowed_length: usize,
+    /// How many tokens it looks back at; `usize::MAX`: all.
+    pub last_n: usize,
+    /// Tokens over which no passage reaches; see [`Dry::breaker_tokens`].
+    pub breakers: Vec<TokenId>,
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        Self {
+            multiplier: 0.0,
+            base: 1.75,
+            allowed_length: 2,
+            last_n: usize::MAX,
+            breakers: Vec::new(),
+        }
+    }
+}
+
+impl Dry {
+    /// Texts that usually break passages.
+    pub const DEFAULT_BREAKERS: [&'static str; 4] = ["\n", ":", "\"", "*"];
+
+    /// All tokens of a vocabulary whose text contains one of `texts`. Looks at every token: a result
+    /// is worth keeping.
+    pub fn breaker_tokens(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<TokenId> {
+        let breaks = |id: &TokenId| {
+            tokenizer.token_bytes(*id).is_some_and(|bytes| {
+                let text = String::from_utf8_lossy(&bytes);
+                texts.iter().any(|t| !t.is_empty() && text.contains(t))
+            })
+        };
+        (0..tokenizer.vocab_size() as TokenId)
+            .filter(breaks)
+            .collect()
+    }
+}
+
+/// Greatest exponent of e that is still a number.
+const LOG_MAX: f32 = 88.0;
+
+/// What a step needs, kept to spare allocations.
+#[derive(Clone, Debug, Default)]
+pub(super) struct DryScratch {
+    /// Ascending.
+    breakers: Vec<TokenId>,
+    /// See [`suffix_matches`].
+    matches: Vec<usize>,
+    /// Longest repeated passage that each token would go on with.
+    longest: HashMap<TokenId, usize>,
+}
+
+impl DryScratch {
+    pub(super) fn new(dry: &Dry) -> Self {
+        let mut breakers = dry.breakers.clone();
+        breakers.sort_unstable();
+        Self {
+            breakers,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn apply(&mut self, dry: &Dry, logits: &mut [f32], tokens: &[TokenId]) {
+        if dry.multiplier == 0.0 {
+            return;
+        }
+        let window = &tokens[tokens.len().saturating_sub(dry.last_n)..];
+        let unbroken = window
+            .iter()
+            .rev()
+            .take_while(|token| self.breakers.binary_search(token).is_err())
+            .count();
+        let least = dry.allowed_length.max(1);
+        if unbroken < least {
+            return;
+        }
+        suffix_matches(window, &mut self.matches);
+        self.longest.clear();
+        // After the first `len - back` tokens stood what now may come again.
+        for (back, &matched) in self.matches.iter().enumerate().skip(1) {
+            let length = matched.min(unbroken);
+            if length >= least {
+                let longest = self.longest.entry(window[window.len() - back]).or_insert(0);
+                *longest = length.max(*longest);
+            }
+        }
+        let most = match dry.base.ln() {
+            log if log > 0.0 => LOG_MAX / log,
+            _ => f32::MAX,
+        };
+        for (&token, &length) in &self.longest {
+            if let Some(x) = logits.get_mut(token as usize) {
+                let exponent = ((length - least) as f32).min(most);
+                *x -= dry.multiplier * dry.base.powf(exponent);
+            }
+        }
+    }
+}
+
+/// `matches[back]`: tokens that the end of `window` and the end of `window` without its last `back`
+/// tokens have in common. The Z algorithm on the reversed window: linear time.
+fn suffix_matches(window: &[TokenId], matches: &mut Vec<usize>) {
+    let len = window.len();
+    let at = |i: usize| window[len - 1 - i];
+    matches.clear();
+    matches.resize(len, 0);
+    // The stretch `left..right` equals the start.
+    let (mut left, mut right) = (0, 0);
+    for back in 1..len {
+        let mut matched = if back < right {
+            matches[back - left].min(right - back)
+        } else {
+            0
+        };
+        while back + matched < len && at(matched) == at(back + matched) {
+            matched += 1;
+        }
+        if back + matched > right {
+            (left, right) = (back, back + matched);
+        }
+        matches[back] = matched;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn matches_are_those_of_plain_comparison(window in prop::collection::vec(0u32..3, 0..40)) {
+            let mut found = Vec::new();
+            suffix_matches(&window, &mut found);
+            for back in 1..window.len() {
+                let shorter = window[..window.len() - back].iter().rev();
+                let expected = window.iter().rev().zip(shorter).take_while(|(a, b)| a == b).count();
+                prop_assert_eq!(found[back], expected);
+            }
+        }
+    }
+}
