@@ -27,6 +27,8 @@ pub enum FinishReason {
     Length,
     /// The receiver of the text said so.
     Cancelled,
+    /// Its time was over.
+    Deadline,
 }
 
 /// What a generation took.

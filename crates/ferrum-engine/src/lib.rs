@@ -6,6 +6,7 @@
 
 mod dispatch;
 pub mod eager;
+pub mod engine;
 mod generate;
 pub mod pool;
 pub mod sampler;
@@ -14,6 +15,9 @@ mod session;
 mod stop;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
+pub use engine::{
+    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, Health, Request,
+};
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
 pub use sampler::{Dry, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::{Session, StepRunner};

@@ -6,7 +6,8 @@ pub struct StopMatcher {
     stops: Vec<String>,
     /// Text not yet released.
     held: String,
-    stopped: bool,
+    /// Index of the stop string that was met.
+    met: Option<usize>,
 }
 
 impl StopMatcher {
@@ -16,23 +17,21 @@ impl StopMatcher {
         Self {
             stops,
             held: String::new(),
-            stopped: false,
+            met: None,
         }
     }
 
     /// Takes the next piece of text and gives what may be shown. After a stop: nothing more.
     pub fn push(&mut self, piece: &str) -> String {
-        if self.stopped {
+        if self.stopped() {
             return String::new();
         }
         self.held.push_str(piece);
-        let first = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()))
-            .min();
-        if let Some(at) = first {
-            self.stopped = true;
+        let at = |stop: &String| self.held.find(stop.as_str());
+        let found = self.stops.iter().enumerate();
+        let first = found.filter_map(|(i, stop)| Some((at(stop)?, i))).min();
+        if let Some((at, index)) = first {
+            self.met = Some(index);
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
@@ -54,7 +53,13 @@ impl StopMatcher {
 
     /// Whether a stop string was met.
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.met.is_some()
+    }
+
+    /// The stop string that was met: the first in the text, and of several at one place the first of
+    /// the list.
+    pub fn matched(&self) -> Option<&str> {
+        self.met.map(|index| self.stops[index].as_str())
     }
 }
 
@@ -82,7 +87,7 @@ mod tests {
         let mut m = StopMatcher::new(&["END".into(), "".into()]);
         let shown: String = ["a", "bE", "N", "Dc"].iter().map(|p| m.push(p)).collect();
         assert_eq!(shown, "ab");
-        assert!(m.stopped());
+        assert_eq!(m.matched(), Some("END"));
         assert_eq!(m.push("x") + &m.finish(), "");
     }
 

@@ -149,7 +149,7 @@ impl<S: BuildHasher> Model<S> {
 fn drive<S: BuildHasher>(mut model: Model<S>, seed: u64, steps: usize) -> usize {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for step in 0..steps {
-        model.operate(|n| (u64::from(rng.next_u32()) * u64::from(n) >> 32) as u32);
+        model.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
         if step % 16 == 0 {
             model.check();
         }
@@ -266,7 +266,8 @@ fn equal_blocks_become_one() {
 #[test]
 fn the_check_sees_what_is_wrong() {
     let none = CacheSalt::default();
-    let broken: [(&str, fn(&mut BlockPool, &mut BlockTable)); 5] = [
+    type Damage = fn(&mut BlockPool, &mut BlockTable);
+    let broken: [(&str, Damage); 5] = [
         ("references", |_, table| table.blocks.truncate(1)),
         ("lost", |pool, _| pool.free.truncate(1)),
         ("listed twice", |pool, _| pool.free.push(BlockId(3))),

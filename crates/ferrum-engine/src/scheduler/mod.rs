@@ -26,7 +26,7 @@ mod tests;
 pub use plan::{StepPlan, Work};
 pub use sequence::{NewSequence, Sequence};
 
-use crate::pool::{BlockPool, PoolFault};
+use crate::pool::{BlockPool, BlockTable, PoolFault};
 use ferrum_models::RunnerConfig;
 use ferrum_types::{Error, Result, SeqId, TokenId};
 use sequence::{Rank, State};
@@ -241,6 +241,18 @@ impl Scheduler {
             seq.tokens.push(token);
             seq.tokens.len() <= capacity
         })
+    }
+
+    /// Lends a block for a step that belongs to no sequence; whether there was one. It has to come
+    /// back with [`take_back`](Self::take_back) before the pool is checked.
+    #[must_use]
+    pub fn lend(&mut self, table: &mut BlockTable) -> bool {
+        self.pool.grow(table, 1)
+    }
+
+    /// Takes lent blocks back.
+    pub fn take_back(&mut self, table: &mut BlockTable) {
+        self.pool.release(table);
     }
 
     /// Checks the pool against the tables of all sequences, and the queues against each other.

@@ -97,6 +97,11 @@ impl Sequence {
         self.cached
     }
 
+    /// Whether all tokens are computed, so that the last logits are those of the next token.
+    pub fn is_computed(&self) -> bool {
+        self.pending() == 0
+    }
+
     /// Tokens that have to be computed before there are logits for the next.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed

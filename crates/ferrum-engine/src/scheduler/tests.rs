@@ -238,13 +238,13 @@ fn a_million_random_steps_keep_every_invariant() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut sim = Sim::new(CONFIG, blocks, block_size);
         while sim.scheduler.counters().steps < 220_000 {
-            sim.operate(|n| (u64::from(rng.next_u32()) * u64::from(n) >> 32) as u32);
+            sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
             if rng.next_u32() % 16 == 0 {
                 sim.scheduler.check().unwrap();
             }
             // No starvation, whatever the priorities: the longest that one was here.
             let steps = sim.scheduler.counters().steps;
-            if steps % 64 == 0 {
+            if steps.is_multiple_of(64) {
                 let oldest = sim.asked.values().map(|a| steps - a.since).max();
                 assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
             }

@@ -1,0 +1,342 @@
+//! Many requests on one runner.
+//!
+//! An [`Engine`] owns a [`StepRunner`] on a thread of its own and runs step after step for as long as
+//! somebody wants tokens. Everybody else has an [`EngineHandle`], which is cheap to clone, never waits
+//! for a step, and gives an [`EventStream`] for each request.
+//!
+//! A request's life:
+//! 1. [`EngineHandle::submit`] checks it against the model and the limits, and counts it against the
+//!    bound of the queue.
+//! 2. The thread makes a sequence of each of its choices, and the [`Scheduler`] orders them. The first
+//!    choice computes the prompt; the others share its blocks.
+//! 3. Each step computes a mixed batch. For each row of logits the sequence's sampler picks a token,
+//!    its [`DecodeStream`](ferrum_formats::tokenizer::DecodeStream) and [`StopMatcher`](crate::StopMatcher) turn it into text, and an event goes out.
+//! 4. It ends by a stop, by length, by its deadline, or because it was cancelled: explicitly, or by
+//!    dropping the stream. Its blocks are free before the next step.
+//!
+//! Text is made on the engine's thread, between steps: whether a stop string has come decides what the
+//! next step computes.
+//!
+//! What fails: an error or a panic in a step ends the engine. All requests get
+//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused.
+
+mod answer;
+mod health;
+mod request;
+mod stats;
+mod step_loop;
+
+pub use health::{Clock, Health};
+pub use request::{
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS,
+    MAX_STOPS, Request, RequestId, StopMatch, Usage,
+};
+pub use stats::EngineStats;
+
+use crate::StepRunner;
+use crate::pool::BlockPool;
+use crate::scheduler::{Scheduler, SchedulerConfig};
+use ferrum_formats::tokenizer::Tokenizer;
+use health::Pulse;
+use request::{Limits, Submission};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use step_loop::StepLoop;
+use tokio::sync::watch;
+
+/// Settings of an engine; the runner's own sizes bound the steps.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most sequences that wait for their first step; more are refused as overload.
+    pub max_waiting: usize,
+    /// Whether requests share what they have in common. Choices of one request always do.
+    pub prefix_cache: bool,
+    /// Steps by which one level of priority lets a request go before its turn.
+    pub head_start: u32,
+    /// How long a step may take before the engine counts as stalled.
+    pub stall_after: Duration,
+    /// How old the last step may be before a look at the health of an idle engine asks for a step.
+    pub probe_after: Duration,
+    /// How often the books of the block pool are checked, when there is nothing else to do.
+    pub check_every: Duration,
+    /// What time it is.
+    pub clock: Clock,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting: 1024,
+            prefix_cache: true,
+            head_start: 256,
+            stall_after: Duration::from_secs(60),
+            probe_after: Duration::from_secs(5),
+            check_every: Duration::from_secs(10),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// Where an engine is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// Ends what it has and takes nothing new.
+    Draining,
+    Stopped,
+    Failed(String),
+}
+
+impl Phase {
+    /// Why nothing new is taken.
+    fn refusal(&self) -> Option<EngineError> {
+        match self {
+            Phase::Running => None,
+            Phase::Draining | Phase::Stopped => Some(EngineError::ShuttingDown),
+            Phase::Failed(reason) => Some(EngineError::Failed(reason.clone())),
+        }
+    }
+}
+
+/// What the thread and the handles have in common.
+#[derive(Debug)]
+struct Shared {
+    limits: Limits,
+    config: EngineConfig,
+    phase: watch::Sender<Phase>,
+    pulse: Pulse,
+    /// Sequences that wait for their first step.
+    queued: AtomicUsize,
+    next_request: AtomicU64,
+    stats: Mutex<EngineStats>,
+}
+
+enum Command {
+    Submit(Box<Submission>),
+    Cancel(RequestId),
+    /// Run a step for the sake of it; asked at this time.
+    Probe(Duration),
+    Drain,
+    Shutdown,
+}
+
+/// Owns the thread on which a runner runs. Dropping it shuts it down.
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the thread. Without a tokenizer, events have no text and stop strings are refused.
+    ///
+    /// # Errors
+    /// Those of [`Scheduler::new`]; `Device` when there can be no thread.
+    pub fn start(
+        runner: Box<dyn StepRunner>,
+        tokenizer: Option<Arc<Tokenizer>>,
+        config: EngineConfig,
+    ) -> ferrum_types::Result<Self> {
+        let pool = runner.pool();
+        let scheduling = SchedulerConfig {
+            head_start: config.head_start,
+            ..SchedulerConfig::for_runner(runner.config())
+        };
+        let blocks = BlockPool::new(pool.blocks, pool.block_size);
+        let scheduler = Scheduler::new(scheduling, blocks)?;
+        let backend = runner.backend();
+        let shared = Arc::new(Shared {
+            limits: Limits {
+                vocab_size: runner.spec().vocab_size,
+                capacity: scheduler.capacity(),
+                has_text: tokenizer.is_some(),
+            },
+            phase: watch::Sender::new(Phase::Running),
+            pulse: Pulse::new(config.clock.now()),
+            queued: AtomicUsize::new(0),
+            next_request: AtomicU64::new(0),
+            stats: Mutex::new(EngineStats::default()),
+            config,
+        });
+        let (commands, inbox) = mpsc::channel();
+        let handle = EngineHandle {
+            shared: Arc::clone(&shared),
+            commands,
+        };
+        let body = move || {
+            let tokenizer = tokenizer.as_deref();
+            let mut state = StepLoop::new(runner, tokenizer, scheduler, &shared, &inbox);
+            // After a panic only the list of requests is looked at, to tell them.
+            let ended = catch_unwind(AssertUnwindSafe(|| state.run()));
+            let reason = match ended {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(panic) => Some(format!("a step panicked: {}", panic_words(&*panic))),
+            };
+            let phase = reason.map_or(Phase::Stopped, Phase::Failed);
+            shared.phase.send_replace(phase);
+            state.fail_all();
+        };
+        let thread = std::thread::Builder::new()
+            .name("ferrum-engine".into())
+            .spawn(body)
+            .map_err(|e| ferrum_types::Error::Device {
+                backend,
+                op: "engine",
+                reason: format!("cannot start a thread: {e}"),
+            })?;
+        Ok(Self {
+            handle,
+            thread: Some(thread),
+        })
+    }
+
+    /// A handle for whoever has requests.
+    pub fn handle(&self) -> EngineHandle {
+        self.handle.clone()
+    }
+
+    /// Takes nothing new, and stops when all requests have ended. [`EngineHandle::stopped`] waits for
+    /// that.
+    pub fn drain(&self) {
+        self.handle.drain();
+    }
+
+    /// Fails what is still there and waits for the thread to end (at most for the step it is in).
+    pub fn shutdown(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        // An engine that has ended reads no commands.
+        let _ = self.handle.commands.send(Command::Shutdown);
+        if let Some(thread) = self.thread.take() {
+            // Its panics are caught and told inside.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn panic_words(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("it did not say why")
+}
+
+/// A way to an engine, for many tasks and threads. No method waits for a step.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    commands: Sender<Command>,
+}
+
+impl EngineHandle {
+    /// Hands a request in. Its events come through the stream; dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] and [`EngineError::ContextOverflow`] for what can never run,
+    /// [`EngineError::Overloaded`] when the queue is full, [`EngineError::ShuttingDown`] and
+    /// [`EngineError::Failed`] when the engine takes nothing more.
+    pub fn submit(&self, request: Request) -> Result<EventStream, EngineError> {
+        let shared = &self.shared;
+        if let Some(refusal) = shared.phase.borrow().refusal() {
+            return Err(refusal);
+        }
+        shared.limits.check(&request)?;
+        let (n, limit) = (request.n, shared.config.max_waiting);
+        let room = |queued: usize| queued.checked_add(n).filter(|&sum| sum <= limit);
+        let order = Ordering::AcqRel;
+        if let Err(waiting) = shared.queued.fetch_update(order, Ordering::Acquire, room) {
+            return Err(EngineError::Overloaded { waiting, limit });
+        }
+        let id = RequestId(shared.next_request.fetch_add(1, Ordering::Relaxed));
+        let (events, receiver) = tokio::sync::mpsc::channel(shared.limits.most_events(&request));
+        let now = shared.config.clock.now();
+        let deadline = request.timeout.map(|timeout| now.saturating_add(timeout));
+        let stream = EventStream::new(id, receiver, self.clone());
+        shared.pulse.work_came(now);
+        let submission = Submission {
+            id,
+            request,
+            came: now,
+            deadline,
+            events,
+        };
+        // If nobody reads it, the stream ends with the reason.
+        let _ = self.commands.send(Command::Submit(Box::new(submission)));
+        Ok(stream)
+    }
+
+    /// Ends a request before the next step. Its stream gets what a request that ends gets.
+    pub fn cancel(&self, id: RequestId) {
+        // An engine that has ended has no requests.
+        let _ = self.commands.send(Command::Cancel(id));
+    }
+
+    /// What the engine did and is doing.
+    pub fn stats(&self) -> EngineStats {
+        let stats = self.shared.stats.lock();
+        let stats = *stats.unwrap_or_else(PoisonError::into_inner);
+        EngineStats {
+            waiting: self.shared.queued.load(Ordering::Acquire),
+            ..stats
+        }
+    }
+
+    /// Whether the engine really makes steps. When it is idle and its last step is long ago, it is
+    /// asked for one, and a later look tells how that went.
+    pub fn health(&self) -> Health {
+        let shared = &self.shared;
+        match &*shared.phase.borrow() {
+            Phase::Failed(reason) => return Health::Failed(reason.clone()),
+            Phase::Stopped => return Health::Stopped,
+            Phase::Running | Phase::Draining => {}
+        }
+        let now = shared.config.clock.now();
+        let (since_step, waited) = shared.pulse.look(now);
+        if waited.is_none() && since_step >= shared.config.probe_after {
+            shared.pulse.work_came(now);
+            let _ = self.commands.send(Command::Probe(now));
+        }
+        match waited {
+            Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
+            _ => Health::Alive { since_step },
+        }
+    }
+
+    /// See [`Engine::drain`].
+    pub fn drain(&self) {
+        self.shared.phase.send_if_modified(|phase| {
+            let running = *phase == Phase::Running;
+            if running {
+                *phase = Phase::Draining;
+            }
+            running
+        });
+        let _ = self.commands.send(Command::Drain);
+    }
+
+    /// Waits until the engine has ended, for whatever reason.
+    pub async fn stopped(&self) {
+        let mut phase = self.shared.phase.subscribe();
+        // The sender lives as long as this handle.
+        let _ = phase
+            .wait_for(|phase| matches!(phase, Phase::Stopped | Phase::Failed(_)))
+            .await;
+    }
+
+    /// Why a stream ended without having been told.
+    fn ending(&self) -> EngineError {
+        let refusal = self.shared.phase.borrow().refusal();
+        refusal.unwrap_or(EngineError::ShuttingDown)
+    }
+}

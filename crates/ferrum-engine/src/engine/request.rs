@@ -1,0 +1,325 @@
+//! What an engine is asked, and what it answers.
+
+use super::{Command, EngineHandle};
+use crate::sampler::Logprobs;
+use crate::{FinishReason, Generation};
+use ferrum_types::TokenId;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Most choices of a request.
+pub const MAX_CHOICES: usize = 128;
+/// Most stop strings.
+pub const MAX_STOPS: usize = 16;
+/// Longest stop string, in bytes.
+pub const MAX_STOP_BYTES: usize = 1024;
+/// Most stop tokens.
+pub const MAX_STOP_TOKENS: usize = 1024;
+/// Most alternatives of which log-probabilities are given.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// A prompt, and what is wanted of it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Tokens, at least one.
+    pub prompt: Vec<TokenId>,
+    /// How to choose tokens and when to stop.
+    pub generation: Generation,
+    /// How many answers; each has a random sequence of its own.
+    pub n: usize,
+    /// Log-probabilities of each generated token and of this many alternatives.
+    pub logprobs: Option<usize>,
+    /// Log-probabilities of each prompt token but the first, and of this many alternatives.
+    pub prompt_logprobs: Option<usize>,
+    /// Higher goes first, by [`EngineConfig::head_start`](super::EngineConfig::head_start) steps a level.
+    pub priority: i8,
+    /// After this time it ends, wherever it is.
+    pub timeout: Option<Duration>,
+    /// Requests of different tenants share nothing in the prefix cache.
+    pub tenant: Option<String>,
+}
+
+impl Request {
+    /// One answer to `prompt`.
+    pub fn new(prompt: Vec<TokenId>, generation: Generation) -> Self {
+        Self {
+            prompt,
+            generation,
+            n: 1,
+            logprobs: None,
+            prompt_logprobs: None,
+            priority: 0,
+            timeout: None,
+            tenant: None,
+        }
+    }
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) u64);
+
+/// Why a request is not answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A part of the request is not acceptable.
+    #[error("{field}: {reason}")]
+    Invalid {
+        /// Which part.
+        field: &'static str,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// The prompt does not fit.
+    #[error("the prompt has {requested} tokens, the context holds {capacity}")]
+    ContextOverflow {
+        /// Tokens of the prompt.
+        requested: usize,
+        /// Tokens that fit.
+        capacity: usize,
+    },
+    /// Too many wait already.
+    #[error("the engine is overloaded: {waiting} of {limit} places in the queue are taken")]
+    Overloaded {
+        /// Sequences that wait.
+        waiting: usize,
+        /// Most that may.
+        limit: usize,
+    },
+    /// The engine ends and takes nothing more.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// The engine has failed.
+    #[error("the engine has failed: {0}")]
+    Failed(String),
+}
+
+/// What ended an answer early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopMatch {
+    /// One of the stop strings.
+    Text(String),
+    /// One of the stop tokens.
+    Token(TokenId),
+}
+
+/// Tokens that a request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that the prefix cache had when the request was admitted.
+    pub cached_tokens: usize,
+    /// Generated tokens of all choices, stop tokens not among them.
+    pub completion_tokens: usize,
+}
+
+/// What happens to a request. The last is `Done` or `Failed`, and there is exactly one of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Log-probabilities of prompt tokens, from the second on, in one part or several.
+    PromptLogprobs(Vec<Logprobs>),
+    /// A token.
+    Token {
+        /// Which choice, from 0.
+        choice: usize,
+        /// The token.
+        token: TokenId,
+        /// Text that is certain now: whole characters that begin no stop string. May be empty.
+        text: String,
+        /// If they were asked for.
+        logprobs: Option<Logprobs>,
+    },
+    /// A choice has ended.
+    Finished {
+        /// Which choice, from 0.
+        choice: usize,
+        /// Text that was held back.
+        text: String,
+        /// Why.
+        reason: FinishReason,
+        /// What was met, for [`FinishReason::Stop`].
+        stop: Option<StopMatch>,
+    },
+    /// All choices have ended.
+    Done(Usage),
+    /// The request could not be answered, or not to its end.
+    Failed(EngineError),
+}
+
+impl Event {
+    fn is_last(&self) -> bool {
+        matches!(self, Event::Done(_) | Event::Failed(_))
+    }
+}
+
+/// The events of one request, in order. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct EventStream {
+    id: RequestId,
+    events: mpsc::Receiver<Event>,
+    engine: EngineHandle,
+    ended: bool,
+}
+
+impl EventStream {
+    pub(super) fn new(id: RequestId, events: mpsc::Receiver<Event>, engine: EngineHandle) -> Self {
+        Self {
+            id,
+            events,
+            engine,
+            ended: false,
+        }
+    }
+
+    /// The request's name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Waits for the next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The next event as a poll, for whoever implements a `Stream`.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        self.events
+            .poll_recv(cx)
+            .map(|event| Some(self.take(event)))
+    }
+
+    /// Waits for the next event on a thread that may block; `None` after the last.
+    ///
+    /// # Panics
+    /// On a thread that runs asynchronous tasks.
+    pub fn blocking_next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.blocking_recv();
+        Some(self.take(event))
+    }
+
+    /// Passes an event on, and makes one up where the engine ended without a word.
+    fn take(&mut self, event: Option<Event>) -> Event {
+        let event = event.unwrap_or_else(|| Event::Failed(self.engine.ending()));
+        self.ended = event.is_last();
+        event
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.engine.commands.send(Command::Cancel(self.id));
+        }
+    }
+}
+
+/// A request on its way to the engine's thread.
+pub(super) struct Submission {
+    pub(super) id: RequestId,
+    pub(super) request: Request,
+    pub(super) came: Duration,
+    pub(super) deadline: Option<Duration>,
+    pub(super) events: mpsc::Sender<Event>,
+}
+
+/// What a request is held against before anything is kept for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) vocab_size: usize,
+    /// Most tokens of a sequence.
+    pub(super) capacity: usize,
+    /// Whether there is a tokenizer.
+    pub(super) has_text: bool,
+}
+
+impl Limits {
+    pub(super) fn check(&self, request: &Request) -> Result<(), EngineError> {
+        let generation = &request.generation;
+        if request.prompt.is_empty() {
+            return invalid("prompt", "it has no token".into());
+        }
+        if request.prompt.len() > self.capacity {
+            return Err(EngineError::ContextOverflow {
+                requested: request.prompt.len(),
+                capacity: self.capacity,
+            });
+        }
+        let bias = &generation.sampling.logit_bias;
+        let sizes = [
+            ("n", request.n, MAX_CHOICES),
+            ("stop", generation.stop.len(), MAX_STOPS),
+            ("stop tokens", generation.stop_tokens.len(), MAX_STOP_TOKENS),
+            ("logprobs", request.logprobs.unwrap_or(0), MAX_LOGPROBS),
+            (
+                "prompt logprobs",
+                request.prompt_logprobs.unwrap_or(0),
+                MAX_LOGPROBS,
+            ),
+        ];
+        for (field, found, most) in sizes {
+            if found > most {
+                return invalid(field, format!("found {found}, expected at most {most}"));
+            }
+        }
+        if request.n == 0 {
+            return invalid("n", "found 0, expected at least 1".into());
+        }
+        if let Some(stop) = generation.stop.iter().find(|s| s.len() > MAX_STOP_BYTES) {
+            let reason = format!(
+                "found {} bytes, expected at most {MAX_STOP_BYTES}",
+                stop.len()
+            );
+            return invalid("stop", reason);
+        }
+        if !self.has_text && !generation.stop.is_empty() {
+            return invalid("stop", "there is no tokenizer to make text with".into());
+        }
+        let known = |&token: &TokenId| (token as usize) < self.vocab_size;
+        let biased = bias.iter().map(|&(token, _)| token);
+        let unknown = |token: TokenId| {
+            format!(
+                "token {token} is outside the vocabulary of {}",
+                self.vocab_size
+            )
+        };
+        if let Some(&token) = request.prompt.iter().find(|t| !known(t)) {
+            return invalid("prompt", unknown(token));
+        }
+        if let Some(token) = biased.into_iter().find(|t| !known(t)) {
+            return invalid("logit bias", unknown(token));
+        }
+        match generation.sampling.validate() {
+            Ok(()) => Ok(()),
+            Err(ferrum_types::Error::InvalidArgument { op, reason }) => invalid(op, reason),
+            Err(other) => invalid("sampling", other.to_string()),
+        }
+    }
+
+    /// Most tokens that an answer can have.
+    pub(super) fn most_tokens(&self, request: &Request) -> usize {
+        // The last token need not be computed.
+        let room = self.capacity + 1 - request.prompt.len().min(self.capacity);
+        request.generation.max_tokens.min(room)
+    }
+
+    /// Most events that a request can have, so that its channel is never full: memory is taken for
+    /// those that are there and not for those that may be.
+    pub(super) fn most_events(&self, request: &Request) -> usize {
+        let tokens = self.most_tokens(request) + 1;
+        let events = request.n.saturating_mul(tokens);
+        events.saturating_add(request.prompt.len() + 2)
+    }
+}
+
+fn invalid(field: &'static str, reason: String) -> Result<(), EngineError> {
+    Err(EngineError::Invalid { field, reason })
+}

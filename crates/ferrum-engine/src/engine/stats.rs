@@ -1,0 +1,40 @@
+//! Figures of an engine, for metrics.
+
+use std::time::Duration;
+
+/// What an engine did since its start, and what it is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Sequences with blocks.
+    pub running: usize,
+    /// Sequences that wait for their first step, also those just handed in.
+    pub waiting: usize,
+    /// Sequences that were preempted and wait for their next turn.
+    pub preempted: usize,
+    /// Blocks of the KV pool.
+    pub kv_blocks: usize,
+    /// Blocks that sequences refer to.
+    pub kv_blocks_used: usize,
+    /// Blocks that the prefix cache keeps.
+    pub kv_blocks_cached: usize,
+    /// Prompt tokens of sequences that were admitted.
+    pub prompt_tokens: u64,
+    /// Those of them that were found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens that were computed in steps, also those computed again.
+    pub computed_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// Times that a sequence lost its blocks and had to wait again.
+    pub preemptions: u64,
+    /// Requests that have ended.
+    pub finished_requests: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Time of all steps, from planning to the last event.
+    pub step_time: Duration,
+    /// Time of the last step.
+    pub last_step_time: Duration,
+    /// When the last step ended, on the engine's clock.
+    pub last_step: Duration,
+}

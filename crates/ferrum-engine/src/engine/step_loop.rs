@@ -1,0 +1,479 @@
+//! The engine's thread: commands, a step, events, and again.
+
+use super::answer::{Answer, Ending};
+use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
+use super::{Command, Phase, Shared};
+use crate::pool::{BlockTable, CacheSalt};
+use crate::sampler::{Sampler, logprobs};
+use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
+use crate::{FinishReason, StepRunner, StopMatcher};
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_models::{LogitRows, SeqStep, StepBatch};
+use ferrum_types::{Error, Result, SeqId, TokenId};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+
+/// A request that has not ended.
+struct Open {
+    events: Sender<Event>,
+    /// Choices that have not ended.
+    seqs: Vec<SeqId>,
+    stop_tokens: Vec<TokenId>,
+    usage: Usage,
+    prompt_logprobs: Option<usize>,
+    /// Prompt positions whose logits were used.
+    prompt_rows: usize,
+}
+
+/// Everything on the engine's thread.
+pub(super) struct StepLoop<'a> {
+    runner: Box<dyn StepRunner>,
+    tokenizer: Option<&'a Tokenizer>,
+    scheduler: Scheduler,
+    shared: &'a Shared,
+    inbox: &'a Receiver<Command>,
+    open: HashMap<RequestId, Open>,
+    answers: HashMap<SeqId, Answer<'a>>,
+    next_seq: u64,
+    plan: StepPlan,
+    batch: StepBatch,
+    logits: Vec<f32>,
+    best: Vec<TokenId>,
+    probe_wanted: bool,
+    last_check: Option<Duration>,
+    generated: u64,
+}
+
+impl<'a> StepLoop<'a> {
+    pub(super) fn new(
+        runner: Box<dyn StepRunner>,
+        tokenizer: Option<&'a Tokenizer>,
+        scheduler: Scheduler,
+        shared: &'a Shared,
+        inbox: &'a Receiver<Command>,
+    ) -> Self {
+        Self {
+            runner,
+            tokenizer,
+            scheduler,
+            shared,
+            inbox,
+            open: HashMap::new(),
+            answers: HashMap::new(),
+            next_seq: 0,
+            plan: StepPlan::default(),
+            batch: StepBatch::default(),
+            logits: Vec::new(),
+            best: Vec::new(),
+            probe_wanted: false,
+            last_check: None,
+            generated: 0,
+        }
+    }
+
+    /// Runs until it is told to stop.
+    pub(super) fn run(&mut self) -> Result<()> {
+        self.update_stats(None);
+        while self.read_commands()?.is_continue() {
+            let now = self.shared.config.clock.now();
+            while let Some(id) = self.scheduler.overdue(now) {
+                self.finish(id, FinishReason::Deadline.into());
+            }
+            if !self.scheduler.is_empty() {
+                self.step()?;
+            } else if self.probe_wanted {
+                self.probe()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out what has been asked, and waits for more when there is nothing else to do.
+    fn read_commands(&mut self) -> Result<ControlFlow<()>> {
+        loop {
+            let command = match self.inbox.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Disconnected) => return Ok(ControlFlow::Break(())),
+                Err(TryRecvError::Empty) => {
+                    if !self.scheduler.is_empty() || self.probe_wanted {
+                        return Ok(ControlFlow::Continue(()));
+                    }
+                    self.rest()?;
+                    if *self.shared.phase.borrow() == Phase::Draining {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    match self.inbox.recv() {
+                        Ok(command) => command,
+                        Err(_) => return Ok(ControlFlow::Break(())),
+                    }
+                }
+            };
+            match command {
+                Command::Submit(submission) => self.open(*submission),
+                Command::Cancel(id) => self.cancel(id),
+                Command::Probe(asked) => {
+                    self.shared.pulse.work_came(asked);
+                    self.probe_wanted = true;
+                }
+                Command::Drain => {}
+                Command::Shutdown => return Ok(ControlFlow::Break(())),
+            }
+        }
+    }
+
+    /// Nothing to do: a good time to look at the books.
+    fn rest(&mut self) -> Result<()> {
+        let now = self.shared.config.clock.now();
+        let due = |last: Duration| now.saturating_sub(last) >= self.shared.config.check_every;
+        if self.last_check.is_none_or(due) {
+            self.last_check = Some(now);
+            let fault = |fault: crate::pool::PoolFault| Error::invalid("engine", fault.to_string());
+            self.scheduler.check().map_err(fault)?;
+        }
+        self.update_stats(None);
+        self.shared.pulse.idle();
+        Ok(())
+    }
+
+    /// Makes sequences of a request.
+    fn open(&mut self, submission: Submission) {
+        let Submission {
+            id,
+            request,
+            came,
+            deadline,
+            events,
+        } = submission;
+        // The handle said so before, and an engine that was about to rest may have wiped it out.
+        self.shared.pulse.work_came(came);
+        let limits = &self.shared.limits;
+        let depends = self.runner.spec().rope.scaling.depends_on_length();
+        let salt = CacheSalt {
+            tenant: request.tenant.as_deref().map(Into::into),
+            prompt_len: depends.then_some(request.prompt.len()),
+            private: (!self.shared.config.prefix_cache).then_some(id.0),
+        };
+        let max_tokens = limits.most_tokens(&request);
+        let mut open = Open {
+            events,
+            seqs: Vec::with_capacity(request.n),
+            stop_tokens: request.generation.stop_tokens,
+            usage: Usage {
+                prompt_tokens: request.prompt.len(),
+                ..Usage::default()
+            },
+            prompt_logprobs: request.prompt_logprobs,
+            prompt_rows: 0,
+        };
+        for choice in 0..request.n {
+            let seq = SeqId(self.next_seq);
+            self.next_seq += 1;
+            let prompt_len = request.prompt.len();
+            let sampling = request.generation.sampling.clone();
+            let added = self.scheduler.add(NewSequence {
+                id: seq,
+                prompt: request.prompt.clone(),
+                priority: request.priority,
+                deadline,
+                salt: salt.clone(),
+                prompt_logits: choice == 0 && request.prompt_logprobs.is_some(),
+                leader: open.seqs.first().copied(),
+            });
+            let sampler = added.and_then(|()| Sampler::new(sampling, prompt_len, choice as u64));
+            match sampler {
+                Ok(sampler) => {
+                    let answer = Answer {
+                        request: id,
+                        choice,
+                        sampler,
+                        text: self.tokenizer.map(|t| t.decode_stream(true)),
+                        stops: StopMatcher::new(&request.generation.stop),
+                        logprobs: request.logprobs,
+                        max_tokens,
+                        generated: 0,
+                        admitted: false,
+                    };
+                    self.answers.insert(seq, answer);
+                    open.seqs.push(seq);
+                }
+                Err(error) => {
+                    // Checked at the door, so this is a fault of the engine; the request is told.
+                    self.scheduler.remove(seq);
+                    let left = request.n - choice;
+                    self.shared.queued.fetch_sub(left, Ordering::AcqRel);
+                    let failed = Event::Failed(EngineError::Failed(error.to_string()));
+                    let _ = open.events.try_send(failed);
+                    self.open.insert(id, open);
+                    self.drop_request(id);
+                    return;
+                }
+            }
+        }
+        self.open.insert(id, open);
+    }
+
+    /// Ends a request at its receiver's wish.
+    fn cancel(&mut self, id: RequestId) {
+        let seqs = self.open.get(&id).map(|open| open.seqs.clone());
+        for seq in seqs.into_iter().flatten() {
+            self.finish(seq, FinishReason::Cancelled.into());
+        }
+    }
+
+    /// One step: plan, compute, choose tokens, tell.
+    fn step(&mut self) -> Result<()> {
+        let started = Instant::now();
+        let mut plan = std::mem::take(&mut self.plan);
+        self.scheduler.schedule(&mut plan);
+        if plan.work().is_empty() {
+            return Err(Error::invalid("engine", "the scheduler planned nothing"));
+        }
+        self.scheduler.fill_batch(&plan, &mut self.batch)?;
+        self.runner.step(&self.batch)?;
+        self.read_rows(&plan)?;
+        self.scheduler.commit(&plan);
+        self.probe_wanted = false;
+        let mut row = 0;
+        for work in plan.work() {
+            let rows = row..row + work.rows();
+            row = rows.end;
+            self.note_admission(work.seq);
+            if work.logits == LogitRows::All {
+                self.give_prompt_logprobs(work, rows.start);
+            }
+            if let Some(last) = rows.last() {
+                self.advance(work.seq, last);
+            }
+        }
+        self.shared.pulse.step_ended(self.shared.config.clock.now());
+        self.update_stats(Some((plan.tokens(), started.elapsed())));
+        self.plan = plan;
+        Ok(())
+    }
+
+    /// Reads what the step's sequences need: whole rows, or the most likely tokens only.
+    fn read_rows(&mut self, plan: &StepPlan) -> Result<()> {
+        let rows = plan.rows();
+        self.best.clear();
+        if rows == 0 {
+            return Ok(());
+        }
+        let greedy = |work: &Work| match work.logits {
+            LogitRows::None => true,
+            LogitRows::All => false,
+            LogitRows::Last => self
+                .answers
+                .get(&work.seq)
+                .is_none_or(Answer::is_plain_greedy),
+        };
+        if plan.work().iter().all(greedy) {
+            self.best.resize(rows, 0);
+            return self.runner.read_argmax(&mut self.best);
+        }
+        let vocab = self.shared.limits.vocab_size;
+        self.logits.resize(rows * vocab, 0.0);
+        self.runner.read_logits(&mut self.logits)
+    }
+
+    /// The first step of a sequence: it no longer counts as waiting.
+    fn note_admission(&mut self, id: SeqId) {
+        let Some(answer) = self.answers.get_mut(&id) else {
+            return;
+        };
+        if std::mem::replace(&mut answer.admitted, true) {
+            return;
+        }
+        self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+        if answer.choice == 0
+            && let Some(open) = self.open.get_mut(&answer.request)
+        {
+            let cached = self.scheduler.sequence(id).and_then(|seq| seq.cached());
+            open.usage.cached_tokens = cached.unwrap_or(0);
+        }
+    }
+
+    /// Log-probabilities of the prompt tokens after those in `work`, whose logits begin at `first`.
+    fn give_prompt_logprobs(&mut self, work: &Work, first: usize) {
+        let vocab = self.shared.limits.vocab_size;
+        let Some(answer) = self.answers.get(&work.seq) else {
+            return;
+        };
+        let seq = self.scheduler.sequence(work.seq);
+        let open = self.open.get_mut(&answer.request);
+        let (Some(seq), Some(open)) = (seq, open) else {
+            return;
+        };
+        let Some(top) = open.prompt_logprobs else {
+            return;
+        };
+        // The logits of a position speak of the next token. Rows that were there before a preemption
+        // are not given twice.
+        let end = (work.start + work.len).min(seq.prompt_len() - 1);
+        let fresh = work.start.max(open.prompt_rows)..end;
+        if fresh.is_empty() {
+            return;
+        }
+        open.prompt_rows = end;
+        let of = |at: usize| {
+            let row = &self.logits[(first + at - work.start) * vocab..][..vocab];
+            logprobs(row, seq.tokens()[at + 1], top)
+        };
+        let event = Event::PromptLogprobs(fresh.map(of).collect());
+        // Whoever is gone has cancelled, too.
+        let _ = open.events.try_send(event);
+    }
+
+    /// The next token of a sequence, from a row of logits.
+    fn advance(&mut self, id: SeqId, row: usize) {
+        let seq = self.scheduler.sequence(id);
+        let (Some(answer), Some(seq)) = (self.answers.get_mut(&id), seq) else {
+            return;
+        };
+        if !seq.is_computed() {
+            // A chunk whose every token gave logits, and more of the prompt is to come.
+            return;
+        }
+        if answer.max_tokens == 0 {
+            return self.finish(id, FinishReason::Length.into());
+        }
+        let (token, logprobs) = match self.best.get(row) {
+            Some(&best) => (best, None),
+            None => {
+                let vocab = self.shared.limits.vocab_size;
+                answer.choose(&mut self.logits[row * vocab..][..vocab], seq.tokens())
+            }
+        };
+        let Some(open) = self.open.get_mut(&answer.request) else {
+            return;
+        };
+        if open.stop_tokens.contains(&token) {
+            let stop = Some(StopMatch::Token(token));
+            let reason = FinishReason::Stop;
+            return self.finish(id, Ending { reason, stop });
+        }
+        open.usage.completion_tokens += 1;
+        self.generated += 1;
+        let event = Event::Token {
+            choice: answer.choice,
+            token,
+            text: answer.push(token),
+            logprobs,
+        };
+        let gone = open.events.try_send(event).is_err();
+        let has_room = self.scheduler.append(id, token);
+        let ending = match gone {
+            true => Some(FinishReason::Cancelled.into()),
+            false => answer.ending(has_room),
+        };
+        if let Some(ending) = ending {
+            self.finish(id, ending);
+        }
+    }
+
+    /// Ends a choice: frees its blocks and tells its request.
+    fn finish(&mut self, id: SeqId, ending: Ending) {
+        self.scheduler.remove(id);
+        let Some(mut answer) = self.answers.remove(&id) else {
+            return;
+        };
+        if !answer.admitted {
+            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+        }
+        let Some(open) = self.open.get_mut(&answer.request) else {
+            return;
+        };
+        let _ = open.events.try_send(Event::Finished {
+            choice: answer.choice,
+            text: answer.rest(),
+            reason: ending.reason,
+            stop: ending.stop,
+        });
+        open.seqs.retain(|&seq| seq != id);
+        if open.seqs.is_empty() {
+            let _ = open.events.try_send(Event::Done(open.usage));
+            self.open.remove(&answer.request);
+            self.count_finished();
+        }
+    }
+
+    /// Forgets a request that was told of its end.
+    fn drop_request(&mut self, id: RequestId) {
+        let seqs = self.open.remove(&id).map(|open| open.seqs);
+        for seq in seqs.into_iter().flatten() {
+            self.scheduler.remove(seq);
+            if self.answers.remove(&seq).is_some_and(|a| !a.admitted) {
+                self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Tells everybody who is still there that it is over. Looks at nothing that a panic may have left
+    /// half done.
+    pub(super) fn fail_all(&mut self) {
+        let error = self.shared.phase.borrow().refusal();
+        let error = error.unwrap_or(EngineError::ShuttingDown);
+        for (_, open) in self.open.drain() {
+            let _ = open.events.try_send(Event::Failed(error.clone()));
+        }
+    }
+
+    /// A step of one token for nobody, which shows that steps still end.
+    fn probe(&mut self) -> Result<()> {
+        self.probe_wanted = false;
+        let mut table = BlockTable::default();
+        if !self.scheduler.lend(&mut table) {
+            return Ok(());
+        }
+        self.batch.clear();
+        self.batch.push(SeqStep {
+            tokens: &[0],
+            start: 0,
+            prompt_len: 1,
+            blocks: table.blocks(),
+            logits: LogitRows::Last,
+        })?;
+        self.best.resize(1, 0);
+        self.runner.step(&self.batch)?;
+        self.runner.read_argmax(&mut self.best)?;
+        self.scheduler.take_back(&mut table);
+        self.shared.pulse.step_ended(self.shared.config.clock.now());
+        Ok(())
+    }
+
+    fn count_finished(&self) {
+        let stats = self.shared.stats.lock();
+        stats
+            .unwrap_or_else(PoisonError::into_inner)
+            .finished_requests += 1;
+    }
+
+    /// `step`: tokens and time of a step that has ended.
+    fn update_stats(&self, step: Option<(usize, Duration)>) {
+        let counters = self.scheduler.counters();
+        let pool = self.scheduler.pool();
+        let stats = self.shared.stats.lock();
+        let mut stats = stats.unwrap_or_else(PoisonError::into_inner);
+        stats.running = self.scheduler.running();
+        let admitted = self.answers.values().filter(|a| a.admitted).count();
+        stats.preempted = admitted.saturating_sub(stats.running);
+        stats.kv_blocks = pool.blocks();
+        stats.kv_blocks_used = pool.used();
+        stats.kv_blocks_cached = pool.cached();
+        stats.prompt_tokens = counters.prompt_tokens;
+        stats.cached_tokens = counters.cached_tokens;
+        stats.preemptions = counters.preemptions;
+        stats.generated_tokens = self.generated;
+        if let Some((tokens, time)) = step {
+            stats.computed_tokens += tokens as u64;
+            stats.steps += 1;
+            stats.step_time += time;
+            stats.last_step_time = time;
+            stats.last_step = self.shared.config.clock.now();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What happens when a step fails, panics or does not end.
+
+use crate::scripted::{CONFIG, Fault, Scripted};
+use crate::{collect, greedy};
+use ferrum_engine::engine::Clock;
+use ferrum_engine::{EngineConfig, EngineError, Health};
+use std::time::Duration;
+
+#[test]
+fn a_fault_in_a_step_fails_every_request_and_turns_health_red() {
+    let cases = [
+        (Fault::Error, "scripted failed in step: the device is lost"),
+        (Fault::Panic, "a step panicked: a scripted panic"),
+    ];
+    for (fault, words) in cases {
+        let config = EngineConfig {
+            clock: Clock::manual(),
+            ..EngineConfig::default()
+        };
+        let (runner, gate) = Scripted::new(CONFIG).failing(5, fault).gated();
+        let engine = runner.start(config);
+        let handle = engine.handle();
+        let streams: Vec<_> = (1..20)
+            .map(|i| handle.submit(greedy(&[i, 2, 3], 100)).unwrap())
+            .collect();
+        assert!(handle.health().is_alive());
+        drop(gate);
+        for stream in streams {
+            // Also those that never had a step.
+            let answered = collect(stream);
+            let Some(EngineError::Failed(reason)) = answered.failed else {
+                panic!("{answered:?}");
+            };
+            assert!(reason.contains(words), "{reason}");
+        }
+        // Not a moment of the clock has passed.
+        assert!(matches!(handle.health(), Health::Failed(_)));
+        let refused = handle.submit(greedy(&[1], 1)).unwrap_err();
+        assert!(matches!(refused, EngineError::Failed(_)), "{refused}");
+        pollster::block_on(handle.stopped());
+        engine.shutdown();
+        assert!(
+            matches!(handle.health(), Health::Failed(_)),
+            "and stays red"
+        );
+    }
+}
+
+#[test]
+fn a_step_that_does_not_end_is_a_stall() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        stall_after: Duration::from_secs(2),
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    let (runner, gate) = Scripted::new(CONFIG).gated();
+    let engine = runner.start(config);
+    let handle = engine.handle();
+    let stream = handle.submit(greedy(&[1, 2, 3], 4)).unwrap();
+    assert!(handle.health().is_alive());
+    clock.advance(Duration::from_millis(2001));
+    let health = handle.health();
+    assert!(matches!(health, Health::Stalled { .. }), "{health:?}");
+    drop(gate);
+    assert!(collect(stream).failed.is_none());
+    // Steps end again, and nothing waits.
+    while !handle.health().is_alive() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_idle_engine_proves_with_a_step_that_it_is_alive() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        stall_after: Duration::from_secs(2),
+        probe_after: Duration::from_secs(5),
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    let (runner, gate) = Scripted::new(CONFIG).gated();
+    let seen = runner.seen();
+    let engine = runner.start(config);
+    let handle = engine.handle();
+    clock.advance(Duration::from_secs(4));
+    assert!(handle.health().is_alive());
+    // The look after a long time asks for a step, which does not end.
+    clock.advance(Duration::from_secs(4));
+    assert!(handle.health().is_alive());
+    clock.advance(Duration::from_secs(3));
+    let health = handle.health();
+    assert!(matches!(health, Health::Stalled { .. }), "{health:?}");
+    drop(gate);
+    let fresh = Health::Alive {
+        since_step: Duration::ZERO,
+    };
+    while handle.health() != fresh {
+        std::thread::yield_now();
+    }
+    assert_eq!(seen.lock().unwrap().len(), 1);
+    // The books are still in order, or this would fail.
+    assert!(
+        collect(handle.submit(greedy(&[1], 2)).unwrap())
+            .failed
+            .is_none()
+    );
+}
+
+#[test]
+fn a_probe_that_fails_is_a_failure() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    let engine = Scripted::new(CONFIG).failing(0, Fault::Panic).start(config);
+    let handle = engine.handle();
+    clock.advance(Duration::from_secs(60));
+    assert!(handle.health().is_alive(), "nobody knows yet");
+    pollster::block_on(handle.stopped());
+    assert!(matches!(handle.health(), Health::Failed(_)));
+}

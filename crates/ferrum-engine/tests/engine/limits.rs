@@ -1,0 +1,80 @@
+//! What is refused before anything is kept for it.
+
+use crate::scripted::{CONFIG, Scripted};
+use crate::{collect, greedy};
+use ferrum_engine::{Engine, EngineConfig, EngineError, Request};
+use std::time::Duration;
+
+#[test]
+fn hostile_requests_are_refused_by_name() {
+    let engine = Scripted::new(CONFIG).start(EngineConfig::default());
+    let cases: Vec<(&str, fn(&mut Request))> = vec![
+        ("prompt: it has no token", |r| r.prompt.clear()),
+        ("prompt: token 4000000 is outside", |r| {
+            r.prompt.push(4_000_000)
+        }),
+        ("n: found 0", |r| r.n = 0),
+        ("n: found 129, expected at most 128", |r| r.n = 129),
+        ("stop: found 17", |r| {
+            r.generation.stop = vec!["x".into(); 17]
+        }),
+        ("stop: found 1025 bytes", |r| {
+            r.generation.stop = vec!["x".repeat(1025)];
+        }),
+        ("stop tokens: found 1025", |r| {
+            r.generation.stop_tokens = vec![1; 1025];
+        }),
+        ("logprobs: found 21", |r| r.logprobs = Some(21)),
+        ("prompt logprobs: found 21", |r| {
+            r.prompt_logprobs = Some(21)
+        }),
+        ("logit bias: token 4000000", |r| {
+            r.generation.sampling.logit_bias = vec![(4_000_000, 1.0)];
+        }),
+        ("sampling: logit-bias: found 1025 entries", |r| {
+            r.generation.sampling.logit_bias = vec![(1, 1.0); 1025];
+        }),
+        ("sampling: top-p: found 2", |r| {
+            r.generation.sampling.top_p = 2.0
+        }),
+    ];
+    for (words, change) in cases {
+        let mut request = greedy(&[1, 2, 3], 4);
+        change(&mut request);
+        let error = engine.handle().submit(request).unwrap_err();
+        assert!(matches!(error, EngineError::Invalid { .. }), "{error}");
+        assert!(
+            error.to_string().contains(words),
+            "{error}, expected {words}"
+        );
+    }
+    let long = engine.handle().submit(greedy(&[1; 513], 1)).unwrap_err();
+    let expected = EngineError::ContextOverflow {
+        requested: 513,
+        capacity: 512,
+    };
+    assert_eq!(long, expected);
+    assert_eq!(
+        engine.handle().stats().waiting,
+        0,
+        "no place in the queue is lost"
+    );
+    // Large wishes that can be met as far as there is room.
+    let mut request = greedy(&[1; 510], usize::MAX);
+    request.n = 128;
+    request.timeout = Some(Duration::MAX);
+    let answered = collect(engine.handle().submit(request).unwrap());
+    assert!(answered.choices.iter().all(|c| c.tokens.len() == 3));
+}
+
+#[test]
+fn without_a_tokenizer_there_is_no_text_to_stop_at() {
+    let runner = Box::new(Scripted::new(CONFIG));
+    let engine = Engine::start(runner, None, EngineConfig::default()).unwrap();
+    let mut request = greedy(&[1], 3);
+    let answered = collect(engine.handle().submit(request.clone()).unwrap());
+    assert_eq!(answered.choices[0].text, "");
+    assert_eq!(answered.tokens().len(), 3);
+    request.generation.stop = vec!["x".into()];
+    assert!(engine.handle().submit(request).is_err());
+}

@@ -1,0 +1,187 @@
+//! A runner without arithmetic: its KV pool remembers what was written where, and its logits are a
+//! function of what a sequence reads there, or a script.
+
+use ferrum_engine::{Engine, EngineConfig, StepRunner};
+use ferrum_kernels::{PagedKvShape, Span};
+use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch};
+use ferrum_types::{Error, Result, TokenId};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// What a step does instead of ending well.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    Error,
+    Panic,
+}
+
+/// One step as the runner saw it: `(first position, tokens)` of each sequence, by first prompt token.
+pub(crate) type Seen = Vec<(TokenId, usize, usize)>;
+
+/// A runner that is made of book-keeping.
+pub(crate) struct Scripted {
+    spec: DecoderSpec,
+    config: RunnerConfig,
+    cells: Vec<(u64, TokenId)>,
+    rows: Vec<(u64, usize)>,
+    /// Token for each position of the answer, after a prompt of known length.
+    script: Option<(usize, Vec<TokenId>)>,
+    fault: Option<(usize, Fault)>,
+    steps: usize,
+    /// A step waits for a word.
+    gate: Option<Receiver<()>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+pub(crate) const CONFIG: RunnerConfig = RunnerConfig {
+    context: 512,
+    max_seqs: 8,
+    max_tokens: 32,
+    max_logit_rows: 8,
+    kv_tokens: 1024,
+    layout: KvLayout::Paged { block_size: 8 },
+    profile: false,
+};
+
+impl Scripted {
+    pub(crate) fn new(config: RunnerConfig) -> Self {
+        let spec = crate::demo().spec;
+        let pool = config.pool_shape(&spec);
+        Self {
+            cells: vec![(0, 0); pool.blocks * pool.block_size],
+            spec,
+            config,
+            rows: Vec::new(),
+            script: None,
+            fault: None,
+            steps: 0,
+            gate: None,
+            seen: Arc::default(),
+        }
+    }
+
+    /// Answers prompts of `prompt_len` tokens with `tokens`, again and again.
+    pub(crate) fn saying(mut self, prompt_len: usize, tokens: Vec<TokenId>) -> Self {
+        self.script = Some((prompt_len, tokens));
+        self
+    }
+
+    /// Fails at a step, counted from 0.
+    pub(crate) fn failing(mut self, step: usize, fault: Fault) -> Self {
+        self.fault = Some((step, fault));
+        self
+    }
+
+    /// Waits before each step for a word; all steps run once nobody can say one any more.
+    pub(crate) fn gated(mut self) -> (Self, Sender<()>) {
+        let (sender, gate) = channel();
+        self.gate = Some(gate);
+        (self, sender)
+    }
+
+    /// What the steps were.
+    pub(crate) fn seen(&self) -> Arc<Mutex<Vec<Seen>>> {
+        Arc::clone(&self.seen)
+    }
+
+    pub(crate) fn start(self, config: EngineConfig) -> Engine {
+        Engine::start(Box::new(self), Some(crate::demo_tokenizer()), config).unwrap()
+    }
+
+    fn token_at(&self, state: u64, position: usize) -> TokenId {
+        match &self.script {
+            Some((prompt_len, tokens)) => tokens[(position + 1 - prompt_len) % tokens.len()],
+            None => (state >> 33) as TokenId % self.spec.vocab_size as TokenId,
+        }
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    (a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        .rotate_left(29)
+}
+
+impl StepRunner for Scripted {
+    fn backend(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        &self.config
+    }
+
+    fn pool(&self) -> PagedKvShape {
+        self.config.pool_shape(&self.spec)
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<()> {
+        if let Some(gate) = &self.gate {
+            let _ = gate.recv();
+        }
+        if let Some((step, fault)) = self.fault
+            && step == self.steps
+        {
+            assert!(fault != Fault::Panic, "a scripted panic");
+            return Err(Error::Device {
+                backend: "scripted",
+                op: "step",
+                reason: "the device is lost".into(),
+            });
+        }
+        self.steps += 1;
+        assert!(batch.tokens.len() <= self.config.max_tokens);
+        assert!(batch.logit_rows.len() <= self.config.max_logit_rows);
+        let block_size = self.pool().block_size;
+        let mut states = Vec::new();
+        let mut seen = Vec::new();
+        for seq in 0..batch.seqs() {
+            let table = batch.table(seq);
+            let cell = |at: usize| table[at / block_size].0 as usize * block_size + at % block_size;
+            for row in batch.rows(seq) {
+                let (at, token) = (batch.positions[row] as usize, batch.tokens[row]);
+                // As attention does, each token looks at all those before it.
+                let before = (0..at).fold(7, |sum, i| mix(sum, self.cells[cell(i)].0));
+                let state = mix(before, u64::from(token));
+                self.cells[cell(at)] = (state, token);
+                states.push((state, at));
+            }
+            let rows = batch.rows(seq);
+            let first = self.cells[cell(0)].1;
+            seen.push((first, batch.positions[rows.start] as usize, rows.len()));
+        }
+        self.rows.clear();
+        let wanted = batch.logit_rows.iter().map(|&row| states[row as usize]);
+        self.rows.extend(wanted);
+        self.seen.lock().unwrap().push(seen);
+        Ok(())
+    }
+
+    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
+        let vocab = self.spec.vocab_size;
+        assert_eq!(out.len(), self.rows.len() * vocab);
+        for (row, &(state, at)) in out.chunks_exact_mut(vocab).zip(&self.rows) {
+            for (token, x) in row.iter_mut().enumerate() {
+                *x = (mix(state, token as u64) >> 40) as f32 / (1 << 24) as f32;
+            }
+            row[self.token_at(state, at) as usize] = 3.0;
+        }
+        Ok(())
+    }
+
+    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
+        assert_eq!(out.len(), self.rows.len());
+        for (out, &(state, at)) in out.iter_mut().zip(&self.rows) {
+            *out = self.token_at(state, at);
+        }
+        Ok(())
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        Ok(Vec::new())
+    }
+}
