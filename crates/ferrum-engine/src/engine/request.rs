@@ -316,7 +316,8 @@ impl Limits {
     pub(super) fn most_events(&self, request: &Request) -> usize {
         let tokens = self.most_tokens(request) + 1;
         let events = request.n.saturating_mul(tokens);
-        events.saturating_add(request.prompt.len() + 2)
+        let events = events.saturating_add(request.prompt.len() + 2);
+        events.min(tokio::sync::Semaphore::MAX_PERMITS)
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 #[test]
 fn hostile_requests_are_refused_by_name() {
     let engine = Scripted::new(CONFIG).start(EngineConfig::default());
-    let cases: Vec<(&str, fn(&mut Request))> = vec![
+    type Change = fn(&mut Request);
+    let cases: Vec<(&str, Change)> = vec![
         ("prompt: it has no token", |r| r.prompt.clear()),
         ("prompt: token 4000000 is outside", |r| {
             r.prompt.push(4_000_000)
