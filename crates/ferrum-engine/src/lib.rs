@@ -13,6 +13,7 @@ pub mod sampler;
 pub mod scheduler;
 mod session;
 mod stop;
+mod suffix;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
 pub use engine::{

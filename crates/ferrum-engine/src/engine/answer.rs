@@ -1,5 +1,6 @@
 //! One choice of a request: what it has been so far, and when it ends.
 
+use super::lookup::PromptLookup;
 use super::request::{RequestId, StopMatch};
 use crate::sampler::{Logprobs, Sampler, logprobs};
 use crate::{FinishReason, StopMatcher};
@@ -17,6 +18,8 @@ pub(super) struct Answer<'t> {
     pub(super) logprobs: Option<usize>,
     pub(super) max_tokens: usize,
     pub(super) generated: usize,
+    /// Guesses at its next tokens, if they are wanted.
+    pub(super) lookup: Option<PromptLookup>,
     /// Whether it has been in a step.
     pub(super) admitted: bool,
 }

@@ -22,14 +22,15 @@
 
 mod answer;
 mod health;
+mod lookup;
 mod request;
 mod stats;
 mod step_loop;
 
 pub use health::{Clock, Health};
 pub use request::{
-    EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS,
-    MAX_STOPS, Request, RequestId, StopMatch, Usage,
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROBS, MAX_STOP_BYTES,
+    MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
 pub use stats::EngineStats;
 

@@ -18,6 +18,8 @@ pub const MAX_STOP_BYTES: usize = 1024;
 pub const MAX_STOP_TOKENS: usize = 1024;
 /// Most alternatives of which log-probabilities are given.
 pub const MAX_LOGPROBS: usize = 20;
+/// Most tokens that are guessed at a time.
+pub const MAX_DRAFT_TOKENS: usize = 64;
 
 /// A prompt, and what is wanted of it.
 #[derive(Clone, Debug)]
@@ -32,6 +34,10 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Log-probabilities of each prompt token but the first, and of this many alternatives.
     pub prompt_logprobs: Option<usize>,
+    /// Most tokens to guess at a time from what the text already says (prompt lookup); 0: none. The
+    /// answer is the same; it comes in fewer, larger steps. The runner needs more rows of logits than
+    /// sequences for it.
+    pub draft_tokens: usize,
     /// Higher goes first, by [`EngineConfig::head_start`](super::EngineConfig::head_start) steps a level.
     pub priority: i8,
     /// After this time it ends, wherever it is.
@@ -49,6 +55,7 @@ impl Request {
             n: 1,
             logprobs: None,
             prompt_logprobs: None,
+            draft_tokens: 0,
             priority: 0,
             timeout: None,
             tenant: None,
@@ -258,6 +265,7 @@ impl Limits {
             ("n", request.n, MAX_CHOICES),
             ("stop", generation.stop.len(), MAX_STOPS),
             ("stop tokens", generation.stop_tokens.len(), MAX_STOP_TOKENS),
+            ("draft tokens", request.draft_tokens, MAX_DRAFT_TOKENS),
             ("logprobs", request.logprobs.unwrap_or(0), MAX_LOGPROBS),
             (
                 "prompt logprobs",

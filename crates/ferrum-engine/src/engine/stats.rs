@@ -25,6 +25,10 @@ pub struct EngineStats {
     pub computed_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
+    /// Tokens that were guessed and computed.
+    pub draft_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_tokens: u64,
     /// Times that a sequence lost its blocks and had to wait again.
     pub preemptions: u64,
     /// Requests that have ended.

@@ -1,6 +1,7 @@
 //! The engine's thread: commands, a step, events, and again.
 
 use super::answer::{Answer, Ending};
+use super::lookup::PromptLookup;
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::{Command, Phase, Shared};
 use crate::pool::{BlockTable, CacheSalt};
@@ -11,7 +12,7 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
 use ferrum_types::{Error, Result, SeqId, TokenId};
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -47,6 +48,8 @@ pub(super) struct StepLoop<'a> {
     probe_wanted: bool,
     last_check: Option<Duration>,
     generated: u64,
+    /// Tokens that were guessed, and those that were right.
+    drafted: (u64, u64),
 }
 
 impl<'a> StepLoop<'a> {
@@ -73,6 +76,7 @@ impl<'a> StepLoop<'a> {
             probe_wanted: false,
             last_check: None,
             generated: 0,
+            drafted: (0, 0),
         }
     }
 
@@ -114,7 +118,7 @@ impl<'a> StepLoop<'a> {
                 }
             };
             match command {
-                Command::Submit(submission) => self.open(*submission),
+                Command::Submit(submission) => self.open(&submission),
                 Command::Cancel(id) => self.cancel(id),
                 Command::Probe(asked) => {
                     self.shared.pulse.work_came(asked);
@@ -141,28 +145,14 @@ impl<'a> StepLoop<'a> {
     }
 
     /// Makes sequences of a request.
-    fn open(&mut self, submission: Submission) {
-        let Submission {
-            id,
-            request,
-            came,
-            deadline,
-            events,
-        } = submission;
+    fn open(&mut self, submission: &Submission) {
+        let request = &submission.request;
         // The handle said so before, and an engine that was about to rest may have wiped it out.
-        self.shared.pulse.work_came(came);
-        let limits = &self.shared.limits;
-        let depends = self.runner.spec().rope.scaling.depends_on_length();
-        let salt = CacheSalt {
-            tenant: request.tenant.as_deref().map(Into::into),
-            prompt_len: depends.then_some(request.prompt.len()),
-            private: (!self.shared.config.prefix_cache).then_some(id.0),
-        };
-        let max_tokens = limits.most_tokens(&request);
-        let mut open = Open {
-            events,
+        self.shared.pulse.work_came(submission.came);
+        let open = Open {
+            events: submission.events.clone(),
             seqs: Vec::with_capacity(request.n),
-            stop_tokens: request.generation.stop_tokens,
+            stop_tokens: request.generation.stop_tokens.clone(),
             usage: Usage {
                 prompt_tokens: request.prompt.len(),
                 ..Usage::default()
@@ -170,51 +160,58 @@ impl<'a> StepLoop<'a> {
             prompt_logprobs: request.prompt_logprobs,
             prompt_rows: 0,
         };
+        self.open.insert(submission.id, open);
         for choice in 0..request.n {
-            let seq = SeqId(self.next_seq);
-            self.next_seq += 1;
-            let prompt_len = request.prompt.len();
-            let sampling = request.generation.sampling.clone();
-            let added = self.scheduler.add(NewSequence {
-                id: seq,
-                prompt: request.prompt.clone(),
-                priority: request.priority,
-                deadline,
-                salt: salt.clone(),
-                prompt_logits: choice == 0 && request.prompt_logprobs.is_some(),
-                leader: open.seqs.first().copied(),
-            });
-            let sampler = added.and_then(|()| Sampler::new(sampling, prompt_len, choice as u64));
-            match sampler {
-                Ok(sampler) => {
-                    let answer = Answer {
-                        request: id,
-                        choice,
-                        sampler,
-                        text: self.tokenizer.map(|t| t.decode_stream(true)),
-                        stops: StopMatcher::new(&request.generation.stop),
-                        logprobs: request.logprobs,
-                        max_tokens,
-                        generated: 0,
-                        admitted: false,
-                    };
-                    self.answers.insert(seq, answer);
-                    open.seqs.push(seq);
-                }
-                Err(error) => {
-                    // Checked at the door, so this is a fault of the engine; the request is told.
-                    self.scheduler.remove(seq);
-                    let left = request.n - choice;
-                    self.shared.queued.fetch_sub(left, Ordering::AcqRel);
-                    let failed = Event::Failed(EngineError::Failed(error.to_string()));
-                    let _ = open.events.try_send(failed);
-                    self.open.insert(id, open);
-                    self.drop_request(id);
-                    return;
-                }
+            if let Err(error) = self.add_choice(submission, choice) {
+                // All was checked at the door, so this is a fault of the engine's; the request is told.
+                let missing = request.n - choice;
+                self.shared.queued.fetch_sub(missing, Ordering::AcqRel);
+                let failed = EngineError::Failed(error.to_string());
+                self.fail_request(submission.id, failed);
+                return;
             }
         }
-        self.open.insert(id, open);
+    }
+
+    /// Makes a sequence of one choice. The first computes the prompt, the others wait for it.
+    fn add_choice(&mut self, submission: &Submission, choice: usize) -> Result<()> {
+        let (id, request) = (submission.id, &submission.request);
+        let sampling = request.generation.sampling.clone();
+        let sampler = Sampler::new(sampling, request.prompt.len(), choice as u64)?;
+        let depends = self.runner.spec().rope.scaling.depends_on_length();
+        let siblings = self.open.get(&id).map(|open| &open.seqs);
+        let seq = SeqId(self.next_seq);
+        self.next_seq += 1;
+        self.scheduler.add(NewSequence {
+            id: seq,
+            prompt: request.prompt.clone(),
+            priority: request.priority,
+            deadline: submission.deadline,
+            salt: CacheSalt {
+                tenant: request.tenant.as_deref().map(Into::into),
+                prompt_len: depends.then_some(request.prompt.len()),
+                private: (!self.shared.config.prefix_cache).then_some(id.0),
+            },
+            prompt_logits: choice == 0 && request.prompt_logprobs.is_some(),
+            leader: siblings.and_then(|seqs| seqs.first().copied()),
+        })?;
+        let answer = Answer {
+            request: id,
+            choice,
+            sampler,
+            text: self.tokenizer.map(|t| t.decode_stream(true)),
+            stops: StopMatcher::new(&request.generation.stop),
+            logprobs: request.logprobs,
+            max_tokens: self.shared.limits.most_tokens(request),
+            generated: 0,
+            lookup: (request.draft_tokens > 0).then(|| PromptLookup::new(request.draft_tokens)),
+            admitted: false,
+        };
+        self.answers.insert(seq, answer);
+        if let Some(open) = self.open.get_mut(&id) {
+            open.seqs.push(seq);
+        }
+        Ok(())
     }
 
     /// Ends a request at its receiver's wish.
@@ -229,6 +226,7 @@ impl<'a> StepLoop<'a> {
     fn step(&mut self) -> Result<()> {
         let started = Instant::now();
         let mut plan = std::mem::take(&mut self.plan);
+        self.guess();
         self.scheduler.schedule(&mut plan);
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
@@ -243,6 +241,10 @@ impl<'a> StepLoop<'a> {
             let rows = row..row + work.rows();
             row = rows.end;
             self.note_admission(work.seq);
+            if work.draft > 0 {
+                self.verify(work, rows);
+                continue;
+            }
             if work.logits == LogitRows::All {
                 self.give_prompt_logprobs(work, rows.start);
             }
@@ -256,6 +258,38 @@ impl<'a> StepLoop<'a> {
         Ok(())
     }
 
+    /// Proposes drafts for those who want them.
+    fn guess(&mut self) {
+        for (&id, answer) in &mut self.answers {
+            let (Some(lookup), Some(seq)) = (&mut answer.lookup, self.scheduler.sequence(id))
+            else {
+                continue;
+            };
+            if seq.is_decoding() {
+                // The step gives one token anyway.
+                let room = (answer.max_tokens - answer.generated).saturating_sub(1);
+                let guess = lookup.guess(seq.tokens(), room).to_vec();
+                self.scheduler.propose(id, &guess);
+            }
+        }
+    }
+
+    /// Goes through the rows of a draft for as long as it is right.
+    fn verify(&mut self, work: &Work, rows: Range<usize>) {
+        let before = self.generated;
+        for row in rows {
+            self.advance(work.seq, row);
+        }
+        // One of them would have come without a draft.
+        let right = (self.generated - before).saturating_sub(1);
+        self.drafted.0 += work.draft as u64;
+        self.drafted.1 += right;
+        let answer = self.answers.get_mut(&work.seq);
+        if let Some(lookup) = answer.and_then(|answer| answer.lookup.as_mut()) {
+            lookup.learn(work.draft, right as usize);
+        }
+    }
+
     /// Reads what the step's sequences need: whole rows, or the most likely tokens only.
     fn read_rows(&mut self, plan: &StepPlan) -> Result<()> {
         let rows = plan.rows();
@@ -265,8 +299,8 @@ impl<'a> StepLoop<'a> {
         }
         let greedy = |work: &Work| match work.logits {
             LogitRows::None => true,
-            LogitRows::All => false,
-            LogitRows::Last => self
+            LogitRows::All if work.draft == 0 => false,
+            _ => self
                 .answers
                 .get(&work.seq)
                 .is_none_or(Answer::is_plain_greedy),
@@ -401,10 +435,13 @@ impl<'a> StepLoop<'a> {
         }
     }
 
-    /// Forgets a request that was told of its end.
-    fn drop_request(&mut self, id: RequestId) {
-        let seqs = self.open.remove(&id).map(|open| open.seqs);
-        for seq in seqs.into_iter().flatten() {
+    /// Ends a request that cannot be answered.
+    fn fail_request(&mut self, id: RequestId, error: EngineError) {
+        let Some(open) = self.open.remove(&id) else {
+            return;
+        };
+        let _ = open.events.try_send(Event::Failed(error));
+        for seq in open.seqs {
             self.scheduler.remove(seq);
             if self.answers.remove(&seq).is_some_and(|a| !a.admitted) {
                 self.shared.queued.fetch_sub(1, Ordering::AcqRel);
@@ -468,6 +505,7 @@ impl<'a> StepLoop<'a> {
         stats.cached_tokens = counters.cached_tokens;
         stats.preemptions = counters.preemptions;
         stats.generated_tokens = self.generated;
+        (stats.draft_tokens, stats.accepted_tokens) = self.drafted;
         if let Some((tokens, time)) = step {
             stats.computed_tokens += tokens as u64;
             stats.steps += 1;

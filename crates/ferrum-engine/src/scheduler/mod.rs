@@ -15,8 +15,11 @@
 //!   blocks and waits again with all its tokens. Its full blocks stay in the prefix cache for as long
 //!   as nobody needs their memory.
 //!
-//! Later kinds of work have their place in [`Work`]: speculative tokens make `len` greater than one
-//! for a decode, and an adapter would be one more field of it and of the salt.
+//! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
+//!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
+//!
+//! Later kinds of work have their place in [`Work`]: an adapter would be one more field of it and of the
+//! salt.
 
 mod plan;
 mod sequence;
@@ -223,7 +226,8 @@ impl Scheduler {
             if seq.state != State::Running || seq.computed != work.start {
                 continue;
             }
-            seq.computed += work.len;
+            seq.draft.truncate(work.draft);
+            seq.computed += work.len - work.draft;
             seq.prompt_done |= seq.computed >= seq.prompt_len;
             if let Some(from) = &mut seq.logits_from {
                 *from = (*from).max(seq.computed);
@@ -233,12 +237,29 @@ impl Scheduler {
         }
     }
 
+    /// Proposes the tokens that come next in a sequence, for the next step only. If the step has room
+    /// for them it gives logits after each. [`append`](Self::append) then confirms them one by one: as
+    /// long as the appended token is the proposed one, the sequence is computed and its next row of
+    /// logits counts.
+    pub fn propose(&mut self, id: SeqId, draft: &[TokenId]) {
+        if let Some(seq) = self.seqs.get_mut(&id) {
+            seq.draft.clear();
+            seq.draft.extend_from_slice(draft);
+        }
+    }
+
     /// Gives a sequence its next token. Says whether there is room to compute it; if not, the
     /// sequence has to end here.
     pub fn append(&mut self, id: SeqId, token: TokenId) -> bool {
         let capacity = self.capacity();
         self.seqs.get_mut(&id).is_some_and(|seq| {
             seq.tokens.push(token);
+            if seq.draft.first() == Some(&token) {
+                seq.draft.remove(0);
+                seq.computed += 1;
+            } else {
+                seq.draft.clear();
+            }
             seq.tokens.len() <= capacity
         })
     }

@@ -14,6 +14,8 @@ pub struct Work {
     pub start: usize,
     /// Tokens.
     pub len: usize,
+    /// How many of them, at the end, are a draft: see [`Scheduler::propose`].
+    pub draft: usize,
     /// Which of them give logits.
     pub logits: LogitRows,
 }
@@ -81,6 +83,7 @@ impl Scheduler {
         };
         self.plan_decodes(plan, &mut left);
         self.plan_prefills(plan, &mut left);
+        self.plan_drafts(plan, &mut left);
     }
 
     /// Fills `batch` with the tokens and tables of a plan that was made last.
@@ -93,8 +96,17 @@ impl Scheduler {
             let Some(seq) = self.seqs.get(&work.seq) else {
                 continue;
             };
+            let known = &seq.tokens[work.start..work.start + work.len - work.draft];
+            let drafted;
+            let tokens = match work.draft {
+                0 => known,
+                n => {
+                    drafted = [known, &seq.draft[..n]].concat();
+                    &drafted
+                }
+            };
             batch.push(SeqStep {
-                tokens: &seq.tokens[work.start..work.start + work.len],
+                tokens,
                 start: work.start,
                 prompt_len: seq.prompt_len,
                 blocks: seq.table.blocks(),
@@ -226,6 +238,7 @@ impl Scheduler {
         if let Some(seq) = self.seqs.get_mut(&id) {
             self.pool.release(&mut seq.table);
             seq.computed = 0;
+            seq.draft.clear();
             seq.state = State::Waiting;
         }
         self.waiting.insert(rank, id);
@@ -242,6 +255,7 @@ impl Scheduler {
                     seq: id,
                     start: seq.computed,
                     len: 1,
+                    draft: 0,
                     logits: LogitRows::Last,
                 });
             }
@@ -279,6 +293,33 @@ impl Scheduler {
         }
     }
 
+    /// Lengthens decodes by their drafts, as far as prompts left room and nobody loses a block.
+    fn plan_drafts(&mut self, plan: &mut StepPlan, left: &mut Budget) {
+        let capacity = self.capacity();
+        for work in &mut plan.work {
+            // Whoever runs may need a block soon, and a draft is a guess.
+            let spare = self.pool.available() > self.running.len();
+            let Some(seq) = self.seqs.get_mut(&work.seq) else {
+                continue;
+            };
+            if seq.draft.is_empty() || seq.pending() != 1 {
+                continue;
+            }
+            let held = seq.table.blocks().len() * self.pool.block_size();
+            let room = if spare { capacity } else { held };
+            let most = left.tokens.min(left.rows);
+            let draft = seq.draft.len().min(most).min(room - seq.tokens.len());
+            if draft == 0 || !self.pool.grow(&mut seq.table, seq.tokens.len() + draft) {
+                continue;
+            }
+            left.tokens -= draft;
+            left.rows -= draft;
+            work.len += draft;
+            work.draft = draft;
+            work.logits = LogitRows::All;
+        }
+    }
+
     /// Running sequences by rank.
     fn runners(&self) -> impl Iterator<Item = (&SeqId, &Sequence)> {
         let known = |id| self.seqs.get(id).map(|seq| (id, seq));
@@ -306,6 +347,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
         seq: id,
         start,
         len,
+        draft: 0,
         logits,
     }
 }

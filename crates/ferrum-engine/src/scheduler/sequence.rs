@@ -52,6 +52,8 @@ pub struct Sequence {
     pub(super) leader: Option<SeqId>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) prompt_len: usize,
+    /// Guesses at the next tokens. After a step that computed them: those not yet confirmed.
+    pub(super) draft: Vec<TokenId>,
     /// Tokens whose keys and values are in `table`.
     pub(super) computed: usize,
     pub(super) table: BlockTable,
@@ -74,6 +76,7 @@ impl Sequence {
             leader: new.leader,
             prompt_len: new.prompt.len(),
             tokens: new.prompt,
+            draft: Vec::new(),
             computed: 0,
             table: BlockTable::default(),
             prompt_done: false,
@@ -100,6 +103,11 @@ impl Sequence {
     /// Whether all tokens are computed, so that the last logits are those of the next token.
     pub fn is_computed(&self) -> bool {
         self.pending() == 0
+    }
+
+    /// Whether it runs and one token is to be computed.
+    pub fn is_decoding(&self) -> bool {
+        self.state == State::Running && self.pending() == 1
     }
 
     /// Tokens that have to be computed before there are logits for the next.

@@ -51,6 +51,8 @@ struct Sim {
     next_id: u64,
     now: Duration,
     ended: u64,
+    drafts: bool,
+    gained: usize,
 }
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -69,6 +71,8 @@ impl Sim {
             next_id: 0,
             now: Duration::ZERO,
             ended: 0,
+            drafts: false,
+            gained: 0,
         }
     }
 
@@ -100,6 +104,7 @@ impl Sim {
             self.end(id);
         }
         self.now += Duration::from_millis(1);
+        self.propose();
         self.scheduler.schedule(&mut self.plan);
         let plan = std::mem::take(&mut self.plan);
         self.check_plan(&plan);
@@ -111,6 +116,26 @@ impl Sim {
             self.give(*work);
         }
         self.plan = plan;
+    }
+
+    /// Drafts that are right, partly right, and wrong.
+    fn propose(&mut self) {
+        if !self.drafts {
+            return;
+        }
+        let ids: Vec<_> = self.asked.keys().copied().collect();
+        for id in ids {
+            let seq = self.scheduler.sequence(id).unwrap();
+            if seq.is_decoding() {
+                let len = seq.tokens().len();
+                let wrong = (len * 7 + id.0 as usize) % 5;
+                let right = |i: usize| ((len + i) % 2) as TokenId;
+                let draft: Vec<_> = (0..len % 4)
+                    .map(|i| right(i) ^ TokenId::from(i == wrong))
+                    .collect();
+                self.scheduler.propose(id, &draft);
+            }
+        }
     }
 
     fn check_plan(&mut self, plan: &StepPlan) {
@@ -138,7 +163,8 @@ impl Sim {
         let size = self.scheduler.pool().block_size();
         let root = scheduler_root(&asked.salt);
         let mut value = root;
-        for (at, &token) in seq.tokens()[..work.start + work.len].iter().enumerate() {
+        let known = &seq.tokens()[..work.start + work.len - work.draft];
+        for (at, &token) in known.iter().chain(&seq.draft[..work.draft]).enumerate() {
             value = mix(value, u64::from(token) + 1);
             let block = seq.table.blocks()[at / size];
             let cell = &mut self.cells[block.0 as usize * size + at % size];
@@ -148,15 +174,16 @@ impl Sim {
                 *cell = value;
             }
         }
-        if let (Some(due), LogitRows::All) = (asked.rows_due, work.logits) {
+        if let (Some(due), LogitRows::All, 0) = (asked.rows_due, work.logits, work.draft) {
             assert!(work.start <= due, "rows {due}.. were left out by {work:?}");
             asked.rows_due = Some(due.max(work.start + work.len));
         }
     }
 
+    /// A token for each row that counts.
     fn give(&mut self, work: Work) {
         let seq = self.scheduler.sequence(work.seq).unwrap();
-        if seq.pending() > 0 {
+        if !seq.is_computed() {
             assert_ne!(work.logits, LogitRows::Last);
             return;
         }
@@ -164,11 +191,21 @@ impl Sim {
         let asked = self.asked.get_mut(&work.seq).unwrap();
         let prompt_rows = seq.prompt_len().saturating_sub(1);
         assert!(asked.rows_due.is_none_or(|due| due >= prompt_rows));
-        let token = (seq.tokens().len() % 2) as TokenId;
         asked.decoding = true;
-        asked.left -= 1;
-        if !self.scheduler.append(work.seq, token) || asked.left == 0 {
-            self.end(work.seq);
+        let mut rows = 1 + work.draft;
+        while let Some(seq) = self.scheduler.sequence(work.seq)
+            && seq.is_computed()
+        {
+            assert!(rows > 0, "more tokens than rows");
+            rows -= 1;
+            let token = (seq.tokens().len() % 2) as TokenId;
+            self.gained += usize::from(rows < work.draft);
+            let asked = self.asked.get_mut(&work.seq).unwrap();
+            asked.left -= 1;
+            let last = asked.left == 0;
+            if !self.scheduler.append(work.seq, token) || last {
+                self.end(work.seq);
+            }
         }
     }
 
@@ -237,6 +274,7 @@ fn a_million_random_steps_keep_every_invariant() {
     for (seed, blocks, block_size) in shapes {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut sim = Sim::new(CONFIG, blocks, block_size);
+        sim.drafts = seed % 2 == 1;
         while sim.scheduler.counters().steps < 220_000 {
             sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
             if rng.next_u32() % 16 == 0 {
@@ -252,6 +290,7 @@ fn a_million_random_steps_keep_every_invariant() {
         let counters = sim.scheduler.counters();
         sim.drain();
         assert!(sim.ended > 1000);
+        assert!(block_size == 7 || !sim.drafts || sim.gained > 1000);
         assert!(
             block_size == 7 || counters.preemptions > 1000,
             "{counters:?}"
@@ -275,6 +314,7 @@ proptest! {
     ) {
         let config = SchedulerConfig { max_seqs, max_tokens, max_logit_rows, ..CONFIG };
         let mut sim = Sim::new(config, blocks, block_size);
+        sim.drafts = dice.len() % 2 == 1;
         let mut rest = dice.into_iter();
         while rest.len() > 0 {
             sim.operate(|n| rest.next().unwrap_or(0) % n);

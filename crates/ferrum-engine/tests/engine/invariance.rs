@@ -78,7 +78,14 @@ fn one_by_one(engine: &Engine) -> Vec<Answered> {
 }
 
 fn all_at_once(engine: &Engine) -> Vec<Answered> {
-    let submit = |request| engine.handle().submit(request).unwrap();
+    submit_all(engine, |_| ())
+}
+
+fn submit_all(engine: &Engine, change: impl Fn(&mut Request)) -> Vec<Answered> {
+    let submit = |mut request| {
+        change(&mut request);
+        engine.handle().submit(request).unwrap()
+    };
     let streams: Vec<_> = requests().into_iter().map(submit).collect();
     streams.into_iter().map(collect).collect()
 }
@@ -141,6 +148,12 @@ fn alone_or_with_fifteen_others_cached_or_not_preempted_or_not() {
     assert_same(&all_at_once(&cached), &expected, "with a warm cache");
     assert!(cached.handle().stats().cached_tokens > 100);
 
+    let guessing = start(&model, ROOMY, EngineConfig::default());
+    let guessed = submit_all(&guessing, |request| request.draft_tokens = 6);
+    assert_same(&guessed, &expected, "with drafts");
+    let stats = guessing.handle().stats();
+    assert!(stats.accepted_tokens > 0, "{stats:?}");
+
     let tight = RunnerConfig {
         kv_tokens: 176,
         max_tokens: 20,
@@ -148,6 +161,8 @@ fn alone_or_with_fifteen_others_cached_or_not_preempted_or_not() {
     };
     let preempted = start(&model, tight, EngineConfig::default());
     assert_same(&all_at_once(&preempted), &expected, "preempted");
+    let both = submit_all(&preempted, |request| request.draft_tokens = 6);
+    assert_same(&both, &expected, "preempted, with drafts");
     assert!(preempted.handle().stats().preemptions > 0);
 }
 

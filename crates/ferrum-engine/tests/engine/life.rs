@@ -344,3 +344,31 @@ fn the_context_and_the_pool_end_an_answer() {
     assert!(nothing.choices[0].tokens.is_empty());
     assert_eq!(nothing.reason(), FinishReason::Length);
 }
+
+#[test]
+fn right_guesses_save_steps_and_change_nothing() {
+    // An answer that repeats itself every seven tokens.
+    let said: Vec<_> = (10..17).collect();
+    let roomy = RunnerConfig {
+        max_logit_rows: 24,
+        ..CONFIG
+    };
+    let ask = |draft_tokens: usize| {
+        let engine = Scripted::new(roomy)
+            .saying(3, said.clone())
+            .start(checking());
+        let mut request = sampled(&[1, 2, 3], 100, 4);
+        request.generation.sampling.temperature = 0.01;
+        request.draft_tokens = draft_tokens;
+        let answered = collect(engine.handle().submit(request).unwrap());
+        assert_idle(&engine);
+        (answered, engine.handle().stats())
+    };
+    let (plain, all) = ask(0);
+    let (guessed, few) = ask(16);
+    assert_eq!(plain, guessed);
+    assert_eq!((all.steps, all.draft_tokens), (100, 0));
+    assert!(few.steps < 40, "{few:?}");
+    assert_eq!(few.generated_tokens, 100);
+    assert_eq!(few.accepted_tokens, 100 - few.steps);
+}
