@@ -77,6 +77,10 @@ class Llama:
         self.batch = llama_cpp.llama_batch_init(max(512, sequences), 0, 1)
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
+    def close(self) -> None:
+        self.lib.llama_free(self.context)
+        self.lib.llama_model_free(self.model)
+
     def clear(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
