@@ -141,7 +141,7 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_marlin(device, filter, &mut report);
     run_moe(device, filter, &mut report);
     run_moe_gguf(device, filter, &mut report);
-    lacks(CpuBackend::NAME, moe::marlin_cases(), filter, &mut report);
+    run_moe_marlin(device, filter, &mut report);
     run_graph(device, filter, &mut report);
     run_collective(device, filter, &mut report);
     run_timer(device, filter, &mut report);

@@ -5,8 +5,8 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BackendQuantMarlin, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8,
-    KvFp16, KvInt8, LlmBackend,
+    Backend, BackendKvDtype, BackendMarlinExperts, BackendQuantMarlin, DeviceInfo, KvBf16,
+    KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
     Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig, WeightForm, load_weights,
@@ -250,7 +250,10 @@ impl BackendDispatch {
     /// Quantised weights of a model that are expanded to f32 when it is loaded onto this device.
     pub fn expanded_types(&self, model: &Model) -> Vec<String> {
         let keeps = matches!(self, Self::Cpu(_)) && model.keeps_blocks();
-        model.expanded(|weights| keeps && CpuBackend::is_native_layer(weights))
+        model.expanded(
+            |weights| keeps && CpuBackend::is_native_layer(weights),
+            |weights| keeps && CpuBackend::is_native_expert(weights),
+        )
     }
 
     /// Loads a model onto this device for one sequence at a time or many.

@@ -6,8 +6,9 @@
 use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, WeightForm, dense_bytes};
 use ferrum_kernels::{
-    Act, Backend, BackendMoeFused, BackendQuantExperts, ExpertInput, ExpertShape, GemmShape,
-    LlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape, RowShape, WeightPart,
+    Act, Backend, BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput,
+    ExpertShape, GemmShape, LlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape,
+    RowShape, WeightPart,
 };
 use ferrum_types::Result;
 use std::marker::PhantomData;
@@ -83,10 +84,13 @@ fn load_expanded<B: BackendMoeFused>(
     device.load_expert_parts(&parts, shape.k)
 }
 
-impl<B: BackendQuantExperts> StackForm<B> for Native {
+impl<B: BackendQuantExperts + BackendMarlinExperts> StackForm<B> for Native {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         match source {
             ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
+            ExpertSource::Each(all) if all.iter().any(|one| one.floats().is_none()) => {
+                device.load_layer_experts(all, shape.k)
+            }
             ExpertSource::Each(_) => load_expanded(device, source, shape),
         }
     }

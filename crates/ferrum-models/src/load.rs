@@ -198,9 +198,13 @@ impl Model {
     }
 
     /// What of the weights is expanded to f32 by a device that computes as they are on those for
-    /// which `native` holds; each scheme once, with the number of its matrices where not all are.
-    /// Experts that are a tensor each are expanded where they are not floats.
-    pub fn expanded(&self, native: impl Fn(&QuantWeights<'_>) -> bool) -> Vec<String> {
+    /// which `native` holds, and `native_expert` of experts that are a matrix each; each scheme once,
+    /// with the number of its matrices where not all are.
+    pub fn expanded(
+        &self,
+        native: impl Fn(&QuantWeights<'_>) -> bool,
+        native_expert: impl Fn(&QuantWeights<'_>) -> bool,
+    ) -> Vec<String> {
         let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         let mut count = |weights: &QuantWeights<'_>, native: bool| {
             if weights.floats().is_none() {
@@ -228,7 +232,10 @@ impl Model {
                         let weights = QuantWeights::Gguf(part);
                         count(&weights, native(&weights));
                     }
-                    ExpertSource::Each(all) => all.iter().for_each(|weights| count(weights, false)),
+                    ExpertSource::Each(all) => {
+                        let native = all.iter().all(&native_expert);
+                        all.iter().for_each(|weights| count(weights, native));
+                    }
                 }
             }
         }

@@ -6,7 +6,9 @@ use crate::load::Model;
 use crate::runner::RunnerConfig;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, MoeSpec};
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::{BackendQuantMarlin, KvDtypeKind, MatShape, QuantWeights};
+use ferrum_kernels::{
+    BackendMarlinExperts, BackendQuantMarlin, KvDtypeKind, MatShape, QuantWeights,
+};
 
 /// Bytes that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,9 +145,10 @@ fn expert_bytes(model: &Model, index: usize, moe: &MoeSpec) -> u64 {
     let bytes = parts.iter().map(|(source, cols)| match source {
         ExpertSource::Stack(part) => kept_bytes(model, &QuantWeights::Gguf(*part), *cols),
         ExpertSource::Each(all) => {
-            let one = |one: &QuantWeights<'_>| match one.floats() {
-                Some(_) => one.stored_bytes() as u64,
-                None => 4 * one.rows() as u64 * *cols as u64,
+            let kept = model.keeps_blocks() && all.iter().all(CpuBackend::is_native_expert);
+            let one = |one: &QuantWeights<'_>| match kept || one.floats().is_some() {
+                true => one.stored_bytes() as u64,
+                false => 4 * one.rows() as u64 * *cols as u64,
             };
             all.iter().map(one).sum()
         }

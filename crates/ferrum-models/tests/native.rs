@@ -5,7 +5,7 @@
 mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::{Backend, BackendQuantMarlin, KvF32};
+use ferrum_kernels::{Backend, BackendMarlinExperts, BackendQuantMarlin, KvF32};
 use ferrum_models::{Expanded, KvLayout, Moe, Native};
 use std::path::Path;
 use support::{expected, fixtures, logits_in_chunks, open, runner_in};
@@ -59,7 +59,7 @@ fn blocks_are_close_to_themselves_in_f32() {
 }
 
 /// Checkpoints whose layers stay integers on the CPU; of `-odd` and the others, groups do not fit.
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "llama-gptq4",
     "llama-gptq4-order",
     "llama-gptq4-v2",
@@ -72,6 +72,7 @@ const LAYERS: [&str; 12] = [
     "llama-packed4",
     "llama-packed4-order",
     "llama-packed8",
+    "qwen3-moe-gptq4",
 ];
 
 #[test]
@@ -81,7 +82,7 @@ fn layers_are_close_to_themselves_in_f32() {
         let dir = fixtures().join(name);
         let model = open(&dir);
         let whole = expected(&dir.join("expected.safetensors"));
-        let mut runner = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, LAYOUT);
         let found = logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX]);
         let (kl, same) = compare(&whole.logits, &found, model.spec.vocab_size);
         println!(
@@ -130,14 +131,15 @@ fn what_is_expanded_is_named() {
         ("llama-gptq4-odd", vec!["4-bit GPTQ"]),
         ("llama-gptq2", vec![]),
         ("llama-packed8", vec![]),
+        ("qwen3-moe-gptq4", vec![]),
         ("llama-fp8-channel", vec![]),
         ("llama-fp8-odd", vec!["FP8"]),
     ];
     for (name, expected) in cases {
         let model = open(&fixtures().join(name));
-        let expanded = model.expanded(CpuBackend::is_native_layer);
+        let expanded = model.expanded(CpuBackend::is_native_layer, CpuBackend::is_native_expert);
         assert_eq!(expanded, expected, "{name}");
-        let all = model.expanded(|_| false);
+        let all = model.expanded(|_| false, |_| false);
         assert_eq!(all.len(), 1, "{name}: {all:?}");
     }
 }

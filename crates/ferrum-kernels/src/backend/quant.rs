@@ -302,17 +302,40 @@ pub trait BackendQuantMarlin: Backend {
     ) -> Result<()>;
 }
 
-/// Stacks of experts in GPTQ or AWQ.
+/// Stacks of experts that are each a layer of a quantised checkpoint.
 pub trait BackendMarlinExperts: BackendQuantMarlin + BackendMoeFused {
-    /// Loads one GPTQ layer for each expert; all of one shape.
-    ///
-    /// # Errors
-    /// As [`load_layers_fused`](BackendQuantMarlin::load_layers_fused).
-    fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<Self::Experts>;
+    /// Whether such a weight is computed on as it is when it is an expert's; if it is not for one of
+    /// them, all experts of a stack are expanded at load.
+    fn is_native_expert(weights: &QuantWeights<'_>) -> bool;
 
-    /// Loads one AWQ layer for each expert; all of one shape.
+    /// Loads a layer for each expert, all of one shape with rows of `cols` numbers.
     ///
     /// # Errors
-    /// As [`load_layers_fused`](BackendQuantMarlin::load_layers_fused).
-    fn load_awq_experts(&self, experts: &[AwqWeights<'_>]) -> Result<Self::Experts>;
+    /// As [`load_layers_fused`](BackendQuantMarlin::load_layers_fused); `InvalidArgument` for no
+    /// experts.
+    fn load_layer_experts(
+        &self,
+        experts: &[QuantWeights<'_>],
+        cols: usize,
+    ) -> Result<Self::Experts>;
+
+    /// Loads one GPTQ layer for each expert.
+    ///
+    /// # Errors
+    /// As [`load_layer_experts`](Self::load_layer_experts).
+    fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<Self::Experts> {
+        let cols = experts.first().map_or(0, |layer| layer.in_features);
+        let layers: Vec<_> = experts.iter().copied().map(QuantWeights::Gptq).collect();
+        self.load_layer_experts(&layers, cols)
+    }
+
+    /// Loads one AWQ layer for each expert.
+    ///
+    /// # Errors
+    /// As [`load_layer_experts`](Self::load_layer_experts).
+    fn load_awq_experts(&self, experts: &[AwqWeights<'_>]) -> Result<Self::Experts> {
+        let cols = experts.first().map_or(0, |layer| layer.in_features);
+        let layers: Vec<_> = experts.iter().copied().map(QuantWeights::Awq).collect();
+        self.load_layer_experts(&layers, cols)
+    }
 }

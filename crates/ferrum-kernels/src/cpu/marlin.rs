@@ -8,6 +8,7 @@ use super::exec::Exec;
 use super::fp8::Float8;
 use super::gemm::pack::CpuWeight;
 use super::quant::affine::{Layer, fits};
+use super::quant::pack::{Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use crate::backend::*;
 use ferrum_types::{Error, Result, SrcDtype};
@@ -58,6 +59,42 @@ impl<'a> Taken<'a> {
             _ => false,
         }
     }
+}
+
+/// Whether an expert stays integers: its kernel reads inputs in order.
+pub(super) fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
+    let in_order = match weights {
+        QuantWeights::Gptq(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
+        QuantWeights::Packed(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
+        QuantWeights::Awq(_) => true,
+        QuantWeights::Fp8(_) => false,
+        QuantWeights::Gguf(part) => is_packed(part.ty),
+    };
+    in_order && CpuBackend::is_native_layer(weights)
+}
+
+/// Experts that all stay integers and take their inputs in order; `None` when one does not.
+pub(super) fn packed_experts(
+    exec: &Exec,
+    experts: &[QuantWeights<'_>],
+    cols: usize,
+) -> Result<Option<Vec<Packed>>> {
+    if !experts.iter().all(CpuBackend::is_native_expert) {
+        return Ok(None);
+    }
+    let mut matrices = Vec::with_capacity(experts.len());
+    for expert in experts {
+        let packed = match Taken::new(expert, cols)? {
+            Taken::Layer(layer) => match Layer::pack(exec, &[&layer], cols)? {
+                (packed, None) => packed,
+                (_, Some(_)) => return Ok(None),
+            },
+            Taken::Blocks(part) => Packed::new(exec, &[part], cols)?,
+            Taken::Float8(_) | Taken::Values(..) => return Ok(None),
+        };
+        matrices.push(packed);
+    }
+    Ok(Some(matrices))
 }
 
 fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {

@@ -17,10 +17,11 @@ use super::buffer::CpuBuffer;
 use super::check::{elements, require};
 use super::core::CpuContext;
 use super::gemm::pack::CpuWeight;
+use super::marlin::{is_native_expert, packed_experts};
 use super::quant::expand_stack;
 use super::quant::pack::{Packed, is_packed};
 use crate::backend::*;
-use ferrum_types::{GgufQuantType, Result};
+use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
 use product::{Gated, Plain};
 
 type Buf = CpuBuffer<f32>;
@@ -158,5 +159,39 @@ impl BackendQuantExperts for CpuBackend {
             Matrices::Dense(expand_stack(self.exec(), &parts, k, experts)?)
         };
         Ok(CpuExperts { shape, matrices })
+    }
+}
+
+impl BackendMarlinExperts for CpuBackend {
+    fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
+        is_native_expert(weights)
+    }
+
+    fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<CpuExperts> {
+        let op = "load_layer_experts";
+        let shape = ExpertShape {
+            experts: experts.len(),
+            n: experts.first().map_or(0, QuantWeights::rows),
+            k: cols,
+        };
+        check_shape(op, shape)?;
+        if let Some(expert) = experts.iter().find(|expert| expert.rows() != shape.n) {
+            let (found, expected) = (expert.rows(), shape.n);
+            let reason = format!("an expert has {found} rows, expected {expected} as the first");
+            return Err(Error::invalid(op, reason));
+        }
+        if let Some(matrices) = packed_experts(self.exec(), experts, cols)? {
+            let matrices = Matrices::Packed(matrices);
+            return Ok(CpuExperts { shape, matrices });
+        }
+        let values = experts.iter().map(|expert| expert.expand(op, cols));
+        let values = values.collect::<Result<Vec<_>>>()?;
+        let parts = values.iter().map(|values| WeightPart {
+            bytes: bytemuck::cast_slice(values),
+            dtype: SrcDtype::F32,
+            rows: shape.n,
+        });
+        let parts: Vec<_> = parts.collect();
+        self.load_expert_parts(&parts, cols)
     }
 }

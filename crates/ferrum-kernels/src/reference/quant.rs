@@ -90,16 +90,12 @@ impl BackendQuantMarlin for ReferenceBackend {
 }
 
 impl BackendMarlinExperts for ReferenceBackend {
-    fn load_gptq_experts(&self, experts: &[GptqWeights<'_>]) -> Result<RefExperts> {
-        let matrices = experts
-            .iter()
-            .map(|expert| self.load_gptq(expert))
-            .collect();
-        RefExperts::from_matrices("load_gptq_experts", matrices)
+    fn is_native_expert(_: &QuantWeights<'_>) -> bool {
+        false
     }
 
-    fn load_awq_experts(&self, experts: &[AwqWeights<'_>]) -> Result<RefExperts> {
-        let matrices = experts.iter().map(|expert| self.load_awq(expert)).collect();
-        RefExperts::from_matrices("load_awq_experts", matrices)
+    fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<RefExperts> {
+        let load = |expert: &QuantWeights<'_>| self.load_layers_fused(&[*expert], cols);
+        RefExperts::from_matrices("load_layer_experts", experts.iter().map(load).collect())
     }
 }
