@@ -17,6 +17,7 @@ mod linear;
 mod load;
 mod plan;
 mod profile;
+pub mod quantize;
 mod rope;
 mod runner;
 mod spec;

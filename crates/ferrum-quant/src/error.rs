@@ -53,7 +53,9 @@ pub enum QuantError {
         rows: usize,
     },
     /// There is no encoder for this type.
-    #[error("{ty}: no encoder for this type\nhint: F32, F16, BF16, Q8_0 and Q4_0 can be written")]
+    #[error(
+        "{ty}: no encoder for this type\nhint: floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4 can be written"
+    )]
     NoEncoder {
         /// Type asked for.
         ty: GgufQuantType,

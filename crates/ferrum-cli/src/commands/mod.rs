@@ -6,6 +6,7 @@ mod devices;
 mod inspect;
 mod logits;
 mod perplexity;
+mod quantize;
 mod run;
 mod template;
 mod text;
@@ -20,6 +21,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Run(args) => run::run(args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Logits(args) => logits::logits(args),
+        Command::Quantize(args) => quantize::quantize(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
         Command::Tokenize(args) => text::tokenize(args),
         Command::Detokenize(args) => text::detokenize(&args),

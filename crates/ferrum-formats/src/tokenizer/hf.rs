@@ -179,6 +179,11 @@ impl HfTokenizer {
         }
     }
 
+    /// The file as the `tokenizers` crate has it.
+    pub(super) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
     pub(super) fn encode(
         &self,
         text: &str,

@@ -9,6 +9,7 @@ mod bpe;
 mod bytes;
 mod charsmap;
 mod error;
+mod export;
 mod gguf;
 mod hf;
 mod prefix;

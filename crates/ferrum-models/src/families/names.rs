@@ -57,6 +57,53 @@ impl WeightNames {
     pub fn in_layer(&self, index: usize, part: &str) -> String {
         format!("{}.{part}", self.layer.replace("{}", &index.to_string()))
     }
+
+    /// Every name outside layers, in the order of the fields.
+    fn whole(&self) -> [&'static str; 3] {
+        [self.embedding, self.final_norm, self.lm_head]
+    }
+
+    /// Every name within a layer, in the order of the fields.
+    fn parts(&self) -> [&'static str; 12] {
+        [
+            self.attn_norm,
+            self.q,
+            self.k,
+            self.v,
+            self.q_norm,
+            self.k_norm,
+            self.attn_out,
+            self.ffn_norm,
+            self.gate,
+            self.up,
+            self.down,
+            self.router,
+        ]
+    }
+}
+
+/// The GGUF name of a tensor that goes by the names `from`, both with their suffix; `None` for one that
+/// no decoder here has, and for experts, which GGUF files hold in stacks.
+pub(crate) fn gguf_name(from: &WeightNames, name: &str) -> Option<String> {
+    let (stem, suffix) = name.rsplit_once('.')?;
+    if !matches!(suffix, "weight" | "bias") {
+        return None;
+    }
+    let counterpart = |from: &[&str], to: &[&'static str], part: &str| {
+        let at = from.iter().position(|&known| known == part)?;
+        to.get(at).copied()
+    };
+    let to = &GGUF_NAMES;
+    if let Some(stem) = counterpart(&from.whole(), &to.whole(), stem) {
+        return Some(format!("{stem}.{suffix}"));
+    }
+    let (prefix, _) = from.layer.split_once("{}")?;
+    let (index, part) = stem.strip_prefix(prefix)?.split_once('.')?;
+    let part = counterpart(&from.parts(), &to.parts(), part)?;
+    Some(format!(
+        "{}.{suffix}",
+        to.in_layer(index.parse().ok()?, part)
+    ))
 }
 
 /// Hugging Face names of Llama and those who followed it.
@@ -100,7 +147,7 @@ pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
 };
 
 /// Names in GGUF files.
-pub(super) static GGUF_NAMES: WeightNames = WeightNames {
+pub(crate) static GGUF_NAMES: WeightNames = WeightNames {
     embedding: "token_embd",
     final_norm: "output_norm",
     lm_head: "output",
@@ -124,3 +171,36 @@ pub(super) static GGUF_NAMES: WeightNames = WeightNames {
         joined: None,
     },
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_one_kind_of_file_become_those_of_the_other() {
+        let cases = [
+            ("model.embed_tokens.weight", Some("token_embd.weight")),
+            ("lm_head.weight", Some("output.weight")),
+            (
+                "model.layers.17.self_attn.q_proj.bias",
+                Some("blk.17.attn_q.bias"),
+            ),
+            (
+                "model.layers.0.mlp.down_proj.weight",
+                Some("blk.0.ffn_down.weight"),
+            ),
+            (
+                "model.layers.0.mlp.gate.weight",
+                Some("blk.0.ffn_gate_inp.weight"),
+            ),
+            ("model.layers.0.mlp.experts.3.up_proj.weight", None),
+            ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
+            ("model.layers.x.mlp.down_proj.weight", None),
+            ("vision.layers.0.mlp.down_proj.weight", None),
+            ("weight", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(gguf_name(&HF_NAMES, name).as_deref(), expected, "{name}");
+        }
+    }
+}

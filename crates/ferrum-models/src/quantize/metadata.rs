@@ -1,0 +1,255 @@
+//! The metadata of the new file: copied from a GGUF file, or said anew of a Hugging Face folder.
+
+use super::recipe::Recipe;
+use super::source::{HfModel, hf_model};
+use crate::spec::{AttentionSpec, ExpertRouting, FeedForwardSpec, RopeScaling};
+use ferrum_formats::chat_template::ChatTemplate;
+use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
+use ferrum_formats::tokenizer::GgufVocab;
+use ferrum_formats::{Gguf, Imatrix, ModelSource};
+use ferrum_types::{Error, Result};
+
+/// Version of the block formats, `general.quantization_version`.
+const QUANTIZATION_VERSION: u32 = 2;
+
+/// Keys that say how a file was made, and so are said anew.
+fn is_of_the_old_file(key: &str) -> bool {
+    matches!(key, "general.file_type" | "general.quantization_version")
+        || key.starts_with("split.")
+        || key.starts_with("quantize.imatrix.")
+}
+
+/// Sets every key of the new file.
+pub(super) fn write(
+    out: &mut Writer,
+    source: &ModelSource,
+    recipe: &Recipe,
+    imatrix: Option<(&Imatrix, usize)>,
+) -> Result<()> {
+    match source {
+        ModelSource::Gguf(gguf) => copy(out, gguf)?,
+        ModelSource::Hf(folder) => {
+            let model = hf_model(source, folder)?;
+            general(out, &model)?;
+            architecture(out, &model)?;
+            rope(out, &model)?;
+            windows(out, &model)?;
+            tokenizer(out, &model)?;
+        }
+    }
+    out.set("general.quantization_version", QUANTIZATION_VERSION)?;
+    out.set("general.file_type", recipe.file_type)?;
+    if let Some((imatrix, used)) = imatrix {
+        let file = imatrix.path.file_name().unwrap_or_default();
+        out.set("quantize.imatrix.file", &*file.to_string_lossy())?;
+        if let Some(dataset) = &imatrix.dataset {
+            out.set("quantize.imatrix.dataset", &**dataset)?;
+        }
+        out.set("quantize.imatrix.entries_count", used as u32)?;
+        if let Some(chunks) = imatrix.chunks {
+            out.set("quantize.imatrix.chunks_count", chunks)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy(out: &mut Writer, gguf: &Gguf) -> Result<()> {
+    for (key, value) in gguf.metadata() {
+        if !is_of_the_old_file(key) {
+            out.set(key, value)?;
+        }
+    }
+    Ok(())
+}
+
+fn general(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    out.set("general.architecture", model.arch)?;
+    out.set("general.type", "model")?;
+    let dir = &model.folder.dir;
+    // `.` has no name of its own.
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+    if let Some(name) = dir.file_name().and_then(|name| name.to_str()) {
+        out.set("general.name", name)?;
+    }
+    Ok(())
+}
+
+/// Sets `ARCH.name`.
+fn set<'v>(
+    out: &mut Writer,
+    model: &HfModel<'_>,
+    name: &str,
+    value: impl Into<Value<'v>>,
+) -> Result<()> {
+    Ok(out.set(&format!("{}.{name}", model.arch), value)?)
+}
+
+/// A size as the format has it. Specs are held below 2³⁰ when they are read.
+fn size(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let spec = &model.spec;
+    let config = &model.folder.config;
+    let Some(layer) = spec.layers.first() else {
+        return Ok(());
+    };
+    let AttentionSpec::Gqa(gqa) = &layer.attention;
+    let inner = match &layer.feed_forward {
+        FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate,
+        // That of layers without experts, which is said though there are none.
+        FeedForwardSpec::Moe(moe) => config
+            .usize("intermediate_size")?
+            .unwrap_or(moe.intermediate),
+    };
+    // As trained: readers stretch it themselves.
+    let context = config.usize("max_position_embeddings")?;
+    let sizes = [
+        ("block_count", spec.layers.len()),
+        ("context_length", context.unwrap_or(spec.context_length)),
+        ("embedding_length", spec.hidden_size),
+        ("feed_forward_length", inner),
+        ("attention.head_count", gqa.heads),
+        ("attention.head_count_kv", gqa.kv_heads),
+    ];
+    for (name, value) in sizes {
+        set(out, model, name, size(value))?;
+    }
+    if config.has("head_dim") || gqa.head_dim * gqa.heads != spec.hidden_size {
+        set(out, model, "attention.key_length", size(gqa.head_dim))?;
+        set(out, model, "attention.value_length", size(gqa.head_dim))?;
+    }
+    set(
+        out,
+        model,
+        "attention.layer_norm_rms_epsilon",
+        spec.norm_eps,
+    )?;
+    if model.arch == "llama" {
+        set(out, model, "vocab_size", size(spec.vocab_size))?;
+    }
+    experts(out, model)
+}
+
+fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let layers = model.spec.layers.iter().map(|layer| &layer.feed_forward);
+    let with = layers.clone().find_map(|layer| match layer {
+        FeedForwardSpec::Moe(moe) => Some(moe),
+        FeedForwardSpec::GatedMlp(_) => None,
+    });
+    let Some(moe) = with else {
+        return Ok(());
+    };
+    let unsaid = |what: &str, expected: &str| {
+        let path = model.folder.config.path().display();
+        Err(Error::Model(format!(
+            "{path}: {what} has no spelling in GGUF files of architecture {}, expected {expected}",
+            model.arch
+        )))
+    };
+    if layers
+        .clone()
+        .any(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
+    {
+        return unsaid("a model with experts in some layers", "experts in all");
+    }
+    // Readers take it for granted.
+    if moe.routing != (ExpertRouting::Softmax { renormalize: true }) {
+        return unsaid(
+            "the routing of experts",
+            "a softmax and norm_topk_prob = true",
+        );
+    }
+    set(out, model, "expert_count", size(moe.experts))?;
+    set(out, model, "expert_used_count", size(moe.top_k))?;
+    match model.arch {
+        // The length of all feed-forwards.
+        "llama" => Ok(()),
+        _ => set(
+            out,
+            model,
+            "expert_feed_forward_length",
+            size(moe.intermediate),
+        ),
+    }
+}
+
+fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let rope = &model.spec.rope;
+    if model.arch == "llama" {
+        set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
+    }
+    set(out, model, "rope.freq_base", rope.theta)?;
+    let unsaid = |what: &str| {
+        let path = model.folder.config.path().display();
+        Err(Error::Model(format!(
+            "{path}: RoPE {what} has no spelling in GGUF files, expected none, linear, yarn or llama3"
+        )))
+    };
+    match rope.scaling {
+        RopeScaling::None => Ok(()),
+        // Divisors are a tensor.
+        RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) => Ok(()),
+        RopeScaling::Dynamic { .. } => unsaid("scaling of type dynamic"),
+        RopeScaling::Linear { factor } => {
+            set(out, model, "rope.scaling.type", "linear")?;
+            set(out, model, "rope.scaling.factor", factor)
+        }
+        RopeScaling::Yarn {
+            truncate: false, ..
+        } => unsaid("parameter truncate = false"),
+        RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            beta_fast,
+            beta_slow,
+            original_max_position,
+            ..
+        } => {
+            set(out, model, "rope.scaling.type", "yarn")?;
+            set(out, model, "rope.scaling.factor", factor)?;
+            let original = size(original_max_position);
+            set(out, model, "rope.scaling.original_context_length", original)?;
+            // What readers take when nothing is said.
+            let magnitude = 1.0 + 0.1 * f64::from(factor).max(1.0).ln();
+            let numbers = [
+                ("yarn_attn_factor", attention_factor, magnitude as f32),
+                ("yarn_beta_fast", beta_fast, 32.0),
+                ("yarn_beta_slow", beta_slow, 1.0),
+            ];
+            for (name, value, default) in numbers {
+                if value != default {
+                    set(out, model, &format!("rope.scaling.{name}"), value)?;
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let layers = model.spec.layers.iter().map(|layer| &layer.attention);
+    let windows: Vec<_> = layers
+        .map(|AttentionSpec::Gqa(gqa)| gqa.sliding_window)
+        .collect();
+    let Some(window) = windows.iter().copied().flatten().next() else {
+        return Ok(());
+    };
+    set(out, model, "attention.sliding_window", size(window))?;
+    if windows.iter().any(Option::is_none) {
+        let pattern = ArrayBuf::from_numbers(windows.iter().map(Option::is_some));
+        set(out, model, "attention.sliding_window_pattern", &pattern)?;
+    }
+    Ok(())
+}
+
+fn tokenizer(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let dir = &model.folder.dir;
+    let said = |e: String| Error::Model(e);
+    let vocab = GgufVocab::from_hf_dir(dir, model.spec.vocab_size);
+    let mut vocab = vocab.map_err(|e| said(e.to_string()))?;
+    let template = ChatTemplate::from_hf_dir(dir).map_err(|e| said(e.to_string()))?;
+    vocab.chat_template = template.and_then(|t| t.source(false).map(str::to_owned));
+    Ok(vocab.write(out)?)
+}
