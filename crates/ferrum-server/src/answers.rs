@@ -1,0 +1,187 @@
+//! The answers to a request as they come: the events of one engine request for each prompt, in one
+//! stream of pieces that routes give their shape.
+
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use ferrum_engine::engine::Usage;
+use ferrum_engine::sampler::Logprobs;
+use ferrum_engine::{Event, EventStream, FinishReason};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Piece {
+    /// Which answer: of each prompt its choices, prompt after prompt.
+    pub(crate) index: usize,
+    /// May be empty.
+    pub(crate) text: String,
+    pub(crate) logprobs: Option<Logprobs>,
+    /// Set with the last piece of an answer.
+    pub(crate) finish: Option<FinishReason>,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Log-probabilities of a part of a prompt, the second token first. Before any piece of its answers.
+    Prompt(usize, Vec<Logprobs>),
+    Piece(Piece),
+    /// All answers have ended.
+    Done(Usage),
+    /// There will be no more.
+    Failed(ApiError),
+}
+
+/// All answers to a request. Dropping it cancels them.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    streams: Vec<Option<EventStream>>,
+    /// Choices of each prompt.
+    n: usize,
+    usage: Usage,
+    ended: bool,
+    /// Whose turn it is to be asked first, so that none is starved.
+    turn: usize,
+    started: Instant,
+    /// When each answer last got a token.
+    last_token: Vec<Option<Instant>>,
+    metrics: Arc<Metrics>,
+}
+
+impl Answers {
+    pub(crate) fn new(
+        streams: Vec<EventStream>,
+        n: usize,
+        started: Instant,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            last_token: vec![None; streams.len() * n],
+            streams: streams.into_iter().map(Some).collect(),
+            n,
+            usage: Usage::default(),
+            ended: false,
+            turn: 0,
+            started,
+            metrics,
+        }
+    }
+
+    /// Answers in all.
+    pub(crate) fn count(&self) -> usize {
+        self.last_token.len()
+    }
+
+    /// Waits for what comes next; `None` after the end.
+    pub(crate) async fn next(&mut self) -> Option<Next> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// See [`next`](Self::next).
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let (count, turn) = (self.streams.len(), self.turn);
+        for step in 0..count {
+            let prompt = (turn + step) % count;
+            let Some(stream) = &mut self.streams[prompt] else {
+                continue;
+            };
+            let Poll::Ready(event) = stream.poll_next(cx) else {
+                continue;
+            };
+            self.turn = prompt + 1;
+            match event {
+                Some(Event::Done(usage)) => self.add(prompt, usage),
+                // A stream ends with `Done` or `Failed`.
+                None => self.streams[prompt] = None,
+                Some(event) => {
+                    let next = self.take(prompt, event);
+                    if matches!(next, Next::Failed(_)) {
+                        self.ended = true;
+                        self.streams.clear();
+                    }
+                    return Poll::Ready(Some(next));
+                }
+            }
+        }
+        if self.streams.iter().any(Option::is_some) {
+            return Poll::Pending;
+        }
+        self.ended = true;
+        Poll::Ready(Some(Next::Done(self.usage)))
+    }
+
+    fn add(&mut self, prompt: usize, usage: Usage) {
+        self.usage.prompt_tokens += usage.prompt_tokens;
+        self.usage.cached_tokens += usage.cached_tokens;
+        self.usage.completion_tokens += usage.completion_tokens;
+        self.streams[prompt] = None;
+    }
+
+    fn take(&mut self, prompt: usize, event: Event) -> Next {
+        match event {
+            Event::PromptLogprobs(part) => Next::Prompt(prompt, part),
+            Event::Token {
+                choice,
+                text,
+                logprobs,
+                ..
+            } => {
+                let index = prompt * self.n + choice;
+                self.time_token(index);
+                Next::Piece(Piece {
+                    index,
+                    text,
+                    logprobs,
+                    finish: None,
+                })
+            }
+            Event::Finished {
+                choice,
+                text,
+                reason,
+                ..
+            } => {
+                self.metrics.finished(reason, self.started.elapsed());
+                match reason {
+                    FinishReason::Deadline => Next::Failed(ApiError::timeout()),
+                    FinishReason::Cancelled => {
+                        Next::Failed(ApiError::unavailable("the request was cancelled"))
+                    }
+                    FinishReason::Stop | FinishReason::Length => Next::Piece(Piece {
+                        index: prompt * self.n + choice,
+                        text,
+                        logprobs: None,
+                        finish: Some(reason),
+                    }),
+                }
+            }
+            Event::Failed(error) => Next::Failed(error.into()),
+            // Taken care of by the caller; there is nothing to pass on.
+            Event::Done(usage) => Next::Done(usage),
+        }
+    }
+
+    fn time_token(&mut self, index: usize) {
+        let now = Instant::now();
+        let Some(last) = self.last_token.get_mut(index) else {
+            return;
+        };
+        match last.replace(now) {
+            None => self.metrics.first_token(now - self.started),
+            Some(before) => self.metrics.next_token(now - before),
+        }
+    }
+}
+
+/// How OpenAI calls the end of an answer.
+pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Length => "length",
+        _ => "stop",
+    }
+}

@@ -1,0 +1,147 @@
+//! What all routes have in common: the model, the limits, and the checks before and the counting after
+//! every request.
+
+use crate::answers::Answers;
+use crate::auth;
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::metrics::Metrics;
+use crate::model::{Model, ServedModel};
+use crate::routes;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use ferrum_types::TokenId;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// State of a server.
+pub(crate) struct App {
+    pub(crate) model: Arc<Model>,
+    pub(crate) config: ServerConfig,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) draining: AtomicBool,
+}
+
+impl App {
+    pub(crate) fn new(model: ServedModel, config: ServerConfig) -> Self {
+        Self {
+            model: Arc::new(Model::new(model)),
+            config,
+            metrics: Arc::new(Metrics::new()),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes nothing new; answers go on.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.model.served.engine.drain();
+    }
+
+    /// Reads the body of a request, within the limits of size and time, and takes it apart as `parse`
+    /// says, on a thread that may compute for a while: a long text has many tokens.
+    pub(crate) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        parse: impl FnOnce(&Self, Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let bytes = self.body(request).await?;
+        let app = Arc::clone(self);
+        let parsed = tokio::task::spawn_blocking(move || parse(&app, Fields::of_body(&bytes)?));
+        let failed = |_| ApiError::internal("the request could not be read");
+        parsed.await.map_err(failed)?
+    }
+
+    async fn body(&self, request: Request) -> Result<axum::body::Bytes, ApiError> {
+        let headers = request.headers();
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        // A page in a browser can send other types to a server on its own machine without asking.
+        let kind = text(CONTENT_TYPE).and_then(|kind| kind.split(';').next());
+        if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(ApiError::not_json());
+        }
+        let limit = self.config.max_body_bytes;
+        let length = text(CONTENT_LENGTH).and_then(|n| n.parse::<usize>().ok());
+        if length.is_some_and(|length| length > limit) {
+            return Err(ApiError::too_large(limit));
+        }
+        let read = to_bytes(request.into_body(), limit);
+        let read = tokio::time::timeout(self.config.read_timeout, read).await;
+        match read {
+            Err(_) => Err(ApiError::slow_body()),
+            Ok(Ok(bytes)) => Ok(bytes),
+            // Nobody is there to read what is said of a connection that broke.
+            Ok(Err(_)) => Err(ApiError::too_large(limit)),
+        }
+    }
+
+    /// Hands one engine request for each prompt in: all of them or none.
+    pub(crate) fn submit(
+        &self,
+        wanted: &crate::sampling::Wanted,
+        prompts: impl IntoIterator<Item = Vec<TokenId>>,
+        adjust: impl Fn(&mut ferrum_engine::Request),
+    ) -> Result<Answers, ApiError> {
+        let started = Instant::now();
+        let mut streams = Vec::new();
+        for prompt in prompts {
+            let mut request = wanted.request(prompt, &self.config);
+            adjust(&mut request);
+            // Those before it are cancelled when one is refused.
+            streams.push(self.model.served.engine.submit(request)?);
+        }
+        let metrics = Arc::clone(&self.metrics);
+        Ok(Answers::new(streams, wanted.n, started, metrics))
+    }
+}
+
+/// All routes with their checks.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let checked = from_fn_with_state(Arc::clone(&app), check);
+    routes::all()
+        .fallback(|request: Request| async move {
+            ApiError::no_route(request.method().as_str(), request.uri().path())
+        })
+        .method_not_allowed_fallback(|request: Request| async move {
+            ApiError::wrong_method(request.method().as_str(), request.uri().path())
+        })
+        .layer(checked)
+        .with_state(app)
+}
+
+/// Before a request its key, after it the count.
+async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>();
+    let route = route.map_or("none", MatchedPath::as_str).to_owned();
+    let method = request.method().clone();
+    let open = route == routes::HEALTH;
+    let allowed = match open {
+        true => Ok(()),
+        false => auth::check(&app.config.api_keys, request.headers()),
+    };
+    let response = match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    // Methods are as many as a client invents; routes are ours.
+    let method = match route.as_str() {
+        "none" => "any",
+        _ => method.as_str(),
+    };
+    let status = response.status().as_u16();
+    app.metrics.answered(&route, method, status);
+    response
+}
+
+/// A name that no other answer has.
+pub(crate) fn fresh_id(prefix: &str) -> String {
+    let part = || RandomState::new().hash_one(prefix);
+    format!("{prefix}{:016x}{:016x}", part(), part())
+}

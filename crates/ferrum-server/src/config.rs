@@ -1,0 +1,45 @@
+//! Settings of a server, with defaults that are safe on a machine of one's own.
+
+use std::time::Duration;
+
+/// Limits and keys.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Keys of which a request must bring one; with none, everybody is served.
+    pub api_keys: Vec<String>,
+    /// Longest body of a request, in bytes.
+    pub max_body_bytes: usize,
+    /// Most bytes of a request's line and headers.
+    pub max_header_bytes: usize,
+    /// Most connections at a time; more wait to be accepted.
+    pub max_connections: usize,
+    /// Most prompts of a request.
+    pub max_prompts: usize,
+    /// Most answers of a request, over all its prompts.
+    pub max_choices: usize,
+    /// Most that a request may say in `max_tokens`.
+    pub max_tokens: usize,
+    /// How long the headers of a request may take, and then its body.
+    pub read_timeout: Duration,
+    /// How long an answer may take, its time in the queue included.
+    pub request_timeout: Duration,
+    /// How long answers may go on after the server was asked to stop.
+    pub grace: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            api_keys: Vec::new(),
+            max_body_bytes: 16 << 20,
+            max_header_bytes: 32 << 10,
+            max_connections: 1024,
+            max_prompts: 128,
+            max_choices: 128,
+            max_tokens: 1 << 20,
+            read_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(600),
+            grace: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What is said when a request is not answered, in the shape that OpenAI's clients read:
+//! `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::http::StatusCode;
+use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::response::{IntoResponse, Response};
+use ferrum_engine::EngineError;
+use serde_json::{Value, json};
+
+/// A refusal or a failure, with its status.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+            code: None,
+        }
+    }
+
+    fn coded(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// 400 about a field.
+    pub(crate) fn invalid(param: impl Into<String>, reason: impl AsRef<str>) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {}", reason.as_ref());
+        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        Self {
+            param: Some(param),
+            ..error
+        }
+    }
+
+    /// 400 about a field that exists and that this server does not have.
+    pub(crate) fn unsupported(param: impl Into<String>, reason: impl AsRef<str>) -> Self {
+        Self::invalid(param, reason).coded("unsupported_parameter")
+    }
+
+    /// 400 about a field that nobody knows.
+    pub(crate) fn unknown(param: impl Into<String>) -> Self {
+        let reason = "this server has no such field here; it ignores nothing";
+        Self::invalid(param, reason).coded("unknown_parameter")
+    }
+
+    /// 400 about the request as a whole.
+    pub(crate) fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    pub(crate) fn unauthorized(found: bool) -> Self {
+        let message = match found {
+            true => "the API key is not one of this server's",
+            false => "there is no API key: send it as `Authorization: Bearer KEY`",
+        };
+        let status = StatusCode::UNAUTHORIZED;
+        Self::new(status, "authentication_error", message).coded("invalid_api_key")
+    }
+
+    pub(crate) fn no_model(found: &str, served: &str) -> Self {
+        let message = format!("there is no model {found:?} here, only {served:?}");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        let param = Some("model".into());
+        Self { param, ..error }.coded("model_not_found")
+    }
+
+    pub(crate) fn no_route(method: &str, path: &str) -> Self {
+        let message = format!("there is nothing at {method} {path}");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).coded("unknown_url")
+    }
+
+    pub(crate) fn wrong_method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not answer to {method}");
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        Self::new(status, "invalid_request_error", message).coded("method_not_allowed")
+    }
+
+    pub(crate) fn too_large(limit: usize) -> Self {
+        let message = format!("the body is longer than {limit} bytes");
+        let status = StatusCode::PAYLOAD_TOO_LARGE;
+        Self::new(status, "invalid_request_error", message).coded("body_too_large")
+    }
+
+    pub(crate) fn not_json() -> Self {
+        let message = "expected a body with `Content-Type: application/json`";
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", message)
+    }
+
+    pub(crate) fn slow_body() -> Self {
+        let message = "the body did not come in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
+    }
+
+    /// The time of a request was over before its answer was.
+    pub(crate) fn timeout() -> Self {
+        let message = "the answer was not ready within this server's time for a request";
+        let status = StatusCode::GATEWAY_TIMEOUT;
+        Self::new(status, "timeout_error", message).coded("timeout")
+    }
+
+    /// A fault of this server.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new(status, "server_error", message)
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self::new(status, "server_error", message)
+    }
+
+    /// The body of the answer.
+    pub(crate) fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::Invalid { field, reason } => {
+                let param = match field {
+                    "logit bias" => "logit_bias",
+                    "stop tokens" => "stop_token_ids",
+                    "prompt logprobs" => "logprobs",
+                    other => other,
+                };
+                Self::invalid(param, reason)
+            }
+            EngineError::ContextOverflow { .. } => {
+                let error = Self::malformed(message).coded("context_length_exceeded");
+                let param = Some("prompt".into());
+                Self { param, ..error }
+            }
+            EngineError::Overloaded { .. } => {
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                Self::new(status, "rate_limit_error", message).coded("overloaded")
+            }
+            EngineError::ShuttingDown => Self::unavailable(message),
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.body())).into_response();
+        let header = match self.status {
+            StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer")),
+            StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "1")),
+            _ => None,
+        };
+        if let Some((name, value)) = header {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}

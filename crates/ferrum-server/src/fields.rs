@@ -1,0 +1,208 @@
+//! Reading requests: every field is either taken or refused by name.
+//!
+//! A request is taken apart by hand rather than by a derived deserialiser, because what is wrong must be
+//! told with the field's name in OpenAI's `param`, and because nothing may be ignored in silence: what
+//! is left when a route has taken its fields is an error. A null is as good as an absent field.
+
+use crate::error::ApiError;
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The fields of an object that have not been taken yet.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    /// Where the object is, with a dot at the end; empty for the request itself.
+    path: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// The request.
+    pub(crate) fn of_body(bytes: &[u8]) -> Result<Self> {
+        let value = serde_json::from_slice(bytes)
+            .map_err(|e| ApiError::malformed(format!("the body is not JSON: {e}")))?;
+        match value {
+            Value::Object(map) => Ok(Self {
+                path: String::new(),
+                map,
+            }),
+            other => Err(ApiError::malformed(format!(
+                "the body: found {}, expected an object",
+                kind(&other)
+            ))),
+        }
+    }
+
+    /// An object inside a request.
+    pub(crate) fn of(value: Value, path: &str) -> Result<Self> {
+        match value {
+            Value::Object(map) => Ok(Self {
+                path: format!("{path}."),
+                map,
+            }),
+            other => Err(wrong(path, &other, "an object")),
+        }
+    }
+
+    /// The name of a field from the request's point of view.
+    pub(crate) fn name(&self, field: &str) -> String {
+        format!("{}{field}", self.path)
+    }
+
+    /// A field as it is.
+    pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
+        self.map
+            .shift_remove(field)
+            .filter(|value| !value.is_null())
+    }
+
+    /// A field that must be there.
+    pub(crate) fn need(&mut self, field: &str) -> Result<Value> {
+        let value = self.take(field);
+        value.ok_or_else(|| {
+            let name = self.name(field);
+            ApiError::invalid(name, "it is missing")
+        })
+    }
+
+    pub(crate) fn text(&mut self, field: &str) -> Result<Option<String>> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(&self.name(field), &other, "a string")),
+        }
+    }
+
+    pub(crate) fn boolean(&mut self, field: &str) -> Result<Option<bool>> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(&self.name(field), &other, "true or false")),
+        }
+    }
+
+    pub(crate) fn list(&mut self, field: &str, most: usize) -> Result<Option<Vec<Value>>> {
+        let name = self.name(field);
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Array(items)) if items.len() > most => {
+                let found = items.len();
+                let reason = format!("found {found} entries, expected at most {most}");
+                Err(ApiError::invalid(name, reason))
+            }
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(wrong(&name, &other, "an array")),
+        }
+    }
+
+    pub(crate) fn object(&mut self, field: &str) -> Result<Option<Map<String, Value>>> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(other) => Err(wrong(&self.name(field), &other, "an object")),
+        }
+    }
+
+    pub(crate) fn int(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>> {
+        let name = self.name(field);
+        self.take(field).map(|v| int(&name, &v, range)).transpose()
+    }
+
+    pub(crate) fn count(
+        &mut self,
+        field: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>> {
+        let bound = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let found = self.int(field, bound(*range.start())..=bound(*range.end()))?;
+        // The range begins at 0 or above.
+        Ok(found.and_then(|n| usize::try_from(n).ok()))
+    }
+
+    pub(crate) fn number(
+        &mut self,
+        field: &str,
+        range: RangeInclusive<f32>,
+    ) -> Result<Option<f32>> {
+        let name = self.name(field);
+        self.take(field)
+            .map(|v| number(&name, &v, range))
+            .transpose()
+    }
+
+    /// A field that is accepted only where it asks for nothing that this server lacks.
+    pub(crate) fn harmless(
+        &mut self,
+        field: &str,
+        fine: impl Fn(&Value) -> bool,
+        expected: &str,
+    ) -> Result<()> {
+        match self.take(field) {
+            Some(value) if !fine(&value) => {
+                let reason = format!("not supported; expected {expected} or no such field");
+                Err(ApiError::unsupported(self.name(field), reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn finish(self) -> Result<()> {
+        match self.map.iter().find(|(_, value)| !value.is_null()) {
+            Some((field, _)) => Err(ApiError::unknown(self.name(field))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// "found …, expected …" of a value.
+pub(crate) fn wrong(name: &str, found: &Value, expected: &str) -> ApiError {
+    ApiError::invalid(name, format!("found {}, expected {expected}", kind(found)))
+}
+
+pub(crate) fn int(name: &str, value: &Value, range: RangeInclusive<i64>) -> Result<i64> {
+    let (low, high) = (range.start(), range.end());
+    let expected = match *high {
+        i64::MAX => format!("an integer of at least {low}"),
+        high => format!("an integer from {low} to {high}"),
+    };
+    // 1.0 is an integer to clients whose language has only one kind of number.
+    let whole = |x: &f64| x.fract() == 0.0 && x.abs() < 9e15;
+    let found = value
+        .as_i64()
+        .or_else(|| value.as_f64().filter(whole).map(|x| x as i64));
+    match found {
+        Some(n) if range.contains(&n) => Ok(n),
+        _ => Err(wrong(name, value, &expected)),
+    }
+}
+
+pub(crate) fn number(name: &str, value: &Value, range: RangeInclusive<f32>) -> Result<f32> {
+    let (low, high) = (*range.start(), *range.end());
+    let expected = match (low, high) {
+        (f32::MIN, f32::MAX) => "a number".into(),
+        (f32::MIN_POSITIVE, f32::MAX) => "a number above 0".into(),
+        (low, f32::MAX) => format!("a number of at least {low}"),
+        (f32::MIN_POSITIVE, high) => format!("a number above 0, {high} at most"),
+        (low, high) => format!("a number from {low} to {high}"),
+    };
+    match value.as_f64().map(|x| x as f32) {
+        Some(x) if range.contains(&x) => Ok(x),
+        _ => Err(wrong(name, value, &expected)),
+    }
+}
+
+/// What a value is, in few words: numbers in full, longer things by kind.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) if text.chars().count() <= 40 => format!("{text:?}"),
+        Value::String(_) => "a string".into(),
+        Value::Array(_) => "an array".into(),
+        Value::Object(_) => "an object".into(),
+    }
+}

@@ -1,0 +1,31 @@
+//! The HTTP server: OpenAI's routes over one engine.
+//!
+//! This room knows HTTP, JSON and the shapes that clients expect. It has a tokenizer and a template to
+//! turn requests into tokens, and an [`EngineHandle`](ferrum_engine::EngineHandle) to hand them to; of
+//! devices, models' files and scheduling it knows nothing.
+//!
+//! A request's life: `serve` accepts the connection, `app` checks the key and reads the body within its
+//! limits, a route takes the fields (`fields`, `sampling`; what is left over is refused by name), text
+//! becomes tokens on a thread that may block, the engine gives an event stream for each prompt, and
+//! `answers` merges them. The answer is either gathered whole or sent as server-sent events (`sse`).
+//! When the client goes away, its answers are dropped, and that cancels them.
+
+mod answers;
+mod app;
+mod auth;
+mod config;
+mod error;
+mod fields;
+mod logprobs;
+mod metrics;
+mod model;
+mod output;
+mod routes;
+mod sampling;
+mod serve;
+mod sse;
+
+pub use config::ServerConfig;
+pub use error::ApiError;
+pub use model::ServedModel;
+pub use serve::{Server, stop_signal};

@@ -1,0 +1,97 @@
+//! Log-probabilities in the two shapes that OpenAI's API has for them.
+
+use crate::model::Model;
+use ferrum_engine::sampler::{Logprobs, TokenLogprob};
+use ferrum_types::TokenId;
+use serde_json::{Map, Value, json};
+
+/// What stands for minus infinity, which JSON has not.
+const LOWEST: f32 = -9999.0;
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(LOWEST)
+}
+
+/// Entries of a chat's `logprobs.content`.
+pub(crate) fn chat_entry(model: &Model, logprobs: &Logprobs) -> Value {
+    let mut entry = chat_token(model, &logprobs.chosen);
+    let top = logprobs.top.iter().map(|token| chat_token(model, token));
+    entry["top_logprobs"] = top.collect();
+    entry
+}
+
+fn chat_token(model: &Model, token: &TokenLogprob) -> Value {
+    let bytes = model.token_bytes(token.token);
+    json!({
+        "token": String::from_utf8_lossy(&bytes),
+        "logprob": finite(token.logprob),
+        "bytes": bytes,
+    })
+}
+
+/// The `logprobs` of a text completion, token by token.
+#[derive(Debug, Default)]
+pub(crate) struct TextLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<Value>>,
+    text_offset: Vec<usize>,
+}
+
+impl TextLogprobs {
+    /// A token and where its text begins, in characters. `offset` moves on to the next.
+    pub(crate) fn push(&mut self, model: &Model, logprobs: &Logprobs, offset: &mut usize) {
+        let chosen = &logprobs.chosen;
+        let mut top = Map::new();
+        // Two tokens may have one text: the likelier one counts. The chosen token is always there.
+        for token in logprobs.top.iter().chain([chosen]) {
+            let text = name(&model.token_bytes(token.token));
+            let value = finite(token.logprob);
+            top.entry(text).or_insert_with(|| value.into());
+        }
+        self.token(model, chosen.token, offset);
+        self.token_logprobs.push(Some(finite(chosen.logprob)));
+        self.top_logprobs.push(Some(top.into()));
+    }
+
+    /// The first token of a prompt, which nothing foretold.
+    pub(crate) fn push_first(&mut self, model: &Model, token: TokenId, offset: &mut usize) {
+        self.token(model, token, offset);
+        self.token_logprobs.push(None);
+        self.top_logprobs.push(None);
+    }
+
+    fn token(&mut self, model: &Model, token: TokenId, offset: &mut usize) {
+        let bytes = model.token_bytes(token);
+        self.text_offset.push(*offset);
+        *offset += String::from_utf8_lossy(&bytes).chars().count();
+        self.tokens.push(name(&bytes));
+    }
+
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.tokens.append(&mut other.tokens);
+        self.token_logprobs.append(&mut other.token_logprobs);
+        self.top_logprobs.append(&mut other.top_logprobs);
+        self.text_offset.append(&mut other.text_offset);
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        })
+    }
+}
+
+/// The text of a token; of one that is no text by itself, its bytes as OpenAI writes them.
+fn name(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let hex = bytes.iter().map(|byte| format!("\\x{byte:02x}"));
+            format!("bytes:{}", hex.collect::<String>())
+        }
+    }
+}

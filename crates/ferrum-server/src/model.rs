@@ -1,0 +1,97 @@
+//! The one model that a server serves, as this crate sees it: an engine, a tokenizer and a template.
+
+use crate::error::ApiError;
+use ferrum_engine::{Dry, EngineHandle, SamplingParams};
+use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
+use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
+use ferrum_types::TokenId;
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct ServedModel {
+    /// What requests call it.
+    pub name: String,
+    /// Runs it.
+    pub engine: EngineHandle,
+    /// Text to tokens.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversations to text; without one there is no chat.
+    pub template: Option<ChatTemplate>,
+    /// Most tokens of a sequence.
+    pub context: usize,
+    /// Number of logits.
+    pub vocab_size: usize,
+    /// Tokens at which an answer ends.
+    pub stop_tokens: Vec<TokenId>,
+    /// What holds where a request says nothing: what the model recommends, and neutral values.
+    pub sampling: SamplingParams,
+}
+
+/// A [`ServedModel`] with what is computed of it once.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) served: ServedModel,
+    pub(crate) created: u64,
+    breakers: OnceLock<Vec<TokenId>>,
+}
+
+impl Model {
+    pub(crate) fn new(served: ServedModel) -> Self {
+        Self {
+            served,
+            created: unix_time(),
+            breakers: OnceLock::new(),
+        }
+    }
+
+    /// Holds the `model` of a request against what is there; none means this one.
+    pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(name) if name != self.served.name => {
+                Err(ApiError::no_model(name, &self.served.name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn encode(
+        &self,
+        param: &str,
+        text: &str,
+        options: EncodeOptions,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = self.served.tokenizer.encode(text, options);
+        tokens.map_err(|e| ApiError::invalid(param, e.to_string()))
+    }
+
+    /// The prompt of a conversation.
+    pub(crate) fn render(&self, input: &ChatInput<'_>) -> Result<String, ApiError> {
+        let Some(template) = &self.served.template else {
+            let reason = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::unsupported("messages", reason));
+        };
+        let text = template.render(input);
+        text.map_err(|e| ApiError::invalid("messages", format!("the chat template says: {e}")))
+    }
+
+    /// Tokens at which DRY's passages end, when a request names none. They take a look at the whole
+    /// vocabulary, so they are found when they are first needed.
+    pub(crate) fn default_breakers(&self) -> &[TokenId] {
+        let find = || Dry::breaker_tokens(&self.served.tokenizer, &Dry::DEFAULT_BREAKERS);
+        self.breakers.get_or_init(find)
+    }
+
+    /// The text of a token as its log-probability is listed.
+    pub(crate) fn token_bytes(&self, token: TokenId) -> Vec<u8> {
+        let bytes = self.served.tokenizer.token_bytes(token);
+        bytes.unwrap_or_default()
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |time| time.as_secs())
+}

@@ -1,0 +1,404 @@
+//! `/v1/chat/completions`: the next message of a conversation.
+
+use super::completions::usage_json;
+use super::messages;
+use crate::answers::{Answers, Next, Piece, finish_name};
+use crate::app::{App, fresh_id};
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::logprobs::chat_entry;
+use crate::model::{Model, unix_time};
+use crate::output::{CALL, Delta, Looks, OutputParser};
+use crate::sampling::{self, Wanted};
+use crate::sse::{self, Chunks};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use ferrum_engine::engine::{MAX_LOGPROBS, Usage};
+use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_types::TokenId;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Most tool calls of one answer.
+const MAX_CALLS: usize = 128;
+
+#[derive(Debug)]
+struct Job {
+    wanted: Wanted,
+    prompt: Vec<TokenId>,
+    logprobs: Option<usize>,
+    looks: Looks,
+    /// What the prompt says already of the answer, so that it becomes a call.
+    begun: String,
+}
+
+/// The route.
+pub(crate) async fn chat(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut job = app.read(request, read).await?;
+    let prompt = std::mem::take(&mut job.prompt);
+    let logprobs = job.logprobs;
+    let mut answers = app.submit(&job.wanted, [prompt], |request| request.logprobs = logprobs)?;
+    let mut chat = Chat::new(&app, &job, answers.count());
+    if job.wanted.stream {
+        let shape = ChatChunks {
+            chat,
+            include_usage: job.wanted.include_usage,
+        };
+        return Ok(sse::response(answers, shape));
+    }
+    gather(&mut answers, &mut chat).await
+}
+
+fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
+    let (model, config) = (&app.model, &app.config);
+    let mut wanted = Wanted::read(&mut fields, model, config)?;
+    let names = ["max_completion_tokens", "max_tokens"];
+    let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
+    wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
+    let logprobs = read_logprobs(&mut fields)?;
+    let text_only = |v: &Value| *v == json!(["text"]);
+    fields.harmless("modalities", text_only, "[\"text\"]")?;
+    let messages = messages::read(&mut fields)?;
+    let messages = messages.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
+    let mut conversation = messages::template_fields(&mut fields)?;
+    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
+    fields.finish()?;
+    let source = model.served.template.as_ref().and_then(|t| t.source(true));
+    let source = source.unwrap_or_default();
+    if choice == ToolChoice::None {
+        conversation.tools = None;
+    }
+    if conversation.tools.is_some() && !source.contains(CALL) {
+        let reason = "this model's chat template has no tool calls of a form that is known here";
+        return Err(ApiError::unsupported("tools", reason));
+    }
+    let text = model.render(&conversation.input(&messages))?;
+    let reasoning = source.contains("<think>") || source.contains("</think>");
+    let looks = Looks {
+        reasoning,
+        begins_thinking: reasoning && text.trim_end().ends_with("<think>"),
+        max_calls: match (&conversation.tools, parallel) {
+            (None, _) => 0,
+            (Some(_), false) => 1,
+            (Some(_), true) => MAX_CALLS,
+        },
+    };
+    let begun = choice.beginning();
+    if looks.begins_thinking && !begun.is_empty() {
+        let reason = "a model that always thinks first cannot be made to call; expected \"auto\"";
+        return Err(ApiError::unsupported("tool_choice", reason));
+    }
+    let prompt = model.encode("messages", &(text + &begun), EncodeOptions::PROMPT)?;
+    Ok(Job {
+        wanted,
+        prompt,
+        logprobs,
+        looks,
+        begun,
+    })
+}
+
+fn read_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
+    if top.is_some() && !wanted {
+        let reason = "only for requests with \"logprobs\": true";
+        return Err(ApiError::invalid("top_logprobs", reason));
+    }
+    Ok(wanted.then_some(top.unwrap_or(0)))
+}
+
+/// Whether and which tools are to be called.
+#[derive(Clone, Debug, PartialEq)]
+enum ToolChoice {
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+impl ToolChoice {
+    /// The beginning of an answer that has to be a call.
+    fn beginning(&self) -> String {
+        match self {
+            ToolChoice::None | ToolChoice::Auto => String::new(),
+            ToolChoice::Required => format!("{CALL}\n{{\"name\":"),
+            // Names have no characters that JSON escapes.
+            ToolChoice::Named(name) => format!("{CALL}\n{{\"name\": \"{name}\", \"arguments\":"),
+        }
+    }
+}
+
+fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
+    let value = fields.take("tool_choice");
+    let choice = match &value {
+        None if tools.is_none() => return Ok(ToolChoice::None),
+        None => return Ok(ToolChoice::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => return Ok(ToolChoice::None),
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => {
+                let expected = "\"none\", \"auto\", \"required\" or a function";
+                return Err(fields::wrong("tool_choice", &json!(word), expected));
+            }
+        },
+        Some(value) => {
+            let mut choice = Fields::of(value.clone(), "tool_choice")?;
+            choice.harmless("type", |v| v == "function", "\"function\"")?;
+            let mut function = Fields::of(choice.need("function")?, "tool_choice.function")?;
+            choice.finish()?;
+            let name = function.text("name")?.unwrap_or_default();
+            function.finish()?;
+            let mut known = tools.and_then(Value::as_array).into_iter().flatten();
+            if !known.any(|tool| tool["function"]["name"] == *name) {
+                let reason = format!("there is no tool {name:?} in tools");
+                return Err(ApiError::invalid("tool_choice.function.name", reason));
+            }
+            ToolChoice::Named(name)
+        }
+    };
+    match tools {
+        None => Err(ApiError::invalid("tool_choice", "there are no tools")),
+        Some(_) => Ok(choice),
+    }
+}
+
+/// What an event adds to a choice.
+struct Part {
+    deltas: Vec<Delta>,
+    logprobs: Vec<Value>,
+    finish: Option<&'static str>,
+}
+
+/// What is known of the answers to a request while they come.
+struct Chat {
+    model: Arc<Model>,
+    id: String,
+    created: u64,
+    wants_logprobs: bool,
+    parsers: Vec<OutputParser>,
+    begun: String,
+    /// Whether an answer has begun.
+    started: Vec<bool>,
+}
+
+impl Chat {
+    fn new(app: &App, job: &Job, answers: usize) -> Self {
+        Self {
+            model: Arc::clone(&app.model),
+            id: fresh_id("chatcmpl-"),
+            created: unix_time(),
+            wants_logprobs: job.logprobs.is_some(),
+            parsers: (0..answers).map(|_| OutputParser::new(job.looks)).collect(),
+            begun: job.begun.clone(),
+            started: vec![false; answers],
+        }
+    }
+
+    /// Whether it is the first of its answer, too.
+    fn part(&mut self, piece: Piece) -> (bool, Part) {
+        let Piece {
+            index,
+            text,
+            logprobs,
+            finish,
+        } = piece;
+        let parser = &mut self.parsers[index];
+        let first = !std::mem::replace(&mut self.started[index], true);
+        let mut deltas = match first {
+            true => parser.push(&self.begun),
+            false => Vec::new(),
+        };
+        deltas.extend(parser.push(&text));
+        if finish.is_some() {
+            deltas.extend(parser.finish());
+        }
+        let finish = finish.map(|reason| match finish_name(reason) {
+            "stop" if parser.has_calls() => "tool_calls",
+            name => name,
+        });
+        let logprobs = logprobs.map(|logprobs| chat_entry(&self.model, &logprobs));
+        let part = Part {
+            deltas,
+            logprobs: logprobs.into_iter().collect(),
+            finish,
+        };
+        (first, part)
+    }
+
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model.served.name,
+            "choices": choices,
+        })
+    }
+}
+
+/// A message in the making.
+#[derive(Default)]
+struct Message {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+    logprobs: Vec<Value>,
+    finish: Option<&'static str>,
+}
+
+impl Message {
+    fn add(&mut self, part: Part) {
+        for delta in part.deltas {
+            match delta {
+                Delta::Content(text) => self.content.push_str(&text),
+                Delta::Reasoning(text) => self.reasoning.push_str(&text),
+                Delta::CallBegins(_, name) => self.calls.push((name, String::new())),
+                Delta::CallArguments(_, text) => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+        self.logprobs.extend(part.logprobs);
+        self.finish = part.finish.or(self.finish);
+    }
+
+    fn json(self) -> Value {
+        let silent = self.content.is_empty() && !self.calls.is_empty();
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        let content = (!silent).then_some(self.content);
+        message.insert("content".into(), content.into());
+        message.insert("refusal".into(), Value::Null);
+        if !self.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), self.reasoning.into());
+        }
+        if !self.calls.is_empty() {
+            let call = |(name, arguments)| {
+                json!({
+                    "id": fresh_id("call_"),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                })
+            };
+            let calls: Vec<_> = self.calls.into_iter().map(call).collect();
+            message.insert("tool_calls".into(), calls.into());
+        }
+        message.into()
+    }
+}
+
+/// Waits for all answers.
+async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiError> {
+    let mut messages: Vec<Message> = (0..answers.count()).map(|_| Message::default()).collect();
+    let mut usage = Usage::default();
+    while let Some(next) = answers.next().await {
+        match next {
+            Next::Failed(error) => return Err(error),
+            Next::Done(total) => usage = total,
+            Next::Prompt(..) => {}
+            Next::Piece(piece) => messages[piece.index].add(chat.part(piece).1),
+        }
+    }
+    let choice = |(index, mut message): (usize, Message)| {
+        let logprobs = std::mem::take(&mut message.logprobs);
+        json!({
+            "index": index,
+            "logprobs": logprobs_json(chat.wants_logprobs, logprobs),
+            "finish_reason": message.finish,
+            "message": message.json(),
+        })
+    };
+    let choices = messages.into_iter().enumerate().map(choice).collect();
+    let mut whole = chat.envelope("chat.completion", choices);
+    whole["usage"] = usage_json(&usage);
+    Ok(Json(whole).into_response())
+}
+
+fn logprobs_json(wanted: bool, content: Vec<Value>) -> Value {
+    match wanted {
+        true => json!({"content": content, "refusal": null}),
+        false => Value::Null,
+    }
+}
+
+struct ChatChunks {
+    chat: Chat,
+    include_usage: bool,
+}
+
+impl ChatChunks {
+    fn chunk(&self, index: usize, delta: Value, logprobs: Vec<Value>) -> Value {
+        let has_logprobs = self.chat.wants_logprobs && !logprobs.is_empty();
+        let choice = json!({
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs_json(has_logprobs, logprobs),
+            "finish_reason": null,
+        });
+        let mut chunk = self.chat.envelope("chat.completion.chunk", vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}
+
+impl Chunks for ChatChunks {
+    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+        let piece = match next {
+            Next::Piece(piece) => piece,
+            Next::Done(usage) if self.include_usage => {
+                let mut chunk = self.chat.envelope("chat.completion.chunk", Vec::new());
+                chunk["usage"] = usage_json(&usage);
+                return out.push(chunk);
+            }
+            Next::Done(_) | Next::Prompt(..) | Next::Failed(_) => return,
+        };
+        let index = piece.index;
+        let (first, part) = self.chat.part(piece);
+        if first {
+            let delta = json!({"role": "assistant", "content": ""});
+            out.push(self.chunk(index, delta, Vec::new()));
+        }
+        let mut logprobs = part.logprobs;
+        for delta in part.deltas {
+            let logprobs = std::mem::take(&mut logprobs);
+            out.push(self.chunk(index, delta_json(delta), logprobs));
+        }
+        if !logprobs.is_empty() {
+            // A token whose text is not certain yet.
+            out.push(self.chunk(index, json!({"content": ""}), logprobs));
+        }
+        if let Some(reason) = part.finish {
+            let mut chunk = self.chunk(index, json!({}), Vec::new());
+            chunk["choices"][0]["finish_reason"] = reason.into();
+            out.push(chunk);
+        }
+    }
+}
+
+fn delta_json(delta: Delta) -> Value {
+    match delta {
+        Delta::Content(text) => json!({"content": text}),
+        Delta::Reasoning(text) => json!({"reasoning_content": text}),
+        Delta::CallBegins(index, name) => json!({"tool_calls": [{
+            "index": index,
+            "id": fresh_id("call_"),
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }]}),
+        Delta::CallArguments(index, text) => json!({"tool_calls": [{
+            "index": index,
+            "function": {"arguments": text},
+        }]}),
+    }
+}

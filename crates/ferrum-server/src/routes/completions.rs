@@ -1,0 +1,325 @@
+//! `/v1/completions`: text or tokens go on.
+
+use crate::answers::{Answers, Next, Piece, finish_name};
+use crate::app::{App, fresh_id};
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::logprobs::TextLogprobs;
+use crate::model::{Model, unix_time};
+use crate::sampling::{self, Wanted};
+use crate::sse::{self, Chunks};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use ferrum_engine::engine::{MAX_LOGPROBS, Usage};
+use ferrum_engine::sampler::Logprobs;
+use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_types::TokenId;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Tokens of an answer for which nobody said how many, as OpenAI has it.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// A prompt in both its forms.
+#[derive(Debug)]
+struct Prompt {
+    tokens: Vec<TokenId>,
+    /// If it was given as text.
+    text: Option<String>,
+}
+
+#[derive(Debug)]
+struct Job {
+    wanted: Wanted,
+    prompts: Vec<Prompt>,
+    echo: bool,
+    logprobs: Option<usize>,
+}
+
+/// The route.
+pub(crate) async fn completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = app.read(request, read).await?;
+    let prompts = job.prompts.iter().map(|prompt| prompt.tokens.clone());
+    let (logprobs, echo) = (job.logprobs, job.echo);
+    let mut answers = app.submit(&job.wanted, prompts, |request| {
+        request.logprobs = logprobs;
+        request.prompt_logprobs = logprobs.filter(|_| echo);
+    })?;
+    let (stream, include_usage) = (job.wanted.stream, job.wanted.include_usage);
+    let mut text = Completion::new(&app, job, answers.count());
+    if stream {
+        let shape = TextChunks {
+            text,
+            include_usage,
+        };
+        return Ok(sse::response(answers, shape));
+    }
+    gather(&mut answers, &mut text).await
+}
+
+/// Waits for all answers.
+async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response, ApiError> {
+    let mut choices: Vec<Part> = (0..answers.count()).map(|_| Part::default()).collect();
+    let mut usage = Usage::default();
+    while let Some(next) = answers.next().await {
+        match next {
+            Next::Failed(error) => return Err(error),
+            Next::Done(total) => usage = total,
+            next => {
+                if let Some((index, part)) = text.part(next) {
+                    choices[index].append(part);
+                }
+            }
+        }
+    }
+    let choices = choices.iter().enumerate();
+    let choices = choices.map(|(index, part)| text.choice(index, part));
+    let mut whole = text.chunk(choices.collect());
+    whole["usage"] = usage_json(&usage);
+    Ok(Json(whole).into_response())
+}
+
+/// Tokens that a request took, as OpenAI counts them.
+pub(super) fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
+    let (model, config) = (&app.model, &app.config);
+    let mut wanted = Wanted::read(&mut fields, model, config)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
+    let most = sampling::max_tokens(&mut fields, &["max_tokens"], 0, config)?;
+    wanted.generation.max_tokens = most.unwrap_or(DEFAULT_MAX_TOKENS);
+    fields.harmless("best_of", |v| *v == wanted.n, "the value of n")?;
+    fields.harmless("suffix", |v| v == "", "\"\"")?;
+    let prompt = fields.need("prompt")?;
+    fields.finish()?;
+    let prompts = read_prompts(model, prompt, config.max_prompts)?;
+    let answers = prompts.len().saturating_mul(wanted.n);
+    if answers > config.max_choices {
+        let most = config.max_choices;
+        let reason = format!("found {answers} answers over all prompts, expected at most {most}");
+        return Err(ApiError::invalid("n", reason));
+    }
+    Ok(Job {
+        wanted,
+        prompts,
+        echo,
+        logprobs,
+    })
+}
+
+/// A text, texts, tokens, or lists of tokens.
+fn read_prompts(model: &Model, prompt: Value, most: usize) -> Result<Vec<Prompt>, ApiError> {
+    let values = match prompt {
+        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
+            return Ok(vec![read_tokens(model, &values, "prompt")?]);
+        }
+        Value::Array(values) => values,
+        value => return Ok(vec![read_prompt(model, value, "prompt")?]),
+    };
+    if values.is_empty() || values.len() > most {
+        let found = values.len();
+        let reason = format!("found {found} prompts, expected 1 to {most}");
+        return Err(ApiError::invalid("prompt", reason));
+    }
+    let values = values.into_iter().enumerate();
+    let read = values.map(|(i, value)| read_prompt(model, value, &format!("prompt[{i}]")));
+    read.collect()
+}
+
+fn read_prompt(model: &Model, value: Value, param: &str) -> Result<Prompt, ApiError> {
+    match value {
+        Value::String(text) => {
+            let mut tokens = model.encode(param, &text, EncodeOptions::WRITTEN)?;
+            // An empty text begins as any text does.
+            tokens.extend(model.served.tokenizer.bos().filter(|_| tokens.is_empty()));
+            if tokens.is_empty() {
+                let reason = "found an empty text, and this model has no token to begin with";
+                return Err(ApiError::invalid(param, reason));
+            }
+            Ok(Prompt {
+                tokens,
+                text: Some(text),
+            })
+        }
+        Value::Array(values) => read_tokens(model, &values, param),
+        other => Err(fields::wrong(
+            param,
+            &other,
+            "a string or an array of token ids",
+        )),
+    }
+}
+
+fn read_tokens(model: &Model, values: &[Value], param: &str) -> Result<Prompt, ApiError> {
+    if values.is_empty() {
+        return Err(ApiError::invalid(param, "found no token"));
+    }
+    let values = values.iter().enumerate();
+    let read = values.map(|(i, v)| sampling::token(model, &format!("{param}[{i}]"), v));
+    Ok(Prompt {
+        tokens: read.collect::<Result<_, _>>()?,
+        text: None,
+    })
+}
+
+/// A part of a choice, or all of it.
+#[derive(Default)]
+struct Part {
+    text: String,
+    logprobs: TextLogprobs,
+    finish: Option<&'static str>,
+}
+
+impl Part {
+    fn append(&mut self, other: Part) {
+        self.text.push_str(&other.text);
+        self.logprobs.append(other.logprobs);
+        self.finish = other.finish.or(self.finish);
+    }
+}
+
+/// What is known of the answers to a request while they come.
+struct Completion {
+    model: Arc<Model>,
+    id: String,
+    created: u64,
+    n: usize,
+    wants_logprobs: bool,
+    /// Prompts that come before their answers, with what was said of their tokens so far.
+    echoes: Vec<Option<(Prompt, Vec<Logprobs>)>>,
+    /// Whether an answer has begun.
+    begun: Vec<bool>,
+    /// Characters of each answer whose tokens have been listed.
+    offsets: Vec<usize>,
+}
+
+impl Completion {
+    fn new(app: &App, job: Job, answers: usize) -> Self {
+        let prompts = job.prompts.into_iter();
+        let echo = |prompt| job.echo.then(|| (prompt, Vec::new()));
+        Self {
+            model: Arc::clone(&app.model),
+            id: fresh_id("cmpl-"),
+            created: unix_time(),
+            n: job.wanted.n,
+            wants_logprobs: job.logprobs.is_some(),
+            echoes: prompts.map(echo).collect(),
+            begun: vec![false; answers],
+            offsets: vec![0; answers],
+        }
+    }
+
+    /// What an event adds to which choice.
+    fn part(&mut self, next: Next) -> Option<(usize, Part)> {
+        let piece = match next {
+            Next::Prompt(prompt, part) => {
+                if let Some((_, logprobs)) = &mut self.echoes[prompt] {
+                    logprobs.extend(part);
+                }
+                return None;
+            }
+            Next::Piece(piece) => piece,
+            Next::Done(_) | Next::Failed(_) => return None,
+        };
+        let Piece {
+            index,
+            text,
+            logprobs,
+            finish,
+        } = piece;
+        let mut part = match std::mem::replace(&mut self.begun[index], true) {
+            true => Part::default(),
+            false => self.echo(index),
+        };
+        part.text.push_str(&text);
+        if let Some(logprobs) = logprobs {
+            let offset = &mut self.offsets[index];
+            part.logprobs.push(&self.model, &logprobs, offset);
+        }
+        part.finish = finish.map(finish_name);
+        Some((index, part))
+    }
+
+    /// The prompt as the beginning of an answer.
+    fn echo(&mut self, index: usize) -> Part {
+        let Some((prompt, logprobs)) = &self.echoes[index / self.n] else {
+            return Part::default();
+        };
+        let decode = || self.model.served.tokenizer.decode(&prompt.tokens, true);
+        let mut part = Part {
+            text: prompt.text.clone().unwrap_or_else(decode),
+            ..Part::default()
+        };
+        if self.wants_logprobs {
+            let offset = &mut self.offsets[index];
+            if let Some(&first) = prompt.tokens.first() {
+                part.logprobs.push_first(&self.model, first, offset);
+            }
+            for logprobs in logprobs {
+                part.logprobs.push(&self.model, logprobs, offset);
+            }
+        }
+        part
+    }
+
+    fn choice(&self, index: usize, part: &Part) -> Value {
+        json!({
+            "index": index,
+            "text": part.text,
+            "logprobs": self.wants_logprobs.then(|| part.logprobs.json()),
+            "finish_reason": part.finish,
+        })
+    }
+
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model.served.name,
+            "choices": choices,
+        })
+    }
+}
+
+struct TextChunks {
+    text: Completion,
+    include_usage: bool,
+}
+
+impl Chunks for TextChunks {
+    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+        if let Next::Done(usage) = next {
+            if self.include_usage {
+                let mut chunk = self.text.chunk(Vec::new());
+                chunk["usage"] = usage_json(&usage);
+                out.push(chunk);
+            }
+            return;
+        }
+        let Some((index, part)) = self.text.part(next) else {
+            return;
+        };
+        if part.text.is_empty() && part.finish.is_none() && !self.text.wants_logprobs {
+            return;
+        }
+        let choice = self.text.choice(index, &part);
+        let mut chunk = self.text.chunk(vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        out.push(chunk);
+    }
+}

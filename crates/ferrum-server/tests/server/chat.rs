@@ -1,0 +1,183 @@
+//! `/v1/chat/completions`.
+
+use super::Running;
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+fn message(answer: &Value) -> &Value {
+    &answer["choices"][0]["message"]
+}
+
+#[test]
+fn the_demo_model_answers() {
+    let server = Running::demo();
+    let answer = server.ask(
+        PATH,
+        &json!({"model": "demo", "messages": user("What is 7 plus 5?")}),
+    );
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(message(&answer)["role"], "assistant");
+    assert_eq!(message(&answer)["content"], "7 plus 5 is 12.");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["usage"]["prompt_tokens"], 16);
+    assert_eq!(answer["usage"]["completion_tokens"], 9);
+    assert_eq!(answer["usage"]["total_tokens"], 25);
+
+    // A conversation with parts, nulls, and what clients send back with an answer.
+    let messages = json!([
+        {"role": "user", "content": [{"type": "text", "text": "My name is Clara."}], "name": null},
+        {"role": "assistant", "content": "Nice to meet you, Clara!", "refusal": null,
+         "tool_calls": null, "annotations": []},
+        {"role": "user", "content": "What is my name?"},
+    ]);
+    let answer = server.ask(
+        PATH,
+        &json!({"messages": messages, "max_completion_tokens": 40}),
+    );
+    assert_eq!(message(&answer)["content"], "Your name is Clara.");
+}
+
+#[test]
+fn streams_come_to_the_whole_message() {
+    let server = Running::demo();
+    let mut body = json!({
+        "messages": user("Tell me a story about a fox."),
+        "max_tokens": 30,
+        "n": 2,
+        "logprobs": true,
+        "top_logprobs": 2,
+        "temperature": 1.0,
+        "seed": 11,
+    });
+    let whole = server.ask(PATH, &body);
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    let chunks = server.stream(PATH, &body);
+    let (last, chunks) = chunks.split_last().unwrap();
+    assert_eq!(
+        last["usage"]["completion_tokens"],
+        whole["usage"]["completion_tokens"]
+    );
+    for (i, expected) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let mine = || {
+            chunks
+                .iter()
+                .map(|c| &c["choices"][0])
+                .filter(|c| c["index"] == i)
+        };
+        assert_eq!(mine().next().unwrap()["delta"]["role"], "assistant");
+        let content = |c: &Value| c["delta"]["content"].as_str().unwrap_or("").to_owned();
+        assert_eq!(
+            expected["message"]["content"],
+            mine().map(content).collect::<String>()
+        );
+        let logprobs = |c: &Value| {
+            c["logprobs"]["content"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default()
+        };
+        let logprobs: Vec<_> = mine().flat_map(logprobs).collect();
+        assert_eq!(expected["logprobs"]["content"], json!(logprobs));
+        assert_eq!(
+            mine().last().unwrap()["finish_reason"],
+            expected["finish_reason"]
+        );
+        for entry in &logprobs {
+            let bytes: Vec<u8> = serde_json::from_value(entry["bytes"].clone()).unwrap();
+            assert_eq!(entry["token"], *String::from_utf8_lossy(&bytes));
+            assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
+        }
+    }
+}
+
+fn tools() -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let tool =
+        |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    json!([tool("get_weather"), tool("get_time")])
+}
+
+/// The calls of a streamed answer, put together.
+fn streamed_calls(chunks: &[Value]) -> Vec<(String, String)> {
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for delta in chunks.iter().map(|c| &c["choices"][0]["delta"]) {
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            if call["id"].is_string() {
+                assert_eq!(call["index"], calls.len());
+                assert_eq!(call["type"], "function");
+                let name = call["function"]["name"].as_str().unwrap();
+                calls.push((name.into(), String::new()));
+            }
+            let arguments = call["function"]["arguments"].as_str().unwrap();
+            calls.last_mut().unwrap().1 += arguments;
+        }
+    }
+    calls
+}
+
+#[test]
+fn the_demo_model_calls_a_tool_and_speaks_of_its_result() {
+    let server = Running::demo();
+    let question = json!({"role": "user", "content": "What is the weather in Paris?"});
+    let mut body = json!({"messages": [question], "tools": tools()});
+    let answer = server.ask(PATH, &body);
+    assert_eq!(
+        answer["choices"][0]["finish_reason"], "tool_calls",
+        "{answer}"
+    );
+    let said = message(&answer).clone();
+    assert_eq!(said["content"], Value::Null);
+    let call = &said["tool_calls"][0]["function"];
+    assert_eq!(call["name"], "get_weather");
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"city": "Paris"}));
+
+    for choice in [
+        json!("auto"),
+        json!("required"),
+        json!({"type": "function", "function": {"name": "get_weather"}}),
+    ] {
+        body["tool_choice"] = choice;
+        body["stream"] = true.into();
+        let chunks = server.stream(PATH, &body);
+        let calls = streamed_calls(&chunks);
+        assert_eq!(calls.len(), 1, "{chunks:?}");
+        assert_eq!(calls[0].0, "get_weather");
+        let streamed: Value = serde_json::from_str(&calls[0].1).unwrap();
+        assert_eq!(streamed, arguments);
+        assert_eq!(
+            chunks.last().unwrap()["choices"][0]["finish_reason"],
+            "tool_calls"
+        );
+    }
+
+    // What was called goes back with its result.
+    let id = &said["tool_calls"][0]["id"];
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "{\"weather\": \"sunny\"}"});
+    let body = json!({"messages": [question, said, result], "tools": tools()});
+    let answer = server.ask(PATH, &body);
+    assert!(
+        !message(&answer)["content"].as_str().unwrap().is_empty(),
+        "{answer}"
+    );
+
+    // Without tools, or with none to be called, tags are only text.
+    let body = json!({"messages": [question], "tools": tools(), "tool_choice": "none"});
+    let answer = server.ask(PATH, &body);
+    assert_eq!(message(&answer)["tool_calls"], Value::Null);
+}
+
+#[test]
+fn a_conversation_has_the_tokens_that_its_answer_counts() {
+    let server = Running::demo();
+    let messages = user("What color is a banana?");
+    let tokens = server.ask("/tokenize", &json!({"messages": messages}));
+    let answer = server.ask(PATH, &json!({"messages": messages}));
+    assert_eq!(tokens["count"], answer["usage"]["prompt_tokens"]);
+}

@@ -1,0 +1,198 @@
+//! `/v1/completions`, `/tokenize` and `/detokenize`.
+
+use super::Running;
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/completions";
+
+fn text(answer: &Value, choice: usize) -> &str {
+    answer["choices"][choice]["text"].as_str().unwrap()
+}
+
+#[test]
+fn texts_and_tokens_give_the_same_answer() {
+    let server = Running::demo();
+    let prompt = "Once upon a time";
+    let tokens = server.ask(
+        "/tokenize",
+        &json!({"prompt": prompt, "return_token_strs": true}),
+    );
+    let ids = tokens["tokens"].clone();
+    assert_eq!(tokens["count"], ids.as_array().unwrap().len());
+    let strings = tokens["token_strs"].as_array().unwrap().iter();
+    assert_eq!(
+        strings.map(|s| s.as_str().unwrap()).collect::<String>(),
+        prompt
+    );
+    let back = server.ask("/detokenize", &json!({"tokens": ids}));
+    assert_eq!(back["prompt"], prompt);
+
+    let by_text = server.ask(
+        PATH,
+        &json!({"model": "demo", "prompt": prompt, "max_tokens": 8}),
+    );
+    assert_eq!(by_text["object"], "text_completion");
+    assert_eq!(by_text["choices"][0]["finish_reason"], "length");
+    assert_eq!(by_text["choices"][0]["logprobs"], Value::Null);
+    assert_eq!(by_text["usage"]["completion_tokens"], 8);
+    assert_eq!(by_text["usage"]["prompt_tokens"], tokens["count"]);
+    let expected = text(&by_text, 0);
+    assert!(!expected.is_empty());
+    for prompt in [json!(ids), json!([prompt]), json!([ids])] {
+        let answer = server.ask(PATH, &json!({"prompt": prompt, "max_tokens": 8}));
+        assert_eq!(text(&answer, 0), expected, "{prompt}");
+    }
+    let mut both = json!({"prompt": ["What is", prompt], "max_tokens": 8, "n": 2, "seed": 1});
+    both["ignore_eos"] = true.into();
+    let both = server.ask(PATH, &both);
+    assert_eq!(both["choices"].as_array().unwrap().len(), 4);
+    for (i, choice) in both["choices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(choice["index"], i);
+    }
+    // The model's own temperature is 0, so choices of one prompt are equal.
+    assert_eq!((text(&both, 2), text(&both, 3)), (expected, expected));
+    assert_eq!(both["usage"]["completion_tokens"], 32);
+}
+
+#[test]
+fn echoes_with_log_probabilities_cover_prompt_and_answer() {
+    let server = Running::demo();
+    let prompt = "Once upon a time, there";
+    let body = json!({"prompt": prompt, "max_tokens": 3, "echo": true, "logprobs": 2});
+    let answer = server.ask(PATH, &body);
+    let whole = text(&answer, 0);
+    assert!(
+        whole.starts_with(prompt) && whole.len() > prompt.len(),
+        "{whole}"
+    );
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let list = |name: &str| logprobs[name].as_array().unwrap().clone();
+    let tokens = list("tokens");
+    let joined: String = tokens.iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(joined, whole);
+    let prompt_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(tokens.len(), prompt_tokens + 3);
+    let (values, tops, offsets) = (
+        list("token_logprobs"),
+        list("top_logprobs"),
+        list("text_offset"),
+    );
+    assert_eq!(
+        (values.len(), tops.len(), offsets.len()),
+        (tokens.len(), tokens.len(), tokens.len())
+    );
+    assert_eq!(
+        (&values[0], &tops[0], &offsets[0]),
+        (&Value::Null, &Value::Null, &json!(0))
+    );
+    let mut at = 0;
+    for i in 0..tokens.len() {
+        assert_eq!(offsets[i], at);
+        let token = tokens[i].as_str().unwrap();
+        at += token.chars().count();
+        if i > 0 {
+            assert!(values[i].as_f64().unwrap() <= 0.0);
+            assert_eq!(
+                tops[i][token], values[i],
+                "the token that is there is listed"
+            );
+        }
+    }
+
+    // Scoring: nothing is generated.
+    let body = json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let scored = server.ask(PATH, &body);
+    assert_eq!(text(&scored, 0), prompt);
+    let again = scored["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .unwrap();
+    assert_eq!(again[..], values[..prompt_tokens]);
+    assert_eq!(scored["usage"]["completion_tokens"], 0);
+}
+
+#[test]
+fn streams_come_to_the_whole_answer() {
+    let server = Running::demo();
+    let mut body = json!({
+        "prompt": ["Once upon a time", "What is 7 plus 5?"],
+        "max_tokens": 12,
+        "echo": true,
+        "logprobs": 1,
+        "stop": ["."],
+        "temperature": 0.8,
+        "seed": 7,
+        "n": 2,
+    });
+    let whole = server.ask(PATH, &body);
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    let chunks = server.stream(PATH, &body);
+    let (last, chunks) = chunks.split_last().unwrap();
+    assert_eq!(last["choices"], json!([]));
+    for field in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(last["usage"][field], whole["usage"][field]);
+    }
+    for (i, expected) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let mine = || {
+            chunks
+                .iter()
+                .map(|c| &c["choices"][0])
+                .filter(|c| c["index"] == i)
+        };
+        let streamed: String = mine().map(|c| c["text"].as_str().unwrap()).collect();
+        assert_eq!(expected["text"], streamed);
+        let lists = |c: &Value| c["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+        let streamed: Vec<_> = mine().flat_map(lists).collect();
+        assert_eq!(
+            expected["logprobs"]["token_logprobs"],
+            Value::Array(streamed)
+        );
+        let reasons: Vec<_> = mine()
+            .map(|c| &c["finish_reason"])
+            .filter(|r| !r.is_null())
+            .collect();
+        assert_eq!(reasons, [&expected["finish_reason"]]);
+    }
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()));
+}
+
+#[test]
+fn an_answer_ends_before_its_stop() {
+    let server = Running::demo();
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 60});
+    let free = server.ask(PATH, &body);
+    let free = text(&free, 0).to_owned();
+    let stop: String = free.split_whitespace().nth(4).unwrap().into();
+    for stops in [json!(stop), json!(["never said", stop])] {
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 60, "stop": stops});
+        let answer = server.ask(PATH, &body);
+        assert_eq!(text(&answer, 0), &free[..free.find(&stop).unwrap()]);
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    }
+}
+
+#[test]
+fn what_bends_the_choice_of_tokens_bends_it() {
+    let server = Running::demo();
+    let prompt = "Once upon a time";
+    let plain = json!({"prompt": prompt, "max_tokens": 1, "logprobs": 1});
+    let plain = server.ask(PATH, &plain);
+    let first = text(&plain, 0).to_owned();
+    let id = server.ask(
+        "/tokenize",
+        &json!({"prompt": first, "add_special_tokens": false}),
+    );
+    let id = id["tokens"][0].to_string();
+    let body = json!({"prompt": prompt, "max_tokens": 1, "logit_bias": {id: -100}});
+    assert_ne!(text(&server.ask(PATH, &body), 0), first);
+    let sampled = |seed: u64| {
+        let body = json!({
+            "prompt": prompt, "max_tokens": 16, "temperature": 2.0, "seed": seed, "top_k": -1,
+            "top_p": 1, "min_p": 0, "repetition_penalty": 1.1, "xtc_probability": 0.5,
+        });
+        let answer = server.ask(PATH, &body);
+        text(&answer, 0).to_owned()
+    };
+    assert_eq!(sampled(3), sampled(3));
+    assert_ne!(sampled(3), sampled(4));
+}

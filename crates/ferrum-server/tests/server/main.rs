@@ -1,0 +1,255 @@
+//! The server as a client meets it: over a socket, with the demo model behind it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod chat;
+mod completions;
+mod operations;
+mod refusals;
+
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype};
+use ferrum_formats::chat_template::ChatTemplate;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_formats::{Gguf, ModelSource};
+use ferrum_models::{KvLayout, RunnerConfig, read_model};
+use ferrum_server::{ServedModel, Server, ServerConfig};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+static DEMO: &[u8] = include_bytes!("../../../../assets/demo/ferrum-demo.gguf");
+
+/// Longest sequence of the test engine.
+const CONTEXT: usize = 512;
+
+/// Long enough for any machine; only a failing test waits for it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server on a thread of its own, on a free port.
+struct Running {
+    address: SocketAddr,
+    engine: Engine,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(config: ServerConfig, engine: EngineConfig, max_seqs: usize) -> Self {
+        let gguf = || Gguf::from_static(DEMO).unwrap();
+        let model = read_model(ModelSource::Gguf(gguf())).unwrap();
+        let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf()).unwrap());
+        let sizes = RunnerConfig {
+            context: CONTEXT,
+            max_seqs,
+            max_tokens: 64,
+            max_logit_rows: 64,
+            kv_tokens: CONTEXT * max_seqs,
+            layout: KvLayout::Paged { block_size: 16 },
+            profile: false,
+        };
+        let options = BackendOptions {
+            threads: Some(1),
+            ..BackendOptions::default()
+        };
+        let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
+        let session = device
+            .load(&model, sizes, KvDtype::F32, &mut |_, _| ())
+            .unwrap();
+        let runner = session.into_runner();
+        let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
+        let served = ServedModel {
+            name: "demo".into(),
+            engine: engine.handle(),
+            template: ChatTemplate::from_gguf(&gguf(), &tokenizer).unwrap(),
+            context: CONTEXT,
+            vocab_size: model.spec.vocab_size,
+            stop_tokens: tokenizer.eos_ids().to_vec(),
+            sampling: ferrum_engine::SamplingParams::default(),
+            tokenizer,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                tell.send(listener.local_addr().unwrap()).unwrap();
+                let server = Server::new(served, config);
+                server
+                    .serve(listener, async { stopped.await.unwrap_or(()) })
+                    .await;
+            });
+        });
+        Self {
+            address: told.recv().unwrap(),
+            engine,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// With all settings as they come.
+    fn demo() -> Self {
+        Self::start(ServerConfig::default(), EngineConfig::default(), 4)
+    }
+
+    /// Asks it to stop.
+    fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    fn wait(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    /// Sends a request, and reads the head of its answer.
+    fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+        if !body.is_empty() {
+            head += &format!("Content-Length: {}\r\n", body.len());
+        }
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        let mut message = (head + "\r\n").into_bytes();
+        message.extend_from_slice(body);
+        stream.write_all(&message).unwrap();
+        Reply::read(stream)
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], b"")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Reply {
+        let json = [("Content-Type", "application/json")];
+        self.send("POST", path, &json, body.to_string().as_bytes())
+    }
+
+    /// The body of an answer that is expected to be fine.
+    fn ask(&self, path: &str, body: &Value) -> Value {
+        let reply = self.post(path, body);
+        let status = reply.status;
+        let answer = reply.json();
+        assert_eq!(status, 200, "{body}: {answer}");
+        answer
+    }
+
+    /// The chunks of a streamed answer; its end is held against the rules.
+    fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+        let reply = self.post(path, body);
+        assert_eq!(reply.status, 200);
+        assert!(
+            reply
+                .head
+                .to_lowercase()
+                .contains("content-type: text/event-stream")
+        );
+        let text = reply.text();
+        let mut chunks = Vec::new();
+        let mut events = text
+            .split("\n\n")
+            .filter(|event| !event.is_empty())
+            .peekable();
+        while let Some(event) = events.next() {
+            let data = event.strip_prefix("data: ").unwrap();
+            match events.peek() {
+                Some(_) => chunks.push(serde_json::from_str(data).unwrap()),
+                None => assert_eq!(data, "[DONE]"),
+            }
+        }
+        chunks
+    }
+
+    /// Waits until `done` says so.
+    fn until(&self, mut done: impl FnMut(&ferrum_engine::engine::EngineStats) -> bool) {
+        let started = std::time::Instant::now();
+        loop {
+            let stats = self.engine.handle().stats();
+            if done(&stats) {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "{stats:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+        self.engine.drain();
+        if !std::thread::panicking() {
+            self.wait();
+        }
+    }
+}
+
+/// An answer whose body has not been read.
+struct Reply {
+    status: u16,
+    head: String,
+    body: BufReader<TcpStream>,
+}
+
+impl Reply {
+    fn read(stream: TcpStream) -> Self {
+        let mut body = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert_ne!(
+                body.read_line(&mut head).unwrap(),
+                0,
+                "the connection ended: {head}"
+            );
+        }
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Self { status, head, body }
+    }
+
+    /// A chunk of a chunked body; `None` after the last.
+    fn chunk(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.body.read_line(&mut line).unwrap();
+        let length = usize::from_str_radix(line.trim(), 16).unwrap();
+        let mut bytes = vec![0; length + 2];
+        self.body.read_exact(&mut bytes).unwrap();
+        bytes.truncate(length);
+        (length > 0).then(|| String::from_utf8(bytes).unwrap())
+    }
+
+    fn text(mut self) -> String {
+        let mut text = String::new();
+        if self
+            .head
+            .to_lowercase()
+            .contains("transfer-encoding: chunked")
+        {
+            while let Some(chunk) = self.chunk() {
+                text += &chunk;
+            }
+        } else {
+            self.body.read_to_string(&mut text).unwrap();
+        }
+        text
+    }
+
+    fn json(self) -> Value {
+        let text = self.text();
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+    }
+}

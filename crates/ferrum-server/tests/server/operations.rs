@@ -1,0 +1,144 @@
+//! Keys, limits, health, figures, disconnects and the end.
+
+use super::{CONTEXT, Running};
+use ferrum_engine::EngineConfig;
+use ferrum_server::ServerConfig;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A stream that goes on until the context is full.
+fn endless() -> Value {
+    json!({"prompt": "Once upon a time", "max_tokens": CONTEXT, "ignore_eos": true, "stream": true})
+}
+
+const TEXT: &str = "/v1/completions";
+
+#[test]
+fn models_health_and_figures_are_there() {
+    let server = Running::demo();
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "demo");
+    assert_eq!(models["data"][0]["max_model_len"], CONTEXT);
+    assert_eq!(server.get("/v1/models/demo").json(), models["data"][0]);
+    assert_eq!(server.get("/health").json()["status"], "ok");
+    assert_eq!(server.get("/ready").json()["status"], "ready");
+
+    server.ask(
+        TEXT,
+        &json!({"prompt": "Once upon a time", "max_tokens": 5}),
+    );
+    // Its last figures are written after its last event.
+    server.until(|stats| stats.running == 0 && stats.generated_tokens == 5);
+    let page = server.get("/metrics").text();
+    for line in [
+        "vllm:num_requests_running{model_name=\"demo\"} 0",
+        "vllm:num_requests_waiting{model_name=\"demo\"} 0",
+        "vllm:generation_tokens_total{model_name=\"demo\"} 5",
+        "vllm:time_to_first_token_seconds_count{model_name=\"demo\"} 1",
+        "vllm:inter_token_latency_seconds_count{model_name=\"demo\"} 4",
+        "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"} 1",
+        "http_requests_total{model_name=\"demo\",handler=\"/v1/completions\",method=\"POST\",status=\"200\"} 1",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+    assert!(page.contains("# TYPE vllm:kv_cache_usage_perc gauge"));
+    assert!(page.contains("vllm:prompt_tokens_total{"));
+}
+
+#[test]
+fn keys_open_every_route_but_health() {
+    let config = ServerConfig {
+        api_keys: vec!["one".into(), "two".into()],
+        ..ServerConfig::default()
+    };
+    let server = Running::start(config, EngineConfig::default(), 2);
+    for path in [
+        "/ready",
+        "/metrics",
+        "/v1/models",
+        "/nothing",
+        TEXT,
+        "/tokenize",
+    ] {
+        for headers in [&[][..], &[("Authorization", "Bearer three")][..]] {
+            let reply = server.send("GET", path, headers, b"");
+            assert_eq!(reply.status, 401, "{path}");
+            assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
+        }
+    }
+    assert_eq!(server.get("/health").status, 200);
+    for header in [("Authorization", "Bearer two"), ("x-api-key", "one")] {
+        assert_eq!(server.send("GET", "/v1/models", &[header], b"").status, 200);
+    }
+}
+
+#[test]
+fn whoever_goes_away_frees_its_blocks() {
+    let server = Running::demo();
+    let mut stream = server.post(TEXT, &endless());
+    assert!(stream.chunk().unwrap().starts_with("data: {"));
+    server.until(|stats| stats.kv_blocks_used > 0);
+    drop(stream);
+    server.until(|stats| stats.running == 0 && stats.kv_blocks_used == 0);
+    let cut = server.engine.handle().stats().generated_tokens;
+    assert!((cut as usize) < CONTEXT - 10, "{cut}");
+}
+
+#[test]
+fn a_full_queue_is_told_with_when_to_come_back() {
+    let engine = EngineConfig {
+        max_waiting: 1,
+        ..EngineConfig::default()
+    };
+    let server = Running::start(ServerConfig::default(), engine, 1);
+    let running = server.post(TEXT, &endless());
+    server.until(|stats| stats.running == 1);
+    let waiting = server.post(TEXT, &endless());
+    server.until(|stats| stats.waiting == 1);
+    let refused = server.post(TEXT, &endless());
+    assert_eq!(refused.status, 429);
+    assert!(refused.head.to_lowercase().contains("retry-after: 1"));
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    drop((running, waiting));
+    server.until(|stats| stats.running == 0 && stats.waiting == 0);
+}
+
+#[test]
+fn an_answer_that_takes_too_long_is_an_error() {
+    let config = ServerConfig {
+        request_timeout: Duration::from_nanos(1),
+        ..ServerConfig::default()
+    };
+    let server = Running::start(config, EngineConfig::default(), 1);
+    let reply = server.post(TEXT, &json!({"prompt": "Once upon a time"}));
+    assert_eq!(reply.status, 504);
+    assert_eq!(reply.json()["error"]["code"], "timeout");
+    let chunks = server.stream(TEXT, &endless());
+    assert_eq!(chunks.last().unwrap()["error"]["code"], "timeout");
+}
+
+#[test]
+fn answers_that_have_begun_end_before_the_server_does() {
+    let config = ServerConfig {
+        // However slow this machine is today.
+        grace: Duration::from_secs(600),
+        ..ServerConfig::default()
+    };
+    let mut server = Running::start(config, EngineConfig::default(), 4);
+    // Enough to do that there is time to look while it ends.
+    let mut body = endless();
+    body["n"] = 16.into();
+    let mut stream = server.post(TEXT, &body);
+    assert!(stream.chunk().is_some());
+    server.stop();
+    while server.get("/ready").status == 200 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.post(TEXT, &json!({"prompt": "a"})).status, 503);
+    let text = stream.text();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(text.matches("\"finish_reason\":\"length\"").count(), 16);
+    server.wait();
+    assert!(std::net::TcpStream::connect(server.address).is_err());
+}

@@ -1,0 +1,350 @@
+//! Requests that are not answered: each says which field is wrong.
+
+use super::Running;
+use ferrum_engine::EngineConfig;
+use ferrum_server::ServerConfig;
+use serde_json::{Value, json};
+
+const TEXT: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// Route, fields beside those that make it valid, what is named, and a part of the message.
+type Case = (&'static str, Value, &'static str, &'static str);
+
+fn cases() -> Vec<Case> {
+    vec![
+        (TEXT, json!({"prompt": null}), "prompt", "missing"),
+        (TEXT, json!({"prompt": 1}), "prompt", "expected a string"),
+        (TEXT, json!({"prompt": []}), "prompt", "found 0 prompts"),
+        (TEXT, json!({"prompt": [[]]}), "prompt[0]", "no token"),
+        (
+            TEXT,
+            json!({"prompt": [1, 2, 99999]}),
+            "prompt[2]",
+            "from 0 to 1279",
+        ),
+        (
+            TEXT,
+            json!({"prompt": [1, "a"]}),
+            "prompt[1]",
+            "expected an integer",
+        ),
+        (
+            TEXT,
+            json!({"prompt": vec![7; 600]}),
+            "prompt",
+            "context holds 512",
+        ),
+        (TEXT, json!({"n": 0}), "n", "from 1 to 128"),
+        (TEXT, json!({"n": 129}), "n", "from 1 to 128"),
+        (
+            TEXT,
+            json!({"n": 65, "prompt": ["a", "b"]}),
+            "n",
+            "found 130 answers",
+        ),
+        (TEXT, json!({"max_tokens": -1}), "max_tokens", "found -1"),
+        (
+            TEXT,
+            json!({"max_tokens": 1 << 21}),
+            "max_tokens",
+            "to 1048576",
+        ),
+        (TEXT, json!({"max_tokens": 1.5}), "max_tokens", "an integer"),
+        (
+            TEXT,
+            json!({"temperature": "hot"}),
+            "temperature",
+            "found \"hot\"",
+        ),
+        (
+            TEXT,
+            json!({"temperature": 3}),
+            "temperature",
+            "from 0 to 2",
+        ),
+        (TEXT, json!({"top_p": 0}), "top_p", "above 0, 1 at most"),
+        (TEXT, json!({"top_k": -2}), "top_k", "from -1 to"),
+        (TEXT, json!({"min_p": 2}), "min_p", "from 0 to 1"),
+        (
+            TEXT,
+            json!({"presence_penalty": 2.5}),
+            "presence_penalty",
+            "from -2 to 2",
+        ),
+        (
+            TEXT,
+            json!({"frequency_penalty": -3}),
+            "frequency_penalty",
+            "from -2 to 2",
+        ),
+        (
+            TEXT,
+            json!({"repetition_penalty": 0}),
+            "repetition_penalty",
+            "above 0",
+        ),
+        (TEXT, json!({"mirostat": 1}), "mirostat", "0 or 2"),
+        (TEXT, json!({"seed": "x"}), "seed", "an integer"),
+        (
+            TEXT,
+            json!({"logit_bias": {"5000": 1}}),
+            "logit_bias.5000",
+            "below 1280",
+        ),
+        (
+            TEXT,
+            json!({"logit_bias": {"5": 101}}),
+            "logit_bias.5",
+            "from -100 to 100",
+        ),
+        (TEXT, json!({"stop": ["a", ""]}), "stop", "an empty string"),
+        (TEXT, json!({"stop": vec!["a"; 17]}), "stop", "at most 16"),
+        (
+            TEXT,
+            json!({"stop": "a".repeat(2000)}),
+            "stop",
+            "2000 bytes",
+        ),
+        (TEXT, json!({"stop": 5}), "stop", "a string or an array"),
+        (
+            TEXT,
+            json!({"stop_token_ids": [1280]}),
+            "stop_token_ids",
+            "from 0 to 1279",
+        ),
+        (TEXT, json!({"logprobs": 21}), "logprobs", "from 0 to 20"),
+        (TEXT, json!({"logprobs": true}), "logprobs", "found true"),
+        (TEXT, json!({"best_of": 3}), "best_of", "not supported"),
+        (TEXT, json!({"suffix": "end"}), "suffix", "not supported"),
+        (TEXT, json!({"stream": 1}), "stream", "true or false"),
+        (
+            TEXT,
+            json!({"stream_options": {}}),
+            "stream_options",
+            "only for requests",
+        ),
+        (
+            TEXT,
+            json!({"stream": true, "stream_options": {"x": 1}}),
+            "stream_options.x",
+            "no such field",
+        ),
+        (
+            TEXT,
+            json!({"frobnicate": 1}),
+            "frobnicate",
+            "no such field",
+        ),
+        (TEXT, json!({"messages": []}), "messages", "no such field"),
+        (
+            TEXT,
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+            "not supported",
+        ),
+        (CHAT, json!({"messages": null}), "messages", "missing"),
+        (
+            CHAT,
+            json!({"messages": "hi"}),
+            "messages",
+            "expected an array",
+        ),
+        (CHAT, json!({"messages": []}), "messages", "no message"),
+        (
+            CHAT,
+            json!({"messages": [1]}),
+            "messages[0]",
+            "expected an object",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"content": "a"}]}),
+            "messages[0].role",
+            "missing",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "boss", "content": "a"}]}),
+            "messages[0].role",
+            "\"boss\"",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user"}]}),
+            "messages[0].content",
+            "missing",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0].type",
+            "only text",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": "a", "mood": "good"}]}),
+            "messages[0].mood",
+            "no such field",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}),
+            "messages[0].tool_calls[0].function.arguments",
+            "not JSON",
+        ),
+        (CHAT, json!({"max_tokens": 0}), "max_tokens", "from 1 to"),
+        (
+            CHAT,
+            json!({"max_tokens": 1, "max_completion_tokens": 2}),
+            "max_tokens",
+            "contradicts",
+        ),
+        (CHAT, json!({"logprobs": 3}), "logprobs", "true or false"),
+        (
+            CHAT,
+            json!({"top_logprobs": 3}),
+            "top_logprobs",
+            "only for requests",
+        ),
+        (
+            CHAT,
+            json!({"tools": [{"type": "function"}]}),
+            "tools[0].function",
+            "missing",
+        ),
+        (
+            CHAT,
+            json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+            "tools[0].function.name",
+            "letters",
+        ),
+        (
+            CHAT,
+            json!({"tool_choice": "auto"}),
+            "tool_choice",
+            "no tools",
+        ),
+        (
+            CHAT,
+            json!({"tool_choice": "sometimes"}),
+            "tool_choice",
+            "\"sometimes\"",
+        ),
+        (
+            CHAT,
+            json!({"tools": [{"function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+            "tool_choice.function.name",
+            "no tool \"g\"",
+        ),
+        (CHAT, json!({"functions": []}), "functions", "no such field"),
+        (
+            CHAT,
+            json!({"modalities": ["audio"]}),
+            "modalities",
+            "not supported",
+        ),
+        (
+            CHAT,
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages",
+            "field of the request",
+        ),
+        ("/tokenize", json!({}), "prompt", "missing"),
+        (
+            "/tokenize",
+            json!({"prompt": "a", "x": 1}),
+            "x",
+            "no such field",
+        ),
+        ("/detokenize", json!({}), "tokens", "missing"),
+        (
+            "/detokenize",
+            json!({"tokens": [-1]}),
+            "tokens",
+            "from 0 to 1279",
+        ),
+    ]
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let server = Running::demo();
+    for (path, fields, param, words) in cases() {
+        let mut body = match path {
+            TEXT => json!({"prompt": "a"}),
+            CHAT => json!({"messages": [{"role": "user", "content": "a"}]}),
+            _ => json!({}),
+        };
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let reply = server.post(path, &body);
+        let status = reply.status;
+        let answer = reply.json();
+        assert_eq!(status, 400, "{body}: {answer}");
+        let error = &answer["error"];
+        assert_eq!(error["param"], param, "{body}: {answer}");
+        assert_eq!(error["type"], "invalid_request_error");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(words), "{body}: {message}");
+    }
+}
+
+#[test]
+fn other_refusals_have_their_status() {
+    let config = ServerConfig {
+        max_body_bytes: 1000,
+        ..ServerConfig::default()
+    };
+    let server = Running::start(config, EngineConfig::default(), 2);
+    let json = [("Content-Type", "application/json")];
+    let long = json!({"prompt": "a".repeat(2000)}).to_string();
+    let other = json!({"prompt": "a", "model": "gpt-5"}).to_string();
+    let deep = format!("{{\"prompt\": {}", "[".repeat(500));
+    let cases: [(&str, &str, &[(&str, &str)], &str, u16, &str); 9] = [
+        ("POST", TEXT, &json, "{", 400, "not JSON"),
+        ("POST", TEXT, &json, "[]", 400, "expected an object"),
+        ("POST", TEXT, &json, &deep, 400, "not JSON"),
+        (
+            "POST",
+            TEXT,
+            &[("Content-Type", "text/plain")],
+            "{}",
+            415,
+            "application/json",
+        ),
+        ("POST", TEXT, &json, &long, 413, "1000 bytes"),
+        ("POST", TEXT, &json, &other, 404, "no model \"gpt-5\""),
+        ("GET", TEXT, &[], "", 405, "does not answer to GET"),
+        (
+            "GET",
+            "/v1/nothing",
+            &[],
+            "",
+            404,
+            "nothing at GET /v1/nothing",
+        ),
+        (
+            "GET",
+            "/v1/models/other",
+            &[],
+            "",
+            404,
+            "no model \"other\"",
+        ),
+    ];
+    for (method, path, headers, body, status, words) in cases {
+        let reply = server.send(method, path, headers, body.as_bytes());
+        assert_eq!(reply.status, status, "{method} {path} {body}");
+        let answer = reply.json();
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{message}");
+    }
+    let many = vec![("X", "y"); 200];
+    assert_eq!(server.send("GET", "/health", &many, b"").status, 431);
+    // The server is as well as before.
+    assert_eq!(server.get("/health").status, 200);
+}
