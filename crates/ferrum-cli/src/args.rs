@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_models::quantize::Recipe;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Run language models on the hardware that is there.
@@ -18,6 +19,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a prompt, or chat when there is none
     Run(RunArgs),
+    /// Serve a model over HTTP, with OpenAI's routes
+    Serve(ServeArgs),
     /// Show what a model file holds and how much memory a run takes
     Inspect(InspectArgs),
     /// Print the logits of every position
@@ -147,6 +150,75 @@ pub(crate) struct SamplingArgs {
     /// Same seed, same text [default: another one each time]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// GGUF file or Hugging Face folder [default: the demo model inside this program]
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// What requests call the model [default: the name of its file or folder]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+
+    /// Address to listen on; 0.0.0.0 lets other machines in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, short, value_name = "N", default_value_t = 8000)]
+    pub(crate) port: u16,
+
+    /// Key that requests must bring; can be given several times. Others on this machine may see it in
+    /// the list of processes: --api-key-file keeps it from them
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+
+    /// File with such keys, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    /// Most sequences that are computed at once
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) max_seqs: u16,
+
+    /// Tokens that the KV cache holds over all sequences [default: full contexts for all of them, if
+    /// that fits half of the memory that the weights leave]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    pub(crate) kv_tokens: Option<u32>,
+
+    /// Most sequences that may wait; further requests get 429
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) max_waiting: u32,
+
+    /// Most that a request may say in max_tokens
+    #[arg(long, value_name = "N", default_value_t = 1 << 20,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub(crate) max_tokens: u32,
+
+    /// Longest body of a request, in bytes
+    #[arg(long, value_name = "N", default_value_t = 16 << 20,
+          value_parser = clap::value_parser!(u32).range(1024..=1 << 30))]
+    pub(crate) max_body: u32,
+
+    /// Seconds that an answer may take, its time in the queue included
+    #[arg(long, value_name = "SECONDS", default_value_t = 600,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) timeout: u32,
+
+    /// Seconds that answers may go on after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    pub(crate) grace: u32,
 }
 
 #[derive(Debug, Args)]

@@ -132,15 +132,14 @@ pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
     cache.kv_dtype.unwrap_or_else(|| KvDtype::for_model(model))
 }
 
-/// What a run of one sequence with this cache will take on its device.
-pub(crate) fn plan(model: &Model, context: usize, kv: KvDtype) -> MemoryPlan {
-    let config = RunnerConfig::single(context);
+/// What a run with this cache will take on its device.
+pub(crate) fn plan(model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
     match kv {
-        KvDtype::F32 => memory_plan::<KvF32>(model, &config),
-        KvDtype::F16 => memory_plan::<KvFp16>(model, &config),
-        KvDtype::Bf16 => memory_plan::<KvBf16>(model, &config),
-        KvDtype::Fp8 => memory_plan::<KvFp8>(model, &config),
-        KvDtype::Int8 => memory_plan::<KvInt8>(model, &config),
+        KvDtype::F32 => memory_plan::<KvF32>(model, config),
+        KvDtype::F16 => memory_plan::<KvFp16>(model, config),
+        KvDtype::Bf16 => memory_plan::<KvBf16>(model, config),
+        KvDtype::Fp8 => memory_plan::<KvFp8>(model, config),
+        KvDtype::Int8 => memory_plan::<KvInt8>(model, config),
     }
 }
 
@@ -151,9 +150,27 @@ pub(crate) fn load(
     config: RunnerConfig,
     kv: KvDtype,
 ) -> Outcome<(Session, BackendDispatch)> {
+    let dispatch = open_device(model, device)?;
+    let session = load_on(&dispatch, model, config, kv)?;
+    Ok((session, dispatch))
+}
+
+/// Opens a device that has room for the model.
+pub(crate) fn open_device(model: &Model, device: &DeviceArgs) -> Outcome<BackendDispatch> {
     let bytes = model.tensors().total_bytes();
-    let dispatch =
-        BackendDispatch::from_kind_with_model_bytes(device.backend, bytes, device.options())?;
+    let (kind, options) = (device.backend, device.options());
+    Ok(BackendDispatch::from_kind_with_model_bytes(
+        kind, bytes, options,
+    )?)
+}
+
+/// Loads the model onto an open device, with a progress bar on a terminal.
+pub(crate) fn load_on(
+    dispatch: &BackendDispatch,
+    model: &Model,
+    config: RunnerConfig,
+    kv: KvDtype,
+) -> Outcome<Session> {
     let expanded = dispatch.expanded_types(model);
     if !expanded.is_empty() {
         ui::say(&format!(
@@ -162,8 +179,7 @@ pub(crate) fn load(
         ));
     }
     let mut bar = Progress::bytes("loading");
-    let session = dispatch.load(model, config, kv, &mut |done, total| bar.set(done, total))?;
-    Ok((session, dispatch))
+    Ok(dispatch.load(model, config, kv, &mut |done, total| bar.set(done, total))?)
 }
 
 /// Token ids from the command line, held against the vocabulary.

@@ -8,7 +8,7 @@ use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
-use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model};
+use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model, RunnerConfig};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,7 +30,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         BackendOptions::default(),
     )?;
     model.tensors().release();
-    let mut plan = open::plan(&model, context, kv);
+    let mut plan = open::plan(&model, &RunnerConfig::single(context), kv);
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
     if args.model.is_none() {
         // Weights inside the program cannot be given back once they are loaded.

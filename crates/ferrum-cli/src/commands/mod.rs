@@ -8,6 +8,7 @@ mod logits;
 mod perplexity;
 mod quantize;
 mod run;
+mod serve;
 mod template;
 mod text;
 mod verify;
@@ -19,6 +20,7 @@ use crate::failure::Outcome;
 pub(crate) fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Logits(args) => logits::logits(args),
         Command::Quantize(args) => quantize::quantize(&args),

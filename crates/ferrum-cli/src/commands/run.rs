@@ -173,7 +173,7 @@ pub(super) fn speed(stats: &GenerationStats) -> String {
 }
 
 /// Tokens at which an answer ends.
-fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> {
+pub(super) fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> {
     let mut stops = tokenizer.eos_ids().to_vec();
     if let ModelSource::Hf(folder) = &model.source {
         stops.extend(&folder.generation_config.eos_token_ids);
@@ -185,6 +185,22 @@ fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> {
 
 /// What the user asked for, completed by what the model recommends and then by defaults.
 fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
+    let advice = advice(model)?;
+    let params = SamplingParams {
+        temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
+        top_k: args.top_k.or(advice.top_k).unwrap_or(40),
+        top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
+        min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
+        repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
+        seed: args.seed.unwrap_or_else(fresh_seed),
+        ..SamplingParams::default()
+    };
+    params.validate()?;
+    Ok(params)
+}
+
+/// What the model itself recommends, checked.
+pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
     let advice = match &model.source {
         ModelSource::Hf(folder) => {
             let advice = &folder.generation_config;
@@ -212,31 +228,22 @@ fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
             seed: None,
         },
     };
-    let checked = |params: SamplingParams| params.validate().map(|()| params);
-    // The model's own words first, so that whoever wrote them is named.
-    checked(SamplingParams {
+    // By itself, so that whoever wrote it is named.
+    let params = SamplingParams {
         temperature: advice.temperature.unwrap_or(0.0),
         top_p: advice.top_p.unwrap_or(1.0),
         min_p: advice.min_p.unwrap_or(0.0),
         repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
         ..SamplingParams::default()
-    })
-    .map_err(|e| {
+    };
+    params.validate().map_err(|e| {
         let path = match &model.source {
             ModelSource::Hf(folder) => folder.dir.join("generation_config.json"),
             ModelSource::Gguf(gguf) => gguf.path().into(),
         };
         Failure::new(format!("{}: {e}", path.display()))
     })?;
-    Ok(checked(SamplingParams {
-        temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
-        top_k: args.top_k.or(advice.top_k).unwrap_or(40),
-        top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
-        min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
-        repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
-        seed: args.seed.unwrap_or_else(fresh_seed),
-        ..SamplingParams::default()
-    })?)
+    Ok(advice)
 }
 
 /// Another seed each time.

@@ -1,0 +1,182 @@
+//! `ferrum serve`: a model over HTTP.
+
+use super::run;
+use crate::args::ServeArgs;
+use crate::failure::{Failure, Outcome};
+use crate::{open, ui};
+use ferrum_engine::{BackendDispatch, Engine, EngineConfig, KvDtype, SamplingParams};
+use ferrum_models::{KvLayout, Model, RunnerConfig};
+use ferrum_server::{ServedModel, Server, ServerConfig, stop_signal};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Tokens of a block of the KV cache.
+const BLOCK_SIZE: usize = 32;
+
+/// Most tokens of a step: long prompts come in chunks of it, between which others go on.
+const STEP_TOKENS: usize = 512;
+
+/// Rows of logits of a step, at least; those of a prompt whose log-probabilities are wanted.
+const LOGIT_ROWS: usize = 64;
+
+/// Threads for what takes a while beside the engine, such as encoding long texts.
+const BLOCKING_THREADS: usize = 4;
+
+/// What the demo model, which is no file, is called.
+const DEMO_NAME: &str = "ferrum-demo";
+
+pub(crate) fn serve(args: &ServeArgs) -> Outcome {
+    let config = config(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()?;
+    // The port first: a model that takes minutes to load is not loaded in vain.
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = runtime.block_on(TcpListener::bind(address));
+    let listener =
+        listener.map_err(|e| Failure::new(format!("cannot listen on {address}: {e}")))?;
+    let (engine, model) = start(args)?;
+    let server = Server::new(model, config);
+    let url = listener.local_addr()?;
+    runtime.block_on(async {
+        let stop = stop_signal()?;
+        ui::say(&format!("serving on http://{url}/v1"));
+        server.serve(listener, stop).await;
+        Outcome::Ok(())
+    })?;
+    // What did not end within the grace is cut off.
+    runtime.shutdown_background();
+    engine.shutdown();
+    Ok(())
+}
+
+fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
+    let mut api_keys = args.api_key.clone();
+    if let Some(path) = &args.api_key_file {
+        let text = open::read_json_text(path)?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let before = api_keys.len();
+        api_keys.extend(lines.map(str::to_owned));
+        if api_keys.len() == before {
+            // Serving everybody is not what somebody wants who names a file of keys.
+            let message = format!("{}: there is no key in it", path.display());
+            return Err(Failure::new(message));
+        }
+    }
+    if api_keys.iter().any(|key| key.is_empty()) {
+        return Err(Failure::new("an API key is empty"));
+    }
+    if api_keys.is_empty() && !args.host.is_loopback() {
+        ui::say(
+            "note: whoever reaches this address can use it\nhint: --api-key-file asks for keys",
+        );
+    }
+    let seconds = |n: u32| Duration::from_secs(n.into());
+    Ok(ServerConfig {
+        api_keys,
+        max_body_bytes: args.max_body as usize,
+        max_tokens: args.max_tokens as usize,
+        request_timeout: seconds(args.timeout),
+        grace: seconds(args.grace),
+        ..ServerConfig::default()
+    })
+}
+
+/// Loads the model and starts its engine.
+fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
+    let model = open::model(args.model.as_deref())?;
+    let tokenizer = Arc::new(open::tokenizer_of(&model)?);
+    let template = open::template_of(&model, &tokenizer)?;
+    let sampling = sampling(&model)?;
+    let kv = open::kv_dtype(&model, &args.cache);
+    let device = open::open_device(&model, &args.device)?;
+    let sizes = sizes(args, &model, &device, kv);
+    let context = sizes.context.min(sizes.kv_tokens);
+    let session = open::load_on(&device, &model, sizes, kv)?;
+    let settings = EngineConfig {
+        max_waiting: args.max_waiting as usize,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(
+        session.into_runner(),
+        Some(Arc::clone(&tokenizer)),
+        settings,
+    )?;
+    let served = ServedModel {
+        name: name(args),
+        engine: engine.handle(),
+        template,
+        context,
+        vocab_size: model.spec.vocab_size,
+        stop_tokens: run::stop_tokens(&model, &tokenizer),
+        sampling,
+        tokenizer,
+    };
+    Ok((engine, served))
+}
+
+fn name(args: &ServeArgs) -> String {
+    let file = args.model.as_ref().map(|path| {
+        // `ferrum serve --model .` has a name, too.
+        let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let name = match path.is_dir() {
+            true => path.file_name(),
+            false => path.file_stem(),
+        };
+        name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
+    });
+    let named = args.served_model_name.clone().or(file);
+    named.unwrap_or_else(|| DEMO_NAME.into())
+}
+
+/// What holds where a request says nothing: the model's recommendation, else OpenAI's defaults.
+fn sampling(model: &Model) -> Outcome<SamplingParams> {
+    let advice = run::advice(model)?;
+    Ok(SamplingParams {
+        temperature: advice.temperature.unwrap_or(1.0),
+        top_k: advice.top_k.unwrap_or(0),
+        top_p: advice.top_p.unwrap_or(1.0),
+        min_p: advice.min_p.unwrap_or(0.0),
+        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
+        ..SamplingParams::default()
+    })
+}
+
+/// Sizes for many sequences. The KV pool holds a full context of each, or what fits half of the memory
+/// that the weights leave: sequences are seldom full, and one whose blocks run out waits its turn.
+fn sizes(args: &ServeArgs, model: &Model, device: &BackendDispatch, kv: KvDtype) -> RunnerConfig {
+    let context = open::context(model, args.cache.context, 0);
+    let max_seqs = usize::from(args.max_seqs);
+    let config = RunnerConfig {
+        context,
+        max_seqs,
+        max_tokens: STEP_TOKENS.max(max_seqs),
+        max_logit_rows: LOGIT_ROWS.max(max_seqs),
+        kv_tokens: context.saturating_mul(max_seqs),
+        layout: KvLayout::Paged {
+            block_size: BLOCK_SIZE,
+        },
+        profile: false,
+    };
+    if let Some(tokens) = args.kv_tokens {
+        let kv_tokens = tokens as usize;
+        return RunnerConfig {
+            kv_tokens,
+            ..config
+        };
+    }
+    let plan = open::plan(model, &config, kv);
+    let Some(memory) = device.info().memory_bytes else {
+        return config;
+    };
+    let left = memory.saturating_sub(plan.weights.saturating_add(plan.scratch)) / 2;
+    let fits = usize::try_from(left / plan.kv_per_token.max(1)).unwrap_or(usize::MAX);
+    RunnerConfig {
+        kv_tokens: config.kv_tokens.min(fits.max(context)),
+        ..config
+    }
+}

@@ -1,0 +1,100 @@
+//! `ferrum serve` as a process: it says where it is, answers, and ends when it is asked to.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A process that does not outlive its test.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
+    command.arg("serve").args(args);
+    command
+}
+
+fn ask(address: &str, head: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    let rest = format!("Host: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream
+        .write_all(format!("{head}\r\n{rest}").as_bytes())
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+#[cfg(unix)]
+fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
+    let mut command = serve(&["--port", "0", "--api-key", "secret", "--backend", "cpu"]);
+    let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut words = BufReader::new(process.0.stderr.take().unwrap());
+    // Before it there may be notes about the model.
+    let address = loop {
+        let mut line = String::new();
+        assert_ne!(words.read_line(&mut line).unwrap(), 0, "it ended");
+        if let Some(url) = line.trim().strip_prefix("serving on http://") {
+            break url.strip_suffix("/v1").unwrap().to_owned();
+        }
+    };
+    let address = address.as_str();
+    assert!(address.starts_with("127.0.0.1:"), "{address}");
+
+    let answer = ask(address, "GET /v1/models HTTP/1.1", "");
+    assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Type: application/json";
+    let body = r#"{"model": "ferrum-demo", "messages": [{"role": "user", "content": "What is 7 plus 5?"}]}"#;
+    let answer = ask(address, head, body);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(answer.contains("7 plus 5 is 12."), "{answer}");
+
+    let pid = process.0.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(process.0.wait().unwrap().success());
+    let mut rest = String::new();
+    words.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
+
+#[test]
+fn what_cannot_be_served_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "\n \n").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let cases: [(&[&str], &str); 3] = [
+        (
+            &["--api-key-file", keys.to_str().unwrap()],
+            "there is no key in it",
+        ),
+        (&["--api-key", ""], "an API key is empty"),
+        (&["--port", &port], "cannot listen on 127.0.0.1"),
+    ];
+    for (args, words) in cases {
+        let output: Output = serve(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(
+            said.starts_with("error: ") && said.contains(words),
+            "{args:?}: {said}"
+        );
+    }
+}

@@ -1,0 +1,111 @@
+"""Tries a running server with OpenAI's own client: `python tools/clients/openai_client.py [URL] [KEY]`.
+
+Needs the package `openai`; without it the script says so and ends well. The expected answers are those of
+the demo model, which `ferrum serve` serves.
+"""
+
+import json
+import sys
+
+try:
+    import openai
+except ImportError:
+    print("skipped: the package `openai` is not installed")
+    sys.exit(0)
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+KEY = sys.argv[2] if len(sys.argv) > 2 else "none"
+client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
+
+SUM = [{"role": "user", "content": "What is 7 plus 5?"}]
+WEATHER = {"role": "user", "content": "What is the weather in Paris?"}
+TOOLS = [{
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}]
+
+
+def models():
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id) == model
+    return model.id
+
+
+def chat(model):
+    answer = client.chat.completions.create(model=model, messages=SUM, logprobs=True, top_logprobs=2)
+    choice = answer.choices[0]
+    assert choice.message.content == "7 plus 5 is 12.", choice
+    assert choice.finish_reason == "stop"
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+
+
+def chat_stream(model):
+    stream = client.chat.completions.create(
+        model=model, messages=SUM, stream=True, stream_options={"include_usage": True}, n=2
+    )
+    texts, usage = {}, None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    assert texts == {0: "7 plus 5 is 12.", 1: "7 plus 5 is 12."}, texts
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def tools(model):
+    answer = client.chat.completions.create(model=model, messages=[WEATHER], tools=TOOLS)
+    said = answer.choices[0].message
+    (call,) = said.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "sunny"}'}
+    answer = client.chat.completions.create(model=model, messages=[WEATHER, said, result], tools=TOOLS)
+    assert answer.choices[0].message.content
+
+    parts = []
+    for chunk in client.chat.completions.create(
+        model=model, messages=[WEATHER], tools=TOOLS, tool_choice="required", stream=True
+    ):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            parts.append(call.function.arguments)
+    assert json.loads("".join(parts)) == {"city": "Paris"}, parts
+
+
+def completions(model):
+    prompt = "Once upon a time"
+    answer = client.completions.create(model=model, prompt=prompt, max_tokens=8, echo=True, logprobs=1)
+    choice = answer.choices[0]
+    assert choice.text.startswith(prompt) and choice.finish_reason == "length"
+    assert choice.logprobs.token_logprobs[0] is None
+    stream = client.completions.create(model=model, prompt=[prompt, prompt], max_tokens=8, stream=True)
+    texts = {}
+    for chunk in stream:
+        for part in chunk.choices:
+            texts[part.index] = texts.get(part.index, "") + part.text
+    assert texts[0] == texts[1] == choice.text.removeprefix(prompt), texts
+
+
+def errors(model):
+    def refused(kind, **fields):
+        try:
+            client.chat.completions.create(**{"model": model, "messages": SUM, **fields})
+        except kind as error:
+            return error
+        raise AssertionError(f"{fields} was not refused")
+
+    assert refused(openai.BadRequestError, temperature=7).param == "temperature"
+    assert refused(openai.BadRequestError, reasoning_effort="low").param == "reasoning_effort"
+    assert refused(openai.NotFoundError, model="another").code == "model_not_found"
+
+
+def main():
+    model = models()
+    for check in [chat, chat_stream, tools, completions, errors]:
+        check(model)
+        print(f"ok: {check.__name__}")
+
+
+main()
