@@ -89,6 +89,14 @@ pub(crate) struct CacheArgs {
     pub(crate) context: Option<u32>,
 }
 
+/// What runs beside the model's weights.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AdapterArgs {
+    /// LoRA adapter for the model: a folder that PEFT wrote
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// What to answer; read from a pipe when absent
@@ -97,6 +105,9 @@ pub(crate) struct RunArgs {
     /// GGUF file or Hugging Face folder [default: the demo model inside this program]
     #[arg(long, short, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -251,6 +262,9 @@ pub(crate) struct LogitsArgs {
     pub(crate) prompt: Option<String>,
 
     #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
+
+    #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
     /// Element of the KV cache; f32 rounds nothing
@@ -331,6 +345,9 @@ pub(crate) struct PerplexityArgs {
     /// GGUF file or Hugging Face folder [default: the demo model]
     #[arg(long, short, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

@@ -1,12 +1,12 @@
 //! From a path (or nothing: the demo model) to what a command needs.
 
-use crate::args::{CacheArgs, DeviceArgs};
+use crate::args::{AdapterArgs, CacheArgs, DeviceArgs};
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Progress};
 use ferrum_engine::{BackendDispatch, KvDtype, Session};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{Gguf, ModelSource};
+use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
 use ferrum_models::{MemoryPlan, Model, RunnerConfig, memory_plan, read_model};
 use ferrum_types::TokenId;
@@ -153,6 +153,23 @@ pub(crate) fn load(
     let dispatch = open_device(model, device)?;
     let session = load_on(&dispatch, model, config, kv)?;
     Ok((session, dispatch))
+}
+
+/// [`load`], with an adapter beside the weights.
+pub(crate) fn load_adapted(
+    model: &Model,
+    device: &DeviceArgs,
+    adapter: &AdapterArgs,
+    config: RunnerConfig,
+    kv: KvDtype,
+) -> Outcome<Session> {
+    // A wrong folder is told before a large model is loaded.
+    let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
+    let (mut session, _) = load(model, device, config, kv)?;
+    if let Some(folder) = &folder {
+        session.use_adapter(folder)?;
+    }
+    Ok(session)
 }
 
 /// Opens a device that has room for the model.

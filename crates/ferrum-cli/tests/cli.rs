@@ -173,6 +173,28 @@ fn logits_are_given_for_every_position() {
 }
 
 #[test]
+fn an_adapter_changes_what_a_model_thinks() {
+    let model = fixture("llama3-tied");
+    let lora = root().join("fixtures/lora/llama-all").display().to_string();
+    let args = ["logits", "--model", &model, "--tokens", "1,2,3", "--json"];
+    let with = json(&[&args[..], &["--lora", &lora]].concat());
+    assert_eq!(with["logits"].as_array().unwrap().len(), 3);
+    assert_ne!(with["logits"], json(&args)["logits"]);
+    let run = [
+        "run",
+        "--model",
+        &model,
+        "--raw",
+        "--temperature",
+        "0",
+        "-n",
+        "8",
+        "Hello",
+    ];
+    assert_ne!(ok(&[&run[..], &["--lora", &lora]].concat()), ok(&run));
+}
+
+#[test]
 fn text_makes_the_round_trip_through_tokens() {
     let text = "Tom has 12 apples.\n  Zoë 🦊 said: \"hi\"";
     let tokens = json(&["tokenize", "--json", text]);
@@ -443,6 +465,8 @@ fn wrong_use_is_one_clear_sentence() {
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("\"NaN\"", "NaN")).unwrap();
     let long = "word ".repeat(3000);
+    let adapter = root().join("fixtures/lora/llama-all");
+    let adapter = adapter.display().to_string();
     let cases: &[(&[&str], &[u8], &str)] = &[
         (&["run", ""], b"", "the prompt is empty"),
         (&["run"], b" \n", "the prompt is empty"),
@@ -468,6 +492,16 @@ fn wrong_use_is_one_clear_sentence() {
             &["logits", "--model", &missing, "--tokens", "1"],
             b"",
             "model.norm.weight",
+        ),
+        (
+            &["run", "--lora", "/no/such/adapter", "hi"],
+            b"",
+            "/no/such/adapter: holds no adapter_config.json",
+        ),
+        (
+            &["run", "--lora", &adapter, "hi"],
+            b"",
+            "the adapter is for another model (llama3-tied)",
         ),
         (
             &["logits", "--model", &shape, "--tokens", "1"],

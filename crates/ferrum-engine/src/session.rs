@@ -1,8 +1,9 @@
 //! [`Session`]: one sequence on a runner, with its cache kept between calls.
 
+use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, LogitRows, ModelRunner, RunnerConfig, SeqStep, StepBatch};
-use ferrum_types::{BlockId, Error, Result, TokenId};
+use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 
 /// An object-safe view on a [`ModelRunner`]: whole steps, no generics.
 pub trait StepRunner: Send {
@@ -29,6 +30,12 @@ pub trait StepRunner: Send {
 
     /// See [`ModelRunner::take_spans`].
     fn take_spans(&mut self) -> Result<Vec<Span>>;
+
+    /// See [`ModelRunner::load_adapter`].
+    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()>;
+
+    /// See [`ModelRunner::unload_adapter`].
+    fn unload_adapter(&mut self, id: AdapterId) -> bool;
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunner<B, K> {
@@ -63,6 +70,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
     fn take_spans(&mut self) -> Result<Vec<Span>> {
         ModelRunner::take_spans(self)
     }
+
+    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+        ModelRunner::load_adapter(self, id, folder)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        ModelRunner::unload_adapter(self, id)
+    }
 }
 
 /// One sequence at a time on a runner. The cache outlives a call, so that a conversation computes only
@@ -75,6 +90,7 @@ pub struct Session {
     cached: Vec<TokenId>,
     /// Length of the prompt that the cached tokens began with.
     prompt_len: usize,
+    adapter: Option<AdapterId>,
     logits: Vec<f32>,
 }
 
@@ -89,8 +105,21 @@ impl Session {
             blocks,
             cached: Vec::with_capacity(context),
             prompt_len: 0,
+            adapter: None,
             logits: Vec::new(),
         }
+    }
+
+    /// Runs a LoRA adapter beside the weights from now on. The cache is emptied: it was computed without.
+    ///
+    /// # Errors
+    /// As [`StepRunner::load_adapter`].
+    pub fn use_adapter(&mut self, folder: &LoraFolder) -> Result<()> {
+        let id = AdapterId(0);
+        self.runner.load_adapter(id, folder)?;
+        self.adapter = Some(id);
+        self.cached.clear();
+        Ok(())
     }
 
     /// The runner, whose whole pool is free again.
@@ -230,6 +259,7 @@ impl Session {
                 prompt_len: self.prompt_len,
                 blocks: &self.blocks,
                 logits: wanted,
+                adapter: self.adapter,
             })?;
             self.runner.step(&self.batch)?;
             self.cached.extend_from_slice(part);

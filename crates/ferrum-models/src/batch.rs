@@ -3,7 +3,7 @@
 //! Prefill, a chunk of a prompt, decode and mixtures differ only in how many tokens each sequence
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
-use ferrum_types::{BlockId, Error, Result, TokenId};
+use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 
 /// Which of a sequence's tokens in a step want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct SeqStep<'a> {
     pub blocks: &'a [BlockId],
     /// Which tokens want logits.
     pub logits: LogitRows,
+    /// The LoRA adapter that runs beside the weights.
+    pub adapter: Option<AdapterId>,
 }
 
 /// The tokens of one step over all sequences.
@@ -45,6 +47,8 @@ pub struct StepBatch {
     pub kv_lens: Vec<u32>,
     /// `[seqs]`: length of each sequence's prompt.
     pub prompt_lens: Vec<u32>,
+    /// `[seqs]`: the LoRA adapter of each sequence.
+    pub adapters: Vec<Option<AdapterId>>,
     /// Block tables of all sequences, one after the other.
     pub block_tables: Vec<BlockId>,
     /// `[seqs + 1]`: first entry of each sequence in `block_tables`.
@@ -66,6 +70,7 @@ impl StepBatch {
         self.query_starts.clear();
         self.kv_lens.clear();
         self.prompt_lens.clear();
+        self.adapters.clear();
         self.block_tables.clear();
         self.table_starts.clear();
         self.logit_rows.clear();
@@ -102,6 +107,7 @@ impl StepBatch {
         self.query_starts.push(self.tokens.len() as u32);
         self.kv_lens.push(kv_len as u32);
         self.prompt_lens.push(prompt_len as u32);
+        self.adapters.push(seq.adapter);
         self.block_tables.extend_from_slice(seq.blocks);
         self.table_starts.push(self.block_tables.len() as u32);
         let end = self.tokens.len();

@@ -134,6 +134,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
                 } else {
                     LogitRows::None
                 },
+                adapter: None,
             })?;
             run(&mut self.runner, &self.batch, part)?;
         }

@@ -6,6 +6,7 @@
 
 use crate::experts::{Experts, MoeScratch, MoeWidths};
 use crate::linear::Linear;
+use crate::lora::{Adapters, LoraScratch, Projection};
 use crate::profile::Profiler;
 use crate::rope::RopeTables;
 use crate::spec::{
@@ -74,10 +75,12 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) gated: Act<B>,
     /// For layers with experts, if there are any.
     pub(crate) moe: Option<MoeScratch<B>>,
+    /// For adapters, once there has been one.
+    pub(crate) lora: Option<LoraScratch<B>>,
     pub(crate) profiler: Profiler<B>,
 }
 
-/// Elements per token of each scratch buffer but `moe`, in the order of [`Scratch`]'s fields.
+/// Elements per token of each scratch buffer but `moe` and `lora`, in the order of [`Scratch`]'s fields.
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
     let (mut q_dim, mut qkv_dim, mut intermediate) = (0, 0, 0);
     for layer in &spec.layers {
@@ -123,6 +126,7 @@ impl<B: Backend> Scratch<B> {
             moe: MoeWidths::of(spec)
                 .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
                 .transpose()?,
+            lora: None,
             profiler: Profiler::new(device, profile)?,
         })
     }
@@ -133,6 +137,7 @@ pub(crate) struct StepState<'a, B: Backend> {
     pub(crate) spec: &'a DecoderSpec,
     pub(crate) batch: &'a DeviceBatch<B>,
     pub(crate) rope: &'a RopeTables<B>,
+    pub(crate) adapters: &'a Adapters<B>,
 }
 
 fn qkv_shape(gqa: &GqaSpec, tokens: usize) -> QkvShape {
@@ -173,7 +178,7 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         _ => B::fused_add_rms_norm(ctx, residual, delta, &weights.attn_norm, normed, norm),
     })?;
     let AttentionSpec::Gqa(gqa) = &spec.attention;
-    gqa_forward(ctx, gqa, &weights.attention, kv, step, scratch)?;
+    gqa_forward(ctx, index, (gqa, &weights.attention), kv, step, scratch)?;
     let Scratch {
         residual,
         normed,
@@ -186,7 +191,7 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     })?;
     match (&spec.feed_forward, &weights.feed_forward) {
         (FeedForwardSpec::GatedMlp(mlp), FeedForwardWeights::GatedMlp(weights)) => {
-            gated_mlp_forward(ctx, mlp, weights, rows, scratch)
+            gated_mlp_forward(ctx, index, (mlp, weights), step, scratch)
         }
         (FeedForwardSpec::Moe(_), FeedForwardWeights::Moe(weights)) => {
             moe_forward(ctx, weights, rows, scratch)
@@ -202,8 +207,8 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
 /// `normed` → `delta` through attention, writing this step's keys and values.
 fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
-    gqa: &GqaSpec,
-    weights: &GqaWeights<B>,
+    index: usize,
+    (gqa, weights): (&GqaSpec, &GqaWeights<B>),
     kv: &mut KvLayer<B, K>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
@@ -215,12 +220,15 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         qkv,
         q,
         attn,
+        lora,
         profiler,
         ..
     } = scratch;
     // [tokens, hidden] → [tokens, q_dim + 2·kv_dim]
     profiler.measure(ctx, "qkv", |ctx| {
-        weights.qkv.forward(ctx, normed, qkv, rows)
+        weights.qkv.forward(ctx, normed, qkv, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::Qkv), normed, qkv, lora)
     })?;
     let head_norm = |weight| QkNorm {
         weight,
@@ -259,7 +267,9 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     })?;
     // [tokens, q_dim] → [tokens, hidden]
     profiler.measure(ctx, "attn_out", |ctx| {
-        weights.out.forward(ctx, attn, delta, rows)
+        weights.out.forward(ctx, attn, delta, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::AttnOut), attn, delta, lora)
     })
 }
 
@@ -293,11 +303,12 @@ fn moe_forward<B: Backend>(
 /// `normed` → `delta` through a gated feed-forward.
 fn gated_mlp_forward<B: Backend>(
     ctx: &mut B::Context,
-    mlp: &GatedMlpSpec,
-    weights: &GatedMlpWeights<B>,
-    rows: usize,
+    index: usize,
+    (mlp, weights): (&GatedMlpSpec, &GatedMlpWeights<B>),
+    step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
+    let rows = step.batch.shape.tokens;
     let shape = RowShape {
         rows,
         dim: mlp.intermediate,
@@ -307,12 +318,15 @@ fn gated_mlp_forward<B: Backend>(
         gate_up,
         gated,
         delta,
+        lora,
         profiler,
         ..
     } = scratch;
     // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
     profiler.measure(ctx, "gate_up", |ctx| {
-        weights.gate_up.forward(ctx, normed, gate_up, rows)
+        weights.gate_up.forward(ctx, normed, gate_up, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::GateUp), normed, gate_up, lora)
     })?;
     profiler.measure(ctx, "activation", |ctx| match mlp.activation {
         Activation::Silu => B::fused_silu_mul_split(ctx, gate_up, gated, shape),
@@ -320,6 +334,8 @@ fn gated_mlp_forward<B: Backend>(
         Activation::GeluTanh => B::fused_gelu_mul_split(ctx, gate_up, gated, GeluKind::Tanh, shape),
     })?;
     profiler.measure(ctx, "down", |ctx| {
-        weights.down.forward(ctx, gated, delta, rows)
+        weights.down.forward(ctx, gated, delta, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::Down), gated, delta, lora)
     })
 }

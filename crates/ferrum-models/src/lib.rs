@@ -15,6 +15,7 @@ pub mod families;
 mod layer;
 mod linear;
 mod load;
+mod lora;
 mod plan;
 mod profile;
 pub mod quantize;

@@ -161,9 +161,26 @@ fn yarn(spec: &RopeSpec, plain: &[f32]) -> Vec<f32> {
     plain.iter().enumerate().map(blend).collect()
 }
 
+/// The source row of row `row`, when the halves of each of `heads` heads become pairs.
+pub(crate) fn paired_row(row: usize, rows: usize, heads: usize) -> usize {
+    let dim = rows.checked_div(heads).unwrap_or(0);
+    if dim < 2 {
+        return row;
+    }
+    let (head, at) = (row / dim, row % dim);
+    head * dim + at % 2 * (dim / 2) + at / 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_become_pairs() {
+        let rows: Vec<_> = (0..12).map(|row| paired_row(row, 12, 2)).collect();
+        assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+        assert_eq!(paired_row(5, 12, 0), 5);
+    }
     use ferrum_kernels::RopeStyle;
 
     fn spec(scaling: RopeScaling) -> RopeSpec {

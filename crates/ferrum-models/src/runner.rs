@@ -3,13 +3,15 @@
 use crate::batch::StepBatch;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
+use crate::lora::Adapters;
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
+use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
     Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
     NormShape, PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{Error, FloatElement, Result, TokenId};
+use ferrum_types::{AdapterId, Error, FloatElement, Result, TokenId};
 
 /// How the KV pool is cut into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +122,7 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     weights: DecoderWeights<B>,
     kv: KvCache<B, K>,
     scratch: Scratch<B>,
+    adapters: Adapters<B>,
     rope: RopeTables<B>,
     batch: DeviceBatch<B>,
     logit_rows: B::Buffer<i32>,
@@ -185,6 +188,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         Ok(Self {
             kv: KvCache::alloc(device, spec.layers.len(), pool)?,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
+            adapters: Adapters::new(),
             logit_rows: device.alloc(config.max_logit_rows)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             best: device.alloc(config.max_logit_rows)?,
@@ -238,12 +242,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.check(batch)?;
         self.upload(batch)?;
         let logit_rows = batch.logit_rows.len();
+        let adapted = self.adapters.plan(batch);
         let Self {
             ctx,
             spec,
             weights,
             kv,
             scratch,
+            adapters,
             rope,
             batch: state,
             logits,
@@ -255,6 +261,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 spec,
                 batch: state,
                 rope,
+                adapters,
             };
             forward(ctx, weights, kv, &step, scratch)?;
             if logit_rows > 0 {
@@ -271,7 +278,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         };
         let shape = state.shape;
         let steady = shape.max_query_len == 1 && shape.seqs == shape.tokens;
-        if steady && !self.config.profile {
+        // What adapters add depends on which rows want them, which no key says.
+        if steady && !adapted && !self.config.profile {
             let key = graph_key(shape, logit_rows);
             B::run_graph(ctx, key, &mut body)?;
         } else {
@@ -396,6 +404,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.scratch.profiler.take_spans(&mut self.ctx)
     }
 
+    /// Loads a LoRA adapter, for batches that name it. Memory for what adapters add is allocated with the
+    /// first of them.
+    ///
+    /// # Errors
+    /// [`Error::Model`] names the module that does not fit the model; what the device says.
+    pub fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+        let (device, most) = (B::device(&self.ctx), self.config.max_tokens);
+        let lora = &mut self.scratch.lora;
+        self.adapters
+            .load(device, &self.spec, most, (id, folder), lora)
+    }
+
+    /// Forgets an adapter; whether it was there.
+    pub fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        self.adapters.unload(id)
+    }
+
     /// Holds the batch against the sizes of this runner and of its pool.
     fn check(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
@@ -420,6 +445,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             return fail(format!(
                 "token {token} is outside the vocabulary of {vocab}"
             ));
+        }
+        if let Some(AdapterId(id)) = self.adapters.missing(batch) {
+            return fail(format!("adapter {id} is not loaded"));
         }
         for seq in 0..batch.seqs() {
             let kv_len = batch.kv_lens[seq] as usize;

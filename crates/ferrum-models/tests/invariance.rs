@@ -81,6 +81,7 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
         prompt_len: n,
         blocks: &tables[slot],
         logits,
+        adapter: None,
     };
     let mut batch = StepBatch::default();
     batch.push(seq(1, 0..9, LogitRows::None)).unwrap();

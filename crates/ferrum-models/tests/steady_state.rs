@@ -85,6 +85,7 @@ where
             prompt_len,
             blocks: &table,
             logits: logit_rows,
+            adapter: None,
         };
         batch.push(seq).unwrap();
         runner.step(&batch).unwrap();

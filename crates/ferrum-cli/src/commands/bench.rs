@@ -156,6 +156,7 @@ fn together(
                 prompt_len: prompt.len(),
                 blocks: blocks_of(seq),
                 logits: LogitRows::None,
+                adapter: None,
             })?;
             runner.step(&batch)?;
             start += tokens.len();
@@ -173,6 +174,7 @@ fn together(
                 prompt_len: prompt.len(),
                 blocks: blocks_of(seq),
                 logits: LogitRows::Last,
+                adapter: None,
             })?;
         }
         runner.step(&batch)?;

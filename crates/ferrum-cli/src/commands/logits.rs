@@ -29,7 +29,8 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
         max_logit_rows: ROWS,
         ..RunnerConfig::single(context)
     };
-    let (mut session, _) = open::load(&model, &args.device, config, args.kv_dtype)?;
+    let mut session =
+        open::load_adapted(&model, &args.device, &args.adapter, config, args.kv_dtype)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if args.json {
         write!(

@@ -32,7 +32,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
         ..RunnerConfig::single(window)
     };
     let kv = open::kv_dtype(&model, &args.cache);
-    let (mut session, _) = open::load(&model, &args.device, config, kv)?;
+    let mut session = open::load_adapted(&model, &args.device, &args.adapter, config, kv)?;
     let (mut sum, mut count) = (0f64, 0usize);
     let mut bar = Progress::bytes("reading");
     for (i, part) in tokens.chunks(window).enumerate() {

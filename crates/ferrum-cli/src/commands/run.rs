@@ -138,7 +138,8 @@ fn answer(
 
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Session> {
     let kv = open::kv_dtype(model, &args.cache);
-    Ok(open::load(model, &args.device, RunnerConfig::single(context), kv)?.0)
+    let config = RunnerConfig::single(context);
+    open::load_adapted(model, &args.device, &args.adapter, config, kv)
 }
 
 /// Generates onto stdout, for as long as `go_on` says so.

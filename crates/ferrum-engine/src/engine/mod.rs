@@ -20,6 +20,7 @@
 //! What fails: an error or a panic in a step ends the engine. All requests get
 //! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused.
 
+mod adapters;
 mod answer;
 mod health;
 mod lookup;
@@ -37,11 +38,14 @@ pub use stats::EngineStats;
 use crate::StepRunner;
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use adapters::NewAdapter;
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_types::AdapterId;
 use health::Pulse;
 use request::{Limits, Submission};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -113,12 +117,18 @@ struct Shared {
     /// Sequences that wait for their first step.
     queued: AtomicUsize,
     next_request: AtomicU64,
+    next_adapter: AtomicU32,
+    /// LoRA adapters that requests may name.
+    adapters: Mutex<BTreeSet<AdapterId>>,
     stats: Mutex<EngineStats>,
 }
 
 enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    LoadAdapter(Box<NewAdapter>),
+    /// An adapter is not to be used any more.
+    RetireAdapters,
     /// Run a step for the sake of it; asked at this time.
     Probe(Duration),
     Drain,
@@ -159,6 +169,8 @@ impl Engine {
             pulse: Pulse::new(config.clock.now()),
             queued: AtomicUsize::new(0),
             next_request: AtomicU64::new(0),
+            next_adapter: AtomicU32::new(0),
+            adapters: Mutex::default(),
             stats: Mutex::new(EngineStats::default()),
             config,
         });
@@ -253,6 +265,7 @@ impl EngineHandle {
             return Err(refusal);
         }
         shared.limits.check(&request)?;
+        shared.check_adapter(&request)?;
         let (n, limit) = (request.n, shared.config.max_waiting);
         let room = |queued: usize| queued.checked_add(n).filter(|&sum| sum <= limit);
         let order = Ordering::AcqRel;

@@ -3,7 +3,7 @@
 use super::{Command, EngineHandle};
 use crate::sampler::Logprobs;
 use crate::{FinishReason, Generation};
-use ferrum_types::TokenId;
+use ferrum_types::{AdapterId, TokenId};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -44,6 +44,8 @@ pub struct Request {
     pub timeout: Option<Duration>,
     /// Requests of different tenants share nothing in the prefix cache.
     pub tenant: Option<String>,
+    /// A LoRA adapter that [`EngineHandle::load_adapter`] loaded.
+    pub adapter: Option<AdapterId>,
 }
 
 impl Request {
@@ -59,6 +61,7 @@ impl Request {
             priority: 0,
             timeout: None,
             tenant: None,
+            adapter: None,
         }
     }
 }

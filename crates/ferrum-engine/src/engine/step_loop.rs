@@ -10,8 +10,8 @@ use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
 use crate::{FinishReason, StepRunner, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
-use ferrum_types::{Error, Result, SeqId, TokenId};
-use std::collections::HashMap;
+use ferrum_types::{AdapterId, Error, Result, SeqId, TokenId};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::{ControlFlow, Range};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
 /// A request that has not ended.
-struct Open {
+pub(super) struct Open {
     events: Sender<Event>,
     /// Choices that have not ended.
     seqs: Vec<SeqId>,
+    pub(super) adapter: Option<AdapterId>,
     stop_tokens: Vec<TokenId>,
     usage: Usage,
     prompt_logprobs: Option<usize>,
@@ -33,12 +34,14 @@ struct Open {
 
 /// Everything on the engine's thread.
 pub(super) struct StepLoop<'a> {
-    runner: Box<dyn StepRunner>,
+    pub(super) runner: Box<dyn StepRunner>,
     tokenizer: Option<&'a Tokenizer>,
     scheduler: Scheduler,
-    shared: &'a Shared,
+    pub(super) shared: &'a Shared,
     inbox: &'a Receiver<Command>,
-    open: HashMap<RequestId, Open>,
+    pub(super) open: HashMap<RequestId, Open>,
+    /// On the runner.
+    pub(super) adapters: BTreeSet<AdapterId>,
     answers: HashMap<SeqId, Answer<'a>>,
     next_seq: u64,
     plan: StepPlan,
@@ -67,6 +70,7 @@ impl<'a> StepLoop<'a> {
             shared,
             inbox,
             open: HashMap::new(),
+            adapters: BTreeSet::new(),
             answers: HashMap::new(),
             next_seq: 0,
             plan: StepPlan::default(),
@@ -120,6 +124,8 @@ impl<'a> StepLoop<'a> {
             match command {
                 Command::Submit(submission) => self.open(&submission),
                 Command::Cancel(id) => self.cancel(id),
+                Command::LoadAdapter(new) => self.load_adapter(*new),
+                Command::RetireAdapters => self.retire_adapters(),
                 Command::Probe(asked) => {
                     self.shared.pulse.work_came(asked);
                     self.probe_wanted = true;
@@ -152,6 +158,7 @@ impl<'a> StepLoop<'a> {
         let open = Open {
             events: submission.events.clone(),
             seqs: Vec::with_capacity(request.n),
+            adapter: request.adapter,
             stop_tokens: request.generation.stop_tokens.clone(),
             usage: Usage {
                 prompt_tokens: request.prompt.len(),
@@ -161,6 +168,10 @@ impl<'a> StepLoop<'a> {
             prompt_rows: 0,
         };
         self.open.insert(submission.id, open);
+        if let Err(error) = self.find_adapter(request) {
+            self.shared.queued.fetch_sub(request.n, Ordering::AcqRel);
+            return self.fail_request(submission.id, error);
+        }
         for choice in 0..request.n {
             if let Err(error) = self.add_choice(submission, choice) {
                 // All was checked at the door, so this is a fault of the engine's; the request is told.
@@ -190,6 +201,7 @@ impl<'a> StepLoop<'a> {
             salt: CacheSalt {
                 tenant: request.tenant.as_deref().map(Into::into),
                 prompt_len: depends.then_some(request.prompt.len()),
+                adapter: request.adapter,
                 private: (!self.shared.config.prefix_cache).then_some(id.0),
             },
             prompt_logits: choice == 0 && request.prompt_logprobs.is_some(),
@@ -430,8 +442,12 @@ impl<'a> StepLoop<'a> {
         open.seqs.retain(|&seq| seq != id);
         if open.seqs.is_empty() {
             let _ = open.events.try_send(Event::Done(open.usage));
+            let adapted = open.adapter.is_some();
             self.open.remove(&answer.request);
             self.count_finished();
+            if adapted {
+                self.retire_adapters();
+            }
         }
     }
 
@@ -473,6 +489,7 @@ impl<'a> StepLoop<'a> {
             prompt_len: 1,
             blocks: table.blocks(),
             logits: LogitRows::Last,
+            adapter: None,
         })?;
         self.best.resize(1, 0);
         self.runner.step(&self.batch)?;

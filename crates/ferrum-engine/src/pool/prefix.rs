@@ -5,7 +5,7 @@
 //! that nobody can prepare prompts that collide; and as tokens and parent are compared too, a collision
 //! would only be a miss. By induction a match means that the whole prefix is the same.
 
-use ferrum_types::{BlockId, TokenId};
+use ferrum_types::{AdapterId, BlockId, TokenId};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::hash::BuildHasher;
@@ -19,6 +19,8 @@ pub struct CacheSalt {
     pub tenant: Option<Arc<str>>,
     /// Length of the prompt, for models whose keys depend on it (length-dependent RoPE).
     pub prompt_len: Option<usize>,
+    /// The LoRA adapter that runs beside the weights.
+    pub adapter: Option<AdapterId>,
     /// Number of a request that shares with nobody else.
     pub private: Option<u64>,
 }

@@ -111,6 +111,7 @@ impl Scheduler {
                 prompt_len: seq.prompt_len,
                 blocks: seq.table.blocks(),
                 logits: work.logits,
+                adapter: seq.salt.adapter,
             })?;
         }
         Ok(())

@@ -2,6 +2,7 @@
 //! tokens are the same whatever happens.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod adapters;
 mod faults;
 mod invariance;
 mod life;

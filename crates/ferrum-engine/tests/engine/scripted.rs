@@ -2,9 +2,10 @@
 //! function of what a sequence reads there, or a script.
 
 use ferrum_engine::{Engine, EngineConfig, StepRunner};
+use ferrum_formats::LoraFolder;
 use ferrum_kernels::{PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch};
-use ferrum_types::{Error, Result, TokenId};
+use ferrum_types::{AdapterId, Error, Result, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -103,6 +104,14 @@ fn mix(a: u64, b: u64) -> u64 {
 }
 
 impl StepRunner for Scripted {
+    fn load_adapter(&mut self, _: AdapterId, _: &LoraFolder) -> Result<()> {
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, _: AdapterId) -> bool {
+        true
+    }
+
     fn backend(&self) -> &'static str {
         "scripted"
     }

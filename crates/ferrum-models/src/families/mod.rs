@@ -16,7 +16,7 @@ mod qwen3_moe;
 mod rope;
 
 pub use names::WeightNames;
-pub(crate) use names::{GGUF_NAMES, gguf_name};
+pub(crate) use names::{GGUF_NAMES, HF_NAMES, gguf_name};
 
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig, ModelSource, TensorSource};

@@ -58,6 +58,13 @@ impl WeightNames {
         format!("{}.{part}", self.layer.replace("{}", &index.to_string()))
     }
 
+    /// The layer and the part of a name that [`in_layer`](Self::in_layer) gives.
+    pub(crate) fn layer_part<'n>(&self, name: &'n str) -> Option<(usize, &'n str)> {
+        let (prefix, _) = self.layer.split_once("{}")?;
+        let (index, part) = name.strip_prefix(prefix)?.split_once('.')?;
+        Some((index.parse().ok()?, part))
+    }
+
     /// Every name outside layers, in the order of the fields.
     fn whole(&self) -> [&'static str; 3] {
         [self.embedding, self.final_norm, self.lm_head]
@@ -97,17 +104,13 @@ pub(crate) fn gguf_name(from: &WeightNames, name: &str) -> Option<String> {
     if let Some(stem) = counterpart(&from.whole(), &to.whole(), stem) {
         return Some(format!("{stem}.{suffix}"));
     }
-    let (prefix, _) = from.layer.split_once("{}")?;
-    let (index, part) = stem.strip_prefix(prefix)?.split_once('.')?;
+    let (index, part) = from.layer_part(stem)?;
     let part = counterpart(&from.parts(), &to.parts(), part)?;
-    Some(format!(
-        "{}.{suffix}",
-        to.in_layer(index.parse().ok()?, part)
-    ))
+    Some(format!("{}.{suffix}", to.in_layer(index, part)))
 }
 
 /// Hugging Face names of Llama and those who followed it.
-pub(super) static HF_NAMES: WeightNames = HF;
+pub(crate) static HF_NAMES: WeightNames = HF;
 
 const HF: WeightNames = WeightNames {
     embedding: "model.embed_tokens",

@@ -11,6 +11,7 @@ mod source;
 
 pub use recipe::{RECIPES, Recipe};
 
+use crate::rope::paired_row;
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{Imatrix, ModelSource, TensorSource};
 use ferrum_quant::{dequantize, encode_row};
@@ -350,7 +351,7 @@ impl<'a> Rows<'a> {
     fn encode_rows(&self, first: usize, out: &mut [u8]) -> Result<(), String> {
         let mut values = vec![0.0; self.cols];
         for (row, out) in (first..).zip(out.chunks_exact_mut(self.out_bytes)) {
-            let from = source::paired_row(row, self.count, self.pairs);
+            let from = paired_row(row, self.count, self.pairs);
             let each = self.count / self.parts.len();
             let bytes = &self.parts[from / each][from % each * self.in_bytes..][..self.in_bytes];
             let failed = |e: ferrum_quant::QuantError| format!("cannot be converted: {e}");

@@ -38,23 +38,34 @@ pub(crate) fn fixture_dirs() -> Vec<PathBuf> {
 pub(crate) fn expected(path: &Path) -> Expected {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let ids = |name: &str| -> Vec<TokenId> {
-        let data = file.tensor(name).unwrap();
-        data.data()
-            .chunks_exact(8)
-            .map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32)
-            .collect()
-    };
-    let logits = file.tensor("logits").unwrap();
-    let logits = logits
-        .data()
-        .chunks_exact(4)
-        .map(|c| f32::from_le_bytes(c.try_into().unwrap()));
     Expected {
-        tokens: ids("tokens"),
-        logits: logits.collect(),
-        greedy: ids("greedy"),
+        tokens: ids(&file, "tokens"),
+        logits: logits(&file),
+        greedy: ids(&file, "greedy"),
     }
+}
+
+/// Tokens and logits `[tokens, vocab]` of a fixture that has no more.
+pub(crate) fn read_expected(path: &Path) -> (Vec<TokenId>, Vec<f32>) {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    (ids(&file, "tokens"), logits(&file))
+}
+
+fn ids(file: &SafeTensors<'_>, name: &str) -> Vec<TokenId> {
+    let data = file.tensor(name).unwrap();
+    data.data()
+        .chunks_exact(8)
+        .map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32)
+        .collect()
+}
+
+fn logits(file: &SafeTensors<'_>) -> Vec<f32> {
+    let data = file.tensor("logits").unwrap();
+    let numbers = data.data().chunks_exact(4);
+    numbers
+        .map(|c| f32::from_le_bytes(c.try_into().unwrap()))
+        .collect()
 }
 
 pub(crate) fn open(path: &Path) -> Model {
@@ -119,6 +130,7 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
                 prompt_len,
                 blocks: &table,
                 logits,
+                adapter: None,
             })
             .unwrap();
         runner.step(&batch).unwrap();
@@ -149,6 +161,7 @@ pub(crate) fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 prompt_len,
                 blocks: &table,
                 logits,
+                adapter: None,
             })
             .unwrap();
         runner.step(&batch).unwrap();

@@ -1,0 +1,119 @@
+//! LoRA adapters of a running engine: loaded between steps, forgotten when nobody uses them any more.
+
+use super::step_loop::StepLoop;
+use super::{Command, EngineError, EngineHandle, Request, Shared};
+use ferrum_formats::LoraFolder;
+use ferrum_types::AdapterId;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+use tokio::sync::oneshot;
+
+/// An adapter on its way to the engine's thread.
+pub(super) struct NewAdapter {
+    id: AdapterId,
+    folder: LoraFolder,
+    done: oneshot::Sender<Result<(), EngineError>>,
+}
+
+impl Shared {
+    /// Adapters that requests may name.
+    fn adapters(&self) -> MutexGuard<'_, BTreeSet<AdapterId>> {
+        // Nothing panics while it holds the lock.
+        let adapters = self.adapters.lock();
+        adapters.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds the adapter of a request against those that are there.
+    pub(super) fn check_adapter(&self, request: &Request) -> Result<(), EngineError> {
+        match request.adapter {
+            Some(id) if !self.adapters().contains(&id) => Err(unknown(id)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn unknown(AdapterId(id): AdapterId) -> EngineError {
+    EngineError::Invalid {
+        field: "adapter",
+        reason: format!("number {id} is not loaded"),
+    }
+}
+
+impl EngineHandle {
+    /// Loads a LoRA adapter between two steps, for requests that name it.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] when it does not fit the model or its memory; what
+    /// [`submit`](Self::submit) says of an engine that takes nothing more.
+    pub async fn load_adapter(&self, folder: LoraFolder) -> Result<AdapterId, EngineError> {
+        let shared = &self.shared;
+        if let Some(refusal) = shared.phase.borrow().refusal() {
+            return Err(refusal);
+        }
+        let id = AdapterId(shared.next_adapter.fetch_add(1, Ordering::Relaxed));
+        let (done, answer) = oneshot::channel();
+        let new = NewAdapter { id, folder, done };
+        // If nobody reads it, there is no answer.
+        let _ = self.commands.send(Command::LoadAdapter(Box::new(new)));
+        answer.await.unwrap_or_else(|_| Err(self.ending()))?;
+        Ok(id)
+    }
+
+    /// Refuses new requests with an adapter; requests that have it go on, and with the last of them its
+    /// memory is free. Whether it was there.
+    pub fn unload_adapter(&self, id: AdapterId) -> bool {
+        let known = self.shared.adapters().remove(&id);
+        if known {
+            // An engine that has ended has no adapters.
+            let _ = self.commands.send(Command::RetireAdapters);
+        }
+        known
+    }
+}
+
+impl StepLoop<'_> {
+    pub(super) fn load_adapter(&mut self, new: NewAdapter) {
+        let loaded = self.runner.load_adapter(new.id, &new.folder);
+        let answer = match loaded {
+            Ok(()) => {
+                self.adapters.insert(new.id);
+                self.shared.adapters().insert(new.id);
+                Ok(())
+            }
+            Err(error) => Err(EngineError::Invalid {
+                field: "adapter",
+                reason: error.to_string(),
+            }),
+        };
+        if new.done.send(answer).is_err() {
+            // Whoever wanted it has gone, and nobody else knows its name.
+            self.shared.adapters().remove(&new.id);
+            self.retire_adapters();
+        }
+    }
+
+    /// An adapter may have gone between the door and here.
+    pub(super) fn find_adapter(&self, request: &Request) -> Result<(), EngineError> {
+        match request.adapter {
+            Some(id) if !self.adapters.contains(&id) => Err(unknown(id)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets the adapters that new requests cannot name and no request has.
+    pub(super) fn retire_adapters(&mut self) {
+        let known = self.shared.adapters();
+        if self.adapters.len() == known.len() {
+            return;
+        }
+        let used: BTreeSet<_> = self.open.values().filter_map(|open| open.adapter).collect();
+        let gone = |id: &AdapterId| !known.contains(id) && !used.contains(id);
+        let gone: Vec<_> = self.adapters.iter().copied().filter(gone).collect();
+        drop(known);
+        for id in gone {
+            self.adapters.remove(&id);
+            self.runner.unload_adapter(id);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! LoRA adapters: the logits are PEFT's, from every kind of base file, and what runs beside a sequence
+//! changes none of its bits.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_formats::LoraFolder;
+use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32, LlmBackend};
+use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
+use ferrum_types::{AdapterId, Error, TokenId};
+use std::path::PathBuf;
+use support::{blocks, fixtures, max_difference, open, read_expected, runner_in};
+
+/// Adapter and the model that it was made for.
+const ADAPTERS: [(&str, &str); 3] = [
+    ("llama-all", "llama3-tied"),
+    ("llama-up", "llama3-tied"),
+    ("qwen3-patterns", "qwen3"),
+];
+
+const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
+
+fn folder(name: &str) -> PathBuf {
+    fixtures().join("../lora").join(name)
+}
+
+fn adapter(name: &str) -> LoraFolder {
+    LoraFolder::open(folder(name)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn runner<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
+    device: &B,
+    model: &str,
+) -> ModelRunner<B, KvF32> {
+    let model = open(&fixtures().join(model));
+    runner_in::<B, KvF32, Expanded>(device, &model, LAYOUT)
+}
+
+/// Logits of all positions of several sequences `(tokens, adapter)` in one batch after the other:
+/// `chunk` tokens of each at a time.
+fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
+    runner: &mut ModelRunner<B, KvF32>,
+    seqs: &[(&[TokenId], Option<AdapterId>)],
+    chunk: usize,
+) -> Vec<Vec<f32>> {
+    let (vocab, pool) = (runner.spec().vocab_size, runner.pool().blocks);
+    let tables: Vec<_> = (0..seqs.len()).map(|slot| blocks(pool, slot)).collect();
+    let mut out = vec![Vec::new(); seqs.len()];
+    let longest = seqs.iter().map(|(tokens, _)| tokens.len()).max().unwrap();
+    for start in (0..longest).step_by(chunk) {
+        let mut batch = StepBatch::default();
+        for ((tokens, adapter), blocks) in seqs.iter().zip(&tables) {
+            let end = (start + chunk).min(tokens.len());
+            batch
+                .push(SeqStep {
+                    tokens: &tokens[start.min(end)..end],
+                    start: start.min(end),
+                    prompt_len: tokens.len(),
+                    blocks,
+                    logits: LogitRows::All,
+                    adapter: *adapter,
+                })
+                .unwrap();
+        }
+        runner.step(&batch).unwrap();
+        let mut rows = vec![0.0; batch.logit_rows.len() * vocab];
+        runner.read_logits(&mut rows).unwrap();
+        let mut rest = rows.as_slice();
+        for (seq, out) in out.iter_mut().enumerate() {
+            let (mine, others) = rest.split_at(batch.rows(seq).len() * vocab);
+            out.extend_from_slice(mine);
+            rest = others;
+        }
+    }
+    out
+}
+
+fn check_all<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(device: &B) {
+    for (name, base) in ADAPTERS {
+        let (tokens, expected) = read_expected(&folder(name).join("expected.safetensors"));
+        for file in ["", "model.gguf"] {
+            let model = format!("{base}/{file}");
+            let mut runner = runner(device, &model);
+            let plain = logits(&mut runner, &[(&tokens, None)], 96);
+            let id = AdapterId(7);
+            runner.load_adapter(id, &adapter(name)).unwrap();
+            let found = logits(&mut runner, &[(&tokens, Some(id))], 96);
+            let difference = max_difference(&found[0], &expected);
+            assert!(difference <= 1e-4, "{name} on {model}: {difference}");
+            // Whoever does not name it does without.
+            let without = logits(&mut runner, &[(&tokens, None)], 96);
+            assert_eq!(without, plain, "{name} on {model}");
+            assert!(runner.unload_adapter(id) && !runner.unload_adapter(id));
+        }
+    }
+}
+
+#[test]
+fn reference_backend_equals_peft() {
+    check_all(&ReferenceBackend::open(0).unwrap());
+}
+
+#[test]
+fn cpu_backend_equals_peft() {
+    check_all(&CpuBackend::open(0).unwrap());
+}
+
+#[test]
+fn gpu_backend_equals_peft() {
+    match GpuBackend::open(0) {
+        Ok(device) => check_all(&device),
+        Err(e) => println!("skipped: {e}"),
+    }
+}
+
+#[test]
+fn sequences_of_several_adapters_do_not_change_each_other() {
+    let device = CpuBackend::open(0).unwrap();
+    let mut runner = runner(&device, "llama3-tied");
+    let (tokens, _) = read_expected(&folder("llama-all").join("expected.safetensors"));
+    let (all, up) = (AdapterId(1), AdapterId(2));
+    runner.load_adapter(all, &adapter("llama-all")).unwrap();
+    runner.load_adapter(up, &adapter("llama-up")).unwrap();
+    let seqs = [
+        (&tokens[..], Some(all)),
+        (&tokens[3..20], None),
+        (&tokens[1..], Some(up)),
+        (&tokens[2..25], Some(all)),
+    ];
+    let alone: Vec<_> = seqs
+        .iter()
+        .map(|&seq| logits(&mut runner, &[seq], 96).remove(0))
+        .collect();
+    assert_ne!(alone[0], alone[2]);
+    for order in [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0], [0, 3, 2, 1]] {
+        for chunk in [1, 5, 24] {
+            let found = logits(&mut runner, &order.map(|i| seqs[i]), chunk);
+            for (found, i) in found.iter().zip(order) {
+                assert_eq!(
+                    *found, alone[i],
+                    "sequence {i} of {order:?}, chunks of {chunk}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let device = CpuBackend::open(0).unwrap();
+    let cases = [
+        (
+            "qwen3",
+            "llama-all",
+            "the adapter is for another model (llama3-tied)",
+        ),
+        ("qwen3-moe", "llama-up", "module \"model.layers.0."),
+        (
+            "qwen2",
+            "qwen3-patterns",
+            "the adapter is for another model (qwen3)",
+        ),
+    ];
+    for (model, name, words) in cases {
+        let model = open(&fixtures().join(model));
+        let mut runner =
+            runner_in::<CpuBackend, KvF32, ferrum_models::Moe<Expanded>>(&device, &model, LAYOUT);
+        match runner.load_adapter(AdapterId(0), &adapter(name)) {
+            Err(Error::Model(message)) => assert!(message.contains(words), "{message}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let mut runner = runner(&device, "llama3-tied");
+    let mut batch = StepBatch::default();
+    let table = blocks(runner.pool().blocks, 0);
+    batch
+        .push(SeqStep {
+            tokens: &[1],
+            start: 0,
+            prompt_len: 1,
+            blocks: &table,
+            logits: LogitRows::Last,
+            adapter: Some(AdapterId(3)),
+        })
+        .unwrap();
+    let error = runner.step(&batch).unwrap_err().to_string();
+    assert!(error.contains("adapter 3 is not loaded"), "{error}");
+}
