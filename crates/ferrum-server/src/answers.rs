@@ -3,7 +3,7 @@
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
-use ferrum_engine::engine::Usage;
+use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{Event, EventStream, FinishReason};
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub(crate) struct Piece {
     pub(crate) logprobs: Option<Logprobs>,
     /// Set with the last piece of an answer.
     pub(crate) finish: Option<FinishReason>,
+    /// The stop string that ended it.
+    pub(crate) stop: Option<String>,
 }
 
 /// What comes next.
@@ -138,13 +140,14 @@ impl Answers {
                     text,
                     logprobs,
                     finish: None,
+                    stop: None,
                 })
             }
             Event::Finished {
                 choice,
                 text,
                 reason,
-                ..
+                stop,
             } => {
                 self.metrics.finished(reason, self.started.elapsed());
                 match reason {
@@ -157,6 +160,10 @@ impl Answers {
                         text,
                         logprobs: None,
                         finish: Some(reason),
+                        stop: match stop {
+                            Some(StopMatch::Text(text)) => Some(text),
+                            Some(StopMatch::Token(_)) | None => None,
+                        },
                     }),
                 }
             }

@@ -14,6 +14,7 @@ mod answers;
 mod app;
 mod auth;
 mod config;
+mod conversation;
 mod error;
 mod fields;
 mod logprobs;
@@ -23,6 +24,7 @@ mod output;
 mod routes;
 mod sampling;
 mod serve;
+mod speech;
 mod sse;
 
 pub use config::ServerConfig;

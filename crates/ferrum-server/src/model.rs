@@ -76,6 +76,12 @@ impl Model {
         text.map_err(|e| ApiError::invalid("messages", format!("the chat template says: {e}")))
     }
 
+    /// The text of the template that is used where there are tools; empty without one.
+    pub(crate) fn template_source(&self) -> &str {
+        let template = self.served.template.as_ref();
+        template.and_then(|t| t.source(true)).unwrap_or_default()
+    }
+
     /// Tokens at which DRY's passages end, when a request names none. They take a look at the whole
     /// vocabulary, so they are found when they are first needed.
     pub(crate) fn default_breakers(&self) -> &[TokenId] {

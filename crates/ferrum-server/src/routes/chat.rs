@@ -2,35 +2,29 @@
 
 use super::completions::usage_json;
 use super::messages;
-use crate::answers::{Answers, Next, Piece, finish_name};
+use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
+use crate::conversation::{ChatPrompt, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
-use crate::output::{CALL, Delta, Looks, OutputParser};
+use crate::output::Delta;
 use crate::sampling::{self, Wanted};
+use crate::speech::{End, Part, Speech};
 use crate::sse::{self, Chunks};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::engine::{MAX_LOGPROBS, Usage};
-use ferrum_formats::tokenizer::EncodeOptions;
-use ferrum_types::TokenId;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-
-/// Most tool calls of one answer.
-const MAX_CALLS: usize = 128;
 
 #[derive(Debug)]
 struct Job {
     wanted: Wanted,
-    prompt: Vec<TokenId>,
+    prompt: ChatPrompt,
     logprobs: Option<usize>,
-    looks: Looks,
-    /// What the prompt says already of the answer, so that it becomes a call.
-    begun: String,
 }
 
 /// The route.
@@ -39,7 +33,7 @@ pub(crate) async fn chat(
     request: Request,
 ) -> Result<Response, ApiError> {
     let mut job = app.read(request, read).await?;
-    let prompt = std::mem::take(&mut job.prompt);
+    let prompt = std::mem::take(&mut job.prompt.tokens);
     let logprobs = job.logprobs;
     let mut answers = app.submit(&job.wanted, [prompt], |request| request.logprobs = logprobs)?;
     let mut chat = Chat::new(&app, &job, answers.count());
@@ -62,44 +56,16 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let logprobs = read_logprobs(&mut fields)?;
     let text_only = |v: &Value| *v == json!(["text"]);
     fields.harmless("modalities", text_only, "[\"text\"]")?;
-    let messages = messages::read(&mut fields)?;
-    let messages = messages.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
-    let mut conversation = messages::template_fields(&mut fields)?;
+    let conversation = messages::read(&mut fields)?;
+    let conversation =
+        conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
     fields.finish()?;
-    let source = model.served.template.as_ref().and_then(|t| t.source(true));
-    let source = source.unwrap_or_default();
-    if choice == ToolChoice::None {
-        conversation.tools = None;
-    }
-    if conversation.tools.is_some() && !source.contains(CALL) {
-        let reason = "this model's chat template has no tool calls of a form that is known here";
-        return Err(ApiError::unsupported("tools", reason));
-    }
-    let text = model.render(&conversation.input(&messages))?;
-    let reasoning = source.contains("<think>") || source.contains("</think>");
-    let looks = Looks {
-        reasoning,
-        begins_thinking: reasoning && text.trim_end().ends_with("<think>"),
-        max_calls: match (&conversation.tools, parallel) {
-            (None, _) => 0,
-            (Some(_), false) => 1,
-            (Some(_), true) => MAX_CALLS,
-        },
-    };
-    let begun = choice.beginning();
-    if looks.begins_thinking && !begun.is_empty() {
-        let reason = "a model that always thinks first cannot be made to call; expected \"auto\"";
-        return Err(ApiError::unsupported("tool_choice", reason));
-    }
-    let prompt = model.encode("messages", &(text + &begun), EncodeOptions::PROMPT)?;
     Ok(Job {
         wanted,
-        prompt,
+        prompt: conversation.prompt(model, &choice, parallel)?,
         logprobs,
-        looks,
-        begun,
     })
 }
 
@@ -111,27 +77,6 @@ fn read_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
         return Err(ApiError::invalid("top_logprobs", reason));
     }
     Ok(wanted.then_some(top.unwrap_or(0)))
-}
-
-/// Whether and which tools are to be called.
-#[derive(Clone, Debug, PartialEq)]
-enum ToolChoice {
-    None,
-    Auto,
-    Required,
-    Named(String),
-}
-
-impl ToolChoice {
-    /// The beginning of an answer that has to be a call.
-    fn beginning(&self) -> String {
-        match self {
-            ToolChoice::None | ToolChoice::Auto => String::new(),
-            ToolChoice::Required => format!("{CALL}\n{{\"name\":"),
-            // Names have no characters that JSON escapes.
-            ToolChoice::Named(name) => format!("{CALL}\n{{\"name\": \"{name}\", \"arguments\":"),
-        }
-    }
 }
 
 fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
@@ -169,23 +114,13 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
     }
 }
 
-/// What an event adds to a choice.
-struct Part {
-    deltas: Vec<Delta>,
-    logprobs: Vec<Value>,
-    finish: Option<&'static str>,
-}
-
 /// What is known of the answers to a request while they come.
 struct Chat {
     model: Arc<Model>,
     id: String,
     created: u64,
     wants_logprobs: bool,
-    parsers: Vec<OutputParser>,
-    begun: String,
-    /// Whether an answer has begun.
-    started: Vec<bool>,
+    speech: Speech,
 }
 
 impl Chat {
@@ -195,41 +130,8 @@ impl Chat {
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),
-            parsers: (0..answers).map(|_| OutputParser::new(job.looks)).collect(),
-            begun: job.begun.clone(),
-            started: vec![false; answers],
+            speech: Speech::new(&job.prompt, answers),
         }
-    }
-
-    /// Whether it is the first of its answer, too.
-    fn part(&mut self, piece: Piece) -> (bool, Part) {
-        let Piece {
-            index,
-            text,
-            logprobs,
-            finish,
-        } = piece;
-        let parser = &mut self.parsers[index];
-        let first = !std::mem::replace(&mut self.started[index], true);
-        let mut deltas = match first {
-            true => parser.push(&self.begun),
-            false => Vec::new(),
-        };
-        deltas.extend(parser.push(&text));
-        if finish.is_some() {
-            deltas.extend(parser.finish());
-        }
-        let finish = finish.map(|reason| match finish_name(reason) {
-            "stop" if parser.has_calls() => "tool_calls",
-            name => name,
-        });
-        let logprobs = logprobs.map(|logprobs| chat_entry(&self.model, &logprobs));
-        let part = Part {
-            deltas,
-            logprobs: logprobs.into_iter().collect(),
-            finish,
-        };
-        (first, part)
     }
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
@@ -240,6 +142,14 @@ impl Chat {
             "model": self.model.served.name,
             "choices": choices,
         })
+    }
+}
+
+fn end_name(end: &End) -> &'static str {
+    match end {
+        End::Stop(_) => "stop",
+        End::Length => "length",
+        End::Calls => "tool_calls",
     }
 }
 
@@ -254,7 +164,7 @@ struct Message {
 }
 
 impl Message {
-    fn add(&mut self, part: Part) {
+    fn add(&mut self, part: Part, model: &Model) {
         for delta in part.deltas {
             match delta {
                 Delta::Content(text) => self.content.push_str(&text),
@@ -267,8 +177,9 @@ impl Message {
                 }
             }
         }
-        self.logprobs.extend(part.logprobs);
-        self.finish = part.finish.or(self.finish);
+        let logprobs = part.logprobs.map(|logprobs| chat_entry(model, &logprobs));
+        self.logprobs.extend(logprobs);
+        self.finish = part.end.as_ref().map(end_name).or(self.finish);
     }
 
     fn json(self) -> Value {
@@ -305,7 +216,10 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
             Next::Failed(error) => return Err(error),
             Next::Done(total) => usage = total,
             Next::Prompt(..) => {}
-            Next::Piece(piece) => messages[piece.index].add(chat.part(piece).1),
+            Next::Piece(piece) => {
+                let message = &mut messages[piece.index];
+                message.add(chat.speech.part(piece), &chat.model);
+            }
         }
     }
     let choice = |(index, mut message): (usize, Message)| {
@@ -364,12 +278,14 @@ impl Chunks for ChatChunks {
             Next::Done(_) | Next::Prompt(..) | Next::Failed(_) => return,
         };
         let index = piece.index;
-        let (first, part) = self.chat.part(piece);
-        if first {
+        let part = self.chat.speech.part(piece);
+        if part.first {
             let delta = json!({"role": "assistant", "content": ""});
             out.push(self.chunk(index, delta, Vec::new()));
         }
-        let mut logprobs = part.logprobs;
+        let logprobs = part.logprobs;
+        let logprobs = logprobs.map(|logprobs| chat_entry(&self.chat.model, &logprobs));
+        let mut logprobs: Vec<_> = logprobs.into_iter().collect();
         for delta in part.deltas {
             let logprobs = std::mem::take(&mut logprobs);
             out.push(self.chunk(index, delta_json(delta), logprobs));
@@ -378,9 +294,9 @@ impl Chunks for ChatChunks {
             // A token whose text is not certain yet.
             out.push(self.chunk(index, json!({"content": ""}), logprobs));
         }
-        if let Some(reason) = part.finish {
+        if let Some(end) = &part.end {
             let mut chunk = self.chunk(index, json!({}), Vec::new());
-            chunk["choices"][0]["finish_reason"] = reason.into();
+            chunk["choices"][0]["finish_reason"] = end_name(end).into();
             out.push(chunk);
         }
     }

@@ -238,6 +238,7 @@ impl Completion {
             text,
             logprobs,
             finish,
+            ..
         } = piece;
         let mut part = match std::mem::replace(&mut self.begun[index], true) {
             true => Part::default(),

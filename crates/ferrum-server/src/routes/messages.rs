@@ -1,8 +1,8 @@
 //! Conversations in OpenAI's form, checked and brought into the form that chat templates read.
 
+use crate::conversation::Conversation;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
-use ferrum_formats::chat_template::ChatInput;
 use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -12,43 +12,39 @@ const MAX_MESSAGES: usize = 4096;
 const MAX_PARTS: usize = 1024;
 const MAX_TOOLS: usize = 128;
 
-/// What goes into a template beside the messages.
-#[derive(Debug, Default)]
-pub(super) struct Conversation {
-    pub(super) tools: Option<Value>,
-    extra: Map<String, Value>,
+/// Takes `messages`, if they are there, and then `tools` and `chat_template_kwargs`.
+pub(super) fn read(fields: &mut Fields) -> Result<Option<Conversation>> {
+    let Some(messages) = read_messages(fields)? else {
+        return Ok(None);
+    };
+    let extra = read_extra(fields)?;
+    let tools = read_tools(fields)?;
+    Ok(Some(Conversation {
+        messages,
+        tools,
+        extra,
+    }))
 }
 
-impl Conversation {
-    pub(super) fn input<'a>(&'a self, messages: &'a Value) -> ChatInput<'a> {
-        ChatInput {
-            tools: self.tools.as_ref(),
-            extra: self.extra.clone(),
-            ..ChatInput::new(messages)
-        }
-    }
-}
-
-/// Takes `tools` and `chat_template_kwargs`.
-pub(super) fn template_fields(fields: &mut Fields) -> Result<Conversation> {
+fn read_extra(fields: &mut Fields) -> Result<Map<String, Value>> {
     const OURS: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
     let extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
     if let Some(name) = OURS.iter().find(|name| extra.contains_key(**name)) {
         let param = format!("chat_template_kwargs.{name}");
         return Err(ApiError::invalid(param, "it is a field of the request"));
     }
-    let tools = match fields.list("tools", MAX_TOOLS)? {
+    Ok(extra)
+}
+
+fn read_tools(fields: &mut Fields) -> Result<Option<Value>> {
+    match fields.list("tools", MAX_TOOLS)? {
         Some(tools) if !tools.is_empty() => {
             let tools = tools.into_iter().enumerate();
-            Some(
-                tools
-                    .map(|(i, tool)| read_tool(tool, i))
-                    .collect::<Result<_>>()?,
-            )
+            let tools = tools.map(|(i, tool)| read_tool(tool, i));
+            Ok(Some(tools.collect::<Result<_>>()?))
         }
-        _ => None,
-    };
-    Ok(Conversation { tools, extra })
+        _ => Ok(None),
+    }
 }
 
 fn read_tool(tool: Value, i: usize) -> Result<Value> {
@@ -93,8 +89,7 @@ fn need_function(fields: &mut Fields) -> Result<()> {
     }
 }
 
-/// Takes `messages`, if they are there.
-pub(super) fn read(fields: &mut Fields) -> Result<Option<Value>> {
+fn read_messages(fields: &mut Fields) -> Result<Option<Value>> {
     let Some(messages) = fields.list("messages", MAX_MESSAGES)? else {
         return Ok(None);
     };

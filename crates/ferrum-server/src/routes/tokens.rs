@@ -41,12 +41,11 @@ pub(crate) async fn tokenize(
                 fields.finish()?;
                 model.encode("prompt", &text, options)?
             }
-            (None, Some(messages)) => {
-                let conversation = messages::template_fields(&mut fields)?;
+            (None, Some(conversation)) => {
                 fields.finish()?;
                 let input = ChatInput {
                     add_generation_prompt: begin.unwrap_or(true),
-                    ..conversation.input(&messages)
+                    ..conversation.input()
                 };
                 let options = EncodeOptions {
                     // The template has written what it wants around.
