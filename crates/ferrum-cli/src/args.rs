@@ -51,6 +51,14 @@ fn token_id(text: &str) -> Result<u32, String> {
         .map_err(|_| format!("found \"{text}\", expected a token id such as 42"))
 }
 
+/// A folder with the name that requests have for it.
+fn named_folder(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, dir)) if !name.is_empty() && !dir.is_empty() => Ok((name.into(), dir.into())),
+        _ => Err("expected NAME=DIR, such as sql=adapters/sql".into()),
+    }
+}
+
 /// Which device.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceArgs {
@@ -189,6 +197,14 @@ pub(crate) struct ServeArgs {
     /// File with such keys, one a line
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+
+    /// LoRA adapter, which requests choose as the model NAME; can be given several times
+    #[arg(long, value_name = "NAME=DIR", value_parser = named_folder)]
+    pub(crate) lora: Vec<(String, PathBuf)>,
+
+    /// Folder from whose folders requests may load LoRA adapters [default: they may not]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora_dir: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

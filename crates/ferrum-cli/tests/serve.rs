@@ -80,13 +80,17 @@ fn what_cannot_be_served_is_said() {
     std::fs::write(&keys, "\n \n").unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let cases: [(&[&str], &str); 3] = [
+    let cases: [(&[&str], &str); 4] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
         ),
         (&["--api-key", ""], "an API key is empty"),
         (&["--port", &port], "cannot listen on 127.0.0.1"),
+        (
+            &["--port", "0", "--backend", "cpu", "--lora", "a=/no/such"],
+            "--lora a=/no/such: lora_path: /no/such: holds no adapter_config.json",
+        ),
     ];
     for (args, words) in cases {
         let output: Output = serve(args).output().unwrap();

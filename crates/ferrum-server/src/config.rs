@@ -1,5 +1,6 @@
 //! Settings of a server, with defaults that are safe on a machine of one's own.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Limits and keys.
@@ -19,6 +20,10 @@ pub struct ServerConfig {
     pub max_choices: usize,
     /// Most that a request may say in `max_tokens`.
     pub max_tokens: usize,
+    /// The folder from which requests may load LoRA adapters; with none, they may not.
+    pub lora_dir: Option<PathBuf>,
+    /// Most LoRA adapters at a time.
+    pub max_adapters: usize,
     /// How long the headers of a request may take, and then its body.
     pub read_timeout: Duration,
     /// How long an answer may take, its time in the queue included.
@@ -37,6 +42,8 @@ impl Default for ServerConfig {
             max_prompts: 128,
             max_choices: 128,
             max_tokens: 1 << 20,
+            lora_dir: None,
+            max_adapters: 16,
             read_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             grace: Duration::from_secs(30),

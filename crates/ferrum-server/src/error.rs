@@ -70,10 +70,18 @@ impl ApiError {
         Self::new(status, "authentication_error", message).coded("invalid_api_key")
     }
 
-    pub(crate) fn no_model(found: &str, served: &str) -> Self {
-        let message = format!("there is no model {found:?} here, only {served:?}");
+    pub(crate) fn no_model(found: &str, served: &[String]) -> Self {
+        let served = served.join(", ");
+        let message = format!("there is no model {found:?} here, only {served}");
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         let param = Some("model".into());
+        Self { param, ..error }.coded("model_not_found")
+    }
+
+    pub(crate) fn no_adapter(found: &str) -> Self {
+        let message = format!("lora_name: there is no adapter {found:?} here");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        let param = Some("lora_name".into());
         Self { param, ..error }.coded("model_not_found")
     }
 

@@ -75,6 +75,14 @@ impl Fields {
         }
     }
 
+    /// Text that must be there.
+    pub(crate) fn need_text(&mut self, field: &str) -> Result<String> {
+        match self.need(field)? {
+            Value::String(text) => Ok(text),
+            other => Err(wrong(&self.name(field), &other, "a string")),
+        }
+    }
+
     pub(crate) fn boolean(&mut self, field: &str) -> Result<Option<bool>> {
         match self.take(field) {
             None => Ok(None),

@@ -10,6 +10,7 @@
 //! `answers` merges them. The answer is either gathered whole or sent as server-sent events (`sse`).
 //! When the client goes away, its answers are dropped, and that cancels them.
 
+mod adapters;
 mod answers;
 mod app;
 mod auth;

@@ -4,7 +4,7 @@
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
-use crate::model::Model;
+use crate::model::{Model, Named};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::sampler::MAX_LOGIT_BIAS;
 use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
@@ -17,6 +17,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// What a request says of the answers that it wants, but for the prompt.
 #[derive(Debug)]
 pub(crate) struct Wanted {
+    pub(crate) model: Named,
     pub(crate) generation: Generation,
     pub(crate) n: usize,
     pub(crate) stream: bool,
@@ -29,7 +30,7 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// Takes the fields that all routes have, `max_tokens` apart.
     pub(crate) fn read(fields: &mut Fields, model: &Model, config: &ServerConfig) -> Result<Self> {
-        model.check_name(fields.text("model")?.as_deref())?;
+        let named = model.find(fields.text("model")?.as_deref())?;
         let n = fields.count("n", 1..=config.max_choices)?.unwrap_or(1);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
@@ -41,6 +42,7 @@ impl Wanted {
         };
         let priority = i64::from(i8::MIN)..=i64::from(i8::MAX);
         let wanted = Self {
+            model: named,
             generation,
             n,
             stream,
@@ -59,6 +61,7 @@ impl Wanted {
             n: self.n,
             priority: self.priority,
             tenant: self.tenant.clone(),
+            adapter: self.model.adapter,
             timeout: Some(config.request_timeout),
             ..Request::new(prompt, self.generation.clone())
         }

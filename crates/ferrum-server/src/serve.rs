@@ -2,6 +2,7 @@
 
 use crate::app::{self, App};
 use crate::config::ServerConfig;
+use crate::error::ApiError;
 use crate::model::ServedModel;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -9,6 +10,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +48,15 @@ impl Server {
             places,
             http,
         }
+    }
+
+    /// Loads a LoRA adapter, which requests choose as the model `name`.
+    ///
+    /// # Errors
+    /// What is wrong with the name or the adapter.
+    pub async fn load_adapter(&self, name: &str, dir: &Path) -> Result<(), ApiError> {
+        let most = self.app.config.max_adapters;
+        self.app.model.load_adapter(name, dir, most).await
     }
 
     /// Answers until `stop` is ready. Then new requests are refused while the answers that have begun

@@ -41,6 +41,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         listener.map_err(|e| Failure::new(format!("cannot listen on {address}: {e}")))?;
     let (engine, model) = start(args)?;
     let server = Server::new(model, config);
+    for (name, dir) in &args.lora {
+        let loaded = runtime.block_on(server.load_adapter(name, dir));
+        loaded.map_err(|e| Failure::new(format!("--lora {name}={}: {e}", dir.display())))?;
+    }
     let url = listener.local_addr()?;
     runtime.block_on(async {
         let stop = stop_signal()?;
@@ -82,6 +86,9 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),
         grace: seconds(args.grace),
+        lora_dir: args.lora_dir.clone(),
+        // As many as are asked for here, and then some.
+        max_adapters: ServerConfig::default().max_adapters.max(args.lora.len()),
         ..ServerConfig::default()
     })
 }

@@ -117,6 +117,7 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
 /// What is known of the answers to a request while they come.
 struct Chat {
     model: Arc<Model>,
+    name: String,
     id: String,
     created: u64,
     wants_logprobs: bool,
@@ -127,6 +128,7 @@ impl Chat {
     fn new(app: &App, job: &Job, answers: usize) -> Self {
         Self {
             model: Arc::clone(&app.model),
+            name: job.wanted.model.name.clone(),
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),
@@ -139,7 +141,7 @@ impl Chat {
             "id": self.id,
             "object": object,
             "created": self.created,
-            "model": self.model.served.name,
+            "model": self.name,
             "choices": choices,
         })
     }

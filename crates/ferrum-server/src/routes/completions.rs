@@ -193,6 +193,7 @@ impl Part {
 /// What is known of the answers to a request while they come.
 struct Completion {
     model: Arc<Model>,
+    name: String,
     id: String,
     created: u64,
     n: usize,
@@ -211,6 +212,7 @@ impl Completion {
         let echo = |prompt| job.echo.then(|| (prompt, Vec::new()));
         Self {
             model: Arc::clone(&app.model),
+            name: job.wanted.model.name,
             id: fresh_id("cmpl-"),
             created: unix_time(),
             n: job.wanted.n,
@@ -289,7 +291,7 @@ impl Completion {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.model.served.name,
+            "model": self.name,
             "choices": choices,
         })
     }

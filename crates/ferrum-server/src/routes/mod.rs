@@ -1,5 +1,6 @@
 //! One file for each group of routes.
 
+mod adapters;
 mod chat;
 mod completions;
 mod messages;
@@ -27,4 +28,6 @@ pub(crate) fn all() -> Router<Arc<App>> {
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
 }

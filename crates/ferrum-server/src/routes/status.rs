@@ -56,20 +56,31 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(CONTENT_TYPE, kind)], page).into_response()
 }
 
-fn description(app: &App) -> Value {
+/// The model and its adapters.
+fn descriptions(app: &App) -> Vec<Value> {
     let model = &app.model;
-    json!({
-        "id": model.served.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "ferrum",
-        "max_model_len": model.served.context,
-    })
+    let describe = |id: &str, created: u64| {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": created,
+            "owned_by": "ferrum",
+            "max_model_len": model.served.context,
+        })
+    };
+    let mut all = vec![describe(&model.served.name, model.created)];
+    for (name, adapter) in model.adapters.list() {
+        let mut one = describe(&name, adapter.created);
+        one["parent"] = model.served.name.as_str().into();
+        one["root"] = adapter.root.display().to_string().into();
+        all.push(one);
+    }
+    all
 }
 
-/// The one model there is, as a list.
+/// All that a request can name.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [description(&app)]}))
+    Json(json!({"object": "list", "data": descriptions(&app)}))
 }
 
 /// A model by name.
@@ -77,6 +88,7 @@ pub(crate) async fn model(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    app.model.check_name(Some(&name))?;
-    Ok(Json(description(&app)))
+    let mut all = descriptions(&app).into_iter();
+    let found = all.find(|one| one["id"] == name);
+    found.map(Json).ok_or_else(|| app.model.unknown(&name))
 }

@@ -18,7 +18,7 @@ pub(crate) async fn tokenize(
 ) -> Result<Json<Value>, ApiError> {
     app.read(request, |app, mut fields| {
         let model = &app.model;
-        model.check_name(fields.text("model")?.as_deref())?;
+        model.find(fields.text("model")?.as_deref())?;
         let add = fields.boolean("add_special_tokens")?;
         let texts = fields.boolean("return_token_strs")?.unwrap_or(false);
         let begin = fields.boolean("add_generation_prompt")?;
@@ -73,7 +73,7 @@ pub(crate) async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     app.read(request, |app, mut fields| {
         let model = &app.model;
-        model.check_name(fields.text("model")?.as_deref())?;
+        model.find(fields.text("model")?.as_deref())?;
         let Some(tokens) = fields.list("tokens", usize::MAX)? else {
             return Err(ApiError::invalid("tokens", "it is missing"));
         };

@@ -1,6 +1,7 @@
 //! The server as a client meets it: over a socket, with the demo model behind it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod adapters;
 mod chat;
 mod completions;
 mod operations;
@@ -10,7 +11,7 @@ use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, Engine
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_models::{KvLayout, RunnerConfig, read_model};
+use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
 use ferrum_server::{ServedModel, Server, ServerConfig};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -39,9 +40,22 @@ struct Running {
 
 impl Running {
     fn start(config: ServerConfig, engine: EngineConfig, max_seqs: usize) -> Self {
-        let gguf = || Gguf::from_static(DEMO).unwrap();
-        let model = read_model(ModelSource::Gguf(gguf())).unwrap();
-        let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf()).unwrap());
+        let gguf = Gguf::from_static(DEMO).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
+        let model = read_model(ModelSource::Gguf(gguf)).unwrap();
+        Self::with(model, (tokenizer, template), config, engine, max_seqs)
+    }
+
+    /// Serves `model` as "demo".
+    fn with(
+        model: Model,
+        (tokenizer, template): (Tokenizer, Option<ChatTemplate>),
+        config: ServerConfig,
+        engine: EngineConfig,
+        max_seqs: usize,
+    ) -> Self {
+        let tokenizer = Arc::new(tokenizer);
         let sizes = RunnerConfig {
             context: CONTEXT,
             max_seqs,
@@ -64,7 +78,7 @@ impl Running {
         let served = ServedModel {
             name: "demo".into(),
             engine: engine.handle(),
-            template: ChatTemplate::from_gguf(&gguf(), &tokenizer).unwrap(),
+            template,
             context: CONTEXT,
             vocab_size: model.spec.vocab_size,
             stop_tokens: tokenizer.eos_ids().to_vec(),
