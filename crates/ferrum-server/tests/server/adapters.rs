@@ -25,8 +25,8 @@ fn server(lora_dir: Option<PathBuf>) -> Running {
         max_adapters: 2,
         ..ServerConfig::default()
     };
-    let engine = EngineConfig::default();
-    Running::with(model, (tokenizer, None), config, engine, 4)
+    let engine = (EngineConfig::default(), 4);
+    Running::with(model, (tokenizer, None), config, engine, |runner| runner)
 }
 
 fn complete(server: &Running, model: &str) -> Value {

@@ -4,10 +4,13 @@
 mod adapters;
 mod chat;
 mod completions;
+mod faults;
 mod operations;
 mod refusals;
 
-use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype};
+use ferrum_engine::{
+    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype, StepRunner,
+};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
@@ -30,6 +33,15 @@ const CONTEXT: usize = 512;
 /// Long enough for any machine; only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The demo model with its tokenizer and template.
+fn demo_model() -> (Model, (Tokenizer, Option<ChatTemplate>)) {
+    let gguf = Gguf::from_static(DEMO).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
+    let model = read_model(ModelSource::Gguf(gguf)).unwrap();
+    (model, (tokenizer, template))
+}
+
 /// A server on a thread of its own, on a free port.
 struct Running {
     address: SocketAddr,
@@ -40,20 +52,17 @@ struct Running {
 
 impl Running {
     fn start(config: ServerConfig, engine: EngineConfig, max_seqs: usize) -> Self {
-        let gguf = Gguf::from_static(DEMO).unwrap();
-        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
-        let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
-        let model = read_model(ModelSource::Gguf(gguf)).unwrap();
-        Self::with(model, (tokenizer, template), config, engine, max_seqs)
+        let (model, text) = demo_model();
+        Self::with(model, text, config, (engine, max_seqs), |runner| runner)
     }
 
-    /// Serves `model` as "demo".
+    /// Serves `model` as "demo", on the runner that `wrap` makes of its own.
     fn with(
         model: Model,
         (tokenizer, template): (Tokenizer, Option<ChatTemplate>),
         config: ServerConfig,
-        engine: EngineConfig,
-        max_seqs: usize,
+        (engine, max_seqs): (EngineConfig, usize),
+        wrap: impl FnOnce(Box<dyn StepRunner>) -> Box<dyn StepRunner>,
     ) -> Self {
         let tokenizer = Arc::new(tokenizer);
         let sizes = RunnerConfig {
@@ -73,7 +82,7 @@ impl Running {
         let session = device
             .load(&model, sizes, KvDtype::F32, &mut |_, _| ())
             .unwrap();
-        let runner = session.into_runner();
+        let runner = wrap(session.into_runner());
         let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
         let served = ServedModel {
             name: "demo".into(),

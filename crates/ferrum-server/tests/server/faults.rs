@@ -1,0 +1,111 @@
+//! An engine that breaks while it answers: everybody is told, and health is red at once.
+
+use super::{Running, demo_model};
+use ferrum_engine::{EngineConfig, StepRunner};
+use ferrum_formats::LoraFolder;
+use ferrum_kernels::{PagedKvShape, Span};
+use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
+use ferrum_server::ServerConfig;
+use ferrum_types::{AdapterId, Error, Result, TokenId};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const TEXT: &str = "/v1/completions";
+
+/// A runner that has this many good steps in it.
+struct Breaking {
+    inner: Box<dyn StepRunner>,
+    good_steps: usize,
+    panics: bool,
+}
+
+impl StepRunner for Breaking {
+    fn step(&mut self, batch: &StepBatch) -> Result<()> {
+        match self.good_steps.checked_sub(1) {
+            Some(left) => self.good_steps = left,
+            None if self.panics => panic!("the device has gone"),
+            None => return Err(Error::invalid("step", "the device has gone")),
+        }
+        self.inner.step(batch)
+    }
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn spec(&self) -> &DecoderSpec {
+        self.inner.spec()
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        self.inner.config()
+    }
+
+    fn pool(&self) -> PagedKvShape {
+        self.inner.pool()
+    }
+
+    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
+        self.inner.read_logits(out)
+    }
+
+    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
+        self.inner.read_argmax(out)
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        self.inner.take_spans()
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+        self.inner.load_adapter(id, folder)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        self.inner.unload_adapter(id)
+    }
+}
+
+#[test]
+fn a_fault_fails_requests_clearly_and_turns_health_red() {
+    for panics in [false, true] {
+        let (model, text) = demo_model();
+        let engine = (EngineConfig::default(), 4);
+        let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
+            Box::new(Breaking {
+                inner,
+                good_steps: 20,
+                panics,
+            })
+        });
+        assert_eq!(server.get("/health").status, 200);
+        let endless = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true});
+        let mut stream = endless.clone();
+        stream["stream"] = true.into();
+        let stream = server.post(TEXT, &stream);
+        assert_eq!(stream.status, 200);
+        let whole = server.post(TEXT, &endless);
+        assert_eq!(whole.status, 500);
+        let error = whole.json();
+        assert_eq!(error["error"]["type"], "server_error");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("the device has gone"), "{message}");
+        let broken = Instant::now();
+        let text = stream.text();
+        let last = text.lines().rev().find(|line| line.starts_with("data: {"));
+        assert!(
+            last.is_some_and(|error| error.contains("the device has gone")),
+            "{text}"
+        );
+        while server.get("/health").status != 503 {
+            assert!(
+                broken.elapsed() < Duration::from_secs(60),
+                "health stays green"
+            );
+        }
+        assert_eq!(server.get("/ready").status, 503);
+        assert_eq!(server.post(TEXT, &json!({"prompt": "a"})).status, 500);
+        // The server itself goes on to say so.
+        assert_eq!(server.get("/metrics").status, 200);
+    }
+}
