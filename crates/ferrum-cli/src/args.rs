@@ -222,6 +222,21 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     pub(crate) kv_tokens: Option<u32>,
 
+    /// Smaller model of the same vocabulary that guesses tokens, which the model checks several at a time;
+    /// answers stay the same
+    #[arg(long, value_name = "PATH")]
+    pub(crate) draft_model: Option<PathBuf>,
+
+    /// Most tokens that it guesses at a time
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "draft_model",
+          value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) draft_tokens: u8,
+
+    /// Most tokens to guess at a time from what a text already says; 0: none. Pays where answers quote
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=64))]
+    pub(crate) lookup_tokens: u8,
+
     /// Most sequences that may wait; further requests get 429
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]

@@ -37,7 +37,13 @@ fn ask(address: &str, head: &str, body: &str) -> String {
 #[test]
 #[cfg(unix)]
 fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
+    let demo = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../assets/demo/ferrum-demo.gguf"
+    );
     let mut command = serve(&["--port", "0", "--api-key", "secret", "--backend", "cpu"]);
+    // Guesses change nothing.
+    command.args(["--draft-model", demo, "--lookup-tokens", "4"]);
     let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
     let mut words = BufReader::new(process.0.stderr.take().unwrap());
     // Before it there may be notes about the model.
@@ -80,13 +86,18 @@ fn what_cannot_be_served_is_said() {
     std::fs::write(&keys, "\n \n").unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let cases: [(&[&str], &str); 4] = [
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
+    let cases: [(&[&str], &str); 5] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
         ),
         (&["--api-key", ""], "an API key is empty"),
         (&["--port", &port], "cannot listen on 127.0.0.1"),
+        (
+            &["--port", "0", "--backend", "cpu", "--draft-model", other],
+            "fixtures/models/qwen3: token 0 is another than the model's",
+        ),
         (
             &["--port", "0", "--backend", "cpu", "--lora", "a=/no/such"],
             "--lora a=/no/such: lora_path: /no/such: holds no adapter_config.json",

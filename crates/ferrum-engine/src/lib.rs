@@ -17,7 +17,8 @@ mod suffix;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
 pub use engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, Health, Request,
+    DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, Health,
+    Request, Runners,
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
 pub use sampler::{Dry, Mirostat, Sampler, SamplingParams, Xtc};

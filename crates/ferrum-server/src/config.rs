@@ -24,6 +24,8 @@ pub struct ServerConfig {
     pub lora_dir: Option<PathBuf>,
     /// Most LoRA adapters at a time.
     pub max_adapters: usize,
+    /// Most tokens to guess at a time from what a text already says (prompt lookup); 0: none.
+    pub lookup_tokens: usize,
     /// How long the headers of a request may take, and then its body.
     pub read_timeout: Duration,
     /// How long an answer may take, its time in the queue included.
@@ -42,6 +44,7 @@ impl Default for ServerConfig {
             max_prompts: 128,
             max_choices: 128,
             max_tokens: 1 << 20,
+            lookup_tokens: 0,
             lora_dir: None,
             max_adapters: 16,
             read_timeout: Duration::from_secs(30),

@@ -62,6 +62,7 @@ impl Wanted {
             priority: self.priority,
             tenant: self.tenant.clone(),
             adapter: self.model.adapter,
+            draft_tokens: config.lookup_tokens,
             timeout: Some(config.request_timeout),
             ..Request::new(prompt, self.generation.clone())
         }

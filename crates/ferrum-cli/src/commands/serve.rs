@@ -4,10 +4,15 @@ use super::run;
 use crate::args::ServeArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui};
-use ferrum_engine::{BackendDispatch, Engine, EngineConfig, KvDtype, SamplingParams};
+use ferrum_engine::{
+    BackendDispatch, DraftRunner, Engine, EngineConfig, KvDtype, Runners, SamplingParams,
+};
+use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{KvLayout, Model, RunnerConfig};
 use ferrum_server::{ServedModel, Server, ServerConfig, stop_signal};
+use ferrum_types::TokenId;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -86,6 +91,7 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),
         grace: seconds(args.grace),
+        lookup_tokens: args.lookup_tokens.into(),
         lora_dir: args.lora_dir.clone(),
         // As many as are asked for here, and then some.
         max_adapters: ServerConfig::default().max_adapters.max(args.lora.len()),
@@ -101,6 +107,10 @@ fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
     let sampling = sampling(&model)?;
     let kv = open::kv_dtype(&model, &args.cache);
     let device = open::open_device(&model, &args.device)?;
+    let draft = args.draft_model.as_deref();
+    let draft = draft
+        .map(|path| draft_runner(args, path, &device, &tokenizer))
+        .transpose()?;
     let sizes = sizes(args, &model, &device, kv);
     let context = sizes.context.min(sizes.kv_tokens);
     let session = open::load_on(&device, &model, sizes, kv)?;
@@ -108,11 +118,11 @@ fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
         max_waiting: args.max_waiting as usize,
         ..EngineConfig::default()
     };
-    let engine = Engine::start(
-        session.into_runner(),
-        Some(Arc::clone(&tokenizer)),
-        settings,
-    )?;
+    let runners = Runners {
+        model: session.into_runner(),
+        draft,
+    };
+    let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
     let served = ServedModel {
         name: name(args),
         engine: engine.handle(),
@@ -124,6 +134,32 @@ fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
         tokenizer,
     };
     Ok((engine, served))
+}
+
+/// Loads the model that guesses onto the same device.
+fn draft_runner(
+    args: &ServeArgs,
+    path: &Path,
+    device: &BackendDispatch,
+    tokenizer: &Tokenizer,
+) -> Outcome<DraftRunner> {
+    let model = open::model(Some(path))?;
+    let own = open::tokenizer_of(&model)?;
+    let size = u32::try_from(model.spec.vocab_size).unwrap_or(u32::MAX);
+    let differs = |&id: &TokenId| own.token_bytes(id) != tokenizer.token_bytes(id);
+    if let Some(id) = (0..size).find(differs) {
+        let path = path.display();
+        return Err(Failure::new(format!(
+            "{path}: token {id} is another than the model's\nhint: a draft model needs the same vocabulary"
+        )));
+    }
+    let kv = open::kv_dtype(&model, &args.cache);
+    let sizes = sizes(args, &model, device, kv);
+    let session = open::load_on(device, &model, sizes, kv)?;
+    Ok(DraftRunner {
+        runner: session.into_runner(),
+        tokens: args.draft_tokens.into(),
+    })
 }
 
 fn name(args: &ServeArgs) -> String {
@@ -158,11 +194,14 @@ fn sampling(model: &Model) -> Outcome<SamplingParams> {
 fn sizes(args: &ServeArgs, model: &Model, device: &BackendDispatch, kv: KvDtype) -> RunnerConfig {
     let context = open::context(model, args.cache.context, 0);
     let max_seqs = usize::from(args.max_seqs);
+    let model_guesses = args.draft_model.as_ref().map_or(0, |_| args.draft_tokens);
+    let guesses = usize::from(model_guesses.max(args.lookup_tokens));
     let config = RunnerConfig {
         context,
         max_seqs,
         max_tokens: STEP_TOKENS.max(max_seqs),
-        max_logit_rows: LOGIT_ROWS.max(max_seqs),
+        // A row for the token that a step gives anyway, and one for each guess.
+        max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
         kv_tokens: context.saturating_mul(max_seqs),
         layout: KvLayout::Paged {
             block_size: BLOCK_SIZE,

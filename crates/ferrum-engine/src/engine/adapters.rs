@@ -16,6 +16,14 @@ pub(super) struct NewAdapter {
     done: oneshot::Sender<Result<(), EngineError>>,
 }
 
+/// Where an adapter on the runner is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AdapterState {
+    Usable,
+    /// Stays for the requests that have it.
+    Retired,
+}
+
 impl Shared {
     /// Adapters that requests may name.
     fn adapters(&self) -> MutexGuard<'_, BTreeSet<AdapterId>> {
@@ -66,7 +74,7 @@ impl EngineHandle {
         let known = self.shared.adapters().remove(&id);
         if known {
             // An engine that has ended has no adapters.
-            let _ = self.commands.send(Command::RetireAdapters);
+            let _ = self.commands.send(Command::RetireAdapter(id));
         }
         known
     }
@@ -77,7 +85,7 @@ impl StepLoop<'_> {
         let loaded = self.runner.load_adapter(new.id, &new.folder);
         let answer = match loaded {
             Ok(()) => {
-                self.adapters.insert(new.id);
+                self.adapters.insert(new.id, AdapterState::Usable);
                 self.shared.adapters().insert(new.id);
                 Ok(())
             }
@@ -89,31 +97,36 @@ impl StepLoop<'_> {
         if new.done.send(answer).is_err() {
             // Whoever wanted it has gone, and nobody else knows its name.
             self.shared.adapters().remove(&new.id);
-            self.retire_adapters();
+            self.retire_adapter(new.id);
         }
+    }
+
+    /// From here on no request comes that names the adapter: those before this command have come.
+    pub(super) fn retire_adapter(&mut self, id: AdapterId) {
+        if let Some(state) = self.adapters.get_mut(&id) {
+            *state = AdapterState::Retired;
+        }
+        self.forget_adapters();
     }
 
     /// An adapter may have gone between the door and here.
     pub(super) fn find_adapter(&self, request: &Request) -> Result<(), EngineError> {
         match request.adapter {
-            Some(id) if !self.adapters.contains(&id) => Err(unknown(id)),
+            Some(id) if !self.adapters.contains_key(&id) => Err(unknown(id)),
             _ => Ok(()),
         }
     }
 
-    /// Forgets the adapters that new requests cannot name and no request has.
-    pub(super) fn retire_adapters(&mut self) {
-        let known = self.shared.adapters();
-        if self.adapters.len() == known.len() {
-            return;
-        }
-        let used: BTreeSet<_> = self.open.values().filter_map(|open| open.adapter).collect();
-        let gone = |id: &AdapterId| !known.contains(id) && !used.contains(id);
-        let gone: Vec<_> = self.adapters.iter().copied().filter(gone).collect();
-        drop(known);
-        for id in gone {
-            self.adapters.remove(&id);
-            self.runner.unload_adapter(id);
-        }
+    /// Forgets retired adapters that no request has.
+    pub(super) fn forget_adapters(&mut self) {
+        let (runner, open) = (&mut self.runner, &self.open);
+        self.adapters.retain(|&id, state| {
+            let used = || open.values().any(|open| open.adapter == Some(id));
+            let keep = *state == AdapterState::Usable || used();
+            if !keep {
+                runner.unload_adapter(id);
+            }
+            keep
+        });
     }
 }

@@ -5,6 +5,7 @@
 //! anyway; a guess only decides for how many tokens one step gives logits. (Saxena, "Prompt lookup
 //! decoding", 2023.)
 
+use super::guess::GuessLength;
 use crate::suffix::suffix_matches;
 use ferrum_types::TokenId;
 
@@ -14,9 +15,7 @@ const LEAST_MATCH: usize = 2;
 /// Guesses at the next tokens of one sequence.
 #[derive(Clone, Debug)]
 pub(super) struct PromptLookup {
-    most: usize,
-    /// How many tokens to guess: more while guesses are right.
-    length: usize,
+    length: GuessLength,
     matches: Vec<usize>,
 }
 
@@ -24,8 +23,7 @@ impl PromptLookup {
     /// At most `most` tokens at a time.
     pub(super) fn new(most: usize) -> Self {
         Self {
-            most,
-            length: most.min(4),
+            length: GuessLength::new(most),
             matches: Vec::new(),
         }
     }
@@ -33,7 +31,7 @@ impl PromptLookup {
     /// A guess at what comes after `tokens`, maybe nothing: what followed the longest earlier passage
     /// that ends like them, the latest of equals.
     pub(super) fn guess<'t>(&mut self, tokens: &'t [TokenId], room: usize) -> &'t [TokenId] {
-        let wanted = self.length.min(room);
+        let wanted = self.length.next().min(room);
         if wanted == 0 {
             return &[];
         }
@@ -50,14 +48,7 @@ impl PromptLookup {
 
     /// How the last guess turned out: of `tried` tokens, `right` were right.
     pub(super) fn learn(&mut self, tried: usize, right: usize) {
-        if tried == 0 {
-            return;
-        }
-        self.length = match right == tried {
-            true => self.length * 2,
-            false => right + 1,
-        };
-        self.length = self.length.min(self.most);
+        self.length.learn(tried, right);
     }
 }
 
@@ -81,14 +72,5 @@ mod tests {
             assert_eq!(found, *expected, "{tokens:?}");
         }
         assert_eq!(PromptLookup::new(8).guess(&[1, 2, 7, 8, 1, 2], 1), [7]);
-    }
-
-    #[test]
-    fn guesses_grow_while_they_are_right() {
-        let mut lookup = PromptLookup::new(10);
-        for (tried, right, length) in [(0, 0, 4), (4, 4, 8), (8, 8, 10), (10, 3, 4), (4, 0, 1)] {
-            lookup.learn(tried, right);
-            assert_eq!(lookup.length, length);
-        }
     }
 }

@@ -22,6 +22,8 @@
 
 mod adapters;
 mod answer;
+mod draft;
+mod guess;
 mod health;
 mod lookup;
 mod request;
@@ -39,7 +41,9 @@ use crate::StepRunner;
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use adapters::NewAdapter;
+use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_models::DecoderSpec;
 use ferrum_types::AdapterId;
 use health::Pulse;
 use request::{Limits, Submission};
@@ -128,11 +132,50 @@ enum Command {
     Cancel(RequestId),
     LoadAdapter(Box<NewAdapter>),
     /// An adapter is not to be used any more.
-    RetireAdapters,
+    RetireAdapter(AdapterId),
     /// Run a step for the sake of it; asked at this time.
     Probe(Duration),
     Drain,
     Shutdown,
+}
+
+/// A model, and maybe a smaller one that guesses what it will say.
+pub struct Runners {
+    /// Answers.
+    pub model: Box<dyn StepRunner>,
+    /// Makes answers come in fewer steps, and changes nothing else about them.
+    pub draft: Option<DraftRunner>,
+}
+
+/// A smaller model of the same vocabulary.
+pub struct DraftRunner {
+    /// The model; sequences that its context or pool has no room for are not guessed for.
+    pub runner: Box<dyn StepRunner>,
+    /// Most tokens to guess at a time, at most [`MAX_DRAFT_TOKENS`].
+    pub tokens: usize,
+}
+
+impl From<Box<dyn StepRunner>> for Runners {
+    fn from(model: Box<dyn StepRunner>) -> Self {
+        Self { model, draft: None }
+    }
+}
+
+impl DraftRunner {
+    /// Holds it against the model that it guesses for.
+    fn check(self, model: &DecoderSpec) -> ferrum_types::Result<DraftModel> {
+        let (found, expected) = (self.runner.spec().vocab_size, model.vocab_size);
+        if found != expected {
+            let reason = format!(
+                "the draft model has a vocabulary of {found} tokens, the model one of {expected}"
+            );
+            return Err(ferrum_types::Error::invalid("engine", reason));
+        }
+        Ok(DraftModel::new(
+            self.runner,
+            self.tokens.min(MAX_DRAFT_TOKENS),
+        ))
+    }
 }
 
 /// Owns the thread on which a runner runs. Dropping it shuts it down.
@@ -145,12 +188,18 @@ impl Engine {
     /// Starts the thread. Without a tokenizer, events have no text and stop strings are refused.
     ///
     /// # Errors
-    /// Those of [`Scheduler::new`]; `Device` when there can be no thread.
+    /// Those of [`Scheduler::new`]; `InvalidArgument` for a draft model of another vocabulary; `Device`
+    /// when there can be no thread.
     pub fn start(
-        runner: Box<dyn StepRunner>,
+        runners: impl Into<Runners>,
         tokenizer: Option<Arc<Tokenizer>>,
         config: EngineConfig,
     ) -> ferrum_types::Result<Self> {
+        let Runners {
+            model: runner,
+            draft,
+        } = runners.into();
+        let draft = draft.map(|draft| draft.check(runner.spec())).transpose()?;
         let pool = runner.pool();
         let scheduling = SchedulerConfig {
             head_start: config.head_start,
@@ -181,7 +230,8 @@ impl Engine {
         };
         let body = move || {
             let tokenizer = tokenizer.as_deref();
-            let mut state = StepLoop::new(runner, tokenizer, scheduler, &shared, &inbox);
+            let runners = (runner, draft);
+            let mut state = StepLoop::new(runners, tokenizer, scheduler, &shared, &inbox);
             // After a panic only the list of requests is looked at, to tell them.
             let ended = catch_unwind(AssertUnwindSafe(|| state.run()));
             let reason = match ended {

@@ -1,6 +1,8 @@
 //! The engine's thread: commands, a step, events, and again.
 
+use super::adapters::AdapterState;
 use super::answer::{Answer, Ending};
+use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::{Command, Phase, Shared};
@@ -11,7 +13,7 @@ use crate::{FinishReason, StepRunner, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, Result, SeqId, TokenId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -35,13 +37,14 @@ pub(super) struct Open {
 /// Everything on the engine's thread.
 pub(super) struct StepLoop<'a> {
     pub(super) runner: Box<dyn StepRunner>,
+    draft: Option<DraftModel>,
     tokenizer: Option<&'a Tokenizer>,
     scheduler: Scheduler,
     pub(super) shared: &'a Shared,
     inbox: &'a Receiver<Command>,
     pub(super) open: HashMap<RequestId, Open>,
     /// On the runner.
-    pub(super) adapters: BTreeSet<AdapterId>,
+    pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
     answers: HashMap<SeqId, Answer<'a>>,
     next_seq: u64,
     plan: StepPlan,
@@ -57,7 +60,7 @@ pub(super) struct StepLoop<'a> {
 
 impl<'a> StepLoop<'a> {
     pub(super) fn new(
-        runner: Box<dyn StepRunner>,
+        (runner, draft): (Box<dyn StepRunner>, Option<DraftModel>),
         tokenizer: Option<&'a Tokenizer>,
         scheduler: Scheduler,
         shared: &'a Shared,
@@ -65,12 +68,13 @@ impl<'a> StepLoop<'a> {
     ) -> Self {
         Self {
             runner,
+            draft,
             tokenizer,
             scheduler,
             shared,
             inbox,
             open: HashMap::new(),
-            adapters: BTreeSet::new(),
+            adapters: BTreeMap::new(),
             answers: HashMap::new(),
             next_seq: 0,
             plan: StepPlan::default(),
@@ -125,7 +129,7 @@ impl<'a> StepLoop<'a> {
                 Command::Submit(submission) => self.open(&submission),
                 Command::Cancel(id) => self.cancel(id),
                 Command::LoadAdapter(new) => self.load_adapter(*new),
-                Command::RetireAdapters => self.retire_adapters(),
+                Command::RetireAdapter(id) => self.retire_adapter(id),
                 Command::Probe(asked) => {
                     self.shared.pulse.work_came(asked);
                     self.probe_wanted = true;
@@ -236,9 +240,9 @@ impl<'a> StepLoop<'a> {
 
     /// One step: plan, compute, choose tokens, tell.
     fn step(&mut self) -> Result<()> {
-        let started = Instant::now();
+        let (started, before) = (Instant::now(), self.generated);
         let mut plan = std::mem::take(&mut self.plan);
-        self.guess();
+        let guessed = self.guess()?;
         self.scheduler.schedule(&mut plan);
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
@@ -265,25 +269,54 @@ impl<'a> StepLoop<'a> {
             }
         }
         self.shared.pulse.step_ended(self.shared.config.clock.now());
-        self.update_stats(Some((plan.tokens(), started.elapsed())));
+        let time = started.elapsed();
+        // Steps with prompts say nothing about guesses.
+        let decodes = |work: &Work| work.len == work.draft + 1;
+        if let (Some(draft), Some(guessed)) = (&mut self.draft, guessed)
+            && plan.work().iter().all(decodes)
+        {
+            let tokens = (self.generated - before) as usize;
+            let sequences = plan.work().len();
+            draft
+                .payoff
+                .learn(guessed, time.as_secs_f64(), tokens, sequences);
+        }
+        self.update_stats(Some((plan.tokens(), time)));
         self.plan = plan;
         Ok(())
     }
 
-    /// Proposes drafts for those who want them.
-    fn guess(&mut self) {
+    /// Proposes drafts for those who want them. Whether the small model guessed; `None` when it is still
+    /// reading.
+    fn guess(&mut self) -> Result<Option<bool>> {
+        let ask_model = self.draft.as_mut().is_some_and(|d| d.payoff.guesses());
+        let (mut found, mut asks) = (Vec::new(), Vec::new());
         for (&id, answer) in &mut self.answers {
-            let (Some(lookup), Some(seq)) = (&mut answer.lookup, self.scheduler.sequence(id))
-            else {
+            let Some(seq) = self.scheduler.sequence(id).filter(|seq| seq.is_decoding()) else {
                 continue;
             };
-            if seq.is_decoding() {
-                // The step gives one token anyway.
-                let room = (answer.max_tokens - answer.generated).saturating_sub(1);
-                let guess = lookup.guess(seq.tokens(), room).to_vec();
-                self.scheduler.propose(id, &guess);
+            // The step gives one token anyway.
+            let room = (answer.max_tokens - answer.generated).saturating_sub(1);
+            let lookup = answer.lookup.as_mut();
+            let guess = lookup.map_or(&[][..], |lookup| lookup.guess(seq.tokens(), room));
+            let tokens = seq.tokens();
+            match guess.is_empty() && ask_model {
+                true => asks.push(Ask { id, tokens, room }),
+                false => found.push((id, guess.to_vec())),
             }
         }
+        let mut guessed = Some(false);
+        // Maps have no order, and who is read first should not be luck.
+        asks.sort_unstable_by_key(|ask| ask.id);
+        if let Some(draft) = self.draft.as_mut().filter(|_| ask_model) {
+            let (ready, guesses) = draft.guess(&asks)?;
+            found.extend(guesses);
+            guessed = ready.then_some(true);
+        }
+        for (id, guess) in found {
+            self.scheduler.propose(id, &guess);
+        }
+        Ok(guessed)
     }
 
     /// Goes through the rows of a draft for as long as it is right.
@@ -299,6 +332,9 @@ impl<'a> StepLoop<'a> {
         let answer = self.answers.get_mut(&work.seq);
         if let Some(lookup) = answer.and_then(|answer| answer.lookup.as_mut()) {
             lookup.learn(work.draft, right as usize);
+        }
+        if let Some(draft) = &mut self.draft {
+            draft.learn(work.seq, work.draft, right as usize);
         }
     }
 
@@ -424,6 +460,9 @@ impl<'a> StepLoop<'a> {
     /// Ends a choice: frees its blocks and tells its request.
     fn finish(&mut self, id: SeqId, ending: Ending) {
         self.scheduler.remove(id);
+        if let Some(draft) = &mut self.draft {
+            draft.forget(id);
+        }
         let Some(mut answer) = self.answers.remove(&id) else {
             return;
         };
@@ -446,7 +485,7 @@ impl<'a> StepLoop<'a> {
             self.open.remove(&answer.request);
             self.count_finished();
             if adapted {
-                self.retire_adapters();
+                self.forget_adapters();
             }
         }
     }
@@ -459,6 +498,9 @@ impl<'a> StepLoop<'a> {
         let _ = open.events.try_send(Event::Failed(error));
         for seq in open.seqs {
             self.scheduler.remove(seq);
+            if let Some(draft) = &mut self.draft {
+                draft.forget(seq);
+            }
             if self.answers.remove(&seq).is_some_and(|a| !a.admitted) {
                 self.shared.queued.fetch_sub(1, Ordering::AcqRel);
             }

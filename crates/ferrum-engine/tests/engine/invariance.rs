@@ -3,8 +3,8 @@
 use crate::{Answered, collect, demo, demo_tokenizer, encode, greedy, sampled};
 use ferrum_engine::sampler::{Logprobs, logprobs};
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, Generation, KvDtype,
-    Request, Session, generate,
+    BackendDispatch, BackendKind, BackendOptions, DraftRunner, Engine, EngineConfig, Generation,
+    KvDtype, Request, Runners, Session, generate,
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
@@ -265,4 +265,64 @@ fn rope_that_depends_on_length_shares_only_between_equal_lengths() {
             session.decode(token).unwrap();
         }
     }
+}
+
+#[test]
+fn a_draft_model_changes_how_many_steps_there_are_and_nothing_else() {
+    let model = demo();
+    let plain = start(&model, ROOMY, EngineConfig::default());
+    let expected = all_at_once(&plain);
+    let guessing = |draft: RunnerConfig| {
+        let config = RunnerConfig {
+            max_logit_rows: 64,
+            ..ROOMY
+        };
+        let runners = Runners {
+            model: session(&model, config).into_runner(),
+            draft: Some(DraftRunner {
+                runner: session(&model, draft).into_runner(),
+                tokens: 4,
+            }),
+        };
+        Engine::start(runners, Some(demo_tokenizer()), EngineConfig::default()).unwrap()
+    };
+    // Room for all; room for some sequences, some of their tokens, and a few tokens of a step.
+    let small = RunnerConfig {
+        context: 60,
+        max_seqs: 5,
+        max_tokens: 7,
+        max_logit_rows: 3,
+        kv_tokens: 128,
+        ..ROOMY
+    };
+    for draft in [ROOMY, small] {
+        let engine = guessing(draft);
+        for round in 0..3 {
+            let found = all_at_once(&engine);
+            assert_same(&found, &expected, &format!("with {draft:?}, round {round}"));
+        }
+        let stats = engine.handle().stats();
+        assert!(stats.accepted_tokens > 0, "{stats:?}");
+        // Sampled tokens are not always the likeliest, so some guesses are wrong.
+        assert!(stats.accepted_tokens < stats.draft_tokens, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_of_another_vocabulary_is_refused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3");
+    let other = read_model(ModelSource::open(path).unwrap()).unwrap();
+    let runners = Runners {
+        model: session(&demo(), ROOMY).into_runner(),
+        draft: Some(DraftRunner {
+            runner: session(&other, ROOMY).into_runner(),
+            tokens: 4,
+        }),
+    };
+    let refused = Engine::start(runners, None, EngineConfig::default());
+    let error = refused.err().unwrap().to_string();
+    assert!(
+        error.contains("the draft model has a vocabulary of"),
+        "{error}"
+    );
 }

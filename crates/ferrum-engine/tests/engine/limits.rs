@@ -2,7 +2,7 @@
 
 use crate::scripted::{CONFIG, Scripted};
 use crate::{collect, greedy};
-use ferrum_engine::{Engine, EngineConfig, EngineError, Request};
+use ferrum_engine::{Engine, EngineConfig, EngineError, Request, StepRunner};
 use std::time::Duration;
 
 #[test]
@@ -71,6 +71,7 @@ fn hostile_requests_are_refused_by_name() {
 #[test]
 fn without_a_tokenizer_there_is_no_text_to_stop_at() {
     let runner = Box::new(Scripted::new(CONFIG));
+    let runner: Box<dyn StepRunner> = runner;
     let engine = Engine::start(runner, None, EngineConfig::default()).unwrap();
     let mut request = greedy(&[1], 3);
     let answered = collect(engine.handle().submit(request.clone()).unwrap());

@@ -86,7 +86,8 @@ impl Scripted {
     }
 
     pub(crate) fn start(self, config: EngineConfig) -> Engine {
-        Engine::start(Box::new(self), Some(crate::demo_tokenizer()), config).unwrap()
+        let runner: Box<dyn StepRunner> = Box::new(self);
+        Engine::start(runner, Some(crate::demo_tokenizer()), config).unwrap()
     }
 
     fn token_at(&self, state: u64, position: usize) -> TokenId {
