@@ -215,10 +215,35 @@ impl Page {
                 "Times that a sequence lost its place in the KV cache.",
                 stats.preemptions,
             ),
+            (
+                "vllm:spec_decode_num_draft_tokens_total",
+                "Tokens that were guessed and checked.",
+                stats.draft_tokens,
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens_total",
+                "Guessed tokens that were right.",
+                stats.accepted_tokens,
+            ),
             ("ferrum:steps_total", "Steps of the engine.", stats.steps),
         ];
         for (name, help, value) in counters {
             self.single(name, "counter", help, value as f64);
+        }
+        let times = [
+            (
+                "ferrum:step_seconds_total",
+                "Time of the engine's steps.",
+                stats.step_time,
+            ),
+            (
+                "ferrum:model_seconds_total",
+                "Time of steps that the model took; the rest is overhead.",
+                stats.model_time,
+            ),
+        ];
+        for (name, help, value) in times {
+            self.single(name, "counter", help, value.as_secs_f64());
         }
     }
 

@@ -37,6 +37,9 @@ pub struct EngineStats {
     pub steps: u64,
     /// Time of all steps, from planning to the last event.
     pub step_time: Duration,
+    /// Time of it that the model took, until its logits were here. The rest is planning, guessing with a
+    /// small model, choosing tokens, making text of them and telling.
+    pub model_time: Duration,
     /// Time of the last step.
     pub last_step_time: Duration,
     /// When the last step ended, on the engine's clock.

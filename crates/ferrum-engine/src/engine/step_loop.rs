@@ -54,6 +54,7 @@ pub(super) struct StepLoop<'a> {
     probe_wanted: bool,
     last_check: Option<Duration>,
     generated: u64,
+    model_time: Duration,
     /// Tokens that were guessed, and those that were right.
     drafted: (u64, u64),
 }
@@ -84,6 +85,7 @@ impl<'a> StepLoop<'a> {
             probe_wanted: false,
             last_check: None,
             generated: 0,
+            model_time: Duration::ZERO,
             drafted: (0, 0),
         }
     }
@@ -248,8 +250,10 @@ impl<'a> StepLoop<'a> {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
+        let model_started = Instant::now();
         self.runner.step(&self.batch)?;
         self.read_rows(&plan)?;
+        self.model_time += model_started.elapsed();
         self.scheduler.commit(&plan);
         self.probe_wanted = false;
         let mut row = 0;
@@ -564,6 +568,7 @@ impl<'a> StepLoop<'a> {
         stats.cached_tokens = counters.cached_tokens;
         stats.preemptions = counters.preemptions;
         stats.generated_tokens = self.generated;
+        stats.model_time = self.model_time;
         (stats.draft_tokens, stats.accepted_tokens) = self.drafted;
         if let Some((tokens, time)) = step {
             stats.computed_tokens += tokens as u64;
