@@ -43,8 +43,8 @@ pub struct HfFolder {
 }
 
 impl ModelSource {
-    /// Opens a `.gguf` file, a Hugging Face folder, a folder with exactly one `.gguf` file, or a
-    /// `.safetensors` file inside a Hugging Face folder.
+    /// Opens a `.gguf` file (of a model in several, the first), a Hugging Face folder, a folder with exactly
+    /// one `.gguf` file or the parts of one model, or a `.safetensors` file inside a Hugging Face folder.
     ///
     /// # Errors
     /// [`FormatError::Source`] when the path is none of these, else what is wrong inside.
@@ -101,6 +101,9 @@ impl ModelSource {
                 })
             }
             several => {
+                if let Some(first) = first_part(several) {
+                    return open_gguf(first);
+                }
                 let names: Vec<_> = several
                     .iter()
                     .filter_map(|p| p.file_name())
@@ -167,14 +170,21 @@ impl HfFolder {
 }
 
 fn open_gguf(path: &Path) -> Result<ModelSource> {
-    let gguf = Gguf::open(path)?;
-    let parts = gguf.u32("split.count")?.unwrap_or(1);
-    if parts > 1 {
-        let reason = format!("is one of the {parts} parts of a split model");
-        let hint = "join the parts with `llama-gguf-split --merge`";
-        return Err(FormatError::source(path, reason, hint));
-    }
-    Ok(ModelSource::Gguf(gguf))
+    Gguf::open(path)?.with_parts().map(ModelSource::Gguf)
+}
+
+/// The first of `ggufs`, when they are the parts of one model.
+fn first_part(ggufs: &[PathBuf]) -> Option<&PathBuf> {
+    // They are sorted, and the number of parts is in every name.
+    let first = ggufs.first()?;
+    let end = format!("-of-{:05}.gguf", ggufs.len());
+    let stem = |path: &Path| -> Option<String> {
+        let name = path.file_name()?.to_str()?.strip_suffix(&end)?;
+        Some(name.rsplit_once('-')?.0.to_owned())
+    };
+    let own = stem(first)?;
+    let same = |path: &PathBuf| stem(path).as_ref() == Some(&own);
+    ggufs.iter().all(same).then_some(first)
 }
 
 fn starts_with_gguf(path: &Path) -> Result<bool> {

@@ -5,6 +5,7 @@ mod common;
 use common::small_gguf;
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{ModelSource, QuantizationConfig, TensorSource};
+use ferrum_types::GgufQuantType;
 use std::path::Path;
 
 fn put(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) {
@@ -99,6 +100,110 @@ fn one_shard_opens_its_whole_set() {
     assert_eq!(hf.tensors.file_count(), 2);
 }
 
+/// Part `number` of `count`, with tensors of these names.
+fn part(number: u16, count: u16, total: i32, names: &[&str]) -> Vec<u8> {
+    let mut w = Writer::new("part.gguf");
+    w.set("split.no", number).unwrap();
+    w.set("split.count", count).unwrap();
+    w.set("split.tensors.count", total).unwrap();
+    for name in names {
+        w.declare(name, &[2], GgufQuantType::F32).unwrap();
+    }
+    let mut w = w.start(Vec::new()).unwrap();
+    for name in names {
+        w.push(name, &[number as u8; 8]).unwrap();
+    }
+    w.finish().unwrap()
+}
+
+#[test]
+fn the_parts_of_a_model_are_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second, third) = (
+        "m-00001-of-00003.gguf",
+        "m-00002-of-00003.gguf",
+        "m-00003-of-00003.gguf",
+    );
+    put(dir.path(), first, part(0, 3, 3, &["a"]));
+    put(dir.path(), second, part(1, 3, 3, &["b", "c"]));
+    put(dir.path(), third, part(2, 3, 3, &[]));
+    for path in [dir.path().join(first), dir.path().to_owned()] {
+        let ModelSource::Gguf(gguf) = ModelSource::open(&path).unwrap_or_else(|e| panic!("{e}"))
+        else {
+            panic!("{} is a folder", path.display());
+        };
+        let names: Vec<_> = gguf.infos().map(|info| info.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(gguf.require("c").unwrap().bytes, [1; 8]);
+        assert_eq!(gguf.total_bytes(), 24);
+        assert!(gguf.get("d").is_none());
+    }
+    let cases: Vec<(&str, Option<Vec<u8>>, &str, &str)> = vec![
+        (
+            second,
+            Some(part(1, 3, 3, &["b", "a"])),
+            first,
+            "tensor \"a\" appears more than once",
+        ),
+        (
+            second,
+            Some(part(1, 3, 3, &["b"])),
+            first,
+            "found 3, and the parts have 2",
+        ),
+        (
+            second,
+            Some(part(2, 3, 3, &["b", "c"])),
+            first,
+            "does not say that it is part 2 of 3",
+        ),
+        (
+            second,
+            Some(part(1, 4, 3, &["b", "c"])),
+            first,
+            "does not say that it is part 2 of 3",
+        ),
+        (
+            second,
+            None,
+            first,
+            "needs its part \"m-00002-of-00003.gguf\", which is not there",
+        ),
+        (
+            third,
+            Some(part(2, 3, 3, &[])),
+            third,
+            "is part 3 of 3 of a model\nhint: open the first part",
+        ),
+        (
+            "x.gguf",
+            Some(part(0, 3, 3, &["a"])),
+            "x.gguf",
+            "call it NAME-00001-of-00003.gguf",
+        ),
+        (
+            third,
+            Some(part(1, 3, 3, &[])),
+            third,
+            "is part 2 of 3 and not called so",
+        ),
+        (
+            "y-00001-of-65535.gguf",
+            Some(part(0, u16::MAX, 3, &["a"])),
+            "y-00001-of-65535.gguf",
+            "which is not there",
+        ),
+    ];
+    for (name, bytes, opened, words) in cases {
+        match bytes {
+            Some(bytes) => put(dir.path(), name, bytes),
+            None => std::fs::remove_file(dir.path().join(name)).unwrap(),
+        }
+        let error = error(&dir.path().join(opened));
+        assert!(error.contains(words), "{opened}: {error}");
+    }
+}
+
 #[test]
 fn other_paths_are_refused_with_reasons() {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +239,7 @@ fn other_paths_are_refused_with_reasons() {
         ("notes.txt", "is no model file\nhint: give a .gguf file"),
         ("many/config.json", "give the folder instead"),
         ("empty.gguf", "file ends within the GGUF magic"),
-        ("split.gguf", "one of the 3 parts of a split model"),
+        ("split.gguf", "is part 1 of 3 and not called so"),
         ("pickles", "is a Python pickle"),
         ("hf-pickles", "is a Python pickle"),
         ("nothing", "holds neither config.json nor a .gguf file"),

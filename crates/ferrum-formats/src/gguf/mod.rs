@@ -10,6 +10,7 @@
 //! The room knows nothing of what the keys mean; families and tokenizers do.
 
 mod cursor;
+mod parts;
 mod tensors;
 mod value;
 mod writer;
@@ -42,6 +43,8 @@ pub struct Gguf {
     /// Indices into `metadata`, sorted by key.
     by_key: Vec<u32>,
     tensors: tensors::TensorTable,
+    /// Further files of the same model.
+    parts: Vec<Gguf>,
 }
 
 /// Where a metadata pair lies in the file.
@@ -120,6 +123,7 @@ impl Gguf {
             tensors,
             path,
             bytes,
+            parts: Vec::new(),
         })
     }
 
@@ -298,7 +302,9 @@ getters! {
 
 impl TensorSource for Gguf {
     fn get(&self, name: &str) -> Option<TensorView<'_>> {
-        let (info, place) = self.tensors.find(name)?;
+        let Some((info, place)) = self.tensors.find(name) else {
+            return self.parts.iter().find_map(|part| part.get(name));
+        };
         Some(TensorView {
             name: &info.name,
             shape: &info.shape,
@@ -308,7 +314,8 @@ impl TensorSource for Gguf {
     }
 
     fn infos(&self) -> Box<dyn Iterator<Item = &TensorInfo> + '_> {
-        Box::new(self.tensors.infos())
+        let parts = self.parts.iter().flat_map(|part| part.infos());
+        Box::new(self.tensors.infos().chain(parts))
     }
 
     fn path_hint(&self) -> &Path {
@@ -317,6 +324,7 @@ impl TensorSource for Gguf {
 
     fn release(&self) {
         self.bytes.release();
+        self.parts.iter().for_each(Gguf::release);
     }
 }
 
