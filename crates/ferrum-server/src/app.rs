@@ -8,11 +8,13 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::model::{Model, ServedModel};
+use crate::page::Page;
 use crate::routes;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::Method;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use ferrum_types::TokenId;
@@ -26,6 +28,7 @@ pub(crate) struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) page: Page,
     pub(crate) draining: AtomicBool,
 }
 
@@ -35,6 +38,7 @@ impl App {
             model: Arc::new(Model::new(model)),
             config,
             metrics: Arc::new(Metrics::new()),
+            page: Page::new(),
             draining: AtomicBool::new(false),
         }
     }
@@ -126,10 +130,14 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         true => Ok(()),
         false => auth::check(&app.config.api_keys, request.headers()),
     };
-    let response = match allowed {
+    let mut response = match allowed {
         Ok(()) => next.run(request).await,
+        Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
+    // Errors repeat what clients sent, and browsers like to guess.
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // Methods are as many as a client invents; routes are ours.
     let method = match route.as_str() {
         "none" => "any",

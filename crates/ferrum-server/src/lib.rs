@@ -22,6 +22,7 @@ mod logprobs;
 mod metrics;
 mod model;
 mod output;
+mod page;
 mod routes;
 mod sampling;
 mod serve;

@@ -8,6 +8,7 @@ mod status;
 mod tokens;
 
 use crate::app::App;
+use crate::page;
 use axum::Router;
 use axum::routing::{get, post};
 use std::sync::Arc;
@@ -15,10 +16,14 @@ use std::sync::Arc;
 /// The one route that needs no key.
 pub(crate) const HEALTH: &str = "/health";
 
+/// The chat page, which asks for a key itself.
+pub(crate) const PAGE: &str = "/";
+
 /// Every route.
 pub(crate) fn all() -> Router<Arc<App>> {
     Router::new()
         .route(HEALTH, get(status::health))
+        .route(PAGE, get(page::page))
         .route("/ready", get(status::ready))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))

@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod faults;
 mod operations;
+mod page;
 mod refusals;
 
 use ferrum_engine::{
@@ -154,6 +155,11 @@ impl Running {
         Reply::read(stream)
     }
 
+    /// With these settings.
+    fn configured(config: ServerConfig) -> Self {
+        Self::start(config, EngineConfig::default(), 2)
+    }
+
     fn get(&self, path: &str) -> Reply {
         self.send("GET", path, &[], b"")
     }
@@ -242,6 +248,13 @@ impl Reply {
         }
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         Self { status, head, body }
+    }
+
+    /// A header of the answer.
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        let found = lines.find(|(found, _)| found.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value)
     }
 
     /// A chunk of a chunked body; `None` after the last.

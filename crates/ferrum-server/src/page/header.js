@@ -1,0 +1,50 @@
+// What stands above the conversation: the models that there are, and how full the context is.
+import { Failure, listModels } from "./api.js";
+import { byId, make } from "./dom.js";
+import { changeSettings, settings } from "./settings.js";
+import { pathOf } from "./tree.js";
+
+const select = byId("model");
+let models = [];
+
+select.addEventListener("change", () => {
+  changeSettings({ model: select.value });
+  greet();
+});
+
+function greet() {
+  byId("welcome-model").textContent = settings.model;
+}
+
+/** Asks the server for its models. Gives what went wrong, or null. */
+export async function loadModels() {
+  try {
+    models = await listModels();
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    if (models.length === 0) select.replaceChildren(make("option", {}, "No model"));
+    select.disabled = models.length === 0;
+    return error;
+  }
+  select.replaceChildren(...models.map(({ id }) => make("option", { value: id }, id)));
+  select.disabled = models.length === 0;
+  const known = models.some(({ id }) => id === settings.model);
+  if (!known && models.length > 0) changeSettings({ model: models[0].id });
+  select.value = settings.model;
+  greet();
+  return null;
+}
+
+/** Shows how many tokens of the context the conversation takes, as its last answer told. */
+export function drawContext(conversation) {
+  const place = byId("context");
+  const stats = pathOf(conversation).findLast((node) => node.stats?.exact)?.stats;
+  const length = models.find(({ id }) => id === settings.model)?.max_model_len;
+  place.hidden = !stats || !length;
+  if (place.hidden) return;
+  const used = (stats.prompt ?? 0) + stats.tokens;
+  const numbers = [used, length].map((n) => n.toLocaleString("en"));
+  byId("context-words").textContent = numbers.join(" / ");
+  byId("context-meter").value = Math.min(used / length, 1);
+  place.title = `${numbers[0]} of ${numbers[1]} tokens of the context are taken`;
+}
