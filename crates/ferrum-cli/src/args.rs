@@ -173,6 +173,14 @@ pub(crate) struct SamplingArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
+    /// TOML file with settings: each flag is a key of the same name, and flags go before the file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print the settings that hold, as such a file, and end
+    #[arg(long)]
+    pub(crate) print_config: bool,
+
     /// GGUF file or Hugging Face folder [default: the demo model inside this program]
     #[arg(long, short, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,

@@ -5,19 +5,20 @@
 
 mod args;
 mod commands;
+mod config_file;
 mod failure;
 mod open;
 mod process;
 mod ui;
 
-use clap::Parser;
 use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     quiet_vulkan_layers();
-    let cli = args::Cli::parse();
-    match commands::dispatch(cli.command) {
+    let outcome = config_file::command_line(std::env::args_os().collect());
+    let outcome = outcome.and_then(|cli| cli.map_or(Ok(()), |cli| commands::dispatch(cli.command)));
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // A reader that has seen enough (`ferrum … | head`) is no error.
         Err(Failure::BrokenPipe) => ExitCode::SUCCESS,

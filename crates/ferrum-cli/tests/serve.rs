@@ -84,10 +84,13 @@ fn what_cannot_be_served_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "\n \n").unwrap();
+    let settings = dir.path().join("ferrum.toml");
+    std::fs::write(&settings, "port = 0\nprot = 1\n").unwrap();
+    let settings = settings.to_str().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 7] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -102,6 +105,11 @@ fn what_cannot_be_served_is_said() {
             &["--port", "0", "--backend", "cpu", "--lora", "a=/no/such"],
             "--lora a=/no/such: lora_path: /no/such: holds no adapter_config.json",
         ),
+        (
+            &["--config", settings],
+            "ferrum.toml:2: prot: there is no such setting",
+        ),
+        (&["--config", "nowhere.toml"], "nowhere.toml: "),
     ];
     for (args, words) in cases {
         let output: Output = serve(args).output().unwrap();
@@ -113,4 +121,34 @@ fn what_cannot_be_served_is_said() {
             "{args:?}: {said}"
         );
     }
+}
+
+#[test]
+fn the_settings_that_hold_are_printed_as_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ferrum.toml");
+    std::fs::write(
+        &file,
+        "port = 1\nmax-seqs = 2 # few\napi-key = [\"secret\"]\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    let output = serve(&["--port", "3", "--config", file, "--print-config"])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}");
+    for line in [
+        "port = 3",
+        "max-seqs = 2",
+        "host = \"127.0.0.1\"",
+        "# model =",
+        "# api-key is set, and not shown",
+    ] {
+        assert!(
+            printed.lines().any(|found| found == line),
+            "{line}\n{printed}"
+        );
+    }
+    assert!(!printed.contains("secret"), "{printed}");
 }
