@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_models::quantize::Recipe;
+use ferrum_server::{CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -213,6 +214,23 @@ pub(crate) struct ServeArgs {
     /// Folder from whose folders requests may load LoRA adapters [default: they may not]
     #[arg(long, value_name = "DIR")]
     pub(crate) lora_dir: Option<PathBuf>,
+
+    /// Site whose pages may ask this server, such as `https://chat.example.org`, or * for all; can be given
+    /// several times [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Vec<CorsOrigin>,
+
+    /// PEM file with the certificate, then those that signed it: serve HTTPS; SIGHUP reads it anew
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// PEM file with the certificate's private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Collector that traces go to by OTLP over HTTP, such as `http://localhost:4318` [default: none]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

@@ -90,7 +90,7 @@ fn what_cannot_be_served_is_said() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -110,6 +110,10 @@ fn what_cannot_be_served_is_said() {
             "ferrum.toml:2: prot: there is no such setting",
         ),
         (&["--config", "nowhere.toml"], "nowhere.toml: "),
+        (
+            &["--tls-cert", "nowhere.pem", "--tls-key", "nowhere.pem"],
+            "nowhere.pem: expected a certificate in PEM",
+        ),
     ];
     for (args, words) in cases {
         let output: Output = serve(args).output().unwrap();

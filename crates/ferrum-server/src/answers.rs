@@ -3,6 +3,7 @@
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{Event, EventStream, FinishReason};
@@ -47,9 +48,18 @@ pub(crate) struct Answers {
     /// Whose turn it is to be asked first, so that none is starved.
     turn: usize,
     started: Instant,
-    /// When each answer last got a token.
-    last_token: Vec<Option<Instant>>,
+    times: Vec<Times>,
     metrics: Arc<Metrics>,
+    trace: Option<Arc<RequestTrace>>,
+}
+
+/// When an answer got its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    tokens: usize,
+    ended: bool,
 }
 
 impl Answers {
@@ -60,7 +70,7 @@ impl Answers {
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
-            last_token: vec![None; streams.len() * n],
+            times: vec![Times::default(); streams.len() * n],
             streams: streams.into_iter().map(Some).collect(),
             n,
             usage: Usage::default(),
@@ -68,12 +78,13 @@ impl Answers {
             turn: 0,
             started,
             metrics,
+            trace: RequestTrace::current(),
         }
     }
 
     /// Answers in all.
     pub(crate) fn count(&self) -> usize {
-        self.last_token.len()
+        self.times.len()
     }
 
     /// Waits for what comes next; `None` after the end.
@@ -104,6 +115,10 @@ impl Answers {
                     let next = self.take(prompt, event);
                     if matches!(next, Next::Failed(_)) {
                         self.ended = true;
+                        if let Some(trace) = &self.trace {
+                            trace.fail();
+                        }
+                        self.end_rest();
                         self.streams.clear();
                     }
                     return Poll::Ready(Some(next));
@@ -121,6 +136,10 @@ impl Answers {
         self.usage.prompt_tokens += usage.prompt_tokens;
         self.usage.cached_tokens += usage.cached_tokens;
         self.usage.completion_tokens += usage.completion_tokens;
+        if let Some(trace) = &self.trace {
+            trace.add_usage(&usage);
+        }
+        self.end_prompt(prompt);
         self.streams[prompt] = None;
     }
 
@@ -150,6 +169,12 @@ impl Answers {
                 stop,
             } => {
                 self.metrics.finished(reason, self.started.elapsed());
+                let ending = match reason {
+                    FinishReason::Deadline => "timeout",
+                    FinishReason::Cancelled => "cancelled",
+                    reason => finish_name(reason),
+                };
+                self.end_answer(prompt * self.n + choice, ending);
                 match reason {
                     FinishReason::Deadline => Next::Failed(ApiError::timeout()),
                     FinishReason::Cancelled => {
@@ -175,13 +200,86 @@ impl Answers {
 
     fn time_token(&mut self, index: usize) {
         let now = Instant::now();
-        let Some(last) = self.last_token.get_mut(index) else {
+        let Some(times) = self.times.get_mut(index) else {
             return;
         };
-        match last.replace(now) {
+        times.tokens += 1;
+        times.first.get_or_insert(now);
+        match times.last.replace(now) {
             None => self.metrics.first_token(now - self.started),
             Some(before) => self.metrics.next_token(now - before),
         }
+    }
+
+    /// The phases of a prompt: its time in the queue, and from there to its first token.
+    fn end_prompt(&self, prompt: usize) {
+        let Some(stream) = &self.streams[prompt] else {
+            return;
+        };
+        let now = Instant::now();
+        let admitted = stream.queued().map(|queued| self.started + queued);
+        let answers = &self.times[prompt * self.n..][..self.n];
+        let first = answers.iter().filter_map(|times| times.first).min();
+        let first = first.unwrap_or(now);
+        if let Some(admitted) = admitted {
+            self.metrics.queued(admitted - self.started);
+            self.metrics
+                .prefilled(first.saturating_duration_since(admitted));
+        }
+        if let Some(trace) = &self.trace {
+            trace.phase("queue", self.started, admitted.unwrap_or(now), Vec::new());
+            if let Some(admitted) = admitted {
+                trace.phase("prefill", admitted, first.max(admitted), Vec::new());
+            }
+        }
+    }
+
+    /// The phase in which an answer came.
+    fn end_answer(&mut self, index: usize, reason: &'static str) {
+        let Some(times) = self.times.get_mut(index) else {
+            return;
+        };
+        let ended = std::mem::replace(&mut times.ended, true);
+        let (Some(first), false) = (times.first, ended) else {
+            return;
+        };
+        let now = Instant::now();
+        self.metrics.decoded(now - first);
+        let Some(trace) = &self.trace else {
+            return;
+        };
+        let count = |n: usize| Attribute::Number(i64::try_from(n).unwrap_or(i64::MAX));
+        let reason = Attribute::Text(reason.into());
+        let attributes = vec![
+            ("ferrum.answer", count(index)),
+            ("gen_ai.usage.output_tokens", count(times.tokens)),
+            ("gen_ai.response.finish_reason", reason),
+        ];
+        trace.phase("decode", first, now, attributes);
+    }
+
+    /// The phases of what does not come to its end.
+    fn end_rest(&mut self) {
+        for prompt in 0..self.streams.len() {
+            if self.streams[prompt].is_some() {
+                self.end_prompt(prompt);
+                for index in prompt * self.n..(prompt + 1) * self.n {
+                    self.end_answer(index, "unfinished");
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        if let Some(trace) = &self.trace {
+            trace.note("ferrum.cancelled", Attribute::Truth(true));
+        }
+        self.end_rest();
     }
 }
 

@@ -4,12 +4,15 @@
 use crate::answers::Answers;
 use crate::auth;
 use crate::config::ServerConfig;
+use crate::cors;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::model::{Model, ServedModel};
+use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::routes;
+use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
@@ -29,16 +32,23 @@ pub(crate) struct App {
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) page: Page,
+    /// Takes traces, if somebody wants them.
+    pub(crate) exporter: Option<Exporter>,
     pub(crate) draining: AtomicBool,
 }
 
 impl App {
-    pub(crate) fn new(model: ServedModel, config: ServerConfig) -> Self {
+    pub(crate) fn new(
+        model: ServedModel,
+        config: ServerConfig,
+        exporter: Option<Exporter>,
+    ) -> Self {
         Self {
             model: Arc::new(Model::new(model)),
             config,
             metrics: Arc::new(Metrics::new()),
             page: Page::new(),
+            exporter,
             draining: AtomicBool::new(false),
         }
     }
@@ -109,7 +119,8 @@ impl App {
 /// All routes with their checks.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let checked = from_fn_with_state(Arc::clone(&app), check);
-    routes::all()
+    let cors = cors::layer(&app.config.cors_origins);
+    let router = routes::all()
         .fallback(|request: Request| async move {
             ApiError::no_route(request.method().as_str(), request.uri().path())
         })
@@ -117,7 +128,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             ApiError::wrong_method(request.method().as_str(), request.uri().path())
         })
         .layer(checked)
-        .with_state(app)
+        .with_state(app);
+    // What is layered last is asked first.
+    match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
 }
 
 /// Before a request its key, after it the count.
@@ -130,8 +146,13 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         true => Ok(()),
         false => auth::check(&app.config.api_keys, request.headers()),
     };
+    let trace = allowed.as_ref().ok();
+    let trace = trace.and_then(|()| trace_of(&app, &method, &route, &request));
     let mut response = match allowed {
-        Ok(()) => next.run(request).await,
+        Ok(()) => match &trace {
+            Some(trace) => Arc::clone(trace).scope(next.run(request)).await,
+            None => next.run(request).await,
+        },
         Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
@@ -144,8 +165,31 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         _ => method.as_str(),
     };
     let status = response.status().as_u16();
+    if let Some(trace) = trace {
+        let code = Attribute::Number(status.into());
+        trace.note("http.response.status_code", code);
+        if response.status().is_server_error() {
+            trace.fail();
+        }
+    }
     app.metrics.answered(&route, method, status);
     response
+}
+
+/// The trace of a request, if there is somebody to see it. Looking at the server is not traced.
+fn trace_of(
+    app: &App,
+    method: &Method,
+    route: &str,
+    request: &Request<Body>,
+) -> Option<Arc<RequestTrace>> {
+    let exporter = app.exporter.as_ref().filter(|_| method == Method::POST)?;
+    let trace = RequestTrace::begin(exporter, format!("POST {route}"), request.headers())?;
+    let text = |text: &str| Attribute::Text(text.to_owned());
+    trace.note("http.request.method", text("POST"));
+    trace.note("http.route", text(route));
+    trace.note("gen_ai.request.model", text(&app.model.served.name));
+    Some(trace)
 }
 
 /// A name that no other answer has.

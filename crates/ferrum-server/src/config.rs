@@ -1,5 +1,8 @@
 //! Settings of a server, with defaults that are safe on a machine of one's own.
 
+use crate::cors::CorsOrigin;
+use crate::otlp::OtlpEndpoint;
+use crate::tls::Tls;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +11,12 @@ use std::time::Duration;
 pub struct ServerConfig {
     /// Keys of which a request must bring one; with none, everybody is served.
     pub api_keys: Vec<String>,
+    /// Sites whose pages may ask.
+    pub cors_origins: Vec<CorsOrigin>,
+    /// What connections are encrypted with, if they are.
+    pub tls: Option<Tls>,
+    /// Where traces go, if anywhere.
+    pub otlp: Option<OtlpEndpoint>,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
     /// Most bytes of a request's line and headers.
@@ -38,6 +47,9 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            cors_origins: Vec::new(),
+            tls: None,
+            otlp: None,
             max_body_bytes: 16 << 20,
             max_header_bytes: 32 << 10,
             max_connections: 1024,

@@ -3,6 +3,7 @@
 //! Written out by hand: the text format is a few lines, and what a metrics crate would add is a global
 //! registry.
 
+use crate::otlp::Fate;
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::EngineStats;
 use std::collections::BTreeMap;
@@ -60,6 +61,9 @@ pub(crate) struct Metrics {
     first_token: Histogram,
     next_token: Histogram,
     whole: Histogram,
+    queued: Histogram,
+    prefilled: Histogram,
+    decoded: Histogram,
     finished: [AtomicU64; REASONS.len()],
     /// Answers by route, method and status. Routes are patterns, so there are few.
     http: Mutex<BTreeMap<(String, String, u16), u64>>,
@@ -71,6 +75,9 @@ impl Metrics {
             first_token: Histogram::new(FIRST_TOKEN),
             next_token: Histogram::new(NEXT_TOKEN),
             whole: Histogram::new(WHOLE),
+            queued: Histogram::new(WHOLE),
+            prefilled: Histogram::new(WHOLE),
+            decoded: Histogram::new(WHOLE),
             finished: std::array::from_fn(|_| AtomicU64::new(0)),
             http: Mutex::default(),
         }
@@ -82,6 +89,21 @@ impl Metrics {
 
     pub(crate) fn next_token(&self, since: Duration) {
         self.next_token.observe(since);
+    }
+
+    /// How long a prompt waited for its first step.
+    pub(crate) fn queued(&self, time: Duration) {
+        self.queued.observe(time);
+    }
+
+    /// How long it took from there to its first token.
+    pub(crate) fn prefilled(&self, time: Duration) {
+        self.prefilled.observe(time);
+    }
+
+    /// How long an answer took from its first token on.
+    pub(crate) fn decoded(&self, time: Duration) {
+        self.decoded.observe(time);
     }
 
     /// An answer has ended.
@@ -106,7 +128,7 @@ impl Metrics {
     }
 
     /// Everything, in Prometheus' text format.
-    pub(crate) fn render(&self, stats: &EngineStats, model: &str) -> String {
+    pub(crate) fn render(&self, stats: &EngineStats, model: &str, spans: Option<&Fate>) -> String {
         let mut page = Page {
             text: String::new(),
             label: format!("model_name=\"{}\"", escape(model)),
@@ -127,11 +149,47 @@ impl Metrics {
             "Time of a whole answer.",
             &self.whole,
         );
+        for (name, help, histogram) in [
+            (
+                "vllm:request_queue_time_seconds",
+                "Time that prompts waited for their first step.",
+                &self.queued,
+            ),
+            (
+                "vllm:request_prefill_time_seconds",
+                "Time from a prompt's first step to its first token.",
+                &self.prefilled,
+            ),
+            (
+                "vllm:request_decode_time_seconds",
+                "Time from an answer's first token to its end.",
+                &self.decoded,
+            ),
+        ] {
+            page.histogram(name, help, histogram);
+        }
         let name = "vllm:request_success_total";
         page.head(name, "counter", "Answers that ended, by reason.");
         for (reason, count) in REASONS.iter().zip(&self.finished) {
             let count = count.load(Ordering::Relaxed);
             page.line(name, &format!("finished_reason=\"{reason}\""), count as f64);
+        }
+        if let Some(fate) = spans {
+            for (name, help, count) in [
+                (
+                    "ferrum:spans_exported_total",
+                    "Spans that a collector took.",
+                    &fate.exported,
+                ),
+                (
+                    "ferrum:spans_dropped_total",
+                    "Spans that were lost.",
+                    &fate.dropped,
+                ),
+            ] {
+                let count = count.load(Ordering::Relaxed);
+                page.single(name, "counter", help, count as f64);
+            }
         }
         let name = "http_requests_total";
         page.head(name, "counter", "HTTP answers by route, method and status.");
@@ -281,7 +339,7 @@ mod tests {
         }
         metrics.finished(FinishReason::Length, Duration::from_secs(1));
         metrics.answered("/v1/models", "GET", 200);
-        let page = metrics.render(&EngineStats::default(), "a\"b");
+        let page = metrics.render(&EngineStats::default(), "a\"b", None);
         let label = "model_name=\"a\\\"b\"";
         for line in [
             format!("vllm:time_to_first_token_seconds_bucket{{{label},le=\"0.001\"}} 1"),

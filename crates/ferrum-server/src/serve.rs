@@ -4,18 +4,20 @@ use crate::app::{self, App};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::model::ServedModel;
+use crate::otlp::{Exporter, Shipper};
+use crate::tls::Tls;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
 /// How long the last bytes of answers may take when all is done.
@@ -30,6 +32,7 @@ pub struct Server {
     router: axum::Router,
     places: Arc<Semaphore>,
     http: http1::Builder,
+    shipper: Option<Shipper>,
 }
 
 impl Server {
@@ -41,12 +44,15 @@ impl Server {
             // hyper refuses buffers below 8 KiB.
             .max_buf_size(config.max_header_bytes.max(8 << 10));
         let places = Arc::new(Semaphore::new(config.max_connections));
-        let app = Arc::new(App::new(model, config));
+        let traces = config.otlp.clone().map(Exporter::new);
+        let (exporter, shipper) = traces.unzip();
+        let app = Arc::new(App::new(model, config, exporter));
         Self {
             router: app::router(Arc::clone(&app)),
             app,
             places,
             http,
+            shipper,
         }
     }
 
@@ -61,8 +67,11 @@ impl Server {
 
     /// Answers until `stop` is ready. Then new requests are refused while the answers that have begun
     /// go on, for at most the configured grace; health can be asked all the while.
-    pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
+    pub async fn serve(mut self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let connections = GracefulShutdown::new();
+        let (all_told, told) = oneshot::channel();
+        let shipping = self.shipper.take();
+        let shipping = shipping.map(|shipper| tokio::spawn(shipper.run(told)));
         tokio::select! {
             never = self.accept(&listener, &connections) => match never {},
             () = stop => {}
@@ -77,36 +86,51 @@ impl Server {
         drop(listener);
         // Who does not read its answer to the end by then is cut off.
         let _ = timeout(FLUSH, connections.shutdown()).await;
+        if let Some(shipping) = shipping {
+            let _ = all_told.send(());
+            let _ = timeout(FLUSH, shipping).await;
+        }
     }
 
     async fn accept(&self, listener: &TcpListener, connections: &GracefulShutdown) -> Infallible {
         loop {
             let place = Arc::clone(&self.places).acquire_owned().await;
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let connection = self.connection(stream, connections);
-                    tokio::spawn(async move {
-                        // What goes wrong with a connection is the client's to see.
-                        let _ = pin!(connection).await;
-                        drop(place);
-                    });
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            // Chunks are small and each is wanted at once; a socket that cannot do that still works.
+            let _ = stream.set_nodelay(true);
+            let config = &self.app.config;
+            let tls = config.tls.as_ref().map(Tls::acceptor);
+            let (http, router) = (self.http.clone(), self.router.clone());
+            let (patience, watcher) = (config.read_timeout, connections.watcher());
+            // What goes wrong with a connection is the client's to see.
+            tokio::spawn(async move {
+                match tls {
+                    None => answer(stream, http, router, watcher).await,
+                    Some(tls) => {
+                        if let Ok(Ok(stream)) = timeout(patience, tls.accept(stream)).await {
+                            answer(stream, http, router, watcher).await;
+                        }
+                    }
                 }
-                Err(_) => sleep(ACCEPT_PAUSE).await,
-            }
+                drop(place);
+            });
         }
     }
+}
 
-    fn connection(
-        &self,
-        stream: TcpStream,
-        connections: &GracefulShutdown,
-    ) -> impl Future<Output = hyper::Result<()>> + Send + 'static {
-        // Chunks are small and each is wanted at once; a socket that cannot do that still works.
-        let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(self.router.clone());
-        let connection = self.http.serve_connection(TokioIo::new(stream), service);
-        connections.watch(connection)
-    }
+/// Answers the requests of a connection until it ends.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    http: http1::Builder,
+    router: axum::Router,
+    watcher: Watcher,
+) {
+    let service = TowerToHyperService::new(router);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    let _ = watcher.watch(connection).await;
 }
 
 /// Is ready when the process is asked to stop: by SIGTERM or Ctrl-C.

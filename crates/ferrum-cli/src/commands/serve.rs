@@ -9,7 +9,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{KvLayout, Model, RunnerConfig};
-use ferrum_server::{ServedModel, Server, ServerConfig, stop_signal};
+use ferrum_server::{ServedModel, Server, ServerConfig, Tls, stop_signal};
 use ferrum_types::TokenId;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -45,6 +45,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
     let listener =
         listener.map_err(|e| Failure::new(format!("cannot listen on {address}: {e}")))?;
     let (engine, model) = start(args)?;
+    let tls = config.tls.clone();
     let server = Server::new(model, config);
     for (name, dir) in &args.lora {
         let loaded = runtime.block_on(server.load_adapter(name, dir));
@@ -53,7 +54,11 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
     let url = listener.local_addr()?;
     runtime.block_on(async {
         let stop = stop_signal()?;
-        ui::say(&format!("serving on http://{url}/v1"));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        if let Some(tls) = tls {
+            reload_on_hangup(tls)?;
+        }
+        ui::say(&format!("serving on {scheme}://{url}/v1"));
         server.serve(listener, stop).await;
         Outcome::Ok(())
     })?;
@@ -61,6 +66,34 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
     runtime.shutdown_background();
     engine.shutdown();
     Ok(())
+}
+
+/// Reads the certificate anew at each SIGHUP, which is what renews it without an end.
+fn reload_on_hangup(tls: Tls) -> Outcome {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut hangups = signal(SignalKind::hangup())?;
+        tokio::spawn(async move {
+            while hangups.recv().await.is_some() {
+                match tls.reload() {
+                    Ok(()) => ui::say("the certificate was read anew"),
+                    Err(e) => ui::say(&format!("error: {e}\nnote: the one before stays")),
+                }
+            }
+        });
+    }
+    #[cfg(not(unix))]
+    drop(tls);
+    Ok(())
+}
+
+fn tls(args: &ServeArgs) -> Outcome<Option<Tls>> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else {
+        return Ok(None);
+    };
+    let tls = Tls::load(certificate.clone(), key.clone());
+    tls.map(Some).map_err(|e| Failure::new(e.to_string()))
 }
 
 fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
@@ -87,6 +120,9 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
     let seconds = |n: u32| Duration::from_secs(n.into());
     Ok(ServerConfig {
         api_keys,
+        cors_origins: args.cors_origin.clone(),
+        tls: tls(args)?,
+        otlp: args.otlp_endpoint.clone(),
         max_body_bytes: args.max_body as usize,
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),

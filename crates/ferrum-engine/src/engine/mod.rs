@@ -334,6 +334,7 @@ impl EngineHandle {
             came: now,
             deadline,
             events,
+            queued: stream.queued_cell(),
         };
         // If nobody reads it, the stream ends with the reason.
         let _ = self.commands.send(Command::Submit(Box::new(submission)));

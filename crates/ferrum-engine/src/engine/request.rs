@@ -4,6 +4,7 @@ use super::{Command, EngineHandle};
 use crate::sampler::Logprobs;
 use crate::{FinishReason, Generation};
 use ferrum_types::{AdapterId, TokenId};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -171,6 +172,7 @@ pub struct EventStream {
     id: RequestId,
     events: mpsc::Receiver<Event>,
     engine: EngineHandle,
+    queued: Arc<OnceLock<Duration>>,
     ended: bool,
 }
 
@@ -180,8 +182,19 @@ impl EventStream {
             id,
             events,
             engine,
+            queued: Arc::default(),
             ended: false,
         }
+    }
+
+    /// How long it waited for its first step; `None` while it waits.
+    pub fn queued(&self) -> Option<Duration> {
+        self.queued.get().copied()
+    }
+
+    /// Where the engine writes that down.
+    pub(super) fn queued_cell(&self) -> Arc<OnceLock<Duration>> {
+        Arc::clone(&self.queued)
     }
 
     /// The request's name.
@@ -239,6 +252,7 @@ pub(super) struct Submission {
     pub(super) came: Duration,
     pub(super) deadline: Option<Duration>,
     pub(super) events: mpsc::Sender<Event>,
+    pub(super) queued: Arc<OnceLock<Duration>>,
 }
 
 /// What a request is held against before anything is kept for it.

@@ -15,15 +15,18 @@ use ferrum_models::{LogitRows, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, Result, SeqId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
 /// A request that has not ended.
 pub(super) struct Open {
     events: Sender<Event>,
+    came: Duration,
+    /// How long it waited for its first step.
+    queued: Arc<OnceLock<Duration>>,
     /// Choices that have not ended.
     seqs: Vec<SeqId>,
     pub(super) adapter: Option<AdapterId>,
@@ -163,6 +166,8 @@ impl<'a> StepLoop<'a> {
         self.shared.pulse.work_came(submission.came);
         let open = Open {
             events: submission.events.clone(),
+            came: submission.came,
+            queued: Arc::clone(&submission.queued),
             seqs: Vec::with_capacity(request.n),
             adapter: request.adapter,
             stop_tokens: request.generation.stop_tokens.clone(),
@@ -243,6 +248,7 @@ impl<'a> StepLoop<'a> {
     /// One step: plan, compute, choose tokens, tell.
     fn step(&mut self) -> Result<()> {
         let (started, before) = (Instant::now(), self.generated);
+        let began = self.shared.config.clock.now();
         let mut plan = std::mem::take(&mut self.plan);
         let guessed = self.guess()?;
         self.scheduler.schedule(&mut plan);
@@ -260,7 +266,7 @@ impl<'a> StepLoop<'a> {
         for work in plan.work() {
             let rows = row..row + work.rows();
             row = rows.end;
-            self.note_admission(work.seq);
+            self.note_admission(work.seq, began);
             if work.draft > 0 {
                 self.verify(work, rows);
                 continue;
@@ -366,8 +372,8 @@ impl<'a> StepLoop<'a> {
         self.runner.read_logits(&mut self.logits)
     }
 
-    /// The first step of a sequence: it no longer counts as waiting.
-    fn note_admission(&mut self, id: SeqId) {
+    /// The first step of a sequence, which began then: it no longer counts as waiting.
+    fn note_admission(&mut self, id: SeqId, began: Duration) {
         let Some(answer) = self.answers.get_mut(&id) else {
             return;
         };
@@ -380,6 +386,8 @@ impl<'a> StepLoop<'a> {
         {
             let cached = self.scheduler.sequence(id).and_then(|seq| seq.cached());
             open.usage.cached_tokens = cached.unwrap_or(0);
+            // Nobody else writes it, and a sequence is admitted once.
+            let _ = open.queued.set(began.saturating_sub(open.came));
         }
     }
 

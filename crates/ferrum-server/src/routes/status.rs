@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::otlp::Exporter;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -51,7 +52,9 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
 /// Figures for Prometheus.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let served = &app.model.served;
-    let page = app.metrics.render(&served.engine.stats(), &served.name);
+    let stats = served.engine.stats();
+    let spans = app.exporter.as_ref().map(Exporter::fate);
+    let page = app.metrics.render(&stats, &served.name, spans);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, kind)], page).into_response()
 }

@@ -4,10 +4,13 @@
 mod adapters;
 mod chat;
 mod completions;
+mod cors;
 mod faults;
 mod operations;
 mod page;
 mod refusals;
+mod tls;
+mod traces;
 
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype, StepRunner,

@@ -36,6 +36,9 @@ fn models_health_and_figures_are_there() {
         "vllm:generation_tokens_total{model_name=\"demo\"} 5",
         "vllm:time_to_first_token_seconds_count{model_name=\"demo\"} 1",
         "vllm:inter_token_latency_seconds_count{model_name=\"demo\"} 4",
+        "vllm:request_queue_time_seconds_count{model_name=\"demo\"} 1",
+        "vllm:request_prefill_time_seconds_count{model_name=\"demo\"} 1",
+        "vllm:request_decode_time_seconds_count{model_name=\"demo\"} 1",
         "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"} 1",
         "http_requests_total{model_name=\"demo\",handler=\"/v1/completions\",method=\"POST\",status=\"200\"} 1",
     ] {

@@ -1,0 +1,322 @@
+//! Sending spans to a collector: OTLP over HTTP, as JSON, in batches, on a task of its own.
+//!
+//! Nothing waits for a collector. Spans wait for it in a queue with an end; what does not fit, and what a
+//! collector does not take, is dropped and counted. Written out by hand, as the format is one object, and
+//! OpenTelemetry's crates bring a client of their own and global state.
+
+use crate::trace::{Attribute, Span};
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, HOST};
+use axum::http::{Request, Uri};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// Most spans that wait.
+const QUEUE: usize = 4096;
+
+/// Most spans of a batch.
+const BATCH: usize = 512;
+
+/// How long a span may wait for others to go with it.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How long a collector may take for a batch.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a collector takes spans: `http://HOST:PORT`, to which `/v1/traces` is added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpEndpoint {
+    host: String,
+    port: u16,
+    path: String,
+}
+
+impl FromStr for OtlpEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("found {text:?}, expected a URL such as http://localhost:4318");
+        let uri: Uri = text.parse().map_err(|_| wrong())?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                let reason = "traces are sent without encryption: expected http://";
+                return Err(format!(
+                    "{reason}, such as that of a collector on this machine"
+                ));
+            }
+            _ => return Err(wrong()),
+        }
+        let authority = uri.authority().ok_or_else(wrong)?;
+        if authority.as_str().contains('@') || uri.query().is_some() {
+            return Err(wrong());
+        }
+        Ok(Self {
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(4318),
+            path: format!("{}/v1/traces", uri.path().trim_end_matches('/')),
+        })
+    }
+}
+
+impl OtlpEndpoint {
+    /// Host and port, as the `Host` header has them.
+    fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl fmt::Display for OtlpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority(), self.path)
+    }
+}
+
+/// What became of spans.
+#[derive(Debug, Default)]
+pub(crate) struct Fate {
+    pub(crate) exported: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+}
+
+/// Takes spans, and never waits.
+#[derive(Clone, Debug)]
+pub(crate) struct Exporter {
+    queue: Sender<Span>,
+    fate: Arc<Fate>,
+}
+
+impl Exporter {
+    /// An exporter, and what sends its spans when it is run.
+    pub(crate) fn new(endpoint: OtlpEndpoint) -> (Self, Shipper) {
+        let (queue, spans) = mpsc::channel(QUEUE);
+        let fate = Arc::new(Fate::default());
+        let shipper = Shipper {
+            endpoint,
+            spans,
+            fate: Arc::clone(&fate),
+        };
+        (Self { queue, fate }, shipper)
+    }
+
+    pub(crate) fn send(&self, span: Span) {
+        if self.queue.try_send(span).is_err() {
+            self.fate.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn fate(&self) -> &Fate {
+        &self.fate
+    }
+}
+
+/// The other end of an [`Exporter`].
+#[derive(Debug)]
+pub(crate) struct Shipper {
+    endpoint: OtlpEndpoint,
+    spans: Receiver<Span>,
+    fate: Arc<Fate>,
+}
+
+impl Shipper {
+    /// Sends spans until `stop` comes, then those that still wait.
+    pub(crate) async fn run(mut self, mut stop: oneshot::Receiver<()>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            tokio::select! {
+                _ = &mut stop => break,
+                count = self.spans.recv_many(&mut batch, BATCH) => if count == 0 { break },
+            }
+            let until = Instant::now() + LINGER;
+            while batch.len() < BATCH {
+                let room = BATCH - batch.len();
+                let more = timeout_at(until, self.spans.recv_many(&mut batch, room));
+                tokio::select! {
+                    _ = &mut stop => return self.end(batch).await,
+                    more = more => if !more.is_ok_and(|count| count > 0) { break },
+                }
+            }
+            self.ship(&mut batch).await;
+        }
+        self.end(batch).await;
+    }
+
+    /// The last batches; whoever stops decides how long they may take.
+    async fn end(mut self, mut batch: Vec<Span>) {
+        self.spans.close();
+        loop {
+            let room = BATCH - batch.len();
+            if room > 0 && self.spans.recv_many(&mut batch, room).await > 0 {
+                continue;
+            }
+            if batch.is_empty() {
+                return;
+            }
+            self.ship(&mut batch).await;
+        }
+    }
+
+    /// Sends a batch, once: a collector that is away does not make spans pile up.
+    async fn ship(&self, batch: &mut Vec<Span>) {
+        if batch.is_empty() {
+            return;
+        }
+        let count = batch.len() as u64;
+        let body = document(batch).to_string();
+        batch.clear();
+        let sent = timeout(PATIENCE, post(&self.endpoint, body)).await;
+        let fate = match sent {
+            Ok(Ok(true)) => &self.fate.exported,
+            _ => &self.fate.dropped,
+        };
+        fate.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// Whether the collector took it.
+async fn post(endpoint: &OtlpEndpoint, body: String) -> io::Result<bool> {
+    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
+    let request = Request::post(endpoint.path.as_str())
+        .header(HOST, endpoint.authority())
+        .header(CONTENT_TYPE, "application/json")
+        .body(Body::from(body))
+        .map_err(io::Error::other)?;
+    let answer = async {
+        let response = sender.send_request(request).await;
+        // The connection ends when nobody may send on it any more.
+        drop(sender);
+        response
+    };
+    let (answer, _) = tokio::join!(answer, connection);
+    Ok(answer.map_err(io::Error::other)?.status().is_success())
+}
+
+/// Spans as the body of `POST /v1/traces`.
+fn document(spans: &[Span]) -> Value {
+    let name = attribute("service.name", &Attribute::Text("ferrum".into()));
+    let version = env!("CARGO_PKG_VERSION");
+    let version_attribute = attribute("service.version", &Attribute::Text(version.into()));
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [name, version_attribute]},
+        "scopeSpans": [{
+            "scope": {"name": "ferrum-server", "version": version},
+            "spans": spans.iter().map(span).collect::<Vec<_>>(),
+        }],
+    }]})
+}
+
+fn span(span: &Span) -> Value {
+    let attributes = span.attributes.iter();
+    let attributes = attributes.map(|(name, value)| attribute(name, value));
+    json!({
+        "traceId": format!("{:032x}", span.trace),
+        "spanId": format!("{:016x}", span.id),
+        "parentSpanId": span.parent.map_or(String::new(), |id| format!("{id:016x}")),
+        "name": span.name,
+        // Internal and server, as OTLP numbers them.
+        "kind": if span.is_request { 2 } else { 1 },
+        "startTimeUnixNano": span.start.to_string(),
+        "endTimeUnixNano": span.end.to_string(),
+        "attributes": attributes.collect::<Vec<_>>(),
+        "status": if span.failed { json!({"code": 2}) } else { json!({}) },
+    })
+}
+
+fn attribute(name: &str, value: &Attribute) -> Value {
+    let value = match value {
+        Attribute::Text(text) => json!({"stringValue": text}),
+        // 64 bits are text in this format.
+        Attribute::Number(number) => json!({"intValue": number.to_string()}),
+        Attribute::Truth(truth) => json!({"boolValue": truth}),
+    };
+    json!({"key": name, "value": value})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_urls() {
+        let cases = [
+            ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+            ("http://localhost", "http://localhost:4318/v1/traces"),
+            (
+                "http://10.0.0.1:80/otlp/",
+                "http://10.0.0.1:80/otlp/v1/traces",
+            ),
+            ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
+        ];
+        for (text, expected) in cases {
+            let found: OtlpEndpoint = text.parse().unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(found.to_string(), expected);
+        }
+        for text in [
+            "",
+            "localhost:4318",
+            "https://a",
+            "ftp://a",
+            "http://",
+            "http://u:p@a",
+            "http://a?b",
+            "/v1",
+        ] {
+            assert!(text.parse::<OtlpEndpoint>().is_err(), "{text}");
+        }
+    }
+
+    fn example() -> Span {
+        Span {
+            trace: 1,
+            id: 2,
+            parent: None,
+            name: "decode".into(),
+            is_request: false,
+            start: 5,
+            end: 6,
+            attributes: vec![("a", Attribute::Number(7)), ("b", Attribute::Truth(true))],
+            failed: true,
+        }
+    }
+
+    #[test]
+    fn a_queue_without_a_reader_has_an_end() {
+        let endpoint = "http://localhost".parse().unwrap_or_else(|e| panic!("{e}"));
+        let (exporter, shipper) = Exporter::new(endpoint);
+        for _ in 0..QUEUE + 10 {
+            exporter.send(example());
+        }
+        assert_eq!(exporter.fate().dropped.load(Ordering::Relaxed), 10);
+        assert_eq!(shipper.spans.len(), QUEUE);
+    }
+
+    #[test]
+    fn spans_have_otlps_form() {
+        let document = document(&[example()]);
+        let span = &document["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+        assert_eq!(span["traceId"], "00000000000000000000000000000001");
+        assert_eq!(span["spanId"], "0000000000000002");
+        assert_eq!(span["endTimeUnixNano"], "6");
+        assert_eq!(
+            span["attributes"][0],
+            json!({"key": "a", "value": {"intValue": "7"}})
+        );
+        assert_eq!(span["status"]["code"], 2);
+    }
+}
