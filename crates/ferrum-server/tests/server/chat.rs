@@ -85,7 +85,7 @@ fn streams_come_to_the_whole_message() {
         let logprobs: Vec<_> = mine().flat_map(logprobs).collect();
         assert_eq!(expected["logprobs"]["content"], json!(logprobs));
         assert_eq!(
-            mine().last().unwrap()["finish_reason"],
+            mine().next_back().unwrap()["finish_reason"],
             expected["finish_reason"]
         );
         for entry in &logprobs {

@@ -304,7 +304,15 @@ fn other_refusals_have_their_status() {
     let long = json!({"prompt": "a".repeat(2000)}).to_string();
     let other = json!({"prompt": "a", "model": "gpt-5"}).to_string();
     let deep = format!("{{\"prompt\": {}", "[".repeat(500));
-    let cases: [(&str, &str, &[(&str, &str)], &str, u16, &str); 9] = [
+    type Raw<'a> = (
+        &'a str,
+        &'a str,
+        &'a [(&'a str, &'a str)],
+        &'a str,
+        u16,
+        &'a str,
+    );
+    let cases: [Raw<'_>; 9] = [
         ("POST", TEXT, &json, "{", 400, "not JSON"),
         ("POST", TEXT, &json, "[]", 400, "expected an object"),
         ("POST", TEXT, &json, &deep, 400, "not JSON"),
