@@ -148,6 +148,16 @@ pub enum FormatError {
         /// Largest allowed.
         limit: u64,
     },
+    /// A model of a hub has no usable name, or is not what a command needs.
+    #[error("{}: {reason}{}", Shown(.name), hint_line(.hint))]
+    Hub {
+        /// What was asked for.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+        /// Next step; empty when there is none.
+        hint: Cow<'static, str>,
+    },
     /// The path is no model, or not one that can be opened as it is.
     #[error("{}: {reason}{}", .path.display(), hint_line(.hint))]
     Source {
@@ -266,6 +276,15 @@ impl FormatError {
         }
     }
 
+    /// [`FormatError::Hub`] with a hint (may be empty).
+    pub fn hub(name: &str, reason: impl fmt::Display, hint: impl Into<Cow<'static, str>>) -> Self {
+        FormatError::Hub {
+            name: name.to_owned(),
+            reason: reason.to_string(),
+            hint: hint.into(),
+        }
+    }
+
     pub(crate) fn duplicate(path: &Path, what: &'static str, name: &str) -> Self {
         FormatError::Duplicate {
             path: path.into(),
@@ -274,7 +293,8 @@ impl FormatError {
         }
     }
 
-    pub(crate) fn limit(path: &Path, what: impl fmt::Display, found: u64, limit: u64) -> Self {
+    /// [`FormatError::Limit`].
+    pub fn limit(path: &Path, what: impl fmt::Display, found: u64, limit: u64) -> Self {
         FormatError::Limit {
             path: path.into(),
             what: what.to_string(),
@@ -292,6 +312,7 @@ impl FormatError {
             | FormatError::Tensor { hint, .. }
             | FormatError::MissingTensor { hint, .. }
             | FormatError::Syntax { hint, .. }
+            | FormatError::Hub { hint, .. }
             | FormatError::Source { hint, .. } => *hint = text.into(),
             FormatError::Io { .. }
             | FormatError::Truncated { .. }
@@ -303,7 +324,8 @@ impl FormatError {
 }
 
 /// Text out of a file, made safe for a message: control characters escaped, cut to 96 characters.
-pub(crate) struct Shown<'a>(pub(crate) &'a str);
+#[derive(Debug)]
+pub struct Shown<'a>(pub &'a str);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,5 @@
-//! The formats people have models in: GGUF, safetensors, Hugging Face folders, tokenizers and chat
-//! templates.
+//! The formats people have models in: GGUF, safetensors, Hugging Face folders and caches, tokenizers and
+//! chat templates.
 //!
 //! Everything here reads hostile bytes: counts are held against the bytes that remain before
 //! anything is allocated for them. This crate knows nothing of compute.
@@ -9,6 +9,7 @@ pub mod chat_template;
 mod error;
 pub mod gguf;
 pub mod hf;
+pub mod hub;
 mod imatrix;
 mod lora;
 mod safetensors;
@@ -16,7 +17,7 @@ mod source;
 mod tensor;
 pub mod tokenizer;
 
-pub use error::{FormatError, Result};
+pub use error::{FormatError, Result, Shown};
 pub use gguf::Gguf;
 pub use hf::{GenerationConfig, HfConfig, QuantizationConfig, RopeConfig, RopeConfigs, RopeKind};
 pub use imatrix::Imatrix;

@@ -116,6 +116,22 @@ impl Safetensors {
         Ok(set)
     }
 
+    /// The files that an index names, each inside its folder. None of them is opened.
+    ///
+    /// # Errors
+    /// What is wrong with the index.
+    pub fn shards(index: impl AsRef<Path>) -> Result<BTreeSet<String>> {
+        let path = index.as_ref();
+        let shards: BTreeSet<_> = read_index(path)?
+            .into_iter()
+            .map(|(_, shard)| shard)
+            .collect();
+        for shard in &shards {
+            check_shard_name(path, shard)?;
+        }
+        Ok(shards)
+    }
+
     /// Opens the weights of a Hugging Face folder: `model.safetensors`, else the shards of
     /// `model.safetensors.index.json`, else the only `.safetensors` file there.
     ///

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Extensions of Python pickles, which can run code when loaded and are never read.
 pub(crate) const PICKLES: &[&str] = &["bin", "pt", "pth", "ckpt", "pkl"];
 
-const CONVERT_HINT: &str =
+pub(crate) const CONVERT_HINT: &str =
     "pickles can run code when loaded; convert the model to safetensors or GGUF first";
 
 /// An open model.
@@ -54,7 +54,11 @@ impl ModelSource {
             Ok(meta) => meta,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 let reason = "there is no such file or folder";
-                return Err(FormatError::source(path, reason, "check the path"));
+                return Err(FormatError::source(
+                    path,
+                    reason,
+                    "check the path; a model of a hub is ORG/NAME",
+                ));
             }
             Err(e) => return Err(FormatError::io(path, "open", &e)),
         };

@@ -1,0 +1,559 @@
+//! Which files of a repository make the model that somebody asked for.
+//!
+//! The same rules hold for what a hub lists and for what a cache holds, so a cached model is found
+//! without asking anybody.
+
+use super::names::{ModelName, RepoId};
+use crate::error::Shown;
+use crate::source::{CONVERT_HINT, PICKLES};
+use crate::{FormatError, Result};
+use std::collections::BTreeMap;
+
+/// Beside the weights of a Hugging Face folder: all that this crate reads.
+const SUPPORT: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Further templates.
+const TEMPLATES: &str = "additional_chat_templates/";
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What is taken of several GGUF files when nobody says: the usual choice, else what is as good as the
+/// original.
+const USUAL: [&str; 2] = ["Q4_K_M", "Q8_0"];
+
+/// Most names in a message.
+const MAX_NAMES: usize = 24;
+
+/// What a command needs of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// All of it.
+    Model,
+    /// Tokenizer and chat template. Of a Hugging Face folder this leaves out the weights.
+    Tokenizer,
+}
+
+/// The files of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// What stands beside the weights.
+    pub support: Vec<String>,
+    /// The weights.
+    pub weights: Weights,
+    /// Whether the file of the weights was asked for by name, and is what a reader opens.
+    named: bool,
+}
+
+/// The weights of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Weights {
+    /// Not wanted.
+    None,
+    /// A GGUF file, which is all of the model.
+    Gguf(String),
+    /// One safetensors file.
+    Safetensors(String),
+    /// An index that names safetensors files.
+    Index(String),
+}
+
+impl Choice {
+    /// What a reader opens, inside the folder of the snapshot; `None`: the folder itself.
+    pub fn entry(&self) -> Option<&str> {
+        match &self.weights {
+            Weights::Gguf(file) => Some(file),
+            Weights::Safetensors(file) if self.named => Some(file),
+            _ => None,
+        }
+    }
+}
+
+/// Chooses among the files of `model`'s repository.
+///
+/// # Errors
+/// [`FormatError::Hub`] when there is no such file, nothing that can be run, or no way to choose.
+pub fn choose(model: &ModelName, files: &[String], want: Want) -> Result<Choice> {
+    let listing = Listing {
+        repo: &model.repo,
+        files,
+    };
+    match &model.file {
+        Some(file) => listing.named(file, want),
+        None => listing.usual(want),
+    }
+}
+
+/// Whether `file` of a repository is what `wanted` names: its path, or the end of a GGUF file's name.
+pub fn is_named(file: &str, wanted: &str) -> bool {
+    file == wanted || (is_gguf(file) && ends_with_tag(file, wanted))
+}
+
+struct Listing<'a> {
+    repo: &'a RepoId,
+    files: &'a [String],
+}
+
+impl Listing<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.files.iter().any(|file| file == name)
+    }
+
+    fn error(&self, reason: impl std::fmt::Display, hint: String) -> FormatError {
+        FormatError::hub(&self.repo.to_string(), reason, hint)
+    }
+
+    fn support(&self) -> Vec<String> {
+        let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
+        let wanted = |file: &&String| SUPPORT.contains(&file.as_str()) || template(file);
+        self.files.iter().filter(wanted).cloned().collect()
+    }
+
+    fn folder(&self, weights: Weights, named: bool) -> Choice {
+        Choice {
+            support: self.support(),
+            weights,
+            named,
+        }
+    }
+
+    /// The file that somebody named.
+    fn named(&self, wanted: &str, want: Want) -> Result<Choice> {
+        if !self.has(wanted) {
+            let ggufs = self.ggufs();
+            return match matching(&ggufs, wanted).as_slice() {
+                [one] => self.gguf(one),
+                [] => Err(self.error(
+                    format!("has no file \"{}\"", Shown(wanted)),
+                    self.names("there are", self.runnable()),
+                )),
+                several => Err(self.error(
+                    format!("has {} files for \"{}\"", several.len(), Shown(wanted)),
+                    self.names("name one of them", several.iter().map(|g| g.file).collect()),
+                )),
+            };
+        }
+        if is_gguf(wanted) {
+            return self.gguf(&Gguf::new(wanted));
+        }
+        if wanted.ends_with(".safetensors") && !wanted.contains('/') {
+            let weights = match want {
+                Want::Model => Weights::Safetensors(wanted.to_owned()),
+                Want::Tokenizer => Weights::None,
+            };
+            return Ok(self.folder(weights, true));
+        }
+        let name = Shown(wanted);
+        if is_pickle(wanted) {
+            let reason = format!("\"{name}\" is a Python pickle");
+            return Err(self.error(reason, CONVERT_HINT.into()));
+        }
+        Err(self.error(
+            format!("\"{name}\" is no model file"),
+            self.names("there are", self.runnable()),
+        ))
+    }
+
+    /// What is meant when nobody names a file.
+    fn usual(&self, want: Want) -> Result<Choice> {
+        if want == Want::Tokenizer && self.has("tokenizer.json") {
+            return Ok(self.folder(Weights::None, false));
+        }
+        let safetensors = self.safetensors();
+        if let (true, [_, ..]) = (self.has("config.json"), safetensors.as_slice()) {
+            let weights = if self.has(SINGLE) {
+                Weights::Safetensors(SINGLE.into())
+            } else if self.has(INDEX) {
+                Weights::Index(INDEX.into())
+            } else if let [only] = safetensors.as_slice() {
+                Weights::Safetensors((*only).to_owned())
+            } else {
+                let reason = format!(
+                    "holds {} .safetensors files but no {INDEX}",
+                    safetensors.len()
+                );
+                return Err(self.error(reason, self.names("name one of them", safetensors)));
+            };
+            return Ok(self.folder(weights, false));
+        }
+        let ggufs = self.ggufs();
+        for tag in USUAL {
+            match matching(&ggufs, tag).as_slice() {
+                [] => {}
+                [one] => return self.gguf(one),
+                // Several models, or several kinds of it.
+                _ => break,
+            }
+        }
+        match ggufs.as_slice() {
+            [one] => self.gguf(one),
+            [] => Err(self.nothing(&safetensors)),
+            several => {
+                let reason = format!(
+                    "has {} GGUF files, and none is the usual one",
+                    several.len()
+                );
+                let names = several.iter().map(|g| g.file).collect();
+                Err(self.error(reason, self.names("name one of them", names)))
+            }
+        }
+    }
+
+    fn nothing(&self, safetensors: &[&str]) -> FormatError {
+        if !safetensors.is_empty() {
+            let reason = "has safetensors but no config.json, so its architecture is unknown";
+            return self.error(reason, "an adapter is no model; give its base model".into());
+        }
+        if self.files.iter().any(|file| is_pickle(file)) {
+            return self.error("has only Python pickles", CONVERT_HINT.into());
+        }
+        self.error("holds neither safetensors nor GGUF files", String::new())
+    }
+
+    fn gguf(&self, gguf: &Gguf<'_>) -> Result<Choice> {
+        if let Some(parts) = gguf.parts {
+            let reason = format!("\"{}\" is split into {parts} parts", Shown(gguf.file));
+            let hint = "download the parts, join them with `llama-gguf-split --merge`, and give the \
+                        joined file as --model; or choose a smaller file";
+            return Err(self.error(reason, hint.into()));
+        }
+        Ok(Choice {
+            support: Vec::new(),
+            weights: Weights::Gguf(gguf.file.to_owned()),
+            named: true,
+        })
+    }
+
+    fn safetensors(&self) -> Vec<&str> {
+        let wanted = |file: &&str| file.ends_with(".safetensors") && !file.contains('/');
+        self.files
+            .iter()
+            .map(String::as_str)
+            .filter(wanted)
+            .collect()
+    }
+
+    /// The GGUF files that are language models, each split one counted once.
+    fn ggufs(&self) -> Vec<Gguf<'_>> {
+        let mut found = BTreeMap::new();
+        for file in self.files.iter().filter(|file| is_gguf(file)) {
+            let name = base_name(file).to_ascii_lowercase();
+            if name.contains("mmproj") || name.contains("imatrix") {
+                continue;
+            }
+            let gguf = Gguf::new(file);
+            found.entry(gguf.whole).or_insert(gguf);
+        }
+        found.into_values().collect()
+    }
+
+    fn runnable(&self) -> Vec<&str> {
+        let ggufs = self.ggufs().into_iter().map(|gguf| gguf.file);
+        self.safetensors().into_iter().chain(ggufs).collect()
+    }
+
+    /// A hint with names that can be given.
+    fn names(&self, words: &str, mut names: Vec<&str>) -> String {
+        names.sort_unstable();
+        let Some(first) = names.first() else {
+            return String::new();
+        };
+        let more = match names.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let shown: Vec<_> = names
+            .iter()
+            .take(MAX_NAMES)
+            .map(|name| Shown(name).to_string())
+            .collect();
+        format!(
+            "{words}: {}{more} (such as {}:{})",
+            shown.join(", "),
+            self.repo,
+            Shown(first)
+        )
+    }
+}
+
+/// A GGUF file, or the first part of a split one.
+#[derive(Debug)]
+struct Gguf<'a> {
+    file: &'a str,
+    /// Its path without the number of the part.
+    whole: &'a str,
+    parts: Option<u32>,
+}
+
+impl<'a> Gguf<'a> {
+    fn new(file: &'a str) -> Self {
+        let stem = stem(file);
+        match split_parts(stem) {
+            Some((whole, parts)) => Self {
+                file,
+                whole,
+                parts: Some(parts),
+            },
+            None => Self {
+                file,
+                whole: stem,
+                parts: None,
+            },
+        }
+    }
+}
+
+/// Of `x-00001-of-00003`: `x` and 3.
+fn split_parts(stem: &str) -> Option<(&str, u32)> {
+    let number = |text: &str| -> Option<u32> {
+        let digits = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse().ok().filter(|_| digits)
+    };
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (whole, part) = rest.rsplit_once('-')?;
+    number(part)?;
+    number(count)
+        .filter(|&count| count > 1)
+        .map(|count| (whole, count))
+}
+
+fn matching<'g, 'a>(ggufs: &'g [Gguf<'a>], tag: &str) -> Vec<&'g Gguf<'a>> {
+    ggufs
+        .iter()
+        .filter(|gguf| ends_with_tag(gguf.file, tag))
+        .collect()
+}
+
+/// Whether the name of a file, or of the folder that it lies in, ends with `tag` as a word.
+fn ends_with_tag(file: &str, tag: &str) -> bool {
+    let stem = Gguf::new(file).whole.to_ascii_lowercase();
+    let tag = tag.to_ascii_lowercase();
+    let (folder, name) = stem.rsplit_once('/').unwrap_or(("", &stem));
+    [name, base_name(folder)].into_iter().any(|name| {
+        let before = name.strip_suffix(tag.as_str());
+        before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
+    })
+}
+
+fn is_gguf(file: &str) -> bool {
+    extension(file).eq_ignore_ascii_case("gguf")
+}
+
+fn is_pickle(file: &str) -> bool {
+    PICKLES.contains(&extension(file))
+}
+
+fn base_name(file: &str) -> &str {
+    file.rsplit_once('/').map_or(file, |(_, name)| name)
+}
+
+fn extension(file: &str) -> &str {
+    base_name(file).rsplit_once('.').map_or("", |(_, e)| e)
+}
+
+fn stem(file: &str) -> &str {
+    match extension(file) {
+        "" => file,
+        extension => &file[..file.len() - extension.len() - 1],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chosen(model: &str, files: &[&str], want: Want) -> Result<Choice> {
+        let files: Vec<_> = files.iter().map(|file| (*file).to_owned()).collect();
+        choose(&ModelName::parse(model).unwrap(), &files, want)
+    }
+
+    #[test]
+    fn a_folder_is_what_its_readers_read() {
+        let common = [
+            "README.md",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "vocab.json",
+            "additional_chat_templates/rag.jinja",
+            "original/consolidated.pth",
+            "onnx/model.onnx",
+            "pytorch_model.bin",
+        ];
+        let single = [&common[..], &["model.safetensors"]].concat();
+        let choice = chosen("a/b", &single, Want::Model).unwrap();
+        assert_eq!(choice.weights, Weights::Safetensors(SINGLE.into()));
+        assert_eq!(
+            choice.support,
+            [
+                "config.json",
+                "generation_config.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "additional_chat_templates/rag.jinja",
+            ]
+        );
+        assert_eq!(choice.entry(), None);
+        let shards = [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        ];
+        let sharded = [&common[..], &shards, &[INDEX, "consolidated.safetensors"]].concat();
+        let choice = chosen("a/b", &sharded, Want::Model).unwrap();
+        assert_eq!(choice.weights, Weights::Index(INDEX.into()));
+        let choice = chosen("a/b", &sharded, Want::Tokenizer).unwrap();
+        assert_eq!((choice.weights, choice.support.len()), (Weights::None, 5));
+        let choice = chosen("a/b:consolidated.safetensors", &sharded, Want::Model).unwrap();
+        assert_eq!(choice.entry(), Some("consolidated.safetensors"));
+    }
+
+    #[test]
+    fn a_gguf_file_is_chosen_sensibly() {
+        let cases: &[(&str, &[&str], &str)] = &[
+            (
+                "a/b",
+                &["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-Q2_K.gguf"],
+                "x-Q4_K_M.gguf",
+            ),
+            ("a/b", &["x.q8_0.gguf", "x.q5_0.gguf"], "x.q8_0.gguf"),
+            ("a/b", &["strange.gguf", "README.md"], "strange.gguf"),
+            (
+                "a/b",
+                &["x-Q6_K.gguf", "mmproj-F16.gguf", "x.imatrix.gguf"],
+                "x-Q6_K.gguf",
+            ),
+            ("a/b:q5_0", &["x-Q5_0.gguf", "x-Q4_K_M.gguf"], "x-Q5_0.gguf"),
+            (
+                "a/b:Q4_K_M",
+                &["Q4_K_M/x.gguf", "Q8_0/x.gguf"],
+                "Q4_K_M/x.gguf",
+            ),
+            (
+                "a/b:x-Q2_K.gguf",
+                &["x-Q2_K.gguf", "y-Q2_K.gguf"],
+                "x-Q2_K.gguf",
+            ),
+            (
+                "a/b:UD-Q4_K_XL",
+                &["x-UD-Q4_K_XL.gguf", "x-Q4_K_M.gguf"],
+                "x-UD-Q4_K_XL.gguf",
+            ),
+        ];
+        for (model, files, expected) in cases {
+            let choice = chosen(model, files, Want::Model).unwrap();
+            assert_eq!(
+                choice.weights,
+                Weights::Gguf((*expected).into()),
+                "{model} {files:?}"
+            );
+            assert_eq!(choice.entry(), Some(*expected));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_chosen_is_said() {
+        let cases: &[(&str, &[&str], &str)] = &[
+            (
+                "a/b",
+                &["x-Q5_0.gguf", "x-Q6_K.gguf"],
+                "name one of them: x-Q5_0.gguf, x-Q6_K.gguf",
+            ),
+            (
+                "a/b",
+                &["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"],
+                "(such as a/b:x-Q4_K_M.gguf)",
+            ),
+            (
+                "a/b",
+                &["x-Q4_K_M.gguf", "y-Q4_K_M.gguf", "x-Q8_0.gguf"],
+                "has 3 GGUF files",
+            ),
+            (
+                "a/b:Q4_K_M",
+                &["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"],
+                "has 2 files for \"Q4_K_M\"",
+            ),
+            (
+                "a/b:Q3_K",
+                &["x-Q4_K_M.gguf"],
+                "has no file \"Q3_K\"\nhint: there are: x-Q4_K_M.gguf",
+            ),
+            ("a/b:K_M", &["x-Q4_K_Mx.gguf"], "has no file \"K_M\""),
+            (
+                "a/b",
+                &[
+                    "x-Q4_K_M-00001-of-00002.gguf",
+                    "x-Q4_K_M-00002-of-00002.gguf",
+                ],
+                "is split into 2 parts",
+            ),
+            (
+                "a/b:Q8_0",
+                &["Q8_0/x-00001-of-00003.gguf"],
+                "llama-gguf-split --merge",
+            ),
+            (
+                "a/b",
+                &["config.json", "pytorch_model.bin"],
+                "has only Python pickles",
+            ),
+            (
+                "a/b:pytorch_model.bin",
+                &["pytorch_model.bin"],
+                "is a Python pickle",
+            ),
+            ("a/b", &["adapter_model.safetensors"], "no config.json"),
+            (
+                "a/b",
+                &["config.json", "x.safetensors", "y.safetensors"],
+                "but no model.safetensors.index",
+            ),
+            (
+                "a/b:config.json",
+                &["config.json", "x.gguf"],
+                "is no model file",
+            ),
+            ("a/b", &["README.md"], "holds neither safetensors nor GGUF"),
+            ("a/b", &[], "holds neither safetensors nor GGUF"),
+        ];
+        for (model, files, expected) in cases {
+            let error = chosen(model, files, Want::Model).unwrap_err().to_string();
+            assert!(error.contains(expected), "{model} {files:?}: {error}");
+            assert!(error.starts_with("a/b: "), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_chosen_is_there(
+            files in prop::collection::vec("(x|y|Q4_K_M|mmproj)[-./](Q8_0|00001-of-00002|config)[.](gguf|safetensors|json|bin|é)", 0..6),
+            file in prop::option::of("(Q8_0|x-Q8_0.gguf|é)"),
+        ) {
+            let repo = RepoId::parse("a/b").unwrap();
+            for want in [Want::Model, Want::Tokenizer] {
+                let model = ModelName { repo: repo.clone(), file: file.clone() };
+                if let Ok(choice) = choose(&model, &files, want) {
+                    let weights = match choice.weights {
+                        Weights::Gguf(f) | Weights::Safetensors(f) | Weights::Index(f) => Some(f),
+                        Weights::None => None,
+                    };
+                    for file in choice.support.iter().chain(&weights) {
+                        prop_assert!(files.contains(file));
+                    }
+                }
+            }
+        }
+    }
+}
