@@ -1,5 +1,9 @@
 //! The command line as types: help, checks and completions all come from here.
 
+mod hub;
+
+pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+
 use clap::{Args, Parser, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_models::quantize::Recipe;
@@ -22,6 +26,12 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Serve a model over HTTP, with OpenAI's routes
     Serve(ServeArgs),
+    /// Fetch a model from a hub, or what is new or missing of it
+    Pull(PullArgs),
+    /// List the models that are in the cache
+    List(ListArgs),
+    /// Remove a model from the cache
+    Rm(RmArgs),
     /// Show what a model file holds and how much memory a run takes
     Inspect(InspectArgs),
     /// Print the logits of every position
@@ -111,8 +121,9 @@ pub(crate) struct RunArgs {
     /// What to answer; read from a pipe when absent
     pub(crate) prompt: Option<String>,
 
-    /// GGUF file or Hugging Face folder [default: the demo model inside this program]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model inside
+    /// this program]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     #[command(flatten)]
@@ -142,6 +153,9 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without a chat template
     #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 /// How tokens are chosen. What is not given comes from the model's own recommendation.
@@ -182,8 +196,9 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) print_config: bool,
 
-    /// GGUF file or Hugging Face folder [default: the demo model inside this program]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model inside
+    /// this program]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// What requests call the model [default: the name of its file or folder]
@@ -250,7 +265,7 @@ pub(crate) struct ServeArgs {
 
     /// Smaller model of the same vocabulary that guesses tokens, which the model checks several at a time;
     /// answers stay the same
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "MODEL")]
     pub(crate) draft_model: Option<PathBuf>,
 
     /// Most tokens that it guesses at a time
@@ -287,11 +302,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     pub(crate) grace: u32,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model]
     pub(crate) model: Option<PathBuf>,
 
     #[command(flatten)]
@@ -300,13 +318,16 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
 #[group(id = "input", required = true, multiple = false, args = ["tokens", "prompt"])]
 pub(crate) struct LogitsArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// Token ids, separated by commas
@@ -331,6 +352,9 @@ pub(crate) struct LogitsArgs {
     /// Print JSON: {"tokens":[…],"logits":[[…],…]}
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 /// What a person has to know to choose; bits are those of large models.
@@ -357,7 +381,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = TYPES)]
 pub(crate) struct QuantizeArgs {
-    /// Hugging Face folder or GGUF file, in f32, f16 or bf16
+    /// Hugging Face folder, GGUF file or ORG/NAME[:FILE] of a hub, in f32, f16 or bf16
     #[arg(value_name = "SRC")]
     pub(crate) source: PathBuf,
 
@@ -392,6 +416,9 @@ pub(crate) struct QuantizeArgs {
     /// Print JSON: what was written, tensor by tensor
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
@@ -399,8 +426,8 @@ pub(crate) struct PerplexityArgs {
     /// Text file, UTF-8; - for standard input
     pub(crate) file: PathBuf,
 
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     #[command(flatten)]
@@ -415,6 +442,9 @@ pub(crate) struct PerplexityArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
@@ -422,8 +452,9 @@ pub(crate) struct TokenizeArgs {
     /// Text; - or nothing: standard input
     pub(crate) text: Option<String>,
 
-    /// GGUF file (a vocabulary is enough) or folder with tokenizer files [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file (a vocabulary is enough), folder with tokenizer files, or ORG/NAME[:FILE] of a hub
+    /// [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// Add the tokens that begin and end a text for this model
@@ -437,12 +468,16 @@ pub(crate) struct TokenizeArgs {
     /// Print JSON: {"tokens":[…]}
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DetokenizeArgs {
-    /// GGUF file (a vocabulary is enough) or folder with tokenizer files [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file (a vocabulary is enough), folder with tokenizer files, or ORG/NAME[:FILE] of a hub
+    /// [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// Token ids, separated by commas
@@ -453,12 +488,15 @@ pub(crate) struct DetokenizeArgs {
     /// Leave out special tokens
     #[arg(long)]
     pub(crate) skip_special: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArgs {
-    /// GGUF file, folder, or .jinja file [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, folder, .jinja file, or ORG/NAME[:FILE] of a hub [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// JSON file with a list of messages ({"role": …, "content": …}); - for standard input
@@ -480,12 +518,15 @@ pub(crate) struct TemplateArgs {
     /// Do not begin an answer at the end
     #[arg(long)]
     pub(crate) no_generation_prompt: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model]
+    #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 
     /// Tokens of the prompt
@@ -523,6 +564,9 @@ pub(crate) struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]

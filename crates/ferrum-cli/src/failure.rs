@@ -58,6 +58,7 @@ macro_rules! message {
 }
 message!(
     ferrum_types::Error,
+    ferrum_client::ClientError,
     ferrum_formats::FormatError,
     ferrum_formats::tokenizer::TokenizerError,
     ferrum_formats::chat_template::TemplateError,

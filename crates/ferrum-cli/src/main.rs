@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod config_file;
 mod failure;
+mod hub;
 mod open;
 mod process;
 mod ui;

@@ -1,10 +1,12 @@
-//! From a path (or nothing: the demo model) to what a command needs.
+//! From a path, the name of a hub's model, or nothing (the demo model) to what a command needs.
 
-use crate::args::{AdapterArgs, CacheArgs, DeviceArgs};
+use crate::args::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs};
 use crate::failure::{Failure, Outcome};
+use crate::hub;
 use crate::ui::{self, Progress};
 use ferrum_engine::{BackendDispatch, KvDtype, Session};
 use ferrum_formats::chat_template::ChatTemplate;
+use ferrum_formats::hub::Want;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
@@ -29,13 +31,18 @@ fn demo() -> Outcome<Gguf> {
     Ok(Gguf::from_static(DEMO)?)
 }
 
-/// The model at `path`, understood but not loaded.
-pub(crate) fn model(path: Option<&Path>) -> Outcome<Model> {
+/// The model at `path` or of that name, understood but not loaded.
+pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
     let source = match path {
-        Some(path) => ModelSource::open(path)?,
+        Some(path) => source(path, hub)?,
         None => ModelSource::Gguf(demo()?),
     };
     Ok(read_model(source)?)
+}
+
+/// The files at `path` or of that name.
+pub(crate) fn source(path: &Path, hub: &HubArgs) -> Outcome<ModelSource> {
+    Ok(ModelSource::open(hub::locate(path, hub, Want::Model)?)?)
 }
 
 /// The tokenizer of an open model.
@@ -59,8 +66,11 @@ pub(crate) fn template_of(model: &Model, tokenizer: &Tokenizer) -> Outcome<Optio
 }
 
 /// A tokenizer from a model, a vocabulary-only GGUF file or a folder with tokenizer files.
-pub(crate) fn tokenizer(path: Option<&Path>) -> Outcome<Tokenizer> {
-    Ok(match path {
+pub(crate) fn tokenizer(path: Option<&Path>, hub: &HubArgs) -> Outcome<Tokenizer> {
+    let path = path
+        .map(|path| hub::locate(path, hub, Want::Tokenizer))
+        .transpose()?;
+    Ok(match path.as_deref() {
         None => Tokenizer::from_gguf(&demo()?)?,
         Some(path) if path.is_dir() => Tokenizer::from_hf_dir(path)?,
         // What stands beside the file belongs to it.
@@ -80,11 +90,16 @@ pub(crate) fn tokenizer(path: Option<&Path>) -> Outcome<Tokenizer> {
 /// `special` is what a bare `.jinja` file has no other source for: names and texts of tokens.
 pub(crate) fn template(
     path: Option<&Path>,
+    hub: &HubArgs,
     special: impl IntoIterator<Item = (&'static str, String)>,
 ) -> Outcome<ChatTemplate> {
     let of_gguf = |gguf: &Gguf| -> Outcome<Option<ChatTemplate>> {
         Ok(ChatTemplate::from_gguf(gguf, &Tokenizer::from_gguf(gguf)?)?)
     };
+    let path = path
+        .map(|path| hub::locate(path, hub, Want::Tokenizer))
+        .transpose()?;
+    let path = path.as_deref();
     let found = match path {
         None => of_gguf(&demo()?)?,
         Some(path) if path.is_dir() => ChatTemplate::from_hf_dir(path)?,

@@ -24,7 +24,7 @@ struct Sample {
 
 pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     let started = Instant::now();
-    let model = open::model(args.model.as_deref())?;
+    let model = open::model(args.model.as_deref(), &args.hub)?;
     let (prompt_len, gen_len) = (args.prompt as usize, args.gen_tokens as usize);
     let needed = prompt_len + gen_len;
     if needed > model.spec.context_length {

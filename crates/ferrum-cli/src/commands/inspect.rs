@@ -18,7 +18,7 @@ use std::fmt::Write;
 const FIRST_TOUCHED: u64 = 3 << 20;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
-    let model = open::model(args.model.as_deref())?;
+    let model = open::model(args.model.as_deref(), &args.hub)?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = open::tokenizer_of(&model);
     let context = open::context(&model, args.cache.context, 0);

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod devices;
+mod hub;
 mod inspect;
 mod logits;
 mod perplexity;
@@ -21,6 +22,9 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::serve(&args),
+        Command::Pull(args) => hub::pull(&args),
+        Command::List(args) => hub::list(&args),
+        Command::Rm(args) => hub::rm(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Logits(args) => logits::logits(args),
         Command::Quantize(args) => quantize::quantize(&args),

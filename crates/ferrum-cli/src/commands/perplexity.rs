@@ -15,7 +15,7 @@ const WINDOW: usize = 512;
 /// from those before it in the window. A text that begins with a special token for this model has it
 /// at the start of the first window only.
 pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
-    let model = open::model(args.model.as_deref())?;
+    let model = open::model(args.model.as_deref(), &args.hub)?;
     let text = open::read_text(&args.file)?;
     let tokens = open::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
     if tokens.len() < 2 {

@@ -2,6 +2,7 @@
 
 use crate::args::QuantizeArgs;
 use crate::failure::{Failure, Outcome};
+use crate::open;
 use crate::ui::{Progress, human_bytes, say, show, show_json};
 use ferrum_formats::{Imatrix, ModelSource};
 use ferrum_models::quantize::{Plan, QuantizeOptions};
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 const INTERRUPTED: i32 = 130;
 
 pub(crate) fn quantize(args: &QuantizeArgs) -> Outcome {
-    let source = ModelSource::open(&args.source)?;
+    let source = open::source(&args.source, &args.hub)?;
     if !args.dry_run {
         check_destination(&source, &args.destination, args.force)?;
     }

@@ -57,7 +57,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         let hint = "give one as an argument or through a pipe; without either, `ferrum run` on a terminal opens a chat";
         return Err(Failure::new(format!("the prompt is empty\nhint: {hint}")));
     }
-    let model = open::model(args.model.as_deref())?;
+    let model = open::model(args.model.as_deref(), &args.hub)?;
     let tokenizer = open::tokenizer_of(&model)?;
     let template = open::template_of(&model, &tokenizer)?;
     let prompter = Prompter {

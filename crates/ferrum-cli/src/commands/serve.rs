@@ -1,9 +1,9 @@
 //! `ferrum serve`: a model over HTTP.
 
 use super::run;
-use crate::args::ServeArgs;
+use crate::args::{HubArgs, ServeArgs};
 use crate::failure::{Failure, Outcome};
-use crate::{open, ui};
+use crate::{hub, open, ui};
 use ferrum_engine::{
     BackendDispatch, DraftRunner, Engine, EngineConfig, KvDtype, Runners, SamplingParams,
 };
@@ -137,7 +137,7 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
 
 /// Loads the model and starts its engine.
 fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
-    let model = open::model(args.model.as_deref())?;
+    let model = open::model(args.model.as_deref(), &args.hub)?;
     let tokenizer = Arc::new(open::tokenizer_of(&model)?);
     let template = open::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
@@ -179,7 +179,12 @@ fn draft_runner(
     device: &BackendDispatch,
     tokenizer: &Tokenizer,
 ) -> Outcome<DraftRunner> {
-    let model = open::model(Some(path))?;
+    // A revision is one of the other model.
+    let hub = HubArgs {
+        revision: None,
+        ..args.hub.clone()
+    };
+    let model = open::model(Some(path), &hub)?;
     let own = open::tokenizer_of(&model)?;
     let size = u32::try_from(model.spec.vocab_size).unwrap_or(u32::MAX);
     let differs = |&id: &TokenId| own.token_bytes(id) != tokenizer.token_bytes(id);
@@ -200,6 +205,9 @@ fn draft_runner(
 
 fn name(args: &ServeArgs) -> String {
     let file = args.model.as_ref().map(|path| {
+        if let Some(name) = hub::name(path) {
+            return name.to_string();
+        }
         // `ferrum serve --model .` has a name, too.
         let path = path.canonicalize().unwrap_or_else(|_| path.clone());
         let name = match path.is_dir() {

@@ -16,7 +16,7 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
     let special = special
         .into_iter()
         .filter_map(|(name, text)| Some((name, text.clone()?)));
-    let template = open::template(args.model.as_deref(), special)?;
+    let template = open::template(args.model.as_deref(), &args.hub, special)?;
     let messages = read_list(&args.messages, "messages")?;
     let tools = args
         .tools

@@ -8,7 +8,7 @@ use ferrum_formats::tokenizer::EncodeOptions;
 use serde_json::json;
 
 pub(crate) fn tokenize(args: TokenizeArgs) -> Outcome {
-    let tokenizer = open::tokenizer(args.model.as_deref())?;
+    let tokenizer = open::tokenizer(args.model.as_deref(), &args.hub)?;
     let text = match args.text {
         Some(text) if text != "-" => text,
         _ => open::read_stdin()?,
@@ -26,7 +26,7 @@ pub(crate) fn tokenize(args: TokenizeArgs) -> Outcome {
 }
 
 pub(crate) fn detokenize(args: &DetokenizeArgs) -> Outcome {
-    let tokenizer = open::tokenizer(args.model.as_deref())?;
+    let tokenizer = open::tokenizer(args.model.as_deref(), &args.hub)?;
     open::check_tokens(&args.tokens, tokenizer.vocab_size())?;
     show(&format!(
         "{}\n",

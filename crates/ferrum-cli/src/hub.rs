@@ -1,0 +1,180 @@
+//! Models that are given by name: from flags and the hub's own variables to a path in the cache.
+
+use crate::args::HubArgs;
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::ui::{self, Progress};
+use ferrum_client::ClientError;
+use ferrum_client::http::{Proxy, Timeouts, Url};
+use ferrum_client::hub::{Event, Hub, HubConfig, Pulled, Retries};
+use ferrum_formats::hub::{HubCache, ModelName, Revision, Want};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+const ENDPOINT: &str = "https://huggingface.co";
+
+/// Endings of what is a file and no model of a hub, should it not be there.
+const FILES: [&str; 6] = ["gguf", "safetensors", "json", "jinja", "bin", "txt"];
+
+/// The model of a hub that an argument means: a path that exists is none, and neither is what can only
+/// be a path.
+pub(crate) fn name(argument: &Path) -> Option<ModelName> {
+    if argument.exists() {
+        return None;
+    }
+    let name = ModelName::parse(argument.to_str()?).ok()?;
+    let repo = name.repo.to_string();
+    let file = Path::new(&repo).extension().and_then(|e| e.to_str());
+    (!file.is_some_and(|e| FILES.contains(&e))).then_some(name)
+}
+
+/// Where a model lies that is given as a path or by name. What the cache has is taken as it is; what it
+/// lacks is fetched.
+pub(crate) fn locate(argument: &Path, args: &HubArgs, want: Want) -> Outcome<PathBuf> {
+    let Some(name) = name(argument) else {
+        return Ok(argument.to_owned());
+    };
+    let cache = cache(args.cache_dir.as_deref())?;
+    let revision = revision(args.revision.as_deref())?;
+    if let Some(path) = cache.repo(&name.repo).find(&name, &revision, want)? {
+        let file = path
+            .file_name()
+            .filter(|_| path.is_file() && name.file.is_none());
+        if let Some(file) = file {
+            ui::say(&format!("note: {name} is {} here", file.display()));
+        }
+        return Ok(path);
+    }
+    if offline(args) {
+        let root = cache.root().display();
+        return Err(Failure::new(format!(
+            "{name} is no path, and not all of it is in the cache ({root})\nhint: without --offline and HF_HUB_OFFLINE it is fetched"
+        )));
+    }
+    let (hub, endpoint) = hub(args, cache)?;
+    ui::say(&format!(
+        "note: {name} is not in the cache; fetching it from {endpoint}"
+    ));
+    Ok(fetch(&hub, &name, &revision, want)?.path)
+}
+
+/// Fetches a model, or what is new of it.
+pub(crate) fn pull(name: &ModelName, args: &HubArgs) -> Outcome<Pulled> {
+    if offline(args) {
+        return Err(Failure::new(
+            "nothing can be fetched while --offline or HF_HUB_OFFLINE is set",
+        ));
+    }
+    let revision = revision(args.revision.as_deref())?;
+    let (hub, _) = hub(args, cache(args.cache_dir.as_deref())?)?;
+    fetch(&hub, name, &revision, Want::Model)
+}
+
+/// The cache: as the flag says, else the variables.
+pub(crate) fn cache(flag: Option<&Path>) -> Outcome<HubCache> {
+    let root = flag.map(Path::to_owned);
+    let root = root.or_else(|| path_in("HF_HUB_CACHE"));
+    let root = root.or_else(|| path_in("HUGGINGFACE_HUB_CACHE"));
+    let root = root.or_else(|| Some(home()?.join("hub")));
+    root.map(HubCache::new).ok_or_else(|| {
+        Failure::new("there is no folder for models: no home is known\nhint: give --cache-dir")
+    })
+}
+
+/// The revision that is asked for.
+pub(crate) fn revision(flag: Option<&str>) -> Outcome<Revision> {
+    Ok(flag.map(Revision::parse).transpose()?.unwrap_or_default())
+}
+
+fn hub(args: &HubArgs, cache: HubCache) -> Outcome<(Hub, Url)> {
+    let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
+    let endpoint = args.endpoint.clone().or_else(|| text("HF_ENDPOINT"));
+    let endpoint = Url::parse(endpoint.as_deref().unwrap_or(ENDPOINT))?;
+    let proxy = Proxy::from_env(text)
+        .map_err(|e| Failure::new(format!("HTTPS_PROXY or ALL_PROXY: {e}")))?;
+    let config = HubConfig {
+        endpoint: endpoint.clone(),
+        token: token(args)?,
+        cache,
+        timeouts: Timeouts::default(),
+        retries: Retries::default(),
+        proxy,
+    };
+    Ok((Hub::new(config)?, endpoint))
+}
+
+fn token(args: &HubArgs) -> Outcome<Option<String>> {
+    let read = |path: &Path| -> Outcome<Option<String>> {
+        let text = open::read_json_text(path)?;
+        Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty()))
+    };
+    if let Some(path) = &args.token_file {
+        let none = || Failure::new(format!("{}: there is no token in it", path.display()));
+        return read(path)?.ok_or_else(none).map(Some);
+    }
+    let token = variable("HF_TOKEN").and_then(|value| value.into_string().ok());
+    let token = token
+        .map(|token| token.trim().to_owned())
+        .filter(|token| !token.is_empty());
+    if token.is_some() {
+        return Ok(token);
+    }
+    let file = path_in("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")));
+    match file.filter(|path| path.is_file()) {
+        Some(path) => read(&path),
+        None => Ok(None),
+    }
+}
+
+fn offline(args: &HubArgs) -> bool {
+    let variable = variable("HF_HUB_OFFLINE").and_then(|value| value.into_string().ok());
+    let yes = |value: String| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str());
+    args.offline || variable.is_some_and(yes)
+}
+
+/// The folder that all programs of the hub share.
+fn home() -> Option<PathBuf> {
+    let cache = || path_in("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    path_in("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
+}
+
+/// A path in a variable, whose `~` is the user's home.
+fn path_in(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(variable(name)?);
+    match path.strip_prefix("~") {
+        Ok(rest) => Some(std::env::home_dir()?.join(rest)),
+        Err(_) => Some(path),
+    }
+}
+
+/// A variable that is set to something.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: Want) -> Outcome<Pulled> {
+    let mut bar: Option<(Progress, u64)> = None;
+    let pulled = hub.pull(name, revision, want, &mut |event| match event {
+        Event::Begin { file, total, done } => {
+            // Without an end there is nothing to draw.
+            bar = total.filter(|&total| done < total).map(|total| {
+                let mut bar = Progress::bytes(file);
+                bar.set(done, total);
+                (bar, total)
+            });
+        }
+        Event::Progress(done) => {
+            if let Some((bar, total)) = &mut bar {
+                bar.set(done, *total);
+            }
+        }
+        Event::End => bar = None,
+        Event::Note(note) => ui::say(&format!("note: {note}")),
+    });
+    pulled.map_err(|e| match e {
+        ClientError::Unreachable { .. } | ClientError::Timeout { .. } => Failure::new(format!(
+            "{e}\nhint: check the connection and the address of the hub (--endpoint, HF_ENDPOINT); what has come is kept"
+        )),
+        other => other.into(),
+    })
+}
