@@ -1,7 +1,9 @@
 //! The command line as types: help, checks and completions all come from here.
 
+mod bench_serve;
 mod hub;
 
+pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 
 use clap::{Args, Parser, Subcommand};
@@ -523,8 +525,18 @@ pub(crate) struct TemplateArgs {
     pub(crate) hub: HubArgs,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure a server with OpenAI's routes, under load
+    Serve(BenchServeArgs),
+}
+
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<BenchCommand>,
+
     /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model]
     #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,

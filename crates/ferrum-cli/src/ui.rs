@@ -24,19 +24,28 @@ pub(crate) fn show_json(value: &impl serde::Serialize) -> Outcome {
     Ok(writeln!(out)?)
 }
 
-/// A progress bar over bytes: on a terminal only, and gone when it is done.
+/// A progress bar: on a terminal only, and gone when it is done.
 pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
+    /// Over bytes.
     pub(crate) fn bytes(label: &str) -> Self {
+        Self::new(label, "{msg} [{bar:30}] {bytes}/{total_bytes} {eta}")
+    }
+
+    /// Over things that are counted.
+    pub(crate) fn count(label: &str) -> Self {
+        Self::new(label, "{msg} [{bar:30}] {pos}/{len} {eta}")
+    }
+
+    fn new(label: &str, template: &str) -> Self {
         let bar = if std::io::stderr().is_terminal() {
             ProgressBar::new(0)
         } else {
             ProgressBar::hidden()
         };
-        let template = "{msg} [{bar:30}] {bytes}/{total_bytes} {eta}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }

@@ -2,8 +2,9 @@
 
 mod profile;
 mod report;
+mod serve;
 
-use crate::args::{BenchArgs, CacheArgs};
+use crate::args::{BenchArgs, BenchCommand, CacheArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::process;
@@ -23,6 +24,9 @@ struct Sample {
 }
 
 pub(crate) fn bench(args: &BenchArgs) -> Outcome {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return serve::serve(args);
+    }
     let started = Instant::now();
     let model = open::model(args.model.as_deref(), &args.hub)?;
     let (prompt_len, gen_len) = (args.prompt as usize, args.gen_tokens as usize);

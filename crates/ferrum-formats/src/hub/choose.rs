@@ -95,7 +95,7 @@ pub fn choose(model: &ModelName, files: &[String], want: Want) -> Result<Choice>
 }
 
 /// Whether `file` of a repository is what `wanted` names: its path, or the end of a GGUF file's name.
-pub fn is_named(file: &str, wanted: &str) -> bool {
+pub(super) fn is_named(file: &str, wanted: &str) -> bool {
     file == wanted || (is_gguf(file) && ends_with_tag(file, wanted))
 }
 

@@ -1,6 +1,5 @@
 //! The layout, with a folder made by hand as `huggingface_hub` would.
 
-use super::super::*;
 use super::*;
 use std::os::unix::fs::symlink;
 use std::path::Path;
