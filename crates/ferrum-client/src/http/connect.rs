@@ -43,8 +43,19 @@ impl Stream {
         let stream = tls
             .connect(name, tcp)
             .await
-            .map_err(|e| unreachable(url, &e))?;
+            .map_err(|e| untrusted(url, &e))?;
         Ok(Stream::Tls(Box::new(stream)))
+    }
+}
+
+/// What a handshake ends with. A certificate is no better at the next attempt.
+fn untrusted(url: &Url, e: &io::Error) -> ClientError {
+    if e.kind() != io::ErrorKind::InvalidData {
+        return unreachable(url, e);
+    }
+    ClientError::Protocol {
+        url: url.to_string(),
+        reason: format!("{e}\nhint: SSL_CERT_FILE names further certificates to trust"),
     }
 }
 
@@ -133,6 +144,59 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    /// Asks a proxy that gives this answer, and reads what comes through the tunnel.
+    fn through(answer: &'static str) -> Result<(String, String)> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let asked = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = vec![0; 1024];
+            let read = stream.read(&mut asked).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(asked[..read].to_vec()).unwrap()
+        });
+        let url = Url::parse("https://[2001:db8::1]/x").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let tcp = TcpStream::connect((proxy.host(), proxy.port()))
+                .await
+                .unwrap();
+            let mut tcp = tunnel(tcp, &url, &proxy).await?;
+            let mut text = String::new();
+            tcp.read_to_string(&mut text).await.unwrap();
+            Ok((asked.join().unwrap(), text))
+        })
+    }
+
+    #[test]
+    fn a_tunnel_begins_after_the_proxys_answer() {
+        let (asked, text) = through("HTTP/1.1 200 OK\r\nX: y\r\n\r\nhello").unwrap();
+        assert!(
+            asked.starts_with("CONNECT [2001:db8::1]:443 HTTP/1.1\r\n"),
+            "{asked}"
+        );
+        assert_eq!(text, "hello");
+        for (answer, words) in [
+            (
+                "HTTP/1.1 407 Who are you?\r\n\r\n",
+                "no tunnel: HTTP/1.1 407 Who are you?",
+            ),
+            ("HTTP/1.1 200", "early eof"),
+        ] {
+            let error = through(answer).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -1,4 +1,5 @@
 //! The layout, with a folder made by hand as `huggingface_hub` would.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
 use std::os::unix::fs::symlink;

@@ -1,6 +1,6 @@
 //! The server that is measured: what is said to it, and when what comes back.
 
-use super::words::{Asked, Density, words};
+use super::words::{Asked, Density, WORDS};
 use crate::args::StreamRoute;
 use crate::failure::{Failure, Outcome};
 use crate::ui::say;
@@ -8,8 +8,6 @@ use ferrum_client::ClientError;
 use ferrum_client::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use ferrum_client::http::{Client, Events, Method, Proxy, Request, Response, Timeouts, Url};
 use ferrum_formats::Shown;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -18,10 +16,6 @@ const MAX_BODY: usize = 4 << 20;
 
 /// How long a server may take for anything. Waiting in its queue is what is measured.
 const PATIENCE: Duration = Duration::from_secs(1800);
-
-/// Words of the two prompts that show how words become tokens.
-const FEW: usize = 8;
-const MANY: usize = 40;
 
 /// What a request took.
 #[derive(Debug)]
@@ -179,9 +173,10 @@ impl Target {
     /// Finds out what the server understands, and how words become tokens.
     pub(super) async fn warm_up(&mut self) -> Outcome<Option<Density>> {
         let mut counted = Vec::new();
-        for n in [FEW, MANY] {
+        // Each word there is, so that their tokens have the mean that prompts will have.
+        for words in [&WORDS[..1], &WORDS] {
             let asked = Asked {
-                prompt: words(&mut ChaCha8Rng::seed_from_u64(n as u64), n),
+                prompt: words.join(" "),
                 output_tokens: 1,
                 seed: 0,
             };
@@ -199,7 +194,8 @@ impl Target {
                     Err(trouble) => return Err(trouble.into()),
                 }
             };
-            counted.extend(sample.prompt_tokens.map(|tokens| (n as f64, tokens as f64)));
+            let n = words.len() as f64;
+            counted.extend(sample.prompt_tokens.map(|tokens| (n, tokens as f64)));
         }
         Ok(match counted.as_slice() {
             [few, many] => Some(Density::of(*few, *many)),

@@ -6,7 +6,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::time::Duration;
 
 /// Short and frequent, so that most vocabularies have a token for each.
-const WORDS: [&str; 64] = [
+pub(super) const WORDS: [&str; 64] = [
     "the", "and", "time", "man", "day", "way", "water", "little", "house", "good", "old", "big",
     "red", "home", "new", "work", "part", "place", "year", "back", "hand", "high", "last", "long",
     "great", "same", "end", "name", "line", "own", "under", "world", "side", "head", "light",
@@ -106,7 +106,7 @@ impl Plan {
 }
 
 /// So many words, of a random sequence.
-pub(super) fn words(rng: &mut ChaCha8Rng, n: usize) -> String {
+fn words(rng: &mut ChaCha8Rng, n: usize) -> String {
     let words: Vec<_> = (0..n)
         .map(|_| WORDS[rng.next_u64() as usize % WORDS.len()])
         .collect();
