@@ -193,7 +193,7 @@ mod tests {
                 "HTTP/1.1 407 Who are you?\r\n\r\n",
                 "no tunnel: HTTP/1.1 407 Who are you?",
             ),
-            ("HTTP/1.1 200", "early eof"),
+            ("HTTP/1.1 200", "end of file"),
         ] {
             let error = through(answer).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
