@@ -8,6 +8,7 @@ mod dispatch;
 pub mod eager;
 pub mod engine;
 mod generate;
+pub mod grammar;
 pub mod pool;
 pub mod sampler;
 pub mod scheduler;

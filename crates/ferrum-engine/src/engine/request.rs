@@ -1,6 +1,7 @@
 //! What an engine is asked, and what it answers.
 
 use super::{Command, EngineHandle};
+use crate::grammar::Constraint;
 use crate::sampler::Logprobs;
 use crate::{FinishReason, Generation};
 use ferrum_types::{AdapterId, TokenId};
@@ -39,6 +40,11 @@ pub struct Request {
     /// answer is the same; it comes in fewer, larger steps. The runner needs more rows of logits than
     /// sequences for it.
     pub draft_tokens: usize,
+    /// What each answer has to be. It ends when it is that and nothing can follow, and it may end
+    /// wherever it is that; `max_tokens` or the context may end it before.
+    pub grammar: Option<Constraint>,
+    /// Special tokens whose text is a part of the answer's; those of others is left out.
+    pub shown_tokens: Vec<TokenId>,
     /// Higher goes first, by [`EngineConfig::head_start`](super::EngineConfig::head_start) steps a level.
     pub priority: i8,
     /// After this time it ends, wherever it is.
@@ -59,6 +65,8 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             draft_tokens: 0,
+            grammar: None,
+            shown_tokens: Vec::new(),
             priority: 0,
             timeout: None,
             tenant: None,
@@ -282,6 +290,7 @@ impl Limits {
             ("n", request.n, MAX_CHOICES),
             ("stop", generation.stop.len(), MAX_STOPS),
             ("stop tokens", generation.stop_tokens.len(), MAX_STOP_TOKENS),
+            ("shown tokens", request.shown_tokens.len(), MAX_STOP_TOKENS),
             ("draft tokens", request.draft_tokens, MAX_DRAFT_TOKENS),
             ("logprobs", request.logprobs.unwrap_or(0), MAX_LOGPROBS),
             (
@@ -307,6 +316,13 @@ impl Limits {
         }
         if !self.has_text && !generation.stop.is_empty() {
             return invalid("stop", "there is no tokenizer to make text with".into());
+        }
+        if let Some(grammar) = &request.grammar
+            && grammar.vocab_size() != self.vocab_size
+        {
+            let (found, expected) = (grammar.vocab_size(), self.vocab_size);
+            let reason = format!("compiled for {found} tokens, the model has {expected}");
+            return invalid("grammar", reason);
         }
         let known = |&token: &TokenId| (token as usize) < self.vocab_size;
         let biased = bias.iter().map(|&(token, _)| token);

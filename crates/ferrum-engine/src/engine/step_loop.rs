@@ -1,11 +1,12 @@
 //! The engine's thread: commands, a step, events, and again.
 
 use super::adapters::AdapterState;
-use super::answer::{Answer, Ending};
+use super::answer::{Answer, AnswerText, Chosen, Ending};
 use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::{Command, Phase, Shared};
+use crate::grammar::MaskThreads;
 use crate::pool::{BlockTable, CacheSalt};
 use crate::sampler::{Sampler, logprobs};
 use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
@@ -53,6 +54,8 @@ pub(super) struct StepLoop<'a> {
     plan: StepPlan,
     batch: StepBatch,
     logits: Vec<f32>,
+    /// There once a request has a grammar.
+    mask_threads: Option<MaskThreads>,
     best: Vec<TokenId>,
     probe_wanted: bool,
     last_check: Option<Duration>,
@@ -84,6 +87,7 @@ impl<'a> StepLoop<'a> {
             plan: StepPlan::default(),
             batch: StepBatch::default(),
             logits: Vec::new(),
+            mask_threads: None,
             best: Vec::new(),
             probe_wanted: false,
             last_check: None,
@@ -222,7 +226,14 @@ impl<'a> StepLoop<'a> {
             request: id,
             choice,
             sampler,
-            text: self.tokenizer.map(|t| t.decode_stream(true)),
+            text: self
+                .tokenizer
+                .map(|tokenizer| AnswerText::new(tokenizer, &request.shown_tokens)),
+            guide: request
+                .grammar
+                .as_ref()
+                .map(|grammar| grammar.guide(&request.generation.stop_tokens)),
+            whole: false,
             stops: StopMatcher::new(&request.generation.stop),
             logprobs: request.logprobs,
             max_tokens: self.shared.limits.most_tokens(request),
@@ -256,6 +267,7 @@ impl<'a> StepLoop<'a> {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
+        self.begin_masks(&plan);
         let model_started = Instant::now();
         self.runner.step(&self.batch)?;
         self.read_rows(&plan)?;
@@ -327,6 +339,22 @@ impl<'a> StepLoop<'a> {
             self.scheduler.propose(id, &guess);
         }
         Ok(guessed)
+    }
+
+    /// Has masks computed beside the step, for those of its rows that choose tokens under a grammar.
+    fn begin_masks(&mut self, plan: &StepPlan) {
+        for work in plan.work() {
+            let seq = self.scheduler.sequence(work.seq);
+            let answer = self.answers.get_mut(&work.seq);
+            let (Some(seq), Some(guide)) = (seq, answer.and_then(|a| a.guide.as_mut())) else {
+                continue;
+            };
+            // A chunk with more of the prompt to come chooses nothing.
+            if work.start + work.len - work.draft == seq.tokens().len() {
+                let threads = self.mask_threads.get_or_insert_with(MaskThreads::start);
+                guide.begin(&seq.draft()[..work.draft], threads);
+            }
+        }
     }
 
     /// Goes through the rows of a draft for as long as it is right.
@@ -435,12 +463,17 @@ impl<'a> StepLoop<'a> {
         if answer.max_tokens == 0 {
             return self.finish(id, FinishReason::Length.into());
         }
-        let (token, logprobs) = match self.best.get(row) {
-            Some(&best) => (best, None),
+        let chosen = match self.best.get(row) {
+            Some(&best) => Chosen::Token(best, None),
             None => {
                 let vocab = self.shared.limits.vocab_size;
                 answer.choose(&mut self.logits[row * vocab..][..vocab], seq.tokens())
             }
+        };
+        let (token, logprobs) = match chosen {
+            Chosen::Token(token, logprobs) => (token, logprobs),
+            Chosen::End => return self.finish(id, FinishReason::Stop.into()),
+            Chosen::Failed(reason) => return self.fail_grammar(id, reason),
         };
         let Some(open) = self.open.get_mut(&answer.request) else {
             return;
@@ -450,12 +483,16 @@ impl<'a> StepLoop<'a> {
             let reason = FinishReason::Stop;
             return self.finish(id, Ending { reason, stop });
         }
+        let text = match answer.push(token) {
+            Ok(text) => text,
+            Err(reason) => return self.fail_grammar(id, reason),
+        };
         open.usage.completion_tokens += 1;
         self.generated += 1;
         let event = Event::Token {
             choice: answer.choice,
             token,
-            text: answer.push(token),
+            text,
             logprobs,
         };
         let gone = open.events.try_send(event).is_err();
@@ -499,6 +536,14 @@ impl<'a> StepLoop<'a> {
             if adapted {
                 self.forget_adapters();
             }
+        }
+    }
+
+    /// Ends a request whose grammar one of its answers cannot keep to.
+    fn fail_grammar(&mut self, id: SeqId, reason: String) {
+        if let Some(request) = self.answers.get(&id).map(|answer| answer.request) {
+            let field = "grammar";
+            self.fail_request(request, EngineError::Invalid { field, reason });
         }
     }
 

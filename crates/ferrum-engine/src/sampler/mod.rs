@@ -17,7 +17,8 @@
 //! flattens them, and each looks at what the ones before it left. Mirostat, where asked for, replaces
 //! 5 to 9 and comes after temperature.
 //!
-//! A structured output's mask belongs before 1, on the same logits: a masked token is one of `-inf`.
+//! A grammar's mask ([`grammar`](crate::grammar)) comes before 1, on the same logits: a masked token is one of
+//! `-inf`.
 
 mod candidates;
 mod dry;

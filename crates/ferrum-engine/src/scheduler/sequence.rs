@@ -90,6 +90,11 @@ impl Sequence {
         &self.tokens
     }
 
+    /// Guesses at the tokens that come next.
+    pub fn draft(&self) -> &[TokenId] {
+        &self.draft
+    }
+
     /// Tokens of the prompt.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len

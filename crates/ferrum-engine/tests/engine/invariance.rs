@@ -1,6 +1,8 @@
 //! Same prompt, same tokens: on the demo model, on the CPU, to the bit.
 
+use crate::grammar::compile;
 use crate::{Answered, collect, demo, demo_tokenizer, encode, greedy, sampled};
+use ferrum_engine::grammar::Grammar;
 use ferrum_engine::sampler::{Logprobs, logprobs};
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, DraftRunner, Engine, EngineConfig, Generation,
@@ -66,6 +68,10 @@ fn requests() -> Vec<Request> {
             request.generation.sampling.frequency_penalty = 0.5;
             request.generation.sampling.repeat_penalty = 1.1;
             request.generation.sampling.dry.multiplier = 0.8;
+        }
+        if i % 5 == 1 {
+            request.generation.stop_tokens = demo_tokenizer().eos_ids().to_vec();
+            request.grammar = Some(compile(&Grammar::json_object()));
         }
         request
     };

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod faults;
+mod grammar;
 mod invariance;
 mod life;
 mod limits;

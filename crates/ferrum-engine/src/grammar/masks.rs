@@ -1,0 +1,196 @@
+//! Masks, and the threads that compute them while a step runs.
+
+use super::compile::words;
+use ferrum_types::TokenId;
+use llguidance::Matcher;
+use llguidance::toktrie::SimpleVob;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most threads. A mask is well below a millisecond as a rule, a step many of them.
+const MAX_THREADS: usize = 4;
+
+/// Which tokens may come next. Empty: the text is whole and nothing can follow.
+#[derive(Clone, Debug)]
+pub(crate) struct Mask {
+    bits: SimpleVob,
+    empty: bool,
+}
+
+impl Mask {
+    /// What may follow the text that `matcher` has seen; of `ends`, all where the text may end and none
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// That the grammar takes more work than the limits allow, or leaves no way on.
+    pub(super) fn of(
+        matcher: &mut Matcher,
+        ends: &[TokenId],
+        vocab: usize,
+    ) -> Result<Self, String> {
+        let failed = |error: String| words(&error);
+        if matcher.is_stopped() {
+            return match matcher.get_error() {
+                Some(error) => Err(failed(error)),
+                None => Ok(Self {
+                    bits: SimpleVob::alloc(vocab),
+                    empty: true,
+                }),
+            };
+        }
+        let may_end = matcher.is_accepting().map_err(|e| failed(e.to_string()))?;
+        let mut bits = matcher.compute_mask().map_err(|e| failed(e.to_string()))?;
+        // The made-up end of the trie stands behind all tokens.
+        bits.set(vocab, false);
+        for &end in ends {
+            bits.set(end as usize, may_end);
+        }
+        let empty = bits.is_zero();
+        Ok(Self { bits, empty })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.empty
+    }
+
+    pub(crate) fn allows(&self, token: TokenId) -> bool {
+        (token as usize) < self.bits.len() && self.bits.is_allowed(token)
+    }
+
+    /// Makes logits of what is not allowed minus infinity.
+    pub(crate) fn apply(&self, logits: &mut [f32]) {
+        let words = self.bits.as_slice();
+        for (&word, logits) in words.iter().zip(logits.chunks_mut(u32::BITS as usize)) {
+            match word {
+                0 => logits.fill(f32::NEG_INFINITY),
+                u32::MAX => {}
+                _ => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Masks that a step needs of one sequence.
+pub(super) struct Job {
+    pub(super) matcher: Box<Matcher>,
+    /// Guesses at the tokens from the next on.
+    pub(super) draft: Vec<TokenId>,
+    pub(super) ends: Arc<[TokenId]>,
+    pub(super) vocab: usize,
+}
+
+/// What came of a [`Job`]: the matcher as it was, and masks for the next token and for the one after
+/// each guess, as far as guesses are allowed.
+pub(super) struct Done {
+    pub(super) matcher: Box<Matcher>,
+    /// What it took, without the time in the queue.
+    pub(super) time: Duration,
+    pub(super) masks: Result<Vec<Mask>, String>,
+}
+
+impl Job {
+    pub(super) fn run(mut self) -> Done {
+        let started = Instant::now();
+        let masks = self.masks();
+        Done {
+            time: started.elapsed(),
+            matcher: self.matcher,
+            masks,
+        }
+    }
+
+    fn masks(&mut self) -> Result<Vec<Mask>, String> {
+        let first = Mask::of(&mut self.matcher, &self.ends, self.vocab)?;
+        if self.draft.is_empty() {
+            return Ok(vec![first]);
+        }
+        let mut masks = vec![first];
+        let mut ahead = self.matcher.clone();
+        for &token in &self.draft {
+            // After a guess that is wrong nobody looks at the further rows.
+            let allowed = masks.last().is_some_and(|mask| mask.allows(token));
+            if !allowed || self.ends.contains(&token) || ahead.consume_token(token).is_err() {
+                break;
+            }
+            match Mask::of(&mut ahead, &self.ends, self.vocab) {
+                Ok(mask) => masks.push(mask),
+                Err(_) => break,
+            }
+        }
+        Ok(masks)
+    }
+}
+
+type Task = (Job, Sender<Done>);
+
+/// Threads for [`Job`]s. Dropping it waits for them.
+pub(crate) struct MaskThreads {
+    tasks: Option<Sender<Task>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl MaskThreads {
+    /// Half as many as there are cores: the others have the step to compute.
+    pub(crate) fn start() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let (tasks, inbox) = mpsc::channel();
+        let inbox = Arc::new(Mutex::new(inbox));
+        let spawn = |_| {
+            let inbox = Arc::clone(&inbox);
+            let body = move || while next(&inbox).is_some_and(run) {};
+            let thread = std::thread::Builder::new().name("ferrum-masks".into());
+            thread.spawn(body).ok()
+        };
+        let threads = (0..(cores / 2).clamp(1, MAX_THREADS)).filter_map(spawn);
+        Self {
+            threads: threads.collect(),
+            tasks: Some(tasks),
+        }
+    }
+
+    /// Hands a job in. If there is no thread it is done at once.
+    pub(super) fn submit(&self, job: Job) -> Receiver<Done> {
+        let (done, receiver) = mpsc::channel();
+        let tasks = self.tasks.as_ref().filter(|_| !self.threads.is_empty());
+        match tasks {
+            Some(tasks) => {
+                // If all threads were gone the receiver would say so.
+                let _ = tasks.send((job, done));
+            }
+            None => {
+                let _ = done.send(job.run());
+            }
+        }
+        receiver
+    }
+}
+
+impl Drop for MaskThreads {
+    fn drop(&mut self) {
+        self.tasks = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn next(inbox: &Mutex<Receiver<Task>>) -> Option<Task> {
+    let inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
+    inbox.recv().ok()
+}
+
+/// The parser catches its panics; one elsewhere ends the thread, and the receiver learns that nothing
+/// will come.
+fn run((job, done): Task) -> bool {
+    // A sequence that has ended has no receiver.
+    let _ = done.send(job.run());
+    true
+}
