@@ -6,12 +6,17 @@ the demo model, which `ferrum serve` serves.
 
 import json
 import sys
+from typing import Annotated, Literal, Union
 
 try:
     import openai
 except ImportError:
     print("skipped: the package `openai` is not installed")
     sys.exit(0)
+try:
+    import pydantic
+except ImportError:
+    pydantic = None
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 KEY = sys.argv[2] if len(sys.argv) > 2 else "none"
@@ -74,6 +79,59 @@ def tools(model):
     assert json.loads("".join(parts)) == {"city": "Paris"}, parts
 
 
+def structured(model):
+    if pydantic is None:
+        print("skipped: the package `pydantic` is not installed")
+        return
+
+    class Item(pydantic.BaseModel):
+        kind: Literal["nail", "rail"]
+        count: Annotated[int, pydantic.Field(ge=1, le=20)]
+
+    class Order(pydantic.BaseModel):
+        items: Annotated[list[Item], pydantic.Field(min_length=1, max_length=3)]
+        urgent: bool
+        other: Union[Item, None]
+
+    answer = client.chat.completions.parse(model=model, messages=SUM, response_format=Order)
+    order = answer.choices[0].message.parsed
+    assert isinstance(order, Order) and 1 <= len(order.items) <= 3, answer
+    with client.chat.completions.stream(model=model, messages=SUM, response_format=Order) as stream:
+        for event in stream:
+            if event.type == "content.done":
+                assert isinstance(event.parsed, Order), event
+    assert isinstance(stream.get_final_completion().choices[0].message.parsed, Order)
+
+    class Weather(pydantic.BaseModel):
+        """What the weather is."""
+
+        city: Literal["Oslo", "Rome"]
+        days: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+    tool = openai.pydantic_function_tool(Weather, name="get_weather")
+    assert tool["function"]["strict"]
+    for choice in ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}]:
+        answer = client.chat.completions.parse(
+            model=model, messages=[WEATHER], tools=[tool], tool_choice=choice
+        )
+        for call in answer.choices[0].message.tool_calls:
+            assert isinstance(call.function.parsed_arguments, Weather), answer
+        with client.chat.completions.stream(
+            model=model, messages=[WEATHER], tools=[tool], tool_choice=choice
+        ) as stream:
+            final = stream.get_final_completion()
+        for call in final.choices[0].message.tool_calls:
+            assert isinstance(call.function.parsed_arguments, Weather), final
+
+    for extra, fits in [
+        ({"guided_choice": ["no", "never"]}, lambda text: text in ("no", "never")),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, lambda text: len(text) == 3 and text.isdigit()),
+        ({"grammar": 'root ::= "a"{2,3}'}, lambda text: text in ("aa", "aaa")),
+    ]:
+        answer = client.chat.completions.create(model=model, messages=SUM, extra_body=extra)
+        assert fits(answer.choices[0].message.content), answer
+
+
 def completions(model):
     prompt = "Once upon a time"
     answer = client.completions.create(model=model, prompt=prompt, max_tokens=8, echo=True, logprobs=1)
@@ -103,7 +161,7 @@ def errors(model):
 
 def main():
     model = models()
-    for check in [chat, chat_stream, tools, completions, errors]:
+    for check in [chat, chat_stream, tools, structured, completions, errors]:
         check(model)
         print(f"ok: {check.__name__}")
 

@@ -9,7 +9,7 @@ pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 use clap::{Args, Parser, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_models::quantize::Recipe;
-use ferrum_server::{CorsOrigin, OtlpEndpoint};
+use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -231,6 +231,11 @@ pub(crate) struct ServeArgs {
     /// Folder from whose folders requests may load LoRA adapters [default: they may not]
     #[arg(long, value_name = "DIR")]
     pub(crate) lora_dir: Option<PathBuf>,
+
+    /// How the model writes calls of tools: hermes, llama3, mistral or mistral-args [default: as its chat
+    /// template says]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) tool_call_parser: Option<CallFormat>,
 
     /// Site whose pages may ask this server, such as `https://chat.example.org`, or * for all; can be given
     /// several times [default: none]

@@ -30,6 +30,7 @@ mod sampling;
 mod serve;
 mod speech;
 mod sse;
+mod structured;
 mod tls;
 mod trace;
 
@@ -38,5 +39,6 @@ pub use cors::CorsOrigin;
 pub use error::ApiError;
 pub use model::ServedModel;
 pub use otlp::OtlpEndpoint;
+pub use output::CallFormat;
 pub use serve::{Server, stop_signal};
 pub use tls::{Tls, TlsError};

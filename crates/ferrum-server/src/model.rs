@@ -2,6 +2,8 @@
 
 use crate::adapters::Adapters;
 use crate::error::ApiError;
+use crate::output::CallFormat;
+use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
@@ -21,6 +23,8 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Conversations to text; without one there is no chat.
     pub template: Option<ChatTemplate>,
+    /// How it writes calls of tools; `None`: as its template says.
+    pub call_format: Option<CallFormat>,
     /// Most tokens of a sequence.
     pub context: usize,
     /// Number of logits.
@@ -45,12 +49,15 @@ pub(crate) struct Model {
     pub(crate) served: ServedModel,
     pub(crate) created: u64,
     pub(crate) adapters: Adapters,
+    pub(crate) grammars: GrammarCompiler,
     breakers: OnceLock<Vec<TokenId>>,
 }
 
 impl Model {
     pub(crate) fn new(served: ServedModel) -> Self {
+        let tokenizer = Arc::clone(&served.tokenizer);
         Self {
+            grammars: GrammarCompiler::new(tokenizer, served.vocab_size),
             served,
             created: unix_time(),
             adapters: Adapters::default(),

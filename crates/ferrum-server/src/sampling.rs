@@ -5,7 +5,9 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::model::{Model, Named};
+use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use ferrum_engine::grammar::Constraint;
 use ferrum_engine::sampler::MAX_LOGIT_BIAS;
 use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_types::TokenId;
@@ -23,6 +25,12 @@ pub(crate) struct Wanted {
     pub(crate) stream: bool,
     /// A last chunk with the usage.
     pub(crate) include_usage: bool,
+    /// What the answer has to be, where a field says so.
+    pub(crate) structured: Option<Structured>,
+    /// The same compiled, with all that belongs to the answer beside it.
+    pub(crate) grammar: Option<Constraint>,
+    /// Special tokens whose text is needed.
+    pub(crate) shown_tokens: Vec<TokenId>,
     priority: i8,
     tenant: Option<String>,
 }
@@ -47,6 +55,9 @@ impl Wanted {
             n,
             stream,
             include_usage,
+            structured: structured::read(fields)?,
+            grammar: None,
+            shown_tokens: Vec::new(),
             // The range is that of the type.
             priority: fields.int("priority", priority)?.unwrap_or(0) as i8,
             tenant: fields.text("cache_salt")?,
@@ -64,6 +75,8 @@ impl Wanted {
             adapter: self.model.adapter,
             draft_tokens: config.lookup_tokens,
             timeout: Some(config.request_timeout),
+            grammar: self.grammar.clone(),
+            shown_tokens: self.shown_tokens.clone(),
             ..Request::new(prompt, self.generation.clone())
         }
     }
@@ -99,9 +112,7 @@ fn ignored(fields: &mut Fields) -> Result<()> {
     fields.harmless("spaces_between_special_tokens", |v| v == true, "true")?;
     fields.harmless("include_stop_str_in_output", is_false, "false")?;
     fields.harmless("use_beam_search", is_false, "false")?;
-    fields.harmless("min_tokens", |v| v == 0, "0")?;
-    let text = |v: &Value| v.get("type").is_some_and(|kind| kind == "text");
-    fields.harmless("response_format", text, "{\"type\": \"text\"}")
+    fields.harmless("min_tokens", |v| v == 0, "0")
 }
 
 fn is_false(value: &Value) -> bool {

@@ -31,7 +31,6 @@ pub(crate) struct Part {
 /// All answers to a request.
 pub(crate) struct Speech {
     parsers: Vec<OutputParser>,
-    begun: String,
     started: Vec<bool>,
 }
 
@@ -40,7 +39,6 @@ impl Speech {
         let parser = |_| OutputParser::new(prompt.looks);
         Self {
             parsers: (0..answers).map(parser).collect(),
-            begun: prompt.begun.clone(),
             started: vec![false; answers],
         }
     }
@@ -49,11 +47,7 @@ impl Speech {
     pub(crate) fn part(&mut self, piece: Piece) -> Part {
         let parser = &mut self.parsers[piece.index];
         let first = !std::mem::replace(&mut self.started[piece.index], true);
-        let mut deltas = match first {
-            true => parser.push(&self.begun),
-            false => Vec::new(),
-        };
-        deltas.extend(parser.push(&piece.text));
+        let mut deltas = parser.push(&piece.text);
         if piece.finish.is_some() {
             deltas.extend(parser.finish());
         }

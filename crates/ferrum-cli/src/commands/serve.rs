@@ -163,6 +163,7 @@ fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
         name: name(args),
         engine: engine.handle(),
         template,
+        call_format: args.tool_call_parser,
         context,
         vocab_size: model.spec.vocab_size,
         stop_tokens: run::stop_tokens(&model, &tokenizer),

@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
-use crate::output::Delta;
+use crate::output::{CallFormat, Delta};
 use crate::sampling::{self, Wanted};
 use crate::speech::{End, Part, Speech};
 use crate::sse::{self, Chunks};
@@ -63,8 +63,8 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
     fields.finish()?;
     Ok(Job {
+        prompt: conversation.prompt(model, &choice, parallel, &mut wanted)?,
         wanted,
-        prompt: conversation.prompt(model, &choice, parallel)?,
         logprobs,
     })
 }
@@ -121,6 +121,7 @@ struct Chat {
     id: String,
     created: u64,
     wants_logprobs: bool,
+    format: CallFormat,
     speech: Speech,
 }
 
@@ -132,6 +133,7 @@ impl Chat {
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),
+            format: job.prompt.looks.format,
             speech: Speech::new(&job.prompt, answers),
         }
     }
@@ -184,7 +186,7 @@ impl Message {
         self.finish = part.end.as_ref().map(end_name).or(self.finish);
     }
 
-    fn json(self) -> Value {
+    fn json(self, format: CallFormat) -> Value {
         let silent = self.content.is_empty() && !self.calls.is_empty();
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());
@@ -197,7 +199,7 @@ impl Message {
         if !self.calls.is_empty() {
             let call = |(name, arguments)| {
                 json!({
-                    "id": fresh_id("call_"),
+                    "id": format.call_id(),
                     "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 })
@@ -230,7 +232,7 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
             "index": index,
             "logprobs": logprobs_json(chat.wants_logprobs, logprobs),
             "finish_reason": message.finish,
-            "message": message.json(),
+            "message": message.json(chat.format),
         })
     };
     let choices = messages.into_iter().enumerate().map(choice).collect();
@@ -290,7 +292,8 @@ impl Chunks for ChatChunks {
         let mut logprobs: Vec<_> = logprobs.into_iter().collect();
         for delta in part.deltas {
             let logprobs = std::mem::take(&mut logprobs);
-            out.push(self.chunk(index, delta_json(delta), logprobs));
+            let delta = delta_json(delta, self.chat.format);
+            out.push(self.chunk(index, delta, logprobs));
         }
         if !logprobs.is_empty() {
             // A token whose text is not certain yet.
@@ -304,13 +307,13 @@ impl Chunks for ChatChunks {
     }
 }
 
-fn delta_json(delta: Delta) -> Value {
+fn delta_json(delta: Delta, format: CallFormat) -> Value {
     match delta {
         Delta::Content(text) => json!({"content": text}),
         Delta::Reasoning(text) => json!({"reasoning_content": text}),
         Delta::CallBegins(index, name) => json!({"tool_calls": [{
             "index": index,
-            "id": fresh_id("call_"),
+            "id": format.call_id(),
             "type": "function",
             "function": {"name": name, "arguments": ""},
         }]}),

@@ -8,6 +8,7 @@ use crate::logprobs::TextLogprobs;
 use crate::model::{Model, unix_time};
 use crate::sampling::{self, Wanted};
 use crate::sse::{self, Chunks};
+use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -102,6 +103,9 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     wanted.generation.max_tokens = most.unwrap_or(DEFAULT_MAX_TOKENS);
     fields.harmless("best_of", |v| *v == wanted.n, "the value of n")?;
     fields.harmless("suffix", |v| v == "", "\"\"")?;
+    if let Some(Structured { grammar, param }) = &wanted.structured {
+        wanted.grammar = Some(structured::compile(model, param, grammar)?);
+    }
     let prompt = fields.need("prompt")?;
     fields.finish()?;
     let prompts = read_prompts(model, prompt, config.max_prompts)?;

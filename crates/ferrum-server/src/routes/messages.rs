@@ -63,7 +63,9 @@ fn read_tool(tool: Value, i: usize) -> Result<Value> {
     if let Some(schema) = function.object("parameters")? {
         out.insert("parameters".into(), schema.into());
     }
-    function.harmless("strict", |v| v == false, "false")?;
+    if function.boolean("strict")?.unwrap_or(false) {
+        out.insert("strict".into(), true.into());
+    }
     function.finish()?;
     Ok(json!({"type": "function", "function": out}))
 }

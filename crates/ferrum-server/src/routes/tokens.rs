@@ -41,8 +41,10 @@ pub(crate) async fn tokenize(
                 fields.finish()?;
                 model.encode("prompt", &text, options)?
             }
-            (None, Some(conversation)) => {
+            (None, Some(mut conversation)) => {
                 fields.finish()?;
+                // A template does not see what is said beside a function.
+                conversation.take_functions();
                 let input = ChatInput {
                     add_generation_prompt: begin.unwrap_or(true),
                     ..conversation.input()

@@ -9,6 +9,7 @@ mod faults;
 mod operations;
 mod page;
 mod refusals;
+mod structured;
 mod tls;
 mod traces;
 
@@ -92,6 +93,7 @@ impl Running {
             name: "demo".into(),
             engine: engine.handle(),
             template,
+            call_format: None,
             context: CONTEXT,
             vocab_size: model.spec.vocab_size,
             stop_tokens: tokenizer.eos_ids().to_vec(),
@@ -126,6 +128,16 @@ impl Running {
     /// With all settings as they come.
     fn demo() -> Self {
         Self::start(ServerConfig::default(), EngineConfig::default(), 4)
+    }
+
+    /// The demo model under another chat template.
+    fn with_template(source: &str) -> Self {
+        let none: [(&str, &str); 0] = [];
+        let template = ChatTemplate::from_source(source, none).unwrap();
+        let (model, (tokenizer, _)) = demo_model();
+        let (config, engine) = (ServerConfig::default(), EngineConfig::default());
+        let text = (tokenizer, Some(template));
+        Self::with(model, text, config, (engine, 4), |runner| runner)
     }
 
     /// Asks it to stop.

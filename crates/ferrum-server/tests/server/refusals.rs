@@ -11,6 +11,16 @@ const CHAT: &str = "/v1/chat/completions";
 /// Route, fields beside those that make it valid, what is named, and a part of the message.
 type Case = (&'static str, Value, &'static str, &'static str);
 
+/// Method, route, headers, body, and the status and a part of the message that come back.
+type Sent<'a> = (
+    &'a str,
+    &'a str,
+    &'a [(&'a str, &'a str)],
+    &'a str,
+    u16,
+    &'a str,
+);
+
 fn cases() -> Vec<Case> {
     vec![
         (TEXT, json!({"prompt": null}), "prompt", "missing"),
@@ -139,9 +149,92 @@ fn cases() -> Vec<Case> {
         (TEXT, json!({"messages": []}), "messages", "no such field"),
         (
             TEXT,
-            json!({"response_format": {"type": "json_object"}}),
-            "response_format",
-            "not supported",
+            json!({"response_format": {"type": "yaml"}}),
+            "response_format.type",
+            "found \"yaml\"",
+        ),
+        (
+            TEXT,
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.json_schema",
+            "missing",
+        ),
+        (
+            CHAT,
+            json!({"response_format": {"type": "json_schema", "json_schema":
+                {"name": "n", "strict": true, "schema": {"not": {}}}}}),
+            "response_format.json_schema.schema",
+            "\"not\"",
+        ),
+        (
+            CHAT,
+            json!({"guided_json": {"type": "array", "maxItems": 99999}}),
+            "guided_json",
+            "maxItems: found 99999, expected at most 10000",
+        ),
+        (TEXT, json!({"guided_json": "{"}), "guided_json", "not JSON"),
+        (
+            TEXT,
+            json!({"guided_json": {"enum": ["x".repeat(300_000)]}}),
+            "guided_json",
+            "expected at most 262144",
+        ),
+        (
+            TEXT,
+            json!({"guided_regex": "a("}),
+            "guided_regex",
+            "unclosed group",
+        ),
+        (
+            TEXT,
+            json!({"guided_choice": ["a", ""]}),
+            "guided_choice",
+            "not empty",
+        ),
+        (
+            TEXT,
+            json!({"guided_grammar": "start: x"}),
+            "guided_grammar",
+            "\"x\"",
+        ),
+        (
+            CHAT,
+            json!({"grammar": "root ::= <[7]>"}),
+            "grammar",
+            "tokens as symbols are not supported",
+        ),
+        (
+            CHAT,
+            json!({"structured_outputs": {}}),
+            "structured_outputs",
+            "expected one of",
+        ),
+        (
+            CHAT,
+            json!({"structured_outputs": {"structural_tag": "x", "regex": "a"}}),
+            "structured_outputs.structural_tag",
+            "no such field",
+        ),
+        (
+            CHAT,
+            json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
+            "guided_regex",
+            "contradicts response_format",
+        ),
+        (
+            CHAT,
+            json!({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [
+                {"function": {"name": "f"}},
+                {"function": {"name": "g", "strict": true, "parameters": {"if": {}}}}]}),
+            "tools[1].function.parameters",
+            "\"if\"",
+        ),
+        (
+            CHAT,
+            json!({"tools": [{"function": {"name": "f", "strict": true,
+                "parameters": {"type": "object", "properties": {"a": {"$ref": "#/b"}}}}}]}),
+            "tools[0].function.parameters",
+            "'b'",
         ),
         (CHAT, json!({"messages": null}), "messages", "missing"),
         (
@@ -304,15 +397,7 @@ fn other_refusals_have_their_status() {
     let long = json!({"prompt": "a".repeat(2000)}).to_string();
     let other = json!({"prompt": "a", "model": "gpt-5"}).to_string();
     let deep = format!("{{\"prompt\": {}", "[".repeat(500));
-    type Raw<'a> = (
-        &'a str,
-        &'a str,
-        &'a [(&'a str, &'a str)],
-        &'a str,
-        u16,
-        &'a str,
-    );
-    let cases: [Raw<'_>; 9] = [
+    let cases: [Sent; 9] = [
         ("POST", TEXT, &json, "{", 400, "not JSON"),
         ("POST", TEXT, &json, "[]", 400, "expected an object"),
         ("POST", TEXT, &json, &deep, 400, "not JSON"),
