@@ -25,6 +25,9 @@ pub trait StepRunner: Send {
     /// See [`ModelRunner::read_logits`].
     fn read_logits(&mut self, out: &mut [f32]) -> Result<()>;
 
+    /// See [`ModelRunner::read_hidden`].
+    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()>;
+
     /// See [`ModelRunner::read_argmax`].
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()>;
 
@@ -61,6 +64,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
         ModelRunner::read_logits(self, out)
+    }
+
+    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
+        ModelRunner::read_hidden(self, out)
     }
 
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
@@ -258,6 +265,7 @@ impl Session {
                 start,
                 prompt_len: self.prompt_len,
                 blocks: &self.blocks,
+                hidden: false,
                 logits: wanted,
                 adapter: self.adapter,
             })?;

@@ -5,7 +5,7 @@
 
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 
-/// Which of a sequence's tokens in a step want logits.
+/// Which of a sequence's tokens in a step want logits, or hidden states in their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitRows {
     /// None (a prompt chunk that is not the last).
@@ -32,6 +32,8 @@ pub struct SeqStep<'a> {
     pub logits: LogitRows,
     /// The LoRA adapter that runs beside the weights.
     pub adapter: Option<AdapterId>,
+    /// Whether they want the hidden states that logits are made of (after the final norm) instead.
+    pub hidden: bool,
 }
 
 /// The tokens of one step over all sequences.
@@ -55,6 +57,8 @@ pub struct StepBatch {
     pub table_starts: Vec<u32>,
     /// Indices into `tokens` of the rows that want logits, ascending.
     pub logit_rows: Vec<u32>,
+    /// Indices into `tokens` of the rows that want hidden states, ascending.
+    pub hidden_rows: Vec<u32>,
 }
 
 impl StepBatch {
@@ -74,6 +78,7 @@ impl StepBatch {
         self.block_tables.clear();
         self.table_starts.clear();
         self.logit_rows.clear();
+        self.hidden_rows.clear();
     }
 
     /// Adds a sequence.
@@ -116,7 +121,11 @@ impl StepBatch {
             LogitRows::Last => end.saturating_sub(1).max(first)..end,
             LogitRows::All => first..end,
         };
-        self.logit_rows.extend(wanted.map(|row| row as u32));
+        let rows = match seq.hidden {
+            true => &mut self.hidden_rows,
+            false => &mut self.logit_rows,
+        };
+        rows.extend(wanted.map(|row| row as u32));
         Ok(())
     }
 

@@ -129,6 +129,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
                 start: slot.len + start,
                 prompt_len: slot.prompt_len,
                 blocks: &blocks,
+                hidden: false,
                 logits: if part.end == tokens.len() {
                     LogitRows::Last
                 } else {

@@ -125,12 +125,15 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     adapters: Adapters<B>,
     rope: RopeTables<B>,
     batch: DeviceBatch<B>,
-    logit_rows: B::Buffer<i32>,
+    /// Rows that want something, those that want logits first.
+    wanted_rows: B::Buffer<i32>,
     logits: Act<B>,
     best: B::Buffer<i32>,
     staging: Staging<B>,
     /// Rows of logits that the last step left.
     rows_ready: usize,
+    /// Rows of hidden states that it left, in `scratch.delta` behind those of the logits.
+    hidden_ready: usize,
 }
 
 /// Host memory that is filled anew at each step.
@@ -189,7 +192,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             kv: KvCache::alloc(device, spec.layers.len(), pool)?,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
-            logit_rows: device.alloc(config.max_logit_rows)?,
+            // A row wants one thing or the other.
+            wanted_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             best: device.alloc(config.max_logit_rows)?,
             staging: Staging {
@@ -200,6 +204,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             },
             ctx: device.new_context()?,
             rows_ready: 0,
+            hidden_ready: 0,
             spec,
             config,
             pool,
@@ -229,19 +234,20 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         &mut self.ctx
     }
 
-    /// Runs one step: writes the batch's keys and values, and leaves logits for its `logit_rows`.
+    /// Runs one step: writes the batch's keys and values, and leaves logits for its `logit_rows` and
+    /// hidden states for its `hidden_rows`.
     ///
     /// # Errors
     /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool, before anything
     /// is recorded; otherwise what the device says.
     pub fn step(&mut self, batch: &StepBatch) -> Result<()> {
-        self.rows_ready = 0;
+        (self.rows_ready, self.hidden_ready) = (0, 0);
         if batch.tokens.is_empty() {
             return Ok(());
         }
         self.check(batch)?;
         self.upload(batch)?;
-        let logit_rows = batch.logit_rows.len();
+        let (logit_rows, hidden_rows) = (batch.logit_rows.len(), batch.hidden_rows.len());
         let adapted = self.adapters.plan(batch);
         let Self {
             ctx,
@@ -255,7 +261,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             logits,
             ..
         } = self;
-        let rows_buffer = &self.logit_rows;
+        let rows_buffer = &self.wanted_rows;
         let mut body = |ctx: &mut B::Context| {
             let step = StepState {
                 spec,
@@ -264,20 +270,18 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 adapters,
             };
             forward(ctx, weights, kv, &step, scratch)?;
+            let wanted = logit_rows + hidden_rows;
+            if wanted > 0 {
+                gather(ctx, weights, &step, scratch, (rows_buffer, wanted))?;
+            }
             if logit_rows > 0 {
-                project(
-                    ctx,
-                    weights,
-                    &step,
-                    scratch,
-                    (rows_buffer, logit_rows),
-                    logits,
-                )?;
+                project(ctx, weights, scratch, logits, logit_rows)?;
             }
             Ok(())
         };
         let shape = state.shape;
-        let steady = shape.max_query_len == 1 && shape.seqs == shape.tokens;
+        let decodes = shape.max_query_len == 1 && shape.seqs == shape.tokens;
+        let steady = decodes && hidden_rows == 0;
         // What adapters add depends on which rows want them, which no key says.
         if steady && !adapted && !self.config.profile {
             let key = graph_key(shape, logit_rows);
@@ -285,7 +289,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         } else {
             body(ctx)?;
         }
-        self.rows_ready = logit_rows;
+        (self.rows_ready, self.hidden_ready) = (logit_rows, hidden_rows);
         Ok(())
     }
 
@@ -296,7 +300,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// As [`step`](Self::step); `Shape` when a layer is missing or has another number of elements.
     pub fn import_kv(&mut self, batch: &StepBatch, layers: &[LayerKv<'_>]) -> Result<()> {
         self.check_kv(layers, batch.tokens.len())?;
-        self.rows_ready = 0;
+        (self.rows_ready, self.hidden_ready) = (0, 0);
         if batch.tokens.is_empty() {
             return Ok(());
         }
@@ -345,18 +349,48 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// `Shape` when `out` is not exactly of that size.
     pub fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
         let len = self.rows_ready * self.spec.vocab_size;
-        if out.len() != len {
-            let (found, expected) = (out.len(), len);
+        Self::read_floats(
+            (&mut self.ctx, &self.logits, 0),
+            &mut self.staging.activations,
+            ("read_logits", len),
+            out,
+        )
+    }
+
+    /// Reads the hidden states of the last step into `out`: `[hidden_rows, hidden]`, after the final
+    /// norm.
+    ///
+    /// # Errors
+    /// `Shape` when `out` is not exactly of that size.
+    pub fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
+        let dim = self.spec.hidden_size;
+        let (first, len) = (self.rows_ready * dim, self.hidden_ready * dim);
+        Self::read_floats(
+            (&mut self.ctx, &self.scratch.delta, first),
+            &mut self.staging.activations,
+            ("read_hidden", len),
+            out,
+        )
+    }
+
+    /// Reads `len` floats of a buffer from an offset on.
+    fn read_floats(
+        (ctx, from, first): (&mut B::Context, &Act<B>, usize),
+        staging: &mut Vec<B::Act>,
+        (op, expected): (&'static str, usize),
+        out: &mut [f32],
+    ) -> Result<()> {
+        if out.len() != expected {
+            let (found, what) = (out.len(), "out");
             return Err(Error::Shape {
-                op: "read_logits",
-                what: "out",
+                op,
+                what,
                 found,
                 expected,
             });
         }
-        let staging = &mut self.staging.activations;
-        staging.resize(len, B::Act::from_f32(0.0));
-        B::read(&mut self.ctx, &self.logits, 0, staging)?;
+        staging.resize(expected, B::Act::from_f32(0.0));
+        B::read(ctx, from, first, staging)?;
         for (out, x) in out.iter_mut().zip(staging) {
             *out = x.to_f32();
         }
@@ -514,8 +548,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             table.iter().map(|b| b.0 as i32).chain(padding)
         });
         write_ints::<B>(ctx, &mut state.block_tables, ints, padded)?;
-        let wanted = batch.logit_rows.iter().map(|&row| row as i32);
-        write_ints::<B>(ctx, &mut self.logit_rows, ints, wanted)?;
+        let wanted = batch.logit_rows.iter().chain(&batch.hidden_rows);
+        let wanted = wanted.map(|&row| row as i32);
+        write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
         if self.spec.rope.scaling.depends_on_length() {
             self.upload_rope_rows(batch)
         } else {
@@ -627,14 +662,13 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     Ok(())
 }
 
-/// Final norm and output projection of the rows that want logits.
-fn project<B: LlmBackend>(
+/// Final norm, and the rows that want logits or hidden states, in `delta`.
+fn gather<B: LlmBackend>(
     ctx: &mut B::Context,
     weights: &DecoderWeights<B>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
-    wanted: (&B::Buffer<i32>, usize),
-    logits: &mut Act<B>,
+    (rows, count): (&B::Buffer<i32>, usize),
 ) -> Result<()> {
     let (dim, eps) = (step.spec.hidden_size, step.spec.norm_eps);
     let norm = NormShape {
@@ -649,12 +683,25 @@ fn project<B: LlmBackend>(
         profiler,
         ..
     } = scratch;
-    let (rows, count) = wanted;
-    // [tokens, hidden] → [wanted, hidden] → [wanted, vocab]
+    // [tokens, hidden] → [wanted, hidden]
     profiler.measure(ctx, "final_norm", |ctx| {
         B::fused_add_rms_norm(ctx, residual, delta, &weights.final_norm, normed, norm)?;
         B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
-    })?;
+    })
+}
+
+/// Output projection of the first `count` rows that were gathered.
+fn project<B: LlmBackend>(
+    ctx: &mut B::Context,
+    weights: &DecoderWeights<B>,
+    scratch: &mut Scratch<B>,
+    logits: &mut Act<B>,
+    count: usize,
+) -> Result<()> {
+    let Scratch {
+        delta, profiler, ..
+    } = scratch;
+    // [wanted, hidden] → [wanted, vocab]
     profiler.measure(ctx, "lm_head", |ctx| {
         weights.lm_head.forward(ctx, delta, logits, count)
     })

@@ -80,6 +80,7 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
         start: range.start,
         prompt_len: n,
         blocks: &tables[slot],
+        hidden: false,
         logits,
         adapter: None,
     };

@@ -61,6 +61,7 @@ fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
                     prompt_len: tokens.len(),
                     blocks,
                     logits: LogitRows::All,
+                    hidden: false,
                     adapter: *adapter,
                 })
                 .unwrap();
@@ -183,6 +184,7 @@ fn what_does_not_fit_is_said() {
             prompt_len: 1,
             blocks: &table,
             logits: LogitRows::Last,
+            hidden: false,
             adapter: Some(AdapterId(3)),
         })
         .unwrap();

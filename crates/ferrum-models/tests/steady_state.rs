@@ -84,6 +84,7 @@ where
             start,
             prompt_len,
             blocks: &table,
+            hidden: false,
             logits: logit_rows,
             adapter: None,
         };

@@ -159,6 +159,7 @@ fn together(
                 start,
                 prompt_len: prompt.len(),
                 blocks: blocks_of(seq),
+                hidden: false,
                 logits: LogitRows::None,
                 adapter: None,
             })?;
@@ -177,6 +178,7 @@ fn together(
                 start: prompt.len() + i,
                 prompt_len: prompt.len(),
                 blocks: blocks_of(seq),
+                hidden: false,
                 logits: LogitRows::Last,
                 adapter: None,
             })?;

@@ -1,6 +1,7 @@
 //! One choice of a request: what it has been so far, and when it ends.
 
 use super::lookup::PromptLookup;
+use super::pooling::Pool;
 use super::request::{RequestId, StopMatch};
 use crate::grammar::Guide;
 use crate::sampler::{Logprobs, Sampler, logprobs};
@@ -25,6 +26,8 @@ pub(super) struct Answer<'t> {
     pub(super) generated: usize,
     /// Guesses at its next tokens, if they are wanted.
     pub(super) lookup: Option<PromptLookup>,
+    /// States of the prompt, if they are wanted instead of an answer.
+    pub(super) pool: Option<Pool>,
     /// Whether it has been in a step.
     pub(super) admitted: bool,
 }

@@ -26,11 +26,13 @@ mod draft;
 mod guess;
 mod health;
 mod lookup;
+mod pooling;
 mod request;
 mod stats;
 mod step_loop;
 
 pub use health::{Clock, Health};
+pub use pooling::Pooling;
 pub use request::{
     EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROBS, MAX_STOP_BYTES,
     MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,

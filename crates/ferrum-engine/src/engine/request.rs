@@ -1,6 +1,6 @@
 //! What an engine is asked, and what it answers.
 
-use super::{Command, EngineHandle};
+use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
 use crate::sampler::Logprobs;
 use crate::{FinishReason, Generation};
@@ -45,6 +45,9 @@ pub struct Request {
     pub grammar: Option<Constraint>,
     /// Special tokens whose text is a part of the answer's; those of others is left out.
     pub shown_tokens: Vec<TokenId>,
+    /// Instead of an answer, one vector for the prompt: [`Event::Embedding`]. The fields about answers
+    /// mean nothing then, and there is one choice.
+    pub pooling: Option<Pooling>,
     /// Higher goes first, by [`EngineConfig::head_start`](super::EngineConfig::head_start) steps a level.
     pub priority: i8,
     /// After this time it ends, wherever it is.
@@ -67,6 +70,7 @@ impl Request {
             draft_tokens: 0,
             grammar: None,
             shown_tokens: Vec::new(),
+            pooling: None,
             priority: 0,
             timeout: None,
             tenant: None,
@@ -140,6 +144,8 @@ pub struct Usage {
 pub enum Event {
     /// Log-probabilities of prompt tokens, from the second on, in one part or several.
     PromptLogprobs(Vec<Logprobs>),
+    /// The pooled states of the prompt after the final norm: `[hidden]`.
+    Embedding(Vec<f32>),
     /// A token.
     Token {
         /// Which choice, from 0.
@@ -306,6 +312,13 @@ impl Limits {
         }
         if request.n == 0 {
             return invalid("n", "found 0, expected at least 1".into());
+        }
+        if request.pooling.is_some() {
+            let rows = request.logprobs.or(request.prompt_logprobs);
+            if request.n != 1 || request.draft_tokens != 0 || rows.is_some() {
+                let reason = "expected one choice, no draft and no log-probabilities beside it";
+                return invalid("pooling", reason.into());
+            }
         }
         if let Some(stop) = generation.stop.iter().find(|s| s.len() > MAX_STOP_BYTES) {
             let reason = format!(

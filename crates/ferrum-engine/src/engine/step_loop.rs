@@ -4,6 +4,7 @@ use super::adapters::AdapterState;
 use super::answer::{Answer, AnswerText, Chosen, Ending};
 use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
+use super::pooling::{Pool, Pooling};
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
@@ -56,6 +57,7 @@ pub(super) struct StepLoop<'a> {
     logits: Vec<f32>,
     /// There once a request has a grammar.
     mask_threads: Option<MaskThreads>,
+    hidden: Vec<f32>,
     best: Vec<TokenId>,
     probe_wanted: bool,
     last_check: Option<Duration>,
@@ -88,6 +90,7 @@ impl<'a> StepLoop<'a> {
             batch: StepBatch::default(),
             logits: Vec::new(),
             mask_threads: None,
+            hidden: Vec::new(),
             best: Vec::new(),
             probe_wanted: false,
             last_check: None,
@@ -204,7 +207,8 @@ impl<'a> StepLoop<'a> {
         let (id, request) = (submission.id, &submission.request);
         let sampling = request.generation.sampling.clone();
         let sampler = Sampler::new(sampling, request.prompt.len(), choice as u64)?;
-        let depends = self.runner.spec().rope.scaling.depends_on_length();
+        let spec = self.runner.spec();
+        let (depends, dim) = (spec.rope.scaling.depends_on_length(), spec.hidden_size);
         let siblings = self.open.get(&id).map(|open| &open.seqs);
         let seq = SeqId(self.next_seq);
         self.next_seq += 1;
@@ -219,7 +223,11 @@ impl<'a> StepLoop<'a> {
                 adapter: request.adapter,
                 private: (!self.shared.config.prefix_cache).then_some(id.0),
             },
-            prompt_logits: choice == 0 && request.prompt_logprobs.is_some(),
+            prompt_logits: match request.pooling {
+                Some(pooling) => pooling == Pooling::Mean,
+                None => choice == 0 && request.prompt_logprobs.is_some(),
+            },
+            hidden: request.pooling.is_some(),
             leader: siblings.and_then(|seqs| seqs.first().copied()),
         })?;
         let answer = Answer {
@@ -238,6 +246,7 @@ impl<'a> StepLoop<'a> {
             logprobs: request.logprobs,
             max_tokens: self.shared.limits.most_tokens(request),
             generated: 0,
+            pool: request.pooling.map(|pooling| Pool::new(pooling, dim)),
             lookup: (request.draft_tokens > 0).then(|| PromptLookup::new(request.draft_tokens)),
             admitted: false,
         };
@@ -274,11 +283,16 @@ impl<'a> StepLoop<'a> {
         self.model_time += model_started.elapsed();
         self.scheduler.commit(&plan);
         self.probe_wanted = false;
-        let mut row = 0;
+        let (mut row, mut hidden_row) = (0, 0);
         for work in plan.work() {
             let rows = row..row + work.rows();
             row = rows.end;
             self.note_admission(work.seq, began);
+            if work.hidden {
+                self.pool(work, hidden_row);
+                hidden_row += work.hidden_rows();
+                continue;
+            }
             if work.draft > 0 {
                 self.verify(work, rows);
                 continue;
@@ -376,14 +390,46 @@ impl<'a> StepLoop<'a> {
         }
     }
 
-    /// Reads what the step's sequences need: whole rows, or the most likely tokens only.
+    /// Takes the hidden states of a sequence, which are rows from `first` on. When they are all there,
+    /// the sequence has what it came for.
+    fn pool(&mut self, work: &Work, first: usize) {
+        let Some(answer) = self.answers.get_mut(&work.seq) else {
+            return;
+        };
+        let (Some(pool), Some(seq)) = (&mut answer.pool, self.scheduler.sequence(work.seq)) else {
+            return;
+        };
+        let dim = self.runner.spec().hidden_size;
+        let rows = work.hidden_rows();
+        let end = work.start + work.len;
+        for (i, position) in (end - rows..end).enumerate() {
+            pool.add(position, &self.hidden[(first + i) * dim..][..dim]);
+        }
+        if !seq.is_computed() {
+            return;
+        }
+        if let Some(open) = self.open.get_mut(&answer.request) {
+            // Whoever is gone has cancelled, too.
+            let _ = open.events.try_send(Event::Embedding(pool.vector()));
+        }
+        self.finish(work.seq, FinishReason::Stop.into());
+    }
+
+    /// Reads what the step's sequences need: hidden states, and whole rows of logits or the most likely
+    /// tokens only.
     fn read_rows(&mut self, plan: &StepPlan) -> Result<()> {
+        let hidden = plan.hidden_rows() * self.runner.spec().hidden_size;
+        self.hidden.resize(hidden, 0.0);
+        if hidden > 0 {
+            self.runner.read_hidden(&mut self.hidden)?;
+        }
         let rows = plan.rows();
         self.best.clear();
         if rows == 0 {
             return Ok(());
         }
         let greedy = |work: &Work| match work.logits {
+            _ if work.hidden => true,
             LogitRows::None => true,
             LogitRows::All if work.draft == 0 => false,
             _ => self
@@ -587,6 +633,7 @@ impl<'a> StepLoop<'a> {
             start: 0,
             prompt_len: 1,
             blocks: table.blocks(),
+            hidden: false,
             logits: LogitRows::Last,
             adapter: None,
         })?;

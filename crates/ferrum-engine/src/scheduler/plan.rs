@@ -18,11 +18,22 @@ pub struct Work {
     pub draft: usize,
     /// Which of them give logits.
     pub logits: LogitRows,
+    /// Whether they give hidden states instead, of which a step has room for any number.
+    pub hidden: bool,
 }
 
 impl Work {
     /// Rows of logits.
     pub fn rows(&self) -> usize {
+        if self.hidden { 0 } else { self.outputs() }
+    }
+
+    /// Rows of hidden states.
+    pub fn hidden_rows(&self) -> usize {
+        if self.hidden { self.outputs() } else { 0 }
+    }
+
+    fn outputs(&self) -> usize {
         match self.logits {
             LogitRows::None => 0,
             LogitRows::Last => 1,
@@ -58,6 +69,11 @@ impl StepPlan {
     /// Rows of logits in the step.
     pub fn rows(&self) -> usize {
         self.work.iter().map(Work::rows).sum()
+    }
+
+    /// Rows of hidden states in the step.
+    pub fn hidden_rows(&self) -> usize {
+        self.work.iter().map(Work::hidden_rows).sum()
     }
 }
 
@@ -110,6 +126,7 @@ impl Scheduler {
                 start: work.start,
                 prompt_len: seq.prompt_len,
                 blocks: seq.table.blocks(),
+                hidden: work.hidden,
                 logits: work.logits,
                 adapter: seq.salt.adapter,
             })?;
@@ -258,6 +275,7 @@ impl Scheduler {
                     len: 1,
                     draft: 0,
                     logits: LogitRows::Last,
+                    hidden: seq.hidden,
                 });
             }
         }
@@ -303,7 +321,7 @@ impl Scheduler {
             let Some(seq) = self.seqs.get_mut(&work.seq) else {
                 continue;
             };
-            if seq.draft.is_empty() || seq.pending() != 1 {
+            if seq.draft.is_empty() || seq.pending() != 1 || seq.hidden {
                 continue;
             }
             let held = seq.table.blocks().len() * self.pool.block_size();
@@ -331,6 +349,8 @@ impl Scheduler {
 /// The next at most `tokens` tokens of a prompt that need at most `rows` rows of logits.
 fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
     let start = seq.computed;
+    // The rows that are few are those of logits.
+    let rows = if seq.hidden { usize::MAX } else { rows };
     let all = seq.wants_rows(start);
     let mut len = tokens.min(seq.pending());
     if all {
@@ -350,5 +370,6 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
         len,
         draft: 0,
         logits,
+        hidden: seq.hidden,
     }
 }

@@ -20,6 +20,8 @@ pub struct NewSequence {
     /// Whether every token of the prompt wants logits. They are asked for once each, also when the
     /// sequence is preempted, so what the cache has is not used before they are there.
     pub prompt_logits: bool,
+    /// Whether it wants hidden states wherever it would have logits.
+    pub hidden: bool,
     /// A sequence with the same prompt whose blocks this one will share: it waits for its prompt.
     pub leader: Option<SeqId>,
 }
@@ -61,6 +63,7 @@ pub struct Sequence {
     pub(super) prompt_done: bool,
     /// First prompt token whose logits were not given yet, if they are wanted at all.
     pub(super) logits_from: Option<usize>,
+    pub(super) hidden: bool,
     /// Prompt tokens that were in the cache at the first admission.
     pub(super) cached: Option<usize>,
 }
@@ -81,6 +84,7 @@ impl Sequence {
             table: BlockTable::default(),
             prompt_done: false,
             logits_from: new.prompt_logits.then_some(0),
+            hidden: new.hidden,
             cached: None,
         }
     }

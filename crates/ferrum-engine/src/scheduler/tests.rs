@@ -28,6 +28,7 @@ fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
         deadline: None,
         salt: CacheSalt::default(),
         prompt_logits: false,
+        hidden: false,
         leader: None,
     }
 }

@@ -12,7 +12,7 @@ use ferrum_formats::ModelSource;
 use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
 use std::path::Path;
 
-const ROOMY: RunnerConfig = RunnerConfig {
+pub(crate) const ROOMY: RunnerConfig = RunnerConfig {
     context: 160,
     max_seqs: 16,
     max_tokens: 64,
@@ -22,7 +22,7 @@ const ROOMY: RunnerConfig = RunnerConfig {
     profile: false,
 };
 
-fn session(model: &Model, config: RunnerConfig) -> Session {
+pub(crate) fn session(model: &Model, config: RunnerConfig) -> Session {
     let options = BackendOptions {
         threads: Some(2),
         ..BackendOptions::default()
@@ -32,7 +32,7 @@ fn session(model: &Model, config: RunnerConfig) -> Session {
     device.load(model, config, kv, &mut |_, _| ()).unwrap()
 }
 
-fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {
+pub(crate) fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {
     let runner = session(model, config).into_runner();
     Engine::start(runner, Some(demo_tokenizer()), engine).unwrap()
 }

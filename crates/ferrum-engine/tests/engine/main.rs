@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod adapters;
+mod embedding;
 mod faults;
 mod grammar;
 mod invariance;
@@ -71,6 +72,7 @@ struct Choice {
 struct Answered {
     choices: Vec<Choice>,
     prompt_logprobs: Vec<Logprobs>,
+    embedding: Option<Vec<f32>>,
     usage: Option<Usage>,
     failed: Option<EngineError>,
 }
@@ -92,6 +94,7 @@ fn take(answered: &mut Answered, event: Event) {
     );
     match event {
         Event::PromptLogprobs(part) => answered.prompt_logprobs.extend(part),
+        Event::Embedding(states) => answered.embedding = Some(states),
         Event::Token {
             choice,
             token,

@@ -25,6 +25,7 @@ pub(crate) struct Scripted {
     config: RunnerConfig,
     cells: Vec<(u64, TokenId)>,
     rows: Vec<(u64, usize)>,
+    hidden: Vec<u64>,
     /// Token for each position of the answer, after a prompt of known length.
     script: Option<(usize, Vec<TokenId>)>,
     fault: Option<(usize, Fault)>,
@@ -53,6 +54,7 @@ impl Scripted {
             spec,
             config,
             rows: Vec::new(),
+            hidden: Vec::new(),
             script: None,
             fault: None,
             steps: 0,
@@ -167,6 +169,9 @@ impl StepRunner for Scripted {
         self.rows.clear();
         let wanted = batch.logit_rows.iter().map(|&row| states[row as usize]);
         self.rows.extend(wanted);
+        self.hidden.clear();
+        let wanted = batch.hidden_rows.iter().map(|&row| states[row as usize].0);
+        self.hidden.extend(wanted);
         self.seen.lock().unwrap().push(seen);
         Ok(())
     }
@@ -179,6 +184,17 @@ impl StepRunner for Scripted {
                 *x = (mix(state, token as u64) >> 40) as f32 / (1 << 24) as f32;
             }
             row[self.token_at(state, at) as usize] = 3.0;
+        }
+        Ok(())
+    }
+
+    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
+        let dim = self.spec.hidden_size;
+        assert_eq!(out.len(), self.hidden.len() * dim);
+        for (row, &state) in out.chunks_exact_mut(dim).zip(&self.hidden) {
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = (mix(state, i as u64) >> 40) as f32 / (1 << 24) as f32;
+            }
         }
         Ok(())
     }

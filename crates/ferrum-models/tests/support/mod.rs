@@ -129,6 +129,7 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
                 start,
                 prompt_len,
                 blocks: &table,
+                hidden: false,
                 logits,
                 adapter: None,
             })
@@ -160,6 +161,7 @@ pub(crate) fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 start,
                 prompt_len,
                 blocks: &table,
+                hidden: false,
                 logits,
                 adapter: None,
             })

@@ -1,0 +1,53 @@
+//! One vector for a text, made of the hidden states of its tokens.
+
+/// How the states of many tokens become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last token's, which has seen all others: the choice of most decoders.
+    #[default]
+    Last,
+    /// The mean over all tokens.
+    Mean,
+}
+
+/// The states of one text so far.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pooling: Pooling,
+    /// In f64 and in the order of positions, so that chunks change no bit.
+    sum: Vec<f64>,
+    /// Positions that are in `sum`.
+    seen: usize,
+}
+
+impl Pool {
+    pub(super) fn new(pooling: Pooling, dim: usize) -> Self {
+        Self {
+            pooling,
+            sum: vec![0.0; dim],
+            seen: 0,
+        }
+    }
+
+    /// Takes the state at a position. Those that were there before a preemption are not counted twice.
+    pub(super) fn add(&mut self, position: usize, state: &[f32]) {
+        if position < self.seen {
+            return;
+        }
+        self.seen = position + 1;
+        for (sum, &x) in self.sum.iter_mut().zip(state) {
+            *sum = match self.pooling {
+                Pooling::Last => x.into(),
+                Pooling::Mean => *sum + f64::from(x),
+            };
+        }
+    }
+
+    pub(super) fn vector(&self) -> Vec<f32> {
+        let parts = match self.pooling {
+            Pooling::Last => 1.0,
+            Pooling::Mean => self.seen.max(1) as f64,
+        };
+        self.sum.iter().map(|sum| (sum / parts) as f32).collect()
+    }
+}
