@@ -146,6 +146,62 @@ def completions(model):
     assert texts[0] == texts[1] == choice.text.removeprefix(prompt), texts
 
 
+def responses(model):
+    first = client.responses.create(model=model, input="My name is Clara.")
+    assert first.status == "completed" and first.usage.total_tokens > 0
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    second = client.responses.create(
+        model=model, input="What is my name?", previous_response_id=first.id
+    )
+    assert second.output_text == "Your name is Clara.", second
+    client.responses.delete(first.id)
+    try:
+        client.responses.retrieve(first.id)
+        raise AssertionError("it was deleted")
+    except openai.NotFoundError:
+        pass
+
+    kinds, text = [], ""
+    stream = client.responses.create(
+        model=model, input=SUM, instructions="You are a helpful assistant.", stream=True
+    )
+    for event in stream:
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+    assert event.response.output_text == text == "7 plus 5 is 12.", text
+    # The client's own way to follow a stream.
+    with client.responses.stream(model=model, input=SUM) as stream:
+        for event in stream:
+            pass
+        assert stream.get_final_response().output_text == "7 plus 5 is 12."
+
+
+def response_tools(model):
+    tools = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    for choice in ["auto", "required", {"type": "function", "name": "get_weather"}]:
+        answer = client.responses.create(model=model, input=[WEATHER], tools=tools, tool_choice=choice)
+        (call,) = answer.output
+        assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}, call
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"weather": "sunny"}'}
+        answer = client.responses.create(model=model, input=[WEATHER, call, result], tools=tools)
+        assert answer.output_text
+
+
+def embeddings(model):
+    texts = ["Once upon a time", "there was a little fox"]
+    # The client asks for base64 unless told otherwise.
+    as_bytes = client.embeddings.create(model=model, input=texts)
+    as_numbers = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    for one, other in zip(as_bytes.data, as_numbers.data, strict=True):
+        assert max(abs(a - b) for a, b in zip(one.embedding, other.embedding, strict=True)) < 1e-6
+        assert abs(sum(x * x for x in one.embedding) - 1) < 1e-5
+    short = client.embeddings.create(model=model, input=texts[0], dimensions=16)
+    assert len(short.data[0].embedding) == 16
+    assert as_bytes.usage.prompt_tokens > 0
+
+
 def errors(model):
     def refused(kind, **fields):
         try:
@@ -161,7 +217,9 @@ def errors(model):
 
 def main():
     model = models()
-    for check in [chat, chat_stream, tools, structured, completions, errors]:
+    for check in [
+        chat, chat_stream, tools, structured, completions, responses, response_tools, embeddings, errors
+    ]:
         check(model)
         print(f"ok: {check.__name__}")
 

@@ -18,6 +18,7 @@ pub(crate) struct Piece {
     pub(crate) index: usize,
     /// May be empty.
     pub(crate) text: String,
+    /// With the last piece, those of the stop token, which is no part of the text.
     pub(crate) logprobs: Option<Logprobs>,
     /// Set with the last piece of an answer.
     pub(crate) finish: Option<FinishReason>,
@@ -30,6 +31,8 @@ pub(crate) struct Piece {
 pub(crate) enum Next {
     /// Log-probabilities of a part of a prompt, the second token first. Before any piece of its answers.
     Prompt(usize, Vec<Logprobs>),
+    /// The pooled states of a prompt.
+    Embedding(usize, Vec<f32>),
     Piece(Piece),
     /// All answers have ended.
     Done(Usage),
@@ -146,6 +149,7 @@ impl Answers {
     fn take(&mut self, prompt: usize, event: Event) -> Next {
         match event {
             Event::PromptLogprobs(part) => Next::Prompt(prompt, part),
+            Event::Embedding(states) => Next::Embedding(prompt, states),
             Event::Token {
                 choice,
                 text,
@@ -167,6 +171,7 @@ impl Answers {
                 text,
                 reason,
                 stop,
+                logprobs,
             } => {
                 self.metrics.finished(reason, self.started.elapsed());
                 let ending = match reason {
@@ -183,7 +188,7 @@ impl Answers {
                     FinishReason::Stop | FinishReason::Length => Next::Piece(Piece {
                         index: prompt * self.n + choice,
                         text,
-                        logprobs: None,
+                        logprobs,
                         finish: Some(reason),
                         stop: match stop {
                             Some(StopMatch::Text(text)) => Some(text),

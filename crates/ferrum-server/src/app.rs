@@ -12,6 +12,7 @@ use crate::model::{Model, ServedModel};
 use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::routes;
+use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -20,7 +21,6 @@ use axum::http::Method;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use ferrum_types::TokenId;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +35,7 @@ pub(crate) struct App {
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
     pub(crate) draining: AtomicBool,
+    pub(crate) responses: ResponseStore,
 }
 
 impl App {
@@ -45,6 +46,7 @@ impl App {
     ) -> Self {
         Self {
             model: Arc::new(Model::new(model)),
+            responses: ResponseStore::new(config.max_stored_bytes),
             config,
             metrics: Arc::new(Metrics::new()),
             page: Page::new(),
@@ -96,23 +98,23 @@ impl App {
         }
     }
 
-    /// Hands one engine request for each prompt in: all of them or none.
+    /// Hands requests in, each with `n` choices: all of them or none. Their prompts came in the field
+    /// `param`.
     pub(crate) fn submit(
         &self,
-        wanted: &crate::sampling::Wanted,
-        prompts: impl IntoIterator<Item = Vec<TokenId>>,
-        adjust: impl Fn(&mut ferrum_engine::Request),
+        param: &str,
+        n: usize,
+        requests: impl IntoIterator<Item = ferrum_engine::Request>,
     ) -> Result<Answers, ApiError> {
         let started = Instant::now();
         let mut streams = Vec::new();
-        for prompt in prompts {
-            let mut request = wanted.request(prompt, &self.config);
-            adjust(&mut request);
+        for request in requests {
             // Those before it are cancelled when one is refused.
-            streams.push(self.model.served.engine.submit(request)?);
+            let submitted = self.model.served.engine.submit(request);
+            streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
         }
         let metrics = Arc::clone(&self.metrics);
-        Ok(Answers::new(streams, wanted.n, started, metrics))
+        Ok(Answers::new(streams, n, started, metrics))
     }
 }
 
@@ -120,7 +122,9 @@ impl App {
 pub(crate) fn router(app: Arc<App>) -> Router {
     let checked = from_fn_with_state(Arc::clone(&app), check);
     let cors = cors::layer(&app.config.cors_origins);
-    let router = routes::all()
+    let add = |router: Router<Arc<App>>, (path, methods)| router.route(path, methods);
+    let router = routes::table().into_iter().fold(Router::new(), add);
+    let router = router
         .fallback(|request: Request| async move {
             ApiError::no_route(request.method().as_str(), request.uri().path())
         })
@@ -156,6 +160,13 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>()
+        && routes::is_anthropic(&route)
+    {
+        let (mut head, _) = response.into_parts();
+        head.headers.remove(CONTENT_LENGTH);
+        response = Response::from_parts(head, Body::from(error.anthropic_body().to_string()));
+    }
     // Errors repeat what clients sent, and browsers like to guess.
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -25,6 +25,8 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// Most prompts of a request.
     pub max_prompts: usize,
+    /// Most texts of a request for embeddings.
+    pub max_inputs: usize,
     /// Most answers of a request, over all its prompts.
     pub max_choices: usize,
     /// Most that a request may say in `max_tokens`.
@@ -35,6 +37,8 @@ pub struct ServerConfig {
     pub max_adapters: usize,
     /// Most tokens to guess at a time from what a text already says (prompt lookup); 0: none.
     pub lookup_tokens: usize,
+    /// Most bytes of responses that are kept, for requests that go on from them; the oldest go first.
+    pub max_stored_bytes: usize,
     /// How long the headers of a request may take, and then its body.
     pub read_timeout: Duration,
     /// How long an answer may take, its time in the queue included.
@@ -54,11 +58,13 @@ impl Default for ServerConfig {
             max_header_bytes: 32 << 10,
             max_connections: 1024,
             max_prompts: 128,
+            max_inputs: 2048,
             max_choices: 128,
             max_tokens: 1 << 20,
             lookup_tokens: 0,
             lora_dir: None,
             max_adapters: 16,
+            max_stored_bytes: 64 << 20,
             read_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             grace: Duration::from_secs(30),

@@ -13,6 +13,12 @@ use serde_json::{Map, Value, json};
 /// Most tool calls of one answer.
 const MAX_CALLS: usize = 128;
 
+/// The variable by which templates let a model think or not.
+const ENABLE_THINKING: &str = "enable_thinking";
+
+/// The variable by which templates say how much a model thinks.
+const REASONING_EFFORT: &str = "reasoning_effort";
+
 /// What goes into a template.
 #[derive(Debug, Default)]
 pub(crate) struct Conversation {
@@ -22,6 +28,8 @@ pub(crate) struct Conversation {
     pub(crate) tools: Option<Value>,
     /// Further variables.
     pub(crate) extra: Map<String, Value>,
+    /// What the answer begins with, said for the model.
+    pub(crate) prefill: String,
 }
 
 /// Whether and which tools are to be called.
@@ -31,6 +39,70 @@ pub(crate) enum ToolChoice {
     Auto,
     Required,
     Named(String),
+}
+
+impl ToolChoice {
+    /// The tool of this name, which has to be one of `tools`.
+    pub(crate) fn named(
+        param: &str,
+        name: String,
+        tools: Option<&Value>,
+    ) -> Result<Self, ApiError> {
+        let mut known = tools.and_then(Value::as_array).into_iter().flatten();
+        if !known.any(|tool| tool["function"]["name"] == *name) {
+            let reason = format!("there is no tool {name:?} in tools");
+            return Err(ApiError::invalid(param, reason));
+        }
+        Ok(ToolChoice::Named(name))
+    }
+}
+
+/// Has the template make the model think or not, where it knows how.
+pub(crate) fn set_thinking(
+    model: &Model,
+    extra: &mut Map<String, Value>,
+    param: &str,
+    think: bool,
+) -> Result<(), ApiError> {
+    let source = model.template_source();
+    if source.contains(ENABLE_THINKING) {
+        extra.insert(ENABLE_THINKING.into(), think.into());
+        return Ok(());
+    }
+    let reason = match (reasons(source), think) {
+        (true, true) | (false, false) => return Ok(()),
+        (true, false) => "this model always thinks",
+        (false, true) => "this model does not think",
+    };
+    Err(ApiError::unsupported(param, reason))
+}
+
+/// Has the model think as hard as a word says, where its template knows how.
+pub(crate) fn set_effort(
+    model: &Model,
+    extra: &mut Map<String, Value>,
+    param: &str,
+    effort: &str,
+) -> Result<(), ApiError> {
+    match effort {
+        "none" => set_thinking(model, extra, param, false),
+        "minimal" | "low" | "medium" | "high" | "xhigh" | "max"
+            if model.template_source().contains(REASONING_EFFORT) =>
+        {
+            extra.insert(REASONING_EFFORT.into(), effort.into());
+            Ok(())
+        }
+        _ => {
+            let reason =
+                "this model's chat template knows no effort; expected \"none\" or no such field";
+            Err(ApiError::unsupported(param, reason))
+        }
+    }
+}
+
+/// Whether a template speaks of reasoning.
+fn reasons(source: &str) -> bool {
+    source.contains(THINK) || source.contains(THINK_END)
 }
 
 /// What the engine gets, and how to read what comes of it.
@@ -66,13 +138,14 @@ impl Conversation {
         tools.filter_map(function).collect()
     }
 
-    /// The prompt for an answer, which `wanted` says more about and gets to know what it is held to.
+    /// The prompt for an answer, which `wanted` says more about and gets to know what it is held to. Without,
+    /// only the prompt is wanted.
     pub(crate) fn prompt(
         mut self,
         model: &Model,
         choice: &ToolChoice,
         parallel: bool,
-        wanted: &mut Wanted,
+        wanted: Option<&mut Wanted>,
     ) -> Result<ChatPrompt, ApiError> {
         if *choice == ToolChoice::None {
             self.tools = None;
@@ -90,9 +163,9 @@ impl Conversation {
             functions.retain(|function| function.name == *name);
         }
         let text = model.render(&self.input())?;
-        let reasoning = source.contains(THINK) || source.contains(THINK_END);
+        let reasoning = reasons(source);
         let looks = Looks {
-            reasoning,
+            reasoning: reasoning && self.prefill.is_empty(),
             begins_thinking: reasoning && text.trim_end().ends_with(THINK),
             format: format.unwrap_or_default(),
             max_calls: match (&self.tools, parallel) {
@@ -101,14 +174,21 @@ impl Conversation {
                 (Some(_), true) => MAX_CALLS,
             },
         };
-        let form = ChatForm {
-            looks,
-            functions: &functions,
-            must_call: matches!(choice, ToolChoice::Required | ToolChoice::Named(_)),
-            structured: wanted.structured.as_ref(),
-        };
-        wanted.grammar = form.compile(model)?;
-        wanted.shown_tokens = shown_tokens(model, looks);
+        if looks.begins_thinking && !self.prefill.is_empty() {
+            let reason = "a model that always thinks first does not go on from a message; expected one of the user at the end";
+            return Err(ApiError::unsupported("messages", reason));
+        }
+        if let Some(wanted) = wanted {
+            let form = ChatForm {
+                looks,
+                functions: &functions,
+                must_call: matches!(choice, ToolChoice::Required | ToolChoice::Named(_)),
+                structured: wanted.structured.as_ref(),
+            };
+            wanted.grammar = form.compile(model)?;
+            wanted.shown_tokens = shown_tokens(model, looks);
+        }
+        let text = text + &self.prefill;
         Ok(ChatPrompt {
             tokens: model.encode("messages", &text, EncodeOptions::PROMPT)?,
             looks,

@@ -1,6 +1,8 @@
-//! What is said when a request is not answered, in the shape that OpenAI's clients read:
-//! `{"error": {"message", "type", "param", "code"}}`.
+//! What is said when a request is not answered: in the shape that OpenAI's clients read,
+//! `{"error": {"message", "type", "param", "code"}}`, or in that of Anthropic's,
+//! `{"type": "error", "error": {"type", "message"}}`.
 
+use axum::extract::rejection::PathRejection;
 use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
@@ -56,6 +58,17 @@ impl ApiError {
         Self::invalid(param, reason).coded("unknown_parameter")
     }
 
+    /// Names the field that the prompt came in, where it is about the prompt.
+    pub(crate) fn of_prompt(self, param: &str) -> Self {
+        match self.param.as_deref() {
+            Some("prompt") => Self {
+                param: Some(param.into()),
+                ..self
+            },
+            _ => self,
+        }
+    }
+
     /// 400 about the request as a whole.
     pub(crate) fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
@@ -83,6 +96,13 @@ impl ApiError {
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         let param = Some("lora_name".into());
         Self { param, ..error }.coded("model_not_found")
+    }
+
+    /// 404 about something that is kept for a while.
+    pub(crate) fn not_kept(what: &str, id: &str) -> Self {
+        let message = format!("there is no {what} {id:?} here, or no longer");
+        let status = StatusCode::NOT_FOUND;
+        Self::new(status, "invalid_request_error", message).coded("not_found")
     }
 
     pub(crate) fn no_route(method: &str, path: &str) -> Self {
@@ -131,6 +151,26 @@ impl ApiError {
         Self::new(status, "server_error", message)
     }
 
+    /// What happened in a word, if there is one.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    /// The body of the answer to Anthropic's clients.
+    pub(crate) fn anthropic_body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            408 | 504 => "timeout_error",
+            400..=499 => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+
     /// The body of the answer.
     pub(crate) fn body(&self) -> Value {
         json!({"error": {
@@ -139,6 +179,14 @@ impl ApiError {
             "param": self.param,
             "code": self.code,
         }})
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(_: PathRejection) -> Self {
+        let message = "the path is not UTF-8";
+        let status = StatusCode::NOT_FOUND;
+        Self::new(status, "invalid_request_error", message).coded("unknown_url")
     }
 }
 
@@ -171,6 +219,7 @@ impl From<EngineError> for ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// In OpenAI's shape. The error goes along, for whoever gives it another.
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.body())).into_response();
         let header = match self.status {
@@ -182,6 +231,7 @@ impl IntoResponse for ApiError {
             let value = HeaderValue::from_static(value);
             response.headers_mut().insert(name, value);
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

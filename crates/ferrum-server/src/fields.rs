@@ -51,8 +51,15 @@ impl Fields {
         format!("{}{field}", self.path)
     }
 
+    /// A copy of a field that is still to be taken; null without one.
+    pub(crate) fn peek(&self, field: &str) -> Value {
+        self.map.get(field).cloned().unwrap_or_default()
+    }
+
     /// A field as it is.
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
+        #[cfg(test)]
+        note::taken(&self.name(field), "any".into());
         self.map
             .shift_remove(field)
             .filter(|value| !value.is_null())
@@ -68,7 +75,10 @@ impl Fields {
     }
 
     pub(crate) fn text(&mut self, field: &str) -> Result<Option<String>> {
-        match self.take(field) {
+        let found = self.take(field);
+        #[cfg(test)]
+        note::taken(&self.name(field), "string".into());
+        match found {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(wrong(&self.name(field), &other, "a string")),
@@ -84,7 +94,10 @@ impl Fields {
     }
 
     pub(crate) fn boolean(&mut self, field: &str) -> Result<Option<bool>> {
-        match self.take(field) {
+        let found = self.take(field);
+        #[cfg(test)]
+        note::taken(&self.name(field), "boolean".into());
+        match found {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(wrong(&self.name(field), &other, "true or false")),
@@ -115,7 +128,10 @@ impl Fields {
 
     pub(crate) fn int(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>> {
         let name = self.name(field);
-        self.take(field).map(|v| int(&name, &v, range)).transpose()
+        let found = self.take(field);
+        #[cfg(test)]
+        note::taken(&name, note::int(&range));
+        found.map(|v| int(&name, &v, range)).transpose()
     }
 
     pub(crate) fn count(
@@ -135,9 +151,10 @@ impl Fields {
         range: RangeInclusive<f32>,
     ) -> Result<Option<f32>> {
         let name = self.name(field);
-        self.take(field)
-            .map(|v| number(&name, &v, range))
-            .transpose()
+        let found = self.take(field);
+        #[cfg(test)]
+        note::taken(&name, note::number(&range));
+        found.map(|v| number(&name, &v, range)).transpose()
     }
 
     /// A field that is accepted only where it asks for nothing that this server lacks.
@@ -196,9 +213,17 @@ pub(crate) fn number(name: &str, value: &Value, range: RangeInclusive<f32>) -> R
         (f32::MIN_POSITIVE, high) => format!("a number above 0, {high} at most"),
         (low, high) => format!("a number from {low} to {high}"),
     };
-    match value.as_f64().map(|x| x as f32) {
-        Some(x) if range.contains(&x) => Ok(x),
-        _ => Err(wrong(name, value, &expected)),
+    // What is above 0, if ever so little, is above 0 as f32, too.
+    let floor = if low == f32::MIN_POSITIVE {
+        0.0
+    } else {
+        f64::from(low)
+    };
+    let above = |x: &f64| *x > floor || low != f32::MIN_POSITIVE && *x == floor;
+    let within = |x: &f64| above(x) && *x <= f64::from(high);
+    match value.as_f64().filter(within) {
+        Some(x) => Ok((x as f32).clamp(low, high)),
+        None => Err(wrong(name, value, &expected)),
     }
 }
 
@@ -212,5 +237,62 @@ fn kind(value: &Value) -> String {
         Value::String(_) => "a string".into(),
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),
+    }
+}
+
+/// Notes which fields are taken and what is expected of them, for whoever describes them elsewhere.
+#[cfg(test)]
+pub(crate) mod note {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::ops::RangeInclusive;
+
+    thread_local! {
+        static TAKEN: RefCell<BTreeMap<String, String>> = RefCell::default();
+    }
+
+    /// The fields that `act` takes, with what is expected of each.
+    pub(crate) fn during(act: impl FnOnce()) -> BTreeMap<String, String> {
+        TAKEN.take();
+        act();
+        TAKEN.take()
+    }
+
+    pub(super) fn taken(name: &str, expected: String) {
+        let digits = |c: char| c.is_ascii_digit();
+        let parts = name.split('[').map(|part| part.trim_start_matches(digits));
+        let name = parts.collect::<Vec<_>>().join("[");
+        TAKEN.with_borrow_mut(|taken| {
+            let known = taken.entry(name).or_insert_with(|| expected.clone());
+            if expected != "any" {
+                *known = expected;
+            }
+        });
+    }
+
+    pub(super) fn int(range: &RangeInclusive<i64>) -> String {
+        let (low, high) = (*range.start(), *range.end());
+        bounds(
+            "integer",
+            low as f64,
+            (high < i64::MAX).then_some(high as f64),
+        )
+    }
+
+    pub(super) fn number(range: &RangeInclusive<f32>) -> String {
+        let (low, high) = (*range.start(), *range.end());
+        let low = if low == f32::MIN_POSITIVE { 0.0 } else { low };
+        bounds(
+            "number",
+            low.into(),
+            (high < f32::MAX).then_some(high.into()),
+        )
+    }
+
+    pub(crate) fn bounds(kind: &str, low: f64, high: Option<f64>) -> String {
+        match high {
+            Some(high) => format!("{kind} {low} to {high}"),
+            None => format!("{kind} from {low}"),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The HTTP server: OpenAI's routes over one engine.
+//! The HTTP server: OpenAI's and Anthropic's routes over one engine.
 //!
 //! This room knows HTTP, JSON and the shapes that clients expect. It has a tokenizer and a template to
 //! turn requests into tokens, and an [`EngineHandle`](ferrum_engine::EngineHandle) to hand them to; of
@@ -22,6 +22,7 @@ mod fields;
 mod logprobs;
 mod metrics;
 mod model;
+mod openapi;
 mod otlp;
 mod output;
 mod page;
@@ -30,6 +31,7 @@ mod sampling;
 mod serve;
 mod speech;
 mod sse;
+mod store;
 mod structured;
 mod tls;
 mod trace;

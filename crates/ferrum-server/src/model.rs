@@ -3,6 +3,7 @@
 use crate::adapters::Adapters;
 use crate::error::ApiError;
 use crate::output::CallFormat;
+use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
@@ -31,6 +32,11 @@ pub struct ServedModel {
     pub vocab_size: usize,
     /// Tokens at which an answer ends.
     pub stop_tokens: Vec<TokenId>,
+    /// How states of a text become its embedding; `None` where the model's files ask for a way that is
+    /// not known here.
+    pub pooling: Option<Pooling>,
+    /// Elements of an embedding.
+    pub hidden_size: usize,
     /// What holds where a request says nothing: what the model recommends, and neutral values.
     pub sampling: SamplingParams,
 }

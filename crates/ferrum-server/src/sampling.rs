@@ -31,53 +31,87 @@ pub(crate) struct Wanted {
     pub(crate) grammar: Option<Constraint>,
     /// Special tokens whose text is needed.
     pub(crate) shown_tokens: Vec<TokenId>,
+    pub(crate) place: Place,
+}
+
+/// Where a request stands among others.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
     priority: i8,
     tenant: Option<String>,
 }
 
-impl Wanted {
-    /// Takes the fields that all routes have, `max_tokens` apart.
-    pub(crate) fn read(fields: &mut Fields, model: &Model, config: &ServerConfig) -> Result<Self> {
-        let named = model.find(fields.text("model")?.as_deref())?;
-        let n = fields.count("n", 1..=config.max_choices)?.unwrap_or(1);
-        let stream = fields.boolean("stream")?.unwrap_or(false);
-        let include_usage = stream_options(fields, stream)?;
-        let generation = Generation {
-            sampling: sampling(fields, model)?,
-            max_tokens: 0,
-            stop: stop(fields)?,
-            stop_tokens: stop_tokens(fields, model)?,
-        };
+impl Place {
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
         let priority = i64::from(i8::MIN)..=i64::from(i8::MAX);
-        let wanted = Self {
-            model: named,
-            generation,
-            n,
-            stream,
-            include_usage,
-            structured: structured::read(fields)?,
-            grammar: None,
-            shown_tokens: Vec::new(),
+        Ok(Self {
             // The range is that of the type.
             priority: fields.int("priority", priority)?.unwrap_or(0) as i8,
             tenant: fields.text("cache_salt")?,
-        };
+        })
+    }
+
+    /// A request to the engine.
+    pub(crate) fn request(
+        &self,
+        prompt: Vec<TokenId>,
+        generation: Generation,
+        config: &ServerConfig,
+    ) -> Request {
+        Request {
+            priority: self.priority,
+            tenant: self.tenant.clone(),
+            timeout: Some(config.request_timeout),
+            ..Request::new(prompt, generation)
+        }
+    }
+}
+
+impl Wanted {
+    /// Takes the fields that OpenAI's older routes have, `max_tokens` apart.
+    pub(crate) fn read(fields: &mut Fields, model: &Model, config: &ServerConfig) -> Result<Self> {
+        let mut wanted = Self::one(fields, model)?;
+        wanted.n = fields.count("n", 1..=config.max_choices)?.unwrap_or(1);
+        wanted.include_usage = stream_options(fields, wanted.stream)?;
+        wanted.generation.stop = stop(fields)?;
         ignored(fields)?;
+        fields.harmless("store", is_false, "false")?;
+        wanted.structured = structured::read(fields)?;
         Ok(wanted)
+    }
+
+    /// Takes the fields that all routes have, for one answer.
+    pub(crate) fn one(fields: &mut Fields, model: &Model) -> Result<Self> {
+        let named = model.find(fields.text("model")?.as_deref())?;
+        let generation = Generation {
+            sampling: sampling(fields, model)?,
+            max_tokens: 0,
+            stop: Vec::new(),
+            stop_tokens: stop_tokens(fields, model)?,
+        };
+        Ok(Self {
+            model: named,
+            generation,
+            n: 1,
+            stream: fields.boolean("stream")?.unwrap_or(false),
+            include_usage: false,
+            structured: None,
+            grammar: None,
+            shown_tokens: Vec::new(),
+            place: Place::read(fields)?,
+        })
     }
 
     /// The request to the engine for one prompt.
     pub(crate) fn request(&self, prompt: Vec<TokenId>, config: &ServerConfig) -> Request {
+        let generation = self.generation.clone();
         Request {
             n: self.n,
-            priority: self.priority,
-            tenant: self.tenant.clone(),
             adapter: self.model.adapter,
             draft_tokens: config.lookup_tokens,
-            timeout: Some(config.request_timeout),
             grammar: self.grammar.clone(),
             shown_tokens: self.shown_tokens.clone(),
-            ..Request::new(prompt, self.generation.clone())
+            ..self.place.request(prompt, generation, config)
         }
     }
 }
@@ -100,12 +134,11 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool> {
 
 /// Fields that name who asks and why, which change no answer; and those that do, where they ask for
 /// what happens anyway.
-fn ignored(fields: &mut Fields) -> Result<()> {
+pub(crate) fn ignored(fields: &mut Fields) -> Result<()> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.text(name)?;
     }
     fields.object("metadata")?;
-    fields.harmless("store", is_false, "false")?;
     let tier = |v: &Value| v == "auto" || v == "default";
     fields.harmless("service_tier", tier, "\"auto\"")?;
     fields.harmless("skip_special_tokens", |v| v == true, "true")?;
@@ -115,7 +148,7 @@ fn ignored(fields: &mut Fields) -> Result<()> {
     fields.harmless("min_tokens", |v| v == 0, "0")
 }
 
-fn is_false(value: &Value) -> bool {
+pub(crate) fn is_false(value: &Value) -> bool {
     value == false
 }
 
@@ -146,27 +179,32 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         Some(Value::Array(values)) => values,
         Some(value) => vec![value],
     };
+    stop_strings("stop", values)
+}
+
+/// The strings at which an answer ends, given in the field `name`.
+pub(crate) fn stop_strings(name: &str, values: Vec<Value>) -> Result<Vec<String>> {
     if values.len() > MAX_STOPS {
         let reason = format!(
             "found {} strings, expected at most {MAX_STOPS}",
             values.len()
         );
-        return Err(ApiError::invalid("stop", reason));
+        return Err(ApiError::invalid(name, reason));
     }
     let text = |value: Value| match value {
         Value::String(text) if text.is_empty() => {
-            Err(ApiError::invalid("stop", "found an empty string"))
+            Err(ApiError::invalid(name, "found an empty string"))
         }
         Value::String(text) if text.len() > MAX_STOP_BYTES => {
             let reason = format!(
                 "found {} bytes, expected at most {MAX_STOP_BYTES}",
                 text.len()
             );
-            Err(ApiError::invalid("stop", reason))
+            Err(ApiError::invalid(name, reason))
         }
         Value::String(text) => Ok(text),
         other => Err(fields::wrong(
-            "stop",
+            name,
             &other,
             "a string or an array of strings",
         )),

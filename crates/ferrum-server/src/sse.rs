@@ -1,6 +1,7 @@
 //! Answers as server-sent events, each sent when it is there.
 
 use crate::answers::{Answers, Next};
+use crate::error::ApiError;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use axum::response::Response;
@@ -15,16 +16,42 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 /// How often a comment is sent while there is nothing to say, for proxies that end silent connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// How chunks are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Events {
+    /// As data alone, and at the end `[DONE]`.
+    Plain,
+    /// Each with its `type` as the event's name; the last says itself that it is the last.
+    Named,
+}
+
 /// Gives answers the shape of a route's chunks.
 pub(crate) trait Chunks: Send + Unpin + 'static {
+    /// How they are written.
+    const EVENTS: Events;
+
+    /// The chunks before anything has come.
+    fn begin(&mut self, _out: &mut Vec<Value>) {}
+
     /// The chunks for what came; of `Next::Done`, those at the end.
     fn chunks(&mut self, next: Next, out: &mut Vec<Value>);
+
+    /// The chunks at the end of an answer that failed.
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<Value>) {
+        out.push(error.body());
+    }
+
+    /// What is sent while there is nothing to say; without it, a comment is.
+    fn keep_alive(&self) -> Option<Value> {
+        None
+    }
 }
 
 struct EventBody<C> {
     answers: Answers,
     shape: C,
     keep_alive: Interval,
+    begun: bool,
     ended: bool,
 }
 
@@ -35,23 +62,32 @@ impl<C: Chunks> EventBody<C> {
         match next {
             Next::Failed(error) => {
                 self.ended = true;
-                chunks.push(error.body());
+                self.shape.failed(&error, &mut chunks);
             }
             next => {
                 self.ended = matches!(next, Next::Done(_));
                 self.shape.chunks(next, &mut chunks);
             }
         }
-        let mut text = String::new();
-        for chunk in chunks {
-            // JSON has no line breaks outside of strings, and inside they are escaped.
-            text.push_str(&format!("data: {chunk}\n\n"));
-        }
-        if self.ended {
+        let mut text = written::<C>(&chunks);
+        if self.ended && C::EVENTS == Events::Plain {
             text.push_str("data: [DONE]\n\n");
         }
         text
     }
+}
+
+/// Chunks as events.
+fn written<C: Chunks>(chunks: &[Value]) -> String {
+    let mut text = String::new();
+    for chunk in chunks {
+        if let (Events::Named, Some(name)) = (C::EVENTS, chunk["type"].as_str()) {
+            text.push_str(&format!("event: {name}\n"));
+        }
+        // JSON has no line breaks outside of strings, and inside they are escaped.
+        text.push_str(&format!("data: {chunk}\n\n"));
+    }
+    text
 }
 
 impl<C: Chunks> hyper::body::Body for EventBody<C> {
@@ -66,6 +102,14 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
         if this.ended {
             return Poll::Ready(None);
         }
+        if !std::mem::replace(&mut this.begun, true) {
+            let mut chunks = Vec::new();
+            this.shape.begin(&mut chunks);
+            if !chunks.is_empty() {
+                let text = written::<C>(&chunks);
+                return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+            }
+        }
         while let Poll::Ready(next) = this.answers.poll_next(cx) {
             let Some(next) = next else {
                 this.ended = true;
@@ -78,8 +122,11 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
             }
         }
         if this.keep_alive.poll_tick(cx).is_ready() {
-            let comment = Bytes::from_static(b": keep-alive\n\n");
-            return Poll::Ready(Some(Ok(Frame::data(comment))));
+            let text = match this.shape.keep_alive() {
+                Some(chunk) => written::<C>(&[chunk]).into(),
+                None => Bytes::from_static(b": keep-alive\n\n"),
+            };
+            return Poll::Ready(Some(Ok(Frame::data(text))));
         }
         Poll::Pending
     }
@@ -99,6 +146,7 @@ pub(crate) fn response(answers: Answers, shape: impl Chunks) -> Response {
         answers,
         shape,
         keep_alive,
+        begun: false,
         ended: false,
     };
     let mut response = Response::new(Body::new(body));

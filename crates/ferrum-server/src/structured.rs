@@ -42,10 +42,20 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Structured>> {
 }
 
 fn response_format(fields: &mut Fields) -> Result<Option<Structured>> {
-    let Some(format) = fields.take("response_format") else {
+    read_format(fields, "response_format", false)
+}
+
+/// The `format` of `text` in requests for responses, whose schema has no object of its own.
+pub(crate) fn text_format(text: &mut Fields) -> Result<Option<Structured>> {
+    read_format(text, "format", true)
+}
+
+fn read_format(fields: &mut Fields, name: &str, flat: bool) -> Result<Option<Structured>> {
+    let Some(format) = fields.take(name) else {
         return Ok(None);
     };
-    let mut format = Fields::of(format, "response_format")?;
+    let path = fields.name(name);
+    let mut format = Fields::of(format, &path)?;
     let kind = format.need("type")?;
     let wanted = match kind.as_str() {
         Some("text") => None,
@@ -55,23 +65,31 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structured>> {
                 Some(schema) => json_schema(schema, false),
                 None => Grammar::json_object(),
             },
-            param: "response_format".into(),
+            param: path,
         }),
         Some("json_schema") => {
-            let inner = format.need("json_schema")?;
-            let mut inner = Fields::of(inner, "response_format.json_schema")?;
+            let mut nested = match flat {
+                true => None,
+                false => {
+                    let path = format.name("json_schema");
+                    Some(Fields::of(format.need("json_schema")?, &path)?)
+                }
+            };
+            let inner = nested.as_mut().unwrap_or(&mut format);
             inner.text("name")?;
             inner.text("description")?;
             let strict = inner.boolean("strict")?.unwrap_or(false);
             let schema = inner.need("schema")?;
             let param = inner.name("schema");
-            inner.finish()?;
+            if let Some(nested) = nested {
+                nested.finish()?;
+            }
             let grammar = json_schema(schema, strict);
             Some(Structured { grammar, param })
         }
         _ => {
             let expected = "\"text\", \"json_object\" or \"json_schema\"";
-            return Err(fields::wrong("response_format.type", &kind, expected));
+            return Err(fields::wrong(&format.name("type"), &kind, expected));
         }
     };
     format.finish()?;

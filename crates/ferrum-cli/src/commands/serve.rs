@@ -4,10 +4,12 @@ use super::run;
 use crate::args::{HubArgs, ServeArgs};
 use crate::failure::{Failure, Outcome};
 use crate::{hub, open, ui};
+use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
     BackendDispatch, DraftRunner, Engine, EngineConfig, KvDtype, Runners, SamplingParams,
 };
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_formats::{HfConfig, ModelSource};
 use ferrum_models::{KvLayout, Model, RunnerConfig};
 use ferrum_server::{ServedModel, Server, ServerConfig, Tls, stop_signal};
 use ferrum_types::TokenId;
@@ -166,6 +168,8 @@ fn start(args: &ServeArgs) -> Outcome<(Engine, ServedModel)> {
         call_format: args.tool_call_parser,
         context,
         vocab_size: model.spec.vocab_size,
+        pooling: pooling(&model)?,
+        hidden_size: model.spec.hidden_size,
         stop_tokens: run::stop_tokens(&model, &tokenizer),
         sampling,
         tokenizer,
@@ -231,6 +235,42 @@ fn sampling(model: &Model) -> Outcome<SamplingParams> {
         min_p: advice.min_p.unwrap_or(0.0),
         repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
         ..SamplingParams::default()
+    })
+}
+
+/// How the model's files say that the states of a text become its embedding; by the last token where they
+/// say nothing. `None` for ways that are not known here.
+fn pooling(model: &Model) -> Outcome<Option<Pooling>> {
+    let folder = match &model.source {
+        ModelSource::Gguf(gguf) => {
+            let key = format!("{}.pooling_type", gguf.architecture()?);
+            return Ok(match gguf.u32(&key)? {
+                None | Some(3) => Some(Pooling::Last),
+                Some(1) => Some(Pooling::Mean),
+                Some(_) => None,
+            });
+        }
+        ModelSource::Hf(folder) => &folder.dir,
+    };
+    // As the package sentence-transformers has it.
+    let path = folder.join("1_Pooling/config.json");
+    if !path.exists() {
+        return Ok(Some(Pooling::Last));
+    }
+    if folder.join("2_Dense").exists() {
+        return Ok(None);
+    }
+    let config = HfConfig::open(path)?;
+    let mut modes = Vec::new();
+    for mode in config.keys().filter(|key| key.starts_with("pooling_mode_")) {
+        if config.bool(mode)? == Some(true) {
+            modes.push(mode);
+        }
+    }
+    Ok(match modes[..] {
+        ["pooling_mode_mean_tokens"] => Some(Pooling::Mean),
+        ["pooling_mode_lasttoken"] => Some(Pooling::Last),
+        _ => None,
     })
 }
 

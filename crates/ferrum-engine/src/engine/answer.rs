@@ -74,11 +74,17 @@ impl<'t> AnswerText<'t> {
 pub(super) struct Ending {
     pub(super) reason: FinishReason,
     pub(super) stop: Option<StopMatch>,
+    /// Of the stop token.
+    pub(super) logprobs: Option<Logprobs>,
 }
 
 impl From<FinishReason> for Ending {
     fn from(reason: FinishReason) -> Self {
-        Self { reason, stop: None }
+        Self {
+            reason,
+            stop: None,
+            logprobs: None,
+        }
     }
 }
 
@@ -132,8 +138,8 @@ impl Answer<'_> {
     pub(super) fn ending(&self, has_room: bool) -> Option<Ending> {
         if let Some(stop) = self.stops.matched() {
             return Some(Ending {
-                reason: FinishReason::Stop,
                 stop: Some(StopMatch::Text(stop.into())),
+                ..FinishReason::Stop.into()
             });
         }
         if self.whole {

@@ -167,6 +167,8 @@ pub enum Event {
         reason: FinishReason,
         /// What was met, for [`FinishReason::Stop`].
         stop: Option<StopMatch>,
+        /// Those of the stop token that was met, if they were asked for.
+        logprobs: Option<Logprobs>,
     },
     /// All choices have ended.
     Done(Usage),

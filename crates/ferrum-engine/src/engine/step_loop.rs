@@ -525,9 +525,12 @@ impl<'a> StepLoop<'a> {
             return;
         };
         if open.stop_tokens.contains(&token) {
-            let stop = Some(StopMatch::Token(token));
-            let reason = FinishReason::Stop;
-            return self.finish(id, Ending { reason, stop });
+            let ending = Ending {
+                stop: Some(StopMatch::Token(token)),
+                logprobs,
+                ..FinishReason::Stop.into()
+            };
+            return self.finish(id, ending);
         }
         let text = match answer.push(token) {
             Ok(text) => text,
@@ -572,6 +575,7 @@ impl<'a> StepLoop<'a> {
             text: answer.rest(),
             reason: ending.reason,
             stop: ending.stop,
+            logprobs: ending.logprobs,
         });
         open.seqs.retain(|&seq| seq != id);
         if open.seqs.is_empty() {

@@ -111,6 +111,7 @@ fn take(answered: &mut Answered, event: Event) {
             text,
             reason,
             stop,
+            ..
         } => {
             let choice = at(&mut answered.choices, choice);
             choice.text.push_str(&text);

@@ -12,7 +12,7 @@ use crate::model::{Model, unix_time};
 use crate::output::{CallFormat, Delta};
 use crate::sampling::{self, Wanted};
 use crate::speech::{End, Part, Speech};
-use crate::sse::{self, Chunks};
+use crate::sse::{self, Chunks, Events};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 #[derive(Debug)]
-struct Job {
+pub(super) struct Job {
     wanted: Wanted,
     prompt: ChatPrompt,
     logprobs: Option<usize>,
@@ -34,8 +34,9 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let mut job = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
-    let logprobs = job.logprobs;
-    let mut answers = app.submit(&job.wanted, [prompt], |request| request.logprobs = logprobs)?;
+    let mut asked = job.wanted.request(prompt, &app.config);
+    asked.logprobs = job.logprobs;
+    let mut answers = app.submit("messages", job.wanted.n, [asked])?;
     let mut chat = Chat::new(&app, &job, answers.count());
     if job.wanted.stream {
         let shape = ChatChunks {
@@ -47,7 +48,7 @@ pub(crate) async fn chat(
     gather(&mut answers, &mut chat).await
 }
 
-fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let (model, config) = (&app.model, &app.config);
     let mut wanted = Wanted::read(&mut fields, model, config)?;
     let names = ["max_completion_tokens", "max_tokens"];
@@ -63,7 +64,7 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
     fields.finish()?;
     Ok(Job {
-        prompt: conversation.prompt(model, &choice, parallel, &mut wanted)?,
+        prompt: conversation.prompt(model, &choice, parallel, Some(&mut wanted))?,
         wanted,
         logprobs,
     })
@@ -100,12 +101,7 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
             choice.finish()?;
             let name = function.text("name")?.unwrap_or_default();
             function.finish()?;
-            let mut known = tools.and_then(Value::as_array).into_iter().flatten();
-            if !known.any(|tool| tool["function"]["name"] == *name) {
-                let reason = format!("there is no tool {name:?} in tools");
-                return Err(ApiError::invalid("tool_choice.function.name", reason));
-            }
-            ToolChoice::Named(name)
+            ToolChoice::named("tool_choice.function.name", name, tools)?
         }
     };
     match tools {
@@ -219,7 +215,7 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
         match next {
             Next::Failed(error) => return Err(error),
             Next::Done(total) => usage = total,
-            Next::Prompt(..) => {}
+            Next::Prompt(..) | Next::Embedding(..) => {}
             Next::Piece(piece) => {
                 let message = &mut messages[piece.index];
                 message.add(chat.speech.part(piece), &chat.model);
@@ -271,6 +267,8 @@ impl ChatChunks {
 }
 
 impl Chunks for ChatChunks {
+    const EVENTS: Events = Events::Plain;
+
     fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
         let piece = match next {
             Next::Piece(piece) => piece,
@@ -279,7 +277,7 @@ impl Chunks for ChatChunks {
                 chunk["usage"] = usage_json(&usage);
                 return out.push(chunk);
             }
-            Next::Done(_) | Next::Prompt(..) | Next::Failed(_) => return,
+            Next::Done(_) | Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => return,
         };
         let index = piece.index;
         let part = self.chat.speech.part(piece);

@@ -7,7 +7,7 @@ use crate::fields::{self, Fields};
 use crate::logprobs::TextLogprobs;
 use crate::model::{Model, unix_time};
 use crate::sampling::{self, Wanted};
-use crate::sse::{self, Chunks};
+use crate::sse::{self, Chunks, Events};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -24,14 +24,14 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// A prompt in both its forms.
 #[derive(Debug)]
-struct Prompt {
-    tokens: Vec<TokenId>,
+pub(super) struct Prompt {
+    pub(super) tokens: Vec<TokenId>,
     /// If it was given as text.
     text: Option<String>,
 }
 
 #[derive(Debug)]
-struct Job {
+pub(super) struct Job {
     wanted: Wanted,
     prompts: Vec<Prompt>,
     echo: bool,
@@ -44,12 +44,12 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let job = app.read(request, read).await?;
-    let prompts = job.prompts.iter().map(|prompt| prompt.tokens.clone());
-    let (logprobs, echo) = (job.logprobs, job.echo);
-    let mut answers = app.submit(&job.wanted, prompts, |request| {
-        request.logprobs = logprobs;
-        request.prompt_logprobs = logprobs.filter(|_| echo);
-    })?;
+    let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
+        logprobs: job.logprobs,
+        prompt_logprobs: job.logprobs.filter(|_| job.echo),
+        ..job.wanted.request(prompt.tokens.clone(), &app.config)
+    });
+    let mut answers = app.submit("prompt", job.wanted.n, asked)?;
     let (stream, include_usage) = (job.wanted.stream, job.wanted.include_usage);
     let mut text = Completion::new(&app, job, answers.count());
     if stream {
@@ -94,7 +94,7 @@ pub(super) fn usage_json(usage: &Usage) -> Value {
     })
 }
 
-fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let (model, config) = (&app.model, &app.config);
     let mut wanted = Wanted::read(&mut fields, model, config)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
@@ -108,7 +108,7 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     }
     let prompt = fields.need("prompt")?;
     fields.finish()?;
-    let prompts = read_prompts(model, prompt, config.max_prompts)?;
+    let prompts = read_prompts(model, "prompt", prompt, config.max_prompts)?;
     let answers = prompts.len().saturating_mul(wanted.n);
     if answers > config.max_choices {
         let most = config.max_choices;
@@ -123,22 +123,27 @@ fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     })
 }
 
-/// A text, texts, tokens, or lists of tokens.
-fn read_prompts(model: &Model, prompt: Value, most: usize) -> Result<Vec<Prompt>, ApiError> {
+/// A text, texts, tokens, or lists of tokens: at most `most` of them.
+pub(super) fn read_prompts(
+    model: &Model,
+    param: &str,
+    prompt: Value,
+    most: usize,
+) -> Result<Vec<Prompt>, ApiError> {
     let values = match prompt {
         Value::Array(values) if values.first().is_some_and(Value::is_number) => {
-            return Ok(vec![read_tokens(model, &values, "prompt")?]);
+            return Ok(vec![read_tokens(model, &values, param)?]);
         }
         Value::Array(values) => values,
-        value => return Ok(vec![read_prompt(model, value, "prompt")?]),
+        value => return Ok(vec![read_prompt(model, value, param)?]),
     };
     if values.is_empty() || values.len() > most {
         let found = values.len();
         let reason = format!("found {found} prompts, expected 1 to {most}");
-        return Err(ApiError::invalid("prompt", reason));
+        return Err(ApiError::invalid(param, reason));
     }
     let values = values.into_iter().enumerate();
-    let read = values.map(|(i, value)| read_prompt(model, value, &format!("prompt[{i}]")));
+    let read = values.map(|(i, value)| read_prompt(model, value, &format!("{param}[{i}]")));
     read.collect()
 }
 
@@ -237,7 +242,7 @@ impl Completion {
                 return None;
             }
             Next::Piece(piece) => piece,
-            Next::Done(_) | Next::Failed(_) => return None,
+            Next::Embedding(..) | Next::Done(_) | Next::Failed(_) => return None,
         };
         let Piece {
             index,
@@ -307,6 +312,8 @@ struct TextChunks {
 }
 
 impl Chunks for TextChunks {
+    const EVENTS: Events = Events::Plain;
+
     fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
         if let Next::Done(usage) = next {
             if self.include_usage {

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// Most messages of a conversation, parts of a message, and tools.
-const MAX_MESSAGES: usize = 4096;
-const MAX_PARTS: usize = 1024;
-const MAX_TOOLS: usize = 128;
+pub(crate) const MAX_MESSAGES: usize = 4096;
+pub(crate) const MAX_PARTS: usize = 1024;
+pub(crate) const MAX_TOOLS: usize = 128;
 
 /// Takes `messages`, if they are there, and then `tools` and `chat_template_kwargs`.
 pub(super) fn read(fields: &mut Fields) -> Result<Option<Conversation>> {
@@ -23,6 +23,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Option<Conversation>> {
         messages,
         tools,
         extra,
+        prefill: String::new(),
     }))
 }
 
@@ -51,8 +52,14 @@ fn read_tool(tool: Value, i: usize) -> Result<Value> {
     let mut tool = Fields::of(tool, &format!("tools[{i}]"))?;
     need_function(&mut tool)?;
     let path = tool.name("function");
-    let mut function = Fields::of(tool.need("function")?, &path)?;
+    let function = Fields::of(tool.need("function")?, &path)?;
     tool.finish()?;
+    read_function(function, "parameters")
+}
+
+/// A function that may be called, as templates read it. `schema` is the field with that of its
+/// arguments.
+pub(super) fn read_function(mut function: Fields, schema: &str) -> Result<Value> {
     let mut out = Map::new();
     let name = function.need("name")?;
     check_name(&function.name("name"), &name)?;
@@ -60,7 +67,7 @@ fn read_tool(tool: Value, i: usize) -> Result<Value> {
     if let Some(text) = function.text("description")? {
         out.insert("description".into(), text.into());
     }
-    if let Some(schema) = function.object("parameters")? {
+    if let Some(schema) = function.object(schema)? {
         out.insert("parameters".into(), schema.into());
     }
     if function.boolean("strict")?.unwrap_or(false) {
@@ -71,7 +78,7 @@ fn read_tool(tool: Value, i: usize) -> Result<Value> {
 }
 
 /// A function's name: what OpenAI allows, and dots.
-fn check_name(param: &str, name: &Value) -> Result<()> {
+pub(super) fn check_name(param: &str, name: &Value) -> Result<()> {
     let fine = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     match name.as_str() {
         Some(text) if (1..=64).contains(&text.len()) && text.chars().all(fine) => Ok(()),
@@ -82,7 +89,7 @@ fn check_name(param: &str, name: &Value) -> Result<()> {
     }
 }
 
-fn need_function(fields: &mut Fields) -> Result<()> {
+pub(super) fn need_function(fields: &mut Fields) -> Result<()> {
     let name = fields.name("type");
     match fields.take("type") {
         Some(Value::String(kind)) if kind == "function" => Ok(()),
@@ -202,21 +209,27 @@ fn read_call(call: Value, path: &str) -> Result<Value> {
     call.finish()?;
     let name = function.need("name")?;
     check_name(&function.name("name"), &name)?;
-    let param = function.name("arguments");
-    let arguments = match function.take("arguments") {
-        None => json!({}),
-        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        Some(Value::String(text)) => serde_json::from_str(&text)
-            .map_err(|e| ApiError::invalid(&param, format!("not JSON: {e}")))?,
-        Some(other) => other,
-    };
-    if !arguments.is_object() {
-        return Err(fields::wrong(&param, &arguments, "an object as JSON text"));
-    }
+    let arguments = read_arguments(&mut function)?;
     function.finish()?;
     let mut out = json!({"type": "function", "function": {"name": name, "arguments": arguments}});
     if let Some(id) = id {
         out["id"] = id.into();
     }
     Ok(out)
+}
+
+/// Takes `arguments`: an object as JSON text.
+pub(super) fn read_arguments(call: &mut Fields) -> Result<Value> {
+    let param = call.name("arguments");
+    let arguments = match call.take("arguments") {
+        None => json!({}),
+        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
+        Some(Value::String(text)) => serde_json::from_str(&text)
+            .map_err(|e| ApiError::invalid(&param, format!("not JSON: {e}")))?,
+        Some(other) => other,
+    };
+    match arguments.is_object() {
+        true => Ok(arguments),
+        false => Err(fields::wrong(&param, &arguments, "an object as JSON text")),
+    }
 }

@@ -1,16 +1,20 @@
 //! One file for each group of routes.
 
 mod adapters;
+mod anthropic;
 mod chat;
 mod completions;
+mod embeddings;
 mod messages;
+mod responses;
 mod status;
 mod tokens;
 
+pub(crate) use messages::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
+
 use crate::app::App;
-use crate::page;
-use axum::Router;
-use axum::routing::{get, post};
+use crate::{openapi, page};
+use axum::routing::{MethodRouter, get, post};
 use std::sync::Arc;
 
 /// The one route that needs no key.
@@ -19,20 +23,56 @@ pub(crate) const HEALTH: &str = "/health";
 /// The chat page, which asks for a key itself.
 pub(crate) const PAGE: &str = "/";
 
+const MESSAGES: &str = "/v1/messages";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+
+/// Whether errors of a route have Anthropic's shape.
+pub(crate) fn is_anthropic(route: &str) -> bool {
+    [MESSAGES, COUNT_TOKENS].contains(&route)
+}
+
 /// Every route.
-pub(crate) fn all() -> Router<Arc<App>> {
-    Router::new()
-        .route(HEALTH, get(status::health))
-        .route(PAGE, get(page::page))
-        .route("/ready", get(status::ready))
-        .route("/metrics", get(status::metrics))
-        .route("/v1/models", get(status::models))
+pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
+    let response = get(responses::retrieve).delete(responses::delete);
+    vec![
+        (HEALTH, get(status::health)),
+        (PAGE, get(page::page)),
+        ("/ready", get(status::ready)),
+        ("/metrics", get(status::metrics)),
+        ("/openapi.json", get(openapi::openapi)),
+        ("/v1/models", get(status::models)),
         // The name of a model may have slashes.
-        .route("/v1/models/{*name}", get(status::model))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/load_lora_adapter", post(adapters::load))
-        .route("/v1/unload_lora_adapter", post(adapters::unload))
+        ("/v1/models/{*name}", get(status::model)),
+        ("/tokenize", post(tokens::tokenize)),
+        ("/detokenize", post(tokens::detokenize)),
+        ("/v1/completions", post(completions::completions)),
+        ("/v1/chat/completions", post(chat::chat)),
+        ("/v1/embeddings", post(embeddings::embeddings)),
+        ("/v1/responses", post(responses::create)),
+        ("/v1/responses/{id}", response),
+        ("/v1/load_lora_adapter", post(adapters::load)),
+        ("/v1/unload_lora_adapter", post(adapters::unload)),
+        (MESSAGES, post(anthropic::messages)),
+        (COUNT_TOKENS, post(anthropic::count_tokens)),
+    ]
+}
+
+/// Has a route read a request, to see which fields it takes.
+#[cfg(test)]
+pub(crate) fn read(
+    path: &str,
+    app: &App,
+    fields: crate::fields::Fields,
+) -> Result<(), crate::error::ApiError> {
+    match path {
+        "/tokenize" => tokens::read_tokenize(app, fields).map(drop),
+        "/detokenize" => tokens::read_detokenize(app, fields).map(drop),
+        "/v1/completions" => completions::read(app, fields).map(drop),
+        "/v1/chat/completions" => chat::read(app, fields).map(drop),
+        "/v1/embeddings" => embeddings::read(app, fields).map(drop),
+        "/v1/responses" => responses::read(app, fields).map(drop),
+        MESSAGES => anthropic::read(app, fields).map(drop),
+        COUNT_TOKENS => anthropic::read_count(app, fields).map(drop),
+        other => panic!("{other} reads no body"),
+    }
 }

@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::otlp::Exporter;
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -89,8 +90,9 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 /// A model by name.
 pub(crate) async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    path: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(name) = path?;
     let mut all = descriptions(&app).into_iter();
     let found = all.find(|one| one["id"] == name);
     found.map(Json).ok_or_else(|| app.model.unknown(&name))

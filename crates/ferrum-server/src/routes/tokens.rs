@@ -3,6 +3,7 @@
 use super::messages;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::sampling;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -16,56 +17,57 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.read(request, |app, mut fields| {
-        let model = &app.model;
-        model.find(fields.text("model")?.as_deref())?;
-        let add = fields.boolean("add_special_tokens")?;
-        let texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-        let begin = fields.boolean("add_generation_prompt")?;
-        let prompt = fields.text("prompt")?;
-        let tokens = match (prompt, messages::read(&mut fields)?) {
-            (Some(_), Some(_)) => {
-                let reason = "there is a prompt, too; expected one of them";
-                return Err(ApiError::invalid("messages", reason));
+    app.read(request, read_tokenize).await
+}
+
+pub(super) fn read_tokenize(app: &App, mut fields: Fields) -> Result<Json<Value>, ApiError> {
+    let model = &app.model;
+    model.find(fields.text("model")?.as_deref())?;
+    let add = fields.boolean("add_special_tokens")?;
+    let texts = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let begin = fields.boolean("add_generation_prompt")?;
+    let prompt = fields.text("prompt")?;
+    let tokens = match (prompt, messages::read(&mut fields)?) {
+        (Some(_), Some(_)) => {
+            let reason = "there is a prompt, too; expected one of them";
+            return Err(ApiError::invalid("messages", reason));
+        }
+        (None, None) => return Err(ApiError::invalid("prompt", "it is missing")),
+        (Some(text), None) => {
+            if begin.is_some() {
+                let reason = "only for messages";
+                return Err(ApiError::invalid("add_generation_prompt", reason));
             }
-            (None, None) => return Err(ApiError::invalid("prompt", "it is missing")),
-            (Some(text), None) => {
-                if begin.is_some() {
-                    let reason = "only for messages";
-                    return Err(ApiError::invalid("add_generation_prompt", reason));
-                }
-                let options = EncodeOptions {
-                    add_special: add.unwrap_or(true),
-                    parse_special: true,
-                };
-                fields.finish()?;
-                model.encode("prompt", &text, options)?
-            }
-            (None, Some(mut conversation)) => {
-                fields.finish()?;
-                // A template does not see what is said beside a function.
-                conversation.take_functions();
-                let input = ChatInput {
-                    add_generation_prompt: begin.unwrap_or(true),
-                    ..conversation.input()
-                };
-                let options = EncodeOptions {
-                    // The template has written what it wants around.
-                    add_special: add.unwrap_or(false),
-                    parse_special: true,
-                };
-                model.encode("messages", &model.render(&input)?, options)?
-            }
-        };
-        let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
-        Ok(Json(json!({
-            "count": tokens.len(),
-            "max_model_len": model.served.context,
-            "tokens": tokens,
-            "token_strs": texts.then(|| tokens.iter().map(text).collect::<Vec<_>>()),
-        })))
-    })
-    .await
+            let options = EncodeOptions {
+                add_special: add.unwrap_or(true),
+                parse_special: true,
+            };
+            fields.finish()?;
+            model.encode("prompt", &text, options)?
+        }
+        (None, Some(mut conversation)) => {
+            fields.finish()?;
+            // A template does not see what is said beside a function.
+            conversation.take_functions();
+            let input = ChatInput {
+                add_generation_prompt: begin.unwrap_or(true),
+                ..conversation.input()
+            };
+            let options = EncodeOptions {
+                // The template has written what it wants around.
+                add_special: add.unwrap_or(false),
+                parse_special: true,
+            };
+            model.encode("messages", &model.render(&input)?, options)?
+        }
+    };
+    let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
+    Ok(Json(json!({
+        "count": tokens.len(),
+        "max_model_len": model.served.context,
+        "tokens": tokens,
+        "token_strs": texts.then(|| tokens.iter().map(text).collect::<Vec<_>>()),
+    })))
 }
 
 /// Text of tokens, special ones included.
@@ -73,18 +75,19 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.read(request, |app, mut fields| {
-        let model = &app.model;
-        model.find(fields.text("model")?.as_deref())?;
-        let Some(tokens) = fields.list("tokens", usize::MAX)? else {
-            return Err(ApiError::invalid("tokens", "it is missing"));
-        };
-        fields.finish()?;
-        let token = |value| sampling::token(model, "tokens", value);
-        let tokens = tokens.iter().map(token).collect::<Result<Vec<_>, _>>()?;
-        Ok(Json(
-            json!({"prompt": model.served.tokenizer.decode(&tokens, false)}),
-        ))
-    })
-    .await
+    app.read(request, read_detokenize).await
+}
+
+pub(super) fn read_detokenize(app: &App, mut fields: Fields) -> Result<Json<Value>, ApiError> {
+    let model = &app.model;
+    model.find(fields.text("model")?.as_deref())?;
+    let Some(tokens) = fields.list("tokens", usize::MAX)? else {
+        return Err(ApiError::invalid("tokens", "it is missing"));
+    };
+    fields.finish()?;
+    let token = |value| sampling::token(model, "tokens", value);
+    let tokens = tokens.iter().map(token).collect::<Result<Vec<_>, _>>()?;
+    Ok(Json(
+        json!({"prompt": model.served.tokenizer.decode(&tokens, false)}),
+    ))
 }

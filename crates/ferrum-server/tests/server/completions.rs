@@ -111,6 +111,35 @@ fn echoes_with_log_probabilities_cover_prompt_and_answer() {
 }
 
 #[test]
+fn the_token_that_ends_an_answer_is_listed_and_not_said() {
+    let server = Running::demo();
+    let messages = json!([{"role": "user", "content": "What is 7 plus 5?"}]);
+    let prompt = server.ask("/tokenize", &json!({"messages": messages}));
+    let body = json!({"prompt": prompt["tokens"], "max_tokens": 40, "logprobs": 1});
+    let answer = server.ask(PATH, &body);
+    assert_eq!(text(&answer, 0), "7 plus 5 is 12.");
+    let tokens = answer["choices"][0]["logprobs"]["tokens"]
+        .as_array()
+        .unwrap();
+    assert_eq!(*tokens.last().unwrap(), "<|im_end|>");
+    let said = answer["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(tokens.len(), said + 1);
+    // Who scores a prompt and takes one token more finds one more, whatever it is.
+    let mut prompt = prompt["tokens"].as_array().unwrap().clone();
+    let answered = server.ask(
+        "/tokenize",
+        &json!({"prompt": "7 plus 5 is 12.", "add_special_tokens": false}),
+    );
+    prompt.extend(answered["tokens"].as_array().unwrap().iter().cloned());
+    let body = json!({"prompt": prompt, "max_tokens": 1, "logprobs": 1, "echo": true});
+    let scored = server.ask(PATH, &body);
+    let scored = scored["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .unwrap();
+    assert_eq!(scored.len(), prompt.len() + 1);
+}
+
+#[test]
 fn streams_come_to_the_whole_answer() {
     let server = Running::demo();
     let mut body = json!({

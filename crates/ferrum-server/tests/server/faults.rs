@@ -49,6 +49,10 @@ impl StepRunner for Breaking {
         self.inner.read_logits(out)
     }
 
+    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
+        self.inner.read_hidden(out)
+    }
+
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
         self.inner.read_argmax(out)
     }

@@ -2,17 +2,21 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod adapters;
+mod anthropic;
 mod chat;
 mod completions;
 mod cors;
+mod embeddings;
 mod faults;
 mod operations;
 mod page;
 mod refusals;
+mod responses;
 mod structured;
 mod tls;
 mod traces;
 
+use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype, StepRunner,
 };
@@ -31,6 +35,12 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 static DEMO: &[u8] = include_bytes!("../../../../assets/demo/ferrum-demo.gguf");
+
+/// A template that can have the model think first.
+const THINKING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}";
+
+/// The templates of these tests need no special tokens.
+const NO_SPECIALS: [(&str, &str); 0] = [];
 
 /// Longest sequence of the test engine.
 const CONTEXT: usize = 512;
@@ -59,6 +69,14 @@ impl Running {
     fn start(config: ServerConfig, engine: EngineConfig, max_seqs: usize) -> Self {
         let (model, text) = demo_model();
         Self::with(model, text, config, (engine, max_seqs), |runner| runner)
+    }
+
+    /// With a chat template other than the demo model's.
+    fn with_template(template: &str) -> Self {
+        let (model, (tokenizer, _)) = demo_model();
+        let template = ChatTemplate::from_source(template, NO_SPECIALS).unwrap();
+        let (text, engine) = ((tokenizer, Some(template)), (EngineConfig::default(), 2));
+        Self::with(model, text, ServerConfig::default(), engine, |runner| runner)
     }
 
     /// Serves `model` as "demo", on the runner that `wrap` makes of its own.
@@ -96,6 +114,8 @@ impl Running {
             call_format: None,
             context: CONTEXT,
             vocab_size: model.spec.vocab_size,
+            pooling: Some(Pooling::Last),
+            hidden_size: model.spec.hidden_size,
             stop_tokens: tokenizer.eos_ids().to_vec(),
             sampling: ferrum_engine::SamplingParams::default(),
             tokenizer,
@@ -195,28 +215,44 @@ impl Running {
 
     /// The chunks of a streamed answer; its end is held against the rules.
     fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
-        let reply = self.post(path, body);
-        assert_eq!(reply.status, 200);
-        assert!(
-            reply
-                .head
-                .to_lowercase()
-                .contains("content-type: text/event-stream")
-        );
-        let text = reply.text();
-        let mut chunks = Vec::new();
-        let mut events = text
-            .split("\n\n")
-            .filter(|event| !event.is_empty())
-            .peekable();
-        while let Some(event) = events.next() {
+        let mut events = self.written_events(path, body);
+        assert_eq!(events.pop().unwrap(), "data: [DONE]");
+        let chunk = |event: &String| {
             let data = event.strip_prefix("data: ").unwrap();
-            match events.peek() {
-                Some(_) => chunks.push(serde_json::from_str(data).unwrap()),
-                None => assert_eq!(data, "[DONE]"),
-            }
-        }
-        chunks
+            serde_json::from_str(data).unwrap()
+        };
+        events.iter().map(chunk).collect()
+    }
+
+    /// The events of a streamed answer whose events have names: each has that of its type.
+    fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let read = |event: String| {
+            let (name, data) = event.split_once('\n').unwrap();
+            let data = data.strip_prefix("data: ").unwrap();
+            let data: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(
+                Some(name),
+                data["type"]
+                    .as_str()
+                    .map(|kind| format!("event: {kind}"))
+                    .as_deref()
+            );
+            data
+        };
+        self.written_events(path, body)
+            .into_iter()
+            .map(read)
+            .collect()
+    }
+
+    fn written_events(&self, path: &str, body: &Value) -> Vec<String> {
+        let reply = self.post(path, body);
+        let head = reply.head.to_lowercase();
+        let (status, text) = (reply.status, reply.text());
+        assert_eq!(status, 200, "{body}: {text}");
+        assert!(head.contains("content-type: text/event-stream"));
+        let events = text.strip_suffix("\n\n").unwrap().split("\n\n");
+        events.map(str::to_owned).collect()
     }
 
     /// Waits until `done` says so.

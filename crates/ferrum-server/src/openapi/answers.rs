@@ -1,0 +1,304 @@
+//! What routes give.
+
+use super::schema::*;
+use serde_json::{Value, json};
+
+/// What a status means, in words.
+pub(super) fn meaning(status: u16) -> &'static str {
+    match status {
+        400 => "A field is wrong, unknown or not supported, or the prompt does not fit.",
+        401 => "There is no key, or a wrong one.",
+        404 => "There is no such thing.",
+        408 => "The body did not come in time.",
+        413 => "The body is too long.",
+        415 => "The body is not said to be JSON.",
+        429 => "The queue is full; `Retry-After` says when to come back.",
+        503 => "The server is ending, or its engine is not alive.",
+        504 => "The answer took too long.",
+        _ => "An error.",
+    }
+}
+
+fn string() -> Value {
+    json!({"type": "string"})
+}
+
+fn natural() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn one(value: &str) -> Value {
+    json!({"const": value})
+}
+
+fn many(items: Value) -> Value {
+    json!({"type": "array", "items": items})
+}
+
+/// Errors in both shapes.
+pub(super) fn errors() -> Value {
+    let error = vec![
+        ("message", string()),
+        ("type", string()),
+        ("param", or_null(string())),
+        ("code", or_null(string())),
+    ];
+    let plain = vec![("type", string()), ("message", string())];
+    json!({
+        "Error": open(vec![("error", open(error))]),
+        "AnthropicError": open(vec![("type", one("error")), ("error", open(plain))]),
+    })
+}
+
+pub(super) fn health() -> Value {
+    open(vec![(
+        "status",
+        only(&["ok", "stalled", "failed", "stopped"].map(Value::from)),
+    )])
+}
+
+pub(super) fn ready() -> Value {
+    open(vec![("status", one("ready"))])
+}
+
+pub(super) fn model() -> Value {
+    open(vec![
+        ("id", string()),
+        ("object", one("model")),
+        ("created", natural()),
+        ("owned_by", string()),
+        ("max_model_len", natural()),
+    ])
+}
+
+pub(super) fn models() -> Value {
+    open(vec![("object", one("list")), ("data", many(model()))])
+}
+
+pub(super) fn tokens() -> Value {
+    open(vec![
+        ("count", natural()),
+        ("max_model_len", natural()),
+        ("tokens", many(natural())),
+        (
+            "token_strs",
+            json!({"type": ["array", "null"], "items": string()}),
+        ),
+    ])
+}
+
+pub(super) fn text() -> Value {
+    open(vec![("prompt", string())])
+}
+
+fn usage() -> Value {
+    open(vec![
+        ("prompt_tokens", natural()),
+        ("completion_tokens", natural()),
+        ("total_tokens", natural()),
+        (
+            "prompt_tokens_details",
+            open(vec![("cached_tokens", natural())]),
+        ),
+    ])
+}
+
+/// What answers of OpenAI's older routes have in common.
+fn whole(object: &str, mut choice: Vec<Field>, reasons: &[&str]) -> Value {
+    let reasons: Vec<_> = reasons.iter().map(|reason| json!(reason)).collect();
+    choice.push(("index", natural()));
+    choice.push(("finish_reason", only(&reasons)));
+    open(vec![
+        ("id", string()),
+        ("object", one(object)),
+        ("created", natural()),
+        ("model", string()),
+        ("choices", many(open(choice))),
+        ("usage", usage()),
+    ])
+}
+
+pub(super) fn completion() -> Value {
+    let logprobs = open(vec![
+        ("tokens", many(string())),
+        ("token_logprobs", many(json!({"type": ["number", "null"]}))),
+        ("top_logprobs", many(json!({"type": ["object", "null"]}))),
+        ("text_offset", many(natural())),
+    ]);
+    let choice = vec![
+        ("text", string()),
+        ("logprobs", any(vec![logprobs, json!({"type": "null"})])),
+    ];
+    whole("text_completion", choice, &["stop", "length"])
+}
+
+fn called() -> Value {
+    let function = open(vec![("name", string()), ("arguments", string())]);
+    open(vec![
+        ("id", string()),
+        ("type", one("function")),
+        ("function", function),
+    ])
+}
+
+pub(super) fn chat() -> Value {
+    let mut message = open(vec![
+        ("role", one("assistant")),
+        ("content", or_null(string())),
+        ("refusal", json!({"type": "null"})),
+    ]);
+    message["properties"]["reasoning_content"] = string();
+    message["properties"]["tool_calls"] = many(called());
+    let bytes = json!({"type": "integer", "minimum": 0, "maximum": 255});
+    let token = || {
+        vec![
+            ("token", string()),
+            ("logprob", json!({"type": "number"})),
+            ("bytes", many(bytes.clone())),
+        ]
+    };
+    let mut entry = token();
+    entry.push(("top_logprobs", many(open(token()))));
+    let logprobs = open(vec![("content", many(open(entry)))]);
+    let choice = vec![
+        ("message", message),
+        ("logprobs", any(vec![logprobs, json!({"type": "null"})])),
+    ];
+    whole("chat.completion", choice, &["stop", "length", "tool_calls"])
+}
+
+pub(super) fn embeddings() -> Value {
+    let vector = any(vec![many(json!({"type": "number"})), string()]);
+    let entry = open(vec![
+        ("object", one("embedding")),
+        ("index", natural()),
+        ("embedding", vector),
+    ]);
+    open(vec![
+        ("object", one("list")),
+        ("data", many(entry)),
+        ("model", string()),
+        (
+            "usage",
+            open(vec![
+                ("prompt_tokens", natural()),
+                ("total_tokens", natural()),
+            ]),
+        ),
+    ])
+}
+
+pub(super) fn response() -> Value {
+    let part = open(vec![
+        (
+            "type",
+            only(&[json!("output_text"), json!("reasoning_text")]),
+        ),
+        ("text", string()),
+    ]);
+    let mut item = open(vec![
+        ("id", string()),
+        (
+            "type",
+            only(&["message", "reasoning", "function_call"].map(Value::from)),
+        ),
+        (
+            "status",
+            only(&["completed", "incomplete"].map(Value::from)),
+        ),
+    ]);
+    let more: [Field; 4] = [
+        ("content", many(part)),
+        ("call_id", string()),
+        ("name", string()),
+        ("arguments", string()),
+    ];
+    for (name, schema) in more {
+        item["properties"][name] = schema;
+    }
+    let usage = open(vec![
+        ("input_tokens", natural()),
+        (
+            "input_tokens_details",
+            open(vec![("cached_tokens", natural())]),
+        ),
+        ("output_tokens", natural()),
+        (
+            "output_tokens_details",
+            open(vec![("reasoning_tokens", natural())]),
+        ),
+        ("total_tokens", natural()),
+    ]);
+    open(vec![
+        ("id", string()),
+        ("object", one("response")),
+        ("created_at", natural()),
+        (
+            "status",
+            only(&["completed", "incomplete"].map(Value::from)),
+        ),
+        ("error", json!({"type": "null"})),
+        ("incomplete_details", json!({"type": ["object", "null"]})),
+        ("instructions", or_null(string())),
+        ("max_output_tokens", or_null(natural())),
+        ("metadata", object()),
+        ("model", string()),
+        ("output", many(item)),
+        ("parallel_tool_calls", boolean()),
+        ("previous_response_id", or_null(string())),
+        ("store", boolean()),
+        ("temperature", json!({"type": "number"})),
+        ("top_p", json!({"type": "number"})),
+        ("usage", usage),
+    ])
+}
+
+pub(super) fn deleted() -> Value {
+    open(vec![
+        ("id", string()),
+        ("object", one("response")),
+        ("deleted", json!({"const": true})),
+    ])
+}
+
+pub(super) fn message() -> Value {
+    let mut block = open(vec![(
+        "type",
+        only(&["text", "thinking", "tool_use"].map(Value::from)),
+    )]);
+    let more: [Field; 5] = [
+        ("text", string()),
+        ("thinking", string()),
+        ("id", string()),
+        ("name", string()),
+        ("input", object()),
+    ];
+    for (name, schema) in more {
+        block["properties"][name] = schema;
+    }
+    let reasons = ["end_turn", "stop_sequence", "max_tokens", "tool_use"].map(Value::from);
+    let usage = open(vec![
+        ("input_tokens", natural()),
+        ("cache_creation_input_tokens", natural()),
+        ("cache_read_input_tokens", natural()),
+        ("output_tokens", natural()),
+        (
+            "output_tokens_details",
+            open(vec![("thinking_tokens", natural())]),
+        ),
+    ]);
+    open(vec![
+        ("id", string()),
+        ("type", one("message")),
+        ("role", one("assistant")),
+        ("model", string()),
+        ("content", many(block)),
+        ("stop_reason", only(&reasons)),
+        ("stop_sequence", or_null(string())),
+        ("usage", usage),
+    ])
+}
+
+pub(super) fn count() -> Value {
+    open(vec![("input_tokens", natural())])
+}

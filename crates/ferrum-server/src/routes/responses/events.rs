@@ -1,0 +1,150 @@
+//! Responses as they come: events with a type and a number.
+
+use super::shape::{Shape, item, item_id, part};
+use crate::answers::Next;
+use crate::error::ApiError;
+use crate::speech::{Block, Blocks, Change, End, Kind, Speech};
+use crate::sse::{Chunks, Events};
+use serde_json::{Value, json};
+
+/// See the [module](self).
+pub(super) struct ResponseEvents {
+    /// Gone when the response has ended.
+    shape: Option<Shape>,
+    speech: Speech,
+    blocks: Blocks,
+    /// Events so far.
+    number: u64,
+}
+
+impl ResponseEvents {
+    pub(super) fn new(shape: Shape, speech: Speech) -> Self {
+        Self {
+            shape: Some(shape),
+            speech,
+            blocks: Blocks::default(),
+            number: 0,
+        }
+    }
+
+    /// Numbers the events that were added after the first `before`.
+    fn count(&mut self, out: &mut [Value], before: usize) {
+        for event in &mut out[before..] {
+            event["sequence_number"] = self.number.into();
+            self.number += 1;
+        }
+    }
+}
+
+impl Chunks for ResponseEvents {
+    const EVENTS: Events = Events::Named;
+
+    fn begin(&mut self, out: &mut Vec<Value>) {
+        let before = out.len();
+        if let Some(shape) = &self.shape {
+            let response = shape.begun();
+            out.push(json!({"type": "response.created", "response": response}));
+            out.push(json!({"type": "response.in_progress", "response": response}));
+        }
+        self.count(out, before);
+    }
+
+    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+        let before = out.len();
+        match next {
+            Next::Piece(piece) => {
+                let part = self.speech.part(piece);
+                let status = match part.end {
+                    Some(End::Length) => "incomplete",
+                    _ => "completed",
+                };
+                let tell = |at, block: &Block, change| tell(at, block, change, status, out);
+                self.blocks.add(part, tell);
+            }
+            Next::Done(usage) => {
+                if let Some(shape) = self.shape.take() {
+                    let response = shape.ended(&self.blocks, &usage);
+                    let kind = format!("response.{}", response["status"].as_str().unwrap_or(""));
+                    out.push(json!({"type": kind, "response": response}));
+                }
+            }
+            Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => {}
+        }
+        self.count(out, before);
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<Value>) {
+        let before = out.len();
+        if let Some(shape) = &self.shape {
+            let response = shape.failed(&self.blocks, error);
+            out.push(json!({"type": "response.failed", "response": response}));
+        }
+        self.count(out, before);
+    }
+}
+
+/// The events of a change to a block; `status` is that of a block which ends.
+fn tell(at: usize, block: &Block, change: Change, status: &str, out: &mut Vec<Value>) {
+    let id = item_id(block);
+    let whole_part = match &block.kind {
+        Kind::Call(_) => None,
+        _ => Some(part(block)),
+    };
+    // An event about the text of an item.
+    let text = |end: &str, field: &str, text: &str| {
+        let (kind, is_part) = match &block.kind {
+            Kind::Reasoning => ("reasoning_text", true),
+            Kind::Text => ("output_text", true),
+            Kind::Call(_) => ("function_call_arguments", false),
+        };
+        let mut event = json!({
+            "type": format!("response.{kind}.{end}"),
+            "item_id": id,
+            "output_index": at,
+        });
+        event[field] = text.into();
+        if is_part {
+            event["content_index"] = 0.into();
+        }
+        if block.kind == Kind::Text {
+            event["logprobs"] = json!([]);
+        }
+        event
+    };
+    let part_event = |kind: &str, part: Value| {
+        json!({
+            "type": format!("response.content_part.{kind}"),
+            "item_id": id,
+            "output_index": at,
+            "content_index": 0,
+            "part": part,
+        })
+    };
+    let item_event = |kind: &str, status: &str| {
+        json!({
+            "type": format!("response.output_item.{kind}"),
+            "output_index": at,
+            "item": item(block, status),
+        })
+    };
+    match change {
+        Change::Begins => {
+            out.push(item_event("added", "in_progress"));
+            out.extend(whole_part.map(|part| part_event("added", part)));
+        }
+        Change::Grows(more) => out.push(text("delta", "delta", &more)),
+        Change::Ends => {
+            let field = match &block.kind {
+                Kind::Call(_) => "arguments",
+                _ => "text",
+            };
+            let mut done = text("done", field, &block.text);
+            if let Kind::Call(name) = &block.kind {
+                done["name"] = name.as_str().into();
+            }
+            out.push(done);
+            out.extend(whole_part.map(|part| part_event("done", part)));
+            out.push(item_event("done", status));
+        }
+    }
+}
