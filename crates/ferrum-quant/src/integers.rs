@@ -53,7 +53,9 @@ impl Integers {
     }
 
     fn first(&mut self, codes: [u8; 32]) {
-        self.codes[..32].copy_from_slice(&codes);
+        if let Some(first) = self.codes.first_chunk_mut() {
+            *first = codes;
+        }
     }
 
     /// Calls `f` with the number of each code in turn.
@@ -154,7 +156,7 @@ pub fn integers(ty: T, bytes: &[u8], out: &mut Integers) -> Result<bool> {
         }),
         T::Q8_0 => one::<BlockQ8_0, 32>(bytes, out, |b, out| {
             out.one_scale(b.d.to_f32());
-            out.first(b.qs.map(|q| q as u8));
+            out.first(bytemuck::cast(b.qs));
         }),
         T::IQ4_NL => one::<BlockIq4Nl, 32>(bytes, out, |b, out| {
             out.one_scale(b.d.to_f32());

@@ -86,10 +86,9 @@ pub struct BlockQ8_1 {
 #[inline(always)]
 pub(crate) fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
     let mut codes = [0; 32];
-    let (low, high) = codes.split_at_mut(16);
-    for ((&q, low), high) in qs.iter().zip(low).zip(high) {
-        *low = q & 0x0f;
-        *high = q >> 4;
+    for (i, q) in qs.iter().enumerate() {
+        codes[i] = q & 0x0f;
+        codes[16 + i] = q >> 4;
     }
     codes
 }

@@ -2,13 +2,15 @@
 //!
 //! Blocks are repacked once at load ([`pack`]) into panels of 32 features ([`format`]); activations
 //! become bytes with a scale for each 32 of a row ([`acts`]); products of bytes are summed in integers
-//! ([`tile`]), a few rows at a time that share the unpacking of the codes. Types without a packed form of
-//! their own are expanded to f32.
+//! ([`tile`]). A few rows take the codes straight from the panel; many share a stretch of it that was
+//! taken apart into the first-level cache ([`task`]). Types without a packed form of their own are
+//! expanded to f32.
 
 pub(crate) mod acts;
 pub(crate) mod affine;
 pub(crate) mod format;
 pub(crate) mod pack;
+pub(crate) mod task;
 pub(crate) mod tile;
 
 use super::CpuBackend;
@@ -21,26 +23,16 @@ use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
 use super::gemm::{Columns, columns_of, rows_by_id};
 use super::isa::Kernel;
-use super::math;
-use super::simd::{LANES, Simd};
+use super::simd::Simd;
 use crate::backend::*;
 use acts::WORDS;
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
-use format::{Codes, Scales, UNIT, block_bytes};
-use pack::{OnFormat, Packed, is_packed, panel_bytes};
+use format::{Codes, Scales, UNIT};
+use pack::{OnFormat, Packed, is_packed};
 use std::marker::PhantomData;
 use std::ops::Range;
+use task::Task;
 
-/// Panels that one row takes side by side, as streams from memory.
-const STREAMS: usize = 3;
-/// How far ahead of the sums weights are asked for, in bytes: a unit takes so many instructions that
-/// the processor alone does not look far enough.
-const AHEAD: usize = 512;
-/// Bytes of a cache line.
-const LINE: usize = 64;
-/// Bytes of activations that several panels are multiplied with before the next: they stay in the
-/// second-level cache.
-const ACTS_AT_ONCE: usize = 192 << 10;
 /// Rows whose bytes are held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
@@ -293,7 +285,7 @@ pub(crate) struct Product<'a> {
 impl OnFormat for Product<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, _: F) {
+    fn run<C: Codes, F: Scales>(self, codes: C, _: F) {
         let panels = self.weight.panels();
         let tiles = self.rows.div_ceil(self.tile_rows);
         // Rows are split only while there are too few panels to keep all threads busy.
@@ -304,7 +296,7 @@ impl OnFormat for Product<'_> {
         let run = |panels: Range<usize>, tiles: Range<usize>| {
             self.exec.level.run(Task::<C, F> {
                 product: self,
-                codes: (codes, zero),
+                codes,
                 panels,
                 tiles,
                 scales: PhantomData,
@@ -332,138 +324,15 @@ pub(crate) struct SomePanels<'a> {
 impl OnFormat for SomePanels<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, _: F) {
+    fn run<C: Codes, F: Scales>(self, codes: C, _: F) {
         let Self { product, panels } = self;
         product.exec.level.run(Task::<C, F> {
             product,
-            codes: (codes, zero),
+            codes,
             panels,
             tiles: 0..product.rows.div_ceil(product.tile_rows),
             scales: PhantomData,
         });
-    }
-}
-
-/// Parts of a block: head, what lies beside unit `u`, and its codes.
-///
-/// # Safety
-/// `block` is valid for reads of a block of these formats, and it has unit `u`.
-#[inline(always)]
-unsafe fn parts_of<C: Codes, F: Scales>(
-    block: *const u8,
-    u: usize,
-) -> (*const u8, *const u8, *const u8) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let beside = block.add(F::HEAD + u * (F::BESIDE + C::BYTES));
-        (block, beside, beside.add(F::BESIDE))
-    }
-}
-
-/// Some panels times some tiles of rows.
-struct Task<'a, C, F> {
-    product: Product<'a>,
-    codes: (C, i32),
-    panels: Range<usize>,
-    tiles: Range<usize>,
-    scales: PhantomData<F>,
-}
-
-impl<C: Codes, F: Scales> Kernel for Task<'_, C, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let mut first = self.panels.start;
-        if self.product.rows == 1 {
-            while first + STREAMS <= self.panels.end {
-                self.tile::<S, 1, STREAMS>(s, first, 0);
-                first += STREAMS;
-            }
-        }
-        let tile_bytes =
-            4 * WORDS * self.product.tile_rows * (self.product.weight.shape.cols / UNIT);
-        let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).max(1);
-        for start in self.tiles.clone().step_by(at_once) {
-            for panel in first..self.panels.end {
-                for tile in start..(start + at_once).min(self.tiles.end) {
-                    self.any_tile(s, panel, tile);
-                }
-            }
-        }
-    }
-}
-
-impl<C: Codes, F: Scales> Task<'_, C, F> {
-    /// A panel times tile number `tile`, which has up to [`Simd::BYTE_ROWS`] rows.
-    #[inline(always)]
-    fn any_tile<S: Simd>(&self, s: S, panel: usize, tile: usize) {
-        let Product {
-            rows, tile_rows, ..
-        } = self.product;
-        let row = tile * tile_rows;
-        match tile_rows.min(rows - row) {
-            1 => self.tile::<S, 1, 1>(s, panel, row),
-            2 => self.tile::<S, 2, 1>(s, panel, row),
-            3 if const { S::BYTE_ROWS >= 3 } => self.tile::<S, 3, 1>(s, panel, row),
-            4 if const { S::BYTE_ROWS >= 4 } => self.tile::<S, 4, 1>(s, panel, row),
-            5 if const { S::BYTE_ROWS >= 5 } => self.tile::<S, 5, 1>(s, panel, row),
-            6 if const { S::BYTE_ROWS >= 6 } => self.tile::<S, 6, 1>(s, panel, row),
-            7 if const { S::BYTE_ROWS >= 7 } => self.tile::<S, 7, 1>(s, panel, row),
-            8 if const { S::BYTE_ROWS >= 8 } => self.tile::<S, 8, 1>(s, panel, row),
-            more => unreachable!("{more} rows in a tile"),
-        }
-    }
-
-    /// `N` panels side by side, from number `first`, times the `MR` rows of the tile that begins with
-    /// row `row`.
-    #[inline(always)]
-    fn tile<S: Simd, const MR: usize, const N: usize>(&self, s: S, first: usize, row: usize) {
-        let Product {
-            weight,
-            acts,
-            columns,
-            ..
-        } = self.product;
-        let MatShape { rows: n, cols: k } = weight.shape;
-        let stride = panel_bytes::<C, F>(k);
-        let bytes = &weight.bytes()[first * stride..][..N * stride];
-        let acts = &acts[row * (k / UNIT) * WORDS..][..k / UNIT * MR * WORDS];
-        let unit_bytes = block_bytes::<C, F>() / F::UNITS;
-        let mut sums = [[[s.zero(); MR]; 2]; N];
-        for block in 0..k / (UNIT * F::UNITS) {
-            for u in 0..F::UNITS {
-                for (p, sums) in sums.iter_mut().enumerate() {
-                    let at = p * stride + block * block_bytes::<C, F>();
-                    // SAFETY: a panel has that many blocks, each with these units; the activations
-                    // have a unit of MR rows for each (both sliced so).
-                    unsafe {
-                        let parts = parts_of::<C, F>(bytes.as_ptr().add(at), u);
-                        for line in (0..unit_bytes).step_by(LINE) {
-                            s.prefetch(parts.1.wrapping_add(AHEAD + line));
-                        }
-                        let acts = acts.as_ptr().add((block * F::UNITS + u) * MR * WORDS);
-                        for (half, sums) in sums.iter_mut().enumerate() {
-                            tile::unit::<S, C, F, MR>(s, self.codes, parts, half, acts, sums);
-                        }
-                    }
-                }
-            }
-        }
-        for (p, halves) in sums.iter().enumerate() {
-            for (half, sums) in halves.iter().enumerate() {
-                let column = (first + p) * PANEL + half * LANES;
-                if column < n {
-                    let len = LANES.min(n - column);
-                    for (r, sum) in sums.iter().enumerate() {
-                        // SAFETY: a task has its panels and tiles for itself, so nobody else has
-                        // these rows' columns.
-                        let out = unsafe { columns.part(row + r, column, len) };
-                        math::store_at(s, out, 0, *sum);
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -11,22 +11,20 @@ use crate::cpu::isa::Kernel;
 use crate::cpu::simd::{LANES, Simd};
 
 /// Words (of 32 bits) of a unit of a row.
-pub(crate) const WORDS: usize = STEPS + 6;
+pub(crate) const WORDS: usize = STEPS + 3;
 
 /// Which word of a unit holds what; in a tile of `rows` rows word `w` of row `r` is at `w·rows + r`.
 pub(crate) mod word {
     use super::STEPS;
     /// f32: the scale.
     pub(crate) const SCALE: usize = STEPS;
-    /// i32: sum of the codes of the first sixteen numbers; of the others in the next word.
-    pub(crate) const SUM: usize = STEPS + 1;
-    /// f32: the same times the scale.
-    pub(crate) const SCALED_SUM: usize = STEPS + 3;
-    /// f32: the scaled sum of all 32.
-    pub(crate) const SCALED_TOTAL: usize = STEPS + 5;
+    /// Two i16: less the sum of the first sixteen codes, and of the others.
+    pub(crate) const LESS_SUMS: usize = STEPS + 1;
+    /// f32: the sum of all codes times the scale.
+    pub(crate) const SCALED_SUM: usize = STEPS + 2;
 }
 
-const _: () = assert!(word::SCALED_TOTAL + 1 == WORDS);
+const _: () = assert!(word::SCALED_SUM + 1 == WORDS);
 
 /// Quantises rows of `x` (`[rows, k]`) into tiles of `tile_rows`: `[tiles][units][WORDS][rows]`.
 pub(crate) fn pack(exec: &Exec, x: &[f32], k: usize, tile_rows: usize, out: SharedMut<'_, i32>) {
@@ -76,36 +74,24 @@ impl Kernel for Row<'_> {
             let amax = s.largest(s.max(s.abs(low), s.abs(high)));
             let scale = amax / 127.0;
             let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
-            let codes = [low, high].map(|v| codes(s, v, inverse));
-            let mut sums = [0i32; 2];
-            for (sub, codes) in codes.iter().enumerate() {
-                sums[sub] = codes.iter().map(|&c| i32::from(c)).sum();
-                let (steps, _) = codes.as_chunks::<4>();
-                for (t, step) in steps.iter().enumerate() {
-                    out[(sub * STEPS / 2 + t) * count + row] =
-                        i32::from_le_bytes(step.map(|c| c as u8));
-                }
+            let (first, first_sum) = codes(s, low, inverse);
+            let (second, second_sum) = codes(s, high, inverse);
+            for t in 0..STEPS / 2 {
+                out[t * count + row] = first[t];
+                out[(STEPS / 2 + t) * count + row] = second[t];
             }
-            let mut put = |word: usize, value: i32| out[word * count + row] = value;
-            put(word::SCALE, scale.to_bits() as i32);
-            for (sub, &sum) in sums.iter().enumerate() {
-                put(word::SUM + sub, sum);
-                put(
-                    word::SCALED_SUM + sub,
-                    (scale * sum as f32).to_bits() as i32,
-                );
-            }
-            let total = scale * (sums[0] + sums[1]) as f32;
-            put(word::SCALED_TOTAL, total.to_bits() as i32);
+            let sum = first_sum + second_sum;
+            out[word::SCALE * count + row] = scale.to_bits() as i32;
+            // At most 16 · 127 each.
+            out[word::LESS_SUMS * count + row] = (-first_sum & 0xffff) | (-second_sum << 16);
+            out[word::SCALED_SUM * count + row] = (scale * sum as f32).to_bits() as i32;
         }
     }
 }
 
-/// `x · inverse` rounded to nearest even, as bytes.
+/// `x · inverse` rounded to nearest even, as four steps of bytes, and their sum.
 #[inline(always)]
-fn codes<S: Simd>(s: S, x: S::V, inverse: f32) -> [i8; LANES] {
+fn codes<S: Simd>(s: S, x: S::V, inverse: f32) -> ([i32; LANES / 4], i32) {
     // Adding 1.5·2^23 rounds to an integer and leaves it in the low bits.
-    let magic = 12_582_912.0;
-    let scaled = s.fma(x, s.splat(inverse), s.splat(magic));
-    s.to_array(scaled).map(|v| v.to_bits() as i8)
+    s.bytes_of_magic(s.fma(x, s.splat(inverse), s.splat(12_582_912.0)))
 }

@@ -51,18 +51,18 @@ impl GroupForm {
     pub(super) fn with<W: OnFormat>(self, work: W) -> Option<W::Output> {
         Some(match (self.bits, self.long, self.zeros) {
             // Rare enough not to have kernels without zero points.
-            (2, false, _) => work.run(Bits::<2>, 2, Group::<1, true>),
-            (2, true, _) => work.run(Bits::<2>, 2, Group::<LONG, true>),
-            (3, false, _) => work.run(Bits::<3>, 4, Group::<1, true>),
-            (3, true, _) => work.run(Bits::<3>, 4, Group::<LONG, true>),
-            (4, false, false) => work.run(Bits::<4>, 8, Halfs::<false>),
-            (4, false, true) => work.run(Bits::<4>, 8, Group::<1, true>),
-            (4, true, false) => work.run(Bits::<4>, 8, Group::<LONG, false>),
-            (4, true, true) => work.run(Bits::<4>, 8, Group::<LONG, true>),
-            (8, false, false) => work.run(Bytes, 0, Halfs::<false>),
-            (8, false, true) => work.run(Bytes, 0, Group::<1, true>),
-            (8, true, false) => work.run(Bytes, 0, Group::<LONG, false>),
-            (8, true, true) => work.run(Bytes, 0, Group::<LONG, true>),
+            (2, false, _) => work.run(Bits::<2, 2>, Group::<1, true>),
+            (2, true, _) => work.run(Bits::<2, 2>, Group::<LONG, true>),
+            (3, false, _) => work.run(Bits::<3, 4>, Group::<1, true>),
+            (3, true, _) => work.run(Bits::<3, 4>, Group::<LONG, true>),
+            (4, false, false) => work.run(Bits::<4, 8>, Halfs::<false>),
+            (4, false, true) => work.run(Bits::<4, 8>, Group::<1, true>),
+            (4, true, false) => work.run(Bits::<4, 8>, Group::<LONG, false>),
+            (4, true, true) => work.run(Bits::<4, 8>, Group::<LONG, true>),
+            (8, false, false) => work.run(Bytes, Halfs::<false>),
+            (8, false, true) => work.run(Bytes, Group::<1, true>),
+            (8, true, false) => work.run(Bytes, Group::<LONG, false>),
+            (8, true, true) => work.run(Bytes, Group::<LONG, true>),
             _ => return None,
         })
     }
@@ -190,7 +190,7 @@ impl Packing<'_> {
 impl OnFormat for Packing<'_> {
     type Output = Result<CpuBuffer<u8>>;
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) -> Self::Output {
+    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
         let MatShape { rows, cols } = self.shape;
         let panels = rows.div_ceil(PANEL);
         let panel = panel_bytes::<C, F>(cols);

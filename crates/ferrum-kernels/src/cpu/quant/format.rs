@@ -21,9 +21,13 @@ const VECTOR: usize = 4 * LANES;
 pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// Bytes of a unit.
     const BYTES: usize;
+    /// Parts that a code is put together from.
+    const PARTS: usize;
     /// Whether codes are signed bytes, for [`Simd::wide`]; else they are unsigned and below 64.
     const WIDE: bool;
-    /// Steps whose products fit the 16 bits of [`Simd::narrow`].
+    /// What unsigned codes are too large by: 0 or a power of two.
+    const ZERO: i32;
+    /// Steps whose products fit the 16 bits of [`Simd::narrow`]; 1 for signed bytes.
     const NARROW_STEPS: usize;
 
     /// Step `t` of a half.
@@ -32,18 +36,36 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// `unit` is valid for reads of [`BYTES`](Self::BYTES).
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I;
 
-    /// Stores step `t` of feature `j`, a code in each byte; the unit was zero there. `flip` is
-    /// [`Simd::WIDE_FLIP`] of the level that will read it.
-    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8);
+    /// Stores the codes of feature `j`. `flip` is [`Simd::WIDE_FLIP`] of the level that will read them.
+    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8);
 
     /// The code of number `k` of feature `j`, as [`put`](Self::put) stored it.
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
 }
 
+/// Stores some bytes from byte `at` on.
+#[inline(always)]
+fn put_bytes<const N: usize>(out: &mut [u8], at: usize, bytes: [u8; N]) {
+    // Not `copy_from_slice`, which calls a function even for a few bytes.
+    if let Some(out) = out[at..].first_chunk_mut() {
+        *out = bytes;
+    }
+}
+
 /// Stores four bytes from byte `at` on.
 #[inline(always)]
 fn put_u32(out: &mut [u8], at: usize, x: u32) {
-    out[at..at + 4].copy_from_slice(&x.to_le_bytes());
+    put_bytes(out, at, x.to_le_bytes());
+}
+
+/// The codes of a feature by steps, the first in the lowest byte.
+#[inline(always)]
+fn steps_of(codes: &[u8; UNIT]) -> [u32; STEPS] {
+    let mut steps = [0; STEPS];
+    for (step, codes) in steps.iter_mut().zip(codes.as_chunks().0) {
+        *step = u32::from_le_bytes(*codes);
+    }
+    steps
 }
 
 #[inline(always)]
@@ -52,11 +74,11 @@ fn get_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
-/// Codes of `BITS` bits: 2, 3, 4, 5 or 6.
+/// Codes of `BITS` bits (2, 3, 4, 5 or 6) that are too large by `ZERO`.
 #[derive(Clone, Copy)]
-pub(crate) struct Bits<const BITS: usize>;
+pub(crate) struct Bits<const BITS: usize, const ZERO: i32>;
 
-impl<const BITS: usize> Bits<BITS> {
+impl<const BITS: usize, const ZERO: i32> Bits<BITS, ZERO> {
     /// Bytes of the part with four bits of each code, and of those with two and with one.
     const FOURS: usize = if BITS >= 4 { UNIT * PANEL / 2 } else { 0 };
     const TWOS: usize = if BITS == 6 || BITS < 4 {
@@ -91,9 +113,12 @@ impl<const BITS: usize> Bits<BITS> {
     }
 }
 
-impl<const BITS: usize> Codes for Bits<BITS> {
+impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
     const BYTES: usize = Self::FOURS + Self::TWOS + Self::ONES;
+    const PARTS: usize =
+        (Self::FOURS > 0) as usize + (Self::TWOS > 0) as usize + (Self::ONES > 0) as usize;
     const WIDE: bool = false;
+    const ZERO: i32 = ZERO;
     const NARROW_STEPS: usize = 128 / (1 << BITS);
 
     #[inline(always)]
@@ -132,13 +157,38 @@ impl<const BITS: usize> Codes for Bits<BITS> {
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, _: u8) {
-        let mut at = 0;
-        for ((byte, bit), width) in Self::parts(j, 4 * t) {
-            let mask = ((1 << width) - 1) * 0x0101_0101;
-            let there = get_u32(unit, byte);
-            put_u32(unit, byte, there | ((step >> at) & mask) << bit);
-            at += width;
+    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], _: u8) {
+        let (half, lane) = (j / LANES, 4 * (j % LANES));
+        let steps = steps_of(codes);
+        // Some bits of a step, in the place that `parts` says.
+        let part = |t: usize, width: usize, bit: usize| {
+            let from = if width == 4 || (width == 2 && BITS < 4) {
+                0
+            } else {
+                Self::SECOND
+            };
+            ((steps[t] >> from) & (((1 << width) - 1) * 0x0101_0101)) << bit
+        };
+        if Self::FOURS > 0 {
+            for t in 0..4 {
+                let word = part(t, 4, 0) | part(t + 4, 4, 4);
+                put_u32(unit, (half * 4 + t) * VECTOR + lane, word);
+            }
+        }
+        if Self::TWOS > 0 {
+            for i in 0..2 {
+                let [a, b, c, d] = [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3];
+                let word = part(a, 2, 0) | part(b, 2, 2) | part(c, 2, 4) | part(d, 2, 6);
+                put_u32(unit, Self::FOURS + (half * 2 + i) * VECTOR + lane, word);
+            }
+        }
+        if Self::ONES > 0 {
+            let mut word = 0;
+            for t in 0..STEPS {
+                word |= part(t, 1, t);
+            }
+            let at = Self::FOURS + Self::TWOS + half * VECTOR + lane;
+            put_u32(unit, at, word);
         }
     }
 
@@ -158,8 +208,10 @@ pub(crate) struct Bytes;
 
 impl Codes for Bytes {
     const BYTES: usize = UNIT * PANEL;
+    const PARTS: usize = 1;
     const WIDE: bool = true;
-    const NARROW_STEPS: usize = 0;
+    const ZERO: i32 = 0;
+    const NARROW_STEPS: usize = 1;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
@@ -168,9 +220,11 @@ impl Codes for Bytes {
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8) {
+    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8) {
         let flip = u32::from(flip) * 0x0101_0101;
-        put_u32(unit, byte_place(j, 4 * t), step ^ flip);
+        for (t, step) in steps_of(codes).into_iter().enumerate() {
+            put_u32(unit, byte_place(j, 4 * t), step ^ flip);
+        }
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
@@ -183,32 +237,39 @@ fn byte_place(j: usize, k: usize) -> usize {
     (j / LANES * STEPS + k / 4) * VECTOR + 4 * (j % LANES) + k % 4
 }
 
+type Nibbles = Bits<4, 0>;
+
 /// Four bits that stand for an entry of a table of signed bytes (with the level's flip applied).
 #[derive(Clone, Copy)]
 pub(crate) struct Table(pub(crate) [u8; 16]);
 
 impl Codes for Table {
-    const BYTES: usize = Bits::<4>::BYTES;
+    const BYTES: usize = Nibbles::BYTES;
+    const PARTS: usize = 1;
     const WIDE: bool = true;
-    const NARROW_STEPS: usize = 0;
+    const ZERO: i32 = 0;
+    const NARROW_STEPS: usize = 1;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: the caller's contract.
-        s.lookup(self.0, unsafe { Bits::<4>.step(s, unit, half, t) })
+        s.lookup(self.0, unsafe { Bits::<4, 0>.step(s, unit, half, t) })
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, t: usize, step: u32, flip: u8) {
-        Bits::<4>::put(unit, j, t, step, flip);
+    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8) {
+        Nibbles::put(unit, j, codes, flip);
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
-        Bits::<4>::get(unit, j, k, flip)
+        Nibbles::get(unit, j, k, flip)
     }
 }
 
 /// How scales and minimums lie beside the codes.
+///
+/// Where a unit has one scale for each feature, that is its f32 value. Where each sixteen numbers have
+/// one ([`SUBS`](Self::SUBS) of 2), these are integers, and the f32 value is what both share.
 pub(crate) trait Scales: Copy + Send + Sync + 'static {
     /// Units that share a head.
     const UNITS: usize;
@@ -221,29 +282,27 @@ pub(crate) trait Scales: Copy + Send + Sync + 'static {
     /// Whether there are minimums.
     const MINIMUMS: bool;
 
-    /// Scales of a half; with `SUBS` of 1, `sub` is 0.
+    /// Scales of a half.
     ///
     /// # Safety
     /// `head` is valid for reads of `HEAD` bytes, `beside` of `BESIDE`.
-    unsafe fn scale<S: Simd>(
-        s: S,
-        head: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V;
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, beside: *const u8, half: usize) -> S::V;
 
-    /// Minimums of a half, already multiplied; only where there are some.
+    /// Minimums of a half; only where there are some.
     ///
     /// # Safety
     /// As [`scale`](Self::scale).
-    unsafe fn minimum<S: Simd>(
-        s: S,
-        head: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V;
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, beside: *const u8, half: usize) -> S::V;
+
+    /// Both integer scales of each feature of a half, or, with `MIN`, both minimums; only with
+    /// [`SUBS`](Self::SUBS) of 2.
+    ///
+    /// # Safety
+    /// As [`scale`](Self::scale), for `beside`.
+    #[inline(always)]
+    unsafe fn pairs<S: Simd, const MIN: bool>(s: S, _beside: *const u8, _half: usize) -> S::I {
+        s.splat_i(0)
+    }
 
     /// Stores what belongs to feature `j` in the head.
     fn put_head(head: &mut [u8], j: usize, block: &Integers);
@@ -260,7 +319,7 @@ pub(crate) trait Scales: Copy + Send + Sync + 'static {
 pub(crate) struct Halfs<const MIN: bool>;
 
 fn put_f16(out: &mut [u8], at: usize, x: f32) {
-    out[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+    put_bytes(out, 2 * at, f16::from_f32(x).to_le_bytes());
 }
 
 fn get_f16(bytes: &[u8], at: usize) -> f32 {
@@ -275,13 +334,13 @@ impl<const MIN: bool> Scales for Halfs<MIN> {
     const MINIMUMS: bool = MIN;
 
     #[inline(always)]
-    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: the head has 32 scales.
         unsafe { s.load_f16(head.cast::<u16>().add(half * LANES)) }
     }
 
     #[inline(always)]
-    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: with minimums, the head has 32 of them after the scales.
         unsafe { s.load_f16(head.cast::<u16>().add(PANEL + half * LANES)) }
     }
@@ -313,14 +372,14 @@ impl Scales for Exponents {
     const MINIMUMS: bool = false;
 
     #[inline(always)]
-    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: the head has 32 bytes.
         let exponents = unsafe { head.add(half * LANES).cast::<[u8; LANES]>().read() };
         s.lanes(exponents.map(|e| f32::from_bits(u32::from(e) << 23)))
     }
 
     #[inline(always)]
-    unsafe fn minimum<S: Simd>(s: S, _: *const u8, _: *const u8, _: usize, _: usize) -> S::V {
+    unsafe fn minimum<S: Simd>(s: S, _: *const u8, _: *const u8, _: usize) -> S::V {
         s.zero()
     }
 
@@ -357,35 +416,37 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
     const MINIMUMS: bool = MIN;
 
     #[inline(always)]
-    unsafe fn scale<S: Simd>(
-        s: S,
-        head: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V {
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, beside: *const u8, half: usize) -> S::V {
         let lanes = half * LANES;
         // SAFETY: the head has 32 f32, and each unit SUBS times 32 scales.
         unsafe {
             let d = s.load(head.cast::<f32>().add(lanes));
-            s.mul(d, s.load_i8(beside.add(sub * PANEL + lanes).cast()))
+            if SUBS == 2 {
+                return d;
+            }
+            s.mul(d, s.load_i8(beside.add(lanes).cast()))
         }
     }
 
     #[inline(always)]
-    unsafe fn minimum<S: Simd>(
-        s: S,
-        head: *const u8,
-        beside: *const u8,
-        half: usize,
-        sub: usize,
-    ) -> S::V {
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, beside: *const u8, half: usize) -> S::V {
         let lanes = half * LANES;
         // SAFETY: minimums follow the scales in both places.
         unsafe {
             let d = s.load(head.cast::<f32>().add(PANEL + lanes));
-            s.mul(d, s.load_u8(beside.add((SUBS + sub) * PANEL + lanes)))
+            if SUBS == 2 {
+                return d;
+            }
+            s.mul(d, s.load_u8(beside.add(PANEL + lanes)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn pairs<S: Simd, const MINS: bool>(s: S, beside: *const u8, half: usize) -> S::I {
+        // Minimums of sixteen numbers have four bits, so they are signed bytes too.
+        let at = (MINS as usize * PANEL + half * LANES) * SUBS;
+        // SAFETY: with `SUBS` of 2 there are 32 pairs of scales, and of minimums after them.
+        unsafe { s.load_pairs(beside.add(at).cast()) }
     }
 
     fn put_head(head: &mut [u8], j: usize, block: &Integers) {
@@ -398,20 +459,20 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
     fn put_beside(beside: &mut [u8], j: usize, block: &Integers, unit: usize) {
         for sub in 0..SUBS {
             let at = unit * (UNIT / SUB) + sub;
-            beside[sub * PANEL + j] = block.scales[at] as u8;
+            beside[j * SUBS + sub] = block.scales[at] as u8;
             if MIN {
-                beside[(SUBS + sub) * PANEL + j] = block.minimums[at];
+                beside[(PANEL + j) * SUBS + sub] = block.minimums[at];
             }
         }
     }
 
     fn get(head: &[u8], beside: &[u8], j: usize, k: usize) -> (f32, f32) {
         let sub = k * SUBS / UNIT;
-        let scale = get_f32(head, j) * f32::from(beside[sub * PANEL + j] as i8);
+        let scale = get_f32(head, j) * f32::from(beside[j * SUBS + sub] as i8);
         if !MIN {
             return (scale, 0.0);
         }
-        let minimum = get_f32(head, PANEL + j) * f32::from(beside[(SUBS + sub) * PANEL + j]);
+        let minimum = get_f32(head, PANEL + j) * f32::from(beside[(PANEL + j) * SUBS + sub]);
         (scale, minimum)
     }
 }
@@ -429,13 +490,13 @@ impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
     const MINIMUMS: bool = ZERO;
 
     #[inline(always)]
-    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+    unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: the head has 32 scales.
         unsafe { s.load_f16(head.cast::<u16>().add(half * LANES)) }
     }
 
     #[inline(always)]
-    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize, _: usize) -> S::V {
+    unsafe fn minimum<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: with zero points, the head has 32 of them after the scales.
         unsafe {
             let scale = s.load_f16(head.cast::<u16>().add(half * LANES));

@@ -68,8 +68,8 @@ pub(crate) trait OnFormat {
     /// What [`run`](Self::run) returns.
     type Output;
 
-    /// Does the work; `zero` is what unsigned codes are too large by.
-    fn run<C: Codes, F: Scales>(self, codes: C, zero: i32, scales: F) -> Self::Output;
+    /// Does the work.
+    fn run<C: Codes, F: Scales>(self, codes: C, scales: F) -> Self::Output;
 }
 
 /// Whether weights of this type are packed here, and not expanded.
@@ -81,29 +81,25 @@ pub(crate) fn is_packed(ty: GgufQuantType) -> bool {
 pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> Option<W::Output> {
     use GgufQuantType as T;
     let halfs = Halfs::<false>;
-    let zero = match code_values(ty)? {
-        CodeValues::Unsigned { zero, .. } => zero,
-        CodeValues::Signed => 0,
-        CodeValues::Table(table) => {
-            let table = Table(table.map(|x| x as u8 ^ flip));
-            return Some(match ty {
-                T::MXFP4 => work.run(table, 0, Exponents),
-                T::IQ4_XS => work.run(table, 0, Super::<1, false>),
-                _ => work.run(table, 0, halfs),
-            });
-        }
-    };
+    if let CodeValues::Table(table) = code_values(ty)? {
+        let table = Table(table.map(|x| x as u8 ^ flip));
+        return Some(match ty {
+            T::MXFP4 => work.run(table, Exponents),
+            T::IQ4_XS => work.run(table, Super::<1, false>),
+            _ => work.run(table, halfs),
+        });
+    }
     Some(match ty {
-        T::Q2_K => work.run(Bits::<2>, zero, Super::<2, true>),
-        T::Q3_K => work.run(Bits::<3>, zero, Super::<2, false>),
-        T::Q4_0 => work.run(Bits::<4>, zero, halfs),
-        T::Q4_1 => work.run(Bits::<4>, zero, Halfs::<true>),
-        T::Q4_K => work.run(Bits::<4>, zero, Super::<1, true>),
-        T::Q5_0 => work.run(Bits::<5>, zero, halfs),
-        T::Q5_1 => work.run(Bits::<5>, zero, Halfs::<true>),
-        T::Q5_K => work.run(Bits::<5>, zero, Super::<1, true>),
-        T::Q6_K => work.run(Bits::<6>, zero, Super::<2, false>),
-        T::Q8_0 => work.run(Bytes, zero, halfs),
+        T::Q2_K => work.run(Bits::<2, 0>, Super::<2, true>),
+        T::Q3_K => work.run(Bits::<3, 4>, Super::<2, false>),
+        T::Q4_0 => work.run(Bits::<4, 8>, halfs),
+        T::Q4_1 => work.run(Bits::<4, 0>, Halfs::<true>),
+        T::Q4_K => work.run(Bits::<4, 0>, Super::<1, true>),
+        T::Q5_0 => work.run(Bits::<5, 16>, halfs),
+        T::Q5_1 => work.run(Bits::<5, 0>, Halfs::<true>),
+        T::Q5_K => work.run(Bits::<5, 0>, Super::<1, true>),
+        T::Q6_K => work.run(Bits::<6, 32>, Super::<2, false>),
+        T::Q8_0 => work.run(Bytes, halfs),
         _ => return None,
     })
 }
@@ -243,7 +239,7 @@ struct Packing<'a> {
 impl OnFormat for Packing<'_> {
     type Output = Result<CpuBuffer<u8>>;
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) -> Self::Output {
+    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
         let MatShape { rows, cols } = self.shape;
         let each = rows.div_ceil(PANEL);
         let panels = elements("load_quant", &[each, self.count])?;
@@ -256,31 +252,40 @@ impl OnFormat for Packing<'_> {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.part(p * panel, panel) };
                 let (matrix, first) = (p / each, p % each * PANEL);
-                for j in 0..PANEL.min(rows - first) {
-                    if let Some(row) = self.source.row(matrix * rows + first + j) {
-                        pack_row::<C, F>(self.source.ty, row, j, self.flip, &mut block, out);
-                    }
+                let mut sources = [&[][..]; PANEL];
+                for (j, source) in sources[..PANEL.min(rows - first)].iter_mut().enumerate() {
+                    *source = self
+                        .source
+                        .row(matrix * rows + first + j)
+                        .unwrap_or_default();
                 }
+                pack_panel::<C, F>(self.source.ty, &sources, self.flip, &mut block, out);
             }
         });
         Ok(data)
     }
 }
 
-/// Stores one row of blocks as feature `j` of a panel.
-fn pack_row<C: Codes, F: Scales>(
+/// Stores rows of blocks as the features of a panel. A block of all of them is written before the next,
+/// so that it stays in the first-level cache meanwhile.
+fn pack_panel<C: Codes, F: Scales>(
     ty: GgufQuantType,
-    row: &[u8],
-    j: usize,
+    rows: &[&[u8]; PANEL],
     flip: u8,
     block: &mut Integers,
     panel: &mut [u8],
 ) {
-    let blocks = row.chunks_exact(ty.block_bytes());
-    for (bytes, out) in blocks.zip(panel.chunks_exact_mut(block_bytes::<C, F>())) {
-        // A whole block of a type that is packed: there is nothing to fail.
-        let _ = integers(ty, bytes, block);
-        put_block::<C, F>(block, j, flip, out);
+    let len = ty.block_bytes();
+    for (number, out) in panel.chunks_exact_mut(block_bytes::<C, F>()).enumerate() {
+        for (j, row) in rows.iter().enumerate() {
+            // Features past the last have no rows.
+            let Some(bytes) = row.get(number * len..(number + 1) * len) else {
+                continue;
+            };
+            // A whole block of a type that is packed: there is nothing to fail.
+            let _ = integers(ty, bytes, block);
+            put_block::<C, F>(block, j, flip, out);
+        }
     }
 }
 
@@ -291,9 +296,8 @@ pub(super) fn put_block<C: Codes, F: Scales>(block: &Integers, j: usize, flip: u
     for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
         let (beside, codes) = unit.split_at_mut(F::BESIDE);
         F::put_beside(beside, j, block, u);
-        let steps = block.codes[u * UNIT..][..UNIT].as_chunks().0;
-        for (t, &step) in steps.iter().enumerate() {
-            C::put(codes, j, t, u32::from_le_bytes(step), flip);
+        if let Some(of_unit) = block.codes[u * UNIT..].first_chunk() {
+            C::put(codes, j, of_unit, flip);
         }
     }
 }
@@ -307,7 +311,7 @@ struct ReadRow<'a> {
 impl OnFormat for ReadRow<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: i32, _: F) {
+    fn run<C: Codes, F: Scales>(self, _: C, _: F) {
         let Self { weight, row, out } = self;
         let panel = panel_bytes::<C, F>(weight.shape.cols);
         let panel = &weight.bytes()[row / PANEL * panel..][..panel];

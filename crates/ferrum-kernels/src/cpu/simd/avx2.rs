@@ -16,6 +16,18 @@ impl Avx2 {
     }
 }
 
+/// `v`, computed here: sums of integers may be taken in any order, and the compiler's own needs so many
+/// vectors at once that it stores and reloads most of them.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags));
+    }
+    v
+}
+
 /// Lanes 0–7 and 8–15.
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
@@ -139,6 +151,28 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn bytes_of_magic(self, v: V) -> ([i32; LANES / 4], i32) {
+        let (mut words, mut sums) = ([0; LANES / 4], [0; 4]);
+        // SAFETY: see the impl; the arrays have 16 bytes.
+        unsafe {
+            let magic = _mm256_set1_epi32(0x4b40_0000);
+            let a = _mm256_sub_epi32(_mm256_castps_si256(v.0), magic);
+            let b = _mm256_sub_epi32(_mm256_castps_si256(v.1), magic);
+            // Packing goes by halves of a register: bring quarters back in order.
+            let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
+            let bytes = _mm256_packs_epi16(pairs, pairs);
+            let bytes = _mm256_permute4x64_epi64::<0b00_00_10_00>(bytes);
+            _mm_storeu_si128(words.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
+            let all = _mm256_add_epi32(a, b);
+            let all = _mm_add_epi32(
+                _mm256_castsi256_si128(all),
+                _mm256_extracti128_si256::<1>(all),
+            );
+            _mm_storeu_si128(sums.as_mut_ptr().cast(), all);
+        }
+        (words, sums[0] + sums[1] + sums[2] + sums[3])
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> V {
         // SAFETY: see the impl.
         unsafe { V(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
@@ -218,6 +252,14 @@ impl Simd for Avx2 {
                 _mm256_loadu_si256(p.cast()),
                 _mm256_loadu_si256(p.add(32).cast()),
             )
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: I) {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v.0);
+            _mm256_storeu_si256(p.add(32).cast(), v.1);
         }
     }
     #[inline(always)]
@@ -301,8 +343,8 @@ impl Simd for Avx2 {
         unsafe {
             let x = _mm256_set1_epi32(x);
             I(
-                _mm256_add_epi16(sums.0, _mm256_maddubs_epi16(w.0, x)),
-                _mm256_add_epi16(sums.1, _mm256_maddubs_epi16(w.1, x)),
+                in_order(_mm256_add_epi16(sums.0, _mm256_maddubs_epi16(w.0, x))),
+                in_order(_mm256_add_epi16(sums.1, _mm256_maddubs_epi16(w.1, x))),
             )
         }
     }
@@ -319,13 +361,75 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i8) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            I(
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())),
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(16).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    fn shl_pairs(self, v: I, n: usize) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            I(_mm256_sll_epi16(v.0, n), _mm256_sll_epi16(v.1, n))
+        }
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_madd_epi16(a.0, b.0), _mm256_madd_epi16(a.1, b.1)) }
+    }
+    /// The number in both places of its pair.
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: I) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let (a, b) = (2 * SECOND as i8, 2 * SECOND as i8 + 1);
+            let (c, d) = (a + 4, b + 4);
+            let places = _mm_setr_epi8(
+                a,
+                b,
+                a,
+                b,
+                c,
+                d,
+                c,
+                d,
+                a + 8,
+                b + 8,
+                a + 8,
+                b + 8,
+                c + 8,
+                d + 8,
+                c + 8,
+                d + 8,
+            );
+            let places = _mm256_broadcastsi128_si256(places);
+            I(
+                _mm256_shuffle_epi8(pairs.0, places),
+                _mm256_shuffle_epi8(pairs.1, places),
+            )
+        }
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
+        let I(low, high) = self.add_i(self.dot_pairs(sums, factor), total);
+        // SAFETY: see the impl.
+        unsafe { I(in_order(low), in_order(high)) }
+    }
+    #[inline(always)]
     fn wide(self, total: I, w: I, x: i32) -> I {
         // SAFETY: see the impl.
         unsafe {
             // |w| · (x with w's sign): the first factor fits an unsigned byte, and two products 16 bits.
             let x = _mm256_set1_epi32(x);
             let pairs = |w| _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-            self.collect(I(pairs(w.0), pairs(w.1)), total)
+            let I(low, high) = self.collect(I(pairs(w.0), pairs(w.1)), total);
+            I(in_order(low), in_order(high))
         }
     }
     #[inline(always)]

@@ -162,6 +162,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
@@ -226,6 +231,34 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
         self.add_i(sums, total)
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i8) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    fn shl_pairs(self, v: Self::I, n: usize) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sll_epi16(v, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_madd_epi16(a, b) }
+    }
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            let first = _mm512_sll_epi32(pairs, _mm_cvtsi32_si128(16 * (1 - SECOND as i32)));
+            _mm512_srai_epi32::<16>(first)
+        }
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: Self::Products, factor: Self::I, total: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(_mm512_mullo_epi32(sums, factor), total) }
     }
     #[inline(always)]
     fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I {

@@ -64,6 +64,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `2^n` from `n + 1.5·2^23`, `-126 ≤ n ≤ 127`: the low mantissa bits of the sum hold `n`.
     fn pow2_of_magic(self, v: Self::V) -> Self::V;
 
+    /// Sixteen integers `-127 ≤ n ≤ 127` from `n + 1.5·2^23`, as bytes, and their sum.
+    #[inline(always)]
+    fn bytes_of_magic(self, v: Self::V) -> ([i32; LANES / 4], i32) {
+        let lanes = self.to_array(v);
+        let (mut words, mut sum) = ([0; LANES / 4], 0);
+        for (i, lane) in lanes.iter().enumerate() {
+            let byte = lane.to_bits() as i8;
+            sum += i32::from(byte);
+            words[i / 4] |= i32::from(byte as u8) << (i % 4 * 8);
+        }
+        (words, sum)
+    }
+
     /// Sixteen f32.
     ///
     /// # Safety
@@ -100,6 +113,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for reads of 64 bytes; any alignment.
     unsafe fn load_i(self, p: *const u8) -> Self::I;
+    /// Stores sixty-four bytes.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 64 bytes; any alignment.
+    unsafe fn store_i(self, p: *mut u8, v: Self::I);
     /// Sixteen signed bytes as f32.
     ///
     /// # Safety
@@ -135,6 +153,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products;
     /// `total` and the products of each 32-bit lane.
     fn collect(self, sums: Self::Products, total: Self::I) -> Self::I;
+    /// Sixteen pairs of signed bytes, as pairs of i16 in 32 bits.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 32 bytes.
+    unsafe fn load_pairs(self, p: *const i8) -> Self::I;
+    /// Each i16 of pairs times `2^n`.
+    fn shl_pairs(self, v: Self::I, n: usize) -> Self::I;
+    /// Sum of the products of the pairs of `a` and `b`, lane by lane of 32 bits.
+    fn dot_pairs(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Numbers `SECOND` (0 or 1) of pairs of signed bytes, as [`collect_scaled`](Self::collect_scaled)
+    /// takes them.
+    fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I;
+    /// `total` and the products of each 32-bit lane times its factor.
+    fn collect_scaled(self, sums: Self::Products, factor: Self::I, total: Self::I) -> Self::I;
     /// `total` and the products of the signed bytes of `w` with the four signed bytes of `x`, none of
     /// which is -128. `w` is given with [`WIDE_FLIP`](Self::WIDE_FLIP) applied; where that is not 0,
     /// `total` grows by 128 times the sum of `x`'s bytes.

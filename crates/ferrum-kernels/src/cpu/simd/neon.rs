@@ -204,6 +204,13 @@ impl Simd for Neon {
         each_i!(i => vreinterpretq_s32_u8(vld1q_u8(p.add(16 * i))))
     }
     #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: I) {
+        for (i, lanes) in v.0.into_iter().enumerate() {
+            // SAFETY: the caller allows writes of 64 bytes at `p`; `self` proves NEON.
+            unsafe { vst1q_u8(p.add(16 * i), vreinterpretq_u8_s32(lanes)) };
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> V {
         // SAFETY: the caller allows reads of 16 bytes at `p`.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
@@ -264,6 +271,35 @@ impl Simd for Neon {
     #[inline(always)]
     fn collect(self, sums: I, total: I) -> I {
         self.add_i(sums, total)
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i8) -> I {
+        each_i!(i => vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p.add(8 * i)))))
+    }
+    #[inline(always)]
+    fn shl_pairs(self, v: I, n: usize) -> I {
+        each_i!(i => {
+            let pairs = vreinterpretq_s16_s32(v.0[i]);
+            vreinterpretq_s32_s16(vshlq_s16(pairs, vdupq_n_s16(n as i16)))
+        })
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: I, b: I) -> I {
+        each_i!(i => {
+            let (a, b) = (vreinterpretq_s16_s32(a.0[i]), vreinterpretq_s16_s32(b.0[i]));
+            let low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+            let high = vmull_s16(vget_high_s16(a), vget_high_s16(b));
+            vpaddq_s32(low, high)
+        })
+    }
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: I) -> I {
+        let up = 16 * (1 - SECOND as i32);
+        each_i!(i => vshrq_n_s32::<16>(vshlq_s32(pairs.0[i], vdupq_n_s32(up))))
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
+        each_i!(i => vmlaq_s32(total.0[i], sums.0[i], factor.0[i]))
     }
     #[inline(always)]
     fn wide(self, total: I, w: I, x: i32) -> I {

@@ -26,6 +26,18 @@ fn each_i(mut f: impl FnMut(usize) -> i32) -> [i32; LANES] {
     out
 }
 
+/// Two i16 in 32 bits, the first in the low half.
+#[inline(always)]
+fn pair([low, high]: [i32; 2]) -> i32 {
+    (low & 0xffff) | high << 16
+}
+
+/// The numbers of a [`pair`].
+#[inline(always)]
+fn numbers(pair: i32) -> [i32; 2] {
+    [i32::from(pair as i16), pair >> 16]
+}
+
 impl Simd for Scalar {
     type V = [f32; LANES];
     type I = [i32; LANES];
@@ -135,6 +147,11 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::I>().read_unaligned() }.map(i32::from_le)
     }
     #[inline(always)]
+    unsafe fn store_i(self, p: *mut u8, v: Self::I) {
+        // SAFETY: the caller's contract is this write's.
+        unsafe { p.cast::<Self::I>().write_unaligned(v.map(i32::to_le)) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
         // SAFETY: the caller's contract is this read's.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
@@ -196,6 +213,31 @@ impl Simd for Scalar {
     #[inline(always)]
     fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
         self.add_i(sums, total)
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i8) -> Self::I {
+        // SAFETY: the caller's contract is this read's.
+        let bytes = unsafe { p.cast::<[[i8; 2]; LANES]>().read() };
+        each_i(|i| pair(bytes[i].map(i32::from)))
+    }
+    #[inline(always)]
+    fn shl_pairs(self, v: Self::I, n: usize) -> Self::I {
+        each_i(|i| pair(numbers(v[i]).map(|x| x << n)))
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::I, b: Self::I) -> Self::I {
+        each_i(|i| {
+            let (a, b) = (numbers(a[i]), numbers(b[i]));
+            a[0] * b[0] + a[1] * b[1]
+        })
+    }
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I {
+        each_i(|i| numbers(pairs[i])[SECOND])
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: Self::Products, factor: Self::I, total: Self::I) -> Self::I {
+        each_i(|i| total[i] + sums[i] * factor[i])
     }
     #[inline(always)]
     fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I {
