@@ -155,9 +155,10 @@ impl Simd for Avx2 {
         let (mut words, mut sums) = ([0; LANES / 4], [0; 4]);
         // SAFETY: see the impl; the arrays have 16 bytes.
         unsafe {
-            let magic = _mm256_set1_epi32(0x4b40_0000);
-            let a = _mm256_sub_epi32(_mm256_castps_si256(v.0), magic);
-            let b = _mm256_sub_epi32(_mm256_castps_si256(v.1), magic);
+            // The low byte alone, as at every level: others hold garbage where there was no number.
+            let a = _mm256_slli_epi32::<24>(_mm256_castps_si256(v.0));
+            let b = _mm256_slli_epi32::<24>(_mm256_castps_si256(v.1));
+            let (a, b) = (_mm256_srai_epi32::<24>(a), _mm256_srai_epi32::<24>(b));
             // Packing goes by halves of a register: bring quarters back in order.
             let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             let bytes = _mm256_packs_epi16(pairs, pairs);
