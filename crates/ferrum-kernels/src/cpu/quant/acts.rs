@@ -76,9 +76,9 @@ impl Kernel for Row<'_> {
             let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
             let (first, first_sum) = codes(s, low, inverse);
             let (second, second_sum) = codes(s, high, inverse);
-            for t in 0..STEPS / 2 {
-                out[t * count + row] = first[t];
-                out[(STEPS / 2 + t) * count + row] = second[t];
+            for (t, (&low, &high)) in first.iter().zip(&second).enumerate() {
+                out[t * count + row] = low;
+                out[(STEPS / 2 + t) * count + row] = high;
             }
             let sum = first_sum + second_sum;
             out[word::SCALE * count + row] = scale.to_bits() as i32;
