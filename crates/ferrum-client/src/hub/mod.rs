@@ -136,7 +136,12 @@ impl Hub {
         }
         match &choice.weights {
             Weights::None => {}
-            Weights::Gguf(file) | Weights::Safetensors(file) => fetch.large(file).await?,
+            Weights::Gguf(files) => {
+                for file in files {
+                    fetch.large(file).await?;
+                }
+            }
+            Weights::Safetensors(file) => fetch.large(file).await?,
             Weights::Index(index) => {
                 fetch.small(index).await?;
                 let shards = Safetensors::shards(repo.snapshot(&commit).join(index))?;

@@ -174,6 +174,20 @@ fn a_file_is_named_by_its_path_or_its_end() {
 }
 
 #[test]
+fn a_split_file_comes_with_its_parts() {
+    let mut setup = Setup::new();
+    let parts = ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"];
+    let files = [(parts[0], &b"one"[..]), (parts[1], b"two")];
+    setup.hub.add("org/split", "main", &commit('d'), &files);
+    let pulled = setup.pull("org/split").unwrap();
+    assert!(pulled.path.ends_with(parts[0]) && pulled.fetched == 2);
+    assert!(pulled.path.with_file_name(parts[1]).exists());
+    // One part is not the model.
+    std::fs::remove_file(pulled.path.with_file_name(parts[1])).unwrap();
+    assert_eq!(setup.find("org/split", "main"), None);
+}
+
+#[test]
 fn only_the_tokenizer_comes_without_weights() {
     let setup = Setup::new();
     let hub = Hub::new(setup.config.clone()).unwrap();

@@ -7,7 +7,7 @@ use super::names::{ModelName, RepoId};
 use crate::error::Shown;
 use crate::source::{CONVERT_HINT, PICKLES};
 use crate::{FormatError, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Beside the weights of a Hugging Face folder: all that this crate reads.
 const SUPPORT: [&str; 9] = [
@@ -60,8 +60,8 @@ pub struct Choice {
 pub enum Weights {
     /// Not wanted.
     None,
-    /// A GGUF file, which is all of the model.
-    Gguf(String),
+    /// GGUF files, which are all of the model: one, or its parts in their order.
+    Gguf(Vec<String>),
     /// One safetensors file.
     Safetensors(String),
     /// An index that names safetensors files.
@@ -72,7 +72,7 @@ impl Choice {
     /// What a reader opens, inside the folder of the snapshot; `None`: the folder itself.
     pub fn entry(&self) -> Option<&str> {
         match &self.weights {
-            Weights::Gguf(file) => Some(file),
+            Weights::Gguf(files) => files.first().map(String::as_str),
             Weights::Safetensors(file) if self.named => Some(file),
             _ => None,
         }
@@ -94,9 +94,10 @@ pub fn choose(model: &ModelName, files: &[String], want: Want) -> Result<Choice>
     }
 }
 
-/// Whether `file` of a repository is what `wanted` names: its path, or the end of a GGUF file's name.
+/// Whether `file` of a repository belongs to what `wanted` names: a path, or the end of a GGUF file's name.
 pub(super) fn is_named(file: &str, wanted: &str) -> bool {
-    file == wanted || (is_gguf(file) && ends_with_tag(file, wanted))
+    let part = || is_gguf(wanted) && Gguf::new(file).whole == Gguf::new(wanted).whole;
+    file == wanted || (is_gguf(file) && (part() || ends_with_tag(file, wanted)))
 }
 
 struct Listing<'a> {
@@ -221,17 +222,30 @@ impl Listing<'_> {
     }
 
     fn gguf(&self, gguf: &Gguf<'_>) -> Result<Choice> {
-        if let Some(parts) = gguf.parts {
-            let reason = format!("\"{}\" is split into {parts} parts", Shown(gguf.file));
-            let hint = "download the parts, join them with `llama-gguf-split --merge`, and give the \
-                        joined file as --model; or choose a smaller file";
-            return Err(self.error(reason, hint.into()));
-        }
+        let files = match gguf.parts {
+            None => vec![gguf.file.to_owned()],
+            Some(parts) => self.parts(gguf.whole, extension(gguf.file), parts)?,
+        };
         Ok(Choice {
             support: Vec::new(),
-            weights: Weights::Gguf(gguf.file.to_owned()),
+            weights: Weights::Gguf(files),
             named: true,
         })
+    }
+
+    /// All parts of a split file, the first one first.
+    fn parts(&self, whole: &str, extension: &str, count: u32) -> Result<Vec<String>> {
+        let there: HashSet<&str> = self.files.iter().map(String::as_str).collect();
+        let names = (1..=count).map(|part| format!("{whole}-{part:05}-of-{count:05}.{extension}"));
+        names
+            .map(|name| match there.contains(name.as_str()) {
+                true => Ok(name),
+                false => Err(self.error(
+                    format!("lacks the part \"{}\"", Shown(&name)),
+                    String::new(),
+                )),
+            })
+            .collect()
     }
 
     fn safetensors(&self) -> Vec<&str> {
@@ -455,10 +469,31 @@ mod tests {
             let choice = chosen(model, files, Want::Model).unwrap();
             assert_eq!(
                 choice.weights,
-                Weights::Gguf((*expected).into()),
+                Weights::Gguf(vec![(*expected).into()]),
                 "{model} {files:?}"
             );
             assert_eq!(choice.entry(), Some(*expected));
+        }
+    }
+
+    #[test]
+    fn a_split_file_is_all_of_its_parts() {
+        let parts = [
+            "Q4_K_M/x-00002-of-00003.gguf",
+            "Q4_K_M/x-00001-of-00003.gguf",
+            "Q4_K_M/x-00003-of-00003.gguf",
+        ];
+        for model in ["a/b", "a/b:Q4_K_M", "a/b:Q4_K_M/x-00002-of-00003.gguf"] {
+            let choice =
+                chosen(model, &[&parts[..], &["y-Q2_K.gguf"]].concat(), Want::Model).unwrap();
+            let expected = [parts[1], parts[0], parts[2]].map(str::to_owned);
+            assert_eq!(choice.weights, Weights::Gguf(expected.into()));
+            assert_eq!(choice.entry(), Some(parts[1]));
+        }
+        for part in parts {
+            assert!(
+                is_named(part, "q4_k_m") && is_named(part, parts[0]) && !is_named(part, "Q8_0")
+            );
         }
     }
 
@@ -492,18 +527,11 @@ mod tests {
             ),
             ("a/b:K_M", &["x-Q4_K_Mx.gguf"], "has no file \"K_M\""),
             (
-                "a/b",
-                &[
-                    "x-Q4_K_M-00001-of-00002.gguf",
-                    "x-Q4_K_M-00002-of-00002.gguf",
-                ],
-                "is split into 2 parts",
-            ),
-            (
                 "a/b:Q8_0",
-                &["Q8_0/x-00001-of-00003.gguf"],
-                "llama-gguf-split --merge",
+                &["Q8_0/x-00001-of-00002.gguf"],
+                "lacks the part \"Q8_0/x-00002-of-00002.gguf\"",
             ),
+            ("a/b", &["x-00001-of-99999.gguf"], "lacks the part"),
             (
                 "a/b",
                 &["config.json", "pytorch_model.bin"],
@@ -546,8 +574,9 @@ mod tests {
                 let model = ModelName { repo: repo.clone(), file: file.clone() };
                 if let Ok(choice) = choose(&model, &files, want) {
                     let weights = match choice.weights {
-                        Weights::Gguf(f) | Weights::Safetensors(f) | Weights::Index(f) => Some(f),
-                        Weights::None => None,
+                        Weights::Gguf(files) => files,
+                        Weights::Safetensors(file) | Weights::Index(file) => vec![file],
+                        Weights::None => Vec::new(),
                     };
                     for file in choice.support.iter().chain(&weights) {
                         prop_assert!(files.contains(file));
