@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 10] = [
+    const SAMPLES: [&str; 11] = [
         "1024",
         "4",
         "0.5",
@@ -264,6 +264,7 @@ mod tests {
         "127.0.0.1",
         "http://localhost:4318",
         "true",
+        "hermes",
         "name=folder",
         "some text",
     ];

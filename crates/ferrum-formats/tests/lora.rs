@@ -10,8 +10,11 @@ use tempfile::TempDir;
 const DOWN: &str = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight";
 const UP: &str = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight";
 
+/// Tensors by name, with their shapes.
+type Tensors<'a> = &'a [(&'a str, &'a [usize])];
+
 /// A folder with one pair of rank 2, of 4 inputs and 6 outputs, but for `config` and `tensors`.
-fn folder(config: &Value, tensors: &[(&str, &[usize])]) -> TempDir {
+fn folder(config: &Value, tensors: Tensors<'_>) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut all = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 6});
     for (key, value) in config.as_object().unwrap() {
@@ -32,7 +35,7 @@ fn folder(config: &Value, tensors: &[(&str, &[usize])]) -> TempDir {
     dir
 }
 
-const PAIR: &[(&str, &[usize])] = &[(DOWN, &[2, 4]), (UP, &[6, 2])];
+const PAIR: Tensors<'static> = &[(DOWN, &[2, 4]), (UP, &[6, 2])];
 
 #[test]
 fn pairs_have_their_module_and_scale() {
@@ -73,7 +76,7 @@ fn pairs_have_their_module_and_scale() {
 #[test]
 fn what_is_more_or_less_than_pairs_is_refused_by_name() {
     const EMBEDDING: &str = "base_model.model.model.embed_tokens.lora_embedding_A";
-    let cases: Vec<(Value, &[(&str, &[usize])], &str)> = vec![
+    let cases: Vec<(Value, Tensors<'_>, &str)> = vec![
         (
             json!({"peft_type": "IA3"}),
             PAIR,

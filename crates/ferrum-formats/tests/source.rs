@@ -1,4 +1,5 @@
 //! Paths as people give them, right and wrong.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

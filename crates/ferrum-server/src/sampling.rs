@@ -19,7 +19,6 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// What a request says of the answers that it wants, but for the prompt.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    pub(crate) model: Named,
     pub(crate) generation: Generation,
     pub(crate) n: usize,
     pub(crate) stream: bool,
@@ -34,17 +33,20 @@ pub(crate) struct Wanted {
     pub(crate) place: Place,
 }
 
-/// Where a request stands among others.
+/// What a request is to, and where it stands among others.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
+    pub(crate) model: Named,
     priority: i8,
     tenant: Option<String>,
 }
 
 impl Place {
-    pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
+    pub(crate) fn read(fields: &mut Fields, model: &Model) -> Result<Self> {
+        let named = model.find(fields.text("model")?.as_deref())?;
         let priority = i64::from(i8::MIN)..=i64::from(i8::MAX);
         Ok(Self {
+            model: named,
             // The range is that of the type.
             priority: fields.int("priority", priority)?.unwrap_or(0) as i8,
             tenant: fields.text("cache_salt")?,
@@ -61,6 +63,7 @@ impl Place {
         Request {
             priority: self.priority,
             tenant: self.tenant.clone(),
+            adapter: self.model.adapter,
             timeout: Some(config.request_timeout),
             ..Request::new(prompt, generation)
         }
@@ -82,7 +85,7 @@ impl Wanted {
 
     /// Takes the fields that all routes have, for one answer.
     pub(crate) fn one(fields: &mut Fields, model: &Model) -> Result<Self> {
-        let named = model.find(fields.text("model")?.as_deref())?;
+        let place = Place::read(fields, model)?;
         let generation = Generation {
             sampling: sampling(fields, model)?,
             max_tokens: 0,
@@ -90,7 +93,6 @@ impl Wanted {
             stop_tokens: stop_tokens(fields, model)?,
         };
         Ok(Self {
-            model: named,
             generation,
             n: 1,
             stream: fields.boolean("stream")?.unwrap_or(false),
@@ -98,7 +100,7 @@ impl Wanted {
             structured: None,
             grammar: None,
             shown_tokens: Vec::new(),
-            place: Place::read(fields)?,
+            place,
         })
     }
 
@@ -107,7 +109,6 @@ impl Wanted {
         let generation = self.generation.clone();
         Request {
             n: self.n,
-            adapter: self.model.adapter,
             draft_tokens: config.lookup_tokens,
             grammar: self.grammar.clone(),
             shown_tokens: self.shown_tokens.clone(),

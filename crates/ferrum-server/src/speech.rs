@@ -241,8 +241,8 @@ mod tests {
                 reasoning: true,
                 begins_thinking: false,
                 max_calls: 8,
+                format: Default::default(),
             },
-            begun: String::new(),
         };
         let mut speech = Speech::new(&prompt, 1);
         let mut blocks = Blocks::default();

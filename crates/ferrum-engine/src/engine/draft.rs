@@ -211,5 +211,6 @@ fn push(
         blocks: seq.table.blocks(),
         logits,
         adapter: None,
+        hidden: false,
     })
 }

@@ -10,7 +10,7 @@ use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::{BlockTable, CacheSalt};
 use crate::sampler::{Sampler, logprobs};
-use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
+use crate::scheduler::{NewSequence, Scheduler, Sequence, StepPlan, Work};
 use crate::{FinishReason, StepRunner, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
@@ -328,7 +328,8 @@ impl<'a> StepLoop<'a> {
         let ask_model = self.draft.as_mut().is_some_and(|d| d.payoff.guesses());
         let (mut found, mut asks) = (Vec::new(), Vec::new());
         for (&id, answer) in &mut self.answers {
-            let Some(seq) = self.scheduler.sequence(id).filter(|seq| seq.is_decoding()) else {
+            let decodes = |seq: &&Sequence| seq.is_decoding() && answer.pool.is_none();
+            let Some(seq) = self.scheduler.sequence(id).filter(decodes) else {
                 continue;
             };
             // The step gives one token anyway.

@@ -396,6 +396,17 @@ fn special_tokens_are_allowed_only_where_they_are_named() {
     assert!(guide.accept(byte_token(b'a')).unwrap());
     assert!(guide.mask().unwrap().is_empty());
 
+    // Free text in which the token begins something that is not free.
+    let text = "start: (FREE @ call)* FREE\ncall: \"x\"\nFREE: /(?s:.*)/";
+    let constraint = compile(&lark(&text.replace('@', &lark_token(other))));
+    let [a, x] = [byte_token(b'a'), byte_token(b'x')];
+    for tokens in [&[][..], &[a, x], &[other, x], &[a, other, x, a, other, x]] {
+        assert!(constraint.accepts(tokens), "{tokens:?}");
+    }
+    for tokens in [&[other][..], &[other, a], &[a, other, other, x]] {
+        assert!(!constraint.accepts(tokens), "{tokens:?}");
+    }
+
     // A token of text at which somebody wants to stop is one of the grammar's.
     let b = byte_token(b'b');
     let mut guide = compile(&Grammar::Regex("ab?".into())).guide(&[b, ends[0]]);

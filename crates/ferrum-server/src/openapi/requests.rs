@@ -4,13 +4,32 @@ use super::schema::*;
 use crate::app::App;
 use crate::routes::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use ferrum_engine::engine::{MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
 use ferrum_engine::sampler::MAX_LOGIT_BIAS;
 use serde_json::{Value, json};
 
 const I32: i64 = i32::MAX as i64;
 
 fn name(app: &App) -> Field {
-    ("model", only(&[json!(app.model.served.name)]))
+    let adapters = app.model.adapters.list().into_iter();
+    let mut names = vec![json!(app.model.served.name)];
+    names.extend(adapters.map(|(name, _)| json!(name)));
+    ("model", only(&names))
+}
+
+pub(super) fn load_adapter() -> Value {
+    let fields = vec![
+        ("lora_name", text()),
+        ("lora_path", text()),
+        ("load_inplace", only(&[json!(false)])),
+        ("base_model_name", text()),
+    ];
+    closed(&["lora_name", "lora_path"], fields)
+}
+
+pub(super) fn unload_adapter() -> Value {
+    let fields = vec![("lora_name", text()), ("lora_int_id", int(0..=i64::MAX))];
+    closed(&["lora_name"], fields)
 }
 
 fn token(app: &App) -> Value {
@@ -106,9 +125,58 @@ fn older(app: &App) -> Vec<Field> {
         ("stream_options", options),
         ("stop", stops),
         ("store", only(&[json!(false)])),
-        ("response_format", only(&[json!({"type": "text"})])),
     ]);
+    fields.extend(forms());
     fields
+}
+
+/// A schema that is JSON Schema's to describe.
+fn anything() -> Value {
+    json!({})
+}
+
+/// `type` and the rest of the form of an answer, whose schema is in an object of its own or not.
+fn format(flat: bool) -> Value {
+    let kinds = [json!("text"), json!("json_object"), json!("json_schema")];
+    let schema = || {
+        vec![
+            ("name", text()),
+            ("description", text()),
+            ("strict", boolean()),
+            ("schema", anything()),
+        ]
+    };
+    let mut fields = vec![("type", only(&kinds))];
+    match flat {
+        true => fields.extend(schema()),
+        false => {
+            fields.push(("schema", anything()));
+            fields.push(("json_schema", closed(&["schema"], schema())));
+        }
+    }
+    closed(&["type"], fields)
+}
+
+/// What an answer has to be, in OpenAI's, vLLM's and llama.cpp's fields; one of them at a time.
+fn forms() -> Vec<Field> {
+    let choice = || list(text(), MAX_GRAMMAR_PARTS);
+    let outputs = vec![
+        ("json", anything()),
+        ("json_object", boolean()),
+        ("regex", text()),
+        ("choice", choice()),
+        ("grammar", text()),
+    ];
+    vec![
+        ("response_format", format(false)),
+        ("structured_outputs", closed(&[], outputs)),
+        ("guided_json", anything()),
+        ("guided_json_object", boolean()),
+        ("guided_regex", text()),
+        ("guided_choice", choice()),
+        ("guided_grammar", text()),
+        ("grammar", text()),
+    ]
 }
 
 /// A text, texts, tokens, or lists of tokens.
@@ -161,7 +229,7 @@ fn function(schema: &'static str) -> Vec<Field> {
         ("name", function_name()),
         ("description", text()),
         (schema, object()),
-        ("strict", only(&[json!(false)])),
+        ("strict", boolean()),
     ]
 }
 
@@ -351,7 +419,7 @@ pub(super) fn responses(app: &App) -> Value {
     let form = closed(
         &[],
         vec![
-            ("format", only(&[json!({"type": "text"})])),
+            ("format", format(true)),
             ("verbosity", only(&[json!("medium")])),
         ],
     );
@@ -385,6 +453,32 @@ fn cache_control() -> Field {
         ("ttl", only(&[json!("5m"), json!("1h")])),
     ];
     ("cache_control", closed(&[], fields))
+}
+
+fn tool_choice() -> Value {
+    let choices = [json!("auto"), json!("any"), json!("tool"), json!("none")];
+    closed(
+        &["type"],
+        vec![
+            ("type", only(&choices)),
+            ("name", function_name()),
+            ("disable_parallel_tool_use", boolean()),
+        ],
+    )
+}
+
+fn thinking() -> Value {
+    closed(
+        &["type"],
+        vec![
+            (
+                "type",
+                only(&[json!("enabled"), json!("disabled"), json!("adaptive")]),
+            ),
+            ("budget_tokens", count(1..=usize::MAX)),
+            ("display", only(&[json!("summarized")])),
+        ],
+    )
 }
 
 /// What makes the prompt of a message.
@@ -449,33 +543,13 @@ fn turns() -> Vec<Field> {
     messages["minItems"] = 1.into();
     let mut tool = vec![kind("custom"), cache_control()];
     tool.extend(function("input_schema"));
-    let choices = [json!("auto"), json!("any"), json!("tool"), json!("none")];
-    let choice = closed(
-        &["type"],
-        vec![
-            ("type", only(&choices)),
-            ("name", function_name()),
-            ("disable_parallel_tool_use", boolean()),
-        ],
-    );
-    let thinking = closed(
-        &["type"],
-        vec![
-            (
-                "type",
-                only(&[json!("enabled"), json!("disabled"), json!("adaptive")]),
-            ),
-            ("budget_tokens", count(1..=usize::MAX)),
-            ("display", only(&[json!("summarized")])),
-        ],
-    );
     vec![
         ("messages", messages),
         ("system", blocks()),
         ("output_config", closed(&[], vec![("effort", text())])),
         ("tools", list(closed(&["name"], tool), MAX_TOOLS)),
-        ("tool_choice", choice),
-        ("thinking", thinking),
+        ("tool_choice", tool_choice()),
+        ("thinking", thinking()),
         cache_control(),
     ]
 }

@@ -33,6 +33,7 @@ fn app() -> (Engine, App) {
         name: "demo".into(),
         engine: engine.handle(),
         template: Some(ChatTemplate::from_source(template, no_specials).unwrap()),
+        call_format: None,
         context: 64,
         vocab_size: model.spec.vocab_size,
         stop_tokens: Vec::new(),
@@ -41,7 +42,11 @@ fn app() -> (Engine, App) {
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,
     };
-    (engine, App::new(served, ServerConfig::default()))
+    let config = ServerConfig {
+        lora_dir: Some(env!("CARGO_MANIFEST_DIR").into()),
+        ..ServerConfig::default()
+    };
+    (engine, App::new(served, config, None))
 }
 
 /// The fields of a schema and what it says of each; of arrays those of their items.
@@ -141,6 +146,8 @@ fn requests() -> Vec<(&'static str, Value)> {
     single["stop_sequences"] = json!(["a"]);
     single["metadata"] = json!({"user_id": "a"});
     let choice = json!({"type": "function", "function": {"name": "f"}});
+    let schema_format = json!({"type": "json_schema", "json_schema": {"name": "n", "description": "a",
+        "strict": true, "schema": {"type": "object"}}});
     vec![
         (
             "/v1/completions",
@@ -153,6 +160,40 @@ fn requests() -> Vec<(&'static str, Value)> {
                 json!({"messages": messages, "tools": [tool],
             "chat_template_kwargs": extra, "tool_choice": choice, "response_format": {"type": "text"}}),
             ),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "a"}], "response_format": schema_format}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "a"}],
+            "structured_outputs": {"choice": ["a", "b"]}}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "response_format": schema_format}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "structured_outputs": {"regex": "a+"}}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "response_format": {"type": "json_object"}}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "description": "a",
+            "strict": true, "schema": {"type": "object"}}}}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "text": {"format": {"type": "json_object"}}}),
         ),
         ("/tokenize", json!({"prompt": "a"})),
         (
@@ -172,6 +213,11 @@ fn requests() -> Vec<(&'static str, Value)> {
             ),
         ),
         ("/v1/messages", with(sampling(), single)),
+        (
+            "/v1/load_lora_adapter",
+            json!({"lora_name": "a", "lora_path": "src"}),
+        ),
+        ("/v1/unload_lora_adapter", json!({"lora_name": "a"})),
         ("/v1/messages/count_tokens", turns),
     ]
 }

@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use axum::extract::{Request, State};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,17 +12,7 @@ pub(crate) async fn load(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let (name, dir) = app
-        .read(request, |app, mut fields| {
-            let name = fields.need_text("lora_name")?;
-            let path = fields.need_text("lora_path")?;
-            fields.harmless("load_inplace", |v| v == false, "false")?;
-            fields.text("base_model_name")?;
-            fields.finish()?;
-            let dir = inside(app.config.lora_dir.as_deref(), &path)?;
-            Ok((name, dir))
-        })
-        .await?;
+    let (name, dir) = app.read(request, read_load).await?;
     let most = app.config.max_adapters;
     app.model.load_adapter(&name, &dir, most).await?;
     Ok(format!(
@@ -29,23 +20,33 @@ pub(crate) async fn load(
     ))
 }
 
+pub(super) fn read_load(app: &App, mut fields: Fields) -> Result<(String, PathBuf), ApiError> {
+    let name = fields.need_text("lora_name")?;
+    let path = fields.need_text("lora_path")?;
+    fields.harmless("load_inplace", |v| v == false, "false")?;
+    fields.text("base_model_name")?;
+    fields.finish()?;
+    let dir = inside(app.config.lora_dir.as_deref(), &path)?;
+    Ok((name, dir))
+}
+
 /// Takes an adapter away.
 pub(crate) async fn unload(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let name = app
-        .read(request, |_, mut fields| {
-            let name = fields.need_text("lora_name")?;
-            fields.int("lora_int_id", 0..=i64::MAX)?;
-            fields.finish()?;
-            Ok(name)
-        })
-        .await?;
+    let name = app.read(request, read_unload).await?;
     app.model.adapters.unload(&app.model.served.engine, &name)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
+}
+
+pub(super) fn read_unload(_: &App, mut fields: Fields) -> Result<String, ApiError> {
+    let name = fields.need_text("lora_name")?;
+    fields.int("lora_int_id", 0..=i64::MAX)?;
+    fields.finish()?;
+    Ok(name)
 }
 
 /// The folder that a request names. Whoever may ask for adapters may not look around on this machine,

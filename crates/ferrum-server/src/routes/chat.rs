@@ -125,7 +125,7 @@ impl Chat {
     fn new(app: &App, job: &Job, answers: usize) -> Self {
         Self {
             model: Arc::clone(&app.model),
-            name: job.wanted.model.name.clone(),
+            name: job.wanted.place.model.name.clone(),
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),

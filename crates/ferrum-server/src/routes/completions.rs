@@ -221,7 +221,7 @@ impl Completion {
         let echo = |prompt| job.echo.then(|| (prompt, Vec::new()));
         Self {
             model: Arc::clone(&app.model),
-            name: job.wanted.model.name,
+            name: job.wanted.place.model.name,
             id: fresh_id("cmpl-"),
             created: unix_time(),
             n: job.wanted.n,

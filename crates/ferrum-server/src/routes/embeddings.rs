@@ -5,7 +5,6 @@ use crate::answers::Next;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
-use crate::model::Named;
 use crate::sampling::Place;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -23,7 +22,6 @@ const AT_A_TIME: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Job {
-    model: Named,
     place: Place,
     pooling: Pooling,
     texts: Vec<Vec<TokenId>>,
@@ -43,7 +41,6 @@ pub(crate) async fn embeddings(
         let first = vectors.len();
         vectors.resize(first + texts.len(), String::new());
         let asked = texts.iter().map(|text| ferrum_engine::Request {
-            adapter: job.model.adapter,
             pooling: Some(job.pooling),
             ..job
                 .place
@@ -64,7 +61,7 @@ pub(crate) async fn embeddings(
         format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{vector}}}")
     };
     let entries: Vec<_> = vectors.iter().enumerate().map(entry).collect();
-    let name = json!(job.model.name);
+    let name = json!(job.place.model.name);
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let data = entries.join(",");
     let body =
@@ -74,7 +71,7 @@ pub(crate) async fn embeddings(
 
 pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let model = &app.model;
-    let named = model.find(fields.text("model")?.as_deref())?;
+    let place = Place::read(&mut fields, model)?;
     let Some(pooling) = model.served.pooling else {
         let reason = "its files ask for a pooling that is not known here";
         return Err(ApiError::unsupported("model", reason));
@@ -90,12 +87,10 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
         }
     };
     fields.text("user")?;
-    let place = Place::read(&mut fields)?;
     let input = fields.need("input")?;
     fields.finish()?;
     let texts = read_prompts(model, "input", input, app.config.max_inputs)?;
     Ok(Job {
-        model: named,
         place,
         pooling,
         texts: texts.into_iter().map(|text| text.tokens).collect(),

@@ -73,6 +73,8 @@ pub(crate) fn read(
         "/v1/responses" => responses::read(app, fields).map(drop),
         MESSAGES => anthropic::read(app, fields).map(drop),
         COUNT_TOKENS => anthropic::read_count(app, fields).map(drop),
+        "/v1/load_lora_adapter" => adapters::read_load(app, fields).map(drop),
+        "/v1/unload_lora_adapter" => adapters::read_unload(app, fields).map(drop),
         other => panic!("{other} reads no body"),
     }
 }

@@ -71,14 +71,6 @@ impl Running {
         Self::with(model, text, config, (engine, max_seqs), |runner| runner)
     }
 
-    /// With a chat template other than the demo model's.
-    fn with_template(template: &str) -> Self {
-        let (model, (tokenizer, _)) = demo_model();
-        let template = ChatTemplate::from_source(template, NO_SPECIALS).unwrap();
-        let (text, engine) = ((tokenizer, Some(template)), (EngineConfig::default(), 2));
-        Self::with(model, text, ServerConfig::default(), engine, |runner| runner)
-    }
-
     /// Serves `model` as "demo", on the runner that `wrap` makes of its own.
     fn with(
         model: Model,
@@ -152,8 +144,7 @@ impl Running {
 
     /// The demo model under another chat template.
     fn with_template(source: &str) -> Self {
-        let none: [(&str, &str); 0] = [];
-        let template = ChatTemplate::from_source(source, none).unwrap();
+        let template = ChatTemplate::from_source(source, NO_SPECIALS).unwrap();
         let (model, (tokenizer, _)) = demo_model();
         let (config, engine) = (ServerConfig::default(), EngineConfig::default());
         let text = (tokenizer, Some(template));

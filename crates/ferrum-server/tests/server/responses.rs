@@ -296,9 +296,9 @@ fn what_is_wrong_is_named() {
             "no tool \"g\"",
         ),
         (
-            json!({"text": {"format": {"type": "json_object"}}}),
-            "text.format",
-            "not supported",
+            json!({"text": {"format": {"type": "yaml"}}}),
+            "text.format.type",
+            "found \"yaml\"",
         ),
         (json!({"truncation": "auto"}), "truncation", "not supported"),
         (json!({"background": true}), "background", "not supported"),
@@ -367,4 +367,27 @@ fn a_response_that_fails_says_so() {
     let events = server.events(PATH, &json!({"input": "a", "stream": true}));
     let response = check(&events);
     assert_eq!(response["error"]["code"], "timeout");
+}
+
+#[test]
+fn text_is_held_to_its_format() {
+    let server = Running::demo();
+    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}},
+        "required": ["sum"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "sum", "strict": true, "schema": schema});
+    let body =
+        json!({"input": "What is 7 plus 5?", "max_output_tokens": 40, "text": {"format": format}});
+    let response = server.ask(PATH, &body);
+    assert_eq!(response["status"], "completed");
+    assert_eq!(response["text"]["format"], format);
+    let answer: Value = serde_json::from_str(&text(&response)).unwrap();
+    assert!(
+        answer["sum"].is_i64() && answer.as_object().unwrap().len() == 1,
+        "{answer}"
+    );
+    let mut wrong = body;
+    wrong["text"]["format"]["schema"] = json!({"type": "nothing"});
+    let reply = server.post(PATH, &wrong);
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.json()["error"]["param"], "text.format.schema");
 }

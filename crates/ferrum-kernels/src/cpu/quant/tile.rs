@@ -320,7 +320,7 @@ unsafe fn totals<S: Simd, W: HalfUnit, const MR: usize>(
                 for (r, products) in products.iter_mut().enumerate() {
                     *products = s.narrow(*products, step, rows.int(t, r));
                 }
-                if (t + 1) % run == 0 {
+                if (t + 1).is_multiple_of(run) {
                     for (r, total) in totals.iter_mut().enumerate() {
                         *total = collect::<S, W>(s, products[r], factors[t / steps_of], *total);
                         products[r] = s.no_products();

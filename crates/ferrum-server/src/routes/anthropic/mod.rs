@@ -36,7 +36,7 @@ pub(crate) async fn messages(
     let speech = Speech::new(&job.prompt, answers.count());
     let shape = Shape {
         id: fresh_id("msg_"),
-        model: job.wanted.model.name.clone(),
+        model: job.wanted.place.model.name.clone(),
     };
     if job.wanted.stream {
         let shape = MessageEvents {

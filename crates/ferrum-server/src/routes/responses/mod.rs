@@ -83,7 +83,7 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
         echo.insert(field.into(), fields.peek(field));
     }
     let mut wanted = Wanted::one(&mut fields, model)?;
-    echo.insert("model".into(), wanted.model.name.as_str().into());
+    echo.insert("model".into(), wanted.place.model.name.as_str().into());
     let names = ["max_output_tokens"];
     let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);

@@ -1,0 +1,210 @@
+//! The routes with their methods.
+
+use super::{answers, requests};
+use crate::app::App;
+use crate::routes::{HEALTH, PAGE};
+use serde_json::{Value, json};
+
+/// A route with one method.
+pub(super) struct Operation {
+    pub(super) path: &'static str,
+    pub(super) method: &'static str,
+    pub(super) summary: &'static str,
+    pub(super) request: Option<Value>,
+    /// Type and schema of each form of the answer; null for no schema.
+    pub(super) answers: Vec<(&'static str, Value)>,
+    /// Statuses of errors beside those that any route may have.
+    pub(super) errors: &'static [u16],
+}
+
+pub(super) const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+const HTML: &str = "text/html";
+const PLAIN: &str = "text/plain";
+
+/// Statuses of routes that read a body.
+const BODY: &[u16] = &[400, 404, 408, 413, 415];
+/// Statuses of routes that ask the engine.
+const ENGINE: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
+
+pub(super) fn all(app: &App) -> Vec<Operation> {
+    let mut all = looks();
+    all.extend(openai(app));
+    all.extend(anthropic(app));
+    all.extend(vllm(app));
+    all
+}
+
+fn get(
+    path: &'static str,
+    summary: &'static str,
+    answer: Value,
+    errors: &'static [u16],
+) -> Operation {
+    Operation {
+        path,
+        method: "get",
+        summary,
+        request: None,
+        answers: vec![(JSON, answer)],
+        errors,
+    }
+}
+
+fn post(
+    path: &'static str,
+    summary: &'static str,
+    (request, answer): (Value, Value),
+    errors: &'static [u16],
+) -> Operation {
+    Operation {
+        path,
+        method: "post",
+        summary,
+        request: Some(request),
+        answers: vec![(JSON, answer)],
+        errors,
+    }
+}
+
+/// Its answers can be streamed, too.
+fn stream(mut operation: Operation) -> Operation {
+    // OpenAPI 3.1 has no words for a stream of values.
+    operation.answers.push((EVENTS, Value::Null));
+    operation
+}
+
+/// Its answers are text of another type.
+fn text(kind: &'static str, operation: Operation) -> Operation {
+    Operation {
+        answers: vec![(kind, json!({"type": "string"}))],
+        ..operation
+    }
+}
+
+/// What there is to look at.
+fn looks() -> Vec<Operation> {
+    let document = json!({"type": "object"});
+    vec![
+        get(
+            HEALTH,
+            "Whether the engine's steps end.",
+            answers::health(),
+            &[503],
+        ),
+        get(
+            "/ready",
+            "Whether requests are taken.",
+            answers::ready(),
+            &[503],
+        ),
+        text(
+            PLAIN,
+            get("/metrics", "Figures for Prometheus.", Value::Null, &[]),
+        ),
+        text(HTML, get(PAGE, "The chat page.", Value::Null, &[])),
+        get("/openapi.json", "This document.", document, &[]),
+        get(
+            "/v1/models",
+            "The models that are served.",
+            answers::models(),
+            &[],
+        ),
+        get("/v1/models/{name}", "A model.", answers::model(), &[404]),
+    ]
+}
+
+/// OpenAI's routes.
+fn openai(app: &App) -> Vec<Operation> {
+    let completions = (requests::completions(app), answers::completion());
+    let chat = (requests::chat(app), answers::chat());
+    let embeddings = (requests::embeddings(app), answers::embeddings());
+    let responses = (requests::responses(app), answers::response());
+    let kept = "/v1/responses/{id}";
+    vec![
+        stream(post(
+            "/v1/completions",
+            "Goes on with texts.",
+            completions,
+            ENGINE,
+        )),
+        stream(post(
+            "/v1/chat/completions",
+            "The next message of a conversation.",
+            chat,
+            ENGINE,
+        )),
+        post("/v1/embeddings", "Vectors of texts.", embeddings, ENGINE),
+        stream(post(
+            "/v1/responses",
+            "The next part of a conversation.",
+            responses,
+            ENGINE,
+        )),
+        get(
+            kept,
+            "A response that was kept.",
+            answers::response(),
+            &[404],
+        ),
+        Operation {
+            method: "delete",
+            ..get(kept, "Forgets a response.", answers::deleted(), &[404])
+        },
+    ]
+}
+
+/// Anthropic's routes.
+fn anthropic(app: &App) -> Vec<Operation> {
+    let messages = (requests::messages(app), answers::message());
+    let count = (requests::count_tokens(app), answers::count());
+    vec![
+        stream(post(
+            "/v1/messages",
+            "The next message, as Anthropic has it.",
+            messages,
+            ENGINE,
+        )),
+        post(
+            "/v1/messages/count_tokens",
+            "Tokens of a conversation.",
+            count,
+            BODY,
+        ),
+    ]
+}
+
+/// vLLM's routes.
+fn vllm(app: &App) -> Vec<Operation> {
+    let tokenize = (requests::tokenize(app), answers::tokens());
+    let detokenize = (requests::detokenize(app), answers::text());
+    let (load, unload) = (requests::load_adapter(), requests::unload_adapter());
+    let (load, unload) = ((load, Value::Null), (unload, Value::Null));
+    vec![
+        post(
+            "/tokenize",
+            "Tokens of a text or a conversation.",
+            tokenize,
+            BODY,
+        ),
+        post("/detokenize", "Text of tokens.", detokenize, BODY),
+        text(
+            PLAIN,
+            post(
+                "/v1/load_lora_adapter",
+                "Loads a LoRA adapter from the server's folder.",
+                load,
+                ENGINE,
+            ),
+        ),
+        text(
+            PLAIN,
+            post(
+                "/v1/unload_lora_adapter",
+                "Takes a LoRA adapter away.",
+                unload,
+                ENGINE,
+            ),
+        ),
+    ]
+}
