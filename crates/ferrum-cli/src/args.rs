@@ -1,4 +1,9 @@
 //! The command line as types: help, checks and completions all come from here.
+#![allow(
+    rustdoc::bare_urls,
+    rustdoc::broken_intra_doc_links,
+    reason = "comments here are the help that people read, where brackets mean optional"
+)]
 
 mod bench_serve;
 mod hub;

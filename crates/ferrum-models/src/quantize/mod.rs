@@ -1,6 +1,6 @@
 //! Making a quantised GGUF file of a model in floats.
 //!
-//! A [`Plan`] names every tensor of the new file and its type ([`recipe`]); writing it goes tensor by
+//! A [`Plan`] names every tensor of the new file and its type (`recipe`); writing it goes tensor by
 //! tensor and within one in runs of rows, so memory stays small whatever the size of the model.
 //! Threads share the rows of a run. Each row is encoded by itself, so the file does not depend on
 //! how many there are.
