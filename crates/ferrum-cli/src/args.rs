@@ -11,12 +11,12 @@ mod hub;
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_models::quantize::Recipe;
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Run language models on the hardware that is there.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a prompt, or chat when there is none
     Run(RunArgs),
-    /// Serve a model over HTTP, with OpenAI's routes
+    /// Serve models over HTTP, with OpenAI's routes
     Serve(ServeArgs),
     /// Fetch a model from a hub, or what is new or missing of it
     Pull(PullArgs),
@@ -67,6 +67,37 @@ fn token_id(text: &str) -> Result<u32, String> {
     let text = text.trim();
     text.parse()
         .map_err(|_| format!("found \"{text}\", expected a token id such as 42"))
+}
+
+/// A model to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedModel {
+    /// What requests call it, if that was given.
+    pub(crate) name: Option<String>,
+    pub(crate) source: PathBuf,
+}
+
+/// A model, maybe with the name that requests have for it. A path that is there is no name.
+fn named_model(text: &str) -> Result<NamedModel, String> {
+    let (name, source) = match text.split_once('=') {
+        Some(parts) if !Path::new(text).exists() => (Some(parts.0), parts.1),
+        _ => (None, text),
+    };
+    if source.is_empty() || name == Some("") {
+        return Err("expected MODEL or NAME=MODEL, such as small=qwen3-0.6b.gguf".into());
+    }
+    Ok(NamedModel {
+        name: name.map(str::to_owned),
+        source: source.into(),
+    })
+}
+
+/// Models that are loaded when a server starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Preload {
+    First,
+    All,
+    None,
 }
 
 /// A folder with the name that requests have for it.
@@ -193,7 +224,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) seed: Option<u64>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
     /// TOML file with settings: each flag is a key of the same name, and flags go before the file
     #[arg(long, value_name = "FILE")]
@@ -203,14 +234,28 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) print_config: bool,
 
-    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model inside
-    /// this program]
-    #[arg(long, short, value_name = "MODEL")]
-    pub(crate) model: Option<PathBuf>,
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub, maybe as NAME=MODEL; can be given several
+    /// times: requests that name no model get the first [default: the demo model inside this program]
+    #[arg(long, short, value_name = "MODEL", value_parser = named_model)]
+    pub(crate) model: Vec<NamedModel>,
 
-    /// What requests call the model [default: the name of its file or folder]
+    /// What requests call the model, if there is one [default: the name of its file or folder]
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
+
+    /// Which models are loaded at the start: first, all or none; the others are when they are asked for
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = Preload::First,
+          hide_possible_values = true)]
+    pub(crate) preload: Preload,
+
+    /// Most models that are loaded at once; for another, the idle one that was used least recently is
+    /// unloaded [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) max_loaded_models: Option<u16>,
+
+    /// Unload a model that nobody has used for so long; the next request loads it again [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) idle_unload: Option<u32>,
 
     /// Address to listen on; 0.0.0.0 lets other machines in
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -229,7 +274,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
 
-    /// LoRA adapter, which requests choose as the model NAME; can be given several times
+    /// LoRA adapter of the first model, which requests choose as the model NAME; can be given several times
     #[arg(long, value_name = "NAME=DIR", value_parser = named_folder)]
     pub(crate) lora: Vec<(String, PathBuf)>,
 
@@ -290,7 +335,8 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u8).range(0..=64))]
     pub(crate) lookup_tokens: u8,
 
-    /// Most sequences that may wait; further requests get 429
+    /// Most sequences that may wait for an engine, and requests for a model to be loaded; further requests
+    /// get 429
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_waiting: u32,
@@ -305,7 +351,7 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1024..=1 << 30))]
     pub(crate) max_body: u32,
 
-    /// Seconds that an answer may take, its time in the queue included
+    /// Seconds that an answer may take, its time in the queue and the loading of its model included
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) timeout: u32,

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 11] = [
+    const SAMPLES: [&str; 12] = [
         "1024",
         "4",
         "0.5",
@@ -266,6 +266,7 @@ mod tests {
         "true",
         "hermes",
         "name=folder",
+        "all",
         "some text",
     ];
 
@@ -360,6 +361,22 @@ mod tests {
             (2, "0.0.0.0".to_owned())
         );
         assert_eq!(args.api_key, ["c"]);
+        // One model or several, with names or without.
+        for (text, expected) in [
+            ("model = \"m.gguf\"", &[(None, "m.gguf")][..]),
+            (
+                "model = [\"a=b\", \"c/d\"]",
+                &[(Some("a"), "b"), (None, "c/d")],
+            ),
+        ] {
+            let args = file_args(text, &[]).unwrap_or_else(|e| panic!("{e}"));
+            let found = args
+                .model
+                .iter()
+                .map(|m| (m.name.as_deref(), m.source.to_str()));
+            let expected = expected.iter().map(|&(name, source)| (name, Some(source)));
+            assert!(found.eq(expected), "{text}");
+        }
         let args = file_args("api-key = \"one\"", &[]).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((args.port, args.api_key), (8000, vec!["one".to_owned()]));
     }

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 /// A process that does not outlive its test.
 struct Serving(Child);
@@ -20,6 +20,33 @@ fn serve(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
     command.arg("serve").args(args);
     command
+}
+
+/// Waits until a server says where it is.
+fn start(mut command: Command) -> (Serving, BufReader<ChildStderr>, String) {
+    let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut words = BufReader::new(process.0.stderr.take().unwrap());
+    // Before it there may be notes about the model.
+    loop {
+        let mut line = String::new();
+        assert_ne!(words.read_line(&mut line).unwrap(), 0, "it ended");
+        if let Some(url) = line.trim().strip_prefix("serving on http://") {
+            let address = url.strip_suffix("/v1").unwrap().to_owned();
+            return (process, words, address);
+        }
+    }
+}
+
+/// Asks a server to end, and gives what else it said.
+#[cfg(unix)]
+fn end(process: &mut Serving, words: &mut BufReader<ChildStderr>) -> String {
+    let pid = process.0.id().to_string();
+    let asked = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(asked.unwrap().success());
+    assert!(process.0.wait().unwrap().success());
+    let mut rest = String::new();
+    words.read_to_string(&mut rest).unwrap();
+    rest
 }
 
 fn ask(address: &str, head: &str, body: &str) -> String {
@@ -44,16 +71,7 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     let mut command = serve(&["--port", "0", "--api-key", "secret", "--backend", "cpu"]);
     // Guesses change nothing.
     command.args(["--draft-model", demo, "--lookup-tokens", "4"]);
-    let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
-    let mut words = BufReader::new(process.0.stderr.take().unwrap());
-    // Before it there may be notes about the model.
-    let address = loop {
-        let mut line = String::new();
-        assert_ne!(words.read_line(&mut line).unwrap(), 0, "it ended");
-        if let Some(url) = line.trim().strip_prefix("serving on http://") {
-            break url.strip_suffix("/v1").unwrap().to_owned();
-        }
-    };
+    let (mut process, mut words, address) = start(command);
     let address = address.as_str();
     assert!(address.starts_with("127.0.0.1:"), "{address}");
 
@@ -65,18 +83,75 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert!(answer.contains("7 plus 5 is 12."), "{answer}");
 
-    let pid = process.0.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
-    assert!(process.0.wait().unwrap().success());
-    let mut rest = String::new();
-    words.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "");
+    assert_eq!(end(&mut process, &mut words), "");
+}
+
+#[test]
+#[cfg(unix)]
+fn several_models_are_served_and_come_and_go() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut.gguf");
+    let whole = std::fs::read(format!("{root}/assets/demo/ferrum-demo.gguf")).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let mut command = serve(&[
+        "--port",
+        "0",
+        "--backend",
+        "cpu",
+        "--max-loaded-models",
+        "1",
+    ]);
+    command.args(["--idle-unload", "3600", "--context", "256"]);
+    command.args(["--model", &format!("{root}/assets/demo/ferrum-demo.gguf")]);
+    command.args([
+        "--model",
+        &format!("random={root}/fixtures/models/llama3-tied"),
+    ]);
+    command.args(["--model", cut.to_str().unwrap()]);
+    let (mut process, mut words, address) = start(command);
+    let post = |model: &str| {
+        let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+        let body = format!(
+            r#"{{"model": "{model}", "prompt": "Once", "max_tokens": 2, "temperature": 0}}"#
+        );
+        ask(&address, head, &body)
+    };
+    let demo = post("ferrum-demo");
+    assert!(demo.starts_with("HTTP/1.1 200 "), "{demo}");
+    let random = post("random");
+    assert!(random.starts_with("HTTP/1.1 200 "), "{random}");
+    let failed = post("cut");
+    assert!(failed.starts_with("HTTP/1.1 503 "), "{failed}");
+    assert!(failed.contains("model_not_loaded"), "{failed}");
+    let listed = ask(&address, "GET /v1/models HTTP/1.1", "");
+    let body = listed.split("\r\n\r\n").nth(1).unwrap();
+    let listed: serde_json::Value = serde_json::from_str(body).unwrap();
+    let shown = |i: usize| {
+        let model = &listed["data"][i];
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        (text(&model["id"]), text(&model["status"]["value"]))
+    };
+    let (id, status) = shown(0);
+    assert_eq!((id.as_str(), status.as_str()), ("ferrum-demo", "unloaded"));
+    assert_eq!(shown(1).0, "random");
+    let (id, status) = shown(2);
+    assert_eq!((id.as_str(), status.as_str()), ("cut", "failed"));
+    let answer = |reply: &str| reply.split("\"text\":").nth(1).map(str::to_owned);
+    assert!(answer(&demo).is_some());
+    assert_eq!(answer(&post("ferrum-demo")), answer(&demo));
+    let rest = end(&mut process, &mut words);
+    for line in [
+        "note: ferrum-demo is unloaded",
+        "note: loading random",
+        "warning: cut could not be loaded: ",
+        "note: loading ferrum-demo",
+    ] {
+        assert!(
+            rest.lines().any(|said| said.starts_with(line)),
+            "{line}\n{rest}"
+        );
+    }
 }
 
 #[test]
@@ -90,7 +165,7 @@ fn what_cannot_be_served_is_said() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 15] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -103,6 +178,52 @@ fn what_cannot_be_served_is_said() {
         ),
         (
             &["--port", "0", "--backend", "cpu", "--lora", "a=/no/such"],
+            "--lora a=/no/such: lora_path: /no/such: holds no adapter_config.json",
+        ),
+        (
+            &["--model", "a=x.gguf", "--model", "y/a.gguf"],
+            "two models are called \"a\"",
+        ),
+        (
+            &["--model", "a", "--model", "b", "--draft-model", other],
+            "--draft-model is about one model, and there are 2",
+        ),
+        (
+            &["--model", "a", "--model", "b", "--served-model-name", "c"],
+            "--served-model-name is about one model, and there are 2",
+        ),
+        (
+            &["--model", "a=b", "--served-model-name", "c"],
+            "--served-model-name gives a name to a model that has one",
+        ),
+        (
+            &[
+                "--model",
+                "a",
+                "--model",
+                "b",
+                "--preload",
+                "all",
+                "--max-loaded-models",
+                "1",
+            ],
+            "--preload all loads 2 models, and --max-loaded-models allows 1",
+        ),
+        (
+            &["--port", "0", "--model", "a=/no/such.gguf", "--model", "b"],
+            "a: /no/such.gguf: ",
+        ),
+        (
+            &[
+                "--port",
+                "0",
+                "--backend",
+                "cpu",
+                "--preload",
+                "none",
+                "--lora",
+                "a=/no/such",
+            ],
             "--lora a=/no/such: lora_path: /no/such: holds no adapter_config.json",
         ),
         (

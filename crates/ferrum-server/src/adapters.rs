@@ -1,12 +1,16 @@
-//! The LoRA adapters of a model, which requests choose by name as if they were models.
+//! LoRA adapters, which requests choose by name as if they were models.
+//!
+//! Their names belong to the server, so they stay when a model is unloaded; what an engine has of them goes
+//! with it, and is loaded again from the same folder when it is asked for.
 
 use crate::error::ApiError;
 use crate::model::unix_time;
-use ferrum_engine::EngineHandle;
+use ferrum_engine::{EngineError, EngineHandle};
 use ferrum_formats::LoraFolder;
 use ferrum_types::AdapterId;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Longest name of an adapter, in bytes.
@@ -15,7 +19,10 @@ const MAX_NAME: usize = 256;
 /// An adapter that requests can name.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter {
-    pub(crate) id: AdapterId,
+    /// No other adapter has it, not even a later one of the same name.
+    pub(crate) key: u64,
+    /// Number of its model.
+    pub(crate) model: usize,
     /// Where it was loaded from.
     pub(crate) root: PathBuf,
     pub(crate) created: u64,
@@ -23,12 +30,15 @@ pub(crate) struct Adapter {
 
 /// The adapters by name; `None` while one is being loaded.
 #[derive(Debug, Default)]
-pub(crate) struct Adapters(Mutex<BTreeMap<String, Option<Adapter>>>);
+pub(crate) struct Adapters {
+    by_name: Mutex<BTreeMap<String, Option<Adapter>>>,
+    keys: AtomicU64,
+}
 
 impl Adapters {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Option<Adapter>>> {
         // Nothing panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Adapter> {
@@ -45,68 +55,16 @@ impl Adapters {
         ready.collect()
     }
 
-    /// Loads the adapter in `dir` under `name`, which must be new.
+    /// Takes a name, which must be new, for one of at most `most` adapters.
     ///
     /// # Errors
-    /// 400 for the name, for one too many, and for an adapter that cannot be used.
-    pub(crate) async fn load(
-        &self,
-        engine: &EngineHandle,
-        name: &str,
-        dir: &Path,
-        most: usize,
-    ) -> Result<(), ApiError> {
-        let place = Place::take(self, name, most)?;
-        let root = dir.to_owned();
-        let open = {
-            let root = root.clone();
-            tokio::task::spawn_blocking(move || LoraFolder::open(root))
-        };
-        let wrong = |reason: String| ApiError::invalid("lora_path", reason);
-        let open = open
-            .await
-            .map_err(|_| ApiError::internal("the adapter could not be read"))?;
-        let folder = open.map_err(|e| wrong(e.to_string()))?;
-        let id = engine.load_adapter(folder).await.map_err(|e| match e {
-            ferrum_engine::EngineError::Invalid { reason, .. } => wrong(reason),
-            other => other.into(),
-        })?;
-        place.fill(Adapter {
-            id,
-            root,
-            created: unix_time(),
-        });
-        Ok(())
-    }
-
-    /// Takes an adapter away; answers that have begun with it go on.
-    ///
-    /// # Errors
-    /// 404 when there is none of that name.
-    pub(crate) fn unload(&self, engine: &EngineHandle, name: &str) -> Result<(), ApiError> {
-        let mut all = self.all();
-        let Some(adapter) = all.get(name).cloned().flatten() else {
-            return Err(ApiError::no_adapter(name));
-        };
-        all.remove(name);
-        engine.unload_adapter(adapter.id);
-        Ok(())
-    }
-}
-
-/// A name that is taken while its adapter is loaded, and free again if that comes to nothing.
-struct Place<'a> {
-    adapters: &'a Adapters,
-    name: &'a str,
-}
-
-impl<'a> Place<'a> {
-    fn take(adapters: &'a Adapters, name: &'a str, most: usize) -> Result<Self, ApiError> {
+    /// 400 for the name, and for one too many.
+    pub(crate) fn take<'a>(&'a self, name: &'a str, most: usize) -> Result<Place<'a>, ApiError> {
         let fail = |reason: String| Err(ApiError::invalid("lora_name", reason));
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
             return fail(format!("expected 1 to {MAX_NAME} bytes of plain text"));
         }
-        let mut all = adapters.all();
+        let mut all = self.all();
         if all.contains_key(name) {
             return fail(format!(
                 "there is an adapter {name:?} already; unload it first"
@@ -118,10 +76,46 @@ impl<'a> Place<'a> {
             ));
         }
         all.insert(name.to_owned(), None);
-        Ok(Self { adapters, name })
+        Ok(Place {
+            adapters: self,
+            name,
+            key: self.keys.fetch_add(1, Ordering::Relaxed),
+        })
     }
 
-    fn fill(self, adapter: Adapter) {
+    /// Forgets an adapter.
+    ///
+    /// # Errors
+    /// 404 when there is none of that name.
+    pub(crate) fn remove(&self, name: &str) -> Result<Adapter, ApiError> {
+        let mut all = self.all();
+        let Some(adapter) = all.get(name).cloned().flatten() else {
+            return Err(ApiError::no_adapter(name));
+        };
+        all.remove(name);
+        Ok(adapter)
+    }
+}
+
+/// A name that is taken while its adapter is loaded, and free again if that comes to nothing.
+pub(crate) struct Place<'a> {
+    adapters: &'a Adapters,
+    name: &'a str,
+    key: u64,
+}
+
+impl Place<'_> {
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(crate) fn fill(self, model: usize, root: &Path) {
+        let adapter = Adapter {
+            key: self.key,
+            model,
+            root: root.to_owned(),
+            created: unix_time(),
+        };
         self.adapters
             .all()
             .insert(self.name.to_owned(), Some(adapter));
@@ -135,4 +129,84 @@ impl Drop for Place<'_> {
             all.remove(self.name);
         }
     }
+}
+
+/// Adapters in an engine, by their keys.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedAdapters {
+    ids: Mutex<BTreeMap<u64, AdapterId>>,
+    /// Held while one is loaded, so that who waits for the same finds it.
+    loading: tokio::sync::Mutex<()>,
+}
+
+impl LoadedAdapters {
+    fn ids(&self) -> MutexGuard<'_, BTreeMap<u64, AdapterId>> {
+        // Nothing panics while it holds the lock.
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, key: u64) -> Option<AdapterId> {
+        self.ids().get(&key).copied()
+    }
+
+    pub(crate) fn insert(&self, key: u64, id: AdapterId) {
+        self.ids().insert(key, id);
+    }
+
+    /// The number of an adapter in the engine, into which it is loaded if it is not there.
+    ///
+    /// # Errors
+    /// Those of [`load`].
+    pub(crate) async fn get_or_load(
+        &self,
+        engine: &EngineHandle,
+        adapter: &Adapter,
+    ) -> Result<AdapterId, ApiError> {
+        if let Some(id) = self.get(adapter.key) {
+            return Ok(id);
+        }
+        let _loading = self.loading.lock().await;
+        if let Some(id) = self.get(adapter.key) {
+            return Ok(id);
+        }
+        let id = load(engine, &adapter.root).await?;
+        self.insert(adapter.key, id);
+        Ok(id)
+    }
+
+    /// Takes an adapter out of the engine, if it is there.
+    pub(crate) fn unload(&self, engine: &EngineHandle, key: u64) {
+        if let Some(id) = self.ids().remove(&key) {
+            engine.unload_adapter(id);
+        }
+    }
+}
+
+/// Reads the folder of an adapter, without its weights.
+///
+/// # Errors
+/// 400 when it is none.
+pub(crate) async fn open(dir: &Path) -> Result<LoraFolder, ApiError> {
+    let root = dir.to_owned();
+    let open = tokio::task::spawn_blocking(move || LoraFolder::open(root));
+    let open = open
+        .await
+        .map_err(|_| ApiError::internal("the adapter could not be read"))?;
+    open.map_err(|e| wrong(&e.to_string()))
+}
+
+/// Loads the adapter of a folder into an engine.
+///
+/// # Errors
+/// 400 for an adapter that cannot be used; what the engine says that takes nothing more.
+pub(crate) async fn load(engine: &EngineHandle, dir: &Path) -> Result<AdapterId, ApiError> {
+    let folder = open(dir).await?;
+    engine.load_adapter(folder).await.map_err(|e| match e {
+        EngineError::Invalid { reason, .. } => wrong(&reason),
+        other => other.into(),
+    })
+}
+
+fn wrong(reason: &str) -> ApiError {
+    ApiError::invalid("lora_path", reason)
 }

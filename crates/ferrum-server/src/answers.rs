@@ -2,11 +2,11 @@
 //! stream of pieces that routes give their shape.
 
 use crate::error::ApiError;
-use crate::metrics::Metrics;
+use crate::models::Lease;
 use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
-use ferrum_engine::{Event, EventStream, FinishReason};
+use ferrum_engine::{Event, EventStream, FinishReason, Request};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -52,8 +52,9 @@ pub(crate) struct Answers {
     turn: usize,
     started: Instant,
     times: Vec<Times>,
-    metrics: Arc<Metrics>,
     trace: Option<Arc<RequestTrace>>,
+    /// The model stays loaded until all have ended: after the streams, which are cancelled first.
+    lease: Lease,
 }
 
 /// When an answer got its tokens.
@@ -66,13 +67,22 @@ struct Times {
 }
 
 impl Answers {
-    pub(crate) fn new(
-        streams: Vec<EventStream>,
+    /// Hands requests to a model, each with `n` choices: all of them or none. Their prompts came in the
+    /// field `param`.
+    pub(crate) fn begin(
+        lease: &Lease,
+        param: &str,
         n: usize,
-        started: Instant,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        Self {
+        requests: impl IntoIterator<Item = Request>,
+    ) -> Result<Self, ApiError> {
+        let started = Instant::now();
+        let mut streams = Vec::new();
+        for request in requests {
+            // Those before it are cancelled when one is refused.
+            let submitted = lease.served.engine.submit(request);
+            streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
+        }
+        Ok(Self {
             times: vec![Times::default(); streams.len() * n],
             streams: streams.into_iter().map(Some).collect(),
             n,
@@ -80,9 +90,9 @@ impl Answers {
             ended: false,
             turn: 0,
             started,
-            metrics,
             trace: RequestTrace::current(),
-        }
+            lease: lease.clone(),
+        })
     }
 
     /// Answers in all.
@@ -173,7 +183,9 @@ impl Answers {
                 stop,
                 logprobs,
             } => {
-                self.metrics.finished(reason, self.started.elapsed());
+                self.lease
+                    .metrics()
+                    .finished(reason, self.started.elapsed());
                 let ending = match reason {
                     FinishReason::Deadline => "timeout",
                     FinishReason::Cancelled => "cancelled",
@@ -211,8 +223,8 @@ impl Answers {
         times.tokens += 1;
         times.first.get_or_insert(now);
         match times.last.replace(now) {
-            None => self.metrics.first_token(now - self.started),
-            Some(before) => self.metrics.next_token(now - before),
+            None => self.lease.metrics().first_token(now - self.started),
+            Some(before) => self.lease.metrics().next_token(now - before),
         }
     }
 
@@ -227,8 +239,9 @@ impl Answers {
         let first = answers.iter().filter_map(|times| times.first).min();
         let first = first.unwrap_or(now);
         if let Some(admitted) = admitted {
-            self.metrics.queued(admitted - self.started);
-            self.metrics
+            self.lease.metrics().queued(admitted - self.started);
+            self.lease
+                .metrics()
                 .prefilled(first.saturating_duration_since(admitted));
         }
         if let Some(trace) = &self.trace {
@@ -249,7 +262,7 @@ impl Answers {
             return;
         };
         let now = Instant::now();
-        self.metrics.decoded(now - first);
+        self.lease.metrics().decoded(now - first);
         let Some(trace) = &self.trace else {
             return;
         };

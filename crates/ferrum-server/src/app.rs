@@ -1,14 +1,13 @@
-//! What all routes have in common: the model, the limits, and the checks before and the counting after
+//! What all routes have in common: the models, the limits, and the checks before and the counting after
 //! every request.
 
-use crate::answers::Answers;
 use crate::auth;
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::metrics::Metrics;
-use crate::model::{Model, ServedModel};
+use crate::metrics::HttpCounts;
+use crate::models::{Lease, ModelLoader, Models};
 use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::routes;
@@ -23,56 +22,80 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// State of a server.
 pub(crate) struct App {
-    pub(crate) model: Arc<Model>,
+    pub(crate) models: Arc<Models>,
     pub(crate) config: ServerConfig,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) http: HttpCounts,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
-    pub(crate) draining: AtomicBool,
     pub(crate) responses: ResponseStore,
 }
 
 impl App {
     pub(crate) fn new(
-        model: ServedModel,
+        names: Vec<String>,
+        loader: Arc<dyn ModelLoader>,
         config: ServerConfig,
         exporter: Option<Exporter>,
     ) -> Self {
         Self {
-            model: Arc::new(Model::new(model)),
+            models: Models::new(names, loader, &config),
             responses: ResponseStore::new(config.max_stored_bytes),
             config,
-            metrics: Arc::new(Metrics::new()),
+            http: HttpCounts::default(),
             page: Page::new(),
             exporter,
-            draining: AtomicBool::new(false),
         }
     }
 
-    /// Takes nothing new; answers go on.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-        self.model.served.engine.drain();
-    }
-
-    /// Reads the body of a request, within the limits of size and time, and takes it apart as `parse`
-    /// says, on a thread that may compute for a while: a long text has many tokens.
+    /// Reads a request, and takes it apart as `parse` says, for the model that it names, which is loaded
+    /// if need be.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request,
-        parse: impl FnOnce(&Self, Fields) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+        parse: impl FnOnce(&Self, &Lease, Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Lease), ApiError> {
+        let fields = self.fields(request).await?;
+        let lease = self.lease(fields.peek_text("model")?.as_deref()).await?;
+        self.parse(fields, lease, parse).await
+    }
+
+    /// The fields of a request, whose body is read within the limits of size and time.
+    pub(crate) async fn fields(&self, request: Request) -> Result<Fields, ApiError> {
         let bytes = self.body(request).await?;
+        blocking(move || Fields::of_body(&bytes)).await
+    }
+
+    /// The model that a request asks for, as soon as it is there.
+    pub(crate) async fn lease(&self, asked: Option<&str>) -> Result<Lease, ApiError> {
+        let trace = RequestTrace::current();
+        if let Some(trace) = &trace {
+            let name = self.models.full_name(asked)?.to_owned();
+            trace.note("gen_ai.request.model", Attribute::Text(name));
+        }
+        let began = Instant::now();
+        let lease = self.models.lease(asked).await;
+        if let Some(trace) = trace
+            && began.elapsed() >= NOTED_WAIT
+        {
+            trace.phase("load", began, Instant::now(), Vec::new());
+        }
+        lease
+    }
+
+    /// Takes a request apart, on a thread that may compute for a while: a long text has many tokens.
+    pub(crate) async fn parse<T: Send + 'static>(
+        self: &Arc<Self>,
+        fields: Fields,
+        lease: Lease,
+        parse: impl FnOnce(&Self, &Lease, Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Lease), ApiError> {
         let app = Arc::clone(self);
-        let parsed = tokio::task::spawn_blocking(move || parse(&app, Fields::of_body(&bytes)?));
-        let failed = |_| ApiError::internal("the request could not be read");
-        parsed.await.map_err(failed)?
+        blocking(move || Ok((parse(&app, &lease, fields)?, lease))).await
     }
 
     async fn body(&self, request: Request) -> Result<axum::body::Bytes, ApiError> {
@@ -97,25 +120,17 @@ impl App {
             Ok(Err(_)) => Err(ApiError::too_large(limit)),
         }
     }
+}
 
-    /// Hands requests in, each with `n` choices: all of them or none. Their prompts came in the field
-    /// `param`.
-    pub(crate) fn submit(
-        &self,
-        param: &str,
-        n: usize,
-        requests: impl IntoIterator<Item = ferrum_engine::Request>,
-    ) -> Result<Answers, ApiError> {
-        let started = Instant::now();
-        let mut streams = Vec::new();
-        for request in requests {
-            // Those before it are cancelled when one is refused.
-            let submitted = self.model.served.engine.submit(request);
-            streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
-        }
-        let metrics = Arc::clone(&self.metrics);
-        Ok(Answers::new(streams, n, started, metrics))
-    }
+/// Waits for a model that are worth a span.
+const NOTED_WAIT: Duration = Duration::from_millis(1);
+
+/// Does what may take a while on a thread for that.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |_| ApiError::internal("the request could not be read");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
 /// All routes with their checks.
@@ -183,7 +198,7 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
             trace.fail();
         }
     }
-    app.metrics.answered(&route, method, status);
+    app.http.answered(&route, method, status);
     response
 }
 
@@ -199,7 +214,6 @@ fn trace_of(
     let text = |text: &str| Attribute::Text(text.to_owned());
     trace.note("http.request.method", text("POST"));
     trace.note("http.route", text(route));
-    trace.note("gen_ai.request.model", text(&app.model.served.name));
     Some(trace)
 }
 

@@ -41,10 +41,18 @@ pub struct ServerConfig {
     pub max_stored_bytes: usize,
     /// How long the headers of a request may take, and then its body.
     pub read_timeout: Duration,
-    /// How long an answer may take, its time in the queue included.
+    /// How long an answer may take, its time in the queue and the loading of its model included.
     pub request_timeout: Duration,
     /// How long answers may go on after the server was asked to stop.
     pub grace: Duration,
+    /// Most models that are loaded at once; `None`: all.
+    pub max_loaded_models: Option<usize>,
+    /// Most requests that wait for a model to be loaded; further ones are refused.
+    pub max_waiting: usize,
+    /// How long a model that nobody uses stays loaded; `None`: for ever.
+    pub idle_unload: Option<Duration>,
+    /// How long a model that is never idle keeps its place while another waits for one.
+    pub model_turn: Duration,
 }
 
 impl Default for ServerConfig {
@@ -68,6 +76,10 @@ impl Default for ServerConfig {
             read_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             grace: Duration::from_secs(30),
+            max_loaded_models: None,
+            max_waiting: 256,
+            idle_unload: None,
+            model_turn: Duration::from_secs(10),
         }
     }
 }

@@ -9,6 +9,9 @@ use axum::response::{IntoResponse, Response};
 use ferrum_engine::EngineError;
 use serde_json::{Value, json};
 
+/// All places for models are taken.
+const NO_PLACE: &str = "models_busy";
+
 /// A refusal or a failure, with its status.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
@@ -83,12 +86,35 @@ impl ApiError {
         Self::new(status, "authentication_error", message).coded("invalid_api_key")
     }
 
-    pub(crate) fn no_model(found: &str, served: &[String]) -> Self {
+    /// 404 about a model that a field names.
+    pub(crate) fn no_model(param: &str, found: &str, served: &[String]) -> Self {
         let served = served.join(", ");
         let message = format!("there is no model {found:?} here, only {served}");
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
-        let param = Some("model".into());
+        let param = Some(param.into());
         Self { param, ..error }.coded("model_not_found")
+    }
+
+    /// 503 about a model that could not be loaded; the next request tries again.
+    pub(crate) fn not_loaded(model: &str, reason: &str) -> Self {
+        // Hints are for whoever runs the server.
+        let reason = reason.lines().next().unwrap_or_default();
+        let message = format!("the model {model:?} could not be loaded: {reason}");
+        Self::unavailable(message).coded("model_not_loaded")
+    }
+
+    /// 503 about a model for which no other could be unloaded in time.
+    pub(crate) fn no_place(model: &str) -> Self {
+        let message =
+            format!("the model {model:?} is not loaded, and all that are loaded are busy");
+        Self::unavailable(message).coded(NO_PLACE)
+    }
+
+    /// 429 about a model that too many wait for.
+    pub(crate) fn many_wait(model: &str, most: usize) -> Self {
+        let message = format!("{most} requests wait for the model {model:?} already");
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        Self::new(status, "rate_limit_error", message).coded("overloaded")
     }
 
     pub(crate) fn no_adapter(found: &str) -> Self {
@@ -225,6 +251,7 @@ impl IntoResponse for ApiError {
         let header = match self.status {
             StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer")),
             StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "1")),
+            _ if self.code == Some(NO_PLACE) => Some((RETRY_AFTER, "1")),
             _ => None,
         };
         if let Some((name, value)) = header {

@@ -56,6 +56,15 @@ impl Fields {
         self.map.get(field).cloned().unwrap_or_default()
     }
 
+    /// The text of a field that is still to be taken.
+    pub(crate) fn peek_text(&self, field: &str) -> Result<Option<String>> {
+        match self.peek(field) {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text)),
+            other => Err(wrong(&self.name(field), &other, "a string")),
+        }
+    }
+
     /// A field as it is.
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
         #[cfg(test)]

@@ -1,14 +1,16 @@
-//! The HTTP server: OpenAI's and Anthropic's routes over one engine.
+//! The HTTP server: OpenAI's and Anthropic's routes over engines, one for each loaded model.
 //!
 //! This room knows HTTP, JSON and the shapes that clients expect. It has a tokenizer and a template to
 //! turn requests into tokens, and an [`EngineHandle`](ferrum_engine::EngineHandle) to hand them to; of
-//! devices, models' files and scheduling it knows nothing.
+//! devices, models' files and scheduling it knows nothing. Models are loaded by a [`ModelLoader`] that it
+//! is given.
 //!
 //! A request's life: `serve` accepts the connection, `app` checks the key and reads the body within its
-//! limits, a route takes the fields (`fields`, `sampling`; what is left over is refused by name), text
-//! becomes tokens on a thread that may block, the engine gives an event stream for each prompt, and
-//! `answers` merges them. The answer is either gathered whole or sent as server-sent events (`sse`).
-//! When the client goes away, its answers are dropped, and that cancels them.
+//! limits, `models` gives the model that it asks for, loaded if need be, a route takes the fields (`fields`,
+//! `sampling`; what is left over is refused by name), text becomes tokens on a thread that may block, the
+//! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
+//! whole or sent as server-sent events (`sse`). When the client goes away, its answers are dropped, and that
+//! cancels them.
 
 mod adapters;
 mod answers;
@@ -22,6 +24,7 @@ mod fields;
 mod logprobs;
 mod metrics;
 mod model;
+mod models;
 mod openapi;
 mod otlp;
 mod output;
@@ -40,6 +43,7 @@ pub use config::ServerConfig;
 pub use cors::CorsOrigin;
 pub use error::ApiError;
 pub use model::ServedModel;
+pub use models::{LoadedModel, ModelEvent, ModelLoader};
 pub use otlp::OtlpEndpoint;
 pub use output::CallFormat;
 pub use serve::{Server, stop_signal};

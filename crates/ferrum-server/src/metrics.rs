@@ -55,7 +55,7 @@ impl Histogram {
     }
 }
 
-/// What a server counts beside its engine.
+/// What is counted of a model's requests beside its engine, for as long as the server runs.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     first_token: Histogram,
@@ -65,8 +65,6 @@ pub(crate) struct Metrics {
     prefilled: Histogram,
     decoded: Histogram,
     finished: [AtomicU64; REASONS.len()],
-    /// Answers by route, method and status. Routes are patterns, so there are few.
-    http: Mutex<BTreeMap<(String, String, u16), u64>>,
 }
 
 impl Metrics {
@@ -79,7 +77,6 @@ impl Metrics {
             prefilled: Histogram::new(WHOLE),
             decoded: Histogram::new(WHOLE),
             finished: std::array::from_fn(|_| AtomicU64::new(0)),
-            http: Mutex::default(),
         }
     }
 
@@ -117,96 +114,235 @@ impl Metrics {
         self.finished[at].fetch_add(1, Ordering::Relaxed);
         self.whole.observe(took);
     }
+}
 
+/// Answers by route, method and status. Routes are patterns, so there are few.
+#[derive(Debug, Default)]
+pub(crate) struct HttpCounts(Mutex<BTreeMap<(String, String, u16), u64>>);
+
+impl HttpCounts {
     pub(crate) fn answered(&self, route: &str, method: &str, status: u16) {
         let key = (route.to_owned(), method.to_owned(), status);
-        let http = self.http.lock();
+        let http = self.0.lock();
         *http
             .unwrap_or_else(PoisonError::into_inner)
             .entry(key)
             .or_insert(0) += 1;
     }
-
-    /// Everything, in Prometheus' text format.
-    pub(crate) fn render(&self, stats: &EngineStats, model: &str, spans: Option<&Fate>) -> String {
-        let mut page = Page {
-            text: String::new(),
-            label: format!("model_name=\"{}\"", escape(model)),
-        };
-        page.engine(stats);
-        page.histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time to the first token of an answer, its time in the queue included.",
-            &self.first_token,
-        );
-        page.histogram(
-            "vllm:inter_token_latency_seconds",
-            "Time between two tokens of an answer, when they were handed to the client.",
-            &self.next_token,
-        );
-        page.histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time of a whole answer.",
-            &self.whole,
-        );
-        for (name, help, histogram) in [
-            (
-                "vllm:request_queue_time_seconds",
-                "Time that prompts waited for their first step.",
-                &self.queued,
-            ),
-            (
-                "vllm:request_prefill_time_seconds",
-                "Time from a prompt's first step to its first token.",
-                &self.prefilled,
-            ),
-            (
-                "vllm:request_decode_time_seconds",
-                "Time from an answer's first token to its end.",
-                &self.decoded,
-            ),
-        ] {
-            page.histogram(name, help, histogram);
-        }
-        let name = "vllm:request_success_total";
-        page.head(name, "counter", "Answers that ended, by reason.");
-        for (reason, count) in REASONS.iter().zip(&self.finished) {
-            let count = count.load(Ordering::Relaxed);
-            page.line(name, &format!("finished_reason=\"{reason}\""), count as f64);
-        }
-        if let Some(fate) = spans {
-            for (name, help, count) in [
-                (
-                    "ferrum:spans_exported_total",
-                    "Spans that a collector took.",
-                    &fate.exported,
-                ),
-                (
-                    "ferrum:spans_dropped_total",
-                    "Spans that were lost.",
-                    &fate.dropped,
-                ),
-            ] {
-                let count = count.load(Ordering::Relaxed);
-                page.single(name, "counter", help, count as f64);
-            }
-        }
-        let name = "http_requests_total";
-        page.head(name, "counter", "HTTP answers by route, method and status.");
-        let http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
-        for ((route, method, status), count) in http.iter() {
-            let (route, method) = (escape(route), escape(method));
-            let labels = format!("handler=\"{route}\",method=\"{method}\",status=\"{status}\"");
-            page.line(name, &labels, *count as f64);
-        }
-        page.text
-    }
 }
 
+/// Figures of a model. One that is not loaded runs nothing, and has counted what it has.
+pub(crate) struct Figures<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) loaded: bool,
+    /// Loads that have ended, and those of them that came to nothing.
+    pub(crate) loads: u64,
+    pub(crate) failed_loads: u64,
+    pub(crate) stats: EngineStats,
+    pub(crate) metrics: &'a Metrics,
+}
+
+/// Everything, in Prometheus' text format.
+pub(crate) fn render(models: &[Figures<'_>], http: &HttpCounts, spans: Option<&Fate>) -> String {
+    let mut page = Page::default();
+    let labels = models
+        .iter()
+        .map(|figures| format!("model_name=\"{}\"", escape(figures.model)));
+    let models: Vec<_> = labels.zip(models).collect();
+    for (name, kind, help, value) in ENGINE {
+        page.head(name, kind, help);
+        for (label, figures) in &models {
+            page.line(name, label, value(figures));
+        }
+    }
+    for (name, help, histogram) in HISTOGRAMS {
+        page.head(name, "histogram", help);
+        for (label, figures) in &models {
+            page.histogram(name, label, histogram(figures.metrics));
+        }
+    }
+    let name = "vllm:request_success_total";
+    page.head(name, "counter", "Answers that ended, by reason.");
+    for (label, figures) in &models {
+        for (reason, count) in REASONS.iter().zip(&figures.metrics.finished) {
+            let count = count.load(Ordering::Relaxed);
+            let labels = format!("{label},finished_reason=\"{reason}\"");
+            page.line(name, &labels, count as f64);
+        }
+    }
+    if let Some(fate) = spans {
+        for (name, help, count) in [
+            (
+                "ferrum:spans_exported_total",
+                "Spans that a collector took.",
+                &fate.exported,
+            ),
+            (
+                "ferrum:spans_dropped_total",
+                "Spans that were lost.",
+                &fate.dropped,
+            ),
+        ] {
+            page.head(name, "counter", help);
+            page.line(name, "", count.load(Ordering::Relaxed) as f64);
+        }
+    }
+    let name = "http_requests_total";
+    page.head(name, "counter", "HTTP answers by route, method and status.");
+    let http = http.0.lock().unwrap_or_else(PoisonError::into_inner);
+    for ((route, method, status), count) in http.iter() {
+        let (route, method) = (escape(route), escape(method));
+        let labels = format!("handler=\"{route}\",method=\"{method}\",status=\"{status}\"");
+        page.line(name, &labels, *count as f64);
+    }
+    page.text
+}
+
+type Figure = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Figures<'_>) -> f64,
+);
+
+/// Figures of engines and loads: name, kind, meaning and value.
+const ENGINE: &[Figure] = &[
+    (
+        "ferrum:model_loaded",
+        "gauge",
+        "1 while the model is loaded, else 0.",
+        |f| f64::from(u8::from(f.loaded)),
+    ),
+    (
+        "ferrum:model_loads_total",
+        "counter",
+        "Times that the model was loaded, or was to be.",
+        |f| f.loads as f64,
+    ),
+    (
+        "ferrum:model_load_failures_total",
+        "counter",
+        "Times that it could not be.",
+        |f| f.failed_loads as f64,
+    ),
+    (
+        "vllm:num_requests_running",
+        "gauge",
+        "Sequences that are in steps.",
+        |f| f.stats.running as f64,
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Sequences that wait for a step.",
+        |f| (f.stats.waiting + f.stats.preempted) as f64,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        "Share of the KV cache in use; 1 is all.",
+        |f| f.stats.kv_blocks_used as f64 / f.stats.kv_blocks.max(1) as f64,
+    ),
+    (
+        "vllm:prompt_tokens_total",
+        "counter",
+        "Prompt tokens.",
+        |f| f.stats.prompt_tokens as f64,
+    ),
+    (
+        "vllm:generation_tokens_total",
+        "counter",
+        "Generated tokens.",
+        |f| f.stats.generated_tokens as f64,
+    ),
+    (
+        "vllm:prefix_cache_queries_total",
+        "counter",
+        "Prompt tokens that were looked for in the prefix cache.",
+        |f| f.stats.prompt_tokens as f64,
+    ),
+    (
+        "vllm:prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that were found in the prefix cache.",
+        |f| f.stats.cached_tokens as f64,
+    ),
+    (
+        "vllm:num_preemptions_total",
+        "counter",
+        "Times that a sequence lost its place in the KV cache.",
+        |f| f.stats.preemptions as f64,
+    ),
+    (
+        "vllm:spec_decode_num_draft_tokens_total",
+        "counter",
+        "Tokens that were guessed and checked.",
+        |f| f.stats.draft_tokens as f64,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Guessed tokens that were right.",
+        |f| f.stats.accepted_tokens as f64,
+    ),
+    (
+        "ferrum:steps_total",
+        "counter",
+        "Steps of the engine.",
+        |f| f.stats.steps as f64,
+    ),
+    (
+        "ferrum:step_seconds_total",
+        "counter",
+        "Time of the engine's steps.",
+        |f| f.stats.step_time.as_secs_f64(),
+    ),
+    (
+        "ferrum:model_seconds_total",
+        "counter",
+        "Time of steps that the model took; the rest is overhead.",
+        |f| f.stats.model_time.as_secs_f64(),
+    ),
+];
+
+/// Durations: name, meaning and counts.
+const HISTOGRAMS: &[(&str, &str, fn(&Metrics) -> &Histogram)] = &[
+    (
+        "vllm:time_to_first_token_seconds",
+        "Time to the first token of an answer, its time in the queue included.",
+        |m| &m.first_token,
+    ),
+    (
+        "vllm:inter_token_latency_seconds",
+        "Time between two tokens of an answer, when they were handed to the client.",
+        |m| &m.next_token,
+    ),
+    (
+        "vllm:e2e_request_latency_seconds",
+        "Time of a whole answer.",
+        |m| &m.whole,
+    ),
+    (
+        "vllm:request_queue_time_seconds",
+        "Time that prompts waited for their first step.",
+        |m| &m.queued,
+    ),
+    (
+        "vllm:request_prefill_time_seconds",
+        "Time from a prompt's first step to its first token.",
+        |m| &m.prefilled,
+    ),
+    (
+        "vllm:request_decode_time_seconds",
+        "Time from an answer's first token to its end.",
+        |m| &m.decoded,
+    ),
+];
+
 /// A page in the making.
+#[derive(Default)]
 struct Page {
     text: String,
-    label: String,
 }
 
 impl Page {
@@ -216,107 +352,24 @@ impl Page {
     }
 
     fn line(&mut self, name: &str, labels: &str, value: f64) {
-        let comma = if labels.is_empty() { "" } else { "," };
-        let _ = writeln!(self.text, "{name}{{{}{comma}{labels}}} {value}", self.label);
+        let _ = match labels {
+            "" => writeln!(self.text, "{name} {value}"),
+            labels => writeln!(self.text, "{name}{{{labels}}} {value}"),
+        };
     }
 
-    fn single(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.head(name, kind, help);
-        self.line(name, "", value);
-    }
-
-    fn engine(&mut self, stats: &EngineStats) {
-        let used = stats.kv_blocks_used as f64 / stats.kv_blocks.max(1) as f64;
-        let gauges = [
-            (
-                "vllm:num_requests_running",
-                "Sequences that are in steps.",
-                stats.running as f64,
-            ),
-            (
-                "vllm:num_requests_waiting",
-                "Sequences that wait for a step.",
-                (stats.waiting + stats.preempted) as f64,
-            ),
-            (
-                "vllm:kv_cache_usage_perc",
-                "Share of the KV cache in use; 1 is all.",
-                used,
-            ),
-        ];
-        for (name, help, value) in gauges {
-            self.single(name, "gauge", help, value);
-        }
-        let counters = [
-            (
-                "vllm:prompt_tokens_total",
-                "Prompt tokens.",
-                stats.prompt_tokens,
-            ),
-            (
-                "vllm:generation_tokens_total",
-                "Generated tokens.",
-                stats.generated_tokens,
-            ),
-            (
-                "vllm:prefix_cache_queries_total",
-                "Prompt tokens that were looked for in the prefix cache.",
-                stats.prompt_tokens,
-            ),
-            (
-                "vllm:prefix_cache_hits_total",
-                "Prompt tokens that were found in the prefix cache.",
-                stats.cached_tokens,
-            ),
-            (
-                "vllm:num_preemptions_total",
-                "Times that a sequence lost its place in the KV cache.",
-                stats.preemptions,
-            ),
-            (
-                "vllm:spec_decode_num_draft_tokens_total",
-                "Tokens that were guessed and checked.",
-                stats.draft_tokens,
-            ),
-            (
-                "vllm:spec_decode_num_accepted_tokens_total",
-                "Guessed tokens that were right.",
-                stats.accepted_tokens,
-            ),
-            ("ferrum:steps_total", "Steps of the engine.", stats.steps),
-        ];
-        for (name, help, value) in counters {
-            self.single(name, "counter", help, value as f64);
-        }
-        let times = [
-            (
-                "ferrum:step_seconds_total",
-                "Time of the engine's steps.",
-                stats.step_time,
-            ),
-            (
-                "ferrum:model_seconds_total",
-                "Time of steps that the model took; the rest is overhead.",
-                stats.model_time,
-            ),
-        ];
-        for (name, help, value) in times {
-            self.single(name, "counter", help, value.as_secs_f64());
-        }
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.head(name, "histogram", help);
+    fn histogram(&mut self, name: &str, label: &str, histogram: &Histogram) {
         let bucket = format!("{name}_bucket");
         let mut below = 0;
         let bounds = histogram.bounds.iter().map(|bound| bound.to_string());
         for (bound, count) in bounds.chain(["+Inf".into()]).zip(&histogram.counts) {
             below += count.load(Ordering::Relaxed);
-            self.line(&bucket, &format!("le=\"{bound}\""), below as f64);
+            let labels = format!("{label},le=\"{bound}\"");
+            self.line(&bucket, &labels, below as f64);
         }
         let sum = histogram.micros.load(Ordering::Relaxed) as f64 / 1e6;
-        self.line(&format!("{name}_sum"), "", sum);
-        self.line(&format!("{name}_count"), "", below as f64);
+        self.line(&format!("{name}_sum"), label, sum);
+        self.line(&format!("{name}_count"), label, below as f64);
     }
 }
 
@@ -338,8 +391,17 @@ mod tests {
             metrics.first_token(Duration::from_millis(millis));
         }
         metrics.finished(FinishReason::Length, Duration::from_secs(1));
-        metrics.answered("/v1/models", "GET", 200);
-        let page = metrics.render(&EngineStats::default(), "a\"b", None);
+        let http = HttpCounts::default();
+        http.answered("/v1/models", "GET", 200);
+        let figures = |model| Figures {
+            model,
+            loaded: true,
+            loads: 2,
+            failed_loads: 1,
+            stats: EngineStats::default(),
+            metrics: &metrics,
+        };
+        let page = render(&[figures("a\"b"), figures("c")], &http, None);
         let label = "model_name=\"a\\\"b\"";
         for line in [
             format!("vllm:time_to_first_token_seconds_bucket{{{label},le=\"0.001\"}} 1"),
@@ -347,8 +409,15 @@ mod tests {
             format!("vllm:time_to_first_token_seconds_bucket{{{label},le=\"+Inf\"}} 3"),
             format!("vllm:time_to_first_token_seconds_count{{{label}}} 3"),
             format!("vllm:request_success_total{{{label},finished_reason=\"length\"}} 1"),
+            "ferrum:model_loads_total{model_name=\"c\"} 2".into(),
+            "http_requests_total{handler=\"/v1/models\",method=\"GET\",status=\"200\"} 1".into(),
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");
         }
+        // All of a name stand together, under one head.
+        let heads = page.lines().filter(|line| line.starts_with("# TYPE"));
+        let heads: Vec<_> = heads.collect();
+        let names: std::collections::BTreeSet<_> = heads.iter().collect();
+        assert_eq!(heads.len(), names.len(), "{page}");
     }
 }

@@ -1,23 +1,21 @@
-//! The one model that a server serves, as this crate sees it: an engine, a tokenizer and a template.
+//! A model as this crate sees it: an engine, a tokenizer and a template.
 
-use crate::adapters::Adapters;
+use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
+use crate::models::Facts;
 use crate::output::CallFormat;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
-use ferrum_types::{AdapterId, TokenId};
-use std::path::Path;
+use ferrum_types::TokenId;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A loaded model.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// What requests call it.
-    pub name: String,
     /// Runs it.
     pub engine: EngineHandle,
     /// Text to tokens.
@@ -41,20 +39,11 @@ pub struct ServedModel {
     pub sampling: SamplingParams,
 }
 
-/// What a request means by its `model`.
-#[derive(Clone, Debug)]
-pub(crate) struct Named {
-    /// As the request calls it.
-    pub(crate) name: String,
-    pub(crate) adapter: Option<AdapterId>,
-}
-
 /// A [`ServedModel`] with what is computed of it once.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) served: ServedModel,
-    pub(crate) created: u64,
-    pub(crate) adapters: Adapters,
+    pub(crate) adapters: LoadedAdapters,
     pub(crate) grammars: GrammarCompiler,
     breakers: OnceLock<Vec<TokenId>>,
 }
@@ -65,51 +54,18 @@ impl Model {
         Self {
             grammars: GrammarCompiler::new(tokenizer, served.vocab_size),
             served,
-            created: unix_time(),
-            adapters: Adapters::default(),
+            adapters: LoadedAdapters::default(),
             breakers: OnceLock::new(),
         }
     }
 
-    /// Holds the `model` of a request against what is there: this model, which is also meant by none, or
-    /// one of its adapters.
-    pub(crate) fn find(&self, asked: Option<&str>) -> Result<Named, ApiError> {
-        let name = asked.unwrap_or(&self.served.name);
-        let named = |adapter| Named {
-            name: name.to_owned(),
-            adapter,
-        };
-        if name == self.served.name {
-            return Ok(named(None));
+    /// Its sizes.
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            context: self.served.context,
+            vocab_size: self.served.vocab_size,
+            hidden_size: self.served.hidden_size,
         }
-        match self.adapters.get(name) {
-            Some(adapter) => Ok(named(Some(adapter.id))),
-            None => Err(self.unknown(name)),
-        }
-    }
-
-    /// What is said of a name that nothing here has.
-    pub(crate) fn unknown(&self, name: &str) -> ApiError {
-        let adapters = self.adapters.list().into_iter().map(|(name, _)| name);
-        let served: Vec<_> = [self.served.name.clone()]
-            .into_iter()
-            .chain(adapters)
-            .collect();
-        ApiError::no_model(name, &served)
-    }
-
-    /// Loads a LoRA adapter under `name`, at most `most` of them.
-    pub(crate) async fn load_adapter(
-        &self,
-        name: &str,
-        dir: &Path,
-        most: usize,
-    ) -> Result<(), ApiError> {
-        if name == self.served.name {
-            return Err(ApiError::invalid("lora_name", "the model has this name"));
-        }
-        let engine = &self.served.engine;
-        self.adapters.load(engine, name, dir, most).await
     }
 
     pub(crate) fn encode(

@@ -4,7 +4,8 @@
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
-use crate::model::{Model, Named};
+use crate::model::Model;
+use crate::models::{Lease, Named};
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
@@ -13,6 +14,7 @@ use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_types::TokenId;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -39,17 +41,21 @@ pub(crate) struct Place {
     pub(crate) model: Named,
     priority: i8,
     tenant: Option<String>,
+    /// How long it has waited for its model.
+    waited: Duration,
 }
 
 impl Place {
-    pub(crate) fn read(fields: &mut Fields, model: &Model) -> Result<Self> {
-        let named = model.find(fields.text("model")?.as_deref())?;
+    pub(crate) fn read(fields: &mut Fields, lease: &Lease) -> Result<Self> {
+        // The lease is what came of it.
+        fields.text("model")?;
         let priority = i64::from(i8::MIN)..=i64::from(i8::MAX);
         Ok(Self {
-            model: named,
+            model: lease.named.clone(),
             // The range is that of the type.
             priority: fields.int("priority", priority)?.unwrap_or(0) as i8,
             tenant: fields.text("cache_salt")?,
+            waited: lease.waited,
         })
     }
 
@@ -64,7 +70,7 @@ impl Place {
             priority: self.priority,
             tenant: self.tenant.clone(),
             adapter: self.model.adapter,
-            timeout: Some(config.request_timeout),
+            timeout: Some(config.request_timeout.saturating_sub(self.waited)),
             ..Request::new(prompt, generation)
         }
     }
@@ -72,8 +78,8 @@ impl Place {
 
 impl Wanted {
     /// Takes the fields that OpenAI's older routes have, `max_tokens` apart.
-    pub(crate) fn read(fields: &mut Fields, model: &Model, config: &ServerConfig) -> Result<Self> {
-        let mut wanted = Self::one(fields, model)?;
+    pub(crate) fn read(fields: &mut Fields, lease: &Lease, config: &ServerConfig) -> Result<Self> {
+        let mut wanted = Self::one(fields, lease)?;
         wanted.n = fields.count("n", 1..=config.max_choices)?.unwrap_or(1);
         wanted.include_usage = stream_options(fields, wanted.stream)?;
         wanted.generation.stop = stop(fields)?;
@@ -84,13 +90,13 @@ impl Wanted {
     }
 
     /// Takes the fields that all routes have, for one answer.
-    pub(crate) fn one(fields: &mut Fields, model: &Model) -> Result<Self> {
-        let place = Place::read(fields, model)?;
+    pub(crate) fn one(fields: &mut Fields, lease: &Lease) -> Result<Self> {
+        let place = Place::read(fields, lease)?;
         let generation = Generation {
-            sampling: sampling(fields, model)?,
+            sampling: sampling(fields, lease)?,
             max_tokens: 0,
             stop: Vec::new(),
-            stop_tokens: stop_tokens(fields, model)?,
+            stop_tokens: stop_tokens(fields, lease)?,
         };
         Ok(Self {
             generation,

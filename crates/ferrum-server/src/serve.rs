@@ -3,7 +3,7 @@
 use crate::app::{self, App};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::model::ServedModel;
+use crate::models::ModelLoader;
 use crate::otlp::{Exporter, Shipper};
 use crate::tls::Tls;
 use hyper::server::conn::http1;
@@ -26,7 +26,7 @@ const FLUSH: Duration = Duration::from_secs(5);
 /// A pause when no connection can be accepted, as when there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves one model on one listener.
+/// Serves models on one listener.
 pub struct Server {
     app: Arc<App>,
     router: axum::Router,
@@ -36,8 +36,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that has not begun.
-    pub fn new(model: ServedModel, config: ServerConfig) -> Self {
+    /// A server that has not begun, for models of these names, which must differ. The first is meant by
+    /// requests that name none; none is loaded yet.
+    pub fn new(names: Vec<String>, loader: Arc<dyn ModelLoader>, config: ServerConfig) -> Self {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(config.read_timeout)
@@ -46,7 +47,7 @@ impl Server {
         let places = Arc::new(Semaphore::new(config.max_connections));
         let traces = config.otlp.clone().map(Exporter::new);
         let (exporter, shipper) = traces.unzip();
-        let app = Arc::new(App::new(model, config, exporter));
+        let app = Arc::new(App::new(names, loader, config, exporter));
         Self {
             router: app::router(Arc::clone(&app)),
             app,
@@ -56,31 +57,42 @@ impl Server {
         }
     }
 
-    /// Loads a LoRA adapter, which requests choose as the model `name`.
+    /// Loads a model before anybody asks for it.
+    ///
+    /// # Errors
+    /// As the loader says them.
+    pub async fn load(&self, name: &str) -> Result<(), String> {
+        self.app.models.preload(name).await
+    }
+
+    /// Gives the first model a LoRA adapter, which requests choose as the model `name`. It is loaded when
+    /// the model is.
     ///
     /// # Errors
     /// What is wrong with the name or the adapter.
     pub async fn load_adapter(&self, name: &str, dir: &Path) -> Result<(), ApiError> {
-        let most = self.app.config.max_adapters;
-        self.app.model.load_adapter(name, dir, most).await
+        self.app.models.give_adapter(name, dir).await
     }
 
     /// Answers until `stop` is ready. Then new requests are refused while the answers that have begun
-    /// go on, for at most the configured grace; health can be asked all the while.
+    /// go on, for at most the configured grace; health can be asked all the while. At the end all models
+    /// are unloaded.
     pub async fn serve(mut self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let connections = GracefulShutdown::new();
         let (all_told, told) = oneshot::channel();
         let shipping = self.shipper.take();
         let shipping = shipping.map(|shipper| tokio::spawn(shipper.run(told)));
+        let models = Arc::clone(&self.app.models);
+        let housekeeping = tokio::spawn(Arc::clone(&models).keep_house());
         tokio::select! {
             never = self.accept(&listener, &connections) => match never {},
             () = stop => {}
         }
-        self.app.drain();
-        let engine = self.app.model.served.engine.clone();
+        housekeeping.abort();
+        models.drain();
         tokio::select! {
             never = self.accept(&listener, &connections) => match never {},
-            () = engine.stopped() => {}
+            () = models.stopped() => {}
             () = sleep(self.app.config.grace) => {}
         }
         drop(listener);
@@ -90,6 +102,7 @@ impl Server {
             let _ = all_told.send(());
             let _ = timeout(FLUSH, shipping).await;
         }
+        models.shut_down().await;
     }
 
     async fn accept(&self, listener: &TcpListener, connections: &GracefulShutdown) -> Infallible {

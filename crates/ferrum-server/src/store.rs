@@ -13,11 +13,17 @@ const ENTRY_BYTES: usize = 256;
 /// A response and what led to it.
 #[derive(Debug)]
 pub(crate) struct Stored {
+    model: String,
     response: String,
     messages: String,
 }
 
 impl Stored {
+    /// What the request called the model.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
     /// The response as it was given. `None` when it is nested too deeply to be read again.
     pub(crate) fn response(&self) -> Option<Value> {
         serde_json::from_str(&self.response).ok()
@@ -29,7 +35,7 @@ impl Stored {
     }
 
     fn bytes(&self) -> usize {
-        self.response.len() + self.messages.len() + ENTRY_BYTES
+        self.model.len() + self.response.len() + self.messages.len() + ENTRY_BYTES
     }
 }
 
@@ -63,7 +69,9 @@ impl ResponseStore {
 
     /// Keeps a response; one that is larger than all that may be kept is not.
     pub(crate) fn put(&self, id: &str, response: &Value, messages: &[Value]) {
+        let model = response["model"].as_str().unwrap_or_default();
         let stored = Stored {
+            model: model.to_owned(),
             response: response.to_string(),
             messages: serde_json::to_string(messages).unwrap_or_default(),
         };

@@ -380,6 +380,14 @@ impl EngineHandle {
         }
     }
 
+    /// Why the engine takes nothing more, if it broke. Unlike [`health`](Self::health) it asks for no step.
+    pub fn failure(&self) -> Option<String> {
+        match &*self.shared.phase.borrow() {
+            Phase::Failed(reason) => Some(reason.clone()),
+            Phase::Running | Phase::Draining | Phase::Stopped => None,
+        }
+    }
+
     /// See [`Engine::drain`].
     pub fn drain(&self) {
         self.shared.phase.send_if_modified(|phase| {

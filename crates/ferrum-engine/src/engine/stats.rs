@@ -45,3 +45,24 @@ pub struct EngineStats {
     /// When the last step ended, on the engine's clock.
     pub last_step: Duration,
 }
+
+impl EngineStats {
+    /// These figures with what was counted before by engines that are no more, so that counts go on.
+    pub fn after(self, past: &EngineStats) -> Self {
+        Self {
+            prompt_tokens: past.prompt_tokens + self.prompt_tokens,
+            cached_tokens: past.cached_tokens + self.cached_tokens,
+            computed_tokens: past.computed_tokens + self.computed_tokens,
+            generated_tokens: past.generated_tokens + self.generated_tokens,
+            draft_tokens: past.draft_tokens + self.draft_tokens,
+            accepted_tokens: past.accepted_tokens + self.accepted_tokens,
+            preemptions: past.preemptions + self.preemptions,
+            finished_requests: past.finished_requests + self.finished_requests,
+            steps: past.steps + self.steps,
+            step_time: past.step_time + self.step_time,
+            model_time: past.model_time + self.model_time,
+            // What is going on is only here.
+            ..self
+        }
+    }
+}

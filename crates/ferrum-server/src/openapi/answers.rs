@@ -13,7 +13,7 @@ pub(super) fn meaning(status: u16) -> &'static str {
         413 => "The body is too long.",
         415 => "The body is not said to be JSON.",
         429 => "The queue is full; `Retry-After` says when to come back.",
-        503 => "The server is ending, or its engine is not alive.",
+        503 => "The server is ending, its engine is not alive, or the model cannot be loaded.",
         504 => "The answer took too long.",
         _ => "An error.",
     }
@@ -51,10 +51,11 @@ pub(super) fn errors() -> Value {
 }
 
 pub(super) fn health() -> Value {
-    open(vec![(
-        "status",
-        only(&["ok", "stalled", "failed", "stopped"].map(Value::from)),
-    )])
+    let states = ["ok", "stalled", "failed", "stopped"].map(Value::from);
+    let mut health = open(vec![("status", only(&states))]);
+    // Whose engine it is, where one is not well.
+    health["properties"]["model"] = string();
+    health
 }
 
 pub(super) fn ready() -> Value {
@@ -62,12 +63,15 @@ pub(super) fn ready() -> Value {
 }
 
 pub(super) fn model() -> Value {
+    let states = ["unloaded", "loading", "loaded", "unloading", "failed"].map(Value::from);
     open(vec![
         ("id", string()),
         ("object", one("model")),
         ("created", natural()),
         ("owned_by", string()),
-        ("max_model_len", natural()),
+        // Null for a model that was never loaded.
+        ("max_model_len", or_null(natural())),
+        ("status", open(vec![("value", only(&states))])),
     ])
 }
 

@@ -22,8 +22,8 @@ const EVENTS: &str = "text/event-stream";
 const HTML: &str = "text/html";
 const PLAIN: &str = "text/plain";
 
-/// Statuses of routes that read a body.
-const BODY: &[u16] = &[400, 404, 408, 413, 415];
+/// Statuses of routes that ask for a model, which may have to be loaded.
+const MODEL: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 /// Statuses of routes that ask the engine.
 const ENGINE: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 
@@ -88,7 +88,7 @@ fn looks() -> Vec<Operation> {
     vec![
         get(
             HEALTH,
-            "Whether the engine's steps end.",
+            "Whether the steps of all engines end.",
             answers::health(),
             &[503],
         ),
@@ -169,7 +169,7 @@ fn anthropic(app: &App) -> Vec<Operation> {
             "/v1/messages/count_tokens",
             "Tokens of a conversation.",
             count,
-            BODY,
+            MODEL,
         ),
     ]
 }
@@ -185,9 +185,9 @@ fn vllm(app: &App) -> Vec<Operation> {
             "/tokenize",
             "Tokens of a text or a conversation.",
             tokenize,
-            BODY,
+            MODEL,
         ),
-        post("/detokenize", "Text of tokens.", detokenize, BODY),
+        post("/detokenize", "Text of tokens.", detokenize, MODEL),
         text(
             PLAIN,
             post(

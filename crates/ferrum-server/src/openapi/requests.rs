@@ -11,10 +11,8 @@ use serde_json::{Value, json};
 const I32: i64 = i32::MAX as i64;
 
 fn name(app: &App) -> Field {
-    let adapters = app.model.adapters.list().into_iter();
-    let mut names = vec![json!(app.model.served.name)];
-    names.extend(adapters.map(|(name, _)| json!(name)));
-    ("model", only(&names))
+    let names = app.models.names().into_iter();
+    ("model", only(&names.map(Value::from).collect::<Vec<_>>()))
 }
 
 pub(super) fn load_adapter() -> Value {
@@ -33,7 +31,8 @@ pub(super) fn unload_adapter() -> Value {
 }
 
 fn token(app: &App) -> Value {
-    count(0..=app.model.served.vocab_size.saturating_sub(1))
+    let bounds = app.models.bounds();
+    count(0..=bounds.map_or(usize::MAX, |facts| facts.vocab_size.saturating_sub(1)))
 }
 
 /// Where a request stands among others.
@@ -182,8 +181,11 @@ fn forms() -> Vec<Field> {
 /// A text, texts, tokens, or lists of tokens.
 fn prompts(app: &App, most: usize) -> Value {
     let tokens = || {
-        let context = app.model.served.context;
-        json!({"type": "array", "items": token(app), "minItems": 1, "maxItems": context})
+        let mut tokens = json!({"type": "array", "items": token(app), "minItems": 1});
+        if let Some(facts) = app.models.bounds() {
+            tokens["maxItems"] = facts.context.into();
+        }
+        tokens
     };
     let several =
         |items: Value| json!({"type": "array", "items": items, "minItems": 1, "maxItems": most});
@@ -333,10 +335,12 @@ pub(super) fn detokenize(app: &App) -> Value {
 }
 
 pub(super) fn embeddings(app: &App) -> Value {
+    let bounds = app.models.bounds();
+    let dimensions = bounds.map_or(usize::MAX, |facts| facts.hidden_size);
     let mut fields = vec![
         name(app),
         ("input", prompts(app, app.config.max_inputs)),
-        ("dimensions", count(1..=app.model.served.hidden_size)),
+        ("dimensions", count(1..=dimensions)),
         ("encoding_format", only(&[json!("float"), json!("base64")])),
         ("user", text()),
     ];

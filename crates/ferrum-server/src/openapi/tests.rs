@@ -1,52 +1,25 @@
 use super::*;
 use crate::config::ServerConfig;
 use crate::fields::{Fields, note};
-use crate::model::ServedModel;
+use crate::models::{Lease, demo};
 use crate::routes;
-use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype};
-use ferrum_formats::chat_template::ChatTemplate;
-use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{Gguf, ModelSource};
-use ferrum_models::{RunnerConfig, read_model};
 use std::collections::BTreeMap;
 
-static DEMO: &[u8] = include_bytes!("../../../../assets/demo/ferrum-demo.gguf");
-
-/// An app whose template knows all that requests may ask of one.
-fn app() -> (Engine, App) {
-    let gguf = || Gguf::from_static(DEMO).unwrap();
-    let model = read_model(ModelSource::Gguf(gguf())).unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf()).unwrap());
-    let options = BackendOptions {
-        threads: Some(1),
-        ..BackendOptions::default()
-    };
-    let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
-    let sizes = RunnerConfig::single(64);
-    let session = device.load(&model, sizes, KvDtype::F32, &mut |_, _| ());
-    let runner = session.unwrap().into_runner();
-    let engine = EngineConfig::default();
-    let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
-    let template = "{# <tool_call> <think> enable_thinking reasoning_effort #}a";
-    let no_specials: [(&str, &str); 0] = [];
-    let served = ServedModel {
-        name: "demo".into(),
-        engine: engine.handle(),
-        template: Some(ChatTemplate::from_source(template, no_specials).unwrap()),
-        call_format: None,
-        context: 64,
-        vocab_size: model.spec.vocab_size,
-        stop_tokens: Vec::new(),
-        pooling: Some(Default::default()),
-        hidden_size: model.spec.hidden_size,
-        sampling: ferrum_engine::SamplingParams::default(),
-        tokenizer,
-    };
+/// An app with the demo model loaded, and kept so.
+fn app() -> (Lease, App) {
     let config = ServerConfig {
         lora_dir: Some(env!("CARGO_MANIFEST_DIR").into()),
         ..ServerConfig::default()
     };
-    (engine, App::new(served, config, None))
+    let app = App::new(
+        vec!["demo".into()],
+        Arc::new(|_: &str| Ok(demo())),
+        config,
+        None,
+    );
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let lease = runtime.block_on(app.models.lease(None)).unwrap();
+    (lease, app)
 }
 
 /// The fields of a schema and what it says of each; of arrays those of their items.
@@ -224,14 +197,14 @@ fn requests() -> Vec<(&'static str, Value)> {
 
 #[test]
 fn it_names_the_fields_that_routes_take() {
-    let (_engine, app) = app();
+    let (lease, app) = app();
     let document = document(&app);
     let mut taken: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
     for (path, request) in requests() {
         let bytes = request.to_string();
         let read = || {
             let fields = Fields::of_body(bytes.as_bytes()).unwrap();
-            let read = routes::read(path, &app, fields);
+            let read = routes::read(path, &app, &lease, fields);
             read.unwrap_or_else(|e| panic!("{path}: {e}"));
         };
         taken.entry(path).or_default().extend(note::during(read));
@@ -265,7 +238,7 @@ fn it_names_the_fields_that_routes_take() {
 
 #[test]
 fn it_names_all_routes() {
-    let (_engine, app) = app();
+    let (_lease, app) = app();
     let document = document(&app);
     let mut described: Vec<_> = document["paths"].as_object().unwrap().keys().collect();
     let table = routes::table().into_iter();

@@ -34,7 +34,7 @@ async function reasonOf(response) {
   return response.status === 429 && wait ? `${reason}. Try again in ${wait} s.` : reason;
 }
 
-/** The models that there are: `[{id, max_model_len}]`. */
+/** The models that there are: `[{id, max_model_len, status: {value}}]`. */
 export async function listModels() {
   const { data } = await (await ask("/v1/models")).json();
   return Array.isArray(data) ? data.filter((model) => typeof model?.id === "string") : [];

@@ -12,8 +12,29 @@ select.addEventListener("change", () => {
   greet();
 });
 
+/** What is said of a model whose answers take longer. */
+const STATES = new Map([
+  ["unloaded", "not loaded"],
+  ["unloading", "not loaded"],
+  ["loading", "loading…"],
+  ["failed", "failed"],
+]);
+
+function labelOf({ id, status }) {
+  const words = STATES.get(status?.value);
+  return words ? `${id} (${words})` : id;
+}
+
 function greet() {
   byId("welcome-model").textContent = settings.model;
+}
+
+function drawModels() {
+  const labels = models.map(labelOf);
+  const drawn = [...select.options].map((option) => option.label);
+  // A list that is open closes when it is drawn anew.
+  if (labels.length === drawn.length && labels.every((label, i) => label === drawn[i])) return;
+  select.replaceChildren(...models.map((model, i) => make("option", { value: model.id }, labels[i])));
 }
 
 /** Asks the server for its models. Gives what went wrong, or null. */
@@ -26,7 +47,7 @@ export async function loadModels() {
     select.disabled = models.length === 0;
     return error;
   }
-  select.replaceChildren(...models.map(({ id }) => make("option", { value: id }, id)));
+  drawModels();
   select.disabled = models.length === 0;
   const known = models.some(({ id }) => id === settings.model);
   if (!known && models.length > 0) changeSettings({ model: models[0].id });

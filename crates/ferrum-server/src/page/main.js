@@ -13,6 +13,9 @@ import { addNode, newConversation, nodeOf, openCalls, showVersion, titleOf } fro
 /** How often an answer that comes is saved, in milliseconds. */
 const SAVE_EVERY = 3000;
 
+/** How often a model is looked at that says nothing yet, in milliseconds: it may have to be loaded. */
+const LOOK_EVERY = 2000;
+
 const entry = byId("entry");
 const send = byId("send");
 const summary = byId("summary");
@@ -81,7 +84,9 @@ async function ask(conversation) {
   save(conversation);
   let drawn;
   let saved = Date.now();
+  const looking = setInterval(refreshModels, LOOK_EVERY);
   const changed = (node) => {
+    if (node.content !== "" || node.reasoning) clearInterval(looking);
     if (Date.now() - saved > SAVE_EVERY) {
       saved = Date.now();
       save(conversation);
@@ -93,6 +98,8 @@ async function ask(conversation) {
     thread.scrollToEnd();
   };
   await run(conversation, changed);
+  clearInterval(looking);
+  refreshModels();
   // It may have been deleted while it was answered.
   if (visited.get(conversation.id) === conversation) save(conversation);
   if (current === conversation) draw();

@@ -1,33 +1,43 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
 
-use crate::app::App;
+use crate::app::{App, blocking};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use axum::extract::{Request, State};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// An adapter that is to be loaded.
+pub(super) struct NewAdapter {
+    name: String,
+    dir: PathBuf,
+    /// The model that it is for, if the request says.
+    base: Option<String>,
+}
+
 /// Loads an adapter from a folder inside the server's folder of adapters.
 pub(crate) async fn load(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let (name, dir) = app.read(request, read_load).await?;
-    let most = app.config.max_adapters;
-    app.model.load_adapter(&name, &dir, most).await?;
+    let fields = app.fields(request).await?;
+    let reader = Arc::clone(&app);
+    let NewAdapter { name, dir, base } = blocking(move || read_load(&reader, fields)).await?;
+    let loaded = app.models.load_adapter(&name, &dir, base.as_deref());
+    loaded.await?;
     Ok(format!(
         "Success: LoRA adapter '{name}' added successfully."
     ))
 }
 
-pub(super) fn read_load(app: &App, mut fields: Fields) -> Result<(String, PathBuf), ApiError> {
+pub(super) fn read_load(app: &App, mut fields: Fields) -> Result<NewAdapter, ApiError> {
     let name = fields.need_text("lora_name")?;
     let path = fields.need_text("lora_path")?;
     fields.harmless("load_inplace", |v| v == false, "false")?;
-    fields.text("base_model_name")?;
+    let base = fields.text("base_model_name")?;
     fields.finish()?;
     let dir = inside(app.config.lora_dir.as_deref(), &path)?;
-    Ok((name, dir))
+    Ok(NewAdapter { name, dir, base })
 }
 
 /// Takes an adapter away.
@@ -35,14 +45,14 @@ pub(crate) async fn unload(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let name = app.read(request, read_unload).await?;
-    app.model.adapters.unload(&app.model.served.engine, &name)?;
+    let name = read_unload(app.fields(request).await?)?;
+    app.models.unload_adapter(&name)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
 }
 
-pub(super) fn read_unload(_: &App, mut fields: Fields) -> Result<String, ApiError> {
+pub(super) fn read_unload(mut fields: Fields) -> Result<String, ApiError> {
     let name = fields.need_text("lora_name")?;
     fields.int("lora_int_id", 0..=i64::MAX)?;
     fields.finish()?;

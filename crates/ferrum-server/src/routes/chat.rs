@@ -9,6 +9,7 @@ use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
+use crate::models::Lease;
 use crate::output::{CallFormat, Delta};
 use crate::sampling::{self, Wanted};
 use crate::speech::{End, Part, Speech};
@@ -32,12 +33,12 @@ pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut job = app.read(request, read).await?;
+    let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let mut asked = job.wanted.request(prompt, &app.config);
     asked.logprobs = job.logprobs;
-    let mut answers = app.submit("messages", job.wanted.n, [asked])?;
-    let mut chat = Chat::new(&app, &job, answers.count());
+    let mut answers = Answers::begin(&lease, "messages", job.wanted.n, [asked])?;
+    let mut chat = Chat::new(&lease, &job, answers.count());
     if job.wanted.stream {
         let shape = ChatChunks {
             chat,
@@ -48,9 +49,9 @@ pub(crate) async fn chat(
     gather(&mut answers, &mut chat).await
 }
 
-pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
-    let (model, config) = (&app.model, &app.config);
-    let mut wanted = Wanted::read(&mut fields, model, config)?;
+pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+    let config = &app.config;
+    let mut wanted = Wanted::read(&mut fields, lease, config)?;
     let names = ["max_completion_tokens", "max_tokens"];
     let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
@@ -64,7 +65,7 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
     fields.finish()?;
     Ok(Job {
-        prompt: conversation.prompt(model, &choice, parallel, Some(&mut wanted))?,
+        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
         wanted,
         logprobs,
     })
@@ -122,9 +123,9 @@ struct Chat {
 }
 
 impl Chat {
-    fn new(app: &App, job: &Job, answers: usize) -> Self {
+    fn new(lease: &Lease, job: &Job, answers: usize) -> Self {
         Self {
-            model: Arc::clone(&app.model),
+            model: lease.model(),
             name: job.wanted.place.model.name.clone(),
             id: fresh_id("chatcmpl-"),
             created: unix_time(),

@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::logprobs::TextLogprobs;
 use crate::model::{Model, unix_time};
+use crate::models::Lease;
 use crate::sampling::{self, Wanted};
 use crate::sse::{self, Chunks, Events};
 use crate::structured::{self, Structured};
@@ -43,15 +44,15 @@ pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let job = app.read(request, read).await?;
+    let (job, lease) = app.read(request, read).await?;
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.logprobs,
         prompt_logprobs: job.logprobs.filter(|_| job.echo),
         ..job.wanted.request(prompt.tokens.clone(), &app.config)
     });
-    let mut answers = app.submit("prompt", job.wanted.n, asked)?;
+    let mut answers = Answers::begin(&lease, "prompt", job.wanted.n, asked)?;
     let (stream, include_usage) = (job.wanted.stream, job.wanted.include_usage);
-    let mut text = Completion::new(&app, job, answers.count());
+    let mut text = Completion::new(&lease, job, answers.count());
     if stream {
         let shape = TextChunks {
             text,
@@ -94,9 +95,9 @@ pub(super) fn usage_json(usage: &Usage) -> Value {
     })
 }
 
-pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
-    let (model, config) = (&app.model, &app.config);
-    let mut wanted = Wanted::read(&mut fields, model, config)?;
+pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+    let config = &app.config;
+    let mut wanted = Wanted::read(&mut fields, lease, config)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
     let most = sampling::max_tokens(&mut fields, &["max_tokens"], 0, config)?;
@@ -104,11 +105,11 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     fields.harmless("best_of", |v| *v == wanted.n, "the value of n")?;
     fields.harmless("suffix", |v| v == "", "\"\"")?;
     if let Some(Structured { grammar, param }) = &wanted.structured {
-        wanted.grammar = Some(structured::compile(model, param, grammar)?);
+        wanted.grammar = Some(structured::compile(lease, param, grammar)?);
     }
     let prompt = fields.need("prompt")?;
     fields.finish()?;
-    let prompts = read_prompts(model, "prompt", prompt, config.max_prompts)?;
+    let prompts = read_prompts(lease, "prompt", prompt, config.max_prompts)?;
     let answers = prompts.len().saturating_mul(wanted.n);
     if answers > config.max_choices {
         let most = config.max_choices;
@@ -216,11 +217,11 @@ struct Completion {
 }
 
 impl Completion {
-    fn new(app: &App, job: Job, answers: usize) -> Self {
+    fn new(lease: &Lease, job: Job, answers: usize) -> Self {
         let prompts = job.prompts.into_iter();
         let echo = |prompt| job.echo.then(|| (prompt, Vec::new()));
         Self {
-            model: Arc::clone(&app.model),
+            model: lease.model(),
             name: job.wanted.place.model.name,
             id: fresh_id("cmpl-"),
             created: unix_time(),

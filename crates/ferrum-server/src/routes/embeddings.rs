@@ -1,10 +1,11 @@
 //! `/v1/embeddings`: a vector for each text, of the states that the model has when it has read it.
 
 use super::completions::read_prompts;
-use crate::answers::Next;
+use crate::answers::{Answers, Next};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
+use crate::models::Lease;
 use crate::sampling::Place;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -34,7 +35,7 @@ pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let job = app.read(request, read).await?;
+    let (job, lease) = app.read(request, read).await?;
     let mut vectors: Vec<String> = Vec::with_capacity(job.texts.len());
     let mut tokens = 0;
     for texts in job.texts.chunks(AT_A_TIME) {
@@ -46,7 +47,7 @@ pub(crate) async fn embeddings(
                 .place
                 .request(text.clone(), Generation::default(), &app.config)
         });
-        let mut answers = app.submit("input", 1, asked)?;
+        let mut answers = Answers::begin(&lease, "input", 1, asked)?;
         while let Some(next) = answers.next().await {
             match next {
                 Next::Failed(error) => return Err(error),
@@ -69,14 +70,13 @@ pub(crate) async fn embeddings(
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
-    let model = &app.model;
-    let place = Place::read(&mut fields, model)?;
-    let Some(pooling) = model.served.pooling else {
+pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+    let place = Place::read(&mut fields, lease)?;
+    let Some(pooling) = lease.served.pooling else {
         let reason = "its files ask for a pooling that is not known here";
         return Err(ApiError::unsupported("model", reason));
     };
-    let most = model.served.hidden_size;
+    let most = lease.served.hidden_size;
     let dimensions = fields.count("dimensions", 1..=most)?.unwrap_or(most);
     let base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
@@ -89,7 +89,7 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     fields.text("user")?;
     let input = fields.need("input")?;
     fields.finish()?;
-    let texts = read_prompts(model, "input", input, app.config.max_inputs)?;
+    let texts = read_prompts(lease, "input", input, app.config.max_inputs)?;
     Ok(Job {
         place,
         pooling,

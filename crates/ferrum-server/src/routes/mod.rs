@@ -57,24 +57,25 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// Has a route read a request, to see which fields it takes.
+/// Has a route read a request to the first model, to see which fields it takes.
 #[cfg(test)]
 pub(crate) fn read(
     path: &str,
     app: &App,
+    lease: &crate::models::Lease,
     fields: crate::fields::Fields,
 ) -> Result<(), crate::error::ApiError> {
     match path {
-        "/tokenize" => tokens::read_tokenize(app, fields).map(drop),
-        "/detokenize" => tokens::read_detokenize(app, fields).map(drop),
-        "/v1/completions" => completions::read(app, fields).map(drop),
-        "/v1/chat/completions" => chat::read(app, fields).map(drop),
-        "/v1/embeddings" => embeddings::read(app, fields).map(drop),
-        "/v1/responses" => responses::read(app, fields).map(drop),
-        MESSAGES => anthropic::read(app, fields).map(drop),
-        COUNT_TOKENS => anthropic::read_count(app, fields).map(drop),
+        "/tokenize" => tokens::read_tokenize(app, lease, fields).map(drop),
+        "/detokenize" => tokens::read_detokenize(app, lease, fields).map(drop),
+        "/v1/completions" => completions::read(app, lease, fields).map(drop),
+        "/v1/chat/completions" => chat::read(app, lease, fields).map(drop),
+        "/v1/embeddings" => embeddings::read(app, lease, fields).map(drop),
+        "/v1/responses" => responses::read(app, lease, fields).map(drop),
+        MESSAGES => anthropic::read(app, lease, fields).map(drop),
+        COUNT_TOKENS => anthropic::read_count(app, lease, fields).map(drop),
         "/v1/load_lora_adapter" => adapters::read_load(app, fields).map(drop),
-        "/v1/unload_lora_adapter" => adapters::read_unload(app, fields).map(drop),
+        "/v1/unload_lora_adapter" => adapters::read_unload(fields).map(drop),
         other => panic!("{other} reads no body"),
     }
 }

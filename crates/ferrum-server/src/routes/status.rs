@@ -2,6 +2,8 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::metrics;
+use crate::models::{Known, Status};
 use crate::otlp::Exporter;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -12,72 +14,112 @@ use axum::response::{IntoResponse, Response};
 use ferrum_engine::Health;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-/// Whether the engine really makes steps; the one route that needs no key, so it tells little.
+/// Whether the engines really make steps; the one route that needs no key, so it tells little: of an
+/// engine that does not, whose it is. A model that is not loaded has nothing that could be ill.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    let (status, body) = match app.model.served.engine.health() {
-        Health::Alive { since_step } => (
-            StatusCode::OK,
-            json!({"status": "ok", "seconds_since_step": since_step.as_secs_f64()}),
-        ),
-        Health::Stalled { waited } => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            json!({"status": "stalled", "seconds_waited": waited.as_secs_f64()}),
-        ),
-        Health::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "failed"})),
-        Health::Stopped => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            json!({"status": "stopped"}),
-        ),
+    let looks = looks(&app);
+    let Some((name, worst)) = looks.first() else {
+        return Json(json!({"status": "ok"})).into_response();
     };
-    (status, Json(body)).into_response()
+    let mut body = match worst {
+        // All of them, then; the one that stepped last counts.
+        Health::Alive { .. } => {
+            let steps = looks.iter().filter_map(|(_, health)| match health {
+                Health::Alive { since_step } => Some(*since_step),
+                _ => None,
+            });
+            let since = steps.min().unwrap_or_default().as_secs_f64();
+            let body = json!({"status": "ok", "seconds_since_step": since});
+            return Json(body).into_response();
+        }
+        Health::Stalled { waited } => {
+            json!({"status": "stalled", "seconds_waited": waited.as_secs_f64()})
+        }
+        Health::Failed(_) => json!({"status": "failed"}),
+        Health::Stopped => json!({"status": "stopped"}),
+    };
+    body["model"] = (*name).into();
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 
-/// Whether a request would be taken.
+/// How all engines do, the worst first.
+fn looks(app: &App) -> Vec<(&str, Health)> {
+    let engines = app.models.engines().into_iter();
+    let mut looks: Vec<_> = engines
+        .map(|(name, engine)| (name, engine.health()))
+        .collect();
+    looks.sort_by_key(|(_, health)| match health {
+        Health::Failed(_) => 0,
+        Health::Stalled { .. } => 1,
+        Health::Stopped => 2,
+        Health::Alive { .. } => 3,
+    });
+    looks
+}
+
+/// Whether a request would be taken. Models that are not loaded, be it because that failed, are no reason
+/// against it: the next request for them tries.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if app.draining.load(Ordering::Acquire) {
+    if app.models.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
-    match app.model.served.engine.health() {
-        Health::Alive { .. } => Ok(Json(json!({"status": "ready"}))),
-        Health::Stalled { .. } => Err(ApiError::unavailable("the engine is stalled")),
-        Health::Failed(reason) => {
-            let message = format!("the engine has failed: {reason}");
-            Err(ApiError::unavailable(message))
-        }
-        Health::Stopped => Err(ApiError::unavailable("the engine has stopped")),
-    }
+    let (name, reason) = match looks(&app).into_iter().next() {
+        None | Some((_, Health::Alive { .. })) => return Ok(Json(json!({"status": "ready"}))),
+        Some((name, Health::Stalled { .. })) => (name, "is stalled".to_owned()),
+        Some((name, Health::Failed(reason))) => (name, format!("has failed: {reason}")),
+        Some((name, Health::Stopped)) => (name, "has stopped".to_owned()),
+    };
+    let message = format!("the engine of {name:?} {reason}");
+    Err(ApiError::unavailable(message))
 }
 
 /// Figures for Prometheus.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let served = &app.model.served;
-    let stats = served.engine.stats();
     let spans = app.exporter.as_ref().map(Exporter::fate);
-    let page = app.metrics.render(&stats, &served.name, spans);
+    let page = metrics::render(&app.models.figures(), &app.http, spans);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, kind)], page).into_response()
 }
 
-/// The model and its adapters.
+/// Where a model is in its life, in the form that llama.cpp's router has for it.
+fn status_json(status: &Status) -> Value {
+    let value = match status {
+        Status::Unloaded => "unloaded",
+        Status::Loading => "loading",
+        Status::Loaded => "loaded",
+        Status::Unloading => "unloading",
+        Status::Failed(reason) => return json!({"value": "failed", "reason": reason}),
+    };
+    json!({"value": value})
+}
+
+/// The models, each with its adapters.
 fn descriptions(app: &App) -> Vec<Value> {
-    let model = &app.model;
-    let describe = |id: &str, created: u64| {
+    let adapters = app.models.adapters();
+    let describe = |id: &str, created: u64, known: &Known, status: &Status| {
         json!({
             "id": id,
             "object": "model",
             "created": created,
             "owned_by": "ferrum",
-            "max_model_len": model.served.context,
+            "max_model_len": known.context(),
+            "status": status_json(status),
         })
     };
-    let mut all = vec![describe(&model.served.name, model.created)];
-    for (name, adapter) in model.adapters.list() {
-        let mut one = describe(&name, adapter.created);
-        one["parent"] = model.served.name.as_str().into();
-        one["root"] = adapter.root.display().to_string().into();
-        all.push(one);
+    let mut all = Vec::new();
+    for (known, status) in app.models.list() {
+        let created = app.models.created();
+        all.push(describe(&known.name, created, known, &status));
+        let of_model = adapters
+            .iter()
+            .filter(|(_, _, base)| base.name == known.name);
+        for (name, adapter, _) in of_model {
+            let mut one = describe(name, adapter.created, known, &status);
+            one["parent"] = known.name.as_str().into();
+            one["root"] = adapter.root.display().to_string().into();
+            all.push(one);
+        }
     }
     all
 }
@@ -95,5 +137,5 @@ pub(crate) async fn model(
     let Path(name) = path?;
     let mut all = descriptions(&app).into_iter();
     let found = all.find(|one| one["id"] == name);
-    found.map(Json).ok_or_else(|| app.model.unknown(&name))
+    found.map(Json).ok_or_else(|| app.models.unknown(&name))
 }

@@ -4,6 +4,7 @@ use super::messages;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::models::Lease;
 use crate::sampling;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -17,12 +18,16 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.read(request, read_tokenize).await
+    let (tokens, _) = app.read(request, read_tokenize).await?;
+    Ok(tokens)
 }
 
-pub(super) fn read_tokenize(app: &App, mut fields: Fields) -> Result<Json<Value>, ApiError> {
-    let model = &app.model;
-    model.find(fields.text("model")?.as_deref())?;
+pub(super) fn read_tokenize(
+    _: &App,
+    model: &Lease,
+    mut fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    fields.text("model")?;
     let add = fields.boolean("add_special_tokens")?;
     let texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let begin = fields.boolean("add_generation_prompt")?;
@@ -75,12 +80,16 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.read(request, read_detokenize).await
+    let (text, _) = app.read(request, read_detokenize).await?;
+    Ok(text)
 }
 
-pub(super) fn read_detokenize(app: &App, mut fields: Fields) -> Result<Json<Value>, ApiError> {
-    let model = &app.model;
-    model.find(fields.text("model")?.as_deref())?;
+pub(super) fn read_detokenize(
+    _: &App,
+    model: &Lease,
+    mut fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    fields.text("model")?;
     let Some(tokens) = fields.list("tokens", usize::MAX)? else {
         return Err(ApiError::invalid("tokens", "it is missing"));
     };

@@ -8,15 +8,18 @@ use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
 use ferrum_server::ServerConfig;
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use serde_json::json;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const TEXT: &str = "/v1/completions";
 
 /// A runner that has this many good steps in it.
-struct Breaking {
-    inner: Box<dyn StepRunner>,
-    good_steps: usize,
-    panics: bool,
+pub(super) struct Breaking {
+    pub(super) inner: Box<dyn StepRunner>,
+    pub(super) good_steps: usize,
+    pub(super) panics: bool,
+    /// Gone with the runner; to be counted, not read.
+    pub(super) _life: Arc<()>,
 }
 
 impl StepRunner for Breaking {
@@ -80,6 +83,7 @@ fn a_fault_fails_requests_clearly_and_turns_health_red() {
                 inner,
                 good_steps: 20,
                 panics,
+                _life: Arc::default(),
             })
         });
         assert_eq!(server.get("/health").status, 200);
@@ -107,7 +111,14 @@ fn a_fault_fails_requests_clearly_and_turns_health_red() {
                 "health stays green"
             );
         }
-        assert_eq!(server.get("/ready").status, 503);
+        assert_eq!(server.get("/health").json()["model"], "demo");
+        let ready = server.get("/ready");
+        assert_eq!(ready.status, 503);
+        assert!(
+            ready
+                .text()
+                .contains("the engine of \\\"demo\\\" has failed")
+        );
         assert_eq!(server.post(TEXT, &json!({"prompt": "a"})).status, 500);
         // The server itself goes on to say so.
         assert_eq!(server.get("/metrics").status, 200);

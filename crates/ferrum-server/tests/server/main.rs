@@ -8,6 +8,7 @@ mod completions;
 mod cors;
 mod embeddings;
 mod faults;
+mod models;
 mod operations;
 mod page;
 mod refusals;
@@ -18,17 +19,18 @@ mod traces;
 
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype, StepRunner,
+    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineHandle, KvDtype,
+    StepRunner,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
 use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
-use ferrum_server::{ServedModel, Server, ServerConfig};
+use ferrum_server::{LoadedModel, ModelLoader, ServedModel, Server, ServerConfig};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -57,10 +59,53 @@ fn demo_model() -> (Model, (Tokenizer, Option<ChatTemplate>)) {
     (model, (tokenizer, template))
 }
 
+/// A loaded model, on the runner that `wrap` makes of its own.
+fn load(
+    model: Model,
+    (tokenizer, template): (Tokenizer, Option<ChatTemplate>),
+    (engine, max_seqs): (EngineConfig, usize),
+    wrap: impl FnOnce(Box<dyn StepRunner>) -> Box<dyn StepRunner>,
+) -> LoadedModel {
+    let tokenizer = Arc::new(tokenizer);
+    let sizes = RunnerConfig {
+        context: CONTEXT,
+        max_seqs,
+        max_tokens: 64,
+        max_logit_rows: 64,
+        kv_tokens: CONTEXT * max_seqs,
+        layout: KvLayout::Paged { block_size: 16 },
+        profile: false,
+    };
+    let options = BackendOptions {
+        threads: Some(1),
+        ..BackendOptions::default()
+    };
+    let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
+    let session = device
+        .load(&model, sizes, KvDtype::F32, &mut |_, _| ())
+        .unwrap();
+    let runner = wrap(session.into_runner());
+    let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
+    let model = ServedModel {
+        engine: engine.handle(),
+        template,
+        call_format: None,
+        context: CONTEXT,
+        vocab_size: model.spec.vocab_size,
+        pooling: Some(Pooling::Last),
+        hidden_size: model.spec.hidden_size,
+        stop_tokens: tokenizer.eos_ids().to_vec(),
+        sampling: ferrum_engine::SamplingParams::default(),
+        tokenizer,
+    };
+    LoadedModel { engine, model }
+}
+
 /// A server on a thread of its own, on a free port.
 struct Running {
     address: SocketAddr,
-    engine: Engine,
+    /// Of the first model that was loaded before the server began, if one was.
+    engine: Option<EngineHandle>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -74,44 +119,31 @@ impl Running {
     /// Serves `model` as "demo", on the runner that `wrap` makes of its own.
     fn with(
         model: Model,
-        (tokenizer, template): (Tokenizer, Option<ChatTemplate>),
+        text: (Tokenizer, Option<ChatTemplate>),
         config: ServerConfig,
-        (engine, max_seqs): (EngineConfig, usize),
+        engine: (EngineConfig, usize),
         wrap: impl FnOnce(Box<dyn StepRunner>) -> Box<dyn StepRunner>,
     ) -> Self {
-        let tokenizer = Arc::new(tokenizer);
-        let sizes = RunnerConfig {
-            context: CONTEXT,
-            max_seqs,
-            max_tokens: 64,
-            max_logit_rows: 64,
-            kv_tokens: CONTEXT * max_seqs,
-            layout: KvLayout::Paged { block_size: 16 },
-            profile: false,
+        let loaded = load(model, text, engine, wrap);
+        let handle = loaded.engine.handle();
+        let once = Mutex::new(Some(loaded));
+        let loader = move |_: &str| {
+            let taken = once.lock().unwrap().take();
+            taken.ok_or_else(|| "it was loaded before".to_owned())
         };
-        let options = BackendOptions {
-            threads: Some(1),
-            ..BackendOptions::default()
-        };
-        let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
-        let session = device
-            .load(&model, sizes, KvDtype::F32, &mut |_, _| ())
-            .unwrap();
-        let runner = wrap(session.into_runner());
-        let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
-        let served = ServedModel {
-            name: "demo".into(),
-            engine: engine.handle(),
-            template,
-            call_format: None,
-            context: CONTEXT,
-            vocab_size: model.spec.vocab_size,
-            pooling: Some(Pooling::Last),
-            hidden_size: model.spec.hidden_size,
-            stop_tokens: tokenizer.eos_ids().to_vec(),
-            sampling: ferrum_engine::SamplingParams::default(),
-            tokenizer,
-        };
+        let mut running = Self::models(&["demo"], Arc::new(loader), 1, config);
+        running.engine = Some(handle);
+        running
+    }
+
+    /// Serves models, of which the first `preload` are loaded before it begins.
+    fn models(
+        names: &[&str],
+        loader: Arc<dyn ModelLoader>,
+        preload: usize,
+        config: ServerConfig,
+    ) -> Self {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -123,7 +155,10 @@ impl Running {
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
-                let server = Server::new(served, config);
+                let server = Server::new(names.clone(), loader, config);
+                for name in &names[..preload] {
+                    server.load(name).await.unwrap();
+                }
                 server
                     .serve(listener, async { stopped.await.unwrap_or(()) })
                     .await;
@@ -131,7 +166,7 @@ impl Running {
         });
         Self {
             address: told.recv().unwrap(),
-            engine,
+            engine: None,
             stop: Some(stop),
             thread: Some(thread),
         }
@@ -250,7 +285,7 @@ impl Running {
     fn until(&self, mut done: impl FnMut(&ferrum_engine::engine::EngineStats) -> bool) {
         let started = std::time::Instant::now();
         loop {
-            let stats = self.engine.handle().stats();
+            let stats = self.engine.as_ref().unwrap().stats();
             if done(&stats) {
                 return;
             }
@@ -263,7 +298,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
-        self.engine.drain();
+        if let Some(engine) = &self.engine {
+            engine.drain();
+        }
         if !std::thread::panicking() {
             self.wait();
         }

@@ -19,6 +19,7 @@ fn models_health_and_figures_are_there() {
     let models = server.get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "demo");
     assert_eq!(models["data"][0]["max_model_len"], CONTEXT);
+    assert_eq!(models["data"][0]["status"], json!({"value": "loaded"}));
     assert_eq!(server.get("/v1/models/demo").json(), models["data"][0]);
     assert_eq!(server.get("/health").json()["status"], "ok");
     assert_eq!(server.get("/ready").json()["status"], "ready");
@@ -39,8 +40,9 @@ fn models_health_and_figures_are_there() {
         "vllm:request_queue_time_seconds_count{model_name=\"demo\"} 1",
         "vllm:request_prefill_time_seconds_count{model_name=\"demo\"} 1",
         "vllm:request_decode_time_seconds_count{model_name=\"demo\"} 1",
+        "ferrum:model_loaded{model_name=\"demo\"} 1",
         "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"} 1",
-        "http_requests_total{model_name=\"demo\",handler=\"/v1/completions\",method=\"POST\",status=\"200\"} 1",
+        "http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"200\"} 1",
     ] {
         assert!(page.lines().any(|found| found == line), "{line}\n{page}");
     }
@@ -83,7 +85,7 @@ fn whoever_goes_away_frees_its_blocks() {
     server.until(|stats| stats.kv_blocks_used > 0);
     drop(stream);
     server.until(|stats| stats.running == 0 && stats.kv_blocks_used == 0);
-    let cut = server.engine.handle().stats().generated_tokens;
+    let cut = server.engine.as_ref().unwrap().stats().generated_tokens;
     assert!((cut as usize) < CONTEXT - 10, "{cut}");
 }
 

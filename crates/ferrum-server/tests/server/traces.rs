@@ -11,7 +11,7 @@ const TEXT: &str = "/v1/completions";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
 /// Takes bodies of requests, and answers each with 200.
-fn collector() -> (String, Receiver<Value>) {
+pub(super) fn collector() -> (String, Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (tell, told) = channel();
@@ -54,7 +54,7 @@ fn traced(url: &str) -> Running {
 }
 
 /// All spans that a server sent until its end.
-fn spans(mut server: Running, told: &Receiver<Value>) -> Vec<Value> {
+pub(super) fn spans(mut server: Running, told: &Receiver<Value>) -> Vec<Value> {
     server.stop();
     server.wait();
     let batches = told.try_iter();
@@ -65,7 +65,7 @@ fn spans(mut server: Running, told: &Receiver<Value>) -> Vec<Value> {
         .collect()
 }
 
-fn attribute<'a>(span: &'a Value, name: &str) -> &'a Value {
+pub(super) fn attribute<'a>(span: &'a Value, name: &str) -> &'a Value {
     let found = span["attributes"].as_array().unwrap().iter();
     let mut found = found.filter(|attribute| attribute["key"] == name);
     found

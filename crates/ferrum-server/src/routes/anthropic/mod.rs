@@ -3,11 +3,12 @@
 
 mod conversation;
 
-use crate::answers::Next;
+use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::models::Lease;
 use crate::sampling::{self, Wanted};
 use crate::speech::{self, Block, Blocks, Change, End, Kind, Speech};
 use crate::sse::{self, Chunks, Events};
@@ -29,10 +30,11 @@ pub(crate) async fn messages(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut job = app.read(request, read).await?;
+    let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let prompt_tokens = prompt.len();
-    let mut answers = app.submit("messages", 1, [job.wanted.request(prompt, &app.config)])?;
+    let asked = job.wanted.request(prompt, &app.config);
+    let mut answers = Answers::begin(&lease, "messages", 1, [asked])?;
     let speech = Speech::new(&job.prompt, answers.count());
     let shape = Shape {
         id: fresh_id("msg_"),
@@ -56,20 +58,25 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.read(request, read_count).await
+    let (count, _) = app.read(request, read_count).await?;
+    Ok(count)
 }
 
-pub(super) fn read_count(app: &App, mut fields: Fields) -> Result<Json<Value>, ApiError> {
-    app.model.find(fields.text("model")?.as_deref())?;
-    let asked = conversation::read(&mut fields, &app.model)?;
+pub(super) fn read_count(
+    _: &App,
+    lease: &Lease,
+    mut fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    fields.text("model")?;
+    let asked = conversation::read(&mut fields, lease)?;
     fields.finish()?;
-    let tokens = asked.prompt(&app.model, None)?.tokens;
+    let tokens = asked.prompt(lease, None)?.tokens;
     Ok(Json(json!({"input_tokens": tokens.len()})))
 }
 
-pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
-    let (model, config) = (&app.model, &app.config);
-    let mut wanted = Wanted::one(&mut fields, model)?;
+pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+    let config = &app.config;
+    let mut wanted = Wanted::one(&mut fields, lease)?;
     let most = sampling::max_tokens(&mut fields, &["max_tokens"], 1, config)?;
     wanted.generation.max_tokens =
         most.ok_or_else(|| ApiError::invalid("max_tokens", "it is missing"))?;
@@ -83,9 +90,9 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     }
     let tier = |v: &Value| v == "auto" || v == "standard_only";
     fields.harmless("service_tier", tier, "\"auto\" or \"standard_only\"")?;
-    let asked = conversation::read(&mut fields, model)?;
+    let asked = conversation::read(&mut fields, lease)?;
     fields.finish()?;
-    let prompt = asked.prompt(model, Some(&mut wanted))?;
+    let prompt = asked.prompt(lease, Some(&mut wanted))?;
     Ok(Job { wanted, prompt })
 }
 

@@ -4,11 +4,13 @@ mod events;
 mod input;
 mod shape;
 
+use crate::answers::Answers;
 use crate::app::App;
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::model::Model;
+use crate::models::Lease;
 use crate::sampling::{self, Wanted, is_false};
 use crate::speech::{self, Speech};
 use crate::sse;
@@ -20,6 +22,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use shape::Shape;
 use std::sync::Arc;
+
+/// The field that names the response to go on from.
+const PREVIOUS: &str = "previous_response_id";
 
 #[derive(Debug)]
 pub(super) struct Job {
@@ -36,9 +41,13 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut job = app.read(request, read).await?;
+    let fields = app.fields(request).await?;
+    let model = asked_model(&app, &fields)?;
+    let lease = app.lease(model.as_deref()).await?;
+    let (mut job, lease) = app.parse(fields, lease, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
-    let mut answers = app.submit("input", 1, [job.wanted.request(prompt, &app.config)])?;
+    let asked = job.wanted.request(prompt, &app.config);
+    let mut answers = Answers::begin(&lease, "input", 1, [asked])?;
     let speech = Speech::new(&job.prompt, answers.count());
     let stream = job.wanted.stream;
     let shape = Shape::new(&app, job.echo, job.messages);
@@ -48,6 +57,14 @@ pub(crate) async fn create(
     }
     let (blocks, usage) = speech::whole(&mut answers, speech).await?;
     Ok(Json(shape.ended(&blocks, &usage)).into_response())
+}
+
+/// The model that a request means: one that names none goes on with that of the response before.
+fn asked_model(app: &App, fields: &Fields) -> Result<Option<String>, ApiError> {
+    let asked = fields.peek_text("model")?;
+    let previous = fields.peek_text(PREVIOUS)?.filter(|_| asked.is_none());
+    let stored = previous.and_then(|id| app.responses.get(&id));
+    Ok(asked.or_else(|| stored.map(|stored| stored.model().to_owned())))
 }
 
 /// A response that was kept.
@@ -76,13 +93,13 @@ pub(crate) async fn delete(
     }
 }
 
-pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
-    let (model, config) = (&app.model, &app.config);
+pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+    let config = &app.config;
     let mut echo = Map::new();
     for field in ["metadata", "tools", "tool_choice", "user", "reasoning"] {
         echo.insert(field.into(), fields.peek(field));
     }
-    let mut wanted = Wanted::one(&mut fields, model)?;
+    let mut wanted = Wanted::one(&mut fields, lease)?;
     echo.insert("model".into(), wanted.place.model.name.as_str().into());
     let names = ["max_output_tokens"];
     let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
@@ -99,7 +116,7 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let mut messages = read_previous(app, &mut fields, &mut echo)?;
     input::read(&mut fields, &mut messages)?;
     let mut extra = Map::new();
-    read_reasoning(&mut fields, model, &mut extra)?;
+    read_reasoning(&mut fields, lease, &mut extra)?;
     let tools = input::read_tools(&mut fields)?;
     let choice = read_tool_choice(&mut fields, tools.as_ref())?;
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
@@ -119,7 +136,7 @@ pub(super) fn read(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
         prefill: String::new(),
     };
     Ok(Job {
-        prompt: conversation.prompt(model, &choice, parallel, Some(&mut wanted))?,
+        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
         wanted,
         echo,
         messages: kept,
@@ -181,9 +198,8 @@ fn read_previous(
     fields: &mut Fields,
     echo: &mut Map<String, Value>,
 ) -> Result<Vec<Value>, ApiError> {
-    const NAME: &str = "previous_response_id";
-    let id = fields.text(NAME)?;
-    echo.insert(NAME.into(), json!(id));
+    let id = fields.text(PREVIOUS)?;
+    echo.insert(PREVIOUS.into(), json!(id));
     let Some(id) = id else {
         return Ok(Vec::new());
     };
@@ -193,7 +209,7 @@ fn read_previous(
         let reason = format!(
             "there is no response {id:?} here, or no longer; send the whole conversation as input"
         );
-        ApiError::invalid(NAME, reason)
+        ApiError::invalid(PREVIOUS, reason)
     })
 }
 

@@ -1,0 +1,310 @@
+//! From an argument of `serve` to a running engine, whenever the server asks for it.
+
+use crate::args::{HubArgs, ServeArgs};
+use crate::commands::run;
+use crate::failure::{Failure, Outcome};
+use crate::{hub, open, ui};
+use ferrum_engine::engine::Pooling;
+use ferrum_engine::{
+    BackendDispatch, DraftRunner, Engine, EngineConfig, KvDtype, Runners, SamplingParams,
+};
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_formats::{HfConfig, ModelSource};
+use ferrum_models::{KvLayout, Model, RunnerConfig};
+use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
+use ferrum_types::TokenId;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Tokens of a block of the KV cache.
+const BLOCK_SIZE: usize = 32;
+
+/// Most tokens of a step: long prompts come in chunks of it, between which others go on.
+const STEP_TOKENS: usize = 512;
+
+/// Rows of logits of a step, at least; those of a prompt whose log-probabilities are wanted.
+const LOGIT_ROWS: usize = 64;
+
+/// What the demo model, which is no file, is called.
+const DEMO_NAME: &str = "ferrum-demo";
+
+/// The models of a server by name, and how to load them.
+pub(super) struct Models {
+    args: ServeArgs,
+    /// Each with where it lies; `None` is the demo model.
+    sources: Vec<(String, Option<PathBuf>)>,
+    /// Models that may be loaded at once, which share the memory.
+    places: u64,
+    /// Whether words about models are news: at the start everybody waits for them.
+    serving: AtomicBool,
+}
+
+impl Models {
+    /// What the arguments name, held against each other.
+    pub(super) fn of(args: &ServeArgs) -> Outcome<Self> {
+        let mut sources: Vec<(String, Option<PathBuf>)> = Vec::new();
+        for model in &args.model {
+            let name = model.name.clone().unwrap_or_else(|| name(&model.source));
+            if sources.iter().any(|(other, _)| *other == name) {
+                return Err(Failure::new(format!(
+                    "two models are called {name:?}\nhint: --model NAME=MODEL gives a name"
+                )));
+            }
+            sources.push((name, Some(model.source.clone())));
+        }
+        if sources.len() > 1 {
+            // What is about one model would be wrong about the others.
+            for (flag, given) in [
+                ("--served-model-name", args.served_model_name.is_some()),
+                ("--draft-model", args.draft_model.is_some()),
+                ("--revision", args.hub.revision.is_some()),
+            ] {
+                if given {
+                    let hint = match flag {
+                        "--served-model-name" => "\nhint: --model NAME=MODEL gives a name",
+                        _ => "",
+                    };
+                    return Err(Failure::new(format!(
+                        "{flag} is about one model, and there are {}{hint}",
+                        sources.len()
+                    )));
+                }
+            }
+        }
+        let named = args.model.iter().any(|model| model.name.is_some());
+        if named && args.served_model_name.is_some() {
+            return Err(Failure::new(
+                "--served-model-name gives a name to a model that has one",
+            ));
+        }
+        if sources.is_empty() {
+            sources.push((DEMO_NAME.into(), None));
+        }
+        if let (Some(name), Some((first, _))) = (&args.served_model_name, sources.first_mut()) {
+            first.clone_from(name);
+        }
+        let count = sources.len();
+        let places = args.max_loaded_models.map_or(count, usize::from).min(count);
+        Ok(Self {
+            args: args.clone(),
+            sources,
+            places: places as u64,
+            serving: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.sources.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// From here on, what happens to models is told.
+    pub(super) fn serve(&self) {
+        self.serving.store(true, Ordering::Release);
+    }
+}
+
+impl ModelLoader for Models {
+    fn load(&self, name: &str) -> Result<LoadedModel, String> {
+        let source = self.sources.iter().find(|(known, _)| known == name);
+        let (_, source) = source.ok_or_else(|| format!("there is no model {name:?}"))?;
+        start(&self.args, source.as_deref(), self.places).map_err(|e| e.to_string())
+    }
+
+    fn tell(&self, name: &str, event: ModelEvent<'_>) {
+        if !self.serving.load(Ordering::Acquire) {
+            return;
+        }
+        ui::say(&match event {
+            ModelEvent::Loading => format!("note: loading {name}"),
+            ModelEvent::Loaded(took) => {
+                format!("note: {name} is loaded ({:.1} s)", took.as_secs_f64())
+            }
+            ModelEvent::Failed(reason) => format!("warning: {name} could not be loaded: {reason}"),
+            ModelEvent::Unloaded => format!("note: {name} is unloaded"),
+        });
+    }
+}
+
+/// What a model is called that was given no name.
+fn name(source: &Path) -> String {
+    if let Some(name) = hub::name(source) {
+        return name.to_string();
+    }
+    // `ferrum serve --model .` has a name, too.
+    let path = source.canonicalize().unwrap_or_else(|_| source.to_owned());
+    let name = match path.is_dir() {
+        true => path.file_name(),
+        false => path.file_stem(),
+    };
+    name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Loads the model and starts its engine.
+fn start(args: &ServeArgs, source: Option<&Path>, places: u64) -> Outcome<LoadedModel> {
+    let model = open::model(source, &args.hub)?;
+    let tokenizer = Arc::new(open::tokenizer_of(&model)?);
+    let template = open::template_of(&model, &tokenizer)?;
+    let sampling = sampling(&model)?;
+    let kv = open::kv_dtype(&model, &args.cache);
+    let device = open::open_device(&model, &args.device)?;
+    let draft = args.draft_model.as_deref();
+    let draft = draft
+        .map(|path| draft_runner(args, path, &device, &tokenizer, places))
+        .transpose()?;
+    let sizes = sizes(args, &model, &device, kv, places);
+    let context = sizes.context.min(sizes.kv_tokens);
+    let session = open::load_on(&device, &model, sizes, kv)?;
+    let settings = EngineConfig {
+        max_waiting: args.max_waiting as usize,
+        ..EngineConfig::default()
+    };
+    let runners = Runners {
+        model: session.into_runner(),
+        draft,
+    };
+    let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
+    let served = ServedModel {
+        engine: engine.handle(),
+        template,
+        call_format: args.tool_call_parser,
+        context,
+        vocab_size: model.spec.vocab_size,
+        pooling: pooling(&model)?,
+        hidden_size: model.spec.hidden_size,
+        stop_tokens: run::stop_tokens(&model, &tokenizer),
+        sampling,
+        tokenizer,
+    };
+    Ok(LoadedModel {
+        engine,
+        model: served,
+    })
+}
+
+/// Loads the model that guesses onto the same device.
+fn draft_runner(
+    args: &ServeArgs,
+    path: &Path,
+    device: &BackendDispatch,
+    tokenizer: &Tokenizer,
+    places: u64,
+) -> Outcome<DraftRunner> {
+    // A revision is one of the other model.
+    let hub = HubArgs {
+        revision: None,
+        ..args.hub.clone()
+    };
+    let model = open::model(Some(path), &hub)?;
+    let own = open::tokenizer_of(&model)?;
+    let size = u32::try_from(model.spec.vocab_size).unwrap_or(u32::MAX);
+    let differs = |&id: &TokenId| own.token_bytes(id) != tokenizer.token_bytes(id);
+    if let Some(id) = (0..size).find(differs) {
+        let path = path.display();
+        return Err(Failure::new(format!(
+            "{path}: token {id} is another than the model's\nhint: a draft model needs the same vocabulary"
+        )));
+    }
+    let kv = open::kv_dtype(&model, &args.cache);
+    let sizes = sizes(args, &model, device, kv, places);
+    let session = open::load_on(device, &model, sizes, kv)?;
+    Ok(DraftRunner {
+        runner: session.into_runner(),
+        tokens: args.draft_tokens.into(),
+    })
+}
+
+/// What holds where a request says nothing: the model's recommendation, else OpenAI's defaults.
+fn sampling(model: &Model) -> Outcome<SamplingParams> {
+    let advice = run::advice(model)?;
+    Ok(SamplingParams {
+        temperature: advice.temperature.unwrap_or(1.0),
+        top_k: advice.top_k.unwrap_or(0),
+        top_p: advice.top_p.unwrap_or(1.0),
+        min_p: advice.min_p.unwrap_or(0.0),
+        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
+        ..SamplingParams::default()
+    })
+}
+
+/// How the model's files say that the states of a text become its embedding; by the last token where they
+/// say nothing. `None` for ways that are not known here.
+fn pooling(model: &Model) -> Outcome<Option<Pooling>> {
+    let folder = match &model.source {
+        ModelSource::Gguf(gguf) => {
+            let key = format!("{}.pooling_type", gguf.architecture()?);
+            return Ok(match gguf.u32(&key)? {
+                None | Some(3) => Some(Pooling::Last),
+                Some(1) => Some(Pooling::Mean),
+                Some(_) => None,
+            });
+        }
+        ModelSource::Hf(folder) => &folder.dir,
+    };
+    // As the package sentence-transformers has it.
+    let path = folder.join("1_Pooling/config.json");
+    if !path.exists() {
+        return Ok(Some(Pooling::Last));
+    }
+    if folder.join("2_Dense").exists() {
+        return Ok(None);
+    }
+    let config = HfConfig::open(path)?;
+    let mut modes = Vec::new();
+    for mode in config.keys().filter(|key| key.starts_with("pooling_mode_")) {
+        if config.bool(mode)? == Some(true) {
+            modes.push(mode);
+        }
+    }
+    Ok(match modes[..] {
+        ["pooling_mode_mean_tokens"] => Some(Pooling::Mean),
+        ["pooling_mode_lasttoken"] => Some(Pooling::Last),
+        _ => None,
+    })
+}
+
+/// Sizes for many sequences. The KV pool holds a full context of each, or what fits half of the memory
+/// that the weights leave of this model's share: sequences are seldom full, and one whose blocks run out
+/// waits its turn.
+fn sizes(
+    args: &ServeArgs,
+    model: &Model,
+    device: &BackendDispatch,
+    kv: KvDtype,
+    places: u64,
+) -> RunnerConfig {
+    let context = open::context(model, args.cache.context, 0);
+    let max_seqs = usize::from(args.max_seqs);
+    let model_guesses = args.draft_model.as_ref().map_or(0, |_| args.draft_tokens);
+    let guesses = usize::from(model_guesses.max(args.lookup_tokens));
+    let config = RunnerConfig {
+        context,
+        max_seqs,
+        max_tokens: STEP_TOKENS.max(max_seqs),
+        // A row for the token that a step gives anyway, and one for each guess.
+        max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
+        kv_tokens: context.saturating_mul(max_seqs),
+        layout: KvLayout::Paged {
+            block_size: BLOCK_SIZE,
+        },
+        profile: false,
+    };
+    if let Some(tokens) = args.kv_tokens {
+        let kv_tokens = tokens as usize;
+        return RunnerConfig {
+            kv_tokens,
+            ..config
+        };
+    }
+    let plan = open::plan(model, &config, kv);
+    let Some(memory) = device.info().memory_bytes else {
+        return config;
+    };
+    let share = memory / places.max(1);
+    let left = share.saturating_sub(plan.weights.saturating_add(plan.scratch)) / 2;
+    let fits = usize::try_from(left / plan.kv_per_token.max(1)).unwrap_or(usize::MAX);
+    RunnerConfig {
+        kv_tokens: config.kv_tokens.min(fits.max(context)),
+        ..config
+    }
+}

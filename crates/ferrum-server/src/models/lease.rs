@@ -1,0 +1,164 @@
+//! Holding a model: as long as somebody does, it stays loaded.
+
+use super::places::{Answer, State, Ticket};
+use super::{Models, Named};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::model::Model;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One hold of a loaded model.
+struct Hold {
+    models: Arc<Models>,
+    index: usize,
+}
+
+impl Clone for Hold {
+    fn clone(&self) -> Self {
+        self.models.lock().hold(self.index);
+        Self {
+            models: Arc::clone(&self.models),
+            index: self.index,
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let last = self.models.lock().release(self.index, Instant::now());
+        if last {
+            self.models.changed();
+        }
+    }
+}
+
+/// A loaded model that stays so, with what a request calls it.
+#[derive(Clone)]
+pub(crate) struct Lease {
+    model: Arc<Model>,
+    pub(crate) named: Named,
+    /// How long the request waited for it.
+    pub(crate) waited: Duration,
+    hold: Hold,
+}
+
+impl Lease {
+    /// The model for those who look at it and start nothing.
+    pub(crate) fn model(&self) -> Arc<Model> {
+        Arc::clone(&self.model)
+    }
+
+    /// Where its requests are counted.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.hold.models.known[self.hold.index].metrics
+    }
+}
+
+impl Deref for Lease {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        &self.model
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lease").field(&self.named).finish()
+    }
+}
+
+/// A request that waits for a model. Dropping it ends the waiting.
+pub(super) struct Waiter {
+    models: Arc<Models>,
+    index: usize,
+    ticket: Ticket,
+    since: Instant,
+    /// Whether it is still to be told that it leaves.
+    waits: bool,
+}
+
+impl Waiter {
+    pub(super) fn come(models: &Arc<Models>, index: usize) -> Self {
+        Self {
+            models: Arc::clone(models),
+            index,
+            ticket: models.lock().come(index),
+            since: Instant::now(),
+            waits: true,
+        }
+    }
+
+    /// Waits until the model is there.
+    pub(super) async fn wait(mut self) -> Result<Lease, ApiError> {
+        // Before the first question: what changes after it is not missed.
+        let mut changes = self.models.changes.subscribe();
+        let mut first = true;
+        loop {
+            if let Some(outcome) = self.ask(first) {
+                return outcome;
+            }
+            first = false;
+            // The sender lives as long as the models.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Does what is to be done now; `None` when that is to wait.
+    fn ask(&mut self, first: bool) -> Option<Result<Lease, ApiError>> {
+        let models = Arc::clone(&self.models);
+        let mut places = models.lock();
+        let loaded = matches!(places.slots[self.index].state, State::Loaded(_));
+        if models.is_draining() && !loaded {
+            drop(places);
+            return Some(Err(ApiError::unavailable("the server is shutting down")));
+        }
+        match places.ask(self.index, &mut self.ticket, Instant::now()) {
+            Answer::Take => {
+                self.waits = false;
+                let hold = Hold {
+                    models: Arc::clone(&models),
+                    index: self.index,
+                };
+                let model = places.slots[self.index].resident();
+                let model = model.map(|resident| Arc::clone(&resident.model));
+                drop(places);
+                let known = &models.known[self.index];
+                let lost = || ApiError::internal("a loaded model is not there");
+                return Some(model.ok_or_else(lost).map(|model| Lease {
+                    model,
+                    named: Named::model(known),
+                    waited: self.since.elapsed(),
+                    hold,
+                }));
+            }
+            Answer::Load => models.begin_load(&mut places, self.index),
+            Answer::Unload(other) => models.begin_unload(&mut places, other),
+            Answer::Wait => {}
+            Answer::Failed(reason) => {
+                drop(places);
+                let name = &models.known[self.index].name;
+                return Some(Err(ApiError::not_loaded(name, &reason)));
+            }
+        }
+        let (waiting, most) = (places.waiting(self.index), models.limits.max_waiting);
+        drop(places);
+        let full = first && waiting > most;
+        full.then(|| Err(ApiError::many_wait(&models.known[self.index].name, most)))
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if self.waits {
+            let mut places = self.models.lock();
+            places.leave(self.index, &self.ticket, Instant::now());
+            drop(places);
+            // Others may stand further ahead now.
+            self.models.changed();
+        }
+    }
+}

@@ -1,0 +1,623 @@
+//! The models of a server: loaded when they are asked for, and unloaded when they are not.
+//!
+//! A request asks for a model by name and gets a [`Lease`], for which it may have to wait: for a load that
+//! is under way, which all requests for the model share, or for a place, if only so many models may be
+//! loaded. `places.rs` decides who gets which place; this file does what it says, on threads of their own,
+//! because loads take minutes and would keep requests from being read. What a request holds is not
+//! unloaded, so no answer is cut off.
+//!
+//! A load that fails is told to those who waited for it, and the next request tries again. An engine that
+//! breaks is another matter: it stays, and says so, until somebody looks after the server.
+
+mod lease;
+mod places;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use lease::Lease;
+#[cfg(test)]
+pub(crate) use tests::demo;
+
+use crate::adapters::{self, Adapter, Adapters};
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::metrics::{Figures, Metrics};
+use crate::model::{Model, ServedModel, unix_time};
+use ferrum_engine::engine::EngineStats;
+use ferrum_engine::{Engine, EngineHandle, Health};
+use ferrum_types::AdapterId;
+use lease::Waiter;
+use places::{Places, Resident as _, State};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::sync::{oneshot, watch};
+
+/// A model with the engine that runs it, which is shut down when the model is unloaded.
+pub struct LoadedModel {
+    /// Runs it; [`ServedModel::engine`] is a handle of it.
+    pub engine: Engine,
+    /// What requests see of it.
+    pub model: ServedModel,
+}
+
+/// What happens to a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelEvent<'a> {
+    /// It is being loaded.
+    Loading,
+    /// It can be used, after so long.
+    Loaded(Duration),
+    /// It could not be loaded, and why.
+    Failed(&'a str),
+    /// It was unloaded.
+    Unloaded,
+}
+
+/// Opens models by the names that requests have for them: what is known around this crate, and not in it.
+pub trait ModelLoader: Send + Sync + 'static {
+    /// Loads a model. Called on a thread that may take its time, for several models at once.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded, for a person.
+    fn load(&self, name: &str) -> Result<LoadedModel, String>;
+
+    /// Is told what happens to a model.
+    fn tell(&self, _name: &str, _event: ModelEvent<'_>) {}
+}
+
+impl<F> ModelLoader for F
+where
+    F: Fn(&str) -> Result<LoadedModel, String> + Send + Sync + 'static,
+{
+    fn load(&self, name: &str) -> Result<LoadedModel, String> {
+        self(name)
+    }
+}
+
+/// What a request means by its `model`.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    /// As the request calls it.
+    pub(crate) name: String,
+    pub(crate) adapter: Option<AdapterId>,
+}
+
+impl Named {
+    fn model(known: &Known) -> Self {
+        Self {
+            name: known.name.clone(),
+            adapter: None,
+        }
+    }
+}
+
+/// What is known of a model whether it is loaded or not.
+pub(crate) struct Known {
+    pub(crate) name: String,
+    pub(crate) metrics: Metrics,
+    /// Set when it is loaded for the first time.
+    facts: OnceLock<Facts>,
+    /// What its engines counted that are no more.
+    past: Mutex<EngineStats>,
+    /// Loads that came to an end, good or bad.
+    loads: AtomicU64,
+    failed_loads: AtomicU64,
+}
+
+impl Known {
+    /// Most tokens of a sequence; `None` for a model that was never loaded.
+    pub(crate) fn context(&self) -> Option<usize> {
+        self.facts.get().map(|facts| facts.context)
+    }
+}
+
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) context: usize,
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+}
+
+/// Where a model is in its life, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Unloaded,
+    Loading,
+    Loaded,
+    Unloading,
+    /// It could not be loaded, or its engine broke.
+    Failed(String),
+}
+
+/// A model that is in memory.
+struct Resident {
+    model: Arc<Model>,
+    /// Gone when it is being unloaded.
+    engine: Option<Engine>,
+}
+
+impl places::Resident for Resident {
+    fn has_failed(&self) -> bool {
+        self.model.served.engine.failure().is_some()
+    }
+}
+
+/// Bounds that come from the server's settings.
+struct Limits {
+    max_waiting: usize,
+    max_adapters: usize,
+    timeout: Duration,
+    idle: Option<Duration>,
+}
+
+/// See the [module](self).
+pub(crate) struct Models {
+    known: Vec<Known>,
+    loader: Arc<dyn ModelLoader>,
+    places: Mutex<Places<Resident>>,
+    /// Whoever waits is told that something changed.
+    changes: watch::Sender<()>,
+    adapters: Adapters,
+    limits: Limits,
+    draining: AtomicBool,
+    created: u64,
+}
+
+impl Models {
+    /// Models of these names, none of them loaded; the first is meant by requests that name none.
+    pub(crate) fn new(
+        names: Vec<String>,
+        loader: Arc<dyn ModelLoader>,
+        config: &ServerConfig,
+    ) -> Arc<Self> {
+        let most = config.max_loaded_models.unwrap_or(names.len());
+        let places = Places::new(names.len(), most, config.model_turn, Instant::now());
+        let known = names.into_iter().map(|name| Known {
+            name,
+            metrics: Metrics::new(),
+            facts: OnceLock::new(),
+            past: Mutex::default(),
+            loads: AtomicU64::new(0),
+            failed_loads: AtomicU64::new(0),
+        });
+        Arc::new(Self {
+            known: known.collect(),
+            loader,
+            places: Mutex::new(places),
+            changes: watch::Sender::new(()),
+            adapters: Adapters::default(),
+            limits: Limits {
+                max_waiting: config.max_waiting,
+                max_adapters: config.max_adapters,
+                timeout: config.request_timeout,
+                idle: config.idle_unload,
+            },
+            draining: AtomicBool::new(false),
+            created: unix_time(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places<Resident>> {
+        // Nothing panics between the changes of a slot.
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.changes.send_replace(());
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    // ---- Names
+
+    /// Seconds since 1970 at which the server began.
+    pub(crate) fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// The models in the order in which they were given.
+    pub(crate) fn list(&self) -> impl Iterator<Item = (&Known, Status)> {
+        let places = self.lock();
+        let status = places.slots.iter().map(|slot| match &slot.state {
+            State::Loading => Status::Loading,
+            State::Unloading(_) => Status::Unloading,
+            State::Loaded(resident) => match resident.model.served.engine.failure() {
+                None => Status::Loaded,
+                Some(reason) => Status::Failed(reason),
+            },
+            State::Unloaded => match &slot.failure {
+                None => Status::Unloaded,
+                Some((_, reason)) => Status::Failed(reason.clone()),
+            },
+        });
+        let status: Vec<_> = status.collect();
+        self.known.iter().zip(status)
+    }
+
+    /// The adapters by name, each with its model.
+    pub(crate) fn adapters(&self) -> Vec<(String, Adapter, &Known)> {
+        let all = self.adapters.list().into_iter();
+        let with_model = |(name, adapter): (String, Adapter)| {
+            let known = self.known.get(adapter.model)?;
+            Some((name, adapter, known))
+        };
+        all.filter_map(with_model).collect()
+    }
+
+    /// All that a request can name.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let models = self.known.iter().map(|known| known.name.clone());
+        let adapters = self.adapters.list().into_iter().map(|(name, _)| name);
+        models.chain(adapters).collect()
+    }
+
+    /// What is said of a name that nothing here has.
+    pub(crate) fn unknown(&self, name: &str) -> ApiError {
+        ApiError::no_model("model", name, &self.names())
+    }
+
+    /// The largest sizes of all models; `None` while there is one that was never loaded.
+    pub(crate) fn bounds(&self) -> Option<Facts> {
+        let all = self.known.iter().map(|known| known.facts.get().copied());
+        let all = all.collect::<Option<Vec<_>>>()?.into_iter();
+        all.reduce(|a, b| Facts {
+            context: a.context.max(b.context),
+            vocab_size: a.vocab_size.max(b.vocab_size),
+            hidden_size: a.hidden_size.max(b.hidden_size),
+        })
+    }
+
+    /// Which model a request means, and which adapter of it.
+    fn find(&self, asked: Option<&str>) -> Result<(usize, Option<Adapter>), ApiError> {
+        let Some(asked) = asked else {
+            return Ok((0, None));
+        };
+        if let Some(index) = self.known.iter().position(|known| known.name == asked) {
+            return Ok((index, None));
+        }
+        let adapter = self.adapters.get(asked);
+        let adapter = adapter.ok_or_else(|| self.unknown(asked))?;
+        Ok((adapter.model, Some(adapter)))
+    }
+
+    /// What a request means by its `model`, in full: the default where it says nothing.
+    pub(crate) fn full_name<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, ApiError> {
+        let (index, _) = self.find(asked)?;
+        Ok(asked.unwrap_or(&self.known[index].name))
+    }
+
+    // ---- Leases
+
+    /// The model that a request asks for, as soon as it is there.
+    ///
+    /// # Errors
+    /// 404 for a name that nothing has; 429 when too many wait for the model; 503 when it cannot be
+    /// loaded, when no place for it became free in time, and when the server is ending; 504 when loading
+    /// takes too long.
+    pub(crate) async fn lease(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease, ApiError> {
+        let (index, adapter) = self.find(asked)?;
+        let lease = async {
+            let mut lease = Waiter::come(self, index).wait().await?;
+            if let (Some(name), Some(adapter)) = (asked, adapter) {
+                lease.named = Named {
+                    name: name.to_owned(),
+                    adapter: Some(self.reload_adapter(&lease, name, &adapter).await?),
+                };
+            }
+            Ok(lease)
+        };
+        match tokio::time::timeout(self.limits.timeout, lease).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(self.late(index)),
+        }
+    }
+
+    /// Loads a model, however long it takes.
+    ///
+    /// # Errors
+    /// As the loader says them.
+    pub(crate) async fn preload(self: &Arc<Self>, name: &str) -> Result<(), String> {
+        let index = self.known.iter().position(|known| known.name == name);
+        let index = index.ok_or_else(|| self.unknown(name).to_string())?;
+        let loaded = Waiter::come(self, index).wait().await;
+        let Err(error) = loaded else { return Ok(()) };
+        let failure = self.lock().slots[index].failure.clone();
+        Err(failure.map_or_else(|| error.to_string(), |(_, reason)| reason))
+    }
+
+    /// What is said when a model was not there in time.
+    fn late(&self, index: usize) -> ApiError {
+        let places = self.lock();
+        match places.slots[index].state {
+            State::Loading | State::Loaded(_) => ApiError::timeout(),
+            State::Unloaded | State::Unloading(_) => ApiError::no_place(&self.known[index].name),
+        }
+    }
+
+    fn begin_load(self: &Arc<Self>, places: &mut Places<Resident>, index: usize) {
+        let models = Arc::clone(self);
+        let load = move || models.load(index);
+        let thread = thread::Builder::new().name("ferrum-load".into());
+        if let Err(e) = thread.spawn(load) {
+            let reason = format!("cannot start a thread: {e}");
+            places.loaded(index, Err(reason), Instant::now());
+            self.changed();
+        }
+    }
+
+    /// Loads a model, on a thread of its own.
+    fn load(&self, index: usize) {
+        let known = &self.known[index];
+        let began = Instant::now();
+        let load = || {
+            self.loader.tell(&known.name, ModelEvent::Loading);
+            let LoadedModel { engine, model } = self.loader.load(&known.name)?;
+            Ok(Resident {
+                model: Arc::new(Model::new(model)),
+                engine: Some(engine),
+            })
+        };
+        let loaded = catch_unwind(AssertUnwindSafe(load));
+        let loaded = loaded.unwrap_or_else(|_| Err("loading it panicked".to_owned()));
+        known.loads.fetch_add(1, Ordering::Relaxed);
+        let event = match &loaded {
+            Ok(resident) => {
+                known.facts.get_or_init(|| resident.model.facts());
+                ModelEvent::Loaded(began.elapsed())
+            }
+            Err(reason) => {
+                known.failed_loads.fetch_add(1, Ordering::Relaxed);
+                ModelEvent::Failed(reason)
+            }
+        };
+        // Before anybody can act on it, so that what is told is in order.
+        self.loader.tell(&known.name, event);
+        let mut places = self.lock();
+        // Nobody has asked the engine for anything yet, so nothing is lost.
+        let (loaded, unwanted) = match loaded {
+            Ok(resident) if self.is_draining() => (
+                Err("the server is shutting down".to_owned()),
+                Some(resident),
+            ),
+            loaded => (loaded, None),
+        };
+        places.loaded(index, loaded, Instant::now());
+        drop(places);
+        self.changed();
+        drop(unwanted);
+    }
+
+    fn begin_unload(self: &Arc<Self>, places: &mut Places<Resident>, index: usize) {
+        let Some(resident) = places.unload(index) else {
+            return;
+        };
+        let engine = resident.engine.take();
+        let models = Arc::clone(self);
+        let unload = move || {
+            // Waits for the engine's thread, which owns the weights.
+            drop(engine);
+            let gone = models.end(&mut models.lock(), index);
+            drop(gone);
+            models.changed();
+            let name = &models.known[index].name;
+            models.loader.tell(name, ModelEvent::Unloaded);
+        };
+        let thread = thread::Builder::new().name("ferrum-unload".into());
+        if thread.spawn(unload).is_err() {
+            // The engine has ended with what was to be the thread.
+            drop(self.end(places, index));
+            self.changed();
+        }
+    }
+
+    /// Books that a model has ended; what is left of it is to be dropped without the lock.
+    fn end(&self, places: &mut Places<Resident>, index: usize) -> State<Resident> {
+        let gone = places.unloaded(index);
+        if let State::Unloading(resident) = &gone {
+            let stats = resident.model.served.engine.stats();
+            let past = self.known[index].past.lock();
+            let mut past = past.unwrap_or_else(PoisonError::into_inner);
+            *past = stats.after(&past);
+        }
+        gone
+    }
+
+    /// Unloads what nobody has used for a while, for as long as the server runs.
+    pub(crate) async fn keep_house(self: Arc<Self>) {
+        let Some(idle) = self.limits.idle else {
+            return;
+        };
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let next = loop {
+                let mut places = self.lock();
+                match places.overdue(idle, Instant::now()) {
+                    Ok(_) if self.is_draining() => break None,
+                    Ok(index) => self.begin_unload(&mut places, index),
+                    Err(next) => break next,
+                }
+            };
+            match next {
+                Some(wait) => {
+                    let _ = tokio::time::timeout(wait, changes.changed()).await;
+                }
+                None => {
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    // ---- Adapters
+
+    /// Loads a LoRA adapter under `name` for the model `base`, or the first.
+    pub(crate) async fn load_adapter(
+        self: &Arc<Self>,
+        name: &str,
+        dir: &Path,
+        base: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let model = self.base(base)?;
+        let place = self.adapter_place(name)?;
+        let lease = self.lease(Some(&self.known[model].name)).await?;
+        let id = adapters::load(&lease.served.engine, dir).await?;
+        lease.adapters.insert(place.key(), id);
+        place.fill(model, dir);
+        Ok(())
+    }
+
+    /// Takes note of an adapter of the first model, which is loaded with it: now if it is there, else when
+    /// it is asked for.
+    pub(crate) async fn give_adapter(
+        self: &Arc<Self>,
+        name: &str,
+        dir: &Path,
+    ) -> Result<(), ApiError> {
+        if matches!(self.lock().slots[0].state, State::Loaded(_)) {
+            return self.load_adapter(name, dir, None).await;
+        }
+        let place = self.adapter_place(name)?;
+        adapters::open(dir).await?;
+        place.fill(0, dir);
+        Ok(())
+    }
+
+    fn adapter_place<'a>(&'a self, name: &'a str) -> Result<adapters::Place<'a>, ApiError> {
+        if self.known.iter().any(|known| known.name == name) {
+            return Err(ApiError::invalid("lora_name", "the model has this name"));
+        }
+        self.adapters.take(name, self.limits.max_adapters)
+    }
+
+    fn base(&self, name: Option<&str>) -> Result<usize, ApiError> {
+        let Some(name) = name else {
+            return Ok(0);
+        };
+        let found = self.known.iter().position(|known| known.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.known.iter().map(|known| known.name.clone()).collect();
+            ApiError::no_model("base_model_name", name, &names)
+        })
+    }
+
+    /// The number of an adapter in an engine, which may not have been there when it was loaded first.
+    async fn reload_adapter(
+        &self,
+        lease: &Lease,
+        name: &str,
+        adapter: &Adapter,
+    ) -> Result<AdapterId, ApiError> {
+        let engine = &lease.served.engine;
+        let id = lease.adapters.get_or_load(engine, adapter).await;
+        let id = id.map_err(|e| {
+            let message = format!("the adapter {name:?} could not be loaded again: {e}");
+            ApiError::unavailable(message)
+        })?;
+        // It may have been unloaded meanwhile, by whoever did not see it in the engine.
+        let current = self.adapters.get(name);
+        if current.is_none_or(|current| current.key != adapter.key) {
+            lease.adapters.unload(engine, adapter.key);
+            return Err(self.unknown(name));
+        }
+        Ok(id)
+    }
+
+    /// Takes an adapter away; answers that have begun with it go on.
+    ///
+    /// # Errors
+    /// 404 when there is none of that name.
+    pub(crate) fn unload_adapter(&self, name: &str) -> Result<(), ApiError> {
+        let adapter = self.adapters.remove(name)?;
+        let places = self.lock();
+        if let Some(resident) = places.slots[adapter.model].resident() {
+            let model = &resident.model;
+            model.adapters.unload(&model.served.engine, adapter.key);
+        }
+        Ok(())
+    }
+
+    // ---- Health, figures, the end
+
+    /// The engines that there are, with their models' names.
+    pub(crate) fn engines(&self) -> Vec<(&str, EngineHandle)> {
+        let places = self.lock();
+        let slots = self.known.iter().zip(&places.slots);
+        let engines = slots.filter_map(|(known, slot)| {
+            let resident = slot.resident()?;
+            // One that was told to end is of interest only as long as it has not.
+            let told = matches!(slot.state, State::Unloading(_));
+            let engine = resident.model.served.engine.clone();
+            (!told || engine.health() != Health::Stopped).then_some((known.name.as_str(), engine))
+        });
+        engines.collect()
+    }
+
+    /// Figures of all models.
+    pub(crate) fn figures(&self) -> Vec<Figures<'_>> {
+        let places = self.lock();
+        let models = self.known.iter().zip(&places.slots);
+        let figures = models.map(|(known, slot)| {
+            let past = known.past.lock();
+            let past = *past.unwrap_or_else(PoisonError::into_inner);
+            let resident = slot.resident();
+            let stats = resident.map(|resident| resident.model.served.engine.stats());
+            Figures {
+                model: &known.name,
+                loaded: matches!(&slot.state, State::Loaded(resident) if !resident.has_failed()),
+                loads: known.loads.load(Ordering::Relaxed),
+                failed_loads: known.failed_loads.load(Ordering::Relaxed),
+                stats: stats.unwrap_or_default().after(&past),
+                metrics: &known.metrics,
+            }
+        });
+        figures.collect()
+    }
+
+    /// Takes nothing new; answers go on.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        for (_, engine) in self.engines() {
+            engine.drain();
+        }
+        self.changed();
+    }
+
+    /// Waits until all engines have ended, for whatever reason.
+    pub(crate) async fn stopped(&self) {
+        for (_, engine) in self.engines() {
+            engine.stopped().await;
+        }
+    }
+
+    /// Ends all engines, at most after the step that each is in.
+    pub(crate) async fn shut_down(&self) {
+        let mut places = self.lock();
+        let slots = places.slots.iter_mut();
+        let engines: Vec<_> = slots
+            .filter_map(|slot| match &mut slot.state {
+                State::Loaded(resident) => resident.engine.take(),
+                _ => None,
+            })
+            .collect();
+        drop(places);
+        let (tell, ended) = oneshot::channel();
+        let end = move || {
+            drop(engines);
+            // Nobody may wait for it any more.
+            let _ = tell.send(());
+        };
+        let thread = thread::Builder::new().name("ferrum-unload".into());
+        // Without a thread they have ended with the closure.
+        if thread.spawn(end).is_ok() {
+            let _ = ended.await;
+        }
+    }
+}
