@@ -305,8 +305,10 @@ const ENGINE: &[Figure] = &[
     ),
 ];
 
+type Durations = (&'static str, &'static str, fn(&Metrics) -> &Histogram);
+
 /// Durations: name, meaning and counts.
-const HISTOGRAMS: &[(&str, &str, fn(&Metrics) -> &Histogram)] = &[
+const HISTOGRAMS: &[Durations] = &[
     (
         "vllm:time_to_first_token_seconds",
         "Time to the first token of an answer, its time in the queue included.",

@@ -597,17 +597,19 @@ impl Models {
         }
     }
 
-    /// Ends all engines, at most after the step that each is in.
-    pub(crate) async fn shut_down(&self) {
+    fn take_engines(&self) -> Vec<Engine> {
         let mut places = self.lock();
         let slots = places.slots.iter_mut();
-        let engines: Vec<_> = slots
-            .filter_map(|slot| match &mut slot.state {
-                State::Loaded(resident) => resident.engine.take(),
-                _ => None,
-            })
-            .collect();
-        drop(places);
+        let engines = slots.filter_map(|slot| match &mut slot.state {
+            State::Loaded(resident) => resident.engine.take(),
+            _ => None,
+        });
+        engines.collect()
+    }
+
+    /// Ends all engines, at most after the step that each is in.
+    pub(crate) async fn shut_down(&self) {
+        let engines = self.take_engines();
         let (tell, ended) = oneshot::channel();
         let end = move || {
             drop(engines);

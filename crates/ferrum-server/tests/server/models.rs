@@ -361,7 +361,7 @@ fn an_answer_in_flight_is_not_cut_off_for_another_model() {
         ..one_at_a_time()
     };
     let server = serve(&zoo, &["demo", "llama"], 1, config);
-    let endless = json!({"prompt": "Once upon a time", "max_tokens": CONTEXT, "n": 8,
+    let endless = json!({"prompt": "Once upon a time", "max_tokens": CONTEXT, "n": 16,
                          "ignore_eos": true, "stream": true});
     std::thread::scope(|scope| {
         let mut stream = server.post(TEXT, &endless);
@@ -377,7 +377,7 @@ fn an_answer_in_flight_is_not_cut_off_for_another_model() {
         let late = scope.spawn(|| text(&server, "demo"));
         let text = stream.text();
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
-        assert_eq!(text.matches("\"finish_reason\":\"length\"").count(), 8);
+        assert_eq!(text.matches("\"finish_reason\":\"length\"").count(), 16);
         other.join().unwrap();
         late.join().unwrap();
     });
