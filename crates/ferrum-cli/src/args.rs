@@ -7,9 +7,11 @@
 
 mod bench_serve;
 mod hub;
+mod sampling;
 
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+pub(crate) use sampling::{SamplerArgs, SamplingArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
@@ -176,6 +178,9 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 
+    #[command(flatten)]
+    pub(crate) samplers: SamplerArgs,
+
     /// Most tokens to generate [default: until the model ends or the context is full]
     #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<usize>,
@@ -194,34 +199,6 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) hub: HubArgs,
-}
-
-/// How tokens are chosen. What is not given comes from the model's own recommendation.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct SamplingArgs {
-    /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f32>,
-
-    /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
-    #[arg(long, value_name = "N")]
-    pub(crate) top_k: Option<usize>,
-
-    /// Choose among tokens that together have this probability [default: the model's, else 0.95]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-
-    /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub(crate) min_p: Option<f32>,
-
-    /// Make recent tokens less likely; 1: no [default: the model's, else 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) repeat_penalty: Option<f32>,
-
-    /// Same seed, same text [default: another one each time]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -300,7 +277,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// Collector that traces go to by OTLP over HTTP, such as `http://localhost:4318` [default: none]
+    /// Collector that traces go to by OTLP over HTTP, such as `http://localhost:4318`; https works too [default: none]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
 

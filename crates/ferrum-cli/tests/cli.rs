@@ -68,6 +68,63 @@ fn fails(args: &[&str], input: &[u8]) -> String {
 }
 
 #[test]
+fn every_sampler_has_a_flag() {
+    let base = ["run", "--temperature", "0", "--raw", "--max-tokens", "24"];
+    let prompt = "The cat sat. The cat sat. The cat";
+    let answer = |flags: &[&str]| {
+        let output = ferrum(&[&base, flags, &[prompt]].concat());
+        assert!(output.status.success(), "{flags:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    let plain = answer(&[]);
+    let tokens = stdout(&ferrum(&["tokenize", " a"]));
+    let id = tokens.split_whitespace().next().unwrap().to_owned();
+    let said = answer(&["--logit-bias", &format!("{id}=1000")]);
+    assert_eq!(said.trim_end(), " a".repeat(24), "token {id}");
+    let tokens = stdout(&ferrum(&["tokenize", &plain]));
+    let id = tokens.split_whitespace().next().unwrap();
+    assert_ne!(answer(&["--logit-bias", &format!("{id}=-inf")]), plain);
+    for flags in [
+        &["--repeat-penalty", "5", "--repeat-last-n", "-1"][..],
+        &["--presence-penalty", "50"],
+        &["--frequency-penalty", "50"],
+        &[
+            "--dry-multiplier",
+            "50",
+            "--dry-allowed-length",
+            "1",
+            "--dry-sequence-breaker",
+            "#",
+        ],
+    ] {
+        assert_ne!(answer(flags), plain, "{flags:?}");
+    }
+    // With randomness: one seed, and what the sampler leaves out changes the text.
+    let warm = |flags: &[&str]| {
+        let base = [
+            "--temperature",
+            "1.5",
+            "--seed",
+            "3",
+            "--min-p",
+            "0",
+            "--top-k",
+            "0",
+        ];
+        answer(&[&base, flags].concat())
+    };
+    let free = warm(&[]);
+    assert_eq!(warm(&["--typical-p", "1"]), free);
+    for flags in [
+        &["--typical-p", "0.1"][..],
+        &["--xtc-probability", "1", "--xtc-threshold", "0.01"],
+        &["--mirostat", "--mirostat-tau", "0.01"],
+    ] {
+        assert_ne!(warm(flags), free, "{flags:?}");
+    }
+}
+
+#[test]
 fn the_demo_model_tells_a_story() {
     let output = ferrum(&["run", "--temperature", "0", "Tell me a story about a fox."]);
     let (text, words) = (stdout(&output), stderr(&output));
@@ -519,6 +576,11 @@ fn wrong_use_is_one_clear_sentence() {
             &["run", "--repeat-penalty", "0", "hi"],
             b"",
             "repeat-penalty: found 0, expected a number above 0",
+        ),
+        (
+            &["run", "--xtc-probability", "1.5", "hi"],
+            b"",
+            "xtc-probability: found 1.5, expected 0 to 1",
         ),
         (&["run", "--device", "9", "hi"], b"", "name the backend too"),
         (

@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::Arc;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// A process that does not outlive its test.
 struct Serving(Child);
@@ -22,8 +26,8 @@ fn serve(args: &[&str]) -> Command {
     command
 }
 
-/// Waits until a server says where it is.
-fn start(mut command: Command) -> (Serving, BufReader<ChildStderr>, String) {
+/// A server that answers, the rest of what it says, and where it is.
+fn start(command: &mut Command) -> (Serving, BufReader<ChildStderr>, String) {
     let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
     let mut words = BufReader::new(process.0.stderr.take().unwrap());
     // Before it there may be notes about the model.
@@ -71,7 +75,7 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     let mut command = serve(&["--port", "0", "--api-key", "secret", "--backend", "cpu"]);
     // Guesses change nothing.
     command.args(["--draft-model", demo, "--lookup-tokens", "4"]);
-    let (mut process, mut words, address) = start(command);
+    let (mut process, mut words, address) = start(&mut command);
     let address = address.as_str();
     assert!(address.starts_with("127.0.0.1:"), "{address}");
 
@@ -109,7 +113,7 @@ fn several_models_are_served_and_come_and_go() {
         &format!("random={root}/fixtures/models/llama3-tied"),
     ]);
     command.args(["--model", cut.to_str().unwrap()]);
-    let (mut process, mut words, address) = start(command);
+    let (mut process, mut words, address) = start(&mut command);
     let post = |model: &str| {
         let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
         let body = format!(
@@ -154,6 +158,57 @@ fn several_models_are_served_and_come_and_go() {
     }
 }
 
+/// Takes what comes in one request over TLS, and says that it is well.
+fn collector(listener: &TcpListener, config: ServerConfig) -> std::io::Result<String> {
+    let (socket, _) = listener.accept()?;
+    let connection = ServerConnection::new(Arc::new(config)).unwrap();
+    let mut reader = BufReader::new(StreamOwned::new(connection, socket));
+    let (mut head, mut length) = (String::new(), 0);
+    while !head.ends_with("\r\n\r\n") {
+        let mut line = String::new();
+        assert_ne!(reader.read_line(&mut line)?, 0, "{head}");
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length: ") {
+            length = value.trim().parse().unwrap();
+        }
+        head.push_str(&line);
+    }
+    assert!(head.starts_with("POST /v1/traces HTTP/1.1\r\n"), "{head}");
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+    reader.get_mut().write_all(answer)?;
+    Ok(String::from_utf8(body).unwrap())
+}
+
+#[test]
+fn traces_go_to_collectors_whose_certificate_is_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let fresh = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    let file = dir.path().join("root.pem");
+    std::fs::write(&file, fresh.cert.pem()).unwrap();
+    let key = PrivateKeyDer::Pkcs8(fresh.signing_key.serialize_der().into());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![fresh.cert.der().clone()], key)
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!(
+        "https://localhost:{}",
+        listener.local_addr().unwrap().port()
+    );
+    let told = std::thread::spawn(move || collector(&listener, config));
+
+    let mut command = serve(&["--port", "0", "--backend", "cpu", "--otlp-endpoint", &url]);
+    let (_process, _words, address) = start(command.env("SSL_CERT_FILE", file));
+    let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+    let answer = ask(&address, head, r#"{"prompt": "One", "max_tokens": 1}"#);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let body = told.join().unwrap().unwrap();
+    assert!(body.contains("\"POST /v1/completions\""), "{body}");
+}
+
 #[test]
 fn what_cannot_be_served_is_said() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +217,7 @@ fn what_cannot_be_served_is_said() {
     let settings = dir.path().join("ferrum.toml");
     std::fs::write(&settings, "port = 0\nprot = 1\n").unwrap();
     let settings = settings.to_str().unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
     let cases: [(&[&str], &str); 15] = [

@@ -1,6 +1,7 @@
 //! A conversation as a chat template reads it, whichever API it came by, and the prompt that it becomes.
 
 use crate::error::ApiError;
+use crate::fields;
 use crate::model::Model;
 use crate::output::{CallFormat, Function, Looks, Marks, THINK, THINK_END};
 use crate::sampling::Wanted;
@@ -42,6 +43,19 @@ pub(crate) enum ToolChoice {
 }
 
 impl ToolChoice {
+    /// What the field `tool_choice` says in a word.
+    pub(crate) fn of_word(word: &str) -> Result<Self, ApiError> {
+        match word {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Required),
+            _ => {
+                let expected = "\"none\", \"auto\", \"required\" or a function";
+                Err(fields::wrong("tool_choice", &word.into(), expected))
+            }
+        }
+    }
+
     /// The tool of this name, which has to be one of `tools`.
     pub(crate) fn named(
         param: &str,

@@ -2,22 +2,18 @@
 //!
 //! Nothing waits for a collector. Spans wait for it in a queue with an end; what does not fit, and what a
 //! collector does not take, is dropped and counted. Written out by hand, as the format is one object, and
-//! OpenTelemetry's crates bring a client of their own and global state.
+//! OpenTelemetry's crates bring another client and global state.
 
 use crate::trace::{Attribute, Span};
-use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, HOST};
-use axum::http::{Request, Uri};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use axum::http::Uri;
+use ferrum_client::http::header::{CONTENT_TYPE, HeaderValue};
+use ferrum_client::http::{Client, Method, Proxy, Request, Timeouts, Url};
 use serde_json::{Value, json};
 use std::fmt;
-use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -34,55 +30,42 @@ const LINGER: Duration = Duration::from_secs(1);
 /// How long a collector may take for a batch.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a collector takes spans: `http://HOST:PORT`, to which `/v1/traces` is added.
+/// The port of collectors, where an unencrypted URL names none.
+const PORT: u16 = 4318;
+
+/// Where a collector takes spans: `http://HOST:PORT` or `https://HOST`, to which `/v1/traces` is added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint {
-    host: String,
-    port: u16,
-    path: String,
+    url: Url,
 }
 
 impl FromStr for OtlpEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("found {text:?}, expected a URL such as http://localhost:4318");
+        // What must not be in a URL is told apart there; a password is not said again.
+        Url::parse(text).map_err(|e| e.to_string())?;
+        let wrong = || format!("found {text:?}, expected a URL such as http://localhost:{PORT}");
         let uri: Uri = text.parse().map_err(|_| wrong())?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                let reason = "traces are sent without encryption: expected http://";
-                return Err(format!(
-                    "{reason}, such as that of a collector on this machine"
-                ));
-            }
-            _ => return Err(wrong()),
-        }
-        let authority = uri.authority().ok_or_else(wrong)?;
-        if authority.as_str().contains('@') || uri.query().is_some() {
+        let (scheme, authority) = (uri.scheme_str(), uri.authority());
+        let (Some(scheme), Some(authority), None) = (scheme, authority, uri.query()) else {
             return Err(wrong());
-        }
+        };
+        let port = match (scheme, authority.port()) {
+            ("http", None) => format!(":{PORT}"),
+            _ => String::new(),
+        };
+        let path = uri.path().trim_end_matches('/');
+        let url = Url::parse(&format!("{scheme}://{authority}{port}{path}/v1/traces"));
         Ok(Self {
-            host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(4318),
-            path: format!("{}/v1/traces", uri.path().trim_end_matches('/')),
+            url: url.map_err(|e| e.to_string())?,
         })
-    }
-}
-
-impl OtlpEndpoint {
-    /// Host and port, as the `Host` header has them.
-    fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
     }
 }
 
 impl fmt::Display for OtlpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.path)
+        self.url.fmt(f)
     }
 }
 
@@ -107,6 +90,7 @@ impl Exporter {
         let fate = Arc::new(Fate::default());
         let shipper = Shipper {
             endpoint,
+            client: Client::new(Timeouts::default(), Proxy::default()),
             spans,
             fate: Arc::clone(&fate),
         };
@@ -125,9 +109,9 @@ impl Exporter {
 }
 
 /// The other end of an [`Exporter`].
-#[derive(Debug)]
 pub(crate) struct Shipper {
     endpoint: OtlpEndpoint,
+    client: Client,
     spans: Receiver<Span>,
     fate: Arc<Fate>,
 }
@@ -178,33 +162,16 @@ impl Shipper {
         let count = batch.len() as u64;
         let body = document(batch).to_string();
         batch.clear();
-        let sent = timeout(PATIENCE, post(&self.endpoint, body)).await;
-        let fate = match sent {
-            Ok(Ok(true)) => &self.fate.exported,
+        let mut request = Request::new(Method::POST, self.endpoint.url.clone());
+        let json = HeaderValue::from_static("application/json");
+        request.headers.insert(CONTENT_TYPE, json);
+        request.body = body.into();
+        let fate = match timeout(PATIENCE, self.client.send(&request)).await {
+            Ok(Ok(answer)) if answer.status.is_success() => &self.fate.exported,
             _ => &self.fate.dropped,
         };
         fate.fetch_add(count, Ordering::Relaxed);
     }
-}
-
-/// Whether the collector took it.
-async fn post(endpoint: &OtlpEndpoint, body: String) -> io::Result<bool> {
-    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
-    let handshake = http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
-    let request = Request::post(endpoint.path.as_str())
-        .header(HOST, endpoint.authority())
-        .header(CONTENT_TYPE, "application/json")
-        .body(Body::from(body))
-        .map_err(io::Error::other)?;
-    let answer = async {
-        let response = sender.send_request(request).await;
-        // The connection ends when nobody may send on it any more.
-        drop(sender);
-        response
-    };
-    let (answer, _) = tokio::join!(answer, connection);
-    Ok(answer.map_err(io::Error::other)?.status().is_success())
 }
 
 /// Spans as the body of `POST /v1/traces`.
@@ -262,6 +229,12 @@ mod tests {
                 "http://10.0.0.1:80/otlp/v1/traces",
             ),
             ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
+            ("http://[::1]", "http://[::1]:4318/v1/traces"),
+            ("https://a.example", "https://a.example/v1/traces"),
+            (
+                "https://a.example:4318/x",
+                "https://a.example:4318/x/v1/traces",
+            ),
         ];
         for (text, expected) in cases {
             let found: OtlpEndpoint = text.parse().unwrap_or_else(|e| panic!("{e}"));
@@ -270,7 +243,6 @@ mod tests {
         for text in [
             "",
             "localhost:4318",
-            "https://a",
             "ftp://a",
             "http://",
             "http://u:p@a",

@@ -65,7 +65,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         template,
     };
     let wanted = Generation {
-        sampling: sampling(&model, &args.sampling)?,
+        sampling: sampling(&model, &args, &prompter.tokenizer)?,
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
         stop: args.stop.clone(),
         stop_tokens: stop_tokens(&model, &prompter.tokenizer),
@@ -185,8 +185,9 @@ pub(super) fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> 
 }
 
 /// What the user asked for, completed by what the model recommends and then by defaults.
-fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
-    let advice = advice(model)?;
+fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<SamplingParams> {
+    let (advice, samplers) = (advice(model)?, &args.samplers);
+    let args = &args.sampling;
     let params = SamplingParams {
         temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
         top_k: args.top_k.or(advice.top_k).unwrap_or(40),
@@ -196,6 +197,7 @@ fn sampling(model: &Model, args: &SamplingArgs) -> Outcome<SamplingParams> {
         seed: args.seed.unwrap_or_else(fresh_seed),
         ..SamplingParams::default()
     };
+    let params = samplers.complete(params, tokenizer);
     params.validate()?;
     Ok(params)
 }

@@ -10,7 +10,7 @@ use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::{BlockTable, CacheSalt};
 use crate::sampler::{Sampler, logprobs};
-use crate::scheduler::{NewSequence, Scheduler, Sequence, StepPlan, Work};
+use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
 use crate::{FinishReason, StepRunner, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
@@ -328,18 +328,22 @@ impl<'a> StepLoop<'a> {
         let ask_model = self.draft.as_mut().is_some_and(|d| d.payoff.guesses());
         let (mut found, mut asks) = (Vec::new(), Vec::new());
         for (&id, answer) in &mut self.answers {
-            let decodes = |seq: &&Sequence| seq.is_decoding() && answer.pool.is_none();
-            let Some(seq) = self.scheduler.sequence(id).filter(decodes) else {
+            if answer.pool.is_some() || answer.lookup.is_none() && !ask_model {
+                continue;
+            }
+            let seq = self.scheduler.sequence(id);
+            let Some(seq) = seq.filter(|seq| seq.is_decoding()) else {
                 continue;
             };
             // The step gives one token anyway.
             let room = (answer.max_tokens - answer.generated).saturating_sub(1);
             let lookup = answer.lookup.as_mut();
-            let guess = lookup.map_or(&[][..], |lookup| lookup.guess(seq.tokens(), room));
             let tokens = seq.tokens();
-            match guess.is_empty() && ask_model {
-                true => asks.push(Ask { id, tokens, room }),
-                false => found.push((id, guess.to_vec())),
+            let guess = lookup.map_or(&[][..], |lookup| lookup.guess(tokens, room));
+            if !guess.is_empty() {
+                found.push((id, guess.to_vec()));
+            } else if ask_model {
+                asks.push(Ask { id, tokens, room });
             }
         }
         let mut guessed = Some(false);

@@ -1,10 +1,14 @@
 //! The tokens that are still in question, and the ways to make them fewer.
 //!
-//! Sorting a vocabulary takes longer than all else here, so nothing is sorted before it must be, and
-//! then only as much as is looked at.
+//! A vocabulary is long, and much of it is unlikely. So what looks at all of it is vector code without
+//! branches, and nothing is sorted before it must be, and then only as much as is looked at.
 
+use ferrum_kernels::cpu::logits::{max, weigh};
 use ferrum_types::TokenId;
 use std::cmp::Ordering;
+
+/// Logits whose weights are computed at once: few enough to stay in the nearest cache.
+const CHUNK: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
@@ -20,34 +24,69 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 /// See the [module](self). Probabilities are in proportion to `exp(logit / temperature)`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Candidates {
-    list: Vec<Candidate>,
+    /// Tokens, and beside them their logits.
+    tokens: Vec<TokenId>,
+    logits: Vec<f32>,
     /// The greatest logit.
     top: f32,
-    /// How many at the front of the list are the best ones in order.
+    /// How many at the front are the best ones in order.
     sorted: usize,
-    /// Space for orders other than by logit.
+    /// Space for orders.
+    order: Vec<Candidate>,
     keyed: Vec<(f64, Candidate)>,
+    /// Space for weights.
+    weights: Vec<f32>,
 }
 
 impl Candidates {
-    /// Begins anew with all logits that are numbers.
-    pub(super) fn load(&mut self, logits: &[f32]) {
-        let all = logits.iter().enumerate().filter(|(_, x)| !x.is_nan());
-        self.list.clear();
-        self.list.extend(all.map(|(i, &logit)| Candidate {
-            logit,
-            token: i as TokenId,
-        }));
-        self.sorted = 0;
-        self.find_top();
+    /// Begins anew with the `k` most likely of the logits that are numbers; 0: with all.
+    pub(super) fn load(&mut self, logits: &[f32], k: usize) {
+        self.order.clear();
+        let cut = k > 0 && k < logits.len();
+        if cut {
+            self.find_best(logits, k);
+        } else {
+            let all = logits.iter().enumerate().filter(|(_, x)| !x.is_nan());
+            self.order.extend(all.map(|(i, &logit)| Candidate {
+                logit,
+                token: i as TokenId,
+            }));
+        }
+        self.take_order(0);
+        self.sorted = if cut { self.tokens.len() } else { 0 };
+        self.top = max(&self.logits);
     }
 
-    /// Keeps the `k` most likely; 0: all.
-    pub(super) fn top_k(&mut self, k: usize) {
-        if k > 0 && k < self.list.len() {
-            self.sort_first(k);
-            self.list.truncate(k);
+    /// Puts the `k` best in order. Most stretches of a row have nothing that is better than what was
+    /// found before them.
+    fn find_best(&mut self, logits: &[f32], k: usize) {
+        let keep = |order: &mut Vec<Candidate>| {
+            if k < order.len() {
+                order.select_nth_unstable_by(k - 1, best_first);
+                order.truncate(k);
+            }
+        };
+        let room = k.max(CHUNK);
+        // Later ones of equals are never better, and need not be looked at.
+        let mut least = f32::NEG_INFINITY;
+        for (i, chunk) in logits.chunks(CHUNK).enumerate() {
+            let full = self.order.len() >= k;
+            if full && max(chunk) <= least {
+                continue;
+            }
+            for (j, &logit) in chunk.iter().enumerate() {
+                if logit > least || !full && !logit.is_nan() {
+                    let token = (i * CHUNK + j) as TokenId;
+                    self.order.push(Candidate { logit, token });
+                }
+            }
+            if self.order.len() >= room {
+                keep(&mut self.order);
+                least = self.order[k - 1].logit;
+            }
         }
+        keep(&mut self.order);
+        self.order.sort_unstable_by(best_first);
     }
 
     /// Keeps the most likely ones that together have probability `p`.
@@ -57,149 +96,218 @@ impl Candidates {
         }
         let enough = f64::from(p) * self.total(1.0);
         let (mut sum, mut kept) = (0.0, 0);
-        while kept < self.list.len() {
+        while kept < self.logits.len() && (kept == 0 || sum < enough) {
             // Mostly a few are enough; if not, many more are.
             if kept == self.sorted {
                 self.sort_first((self.sorted * 8).max(64));
             }
-            sum += self.weight(self.list[kept].logit, 1.0);
-            kept += 1;
-            if sum >= enough {
-                break;
+            let end = self.sorted.min(kept + CHUNK);
+            self.weights.resize(end - kept, 0.0);
+            weigh(&self.logits[kept..end], self.top, 1.0, &mut self.weights);
+            for &weight in &self.weights {
+                sum += f64::from(weight);
+                kept += 1;
+                if sum >= enough {
+                    break;
+                }
             }
         }
-        self.list.truncate(kept);
+        self.truncate(kept);
         self.sorted = self.sorted.min(kept);
     }
 
     /// Keeps those at least `p` times as probable as the best.
     pub(super) fn min_p(&mut self, p: f32) {
         if p > 0.0 {
-            let least = self.top + p.ln();
-            let top = self.top;
-            self.retain(|logit| logit >= least || logit == top);
+            let (top, least) = (self.top, self.top + p.ln());
+            self.retain(|c| c.logit >= least || c.logit == top);
         }
     }
 
     /// Keeps those whose surprise is nearest to the expected one, until they together have more
     /// probability than `p`.
     pub(super) fn typical(&mut self, p: f32) {
-        if p >= 1.0 || self.list.is_empty() {
+        if p >= 1.0 || self.logits.is_empty() {
             return;
         }
-        let mut keyed = std::mem::take(&mut self.keyed);
-        keyed.clear();
-        let total = self.total(1.0);
-        let share = |c: &Candidate| self.weight(c.logit, 1.0) / total;
+        let total = self.weigh_all(1.0);
         let surprise = |p: f64| if p > 0.0 { -p.ln() } else { f64::INFINITY };
-        let expected: f64 = self
-            .list
-            .iter()
-            .map(share)
+        let shares = self.weights.iter().map(|&w| f64::from(w) / total);
+        let expected: f64 = shares
+            .clone()
             .filter(|&p| p > 0.0)
             .map(|p| p * surprise(p))
             .sum();
-        let key = |c: &Candidate| (surprise(share(c)) - expected).abs();
-        keyed.extend(self.list.iter().map(|c| (key(c), *c)));
-        keyed.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(best_first(&a.1, &b.1)));
+        let candidates = self.tokens.iter().zip(&self.logits);
+        self.keyed.clear();
+        self.keyed
+            .extend(shares.zip(candidates).map(|(share, (&token, &logit))| {
+                let key = (surprise(share) - expected).abs();
+                (key, Candidate { logit, token })
+            }));
+        self.keyed
+            .sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(best_first(&a.1, &b.1)));
+        self.order.clear();
+        self.order.extend(self.keyed.iter().map(|(_, c)| *c));
+        self.take_order(0);
+        self.weigh_all(1.0);
         let mut sum = 0.0;
-        let passed = keyed.iter().position(|(_, c)| {
-            sum += share(c);
+        let passed = self.weights.iter().position(|&weight| {
+            sum += f64::from(weight) / total;
             sum > f64::from(p)
         });
-        keyed.truncate(passed.map_or(keyed.len(), |last| last + 1));
-        self.list.clear();
-        self.list.extend(keyed.iter().map(|(_, c)| *c));
-        self.keyed = keyed;
+        self.truncate(passed.map_or(self.tokens.len(), |last| last + 1));
         self.sorted = 0;
-        self.find_top();
+        self.top = max(&self.logits);
     }
 
     /// Of those with a probability of at least `threshold`, keeps only the last.
     pub(super) fn exclude_top(&mut self, threshold: f32) {
-        let least = f64::from(threshold) * self.total(1.0);
-        let chosen = |c: &&Candidate| self.weight(c.logit, 1.0) >= least;
-        let choices = self.list.iter().filter(chosen);
-        let Some(last) = choices.max_by(|a, b| best_first(a, b)).copied() else {
+        let least = f64::from(threshold) * self.weigh_all(1.0);
+        let candidates = self.tokens.iter().zip(&self.logits).zip(&self.weights);
+        let last = candidates
+            .filter(|&(_, &weight)| f64::from(weight) >= least)
+            .map(|((&token, &logit), _)| Candidate { logit, token })
+            .max_by(best_first);
+        let Some(last) = last else {
             return;
         };
-        self.list.retain(|c| best_first(c, &last) != Ordering::Less);
+        self.retain(|c| best_first(c, &last) != Ordering::Less);
         self.sorted = 0;
-        self.find_top();
+        self.top = max(&self.logits);
     }
 
     /// Keeps those whose surprise at `temperature` is at most `bits`, and the best in any case.
     pub(super) fn limit_surprise(&mut self, temperature: f32, bits: f64) {
-        let least = self.total(temperature) * (-bits).exp2();
+        let least = (self.total(temperature) * (-bits).exp2()).ln() * f64::from(temperature);
         let top = self.top;
-        let mut list = std::mem::take(&mut self.list);
-        list.retain(|c| c.logit == top || self.weight(c.logit, temperature) >= least);
-        self.list = list;
-        self.sorted = 0;
+        self.retain(|c| c.logit == top || f64::from(c.logit - top) >= least);
     }
 
     /// The token at which the cumulative probability passes `unit`, with its probability. An empty
     /// list gives token 0.
-    pub(super) fn draw(&self, temperature: f32, unit: f64) -> (TokenId, f64) {
-        let total = self.total(temperature);
-        let mut left = unit * total;
-        let mut last = (0, 1.0);
-        for c in &self.list {
-            let weight = self.weight(c.logit, temperature);
-            left -= weight;
-            if weight > 0.0 {
-                last = (c.token, weight / total);
-            }
-            if left < 0.0 {
-                break;
-            }
-        }
-        last
+    pub(super) fn draw(&mut self, temperature: f32, unit: f64) -> (TokenId, f64) {
+        let drawn = draw(&self.logits, temperature, unit, &mut self.weights);
+        drawn.map_or((0, 1.0), |(at, probability)| (self.tokens[at], probability))
+    }
+
+    /// As [`load`](Self::load) and [`draw`](Self::draw) of all logits, without making a list of them.
+    pub(super) fn draw_of(&mut self, logits: &[f32], temperature: f32, unit: f64) -> TokenId {
+        let drawn = draw(logits, temperature, unit, &mut self.weights);
+        drawn.map_or(0, |(at, _)| at as TokenId)
     }
 
     #[cfg(test)]
     pub(super) fn tokens(&self) -> Vec<TokenId> {
-        self.list.iter().map(|c| c.token).collect()
-    }
-
-    /// Probability beside that of the best.
-    fn weight(&self, logit: f32, temperature: f32) -> f64 {
-        // A logit of infinity is a certainty, not a NaN.
-        if logit == self.top {
-            1.0
-        } else {
-            f64::from(((logit - self.top) / temperature).exp())
-        }
+        self.tokens.clone()
     }
 
     fn total(&self, temperature: f32) -> f64 {
-        let weights = self.list.iter().map(|c| self.weight(c.logit, temperature));
-        weights.sum()
+        let chunks = chunk_sums(&self.logits, self.top, temperature);
+        chunks.map(f64::from).sum()
+    }
+
+    /// Fills `weights`, and gives their sum.
+    fn weigh_all(&mut self, temperature: f32) -> f64 {
+        self.weights.resize(self.logits.len(), 0.0);
+        let chunks = self
+            .logits
+            .chunks(CHUNK)
+            .zip(self.weights.chunks_mut(CHUNK));
+        chunks
+            .map(|(logits, weights)| f64::from(weigh(logits, self.top, temperature, weights)))
+            .sum()
     }
 
     /// Brings the best `n` to the front, in order.
     fn sort_first(&mut self, n: usize) {
-        let n = n.min(self.list.len());
+        let n = n.min(self.tokens.len());
         if n <= self.sorted {
             return;
         }
-        let rest = &mut self.list[self.sorted..];
+        let rest = self.tokens[self.sorted..]
+            .iter()
+            .zip(&self.logits[self.sorted..]);
+        self.order.clear();
+        self.order
+            .extend(rest.map(|(&token, &logit)| Candidate { logit, token }));
         let wanted = n - self.sorted;
-        if wanted < rest.len() {
-            rest.select_nth_unstable_by(wanted - 1, best_first);
+        if wanted < self.order.len() {
+            self.order.select_nth_unstable_by(wanted - 1, best_first);
         }
-        rest[..wanted].sort_unstable_by(best_first);
+        self.order[..wanted].sort_unstable_by(best_first);
+        self.take_order(self.sorted);
         self.sorted = n;
     }
 
-    fn retain(&mut self, keep: impl Fn(f32) -> bool) {
-        let sorted = self.list[..self.sorted].iter();
-        self.sorted = sorted.filter(|c| keep(c.logit)).count();
-        self.list.retain(|c| keep(c.logit));
+    /// Replaces what comes after the first `from`.
+    fn take_order(&mut self, from: usize) {
+        self.truncate(from);
+        self.tokens.extend(self.order.iter().map(|c| c.token));
+        self.logits.extend(self.order.iter().map(|c| c.logit));
     }
 
-    fn find_top(&mut self) {
-        let logits = self.list.iter().map(|c| c.logit);
-        self.top = logits.fold(f32::NEG_INFINITY, f32::max);
+    fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.logits.truncate(len);
     }
+
+    /// What is in order stays so.
+    fn retain(&mut self, keep: impl Fn(&Candidate) -> bool) {
+        let (mut kept, mut sorted) = (0, 0);
+        for i in 0..self.tokens.len() {
+            let (logit, token) = (self.logits[i], self.tokens[i]);
+            if keep(&Candidate { logit, token }) {
+                (self.logits[kept], self.tokens[kept]) = (logit, token);
+                kept += 1;
+                sorted += usize::from(i < self.sorted);
+            }
+        }
+        self.truncate(kept);
+        self.sorted = sorted;
+    }
+}
+
+/// The place in a row at which the cumulative probability passes `unit`, with its probability; `None`
+/// where nothing has a probability. Logits that are no numbers have none.
+fn draw(logits: &[f32], temperature: f32, unit: f64, sums: &mut Vec<f32>) -> Option<(usize, f64)> {
+    let top = max(logits);
+    sums.clear();
+    sums.extend(chunk_sums(logits, top, temperature));
+    let total: f64 = sums.iter().copied().map(f64::from).sum();
+    let mut left = unit * total;
+    // What rounding leaves over falls to the last chunk that has anything.
+    let mut chosen = None;
+    for (i, sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+        chosen = Some((i * CHUNK, left));
+        left -= f64::from(*sum);
+        if left < 0.0 {
+            break;
+        }
+    }
+    let (start, mut left) = chosen?;
+    let chunk = &logits[start..logits.len().min(start + CHUNK)];
+    let mut buffer = [0.0; CHUNK];
+    let weights = &mut buffer[..chunk.len()];
+    weigh(chunk, top, temperature, weights);
+    let mut last = None;
+    for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
+        left -= f64::from(weight);
+        last = Some((start + i, f64::from(weight) / total));
+        if left < 0.0 {
+            break;
+        }
+    }
+    last
+}
+
+/// The sum of the weights of each chunk.
+pub(super) fn chunk_sums(
+    logits: &[f32],
+    top: f32,
+    temperature: f32,
+) -> impl Iterator<Item = f32> + '_ {
+    let mut buffer = [0.0; CHUNK];
+    let chunks = logits.chunks(CHUNK);
+    chunks.map(move |chunk| weigh(chunk, top, temperature, &mut buffer[..chunk.len()]))
 }

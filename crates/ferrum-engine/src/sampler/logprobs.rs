@@ -1,6 +1,8 @@
 //! Log-probabilities of tokens, as the model gave them: of the raw logits, before bias, penalties,
 //! temperature and all else, so that they mean the same whatever was asked of the sampler.
 
+use super::candidates::chunk_sums;
+use ferrum_kernels::cpu::logits::max;
 use ferrum_types::TokenId;
 
 /// A token and its natural log-probability.
@@ -26,10 +28,9 @@ pub struct Logprobs {
 /// Log-probabilities of `token` and of the `top` most likely tokens in a row of raw logits. A token
 /// outside the row has `-inf`.
 pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> Logprobs {
-    let numbers = || logits.iter().copied().filter(|x| !x.is_nan());
-    let max = numbers().fold(f32::NEG_INFINITY, f32::max);
-    // One fixed order in f64: the same row gives the same bits.
-    let sum: f64 = numbers().map(|x| weight(x, max)).sum();
+    let max = max(logits);
+    // Sums have one fixed order: the same row gives the same bits.
+    let sum: f64 = chunk_sums(logits, max, 1.0).map(f64::from).sum();
     let log_sum = sum.ln();
     let logprob = |x: f32| match x == max {
         true => -log_sum as f32,
@@ -51,13 +52,6 @@ pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> Logprobs {
                 logprob: logprob(x),
             })
             .collect(),
-    }
-}
-
-fn weight(x: f32, max: f32) -> f64 {
-    match x == max {
-        true => 1.0,
-        false => (f64::from(x) - f64::from(max)).exp(),
     }
 }
 

@@ -34,6 +34,7 @@ pub use params::{MAX_LOGIT_BIAS, Mirostat, SamplingParams, Xtc};
 
 use candidates::Candidates;
 use dry::DryScratch;
+use ferrum_kernels::cpu::logits::max;
 use ferrum_types::{Result, TokenId};
 use penalties::Penalties;
 use rand_chacha::ChaCha8Rng;
@@ -93,22 +94,24 @@ impl Sampler {
         if self.params.temperature == 0.0 {
             return greedy(logits);
         }
-        self.candidates.load(logits);
-        match self.params.mirostat {
-            Some(mirostat) => self.draw_by_surprise(mirostat),
-            None => {
-                self.cut();
-                let temperature = self.params.temperature;
-                let unit = unit(&mut self.rng);
-                self.candidates.draw(temperature, unit).0
-            }
+        let temperature = self.params.temperature;
+        if self.params.cuts_nothing() {
+            let unit = unit(&mut self.rng);
+            return self.candidates.draw_of(logits, temperature, unit);
         }
+        if let Some(mirostat) = self.params.mirostat {
+            self.candidates.load(logits, 0);
+            return self.draw_by_surprise(mirostat);
+        }
+        self.candidates.load(logits, self.params.top_k);
+        self.cut();
+        let unit = unit(&mut self.rng);
+        self.candidates.draw(temperature, unit).0
     }
 
-    /// Steps 5 to 9; at least one candidate stays.
+    /// Steps 6 to 9; at least one candidate stays.
     fn cut(&mut self) {
         let (params, candidates) = (&self.params, &mut self.candidates);
-        candidates.top_k(params.top_k);
         candidates.typical(params.typical_p);
         candidates.top_p(params.top_p);
         candidates.min_p(params.min_p);
@@ -136,11 +139,7 @@ fn unit(rng: &mut ChaCha8Rng) -> f64 {
 }
 
 fn greedy(logits: &[f32]) -> TokenId {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (i, &x) in logits.iter().enumerate() {
-        if x > best.0 {
-            best = (x, i);
-        }
-    }
-    best.1 as TokenId
+    let best = max(logits);
+    let at = logits.iter().position(|&x| x == best);
+    at.unwrap_or(0) as TokenId
 }

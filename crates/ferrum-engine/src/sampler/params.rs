@@ -146,6 +146,16 @@ impl SamplingParams {
         Ok(())
     }
 
+    /// Whether every token stays in question, so that only temperature and chance decide.
+    pub(super) fn cuts_nothing(&self) -> bool {
+        self.top_k == 0
+            && self.typical_p >= 1.0
+            && self.top_p >= 1.0
+            && self.min_p <= 0.0
+            && !self.xtc.can_act()
+            && self.mirostat.is_none()
+    }
+
     /// Whether the choice is the plain most likely token, which a device can pick by itself.
     pub fn is_plain_greedy(&self) -> bool {
         self.temperature == 0.0

@@ -254,7 +254,7 @@ fn large_vocabularies_are_cut_as_small_ones() {
     let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     for top_p in [0.05, 0.5, 0.9, 0.99] {
         let mut candidates = Candidates::default();
-        candidates.load(&logits);
+        candidates.load(&logits, 0);
         candidates.top_p(top_p);
         let mut kept = candidates.tokens();
         kept.sort_unstable();
@@ -269,6 +269,28 @@ fn large_vocabularies_are_cut_as_small_ones() {
             .collect();
         expected.sort_unstable();
         assert_eq!(kept, expected, "{top_p}");
+    }
+}
+
+#[test]
+fn the_best_of_a_large_vocabulary_are_found_in_one_pass() {
+    let mut logits: Vec<f32> = (0..5000).map(|i| ((i * 37) % 101) as f32).collect();
+    for i in (0..5000).step_by(77) {
+        logits[i] = f32::NAN;
+    }
+    logits[4321] = f32::INFINITY;
+    logits[17] = f32::NEG_INFINITY;
+    let mut order: Vec<usize> = (0..5000).filter(|&i| !logits[i].is_nan()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    for k in [1, 2, 40, 511, 512, 513, 4900, 4999, 5000] {
+        let mut candidates = Candidates::default();
+        candidates.load(&logits, k);
+        let expected: Vec<_> = order.iter().take(k).map(|&i| i as TokenId).collect();
+        let mut found = candidates.tokens();
+        if k >= order.len() {
+            found.sort_by_key(|t| order.iter().position(|&i| i == *t as usize));
+        }
+        assert_eq!(found, expected, "{k}");
     }
 }
 

@@ -94,6 +94,11 @@ impl Level {
         })
     }
 
+    /// The fastest level of this CPU.
+    pub(crate) fn best() -> Self {
+        Self(Isa::best())
+    }
+
     /// The level.
     pub(crate) fn isa(self) -> Isa {
         self.0

@@ -7,6 +7,7 @@
 //! * `fp8`: panels of bytes that are decoded to f32 where they are used.
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `moe`: the same products over the rows of each expert, all experts in one region.
+//! * [`logits`]: what samplers ask of a row of logits on the host.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
@@ -25,6 +26,7 @@ mod gemm;
 mod heads;
 mod isa;
 mod kv;
+pub mod logits;
 mod marlin;
 mod math;
 mod moe;

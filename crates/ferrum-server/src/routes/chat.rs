@@ -6,7 +6,7 @@ use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
 use crate::conversation::{ChatPrompt, ToolChoice};
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
+use crate::fields::Fields;
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
@@ -86,15 +86,7 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
     let choice = match &value {
         None if tools.is_none() => return Ok(ToolChoice::None),
         None => return Ok(ToolChoice::Auto),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => return Ok(ToolChoice::None),
-            "auto" => ToolChoice::Auto,
-            "required" => ToolChoice::Required,
-            _ => {
-                let expected = "\"none\", \"auto\", \"required\" or a function";
-                return Err(fields::wrong("tool_choice", &json!(word), expected));
-            }
-        },
+        Some(Value::String(word)) => ToolChoice::of_word(word)?,
         Some(value) => {
             let mut choice = Fields::of(value.clone(), "tool_choice")?;
             choice.harmless("type", |v| v == "function", "\"function\"")?;
@@ -106,8 +98,10 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
         }
     };
     match tools {
-        None => Err(ApiError::invalid("tool_choice", "there are no tools")),
-        Some(_) => Ok(choice),
+        None if choice != ToolChoice::None => {
+            Err(ApiError::invalid("tool_choice", "there are no tools"))
+        }
+        _ => Ok(choice),
     }
 }
 

@@ -17,8 +17,12 @@ pub(super) fn collector() -> (String, Receiver<Value>) {
     let (tell, told) = channel();
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
-            let Some(body) = take(stream) else { return };
-            if tell.send(body).is_err() {
+            let Some((body, mut stream)) = take(stream) else {
+                return;
+            };
+            // Told before it is answered: nothing is under way when the server has ended.
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            if tell.send(body).is_err() || stream.write_all(answer).is_err() {
                 return;
             }
         }
@@ -26,7 +30,7 @@ pub(super) fn collector() -> (String, Receiver<Value>) {
     (url, told)
 }
 
-fn take(stream: TcpStream) -> Option<Value> {
+fn take(stream: TcpStream) -> Option<(Value, TcpStream)> {
     let mut reader = BufReader::new(stream);
     let (mut first, mut line, mut length) = (String::new(), String::new(), 0);
     reader.read_line(&mut first).ok()?;
@@ -39,11 +43,8 @@ fn take(stream: TcpStream) -> Option<Value> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    let mut stream = reader.into_inner();
-    stream
-        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        .ok()?;
-    serde_json::from_slice(&body).ok()
+    let body = serde_json::from_slice(&body).ok()?;
+    Some((body, reader.into_inner()))
 }
 
 fn traced(url: &str) -> Running {

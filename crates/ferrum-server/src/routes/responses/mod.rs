@@ -8,7 +8,7 @@ use crate::answers::Answers;
 use crate::app::App;
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
+use crate::fields::Fields;
 use crate::model::Model;
 use crate::models::Lease;
 use crate::sampling::{self, Wanted, is_false};
@@ -234,15 +234,7 @@ fn read_reasoning(
 fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
     let choice = match fields.take("tool_choice") {
         None => return Ok(tools.map_or(ToolChoice::None, |_| ToolChoice::Auto)),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => return Ok(ToolChoice::None),
-            "auto" => ToolChoice::Auto,
-            "required" => ToolChoice::Required,
-            _ => {
-                let expected = "\"none\", \"auto\", \"required\" or a function";
-                return Err(fields::wrong("tool_choice", &json!(word), expected));
-            }
-        },
+        Some(Value::String(word)) => ToolChoice::of_word(&word)?,
         Some(value) => {
             let mut choice = Fields::of(value, "tool_choice")?;
             choice.harmless("type", |v| v == "function", "\"function\"")?;
@@ -253,7 +245,7 @@ fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolCh
     };
     match tools {
         // OpenAI's clients send "auto" without any, too.
-        None if choice == ToolChoice::Auto => Ok(ToolChoice::None),
+        None if matches!(choice, ToolChoice::None | ToolChoice::Auto) => Ok(ToolChoice::None),
         None => Err(ApiError::invalid("tool_choice", "there are no tools")),
         Some(_) => Ok(choice),
     }

@@ -1,0 +1,188 @@
+//! Arguments that say how tokens are chosen.
+
+use clap::Args;
+use ferrum_engine::{Dry, Mirostat, SamplingParams, Xtc};
+use ferrum_formats::tokenizer::Tokenizer;
+
+/// How tokens are chosen. What is not given comes from the model's own recommendation.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+
+    /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+
+    /// Choose among tokens that together have this probability [default: the model's, else 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+
+    /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+
+    /// Make recent tokens less likely; 1: no [default: the model's, else 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) repeat_penalty: Option<f32>,
+
+    /// Same seed, same text [default: another one each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+/// The samplers that no model recommends. They are off where nothing is given, and act in the order that
+/// docs/serving.md has.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Further samplers")]
+pub(crate) struct SamplerArgs {
+    /// Tokens that --repeat-penalty looks back at; -1: all
+    #[arg(long, value_name = "N", default_value_t = 64, hide_short_help = true,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    repeat_last_n: i32,
+
+    /// Taken once from the logit of each token of the answer
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        hide_short_help = true,
+        allow_negative_numbers = true
+    )]
+    presence_penalty: f32,
+
+    /// Taken from the logit of each token of the answer, as often as it is there
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        hide_short_help = true,
+        allow_negative_numbers = true
+    )]
+    frequency_penalty: f32,
+
+    /// Choose among the tokens nearest to the expected surprise that together have this probability
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1.0,
+        hide_short_help = true,
+        allow_negative_numbers = true
+    )]
+    typical_p: f32,
+
+    /// DRY: penalty on going on with a passage that is already there; 0: none, 0.8 is usual
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        hide_short_help = true,
+        allow_negative_numbers = true
+    )]
+    dry_multiplier: f32,
+
+    /// DRY: factor on it for each token that the passage is longer
+    #[arg(long, value_name = "X", default_value_t = Dry::default().base, hide_short_help = true,
+          allow_negative_numbers = true)]
+    dry_base: f32,
+
+    /// DRY: length in tokens from which on a passage counts
+    #[arg(long, value_name = "N", default_value_t = Dry::default().allowed_length,
+          hide_short_help = true)]
+    dry_allowed_length: usize,
+
+    /// DRY: tokens to look back at; -1: all
+    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    dry_penalty_last_n: i32,
+
+    /// DRY: text over which no passage reaches; can be given several times [default: line end : " *]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    dry_sequence_breaker: Vec<String>,
+
+    /// XTC: how often the most likely tokens are left out
+    #[arg(long, value_name = "P", default_value_t = Xtc::default().probability,
+          hide_short_help = true, allow_negative_numbers = true)]
+    xtc_probability: f32,
+
+    /// XTC: probability that makes a token one of those
+    #[arg(long, value_name = "P", default_value_t = Xtc::default().threshold,
+          hide_short_help = true, allow_negative_numbers = true)]
+    xtc_threshold: f32,
+
+    /// Hold the surprise of the text constant by mirostat 2.0, in place of all other ways to choose among
+    /// tokens
+    #[arg(long, hide_short_help = true)]
+    mirostat: bool,
+
+    /// Mirostat: surprise to aim for, in bits
+    #[arg(long, value_name = "X", default_value_t = Mirostat::default().tau, requires = "mirostat",
+          hide_short_help = true, allow_negative_numbers = true)]
+    mirostat_tau: f32,
+
+    /// Mirostat: how fast it corrects itself
+    #[arg(long, value_name = "X", default_value_t = Mirostat::default().eta, requires = "mirostat",
+          hide_short_help = true, allow_negative_numbers = true)]
+    mirostat_eta: f32,
+
+    /// Added to the logit of a token, such as 42=-1.5, or 42=-inf to forbid it; can be given several times
+    #[arg(long, value_name = "ID=BIAS", value_parser = biased_token, hide_short_help = true,
+          allow_hyphen_values = true)]
+    logit_bias: Vec<(u32, f32)>,
+}
+
+impl SamplerArgs {
+    /// `params` with these samplers.
+    pub(crate) fn complete(&self, params: SamplingParams, tokenizer: &Tokenizer) -> SamplingParams {
+        let look_back = |n: i32| usize::try_from(n).unwrap_or(usize::MAX);
+        let mirostat = Mirostat {
+            tau: self.mirostat_tau,
+            eta: self.mirostat_eta,
+        };
+        SamplingParams {
+            repeat_last_n: look_back(self.repeat_last_n),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            typical_p: self.typical_p,
+            dry: Dry {
+                multiplier: self.dry_multiplier,
+                base: self.dry_base,
+                allowed_length: self.dry_allowed_length,
+                last_n: look_back(self.dry_penalty_last_n),
+                breakers: self.breakers(tokenizer),
+            },
+            xtc: Xtc {
+                probability: self.xtc_probability,
+                threshold: self.xtc_threshold,
+            },
+            mirostat: self.mirostat.then_some(mirostat),
+            logit_bias: self.logit_bias.clone(),
+            ..params
+        }
+    }
+
+    fn breakers(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        if self.dry_multiplier <= 0.0 {
+            return Vec::new();
+        }
+        let given: Vec<_> = self
+            .dry_sequence_breaker
+            .iter()
+            .map(String::as_str)
+            .collect();
+        match given.is_empty() {
+            true => Dry::breaker_tokens(tokenizer, &Dry::DEFAULT_BREAKERS),
+            false => Dry::breaker_tokens(tokenizer, &given),
+        }
+    }
+}
+
+/// A token with what is added to its logit.
+fn biased_token(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || format!("found \"{text}\", expected ID=BIAS, such as 42=-1.5");
+    let (token, bias) = text.split_once('=').ok_or_else(wrong)?;
+    let token = super::token_id(token)?;
+    let bias = bias.trim().parse().map_err(|_| wrong())?;
+    Ok((token, bias))
+}
