@@ -67,6 +67,11 @@ fn fails(args: &[&str], input: &[u8]) -> String {
     err
 }
 
+/// The first of the ids that `tokenize` printed.
+fn first_id(ids: &str) -> &str {
+    ids.trim().split(',').next().unwrap()
+}
+
 #[test]
 fn every_sampler_has_a_flag() {
     let base = ["run", "--temperature", "0", "--raw", "--max-tokens", "24"];
@@ -78,11 +83,11 @@ fn every_sampler_has_a_flag() {
     };
     let plain = answer(&[]);
     let tokens = stdout(&ferrum(&["tokenize", " a"]));
-    let id = tokens.split_whitespace().next().unwrap().to_owned();
+    let id = first_id(&tokens);
     let said = answer(&["--logit-bias", &format!("{id}=1000")]);
     assert_eq!(said.trim_end(), " a".repeat(24), "token {id}");
     let tokens = stdout(&ferrum(&["tokenize", &plain]));
-    let id = tokens.split_whitespace().next().unwrap();
+    let id = first_id(&tokens);
     assert_ne!(answer(&["--logit-bias", &format!("{id}=-inf")]), plain);
     for flags in [
         &["--repeat-penalty", "5", "--repeat-last-n", "-1"][..],
