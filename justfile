@@ -21,6 +21,10 @@ bench *ARGS:
 conformance BACKEND="cpu":
     cargo run --release -- verify ops --backend {{BACKEND}}
 
+# Tests on emulated processors: KIND is `arm` or `x86`, ARGS are cargo's (see tools/emulate/README.md)
+emulate KIND *ARGS:
+    tools/emulate/{{KIND}}.sh {{ARGS}}
+
 # Make the test fixtures anew (needs the packages of tools/fixtures/requirements.txt)
 fixtures:
     python tools/fixtures/make_models.py

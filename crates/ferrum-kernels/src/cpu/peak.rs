@@ -3,8 +3,8 @@
 
 use super::CpuBackend;
 use super::buffer::CpuBuffer;
-use super::isa::Kernel;
-use super::simd::{LANES, Simd};
+use super::isa::{ByteKernel, Kernel};
+use super::simd::{ByteProducts, LANES, Simd};
 use ferrum_types::Result;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -63,10 +63,10 @@ pub fn fma_peak(device: &CpuBackend) -> f64 {
 pub fn byte_peak(device: &CpuBackend) -> f64 {
     let exec = device.exec();
     let tasks = exec.pool.threads() * 4;
-    let sums = exec.level.run(ByteChains(black_box(1))).1;
+    let sums = exec.level.run_bytes(ByteChains(black_box(1))).1;
     let seconds = typical(|| {
         exec.pool.run(tasks, &|_, _| {
-            black_box(exec.level.run(ByteChains(black_box(1))));
+            black_box(exec.level.run_bytes(ByteChains(black_box(1))));
         });
     });
     (tasks * BYTE_ROUNDS * sums * 4 * LANES * 2) as f64 / seconds
@@ -155,11 +155,11 @@ impl Chains {
 /// Products of bytes on registers; gives their sum, and how many products a round has.
 struct ByteChains(i32);
 
-impl Kernel for ByteChains {
+impl ByteKernel for ByteChains {
     type Output = (f32, usize);
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> (f32, usize) {
+    fn run<S: ByteProducts>(self, s: S) -> (f32, usize) {
         if S::TILE_VECS == 2 {
             (self.chains::<S, WIDE_SUMS>(s), WIDE_SUMS * PRODUCTS)
         } else {
@@ -170,7 +170,7 @@ impl Kernel for ByteChains {
 
 impl ByteChains {
     #[inline(always)]
-    fn chains<S: Simd, const SUMS: usize>(self, s: S) -> f32 {
+    fn chains<S: ByteProducts, const SUMS: usize>(self, s: S) -> f32 {
         let weights = [[1u8; 4 * LANES]; PRODUCTS];
         let rows: [i32; SUMS] = std::array::from_fn(|i| self.0 + i as i32);
         let mut totals = [s.splat_i(0); SUMS];

@@ -22,8 +22,8 @@ use super::fp8::{self, Float8};
 use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
 use super::gemm::{Columns, columns_of, rows_by_id};
-use super::isa::Kernel;
-use super::simd::Simd;
+use super::isa::ByteKernel;
+use super::simd::ByteProducts;
 use crate::backend::*;
 use acts::WORDS;
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
@@ -233,18 +233,18 @@ fn gather(exec: &Exec, x: &[f32], order: &[u32], out: &mut Vec<f32>) {
 /// Rows of a tile at this level.
 struct ByteRows;
 
-impl Kernel for ByteRows {
+impl ByteKernel for ByteRows {
     type Output = usize;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
+    fn run<S: ByteProducts>(self, _: S) -> usize {
         S::BYTE_ROWS
     }
 }
 
 /// Rows of each tile of `rows` rows: of about the same size.
 pub(crate) fn tile_rows(exec: &Exec, rows: usize) -> usize {
-    let most = exec.level.run(ByteRows);
+    let most = exec.level.run_bytes(ByteRows);
     rows.div_ceil(rows.div_ceil(most))
 }
 
@@ -294,7 +294,7 @@ impl OnFormat for Product<'_> {
             .clamp(1, tiles);
         let cost = self.rows * self.weight.shape.cols * PANEL / 16 / parts;
         let run = |panels: Range<usize>, tiles: Range<usize>| {
-            self.exec.level.run(Task::<C, F> {
+            self.exec.level.run_bytes(Task::<C, F> {
                 product: self,
                 codes,
                 panels,
@@ -326,7 +326,7 @@ impl OnFormat for SomePanels<'_> {
 
     fn run<C: Codes, F: Scales>(self, codes: C, _: F) {
         let Self { product, panels } = self;
-        product.exec.level.run(Task::<C, F> {
+        product.exec.level.run_bytes(Task::<C, F> {
             product,
             codes,
             panels,

@@ -4,6 +4,7 @@
 mod attention;
 mod matrices;
 mod moe;
+mod quant;
 mod rows;
 
 use super::{CpuBackend, CpuConfig, Isa};
@@ -78,11 +79,21 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 /// What a test runs on each backend.
 trait Op {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32>;
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32>;
 }
+
+/// A backend with caches of every element.
+trait AnyBackend:
+    LlmBackend
+    + BackendKvDtype<KvFp16>
+    + BackendKvDtype<KvBf16>
+    + BackendKvDtype<KvFp8>
+    + BackendKvDtype<KvInt8>
+{
+}
+
+impl AnyBackend for CpuBackend {}
+impl AnyBackend for ReferenceBackend {}
 
 /// Runs `op` everywhere; the reference within `limit`, all CPU forms bit-equal. Gives the result.
 fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {

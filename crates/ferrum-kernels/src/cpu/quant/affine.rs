@@ -126,7 +126,7 @@ impl Layer {
         let rows = layers.iter().map(|layer| layer.affine.out_features);
         let rows = rows.fold(0usize, usize::saturating_add);
         let (form, shape) = (first.form, MatShape { rows, cols });
-        let flip = exec.level.run(Flip);
+        let flip = exec.level.run_bytes(Flip);
         let packing = Packing {
             exec,
             layers,

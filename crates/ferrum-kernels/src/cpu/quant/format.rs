@@ -23,11 +23,11 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// Parts that a code is put together from.
     const PARTS: usize;
-    /// Whether codes are signed bytes, for [`Simd::wide`]; else they are unsigned and below 64.
+    /// Whether codes are signed bytes, for [`wide`](crate::cpu::simd::ByteProducts::wide); else they are unsigned and below 64.
     const WIDE: bool;
     /// What unsigned codes are too large by: 0 or a power of two.
     const ZERO: i32;
-    /// Steps whose products fit the 16 bits of [`Simd::narrow`]; 1 for signed bytes.
+    /// Steps whose products fit the 16 bits of [`narrow`](crate::cpu::simd::ByteProducts::narrow); 1 for signed bytes.
     const NARROW_STEPS: usize;
 
     /// Step `t` of a half.
@@ -36,7 +36,7 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// `unit` is valid for reads of [`BYTES`](Self::BYTES).
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I;
 
-    /// Stores the codes of feature `j`. `flip` is [`Simd::WIDE_FLIP`] of the level that will read them.
+    /// Stores the codes of feature `j`. `flip` is [`WIDE_FLIP`](crate::cpu::simd::ByteProducts::WIDE_FLIP) of the level that will read them.
     fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8);
 
     /// The code of number `k` of feature `j`, as [`put`](Self::put) stored it.

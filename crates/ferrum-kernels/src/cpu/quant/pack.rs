@@ -9,8 +9,8 @@ use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::gemm::tile::PANEL;
-use crate::cpu::isa::Kernel;
-use crate::cpu::simd::Simd;
+use crate::cpu::isa::ByteKernel;
+use crate::cpu::simd::ByteProducts;
 use ferrum_quant::integers::{CodeValues, Integers, code_values, integers};
 use ferrum_types::{Error, GgufQuantType, Result};
 
@@ -54,11 +54,11 @@ impl Form {
 /// What the level flips in signed bytes.
 pub(crate) struct Flip;
 
-impl Kernel for Flip {
+impl ByteKernel for Flip {
     type Output = u8;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> u8 {
+    fn run<S: ByteProducts>(self, _: S) -> u8 {
         S::WIDE_FLIP
     }
 }
@@ -149,7 +149,7 @@ impl Packed {
             let reason = format!("{rows} rows, expected a multiple of {count} matrices");
             return Err(Error::invalid(op, reason));
         }
-        let flip = exec.level.run(Flip);
+        let flip = exec.level.run_bytes(Flip);
         let rows = rows / count;
         let shape = MatShape { rows, cols };
         let source = Source {

@@ -7,9 +7,9 @@ use super::pack::panel_bytes;
 use super::tile::{self, Decoded, MOST_BYTES, Stored};
 use crate::backend::MatShape;
 use crate::cpu::gemm::tile::PANEL;
-use crate::cpu::isa::Kernel;
+use crate::cpu::isa::ByteKernel;
 use crate::cpu::math;
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::{ByteProducts, LANES, Simd};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -50,9 +50,9 @@ macro_rules! with_byte_rows {
     };
     (@ $s:ty, $rows:expr, $mr:ident, $body:expr, $($n:literal)*) => {
         match $rows {
-            $($n if const { $n <= <$s as Simd>::BYTE_ROWS } => {
+            $($n if const { $n <= <$s as ByteProducts>::BYTE_ROWS } => {
                 const $mr: usize = $n;
-                if const { $n <= <$s as Simd>::BYTE_ROWS } {
+                if const { $n <= <$s as ByteProducts>::BYTE_ROWS } {
                     $body
                 }
             })*
@@ -61,11 +61,11 @@ macro_rules! with_byte_rows {
     };
 }
 
-impl<C: Codes, F: Scales> Kernel for Task<'_, C, F> {
+impl<C: Codes, F: Scales> ByteKernel for Task<'_, C, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: ByteProducts>(self, s: S) {
         let (rows, units) = (self.product.rows, self.product.weight.shape.cols / UNIT);
         let tile_bytes = 4 * WORDS * self.product.tile_rows * units;
         let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).max(1);
@@ -116,7 +116,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
     /// `N` panels side by side, from number `first`, times the `MR` rows of the tile that begins with
     /// `row`; `ahead` when they come from memory.
     #[inline(always)]
-    fn direct<S: Simd, const MR: usize, const N: usize>(
+    fn direct<S: ByteProducts, const MR: usize, const N: usize>(
         &self,
         s: S,
         first: usize,
@@ -188,7 +188,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
 
     /// Some tiles, from stretches of panels that are taken apart first.
     #[inline(always)]
-    fn stretches<S: Simd>(&self, s: S, tiles: Range<usize>) {
+    fn stretches<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
         let units = self.product.weight.shape.cols / UNIT;
         let mut stretch = Stretch([MaybeUninit::uninit(); _]);
         for panel in self.panels.clone() {
@@ -202,7 +202,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
 
     /// Takes some units of a panel apart; gives the bytes that come after them.
     #[inline(always)]
-    fn decode<S: Simd>(
+    fn decode<S: ByteProducts>(
         &self,
         s: S,
         panel: usize,
@@ -230,7 +230,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
 
     /// Some tiles times units that are taken apart. Meanwhile what follows them is brought closer.
     #[inline(always)]
-    fn tiles<S: Simd>(
+    fn tiles<S: ByteProducts>(
         &self,
         s: S,
         (panel, units): (usize, Range<usize>),
@@ -250,7 +250,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
 
     /// The `MR` rows of the tile that begins with `row` times units that are taken apart.
     #[inline(always)]
-    fn tile<S: Simd, const MR: usize>(
+    fn tile<S: ByteProducts, const MR: usize>(
         &self,
         s: S,
         (panel, units): (usize, Range<usize>),

@@ -6,7 +6,7 @@
 
 use super::acts::word;
 use super::format::{Codes, STEPS, Scales};
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{ByteProducts, Simd};
 use std::marker::PhantomData;
 
 /// Bytes of a vector.
@@ -38,7 +38,7 @@ pub(crate) trait HalfUnit: Copy {
     ///
     /// # Safety
     /// As [`step`](Self::step).
-    unsafe fn factors<S: Simd>(self, s: S) -> [S::I; 2];
+    unsafe fn factors<S: ByteProducts>(self, s: S) -> [S::I; 2];
     /// Both as pairs, times what codes are too large by.
     ///
     /// # Safety
@@ -81,7 +81,7 @@ impl<C: Codes, F: Scales> HalfUnit for Stored<C, F> {
         unsafe { F::minimum(s, self.parts.0, self.parts.1, self.half) }
     }
     #[inline(always)]
-    unsafe fn factors<S: Simd>(self, s: S) -> [S::I; 2] {
+    unsafe fn factors<S: ByteProducts>(self, s: S) -> [S::I; 2] {
         // SAFETY: the caller's contract.
         let pairs = unsafe { F::pairs::<S, false>(s, self.parts.1, self.half) };
         [s.factor::<0>(pairs), s.factor::<1>(pairs)]
@@ -148,7 +148,7 @@ impl<C: Codes, F: Scales> HalfUnit for Decoded<C, F> {
         unsafe { s.load(self.at.add((STEPS + 1) * VECTOR).cast()) }
     }
     #[inline(always)]
-    unsafe fn factors<S: Simd>(self, s: S) -> [S::I; 2] {
+    unsafe fn factors<S: ByteProducts>(self, s: S) -> [S::I; 2] {
         // SAFETY: the caller's contract.
         unsafe {
             let first = self.vector(s, Self::FACTORS);
@@ -172,7 +172,11 @@ impl<C: Codes, F: Scales> HalfUnit for Decoded<C, F> {
 /// # Safety
 /// The weights are valid for reads, and `out` for writes of [`Decoded::BYTES`].
 #[inline(always)]
-pub(crate) unsafe fn decode<S: Simd, C: Codes, F: Scales>(s: S, from: Stored<C, F>, out: *mut u8) {
+pub(crate) unsafe fn decode<S: ByteProducts, C: Codes, F: Scales>(
+    s: S,
+    from: Stored<C, F>,
+    out: *mut u8,
+) {
     const { assert!(Decoded::<C, F>::BYTES <= MOST_BYTES) };
     let factors = Decoded::<C, F>::FACTORS;
     // SAFETY: the caller's contract; all places are below `Decoded::VECTORS`.
@@ -223,7 +227,7 @@ impl<const MR: usize> Rows<MR> {
 /// # Safety
 /// The weights are valid for reads, and `acts` is one unit of a tile of `MR` rows.
 #[inline(always)]
-pub(crate) unsafe fn unit<S: Simd, W: HalfUnit, const MR: usize>(
+pub(crate) unsafe fn unit<S: ByteProducts, W: HalfUnit, const MR: usize>(
     s: S,
     weights: W,
     acts: *const i32,
@@ -277,7 +281,7 @@ const _: () = assert!(STEPS == 8);
 /// # Safety
 /// As [`unit`].
 #[inline(always)]
-unsafe fn totals<S: Simd, W: HalfUnit, const MR: usize>(
+unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
     s: S,
     weights: W,
     rows: Rows<MR>,
@@ -285,7 +289,11 @@ unsafe fn totals<S: Simd, W: HalfUnit, const MR: usize>(
     let subs = W::Scales::SUBS;
     let steps_of = STEPS / subs;
     // Steps whose products are added before they are widened.
-    let run = W::Codes::NARROW_STEPS.min(steps_of);
+    let run = if S::ROOMY {
+        steps_of
+    } else {
+        W::Codes::NARROW_STEPS.min(steps_of)
+    };
     let mut totals = [s.splat_i(0); MR];
     let mut products = [s.no_products(); MR];
     // SAFETY: the caller's contract; words are those of `acts::word`, and rows are below MR.
@@ -347,7 +355,12 @@ unsafe fn totals<S: Simd, W: HalfUnit, const MR: usize>(
 
 /// `total` and the products of each lane, times `factor` where sixteen numbers have a scale.
 #[inline(always)]
-fn collect<S: Simd, W: HalfUnit>(s: S, products: S::Products, factor: S::I, total: S::I) -> S::I {
+fn collect<S: ByteProducts, W: HalfUnit>(
+    s: S,
+    products: S::Products,
+    factor: S::I,
+    total: S::I,
+) -> S::I {
     if W::Scales::SUBS == 2 {
         s.collect_scaled(products, factor, total)
     } else {

@@ -1,15 +1,15 @@
-//! AVX2 with FMA and F16C: two registers for a vector.
+//! AVX2 with FMA and F16C, and possibly AVX-VNNI: two registers for a vector.
 
-use super::{LANES, Simd};
+use super::{ByteProducts, LANES, Simd};
 use core::arch::x86_64::*;
 
-/// Proof of `avx2`, `fma` and `f16c`.
+/// Proof of `avx2`, `fma` and `f16c`, and with `VNNI` of `avxvnni`.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The CPU has AVX2, FMA and F16C.
+    /// The CPU has AVX2, FMA and F16C, and with `VNNI` AVX-VNNI.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -38,13 +38,9 @@ pub(crate) struct I(__m256i, __m256i);
 
 // SAFETY of every block below: `self` proves that the CPU has AVX2, FMA and F16C, which is all that
 // these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = V;
     type I = I;
-    /// Pairs of sums in 16 bits.
-    type Products = I;
-    const BYTE_ROWS: usize = 4;
-    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 3;
@@ -335,6 +331,44 @@ impl Simd for Avx2 {
         unsafe { V(_mm256_cvtepi32_ps(v.0), _mm256_cvtepi32_ps(v.1)) }
     }
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i8) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            I(
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())),
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(16).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    fn shl_pairs(self, v: I, n: usize) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            I(_mm256_sll_epi16(v.0, n), _mm256_sll_epi16(v.1, n))
+        }
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_madd_epi16(a.0, b.0), _mm256_madd_epi16(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch is a hint and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}
+
+// SAFETY of every block below: as above.
+impl ByteProducts for Avx2<false> {
+    /// Pairs of sums in 16 bits.
+    type Products = I;
+    const BYTE_ROWS: usize = 4;
+    const ROOMY: bool = false;
+    const WIDE_FLIP: u8 = 0;
+
+    #[inline(always)]
     fn no_products(self) -> I {
         self.splat_i(0)
     }
@@ -360,29 +394,6 @@ impl Simd for Avx2 {
             );
             self.add_i(sums, total)
         }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs(self, p: *const i8) -> I {
-        // SAFETY: see the impl.
-        unsafe {
-            I(
-                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())),
-                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(16).cast())),
-            )
-        }
-    }
-    #[inline(always)]
-    fn shl_pairs(self, v: I, n: usize) -> I {
-        // SAFETY: see the impl.
-        unsafe {
-            let n = _mm_cvtsi32_si128(n as i32);
-            I(_mm256_sll_epi16(v.0, n), _mm256_sll_epi16(v.1, n))
-        }
-    }
-    #[inline(always)]
-    fn dot_pairs(self, a: I, b: I) -> I {
-        // SAFETY: see the impl.
-        unsafe { I(_mm256_madd_epi16(a.0, b.0), _mm256_madd_epi16(a.1, b.1)) }
     }
     /// The number in both places of its pair.
     #[inline(always)]
@@ -433,9 +444,56 @@ impl Simd for Avx2 {
             I(in_order(low), in_order(high))
         }
     }
+}
+
+/// `sums` and the products of unsigned bytes of `w` with signed ones of `x`, four to a lane.
+#[inline]
+#[target_feature(enable = "avx2,avxvnni")]
+fn dot(sums: I, w: I, x: i32) -> I {
+    let x = _mm256_set1_epi32(x);
+    let low = _mm256_dpbusd_avx_epi32(sums.0, w.0, x);
+    let high = _mm256_dpbusd_avx_epi32(sums.1, w.1, x);
+    I(in_order(low), in_order(high))
+}
+
+// SAFETY of every block below: as above, and `self` proves AVX-VNNI too.
+impl ByteProducts for Avx2<true> {
+    type Products = I;
+    const BYTE_ROWS: usize = 4;
+    const ROOMY: bool = false;
+    /// `vpdpbusd` takes unsigned weights.
+    const WIDE_FLIP: u8 = 0x80;
+
     #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        // SAFETY: a prefetch is a hint and faults at no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    fn no_products(self) -> I {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: I, w: I, x: i32) -> I {
+        // SAFETY: see the impl.
+        unsafe { dot(sums, w, x) }
+    }
+    #[inline(always)]
+    fn collect(self, sums: I, total: I) -> I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: I) -> I {
+        let I(low, high) = self.shl_i(pairs, 16 * (1 - SECOND));
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_srai_epi32::<16>(low), _mm256_srai_epi32::<16>(high)) }
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
+        // SAFETY: see the impl.
+        unsafe {
+            let low = _mm256_mullo_epi32(sums.0, factor.0);
+            let high = _mm256_mullo_epi32(sums.1, factor.1);
+            self.add_i(I(low, high), total)
+        }
+    }
+    #[inline(always)]
+    fn wide(self, total: I, w: I, x: i32) -> I {
+        self.narrow(total, w, x)
     }
 }

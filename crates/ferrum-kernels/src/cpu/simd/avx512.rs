@@ -1,6 +1,6 @@
 //! AVX-512: one register for a vector.
 
-use super::{LANES, Simd};
+use super::{ByteProducts, LANES, Simd};
 use core::arch::x86_64::*;
 
 /// Proof of `avx512f` (and what [`super::super::isa`] asks for beside it).
@@ -21,10 +21,6 @@ impl Avx512 {
 impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
-    type Products = __m512i;
-    const BYTE_ROWS: usize = 8;
-    /// `vpdpbusd` takes unsigned weights.
-    const WIDE_FLIP: u8 = 0x80;
     const TILE_ROWS: usize = 12;
     const TILE_VECS: usize = 2;
     const DIRECT_ROWS: usize = 12;
@@ -220,19 +216,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
-    fn no_products(self) -> Self::Products {
-        self.splat_i(0)
-    }
-    #[inline(always)]
-    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
-        // SAFETY: see the impl.
-        unsafe { _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x)) }
-    }
-    #[inline(always)]
-    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
-        self.add_i(sums, total)
-    }
-    #[inline(always)]
     unsafe fn load_pairs(self, p: *const i8) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
@@ -246,6 +229,35 @@ impl Simd for Avx512 {
     fn dot_pairs(self, a: Self::I, b: Self::I) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_madd_epi16(a, b) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch is a hint and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}
+
+// SAFETY of every block below: as above.
+impl ByteProducts for Avx512 {
+    type Products = __m512i;
+    const BYTE_ROWS: usize = 8;
+    /// Sums are of 32 bits, and there are registers for them beside the totals.
+    const ROOMY: bool = true;
+    /// `vpdpbusd` takes unsigned weights.
+    const WIDE_FLIP: u8 = 0x80;
+
+    #[inline(always)]
+    fn no_products(self) -> Self::Products {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
+        self.add_i(sums, total)
     }
     #[inline(always)]
     fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I {
@@ -263,10 +275,5 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I {
         self.narrow(total, w, x)
-    }
-    #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        // SAFETY: a prefetch is a hint and faults at no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 }

@@ -12,6 +12,8 @@ pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 pub(super) mod scalar;
+#[cfg(test)]
+mod tests;
 
 /// Lanes of a vector, at every level.
 pub(crate) const LANES: usize = 16;
@@ -22,12 +24,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
     /// [`LANES`] i32 lanes, or as many groups of four bytes.
     type I: Copy;
-    /// Sums of products of bytes that are not yet sums of four.
-    type Products: Copy;
-    /// Rows of the register tile of products of bytes.
-    const BYTE_ROWS: usize;
-    /// What is added to the weights of [`wide`](Self::wide), as bits that are flipped.
-    const WIDE_FLIP: u8;
     /// Rows of the register tile that the GEMM kernels use.
     const TILE_ROWS: usize;
     /// Vectors of the register tile: 1 or 2.
@@ -145,14 +141,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// i32 lanes as f32, rounded to nearest even.
     fn to_f32(self, v: Self::I) -> Self::V;
 
-    /// No products.
-    fn no_products(self) -> Self::Products;
-    /// Adds the products of the unsigned bytes of `w` with the four signed bytes of `x`, lane by lane
-    /// of 32 bits. The largest byte of `w` times the number of additions since
-    /// [`no_products`](Self::no_products) is at most 128, so that 16 bits hold pairs of sums.
-    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products;
-    /// `total` and the products of each 32-bit lane.
-    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I;
     /// Sixteen pairs of signed bytes, as pairs of i16 in 32 bits.
     ///
     /// # Safety
@@ -162,15 +150,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn shl_pairs(self, v: Self::I, n: usize) -> Self::I;
     /// Sum of the products of the pairs of `a` and `b`, lane by lane of 32 bits.
     fn dot_pairs(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Numbers `SECOND` (0 or 1) of pairs of signed bytes, as [`collect_scaled`](Self::collect_scaled)
-    /// takes them.
-    fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I;
-    /// `total` and the products of each 32-bit lane times its factor.
-    fn collect_scaled(self, sums: Self::Products, factor: Self::I, total: Self::I) -> Self::I;
-    /// `total` and the products of the signed bytes of `w` with the four signed bytes of `x`, none of
-    /// which is -128. `w` is given with [`WIDE_FLIP`](Self::WIDE_FLIP) applied; where that is not 0,
-    /// `total` grows by 128 times the sum of `x`'s bytes.
-    fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I;
 
     /// Asks for the cache line at `p`, which need not exist.
     fn prefetch(self, p: *const u8);
@@ -224,4 +203,35 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
         x[0]
     }
+}
+
+/// Products of bytes, in which levels differ that are alike in everything else.
+pub(crate) trait ByteProducts: Simd {
+    /// Sums of products of bytes that are not yet sums of four.
+    type Products: Copy;
+    /// Rows of the register tile of products of bytes.
+    const BYTE_ROWS: usize;
+    /// Whether sums hold the products of a whole unit, whatever its bytes.
+    const ROOMY: bool;
+    /// What is added to the weights of [`wide`](Self::wide), as bits that are flipped.
+    const WIDE_FLIP: u8;
+
+    /// No products.
+    fn no_products(self) -> Self::Products;
+    /// Adds the products of the unsigned bytes of `w` with the four signed bytes of `x`, lane by lane
+    /// of 32 bits. The largest byte of `w` times the number of additions since
+    /// [`no_products`](Self::no_products) is at most 128, so that 16 bits hold pairs of sums; there is no
+    /// limit where they are [`ROOMY`](Self::ROOMY).
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products;
+    /// `total` and the products of each 32-bit lane.
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I;
+    /// Numbers `SECOND` (0 or 1) of pairs of signed bytes, as [`collect_scaled`](Self::collect_scaled)
+    /// takes them.
+    fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I;
+    /// `total` and the products of each 32-bit lane times its factor.
+    fn collect_scaled(self, sums: Self::Products, factor: Self::I, total: Self::I) -> Self::I;
+    /// `total` and the products of the signed bytes of `w` with the four signed bytes of `x`, none of
+    /// which is -128. `w` is given with [`WIDE_FLIP`](Self::WIDE_FLIP) applied; where that is not 0,
+    /// `total` grows by 128 times the sum of `x`'s bytes.
+    fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I;
 }

@@ -1,17 +1,17 @@
-//! NEON: four registers for a vector. Never executed on this project's own machines, so it stays
-//! with intrinsics that have been stable for long, one to each operation.
+//! NEON, possibly with dot products of bytes: four registers for a vector. Executed in an emulator
+//! only (`tools/emulate`), so it stays simple: mostly one intrinsic to each operation.
 
-use super::{LANES, Simd};
+use super::{ByteProducts, LANES, Simd};
 use core::arch::aarch64::*;
 use ferrum_quant::float8::e4m3_to_f32;
 
-/// Proof of `neon`, which every aarch64 target has.
+/// Proof of `neon`, which every aarch64 target has, and with `DOT` of `dotprod`.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const DOT: bool>(());
 
-impl Neon {
+impl<const DOT: bool> Neon<DOT> {
     /// # Safety
-    /// The CPU has NEON.
+    /// The CPU has NEON, and with `DOT` the dot products of Armv8.2.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -92,12 +92,9 @@ unsafe fn widen_f16(h: uint16x4_t) -> float32x4_t {
     }
 }
 
-impl Simd for Neon {
+impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
     type I = I;
-    type Products = I;
-    const BYTE_ROWS: usize = 3;
-    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 5;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 2;
@@ -261,18 +258,6 @@ impl Simd for Neon {
         each!(i => vcvtq_f32_s32(v.0[i]))
     }
     #[inline(always)]
-    fn no_products(self) -> I {
-        self.splat_i(0)
-    }
-    #[inline(always)]
-    fn narrow(self, sums: I, w: I, x: i32) -> I {
-        self.wide(sums, w, x)
-    }
-    #[inline(always)]
-    fn collect(self, sums: I, total: I) -> I {
-        self.add_i(sums, total)
-    }
-    #[inline(always)]
     unsafe fn load_pairs(self, p: *const i8) -> I {
         each_i!(i => vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p.add(8 * i)))))
     }
@@ -293,13 +278,47 @@ impl Simd for Neon {
         })
     }
     #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+}
+
+/// Numbers `SECOND` of pairs of i16.
+#[inline(always)]
+fn number<const SECOND: usize>(pairs: I) -> I {
+    let up = 16 * (1 - SECOND as i32);
+    each_i!(i => vshrq_n_s32::<16>(vshlq_s32(pairs.0[i], vdupq_n_s32(up))))
+}
+
+/// `total + sums · factor`.
+#[inline(always)]
+fn add_scaled(sums: I, factor: I, total: I) -> I {
+    each_i!(i => vmlaq_s32(total.0[i], sums.0[i], factor.0[i]))
+}
+
+impl ByteProducts for Neon<false> {
+    type Products = I;
+    const BYTE_ROWS: usize = 3;
+    const ROOMY: bool = false;
+    const WIDE_FLIP: u8 = 0;
+
+    #[inline(always)]
+    fn no_products(self) -> I {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: I, w: I, x: i32) -> I {
+        self.wide(sums, w, x)
+    }
+    #[inline(always)]
+    fn collect(self, sums: I, total: I) -> I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
     fn factor<const SECOND: usize>(self, pairs: I) -> I {
-        let up = 16 * (1 - SECOND as i32);
-        each_i!(i => vshrq_n_s32::<16>(vshlq_s32(pairs.0[i], vdupq_n_s32(up))))
+        number::<SECOND>(pairs)
     }
     #[inline(always)]
     fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
-        each_i!(i => vmlaq_s32(total.0[i], sums.0[i], factor.0[i]))
+        add_scaled(sums, factor, total)
     }
     #[inline(always)]
     fn wide(self, total: I, w: I, x: i32) -> I {
@@ -311,6 +330,54 @@ impl Simd for Neon {
             vaddq_s32(total.0[i], vpaddq_s32(low, high))
         })
     }
+}
+
+/// `sum` and the products of the signed bytes of `w` and `x`, four to a lane.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn dot(mut sum: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
+    // The intrinsic, `vdotq_s32`, is not stable.
+    // SAFETY: one instruction on registers, which the function's features have.
+    unsafe {
+        core::arch::asm!(
+            "sdot {sum:v}.4s, {w:v}.16b, {x:v}.16b",
+            sum = inout(vreg) sum,
+            w = in(vreg) w,
+            x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+impl ByteProducts for Neon<true> {
+    type Products = I;
+    const BYTE_ROWS: usize = 4;
+    const ROOMY: bool = false;
+    const WIDE_FLIP: u8 = 0;
+
     #[inline(always)]
-    fn prefetch(self, _p: *const u8) {}
+    fn no_products(self) -> I {
+        self.splat_i(0)
+    }
+    #[inline(always)]
+    fn narrow(self, sums: I, w: I, x: i32) -> I {
+        self.wide(sums, w, x)
+    }
+    #[inline(always)]
+    fn collect(self, sums: I, total: I) -> I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
+    fn factor<const SECOND: usize>(self, pairs: I) -> I {
+        number::<SECOND>(pairs)
+    }
+    #[inline(always)]
+    fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
+        add_scaled(sums, factor, total)
+    }
+    #[inline(always)]
+    fn wide(self, total: I, w: I, x: i32) -> I {
+        each_i!(i => dot(total.0[i], w.0[i], vdupq_n_s32(x)))
+    }
 }

@@ -1,6 +1,6 @@
 //! Plain Rust: the level of every machine, and the meaning of the others.
 
-use super::{LANES, Simd};
+use super::{ByteProducts, LANES, Simd};
 use ferrum_quant::float8::e4m3_to_f32;
 use half::{bf16, f16};
 
@@ -41,9 +41,6 @@ fn numbers(pair: i32) -> [i32; 2] {
 impl Simd for Scalar {
     type V = [f32; LANES];
     type I = [i32; LANES];
-    type Products = [i32; LANES];
-    const BYTE_ROWS: usize = 2;
-    const WIDE_FLIP: u8 = 0;
     const TILE_ROWS: usize = 4;
     const TILE_VECS: usize = 1;
     const DIRECT_ROWS: usize = 2;
@@ -199,22 +196,6 @@ impl Simd for Scalar {
         each(|i| v[i] as f32)
     }
     #[inline(always)]
-    fn no_products(self) -> Self::Products {
-        [0; LANES]
-    }
-    #[inline(always)]
-    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
-        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
-        each_i(|i| {
-            let w = w[i].to_le_bytes().map(i32::from);
-            sums[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
-        })
-    }
-    #[inline(always)]
-    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
-        self.add_i(sums, total)
-    }
-    #[inline(always)]
     unsafe fn load_pairs(self, p: *const i8) -> Self::I {
         // SAFETY: the caller's contract is this read's.
         let bytes = unsafe { p.cast::<[[i8; 2]; LANES]>().read() };
@@ -232,6 +213,32 @@ impl Simd for Scalar {
         })
     }
     #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+}
+
+impl ByteProducts for Scalar {
+    type Products = [i32; LANES];
+    const BYTE_ROWS: usize = 2;
+    const ROOMY: bool = false;
+    const WIDE_FLIP: u8 = 0;
+
+    #[inline(always)]
+    fn no_products(self) -> Self::Products {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn narrow(self, sums: Self::Products, w: Self::I, x: i32) -> Self::Products {
+        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+        each_i(|i| {
+            let w = w[i].to_le_bytes().map(i32::from);
+            sums[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
+        })
+    }
+    #[inline(always)]
+    fn collect(self, sums: Self::Products, total: Self::I) -> Self::I {
+        self.add_i(sums, total)
+    }
+    #[inline(always)]
     fn factor<const SECOND: usize>(self, pairs: Self::I) -> Self::I {
         each_i(|i| numbers(pairs[i])[SECOND])
     }
@@ -247,6 +254,4 @@ impl Simd for Scalar {
             total[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
         })
     }
-    #[inline(always)]
-    fn prefetch(self, _p: *const u8) {}
 }

@@ -30,10 +30,7 @@ fn tensor(seed: u64, len: usize, scale: f32) -> Vec<f32> {
 }
 
 impl Op for Flash {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         let AttnConfig {
             heads,
             kv_heads,
@@ -160,10 +157,7 @@ fn future_keys_do_not_matter_whatever_they_are() {
 struct Mla(MlaShape);
 
 impl Op for Mla {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         let shape = self.0;
         let dim = shape.rank + shape.rope_dim;
         let mut ctx = device.new_context().unwrap();
@@ -327,13 +321,12 @@ impl Paged {
 }
 
 impl Op for Paged {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         let mut out = self.outputs::<B, KvF32>(device);
         out.extend(self.outputs::<B, KvFp16>(device));
         out.extend(self.outputs::<B, KvBf16>(device));
+        out.extend(self.outputs::<B, KvFp8>(device));
+        out.extend(self.outputs::<B, KvInt8>(device));
         out
     }
 }

@@ -72,10 +72,7 @@ impl Gemm {
 }
 
 impl Op for Gemm {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         self.product(device, 0, self.shape.rows)
     }
 }
@@ -254,10 +251,7 @@ fn wrong_sizes_are_errors() {
 struct Conv1d(Conv1dShape, u64);
 
 impl Op for Conv1d {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         let Self(shape, seed) = *self;
         let mut random = Random::new(seed);
         let mut ctx = device.new_context().unwrap();
@@ -301,10 +295,7 @@ fn convolutions_over_time() {
 struct Patches(PatchShape);
 
 impl Op for Patches {
-    fn run<B: LlmBackend + BackendKvDtype<KvFp16> + BackendKvDtype<KvBf16>>(
-        &self,
-        device: &B,
-    ) -> Vec<f32> {
+    fn run<B: AnyBackend>(&self, device: &B) -> Vec<f32> {
         let shape = self.0;
         let mut random = Random::new(9);
         let mut ctx = device.new_context().unwrap();

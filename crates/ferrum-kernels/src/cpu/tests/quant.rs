@@ -1,0 +1,220 @@
+//! Products with weights that stay quantised, of every format, bit for bit at every level.
+
+use super::*;
+use ferrum_quant::gptq;
+use ferrum_types::{GgufQuantType, SrcDtype};
+use half::f16;
+
+/// Rows of the largest product: more tiles than any level multiplies without stretches.
+const ROWS: usize = 19;
+/// Numbers of a row: more than a stretch, in whole blocks of every type.
+const INPUTS: usize = 768;
+
+/// A weight as its file has it.
+enum Stored {
+    Blocks(GgufQuantType, Vec<u8>),
+    Groups {
+        bits: u32,
+        group_size: usize,
+        qweight: Vec<u8>,
+        qzeros: Vec<u8>,
+        scales: Vec<u8>,
+    },
+    Float8 {
+        block: [usize; 2],
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+    },
+}
+
+/// A weight and the rows it is multiplied with.
+struct Case {
+    name: String,
+    /// Features: several panels, which one row takes side by side, and more.
+    n: usize,
+    stored: Stored,
+    x: Vec<f32>,
+}
+
+fn scales(random: &mut Random, count: usize) -> Vec<u8> {
+    let scale = |_| f16::from_f32(0.01 * (random.unit() + 1.5)).to_le_bytes();
+    (0..count).flat_map(scale).collect()
+}
+
+impl Case {
+    fn new(name: String, n: usize, stored: Stored) -> Self {
+        let mut x = Random::new(77).vec(ROWS * INPUTS);
+        // Codes of 127 and -127 alone, whose sums are the largest, and none.
+        x[..INPUTS].fill(1.0);
+        x[INPUTS..2 * INPUTS].fill(-0.5);
+        x[2 * INPUTS..3 * INPUTS].fill(0.0);
+        Self { name, n, stored, x }
+    }
+
+    /// Random bytes, except for blocks that would hold what is hardly a number: codes and scales occur
+    /// that no quantiser would choose together.
+    fn blocks(ty: GgufQuantType) -> Self {
+        let (mut random, n) = (Random::new(ty as u64 + 1), 101);
+        let (len, mut values) = (ty.block_bytes(), vec![0.0; ty.block_len()]);
+        let mut bytes = Vec::new();
+        while bytes.len() < n * INPUTS / ty.block_len() * len {
+            let block: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            ferrum_quant::dequantize(ty, &block, &mut values).unwrap();
+            if values.iter().all(|x| x.abs() < 1e9) {
+                bytes.extend(block);
+            }
+        }
+        Self::new(ty.to_string(), n, Stored::Blocks(ty, bytes))
+    }
+
+    /// Codes of `bits` in groups; zero points that are all in the middle need no minimums.
+    fn groups(bits: u32, group_size: usize, middle: bool) -> Self {
+        let (mut random, n, groups) = (Random::new(bits.into()), 128, INPUTS / group_size);
+        let mut code = |_| random.below(1 << bits) as u8;
+        let codes: Vec<u8> = (0..n * INPUTS).map(&mut code).collect();
+        let mut zeros: Vec<u8> = (0..n * groups).map(&mut code).collect();
+        if middle {
+            zeros.fill(1 << (bits - 1));
+        }
+        let stored = Stored::Groups {
+            bits,
+            group_size,
+            qweight: gptq::pack_codes(bits, &codes, INPUTS, n).unwrap(),
+            qzeros: gptq::pack_zeros(bits, GptqZeroPoints::AsIs, &zeros, n).unwrap(),
+            scales: scales(&mut random, n * groups),
+        };
+        let name = format!("{bits} bits, groups of {group_size}, middle {middle}");
+        Self::new(name, n, stored)
+    }
+
+    fn float8(block: [usize; 2]) -> Self {
+        let (mut random, n) = (Random::new(8), 101);
+        // Every code but those of NaN.
+        let code = |_| (random.next() as u8 & 0x80) | random.below(0x7f) as u8;
+        let codes = (0..n * INPUTS).map(code).collect();
+        let count = n.div_ceil(block[0]) * INPUTS.div_ceil(block[1]);
+        let stored = Stored::Float8 {
+            block,
+            codes,
+            scales: scales(&mut random, count),
+        };
+        Self::new(format!("FP8 in blocks of {block:?}"), n, stored)
+    }
+
+    fn weights(&self) -> QuantWeights<'_> {
+        match &self.stored {
+            Stored::Blocks(ty, bytes) => QuantWeights::Gguf(QuantPart {
+                bytes,
+                ty: *ty,
+                rows: self.n,
+            }),
+            Stored::Groups {
+                bits,
+                group_size,
+                qweight,
+                qzeros,
+                scales,
+            } => QuantWeights::Gptq(GptqWeights {
+                bits: *bits,
+                group_size: *group_size,
+                zero_points: GptqZeroPoints::AsIs,
+                in_features: INPUTS,
+                out_features: self.n,
+                qweight,
+                qzeros,
+                scales,
+                g_idx: None,
+            }),
+            Stored::Float8 {
+                block,
+                codes,
+                scales,
+            } => QuantWeights::Fp8(Fp8Weights {
+                in_features: INPUTS,
+                out_features: self.n,
+                block: *block,
+                codes,
+                scales,
+                scale_dtype: SrcDtype::F16,
+            }),
+        }
+    }
+
+    /// The product of rows `first..first + rows`.
+    fn product<B: BackendQuantMarlin>(
+        &self,
+        device: &B,
+        weight: &B::GptqWeight,
+        (first, rows): (usize, usize),
+    ) -> Vec<f32> {
+        let mut ctx = device.new_context().unwrap();
+        let x = act(device, &self.x[first * INPUTS..][..rows * INPUTS]);
+        let mut out = poison(device, rows * self.n);
+        let shape = GemmShape {
+            rows,
+            n: self.n,
+            k: INPUTS,
+        };
+        B::gemm_gptq(&mut ctx, &x, weight, &mut out, shape).unwrap();
+        host::<B>(&mut ctx, &out)
+    }
+
+    /// Close to the reference, all rows and some, at every level.
+    fn check(&self) {
+        let load = |device: &CpuBackend| device.load_layers_fused(&[self.weights()], INPUTS);
+        let reference = ReferenceBackend;
+        let weight = reference.load_layers_fused(&[self.weights()], INPUTS);
+        let expected = self.product(&reference, &weight.unwrap(), (0, ROWS));
+        let mut base: Option<Vec<f32>> = None;
+        for device in devices() {
+            let weight = load(&device).unwrap();
+            let all = self.product(&device, &weight, (0, ROWS));
+            let error = nmse(&all, &expected);
+            assert!(error < 1e-3, "{}, {device:?}: {error:e}", self.name);
+            let base = base.get_or_insert(all);
+            for (first, rows) in [
+                (0, ROWS),
+                (0, 1),
+                (18, 1),
+                (4, 2),
+                (1, 3),
+                (7, 5),
+                (2, 8),
+                (3, 16),
+            ] {
+                let found = self.product(&device, &weight, (first, rows));
+                let same = bits(&found) == bits(&base[first * self.n..][..rows * self.n]);
+                assert!(same, "{}, {device:?}: rows {first}+{rows}", self.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_every_type() {
+    for ty in GgufQuantType::all().filter(|ty| CpuBackend::is_native(*ty)) {
+        Case::blocks(ty).check();
+    }
+}
+
+#[test]
+fn groups_of_every_width() {
+    for bits in [2, 3, 4, 8] {
+        for group_size in [32, 128] {
+            for middle in [false, true] {
+                let case = Case::groups(bits, group_size, middle);
+                assert!(CpuBackend::is_native_layer(&case.weights()));
+                case.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn float8_in_blocks_of_every_kind() {
+    for block in [[128, 128], [1, INPUTS], [101, INPUTS]] {
+        let case = Case::float8(block);
+        assert!(CpuBackend::is_native_layer(&case.weights()));
+        case.check();
+    }
+}
