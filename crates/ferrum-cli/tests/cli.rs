@@ -74,13 +74,14 @@ fn first_id(ids: &str) -> &str {
 
 #[test]
 fn every_sampler_has_a_flag() {
-    let base = ["run", "--temperature", "0", "--raw", "--max-tokens", "24"];
+    let base = ["run", "--raw", "--max-tokens", "24"];
     let prompt = "The cat sat. The cat sat. The cat";
-    let answer = |flags: &[&str]| {
-        let output = ferrum(&[&base, flags, &[prompt]].concat());
+    let run = |temperature: &[&str], flags: &[&str]| {
+        let output = ferrum(&[&base, temperature, flags, &[prompt]].concat());
         assert!(output.status.success(), "{flags:?}: {}", stderr(&output));
         stdout(&output)
     };
+    let answer = |flags: &[&str]| run(&["--temperature", "0"], flags);
     let plain = answer(&[]);
     let tokens = stdout(&ferrum(&["tokenize", " a"]));
     let id = first_id(&tokens);
@@ -105,19 +106,17 @@ fn every_sampler_has_a_flag() {
         assert_ne!(answer(flags), plain, "{flags:?}");
     }
     // With randomness: one seed, and what the sampler leaves out changes the text.
-    let warm = |flags: &[&str]| {
-        let base = [
-            "--temperature",
-            "1.5",
-            "--seed",
-            "3",
-            "--min-p",
-            "0",
-            "--top-k",
-            "0",
-        ];
-        answer(&[&base, flags].concat())
-    };
+    let warmth = [
+        "--temperature",
+        "1.5",
+        "--seed",
+        "3",
+        "--min-p",
+        "0",
+        "--top-k",
+        "0",
+    ];
+    let warm = |flags: &[&str]| run(&warmth, flags);
     let free = warm(&[]);
     assert_eq!(warm(&["--typical-p", "1"]), free);
     for flags in [
