@@ -328,6 +328,11 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1024..=1 << 30))]
     pub(crate) max_body: u32,
 
+    /// Bytes of responses to keep for requests that go on from them, the oldest going first; 0: none
+    #[arg(long, value_name = "N", default_value_t = 64 << 20,
+          value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    pub(crate) max_stored: u32,
+
     /// Seconds that an answer may take, its time in the queue and the loading of its model included
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]

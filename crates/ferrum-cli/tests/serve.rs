@@ -181,7 +181,7 @@ fn collector(listener: &TcpListener, config: ServerConfig) -> std::io::Result<St
 }
 
 #[test]
-fn traces_go_to_collectors_whose_certificate_is_trusted() {
+fn traces_go_to_trusted_collectors_and_nothing_is_stored_on_demand() {
     let dir = tempfile::tempdir().unwrap();
     let fresh = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     let file = dir.path().join("root.pem");
@@ -201,12 +201,17 @@ fn traces_go_to_collectors_whose_certificate_is_trusted() {
     let told = std::thread::spawn(move || collector(&listener, config));
 
     let mut command = serve(&["--port", "0", "--backend", "cpu", "--otlp-endpoint", &url]);
+    command.args(["--max-stored", "0"]);
     let (_process, _words, address) = start(command.env("SSL_CERT_FILE", file));
     let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
     let answer = ask(&address, head, r#"{"prompt": "One", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     let body = told.join().unwrap().unwrap();
     assert!(body.contains("\"POST /v1/completions\""), "{body}");
+
+    let head = "POST /v1/responses HTTP/1.1\r\nContent-Type: application/json";
+    let answer = ask(&address, head, r#"{"input": "One", "store": true}"#);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
 }
 
 #[test]

@@ -132,6 +132,7 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
         tls: tls(args)?,
         otlp: args.otlp_endpoint.clone(),
         max_body_bytes: args.max_body as usize,
+        max_stored_bytes: args.max_stored as usize,
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),
         grace: seconds(args.grace),
