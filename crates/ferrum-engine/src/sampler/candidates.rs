@@ -61,7 +61,8 @@ impl Candidates {
     /// found before them.
     fn find_best(&mut self, logits: &[f32], k: usize) {
         let keep = |order: &mut Vec<Candidate>| {
-            if k < order.len() {
+            // Also for just `k`: the last of them is asked for.
+            if k <= order.len() {
                 order.select_nth_unstable_by(k - 1, best_first);
                 order.truncate(k);
             }
