@@ -281,58 +281,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn prefetch(self, _p: *const u8) {}
 }
 
-/// Numbers `SECOND` of pairs of i16.
-#[inline(always)]
-fn number<const SECOND: usize>(pairs: I) -> I {
-    let up = 16 * (1 - SECOND as i32);
-    each_i!(i => vshrq_n_s32::<16>(vshlq_s32(pairs.0[i], vdupq_n_s32(up))))
-}
-
-/// `total + sums · factor`.
-#[inline(always)]
-fn add_scaled(sums: I, factor: I, total: I) -> I {
-    each_i!(i => vmlaq_s32(total.0[i], sums.0[i], factor.0[i]))
-}
-
-impl ByteProducts for Neon<false> {
-    type Products = I;
-    const BYTE_ROWS: usize = 3;
-    const ROOMY: bool = false;
-    const WIDE_FLIP: u8 = 0;
-
-    #[inline(always)]
-    fn no_products(self) -> I {
-        self.splat_i(0)
-    }
-    #[inline(always)]
-    fn narrow(self, sums: I, w: I, x: i32) -> I {
-        self.wide(sums, w, x)
-    }
-    #[inline(always)]
-    fn collect(self, sums: I, total: I) -> I {
-        self.add_i(sums, total)
-    }
-    #[inline(always)]
-    fn factor<const SECOND: usize>(self, pairs: I) -> I {
-        number::<SECOND>(pairs)
-    }
-    #[inline(always)]
-    fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
-        add_scaled(sums, factor, total)
-    }
-    #[inline(always)]
-    fn wide(self, total: I, w: I, x: i32) -> I {
-        each_i!(i => {
-            let w = vreinterpretq_s8_s32(w.0[i]);
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
-            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
-            let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(x)));
-            vaddq_s32(total.0[i], vpaddq_s32(low, high))
-        })
-    }
-}
-
-/// `sum` and the products of the signed bytes of `w` and `x`, four to a lane.
+/// `sum` and the products of the signed bytes of `w` and `x`, four to a lane, in one instruction.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot(mut sum: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
@@ -350,9 +299,9 @@ fn dot(mut sum: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     sum
 }
 
-impl ByteProducts for Neon<true> {
+impl<const DOT: bool> ByteProducts for Neon<DOT> {
     type Products = I;
-    const BYTE_ROWS: usize = 4;
+    const BYTE_ROWS: usize = if DOT { 4 } else { 3 };
     const ROOMY: bool = false;
     const WIDE_FLIP: u8 = 0;
 
@@ -370,14 +319,25 @@ impl ByteProducts for Neon<true> {
     }
     #[inline(always)]
     fn factor<const SECOND: usize>(self, pairs: I) -> I {
-        number::<SECOND>(pairs)
+        let up = 16 * (1 - SECOND as i32);
+        each_i!(i => vshrq_n_s32::<16>(vshlq_s32(pairs.0[i], vdupq_n_s32(up))))
     }
     #[inline(always)]
     fn collect_scaled(self, sums: I, factor: I, total: I) -> I {
-        add_scaled(sums, factor, total)
+        each_i!(i => vmlaq_s32(total.0[i], sums.0[i], factor.0[i]))
     }
     #[inline(always)]
     fn wide(self, total: I, w: I, x: i32) -> I {
-        each_i!(i => dot(total.0[i], w.0[i], vdupq_n_s32(x)))
+        each_i!(i => {
+            let x = vdupq_n_s32(x);
+            if DOT {
+                dot(total.0[i], w.0[i], x)
+            } else {
+                let (w, x) = (vreinterpretq_s8_s32(w.0[i]), vreinterpretq_s8_s32(x));
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(x)));
+                vaddq_s32(total.0[i], vpaddq_s32(low, high))
+            }
+        })
     }
 }
