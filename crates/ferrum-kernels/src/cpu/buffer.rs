@@ -38,6 +38,19 @@ unsafe impl<T: Element> Sync for CpuBuffer<T> {}
 impl<T: Element> CpuBuffer<T> {
     /// `len` zeros.
     pub(crate) fn zeroed(len: usize) -> Result<Self> {
+        Self::with_pages(len, Pages::for_size)
+    }
+
+    /// `len` zeros for what lives long and is read often, as weights are.
+    pub(crate) fn lasting(len: usize) -> Result<Self> {
+        Self::with_pages(len, Pages::lasting)
+    }
+
+    /// `len` zeros, in what `pages` gives for so many bytes, if it does.
+    fn with_pages(
+        len: usize,
+        pages: impl Fn(usize) -> Option<std::io::Result<Pages>>,
+    ) -> Result<Self> {
         let failed = |reason: &str| Error::OutOfMemory {
             backend: "cpu",
             requested: (len as u64).saturating_mul(size_of::<T>() as u64),
@@ -49,7 +62,7 @@ impl<T: Element> CpuBuffer<T> {
             .ok_or_else(|| failed("more than the address space"))?;
         let (ptr, memory) = if layout.size() == 0 {
             (NonNull::dangling(), Memory::None)
-        } else if let Some(pages) = Pages::for_size(layout.size()) {
+        } else if let Some(pages) = pages(layout.size()) {
             let pages = pages.map_err(|error| failed(&error.to_string()))?;
             (pages.start().cast(), Memory::Pages(pages))
         } else {

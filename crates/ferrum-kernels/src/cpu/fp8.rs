@@ -84,7 +84,7 @@ impl Float8 {
             rows = rows.saturating_add(layer.out_features);
         }
         let (panels, panel) = (rows.div_ceil(PANEL), panel_bytes(cols));
-        let mut data = CpuBuffer::zeroed(elements(op, &[panels, panel])?)?;
+        let mut data = CpuBuffer::lasting(elements(op, &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
         exec.spread(panels, cols * PANEL, |panels, _| {
             for p in panels {

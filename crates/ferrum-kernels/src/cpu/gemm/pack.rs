@@ -180,7 +180,7 @@ impl CpuWeight {
         let panel = elements(op, &[cols, PANEL, dtype.size()])?;
         let each = rows.div_ceil(PANEL);
         let panels = elements(op, &[each, count])?;
-        let mut data = CpuBuffer::zeroed(elements(op, &[panels, panel])?)?;
+        let mut data = CpuBuffer::lasting(elements(op, &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
         exec.spread(panels, cols * PANEL, |panels, _| {
             for p in panels {

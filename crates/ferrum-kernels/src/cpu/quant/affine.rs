@@ -194,7 +194,7 @@ impl OnFormat for Packing<'_> {
         let MatShape { rows, cols } = self.shape;
         let panels = rows.div_ceil(PANEL);
         let panel = panel_bytes::<C, F>(cols);
-        let mut data = CpuBuffer::zeroed(elements("load_layers", &[panels, panel])?)?;
+        let mut data = CpuBuffer::lasting(elements("load_layers", &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
         self.exec.spread(panels, cols * PANEL, |panels, _| {
             let mut block = Integers::ZERO;

@@ -244,7 +244,7 @@ impl OnFormat for Packing<'_> {
         let each = rows.div_ceil(PANEL);
         let panels = elements("load_quant", &[each, self.count])?;
         let panel = panel_bytes::<C, F>(cols);
-        let mut data = CpuBuffer::zeroed(elements("load_quant", &[panels, panel])?)?;
+        let mut data = CpuBuffer::lasting(elements("load_quant", &[panels, panel])?)?;
         let out = SharedMut::new(data.as_mut_slice());
         self.exec.spread(panels, cols * PANEL, |panels, _| {
             let mut block = Integers::ZERO;

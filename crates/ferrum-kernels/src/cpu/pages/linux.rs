@@ -1,0 +1,214 @@
+//! Mappings of Linux, whole and in pieces.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A mapping of its own, or a piece of one.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    /// Kept for its drop.
+    _mapping: Arc<Mapping>,
+    /// Bytes of a piece, whose pages go back before the mapping does.
+    piece: usize,
+}
+
+/// What the system gave.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    size: usize,
+    start: NonNull<u8>,
+}
+
+// SAFETY: a mapping is an address range; what is in it belongs to the owners of disjoint pieces.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; nothing is read or written through it.
+unsafe impl Sync for Mapping {}
+
+/// The mapping that pieces are cut from, and how much of it is gone.
+struct Open {
+    mapping: Weak<Mapping>,
+    used: usize,
+}
+
+static OPEN: Mutex<Open> = Mutex::new(Open {
+    mapping: Weak::new(),
+    used: 0,
+});
+
+mod system {
+    //! The calls and their numbers, as in `<sys/mman.h>`; the standard library links them already.
+
+    pub(super) const PROT_READ_WRITE: i32 = 1 | 2;
+    pub(super) const MAP_PRIVATE_ANONYMOUS: i32 = 0x02 | 0x20;
+    pub(super) const MADV_DONTNEED: i32 = 4;
+    pub(super) const MADV_HUGEPAGE: i32 = 14;
+
+    unsafe extern "C" {
+        pub(super) fn mmap(
+            addr: *mut u8,
+            len: usize,
+            prot: i32,
+            flags: i32,
+            fd: i32,
+            offset: isize,
+        ) -> *mut u8;
+        pub(super) fn munmap(addr: *mut u8, len: usize) -> i32;
+        pub(super) fn madvise(addr: *mut u8, len: usize, advice: i32) -> i32;
+    }
+}
+
+/// A huge page of every processor that has them in this size; elsewhere a harmless alignment.
+const HUGE: usize = 2 << 20;
+
+/// Bytes of a mapping that several pieces share.
+const SHARED: usize = 64 << 20;
+/// The least that is worth a piece; no system has larger pages, apart from huge ones.
+const GRAIN: usize = 64 << 10;
+
+impl Pages {
+    /// Pages for `bytes`, or `None` when that is too little to be worth a mapping.
+    pub(crate) fn for_size(bytes: usize) -> Option<io::Result<Self>> {
+        // The rest stays in small pages: a huge one would be held whole.
+        (bytes >= HUGE).then(|| Ok(Self::whole(Mapping::new(bytes, bytes / HUGE * HUGE)?)))
+    }
+
+    /// Pages for `bytes` that live long and are read often, beside others of that kind and in huge pages
+    /// from end to end; or `None` when that is too little.
+    pub(crate) fn lasting(bytes: usize) -> Option<io::Result<Self>> {
+        (bytes >= GRAIN).then(|| Self::cut(bytes))
+    }
+
+    fn cut(bytes: usize) -> io::Result<Self> {
+        if bytes > SHARED / 2 {
+            let all = bytes.checked_next_multiple_of(HUGE);
+            let all = all.ok_or(io::ErrorKind::OutOfMemory)?;
+            return Ok(Self::whole(Mapping::new(all, all)?));
+        }
+        // Nothing that can panic runs under the lock.
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapping = open.mapping.upgrade();
+        let mapping = match mapping.filter(|_| bytes <= SHARED - open.used) {
+            Some(mapping) => mapping,
+            None => {
+                let mapping = Arc::new(Mapping::new(SHARED, SHARED)?);
+                (open.mapping, open.used) = (Arc::downgrade(&mapping), 0);
+                mapping
+            }
+        };
+        // SAFETY: `used` is at most the length of the mapping.
+        let start = unsafe { mapping.start.add(open.used) };
+        // The next one begins with a cache line.
+        open.used = (open.used + bytes).next_multiple_of(64);
+        Ok(Self {
+            start,
+            _mapping: mapping,
+            piece: bytes,
+        })
+    }
+
+    fn whole(mapping: Mapping) -> Self {
+        Self {
+            start: mapping.start,
+            _mapping: Arc::new(mapping),
+            piece: 0,
+        }
+    }
+
+    /// Where the memory begins: a multiple of the size of a huge page, or of a cache line in a piece.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Mapping {
+    /// Pages for `bytes`, of which the first `huge` are better huge.
+    fn new(bytes: usize, huge: usize) -> io::Result<Self> {
+        use system::*;
+        // Room to begin at a multiple of the huge page size; what is not touched costs nothing.
+        let size = bytes
+            .checked_add(2 * HUGE)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let null = std::ptr::null_mut();
+        // SAFETY: a new private mapping at an address of the system's choice touches no other memory.
+        let base = unsafe { mmap(null, size, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, -1, 0) };
+        let base = NonNull::new(base)
+            .filter(|base| base.as_ptr() as isize != -1)
+            .ok_or_else(io::Error::last_os_error)?;
+        let skip = base.as_ptr().align_offset(HUGE);
+        // SAFETY: `skip < HUGE`, and the mapping is 2 · HUGE longer than `bytes`.
+        let start = unsafe { base.add(skip) };
+        // SAFETY: the range lies in the mapping made above; the advice changes no contents, and its
+        // failure nothing but speed.
+        unsafe { madvise(start.as_ptr(), huge, MADV_HUGEPAGE) };
+        Ok(Self { base, size, start })
+    }
+}
+
+impl Drop for Pages {
+    /// Gives the pages of a piece back, however long its neighbours live. Nobody gets them again, and the
+    /// two at its ends stay until the mapping goes.
+    fn drop(&mut self) {
+        let skip = self.start.as_ptr().align_offset(GRAIN);
+        let len = self.piece.saturating_sub(skip) / GRAIN * GRAIN;
+        if len > 0 {
+            // SAFETY: the range lies in this piece, which nobody else has, and both its ends are
+            // multiples of every size of page, so no neighbour loses anything.
+            unsafe { system::madvise(self.start.as_ptr().add(skip), len, system::MADV_DONTNEED) };
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `new` with this size and nobody has a piece of it any more.
+        unsafe { system::munmap(self.base.as_ptr(), self.size) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a piece.
+    fn bytes(pages: &mut Pages, len: usize) -> &mut [u8] {
+        // SAFETY: the piece has `len` bytes, and the borrow of it keeps others away.
+        unsafe { std::slice::from_raw_parts_mut(pages.start.as_ptr(), len) }
+    }
+
+    #[test]
+    fn pieces_are_zeroed_apart_and_outlive_their_neighbours() {
+        assert!(Pages::lasting(GRAIN - 1).is_none());
+        let sizes = [
+            GRAIN,
+            3 * GRAIN + 1,
+            5 << 20,
+            SHARED / 2,
+            SHARED / 2 + 1,
+            17 << 20,
+            1 << 20,
+        ];
+        for round in 1..4u8 {
+            let mut pieces: Vec<_> = sizes
+                .iter()
+                .map(|&len| (Pages::lasting(len).unwrap().unwrap(), len))
+                .collect();
+            for (i, (piece, len)) in pieces.iter_mut().enumerate() {
+                let bytes = bytes(piece, *len);
+                assert!((bytes.as_ptr() as usize).is_multiple_of(64));
+                assert!(bytes.iter().all(|b| *b == 0), "round {round}, piece {i}");
+                bytes.fill(round * 16 + i as u8);
+            }
+            while !pieces.is_empty() {
+                for (piece, len) in &mut pieces {
+                    let bytes = bytes(piece, *len);
+                    let first = bytes[0];
+                    assert!(bytes.iter().all(|b| *b == first) && first / 16 == round);
+                }
+                pieces.remove(pieces.len() / 2);
+            }
+        }
+    }
+}
