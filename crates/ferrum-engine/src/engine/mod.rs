@@ -22,6 +22,7 @@
 
 mod adapters;
 mod answer;
+mod choosing;
 mod draft;
 mod guess;
 mod health;

@@ -44,21 +44,24 @@ pub(super) struct StepLoop<'a> {
     pub(super) runner: Box<dyn StepRunner>,
     draft: Option<DraftModel>,
     tokenizer: Option<&'a Tokenizer>,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     pub(super) shared: &'a Shared,
     inbox: &'a Receiver<Command>,
     pub(super) open: HashMap<RequestId, Open>,
     /// On the runner.
     pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
-    answers: HashMap<SeqId, Answer<'a>>,
+    pub(super) answers: HashMap<SeqId, Answer<'a>>,
     next_seq: u64,
     plan: StepPlan,
     batch: StepBatch,
-    logits: Vec<f32>,
+    pub(super) logits: Vec<f32>,
+    /// By rows of logits: what was chosen ahead.
+    pub(super) chosen: Vec<Option<Chosen>>,
     /// There once a request has a grammar.
     mask_threads: Option<MaskThreads>,
     hidden: Vec<f32>,
-    best: Vec<TokenId>,
+    /// By rows: the most likely tokens, if the device found them and nothing else is asked for.
+    pub(super) best: Vec<TokenId>,
     probe_wanted: bool,
     last_check: Option<Duration>,
     generated: u64,
@@ -89,6 +92,7 @@ impl<'a> StepLoop<'a> {
             plan: StepPlan::default(),
             batch: StepBatch::default(),
             logits: Vec::new(),
+            chosen: Vec::new(),
             mask_threads: None,
             hidden: Vec::new(),
             best: Vec::new(),
@@ -283,6 +287,7 @@ impl<'a> StepLoop<'a> {
         self.model_time += model_started.elapsed();
         self.scheduler.commit(&plan);
         self.probe_wanted = false;
+        self.choose_ahead(&plan);
         let (mut row, mut hidden_row) = (0, 0);
         for work in plan.work() {
             let rows = row..row + work.rows();
@@ -514,12 +519,13 @@ impl<'a> StepLoop<'a> {
         if answer.max_tokens == 0 {
             return self.finish(id, FinishReason::Length.into());
         }
+        let ahead = self.chosen.get_mut(row).and_then(Option::take);
         let chosen = match self.best.get(row) {
             Some(&best) => Chosen::Token(best, None),
-            None => {
+            None => ahead.unwrap_or_else(|| {
                 let vocab = self.shared.limits.vocab_size;
                 answer.choose(&mut self.logits[row * vocab..][..vocab], seq.tokens())
-            }
+            }),
         };
         let (token, logprobs) = match chosen {
             Chosen::Token(token, logprobs) => (token, logprobs),

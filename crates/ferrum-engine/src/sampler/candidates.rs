@@ -203,9 +203,9 @@ impl Candidates {
         self.tokens.clone()
     }
 
-    fn total(&self, temperature: f32) -> f64 {
-        let chunks = chunk_sums(&self.logits, self.top, temperature);
-        chunks.map(f64::from).sum()
+    fn total(&mut self, temperature: f32) -> f64 {
+        chunk_sums(&self.logits, temperature, &mut self.weights);
+        self.weights.iter().copied().map(f64::from).sum()
     }
 
     /// Fills `weights`, and gives their sum.
@@ -272,9 +272,7 @@ impl Candidates {
 /// The place in a row at which the cumulative probability passes `unit`, with its probability; `None`
 /// where nothing has a probability. Logits that are no numbers have none.
 fn draw(logits: &[f32], temperature: f32, unit: f64, sums: &mut Vec<f32>) -> Option<(usize, f64)> {
-    let top = max(logits);
-    sums.clear();
-    sums.extend(chunk_sums(logits, top, temperature));
+    let top = chunk_sums(logits, temperature, sums);
     let total: f64 = sums.iter().copied().map(f64::from).sum();
     let mut left = unit * total;
     // What rounding leaves over falls to the last chunk that has anything.
@@ -302,13 +300,21 @@ fn draw(logits: &[f32], temperature: f32, unit: f64, sums: &mut Vec<f32>) -> Opt
     last
 }
 
-/// The sum of the weights of each chunk.
-pub(super) fn chunk_sums(
-    logits: &[f32],
-    top: f32,
-    temperature: f32,
-) -> impl Iterator<Item = f32> + '_ {
+/// Sums up the weights of each chunk; gives the greatest logit, which has weight 1. Reads a row once:
+/// when a greater one turns up, the sums that are there are made to fit.
+pub(super) fn chunk_sums(logits: &[f32], temperature: f32, sums: &mut Vec<f32>) -> f32 {
     let mut buffer = [0.0; CHUNK];
-    let chunks = logits.chunks(CHUNK);
-    chunks.map(move |chunk| weigh(chunk, top, temperature, &mut buffer[..chunk.len()]))
+    let mut top = f32::NEG_INFINITY;
+    sums.clear();
+    for chunk in logits.chunks(CHUNK) {
+        let best = max(chunk);
+        if best > top {
+            let less = ((top - best) / temperature).exp();
+            sums.iter_mut().for_each(|sum| *sum *= less);
+            top = best;
+        }
+        let weights = &mut buffer[..chunk.len()];
+        sums.push(weigh(chunk, top, temperature, weights));
+    }
+    top
 }

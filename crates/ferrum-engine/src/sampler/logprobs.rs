@@ -2,7 +2,6 @@
 //! temperature and all else, so that they mean the same whatever was asked of the sampler.
 
 use super::candidates::chunk_sums;
-use ferrum_kernels::cpu::logits::max;
 use ferrum_types::TokenId;
 
 /// A token and its natural log-probability.
@@ -28,10 +27,10 @@ pub struct Logprobs {
 /// Log-probabilities of `token` and of the `top` most likely tokens in a row of raw logits. A token
 /// outside the row has `-inf`.
 pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> Logprobs {
-    let max = max(logits);
     // Sums have one fixed order: the same row gives the same bits.
-    let sum: f64 = chunk_sums(logits, max, 1.0).map(f64::from).sum();
-    let log_sum = sum.ln();
+    let mut sums = Vec::new();
+    let max = chunk_sums(logits, 1.0, &mut sums);
+    let log_sum = sums.into_iter().map(f64::from).sum::<f64>().ln();
     let logprob = |x: f32| match x == max {
         true => -log_sum as f32,
         false => (f64::from(x) - f64::from(max) - log_sum) as f32,

@@ -1,5 +1,6 @@
 //! Each sampler by a table, and their draws by chi-square against the exact distribution.
 
+use super::candidates::chunk_sums;
 use super::*;
 use proptest::prelude::*;
 
@@ -270,6 +271,34 @@ fn large_vocabularies_are_cut_as_small_ones() {
         expected.sort_unstable();
         assert_eq!(kept, expected, "{top_p}");
     }
+}
+
+#[test]
+fn sums_of_weights_fit_the_greatest_wherever_it_is() {
+    let mixed: Vec<f32> = (0..5000).map(|i| ((i * 37) % 997) as f32 / 90.0).collect();
+    let mut rising = mixed.clone();
+    rising.sort_by(f32::total_cmp);
+    let falling: Vec<f32> = rising.iter().rev().copied().collect();
+    let mut holed = rising.clone();
+    holed[..600].fill(f32::NEG_INFINITY);
+    holed.iter_mut().step_by(5).for_each(|x| *x = f32::NAN);
+    let mut sums = Vec::new();
+    for logits in [&mixed, &rising, &falling, &holed] {
+        for temperature in [0.05, 1.0, 8.0] {
+            let top = chunk_sums(logits, temperature, &mut sums);
+            let numbers = logits.iter().filter(|x| !x.is_nan());
+            assert_eq!(Some(&top), numbers.clone().max_by(|a, b| a.total_cmp(b)));
+            let weight = |x: &f32| (f64::from(x - top) / f64::from(temperature)).exp();
+            let expected: f64 = numbers.map(weight).sum();
+            let found: f64 = sums.iter().copied().map(f64::from).sum();
+            assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+        }
+    }
+    rising[4000] = f32::INFINITY;
+    assert_eq!(chunk_sums(&rising, 1.0, &mut sums), f32::INFINITY);
+    assert_eq!(sums.iter().sum::<f32>(), 1.0);
+    assert_eq!(chunk_sums(&[], 1.0, &mut sums), f32::NEG_INFINITY);
+    assert!(sums.is_empty());
 }
 
 #[test]

@@ -134,6 +134,42 @@ fn a_long_prompt_leaves_everybody_a_token_in_every_step() {
 }
 
 #[test]
+fn choosing_for_many_gives_each_what_it_gets_alone() {
+    // Rows so long that several are read by several threads.
+    let start = || Scripted::new(CONFIG).with_vocab(1 << 17);
+    let mut requests = [1, 2, 3, 4, 5, 6].map(|i| sampled(&[i, i + 1, i + 2], 6, i.into()));
+    requests[1].generation.sampling.top_p = 1.0;
+    requests[2].generation.sampling.top_k = 1000;
+    requests[3].generation.sampling.presence_penalty = 1.5;
+    requests[3].logprobs = Some(3);
+    requests[4].n = 2;
+    requests[5] = greedy(&[6, 7, 8], 6);
+    let alone = start().start(checking());
+    let expected = requests.clone().map(|mut request| {
+        let choices = std::mem::replace(&mut request.n, 1);
+        let mut answered = collect(alone.handle().submit(request.clone()).unwrap()).choices;
+        if choices > 1 {
+            // The second choice has company in any case.
+            request.n = choices;
+            let both = collect(alone.handle().submit(request).unwrap()).choices;
+            assert_eq!(both[0], answered[0]);
+            answered = both;
+        }
+        answered
+    });
+    let (runner, gate) = start().gated();
+    let seen = runner.seen();
+    let engine = runner.start(checking());
+    let streams = requests.map(|request| engine.handle().submit(request).unwrap());
+    drop(gate);
+    let found = streams.map(|stream| collect(stream).choices);
+    assert_eq!(found, expected);
+    let widest = seen.lock().unwrap().iter().map(Vec::len).max();
+    assert_eq!(widest, Some(7));
+    assert_idle(&engine);
+}
+
+#[test]
 fn a_cancelled_request_is_not_in_the_next_step_and_holds_no_block() {
     for by_drop in [false, true] {
         let (runner, gate) = Scripted::new(CONFIG).gated();

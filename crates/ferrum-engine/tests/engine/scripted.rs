@@ -63,6 +63,12 @@ impl Scripted {
         }
     }
 
+    /// Has rows of so many logits; there is no tokenizer for them.
+    pub(crate) fn with_vocab(mut self, size: usize) -> Self {
+        self.spec.vocab_size = size;
+        self
+    }
+
     /// Answers prompts of `prompt_len` tokens with `tokens`, again and again.
     pub(crate) fn saying(mut self, prompt_len: usize, tokens: Vec<TokenId>) -> Self {
         self.script = Some((prompt_len, tokens));
@@ -88,8 +94,10 @@ impl Scripted {
     }
 
     pub(crate) fn start(self, config: EngineConfig) -> Engine {
+        let tokenizer = crate::demo_tokenizer();
+        let fits = self.spec.vocab_size == crate::demo().spec.vocab_size;
         let runner: Box<dyn StepRunner> = Box::new(self);
-        Engine::start(runner, Some(crate::demo_tokenizer()), config).unwrap()
+        Engine::start(runner, fits.then_some(tokenizer), config).unwrap()
     }
 
     fn token_at(&self, state: u64, position: usize) -> TokenId {

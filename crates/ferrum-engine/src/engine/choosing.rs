@@ -1,0 +1,53 @@
+//! Choosing tokens for several sequences at once: each reads a whole vocabulary of logits, and meanwhile
+//! the device waits.
+
+use super::step_loop::StepLoop;
+use crate::scheduler::StepPlan;
+use ferrum_types::SeqId;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use std::collections::HashMap;
+
+/// Logits of a step, of all rows together, below which other threads are not worth waking.
+const WORTH_THREADS: usize = 1 << 18;
+
+impl StepLoop<'_> {
+    /// Chooses for the sequences whose last row gives their next token, on all cores. What is not chosen
+    /// here is chosen when it is its turn: when there is little to read, and with drafts, whose
+    /// later rows are worth a look only after the earlier ones.
+    pub(super) fn choose_ahead(&mut self, plan: &StepPlan) {
+        self.chosen.clear();
+        let (rows, vocab) = (plan.rows(), self.shared.limits.vocab_size);
+        let on_device = !self.best.is_empty();
+        if on_device || rows < 2 || rows * vocab < WORTH_THREADS {
+            return;
+        }
+        let mut row = 0;
+        let mut last_rows: HashMap<SeqId, usize> = HashMap::new();
+        for work in plan.work() {
+            row += work.rows();
+            if work.rows() > 0 && work.draft == 0 && !work.hidden {
+                last_rows.insert(work.seq, row - 1);
+            }
+        }
+        self.chosen.resize_with(rows, || None);
+        let places = self.logits.chunks_mut(vocab).zip(&mut self.chosen);
+        let mut places: Vec<_> = places.map(Some).collect();
+        let mut tasks = Vec::with_capacity(last_rows.len());
+        for (id, answer) in &mut self.answers {
+            let place = last_rows
+                .get(id)
+                .and_then(|&row| places.get_mut(row)?.take());
+            let (Some((logits, chosen)), Some(seq)) = (place, self.scheduler.sequence(*id)) else {
+                continue;
+            };
+            if seq.is_computed() && answer.max_tokens > 0 {
+                tasks.push((answer, logits, seq.tokens(), chosen));
+            }
+        }
+        tasks
+            .into_par_iter()
+            .for_each(|(answer, logits, tokens, chosen)| {
+                *chosen = Some(answer.choose(logits, tokens));
+            });
+    }
+}
