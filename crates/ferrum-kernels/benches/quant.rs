@@ -1,8 +1,9 @@
 //! Products with weights in ggml blocks on the CPU, apart from everything else of a model.
 //!
 //! `cargo bench -p ferrum-kernels --bench quant [-- TYPE...]` prints for each type what one row reads in
-//! GB/s, and what several rows compute in GOP/s (a multiply-add counts two), each with its share of what
-//! this machine can do at best. Medians of repeated runs.
+//! GB/s, from memory and from the cache (which tells whether memory or the cores hold it back), and what
+//! several rows compute in GOP/s (a multiply-add counts two), each with its share of what this machine can
+//! do at best. Medians of repeated runs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 /// Features, and numbers in each: larger together than the caches.
 const N: usize = 98_304;
 const K: usize = 1024;
+/// Features of a matrix that stays in the second-level caches: three panels for each of 8 tasks.
+const CACHED_N: usize = 768;
 /// A matrix that several rows share; as a projection of a small model.
 const SMALL_N: usize = 6144;
 const ROWS: [usize; 5] = [2, 4, 8, 16, 512];
@@ -69,11 +72,14 @@ fn main() {
             seconds(|| CpuBackend::gemm_quant(&mut ctx, &x, &weight, &mut out, shape).unwrap())
         };
         let read = bytes.len() as f64 / product(&bytes, 1, N);
+        let cached = &bytes[..bytes.len() / N * CACHED_N];
+        let from_cache = cached.len() as f64 / product(cached, 1, CACHED_N);
         print!(
-            "{:8} 1: {:5.1} GB/s {:3.0} %",
+            "{:8} 1: {:5.1} GB/s {:3.0} % (cache {:5.1})",
             ty.name(),
             read / 1e9,
-            100.0 * read / bandwidth
+            100.0 * read / bandwidth,
+            from_cache / 1e9,
         );
         let small = &bytes[..bytes.len() / N * SMALL_N];
         let best = peak::byte_peak(&device);

@@ -1,6 +1,6 @@
 //! The device, its memory, and the table of ops: each is a function of the file named after it.
 
-use super::buffer::CpuBuffer;
+use super::buffer::{CpuBuffer, SharedMut};
 use super::exec::{Exec, Scratch};
 use super::gemm::pack::CpuWeight;
 use super::isa::{Isa, Level};
@@ -38,6 +38,8 @@ pub struct CpuContext {
 
 /// More than any machine has; a larger number is a mistake.
 const MOST_THREADS: usize = 1024;
+/// Elements that one thread copies before another could help.
+const COPIED: usize = 16 << 10;
 
 impl CpuBackend {
     /// Opens the CPU with chosen threads or level.
@@ -175,12 +177,21 @@ impl Backend for CpuBackend {
     }
 
     fn read<T: Element>(
-        _: &mut CpuContext,
+        ctx: &mut CpuContext,
         src: &CpuBuffer<T>,
         offset: usize,
         out: &mut [T],
     ) -> Result<()> {
-        out.copy_from_slice(src.range("read", "src", offset, out.len())?);
+        let src = src.range("read", "src", offset, out.len())?;
+        let out = SharedMut::new(out);
+        // Logits of many sequences are more than one core should copy alone.
+        let exec = ctx.exec();
+        exec.spread(src.len().div_ceil(COPIED), COPIED / 8, |pieces, _| {
+            let start = pieces.start * COPIED;
+            let src = &src[start..src.len().min(pieces.end * COPIED)];
+            // SAFETY: each piece belongs to one task.
+            unsafe { out.part(start, src.len()) }.copy_from_slice(src);
+        });
         Ok(())
     }
 
