@@ -17,7 +17,7 @@ use super::buffer::SharedMut;
 use super::check::require;
 use super::elementwise::check_cap;
 use super::exec::{Exec, Scratch};
-use super::gemm::tile::{MAX_ROWS, PANEL};
+use super::gemm::tile::{F32Columns, Halves, MAX_ROWS, PANEL};
 use super::simd::{LANES, Simd};
 use crate::backend::AttnConfig;
 use ferrum_types::Result;
@@ -72,6 +72,13 @@ pub(crate) fn check_config(op: &'static str, config: &AttnConfig) -> Result<Rule
 
 /// Where keys and values lie. `sequence` is the caller's number of a sequence.
 pub(crate) trait KeyValues: Sync {
+    /// Keys and values of a tile where they lie.
+    type Direct: DirectTile;
+
+    /// The whole tile that begins with key `first`, if it can be multiplied with as it lies. What few
+    /// rows use is not worth a copy in f32.
+    fn direct(&self, at: (usize, usize), first: usize) -> Option<Self::Direct>;
+
     /// Writes element `d` of key `j`, for `j` in `keys`, to `out[d · KEYS + j % KEYS]`. All keys are of
     /// one tile; `out` holds `KEYS` columns for each element, of which the others may get anything.
     fn keys<S: Simd>(&self, s: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]);
@@ -92,6 +99,40 @@ pub(crate) trait KeyValues: Sync {
 pub(crate) struct Values<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) stride: usize,
+}
+
+/// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
+pub(crate) trait DirectTile: Copy {
+    /// Columns of keys, `[key_dim][KEYS]`.
+    fn keys(&self) -> impl Halves;
+    /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
+    fn values(&self, first: usize, at: usize) -> impl Halves;
+}
+
+/// A tile in f32; also for sources whose tiles are never taken as they lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Copied<'a> {
+    /// `[key_dim][KEYS]`.
+    keys: &'a [f32],
+    values: &'a Values<'a>,
+}
+
+impl DirectTile for Copied<'_> {
+    #[inline(always)]
+    fn keys(&self) -> impl Halves {
+        F32Columns {
+            ptr: self.keys.as_ptr(),
+            stride: KEYS,
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, first: usize, at: usize) -> impl Halves {
+        F32Columns {
+            ptr: self.values.data[first * self.values.stride..][at..].as_ptr(),
+            stride: self.values.stride,
+        }
+    }
 }
 
 /// One sequence's share of a call.
@@ -323,47 +364,65 @@ impl<K: KeyValues> Task<'_, K> {
 
     /// Takes the keys of one tile (or a part of it) into all rows.
     fn key_tile(&mut self, exec: &Exec, tile_rows: usize, keys: Range<usize>) {
+        let tile = keys.start / KEYS * KEYS;
+        // One tile of rows, of which none is the only one to look at a key.
+        let whole = keys.len() == KEYS && self.rows.len() <= tile_rows;
+        let (first, last) = (self.rows.start, self.rows.end - 1);
+        let seen_by_all =
+            self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end;
+        let direct = (whole && seen_by_all).then(|| self.call.source.direct(self.at, tile));
+        if let Some(direct) = direct.flatten() {
+            return self.row_tile(exec, 0..self.rows.len(), tile, direct);
+        }
+        // The buffers are put back below; what is borrowed meanwhile is the rest.
+        let key_buffer = std::mem::take(&mut self.work.keys);
+        let value_buffer = std::mem::take(&mut self.work.values);
         let values = exec.level.run(Fetch {
             source: self.call.source,
             at: self.at,
             keys: keys.clone(),
-            key_buffer: self.work.keys,
-            value_buffer: self.work.values,
+            key_buffer,
+            value_buffer,
             stride: self.stride,
         });
-        let tile = keys.start / KEYS * KEYS;
         let last_row = (keys.end - 1 - tile) * values.stride;
         assert!(values.data.len() >= last_row + self.stride);
-
-        let dim = self.call.key_dim;
+        assert!(key_buffer.len() >= self.call.key_dim * KEYS);
+        let copied = Copied {
+            keys: key_buffer,
+            values: &values,
+        };
         let count = self.rows.len();
-        let group = self.call.heads / self.call.kv_heads;
         for first in (0..count).step_by(tile_rows) {
-            let rows = tile_rows.min(count - first);
-            // What each row sees of this tile.
-            let mut seen = [(0, 0); MAX_ROWS];
-            for (i, seen) in seen[..rows].iter_mut().enumerate() {
-                let token = (self.rows.start + first + i) / group;
-                let at = self.queries.first_index.saturating_add(token);
-                let visible = self.call.rule.visible(at, self.queries.kv_len);
-                *seen = (
-                    visible.start.clamp(tile, tile + KEYS) - tile,
-                    visible.end.clamp(tile, tile + KEYS) - tile,
-                );
-            }
-            exec.level.run(RowTile {
-                rule: self.call.rule,
-                dim,
-                q: &self.work.q[first * dim..][..rows * dim],
-                keys: self.work.keys,
-                values: &values,
-                seen: &seen[..rows],
-                acc: &mut self.work.acc[first * self.stride..][..rows * self.stride],
-                largest: &mut self.work.largest[first..][..rows],
-                sums: &mut self.work.sums[first * LANES..][..rows * LANES],
-                stride: self.stride,
-            });
+            let rows = first..(first + tile_rows).min(count);
+            self.row_tile(exec, rows, tile, copied);
         }
+        (self.work.keys, self.work.values) = (key_buffer, value_buffer);
+    }
+
+    /// Takes the keys of a tile that begins with key `tile` into the rows of one register tile.
+    fn row_tile<D: DirectTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
+        // What each row sees of this tile.
+        let mut seen = [(0, 0); MAX_ROWS];
+        for (row, seen) in of.clone().zip(&mut seen) {
+            let visible = self.visible(self.rows.start + row);
+            *seen = (
+                visible.start.clamp(tile, tile + KEYS) - tile,
+                visible.end.clamp(tile, tile + KEYS) - tile,
+            );
+        }
+        let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());
+        exec.level.run(RowTile {
+            rule: self.call.rule,
+            dim,
+            q: &self.work.q[first * dim..][..rows * dim],
+            keys,
+            seen: &seen[..rows],
+            acc: &mut self.work.acc[first * stride..][..rows * stride],
+            largest: &mut self.work.largest[first..][..rows],
+            sums: &mut self.work.sums[first * LANES..][..rows * LANES],
+            stride,
+        });
     }
 
     /// Divides by the sums and writes the results.

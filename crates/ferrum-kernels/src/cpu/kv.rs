@@ -8,10 +8,11 @@ mod element;
 
 pub use element::CpuKvElement;
 
-use super::attention::{Attention, KEYS, KeyValues, Queries, Values, check_config};
+use super::attention::{Attention, DirectTile, KEYS, KeyValues, Queries, Values, check_config};
 use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, index, require};
 use super::exec::Scratch;
+use super::gemm::tile::{Columns, Halves, PANEL};
 use super::heads::{
     HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
 };
@@ -285,7 +286,110 @@ impl<K: CpuKvElement> PagedSource<'_, K> {
     }
 }
 
+/// A tile of a pool, in chunks of 16 tokens.
+#[derive(Clone, Copy)]
+struct PoolTile<K: CpuKvElement> {
+    keys: [*const K::Stored; TILE_CHUNKS],
+    values: [*const K::Stored; TILE_CHUNKS],
+    head_dim: usize,
+}
+
+const TILE_CHUNKS: usize = KEYS / LANES;
+
+/// Keys as they are stored: row `k` is vector `k` of each chunk.
+#[derive(Clone, Copy)]
+struct KeyColumns<K: CpuKvElement>([*const K::Stored; TILE_CHUNKS]);
+
+/// Values: row `k` is part of value `k % 16` of chunk `k / 16`, counted from the first one wanted.
+#[derive(Clone, Copy)]
+struct ValueColumns<K: CpuKvElement> {
+    chunks: [*const K::Stored; TILE_CHUNKS],
+    first: usize,
+    head_dim: usize,
+}
+
+impl<K: CpuKvElement> DirectTile for PoolTile<K> {
+    #[inline(always)]
+    fn keys(&self) -> impl Halves {
+        KeyColumns::<K>(self.keys)
+    }
+
+    #[inline(always)]
+    fn values(&self, first: usize, at: usize) -> impl Halves {
+        ValueColumns::<K> {
+            chunks: self.values.map(|chunk| chunk.wrapping_add(at)),
+            first,
+            head_dim: self.head_dim,
+        }
+    }
+}
+
+impl<K: CpuKvElement> Columns for KeyColumns<K> {
+    #[inline(always)]
+    unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
+        let mut out = [s.zero(); NV];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: a chunk has 16 keys of each element, and the caller says that there is element `k`.
+            *out = unsafe { load::<S, K>(s, self.0[v].add(k * LANES)) };
+        }
+        out
+    }
+}
+
+impl<K: CpuKvElement> Halves for KeyColumns<K> {
+    #[inline(always)]
+    fn right(self) -> Self {
+        Self([self.0[1]; TILE_CHUNKS])
+    }
+}
+
+impl<K: CpuKvElement> Columns for ValueColumns<K> {
+    #[inline(always)]
+    unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
+        let key = self.first + k;
+        let value = self.chunks[key / LANES].wrapping_add(key % LANES * self.head_dim);
+        let mut out = [s.zero(); NV];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: the caller says that the tile has value `k` and, from here, so many vectors of it.
+            *out = unsafe { load::<S, K>(s, value.add(v * LANES)) };
+        }
+        out
+    }
+}
+
+impl<K: CpuKvElement> Halves for ValueColumns<K> {
+    #[inline(always)]
+    fn right(self) -> Self {
+        let chunks = self.chunks.map(|chunk| chunk.wrapping_add(LANES));
+        Self { chunks, ..self }
+    }
+}
+
 impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
+    type Direct = PoolTile<K>;
+
+    /// With whole chunks and panels, where elements are the values themselves.
+    fn direct(&self, at: (usize, usize), first: usize) -> Option<PoolTile<K>> {
+        let PagedKvShape {
+            block_size,
+            head_dim,
+            ..
+        } = self.shape;
+        if K::SCALED || !block_size.is_multiple_of(LANES) || !head_dim.is_multiple_of(PANEL) {
+            return None;
+        }
+        let chunk = |pool: &[K::Stored], number: usize| {
+            let (block, slot) = self.slot(at.0, first + number * LANES);
+            let start = head_start(&self.shape, block, at.1) + slot * head_dim;
+            pool[start..][..LANES * head_dim].as_ptr()
+        };
+        Some(PoolTile {
+            keys: [chunk(self.k, 0), chunk(self.k, 1)],
+            values: [chunk(self.v, 0), chunk(self.v, 1)],
+            head_dim,
+        })
+    }
+
     #[inline(always)]
     fn keys<S: Simd>(&self, s: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
         let dim = self.shape.head_dim;

@@ -1,6 +1,6 @@
 //! Attention over contiguous memory: head-major caches, and the latent cache of MLA.
 
-use super::{Attention, KEYS, KeyValues, Queries, Rule, Values, check_config};
+use super::{Attention, Copied, KEYS, KeyValues, Queries, Rule, Values, check_config};
 use crate::backend::{AttnConfig, FlashShape, HeadsShape, MlaShape};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
 use crate::cpu::check::{elements, require};
@@ -21,6 +21,12 @@ struct Contiguous<'a> {
 }
 
 impl KeyValues for Contiguous<'_> {
+    type Direct = Copied<'static>;
+
+    fn direct(&self, _: (usize, usize), _: usize) -> Option<Copied<'static>> {
+        None
+    }
+
     #[inline(always)]
     fn keys<S: Simd>(&self, _: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
         for j in keys {

@@ -1,7 +1,7 @@
 //! What is done with one tile of keys: fetching it, and the running softmax of a tile of rows.
 
-use super::{KEYS, KeyValues, Rule, Values};
-use crate::cpu::gemm::tile::{Block, F32Columns, PANEL, Rows, panel, with_rows};
+use super::{DirectTile, KEYS, KeyValues, Rule, Values};
+use crate::cpu::gemm::tile::{Block, PANEL, Rows, panel, with_rows};
 use crate::cpu::isa::Kernel;
 use crate::cpu::math;
 use crate::cpu::simd::{LANES, Simd};
@@ -66,14 +66,13 @@ impl Kernel for Finish<'_> {
 }
 
 /// One tile of keys for the rows of one register tile, and their running softmax.
-pub(super) struct RowTile<'a> {
+pub(super) struct RowTile<'a, D> {
     pub(super) rule: Rule,
     pub(super) dim: usize,
     /// `[dim][rows]`.
     pub(super) q: &'a [f32],
-    /// `[dim][KEYS]`.
-    pub(super) keys: &'a [f32],
-    pub(super) values: &'a Values<'a>,
+    /// Its keys and values.
+    pub(super) keys: D,
     /// Row `i` sees the keys `seen[i].0..seen[i].1` of the tile.
     pub(super) seen: &'a [(usize, usize)],
     pub(super) acc: &'a mut [f32],
@@ -82,7 +81,7 @@ pub(super) struct RowTile<'a> {
     pub(super) stride: usize,
 }
 
-impl Kernel for RowTile<'_> {
+impl<D: DirectTile> Kernel for RowTile<'_, D> {
     type Output = ();
 
     #[inline(always)]
@@ -93,29 +92,25 @@ impl Kernel for RowTile<'_> {
     }
 }
 
-impl RowTile<'_> {
+impl<D: DirectTile> RowTile<'_, D> {
     #[inline(always)]
     fn rows<S: Simd, const MR: usize>(self, s: S) {
         let (dim, stride) = (self.dim, self.stride);
-        assert!(self.q.len() >= dim * MR && self.keys.len() >= dim * KEYS);
+        assert!(self.q.len() >= dim * MR);
         let mut scores = [[0.0f32; KEYS]; MR];
         let q = Rows {
             ptr: self.q.as_ptr(),
             row: 1,
             step: MR,
         };
-        let columns = F32Columns {
-            ptr: self.keys.as_ptr(),
-            stride: KEYS,
-        };
         let block = Block {
             ptr: scores.as_mut_ptr().cast(),
             stride: KEYS,
             cols: KEYS,
         };
-        // SAFETY: q has MR values and `keys` a panel for each of `dim` steps (asserted); `scores` is
-        // a block of MR rows of a panel.
-        unsafe { panel::<S, _, MR>(s, q, columns, dim, block, false) };
+        // SAFETY: q has MR values for each of `dim` steps (asserted), and the tile a panel of keys;
+        // `scores` is a block of MR rows of a panel.
+        unsafe { panel::<S, _, MR>(s, q, self.keys.keys(), dim, block, false) };
 
         let mut whole = true;
         for (i, seen) in self.seen.iter().enumerate() {
@@ -136,9 +131,8 @@ impl RowTile<'_> {
         assert!(self.acc.len() >= MR * stride);
         let acc = self.acc.as_mut_ptr();
         if whole {
-            // SAFETY: `acc` has MR rows of `stride` (asserted), `values` has all rows of the tile
-            // (the caller asserts the last one).
-            unsafe { weigh::<S, MR>(s, &scores, self.values, (0, KEYS), acc, stride) };
+            // SAFETY: `acc` has MR rows of `stride` (asserted), and the tile all values.
+            unsafe { weigh::<S, D, MR>(s, &scores, self.keys, (0, KEYS), acc, stride) };
             return;
         }
         for (i, seen) in self.seen.iter().enumerate() {
@@ -146,7 +140,7 @@ impl RowTile<'_> {
                 let row = [scores[i]];
                 let acc = acc.wrapping_add(i * stride);
                 // SAFETY: as above, for row `i` and the keys that it sees, which exist.
-                unsafe { weigh::<S, 1>(s, &row, self.values, *seen, acc, stride) };
+                unsafe { weigh::<S, D, 1>(s, &row, self.keys, *seen, acc, stride) };
             }
         }
     }
@@ -230,12 +224,12 @@ fn soften<S: Simd>(
 /// `acc += weights · values` for the keys `seen`, in key order.
 ///
 /// # Safety
-/// `acc` has MR rows of `stride` elements, whole panels; `values` has rows `seen` with as many.
+/// `acc` has MR rows of `stride` elements, whole panels; `tile` has values `seen` with as many.
 #[inline(always)]
-unsafe fn weigh<S: Simd, const MR: usize>(
+unsafe fn weigh<S: Simd, D: DirectTile, const MR: usize>(
     s: S,
     weights: &[[f32; KEYS]; MR],
-    values: &Values<'_>,
+    tile: D,
     seen: (usize, usize),
     acc: *mut f32,
     stride: usize,
@@ -245,12 +239,8 @@ unsafe fn weigh<S: Simd, const MR: usize>(
         row: KEYS,
         step: 1,
     };
-    let values_from = values.data[seen.0 * values.stride..].as_ptr();
     for at in (0..stride).step_by(PANEL) {
-        let columns = F32Columns {
-            ptr: values_from.wrapping_add(at),
-            stride: values.stride,
-        };
+        let columns = tile.values(seen.0, at);
         let block = Block {
             ptr: acc.wrapping_add(at),
             stride,

@@ -228,7 +228,8 @@ pub(crate) unsafe fn panel<S: Simd, C: Halves, const MR: usize>(
     c: Block,
     add: bool,
 ) {
-    if S::TILE_VECS == 2 {
+    // With a row or two, half a panel is too few chains to hide the latency of an addition.
+    if S::TILE_VECS == 2 || MR <= 2 {
         // SAFETY: the caller's contract, for all of the panel.
         unsafe { tile::<S, C, MR, 2>(s, a, b, k, c, add) }
     } else {
