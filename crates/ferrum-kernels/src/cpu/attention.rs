@@ -365,7 +365,8 @@ impl<K: KeyValues> Task<'_, K> {
     /// Takes the keys of one tile (or a part of it) into all rows.
     fn key_tile(&mut self, exec: &Exec, tile_rows: usize, keys: Range<usize>) {
         let tile = keys.start / KEYS * KEYS;
-        // One tile of rows, of which none is the only one to look at a key.
+        // More rows than one register tile would take the tile apart again and again, and a row that
+        // sees a part of it would read past what is there.
         let whole = keys.len() == KEYS && self.rows.len() <= tile_rows;
         let (first, last) = (self.rows.start, self.rows.end - 1);
         let seen_by_all =

@@ -444,6 +444,41 @@ fn chunks_blocks_and_neighbours_change_no_bit() {
 }
 
 #[test]
+fn tiles_taken_as_they_lie_give_the_bits_of_copies() {
+    fn outputs<K: KvDtypeKind>(block_size: usize, isa: Isa) -> Vec<u32>
+    where
+        CpuBackend: BackendKvDtype<K>,
+    {
+        let config = CpuConfig {
+            isa: Some(isa),
+            ..CpuConfig::default()
+        };
+        let op = Paged {
+            config: AttnConfig {
+                head_dim: 64,
+                ..PLAIN
+            },
+            block_size,
+            // The last ones see whole tiles, and are few.
+            steps: vec![vec![96], vec![1], vec![2]],
+            sinks: true,
+            fused: false,
+        };
+        bits(&op.outputs::<CpuBackend, K>(&CpuBackend::with_config(config).unwrap()))
+    }
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        // No chunk of a block of 12 is a whole one.
+        for size in [16, 32, 48] {
+            assert!(outputs::<KvF32>(12, isa) == outputs::<KvF32>(size, isa));
+            assert!(outputs::<KvFp16>(12, isa) == outputs::<KvFp16>(size, isa));
+            assert!(outputs::<KvBf16>(12, isa) == outputs::<KvBf16>(size, isa));
+            assert!(outputs::<KvFp8>(12, isa) == outputs::<KvFp8>(size, isa));
+            assert!(outputs::<KvInt8>(12, isa) == outputs::<KvInt8>(size, isa));
+        }
+    }
+}
+
+#[test]
 fn wrong_batches_are_errors() {
     let device = CpuBackend::open(0).unwrap();
     let mut ctx = device.new_context().unwrap();
