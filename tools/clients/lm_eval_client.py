@@ -8,6 +8,7 @@ tasks are made here, of the words that the fixtures' tokenizers know: multiple c
 """
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -101,17 +102,17 @@ def evaluate(folder, model, arguments, tasks):
 
 
 def differences(a, b):
-    """Of all numbers in two structures, and whether all else is equal."""
+    """Of all numbers in two structures (lm-eval writes them as text); infinite where anything else differs."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for left, right in zip(a, b):
             yield from differences(left, right)
-    elif isinstance(a, (int, float)) and not isinstance(a, bool):
-        yield abs(a - b) / max(1.0, abs(a))
-    else:
-        try:
-            yield abs(float(a) - float(b)) / max(1.0, abs(float(a)))
-        except (TypeError, ValueError):
-            yield 0.0 if a == b else float("inf")
+        return
+    try:
+        difference = abs(float(a) - float(b)) / max(1.0, abs(float(a)))
+    except (TypeError, ValueError):
+        difference = 0.0 if a == b else math.inf
+    # What is no number agrees with nothing.
+    yield math.inf if math.isnan(difference) else difference
 
 
 def main():
