@@ -8,7 +8,7 @@
 
 use ferrum_kernels::cpu::{CpuBackend, CpuKvElement, peak};
 use ferrum_kernels::*;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The heads of Qwen3-0.6B.
 const CONFIG: AttnConfig = AttnConfig {
@@ -26,19 +26,6 @@ const LAYERS: usize = 8;
 /// Queries of a chunk.
 const CHUNK: usize = 256;
 const TIME: Duration = Duration::from_millis(800);
-
-fn seconds(mut run: impl FnMut()) -> f64 {
-    run();
-    let begin = Instant::now();
-    let mut times = Vec::new();
-    while begin.elapsed() < TIME {
-        let start = Instant::now();
-        run();
-        times.push(start.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
 
 /// The last `queries` of `KEYS` tokens of one sequence.
 fn batch(device: &CpuBackend, queries: usize, block_size: usize) -> DeviceBatch<CpuBackend> {
@@ -93,7 +80,7 @@ fn measure<K: CpuKvElement>(device: &CpuBackend, block_size: usize) {
     let mut layers = layers.iter().cycle();
     let mut attention = |queries: usize| {
         let batch = batch(device, queries, block_size);
-        seconds(|| {
+        peak::typical(TIME, || {
             let kv = layers.next().unwrap();
             CpuBackend::kv_attention(&mut ctx, &q, kv, None, &batch, &mut out, &CONFIG).unwrap();
         })

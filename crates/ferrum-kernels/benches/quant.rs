@@ -10,7 +10,7 @@
 use ferrum_kernels::cpu::{CpuBackend, peak};
 use ferrum_kernels::{Backend, BackendQuantGguf, GemmShape, MatShape};
 use ferrum_types::GgufQuantType;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Features, and numbers in each: larger together than the caches.
 const N: usize = 98_304;
@@ -21,19 +21,6 @@ const CACHED_N: usize = 768;
 const SMALL_N: usize = 6144;
 const ROWS: [usize; 5] = [2, 4, 8, 16, 512];
 const TIME: Duration = Duration::from_millis(400);
-
-fn seconds(mut run: impl FnMut()) -> f64 {
-    run();
-    let begin = Instant::now();
-    let mut times = Vec::new();
-    while begin.elapsed() < TIME {
-        let start = Instant::now();
-        run();
-        times.push(start.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
 
 /// Blocks whose scales are small and whose codes are whatever comes.
 fn blocks(ty: GgufQuantType, count: usize) -> Vec<u8> {
@@ -69,7 +56,9 @@ fn main() {
                 .load_quant(bytes, ty, MatShape { rows: n, cols: K })
                 .unwrap();
             let shape = GemmShape { rows, n, k: K };
-            seconds(|| CpuBackend::gemm_quant(&mut ctx, &x, &weight, &mut out, shape).unwrap())
+            peak::typical(TIME, || {
+                CpuBackend::gemm_quant(&mut ctx, &x, &weight, &mut out, shape).unwrap()
+            })
         };
         let read = bytes.len() as f64 / product(&bytes, 1, N);
         let cached = &bytes[..bytes.len() / N * CACHED_N];

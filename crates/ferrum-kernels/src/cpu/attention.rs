@@ -73,7 +73,7 @@ pub(crate) fn check_config(op: &'static str, config: &AttnConfig) -> Result<Rule
 /// Where keys and values lie. `sequence` is the caller's number of a sequence.
 pub(crate) trait KeyValues: Sync {
     /// Keys and values of a tile where they lie.
-    type Direct: DirectTile;
+    type Direct: KeyTile;
 
     /// The whole tile that begins with key `first`, if it can be multiplied with as it lies. What few
     /// rows use is not worth a copy in f32.
@@ -102,7 +102,7 @@ pub(crate) struct Values<'a> {
 }
 
 /// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
-pub(crate) trait DirectTile: Copy {
+pub(crate) trait KeyTile: Copy {
     /// Columns of keys, `[key_dim][KEYS]`.
     fn keys(&self) -> impl Halves;
     /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
@@ -117,7 +117,7 @@ pub(crate) struct Copied<'a> {
     values: &'a Values<'a>,
 }
 
-impl DirectTile for Copied<'_> {
+impl KeyTile for Copied<'_> {
     #[inline(always)]
     fn keys(&self) -> impl Halves {
         F32Columns {
@@ -402,7 +402,7 @@ impl<K: KeyValues> Task<'_, K> {
     }
 
     /// Takes the keys of a tile that begins with key `tile` into the rows of one register tile.
-    fn row_tile<D: DirectTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
+    fn row_tile<D: KeyTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
         // What each row sees of this tile.
         let mut seen = [(0, 0); MAX_ROWS];
         for (row, seen) in of.clone().zip(&mut seen) {

@@ -110,8 +110,8 @@ impl<T: Element> DeviceBuffer for CpuBuffer<T> {
     }
 }
 
-/// Bytes of one of several matrices that share a buffer. Stacks of experts are many small matrices, and
-/// only what is large comes in huge pages.
+/// Bytes of one of several matrices that share a buffer, as the many small ones of a stack of experts do,
+/// which are packed as one.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedBytes {
     buffer: Arc<CpuBuffer<u8>>,

@@ -8,7 +8,7 @@ mod element;
 
 pub use element::CpuKvElement;
 
-use super::attention::{Attention, DirectTile, KEYS, KeyValues, Queries, Values, check_config};
+use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values, check_config};
 use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, index, require};
 use super::exec::Scratch;
@@ -308,7 +308,7 @@ struct ValueColumns<K: CpuKvElement> {
     head_dim: usize,
 }
 
-impl<K: CpuKvElement> DirectTile for PoolTile<K> {
+impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     #[inline(always)]
     fn keys(&self) -> impl Halves {
         KeyColumns::<K>(self.keys)

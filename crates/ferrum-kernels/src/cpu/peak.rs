@@ -36,7 +36,7 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     let parts = exec.pool.threads() * 8;
     let unit = STREAMS * VECTORS * LANES;
     let part = data.len() / parts / unit * unit;
-    let seconds = typical(|| {
+    let seconds = typical(TIME, || {
         exec.pool.run(parts, &|i, _| {
             black_box(exec.level.run(Sum(&data[i * part..][..part])));
         });
@@ -50,7 +50,7 @@ pub fn fma_peak(device: &CpuBackend) -> f64 {
     let exec = device.exec();
     let tasks = exec.pool.threads() * 4;
     let sums = exec.level.run(Chains(black_box(1.0))).1;
-    let seconds = typical(|| {
+    let seconds = typical(TIME, || {
         exec.pool.run(tasks, &|_, _| {
             black_box(exec.level.run(Chains(black_box(1.0))));
         });
@@ -64,7 +64,7 @@ pub fn byte_peak(device: &CpuBackend) -> f64 {
     let exec = device.exec();
     let tasks = exec.pool.threads() * 4;
     let sums = exec.level.run_bytes(ByteChains(black_box(1))).1;
-    let seconds = typical(|| {
+    let seconds = typical(TIME, || {
         exec.pool.run(tasks, &|_, _| {
             black_box(exec.level.run_bytes(ByteChains(black_box(1))));
         });
@@ -72,12 +72,12 @@ pub fn byte_peak(device: &CpuBackend) -> f64 {
     (tasks * BYTE_ROUNDS * sums * 4 * LANES * 2) as f64 / seconds
 }
 
-/// The median of repeated runs, in seconds. The best would be the speed of a lucky moment, which no
-/// work of seconds can hold.
-fn typical(mut run: impl FnMut()) -> f64 {
+/// The median of runs that are repeated for `time`, in seconds. The best would be the speed of a lucky
+/// moment, which no work of seconds can hold.
+pub fn typical(time: Duration, mut run: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut times = Vec::new();
-    while times.is_empty() || begin.elapsed() < TIME {
+    while times.is_empty() || begin.elapsed() < time {
         let start = Instant::now();
         run();
         times.push(start.elapsed().as_secs_f64());

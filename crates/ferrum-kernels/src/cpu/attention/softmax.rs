@@ -1,6 +1,6 @@
 //! What is done with one tile of keys: fetching it, and the running softmax of a tile of rows.
 
-use super::{DirectTile, KEYS, KeyValues, Rule, Values};
+use super::{KEYS, KeyTile, KeyValues, Rule, Values};
 use crate::cpu::gemm::tile::{Block, PANEL, Rows, panel, with_rows};
 use crate::cpu::isa::Kernel;
 use crate::cpu::math;
@@ -81,7 +81,7 @@ pub(super) struct RowTile<'a, D> {
     pub(super) stride: usize,
 }
 
-impl<D: DirectTile> Kernel for RowTile<'_, D> {
+impl<D: KeyTile> Kernel for RowTile<'_, D> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +92,7 @@ impl<D: DirectTile> Kernel for RowTile<'_, D> {
     }
 }
 
-impl<D: DirectTile> RowTile<'_, D> {
+impl<D: KeyTile> RowTile<'_, D> {
     #[inline(always)]
     fn rows<S: Simd, const MR: usize>(self, s: S) {
         let (dim, stride) = (self.dim, self.stride);
@@ -226,7 +226,7 @@ fn soften<S: Simd>(
 /// # Safety
 /// `acc` has MR rows of `stride` elements, whole panels; `tile` has values `seen` with as many.
 #[inline(always)]
-unsafe fn weigh<S: Simd, D: DirectTile, const MR: usize>(
+unsafe fn weigh<S: Simd, D: KeyTile, const MR: usize>(
     s: S,
     weights: &[[f32; KEYS]; MR],
     tile: D,
