@@ -289,36 +289,67 @@ impl<K: CpuKvElement> PagedSource<'_, K> {
 /// A tile of a pool, in chunks of 16 tokens.
 #[derive(Clone, Copy)]
 struct PoolTile<K: CpuKvElement> {
-    keys: [*const K::Stored; TILE_CHUNKS],
-    values: [*const K::Stored; TILE_CHUNKS],
+    keys: Chunks<K>,
+    values: Chunks<K>,
     head_dim: usize,
 }
 
 const TILE_CHUNKS: usize = KEYS / LANES;
 
-/// Keys as they are stored: row `k` is vector `k` of each chunk.
+/// Where the chunks of a tile begin, and those of the next one: what is read of a chunk is asked for in
+/// the next one, since blocks lie anywhere and the hardware guesses no further than a page.
 #[derive(Clone, Copy)]
-struct KeyColumns<K: CpuKvElement>([*const K::Stored; TILE_CHUNKS]);
+struct Chunks<K: CpuKvElement> {
+    now: [*const K::Stored; TILE_CHUNKS],
+    /// Only ever asked for: these may be anywhere.
+    next: [*const K::Stored; TILE_CHUNKS],
+}
 
-/// Values: row `k` is part of value `k % 16` of chunk `k / 16`, counted from the first one wanted.
+impl<K: CpuKvElement> Chunks<K> {
+    /// The vector at `at` of a chunk.
+    ///
+    /// # Safety
+    /// The chunk has it.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, chunk: usize, at: usize) -> S::V {
+        s.prefetch(self.next[chunk].wrapping_add(at).cast());
+        // SAFETY: the caller's contract.
+        unsafe { load::<S, K>(s, self.now[chunk].add(at)) }
+    }
+}
+
+/// Keys as they are stored: row `k` is vector `k` of each chunk, from chunk `first` on.
+#[derive(Clone, Copy)]
+struct KeyColumns<K: CpuKvElement> {
+    chunks: Chunks<K>,
+    first: usize,
+}
+
+/// Values: row `k` is value `k % 16` of chunk `k / 16`, counted from the first one wanted, from element
+/// `at` on.
 #[derive(Clone, Copy)]
 struct ValueColumns<K: CpuKvElement> {
-    chunks: [*const K::Stored; TILE_CHUNKS],
+    chunks: Chunks<K>,
     first: usize,
+    at: usize,
     head_dim: usize,
 }
 
 impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     #[inline(always)]
     fn keys(&self) -> impl Halves {
-        KeyColumns::<K>(self.keys)
+        KeyColumns {
+            chunks: self.keys,
+            first: 0,
+        }
     }
 
     #[inline(always)]
     fn values(&self, first: usize, at: usize) -> impl Halves {
-        ValueColumns::<K> {
-            chunks: self.values.map(|chunk| chunk.wrapping_add(at)),
+        ValueColumns {
+            chunks: self.values,
             first,
+            at,
             head_dim: self.head_dim,
         }
     }
@@ -330,7 +361,7 @@ impl<K: CpuKvElement> Columns for KeyColumns<K> {
         let mut out = [s.zero(); NV];
         for (v, out) in out.iter_mut().enumerate() {
             // SAFETY: a chunk has 16 keys of each element, and the caller says that there is element `k`.
-            *out = unsafe { load::<S, K>(s, self.0[v].add(k * LANES)) };
+            *out = unsafe { self.chunks.load(s, self.first + v, k * LANES) };
         }
         out
     }
@@ -339,7 +370,8 @@ impl<K: CpuKvElement> Columns for KeyColumns<K> {
 impl<K: CpuKvElement> Halves for KeyColumns<K> {
     #[inline(always)]
     fn right(self) -> Self {
-        Self([self.0[1]; TILE_CHUNKS])
+        let first = self.first + 1;
+        Self { first, ..self }
     }
 }
 
@@ -347,11 +379,11 @@ impl<K: CpuKvElement> Columns for ValueColumns<K> {
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let key = self.first + k;
-        let value = self.chunks[key / LANES].wrapping_add(key % LANES * self.head_dim);
+        let at = key % LANES * self.head_dim + self.at;
         let mut out = [s.zero(); NV];
         for (v, out) in out.iter_mut().enumerate() {
             // SAFETY: the caller says that the tile has value `k` and, from here, so many vectors of it.
-            *out = unsafe { load::<S, K>(s, value.add(v * LANES)) };
+            *out = unsafe { self.chunks.load(s, key / LANES, at + v * LANES) };
         }
         out
     }
@@ -360,8 +392,8 @@ impl<K: CpuKvElement> Columns for ValueColumns<K> {
 impl<K: CpuKvElement> Halves for ValueColumns<K> {
     #[inline(always)]
     fn right(self) -> Self {
-        let chunks = self.chunks.map(|chunk| chunk.wrapping_add(LANES));
-        Self { chunks, ..self }
+        let at = self.at + LANES;
+        Self { at, ..self }
     }
 }
 
@@ -378,14 +410,27 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
         if K::SCALED || !block_size.is_multiple_of(LANES) || !head_dim.is_multiple_of(PANEL) {
             return None;
         }
-        let chunk = |pool: &[K::Stored], number: usize| {
-            let (block, slot) = self.slot(at.0, first + number * LANES);
-            let start = head_start(&self.shape, block, at.1) + slot * head_dim;
-            pool[start..][..LANES * head_dim].as_ptr()
+        let ids = self.tables.of(at.0).ids;
+        // Where the chunk of `key` begins. A table may end, or go on with what nobody has checked.
+        let start = |key: usize| {
+            let block = usize::try_from(*ids.get(key / block_size)?).ok()?;
+            let head = || head_start(&self.shape, block, at.1);
+            (block < self.shape.blocks).then(|| head() + key % block_size * head_dim)
+        };
+        let mut starts = [[0; TILE_CHUNKS]; 2];
+        for i in 0..TILE_CHUNKS {
+            let key = first + i * LANES;
+            starts[0][i] = start(key)?;
+            starts[1][i] = start(key + KEYS).unwrap_or(starts[0][i]);
+        }
+        let chunks = |pool: &[K::Stored]| {
+            let [now, next] =
+                starts.map(|of| of.map(|start| pool[start..][..LANES * head_dim].as_ptr()));
+            Chunks { now, next }
         };
         Some(PoolTile {
-            keys: [chunk(self.k, 0), chunk(self.k, 1)],
-            values: [chunk(self.v, 0), chunk(self.v, 1)],
+            keys: chunks(self.k),
+            values: chunks(self.v),
             head_dim,
         })
     }
