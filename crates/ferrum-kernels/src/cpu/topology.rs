@@ -1,4 +1,5 @@
-//! How many threads are worth having: one for each physical core that this process may use.
+//! How many threads are worth having: one for each physical core that this process may use; and on which
+//! memory nodes those cores are.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,14 +11,38 @@ pub(crate) fn cores() -> usize {
     physical(Path::new("/")).map_or(logical, |physical| physical.min(logical))
 }
 
+/// What the process may use of what `field` of its status lists, such as `Cpus_allowed_list:`.
+fn allowed(root: &Path, field: &str) -> Option<Vec<u32>> {
+    let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix(field))?;
+    parse_list(list)
+}
+
+/// The memory nodes that have cores which this process may use; none where the system does not tell.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+pub(super) fn nodes() -> Vec<u32> {
+    nodes_below(Path::new("/")).unwrap_or_default()
+}
+
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+fn nodes_below(root: &Path) -> Option<Vec<u32>> {
+    let list = |path: String| parse_list(&std::fs::read_to_string(root.join(path)).ok()?);
+    let cpus: BTreeSet<_> = allowed(root, "Cpus_allowed_list:")?.into_iter().collect();
+    let memory = allowed(root, "Mems_allowed_list:")?;
+    let mut nodes = list("sys/devices/system/node/has_memory".into())?;
+    nodes.retain(|node| {
+        // A node without cores has an empty list.
+        let near = list(format!("sys/devices/system/node/node{node}/cpulist"));
+        let near = near.is_some_and(|near| near.iter().any(|cpu| cpus.contains(cpu)));
+        near && memory.contains(node)
+    });
+    Some(nodes)
+}
+
 /// Cores by what Linux says below `root`; `None` where it says nothing.
 fn physical(root: &Path) -> Option<usize> {
-    let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
-    let allowed = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let mut cores = BTreeSet::new();
-    for cpu in parse_list(allowed)? {
+    for cpu in allowed(root, "Cpus_allowed_list:")? {
         let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         let siblings = std::fs::read_to_string(root.join(path)).ok()?;
         cores.insert(parse_list(&siblings)?.into_iter().next()?);
@@ -92,6 +117,35 @@ mod tests {
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(found, Some(3));
         assert_eq!(physical(&root), None);
+    }
+
+    #[test]
+    fn nodes_are_those_of_the_cores_in_the_mask() {
+        let root = std::env::temp_dir().join(format!("ferrum-nodes-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        assert_eq!(nodes_below(&root), None);
+        for (i, cpus) in ["0-3", "4-7", "8-11", "\n", "12-15"].iter().enumerate() {
+            write(&format!("sys/devices/system/node/node{i}/cpulist"), cpus);
+        }
+        let mut cases = Vec::new();
+        for (cpus, mems) in [
+            ("0-15", "0-4"),
+            ("2,5-6", "0-4"),
+            ("0-15", "1,3"),
+            ("8", "0-4"),
+        ] {
+            let status = format!("Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{mems}\n");
+            write("proc/self/status", &status);
+            // Node 4 has no memory, node 3 no cores.
+            write("sys/devices/system/node/has_memory", "0-3\n");
+            cases.push(nodes_below(&root).unwrap());
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(cases, [vec![0, 1, 2], vec![0, 1], vec![1], vec![2]]);
     }
 
     #[test]

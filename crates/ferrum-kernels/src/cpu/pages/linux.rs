@@ -1,8 +1,13 @@
 //! Mappings of Linux, whole and in pieces.
+//!
+//! On machines with several memory nodes, pages go to them in turns: any thread may take any part of a
+//! weight, and together the threads then read from all memories. Only nodes of cores that the process
+//! may use take part, so one that is bound to a node stays there.
 
+use crate::cpu::topology;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 /// A mapping of its own, or a piece of one.
 #[derive(Debug)]
@@ -46,7 +51,17 @@ mod system {
     pub(super) const MADV_DONTNEED: i32 = 4;
     pub(super) const MADV_HUGEPAGE: i32 = 14;
 
+    /// As in `<linux/mempolicy.h>`.
+    pub(super) const MPOL_INTERLEAVE: usize = 3;
+    /// Number of `mbind`, which the C library has no function for.
+    pub(super) const MBIND: Option<isize> = match () {
+        _ if cfg!(target_arch = "x86_64") => Some(237),
+        _ if cfg!(any(target_arch = "aarch64", target_arch = "riscv64")) => Some(235),
+        _ => None,
+    };
+
     unsafe extern "C" {
+        pub(super) fn syscall(number: isize, ...) -> isize;
         pub(super) fn mmap(
             addr: *mut u8,
             len: usize,
@@ -58,6 +73,26 @@ mod system {
         pub(super) fn munmap(addr: *mut u8, len: usize) -> i32;
         pub(super) fn madvise(addr: *mut u8, len: usize, advice: i32) -> i32;
     }
+}
+
+/// Memory nodes, a bit each.
+type Nodes = [u64; 16];
+
+/// The nodes that pages go to in turns, if there are several.
+static NODES: LazyLock<Option<Nodes>> = LazyLock::new(|| {
+    let nodes = topology::nodes();
+    (nodes.len() > 1).then(|| bits(&nodes))
+});
+
+/// Nodes of higher numbers are left out.
+fn bits(nodes: &[u32]) -> Nodes {
+    let mut bits = [0; 16];
+    for node in nodes {
+        if let Some(word) = bits.get_mut(*node as usize / 64) {
+            *word |= 1 << (node % 64);
+        }
+    }
+    bits
 }
 
 /// A huge page of every processor that has them in this size; elsewhere a harmless alignment.
@@ -143,7 +178,39 @@ impl Mapping {
         // SAFETY: the range lies in the mapping made above; the advice changes no contents, and its
         // failure nothing but speed.
         unsafe { madvise(start.as_ptr(), huge, MADV_HUGEPAGE) };
-        Ok(Self { base, size, start })
+        let mapping = Self { base, size, start };
+        if let Some(nodes) = &*NODES {
+            // Without it, pages go where they are first touched.
+            let _ = mapping.interleave(nodes);
+        }
+        Ok(mapping)
+    }
+
+    /// Has the pages of the mapping, none of which was touched, come from `nodes` in turns.
+    fn interleave(&self, nodes: &Nodes) -> io::Result<()> {
+        use system::*;
+        let number = MBIND.ok_or(io::ErrorKind::Unsupported)?;
+        // The call takes one more than the number of bits.
+        let count = nodes.len() * 64 + 1;
+        let (base, size) = (self.base.as_ptr(), self.size);
+        let none = 0usize;
+        // SAFETY: the range is this mapping; the policy is about where pages come from, not about what
+        // is in them, and the call reads the bits of `nodes` only.
+        let done = unsafe {
+            syscall(
+                number,
+                base,
+                size,
+                MPOL_INTERLEAVE,
+                nodes.as_ptr(),
+                count,
+                none,
+            )
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -176,6 +243,33 @@ mod tests {
     fn bytes(pages: &mut Pages, len: usize) -> &mut [u8] {
         // SAFETY: the piece has `len` bytes, and the borrow of it keeps others away.
         unsafe { std::slice::from_raw_parts_mut(pages.start.as_ptr(), len) }
+    }
+
+    #[test]
+    fn pages_come_from_nodes_in_turns() {
+        let mapping = Mapping::new(5 << 20, 4 << 20).unwrap();
+        let nodes = topology::nodes();
+        if nodes.is_empty() {
+            println!("skipped: the system tells of no memory nodes");
+            return;
+        }
+        if let Err(error) = mapping.interleave(&bits(&nodes)) {
+            println!("skipped: {error}");
+            return;
+        }
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+        let base = format!("{:x} ", mapping.base.as_ptr() as usize);
+        match maps.lines().find(|line| line.starts_with(&base)) {
+            Some(line) => assert!(line.contains("interleave:"), "{line}"),
+            None => println!("skipped: numa_maps does not tell of the mapping"),
+        }
+        // No node of that number: refused, and nothing else happens.
+        assert!(mapping.interleave(&bits(&[1023])).is_err());
+        // SAFETY: the mapping is of this size and nobody else has it.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.start.as_ptr(), 5 << 20) };
+        assert!(bytes.iter().all(|b| *b == 0));
+        bytes.fill(1);
+        assert_eq!(bits(&[0, 65, 5000])[..2], [1, 2]);
     }
 
     #[test]
