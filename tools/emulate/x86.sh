@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `cargo test` in an emulated processor with AVX-512 and AVX-VNNI: see README.md beside this.
+# `cargo test` in an emulated processor with AVX-512 (BF16 too) and AVX-VNNI: see README.md beside this.
 #
 #   tools/emulate/x86.sh [what cargo test takes]
 set -euo pipefail

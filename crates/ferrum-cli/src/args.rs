@@ -15,6 +15,7 @@ pub(crate) use sampling::{SamplerArgs, SamplingArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
+use ferrum_kernels::cpu::Isa;
 use ferrum_models::quantize::Recipe;
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -124,6 +125,13 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: one for each physical core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+
+    /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
+    ///
+    /// Names are those that `ferrum devices` shows: scalar, neon, neon-dotprod, avx2, avx-vnni, avx512,
+    /// avx512-bf16. All give the same bits but the last, which rounds activations where weights are bf16.
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) isa: Option<Isa>,
 }
 
 impl DeviceArgs {
@@ -131,6 +139,7 @@ impl DeviceArgs {
         BackendOptions {
             ordinal: self.device,
             threads: self.threads.map(usize::from),
+            isa: self.isa,
         }
     }
 }

@@ -255,11 +255,12 @@ mod tests {
     use super::*;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 12] = [
+    const SAMPLES: [&str; 13] = [
         "1024",
         "4",
         "0.5",
         "cpu",
+        "scalar",
         "f16",
         "127.0.0.1",
         "http://localhost:4318",

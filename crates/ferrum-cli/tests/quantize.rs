@@ -79,6 +79,9 @@ fn logits(model: &Path, tokens: &str) -> Vec<Vec<f64>> {
         "logits",
         "--backend",
         "cpu",
+        // Rounds nothing.
+        "--isa",
+        "scalar",
         "--model",
         text(model),
         "--tokens",

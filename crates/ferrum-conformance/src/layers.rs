@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 /// What one part of a projection is.
 #[derive(Clone, Copy)]
-enum Scheme {
+pub(crate) enum Scheme {
     Packed(PackedScheme),
     Fp8 { block: [usize; 2], scales: SrcDtype },
     Gptq(Kind),
@@ -26,7 +26,7 @@ enum Scheme {
 
 /// Parameters of `pack-quantized`.
 #[derive(Clone, Copy)]
-struct PackedScheme {
+pub(crate) struct PackedScheme {
     bits: u32,
     zeros: Zeros,
     group_size: usize,
@@ -36,7 +36,7 @@ struct PackedScheme {
 
 /// How zero points are written.
 #[derive(Clone, Copy, PartialEq)]
-enum Zeros {
+pub(crate) enum Zeros {
     None,
     Words,
     Bytes,
@@ -61,12 +61,12 @@ enum Stored {
     Floats(FileBytes),
 }
 
-struct Part {
+pub(crate) struct Part {
     n: usize,
     k: usize,
     stored: Stored,
     /// `[n, k]`.
-    values: Vec<f32>,
+    pub(crate) values: Vec<f32>,
 }
 
 /// Scales that their type holds, and their bytes.
@@ -155,7 +155,7 @@ fn packed(rng: &mut Rng, scheme: PackedScheme, n: usize, k: usize) -> (Stored, V
 }
 
 impl Part {
-    fn new(rng: &mut Rng, scheme: Scheme, n: usize, k: usize) -> Self {
+    pub(crate) fn new(rng: &mut Rng, scheme: Scheme, n: usize, k: usize) -> Self {
         let (stored, values) = match scheme {
             Scheme::Packed(scheme) => packed(rng, scheme, n, k),
             Scheme::Fp8 {
@@ -199,7 +199,7 @@ impl Part {
         }
     }
 
-    fn weights(&self) -> QuantWeights<'_> {
+    pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match &self.stored {
             Stored::Packed {
                 scheme,
@@ -376,14 +376,14 @@ fn wrong_layers<B: BackendQuantMarlin>(device: &B) -> Check {
     Ok(())
 }
 
-const GROUPS: Scheme = Scheme::Packed(PackedScheme {
+pub(crate) const GROUPS: Scheme = Scheme::Packed(PackedScheme {
     bits: 4,
     zeros: Zeros::Words,
     group_size: 32,
     act_order: false,
     scales: SrcDtype::BF16,
 });
-const FLOAT8: Scheme = Scheme::Fp8 {
+pub(crate) const FLOAT8: Scheme = Scheme::Fp8 {
     block: [1, usize::MAX],
     scales: SrcDtype::F32,
 };

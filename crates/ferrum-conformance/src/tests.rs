@@ -65,6 +65,7 @@ mod cpu {
         avx2: Avx2,
         avx_vnni: AvxVnni,
         avx512: Avx512,
+        avx512_bf16: Avx512Bf16,
         neon: Neon,
         neon_dotprod: NeonDot,
     }

@@ -1,7 +1,7 @@
 //! The one place where a backend is chosen at run time.
 
 use crate::session::{Session, StepRunner};
-use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -137,6 +137,8 @@ pub struct BackendOptions {
     pub ordinal: usize,
     /// CPU threads; `None`: one for each physical core.
     pub threads: Option<usize>,
+    /// Instructions of the CPU; `None`: the fastest that it has.
+    pub isa: Option<Isa>,
 }
 
 /// An open device of whichever backend.
@@ -237,7 +239,7 @@ impl BackendDispatch {
     fn cpu(options: BackendOptions) -> Result<Self> {
         let config = CpuConfig {
             threads: options.threads,
-            ..CpuConfig::default()
+            isa: options.isa,
         };
         CpuBackend::with_config(config).map(Self::Cpu)
     }

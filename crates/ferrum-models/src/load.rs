@@ -263,6 +263,19 @@ impl Model {
             .filter(|info| info.shape.len() > 1)
             .all(|info| info.dtype == TensorDtype::Plain(Dtype::F32))
     }
+
+    /// Whether most weights are stored in bf16.
+    pub fn is_bf16(&self) -> bool {
+        let (mut bf16, mut all) = (0, 0);
+        for info in self.tensors().infos() {
+            let size = info.shape.iter().product::<usize>();
+            all += size;
+            if info.dtype == TensorDtype::Plain(Dtype::BF16) {
+                bf16 += size;
+            }
+        }
+        2 * bf16 > all
+    }
 }
 
 /// Loads all weights of a model in the form `W`.
@@ -398,7 +411,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             shape(moe.intermediate, hidden),
             shape(hidden, moe.intermediate),
         );
-        let router = self.linear(&[(&router, moe.experts)], hidden, false)?;
+        let router = self.router(&router, moe.experts)?;
         let stacks = self.model.experts(index, moe)?;
         let stacks = ExpertStacks {
             gate: self.stack(&stacks.gate, wide)?,
@@ -410,6 +423,33 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             router,
             experts: W::experts(stacks, moe),
         })
+    }
+
+    /// Floats in f32: some levels round what they multiply by less, and a rounded score could choose
+    /// other experts.
+    fn router(&mut self, name: &str, experts: usize) -> Result<Box<dyn Linear<B>>> {
+        let shape = MatShape {
+            rows: experts,
+            cols: self.model.spec.hidden_size,
+        };
+        let weights = self.model.matrix(name, shape)?;
+        let weight = match weights.floats() {
+            Some(_) => {
+                let values = weights.expand("load_weights", shape.cols)?;
+                let part = QuantPart {
+                    bytes: bytemuck::cast_slice(&values),
+                    ty: GgufQuantType::F32,
+                    rows: shape.rows,
+                };
+                self.load(&[QuantWeights::Gguf(part)], shape.cols)?
+            }
+            None => self.load(&[weights], shape.cols)?,
+        };
+        Ok(Box::new(MatrixLinear::<B, W> {
+            weight,
+            bias: None,
+            shape,
+        }))
     }
 
     fn stack(&mut self, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<W::Stack> {

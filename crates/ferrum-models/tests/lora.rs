@@ -12,7 +12,7 @@ use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, TokenId};
 use std::path::PathBuf;
-use support::{blocks, fixtures, max_difference, open, read_expected, runner_in};
+use support::{blocks, exact_cpu, fixtures, max_difference, open, read_expected, runner_in};
 
 /// Adapter and the model that it was made for.
 const ADAPTERS: [(&str, &str); 3] = [
@@ -106,7 +106,7 @@ fn reference_backend_equals_peft() {
 
 #[test]
 fn cpu_backend_equals_peft() {
-    check_all(&CpuBackend::open(0).unwrap());
+    check_all(&exact_cpu());
 }
 
 #[test]

@@ -8,34 +8,11 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{Backend, BackendMarlinExperts, BackendQuantMarlin, KvF32};
 use ferrum_models::{Expanded, KvLayout, Moe, Native};
 use std::path::Path;
-use support::{expected, fixtures, logits_in_chunks, open, runner_in};
+use support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 
 /// Fixtures with files of blocks; the second has experts.
 const NAMES: [&str; 2] = ["llama-quantized", "qwen3-moe-quantized"];
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
-
-/// `[rows, vocab]` logits as log probabilities.
-fn log_probabilities(logits: &[f32], vocab: usize) -> Vec<Vec<f64>> {
-    let row = |row: &[f32]| {
-        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|x| f64::from(x - top).exp()).sum();
-        row.iter().map(|x| f64::from(x - top) - sum.ln()).collect()
-    };
-    logits.chunks_exact(vocab).map(row).collect()
-}
-
-/// Mean KL divergence of `q` from `p`, and the share of rows with the same most likely token.
-fn compare(p: &[f32], q: &[f32], vocab: usize) -> (f64, f64) {
-    let (p, q) = (log_probabilities(p, vocab), log_probabilities(q, vocab));
-    let best = |row: &[f64]| (0..vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]));
-    let (mut kl, mut same) = (0.0, 0.0);
-    for (p, q) in p.iter().zip(&q) {
-        kl += p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-        same += f64::from(u8::from(best(p) == best(q)));
-    }
-    let rows = p.len() as f64;
-    (kl / rows, same / rows)
-}
 
 #[test]
 fn blocks_are_close_to_themselves_in_f32() {
@@ -104,6 +81,7 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
         "llama-fp8-tensor",
         "llama-fp8-channel",
         "llama-fp8-block",
+        "qwen3-moe-fp8",
         "llama-fp8-odd",
     ] {
         let dir = fixtures().join(name);
@@ -111,8 +89,8 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
             open(&dir),
             expected(&dir.join("expected.safetensors")).tokens,
         );
-        let mut expanded = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
-        let mut native = runner_in::<_, KvF32, Native>(&device, &model, LAYOUT);
+        let mut expanded = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, LAYOUT);
+        let mut native = runner_in::<_, KvF32, Moe<Native>>(&device, &model, LAYOUT);
         for chunks in [&[usize::MAX][..], &[1], &[5]] {
             let whole = logits_in_chunks(&mut expanded, &tokens, chunks);
             let found = logits_in_chunks(&mut native, &tokens, chunks);
@@ -133,6 +111,7 @@ fn what_is_expanded_is_named() {
         ("llama-packed8", vec![]),
         ("qwen3-moe-gptq4", vec![]),
         ("llama-fp8-channel", vec![]),
+        ("qwen3-moe-fp8", vec![]),
         ("llama-fp8-odd", vec!["FP8"]),
     ];
     for (name, expected) in cases {

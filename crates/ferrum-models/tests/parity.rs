@@ -11,7 +11,10 @@ use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
 use ferrum_types::Error;
 use std::path::{Path, PathBuf};
-use support::{expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open, runner_in};
+use support::{
+    compare, exact_cpu, expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open,
+    runner_in,
+};
 
 /// (model path, expectation path) of every file in every fixture.
 fn cases() -> Vec<(PathBuf, PathBuf)> {
@@ -90,7 +93,25 @@ fn reference_backend_equals_transformers() {
 
 #[test]
 fn cpu_backend_equals_transformers() {
-    check_all::<_, Moe<Expanded>>(&CpuBackend::open(0).unwrap());
+    check_all::<_, Moe<Expanded>>(&exact_cpu());
+}
+
+/// The fastest level, which may round activations where weights are bf16.
+#[test]
+fn every_level_of_the_cpu_stays_near_transformers() {
+    let device = CpuBackend::open(0).unwrap();
+    let rounds = device.isa().rounds_bf16();
+    println!("{}: rounds {rounds}", device.isa());
+    for (path, expectation) in cases() {
+        let expected = expected(&expectation);
+        let model = open(&path);
+        let layout = KvLayout::Paged { block_size: 8 };
+        let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
+        let (kl, same) = compare(&expected.logits, &found, model.spec.vocab_size);
+        let near = kl <= if rounds { 2e-3 } else { 1e-8 } && same >= 0.9;
+        assert!(near, "{}: KL {kl:.1e}, {same}", path.display());
+    }
 }
 
 #[test]

@@ -198,6 +198,7 @@ fn measure_limits(dispatch: &BackendDispatch) -> Outcome<Option<Limits>> {
         read_bandwidth: peak::read_bandwidth(device)?,
         fma_flops: peak::fma_peak(device),
         byte_ops: peak::byte_peak(device),
+        bf16_flops: peak::bf16_peak(device),
     }))
 }
 

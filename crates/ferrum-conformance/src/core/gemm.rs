@@ -132,13 +132,13 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
             ("zeros in the weight", 1.0, 0.0),
         ] {
             let scales = (x_scale, w_scale);
-            let make = move |rng: &mut Rng| matrix(rng, (3, 33, 65), dtype, scales);
+            let make = move |rng: &mut Rng| matrix(rng, (3, 33, 66), dtype, scales);
             cases.add(case(text.into()), make, probe!(gemm, gemm_formula));
         }
-        let make = move |rng: &mut Rng| matrix(rng, (40, 50, 131), dtype, (1.0, 0.1));
+        let make = move |rng: &mut Rng| matrix(rng, (40, 50, 134), dtype, (1.0, 0.1));
         let text = "rows alone and together";
         cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
-        let make = move |rng: &mut Rng| matrix(rng, (3, 7, 33), dtype, (1.0, 0.1));
+        let make = move |rng: &mut Rng| matrix(rng, (3, 7, 34), dtype, (1.0, 0.1));
         cases.short(("gemm", name), make, gemm::<B>);
     }
     let make = |rng: &mut Rng| {

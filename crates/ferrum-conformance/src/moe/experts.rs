@@ -5,6 +5,7 @@ use crate::case::{Cases, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{Dense, FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
+use crate::layers::{FLOAT8, GROUPS, Part, Scheme};
 use crate::marlin::{Kind, Layer};
 use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
@@ -19,6 +20,7 @@ enum Stack {
     Dense(Dense),
     Gguf(GgufQuantType, FileBytes),
     Layers(Vec<Layer>),
+    Parts(Vec<Part>),
 }
 
 /// What kind of stack to make.
@@ -27,6 +29,8 @@ enum StackKind {
     Dense(SrcDtype),
     Gguf(GgufQuantType),
     Layers(Kind),
+    /// Of a checkpoint of another kind, with its name.
+    Parts(&'static str, Scheme),
 }
 
 impl StackKind {
@@ -35,6 +39,7 @@ impl StackKind {
             StackKind::Dense(dtype) => dtype.dtype().name(),
             StackKind::Gguf(ty) => ty.name(),
             StackKind::Layers(kind) => kind.dtype(),
+            StackKind::Parts(name, _) => name,
         }
     }
 
@@ -43,7 +48,8 @@ impl StackKind {
             StackKind::Dense(SrcDtype::F32) => Tolerance::F32_SUMS,
             StackKind::Dense(_) => Tolerance::HALF_STORAGE,
             StackKind::Gguf(ty) => gguf::tolerance(ty),
-            StackKind::Layers(_) => Tolerance::QUANTIZED,
+            StackKind::Parts(_, Scheme::Fp8 { .. }) => Tolerance::F32_SUMS,
+            StackKind::Layers(_) | StackKind::Parts(..) => Tolerance::QUANTIZED,
         }
     }
 
@@ -62,6 +68,10 @@ impl StackKind {
                     .map(|_| Layer::new(rng, kind, n, k, 32))
                     .collect(),
             ),
+            StackKind::Parts(_, scheme) => {
+                let part = |_| Part::new(rng, scheme, n, k);
+                Stack::Parts((0..experts).map(part).collect())
+            }
         }
     }
 }
@@ -76,6 +86,7 @@ impl Stack {
                 .iter()
                 .flat_map(|layer| layer.values.clone())
                 .collect(),
+            Stack::Parts(parts) => parts.iter().flat_map(|part| part.values.clone()).collect(),
         }
     }
 }
@@ -110,9 +121,14 @@ impl<B: BackendQuantExperts> Loader<B> for LoadGguf {
 }
 
 impl<B: BackendMarlinExperts> Loader<B> for LoadLayers {
-    fn load(device: &B, stack: &Stack, _: ExpertShape) -> Check<B::Experts> {
-        let Stack::Layers(layers) = stack else {
-            return wrong(WRONG_LOADER);
+    fn load(device: &B, stack: &Stack, shape: ExpertShape) -> Check<B::Experts> {
+        let layers = match stack {
+            Stack::Layers(layers) => layers,
+            Stack::Parts(parts) => {
+                let experts: Vec<_> = parts.iter().map(Part::weights).collect();
+                return Ok(device.load_layer_experts(&experts, shape.k)?);
+            }
+            _ => return wrong(WRONG_LOADER),
         };
         let gptq: Vec<_> = layers.iter().filter_map(Layer::gptq).collect();
         if gptq.is_empty() {
@@ -333,7 +349,7 @@ where
 const SMALL: Sizes = Sizes {
     tokens: 5,
     top_k: 2,
-    shape: shape(8, 33, 65),
+    shape: shape(8, 33, 66),
     favourite: false,
 };
 
@@ -414,13 +430,26 @@ pub(super) fn gguf_cases<B: BackendQuantExperts>(cases: &mut Cases<B>) {
     }
 }
 
-/// The cases of stacks of GPTQ and AWQ layers.
+/// The cases of stacks of GPTQ, AWQ, `pack-quantized` and FP8 layers.
 pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
+    let base = Sizes {
+        shape: shape(5, 32, 96),
+        ..SMALL
+    };
     for kind in [2, 3, 4, 8].map(Kind::gptq).into_iter().chain([Kind::Awq]) {
-        let base = Sizes {
-            shape: shape(5, 32, 96),
-            ..SMALL
-        };
         stack_cases::<B, LoadLayers>(cases, StackKind::Layers(kind), base, QUANTIZED);
+    }
+    let block = Scheme::Fp8 {
+        block: [128, 128],
+        scales: SrcDtype::F32,
+    };
+    let packed = StackKind::Parts("packed4", GROUPS);
+    stack_cases::<B, LoadLayers>(cases, packed, base, QUANTIZED);
+    for (name, scheme) in [("fp8", FLOAT8), ("fp8-block", block)] {
+        let base = Sizes {
+            shape: shape(5, 135, 270),
+            ..base
+        };
+        stack_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme), base, QUANTIZED);
     }
 }

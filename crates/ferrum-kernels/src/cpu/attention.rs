@@ -17,6 +17,7 @@ use super::buffer::SharedMut;
 use super::check::require;
 use super::elementwise::check_cap;
 use super::exec::{Exec, Scratch};
+use super::gemm::lane::Single;
 use super::gemm::tile::{F32Columns, Halves, MAX_ROWS, PANEL};
 use super::simd::{LANES, Simd};
 use crate::backend::AttnConfig;
@@ -104,9 +105,9 @@ pub(crate) struct Values<'a> {
 /// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
 pub(crate) trait KeyTile: Copy {
     /// Columns of keys, `[key_dim][KEYS]`.
-    fn keys(&self) -> impl Halves;
+    fn keys(&self) -> impl Halves<Lane = Single>;
     /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
-    fn values(&self, first: usize, at: usize) -> impl Halves;
+    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single>;
 }
 
 /// A tile in f32; also for sources whose tiles are never taken as they lie.
@@ -119,19 +120,16 @@ pub(crate) struct Copied<'a> {
 
 impl KeyTile for Copied<'_> {
     #[inline(always)]
-    fn keys(&self) -> impl Halves {
-        F32Columns {
-            ptr: self.keys.as_ptr(),
-            stride: KEYS,
-        }
+    fn keys(&self) -> impl Halves<Lane = Single> {
+        F32Columns::new(self.keys.as_ptr(), KEYS)
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl Halves {
-        F32Columns {
-            ptr: self.values.data[first * self.values.stride..][at..].as_ptr(),
-            stride: self.values.stride,
-        }
+    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single> {
+        F32Columns::new(
+            self.values.data[first * self.values.stride..][at..].as_ptr(),
+            self.values.stride,
+        )
     }
 }
 

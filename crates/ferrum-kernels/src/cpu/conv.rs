@@ -39,10 +39,7 @@ impl Kernel for WeightsTimesPanel<'_> {
                 row: self.taps,
                 step: 1,
             };
-            let columns = F32Columns {
-                ptr: self.columns.as_ptr(),
-                stride: PANEL,
-            };
+            let columns = F32Columns::new(self.columns.as_ptr(), PANEL);
             let block = Block {
                 ptr: out.as_mut_ptr(),
                 stride: PANEL,

@@ -49,7 +49,10 @@ impl CpuBackend {
     /// [`InvalidArgument`](Error::InvalidArgument) for a thread number out of range.
     pub fn with_config(config: CpuConfig) -> Result<Self> {
         let level = Level::new(config.isa.unwrap_or_else(Isa::best))?;
-        let threads = config.threads.unwrap_or_else(topology::cores);
+        Self::with_level(level, config.threads.unwrap_or_else(topology::cores))
+    }
+
+    pub(super) fn with_level(level: Level, threads: usize) -> Result<Self> {
         if !(1..=MOST_THREADS).contains(&threads) {
             let reason = format!("{threads} threads, expected 1 to {MOST_THREADS}");
             return Err(Error::invalid("open", reason));

@@ -1,9 +1,10 @@
 //! Dense products, row look-ups and the largest element of a row.
 //!
 //! For few rows the packed weight goes straight to registers (it is read from memory once, at the speed
-//! of memory). Many rows go in blocks: a stretch of eight panels becomes f32 in a buffer that fits the
-//! second-level cache, and every tile of rows passes over it.
+//! of memory). Many rows go in blocks: a stretch of eight panels becomes f32 (if it is not what products
+//! take already) in a buffer that fits the second-level cache, and every tile of rows passes over it.
 
+pub(crate) mod lane;
 pub(crate) mod pack;
 pub(crate) mod tile;
 
@@ -14,23 +15,24 @@ use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
 use crate::backend::{GemmShape, MatShape, RowShape};
-use ferrum_types::{Result, SrcDtype};
-use pack::{CpuWeight, Format, Panels, pack_rows, with_format};
+use ferrum_types::Result;
+use lane::Lane;
+use pack::{CpuWeight, Elements, Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
 use std::ops::Range;
-use tile::{Ahead, Block, F32Columns, PANEL, Rows, with_rows};
+use tile::{Ahead, Block, LaneColumns, PANEL, Rows, with_rows};
 
 /// Steps of `k` that a block covers: a tile's rows of it stay in the first-level cache.
 const STEPS: usize = 256;
 /// Panels of a block, 256 KiB as f32: with its part of the result it stays in the second-level cache.
 const GROUP: usize = 8;
 /// Tiles of rows up to which panels are decoded in registers for each tile.
-pub(crate) const DIRECT_TILES: usize = 4;
+const DIRECT_TILES: usize = 4;
 /// Rows whose packed form is held at once.
 const ROWS_AT_ONCE: usize = 1024;
 
 /// What the level's tile looks like.
-pub(crate) struct TileSize;
+struct TileSize;
 
 impl Kernel for TileSize {
     /// Rows of a tile: of f32 columns, and of columns that are decoded in registers.
@@ -116,7 +118,7 @@ pub(crate) fn columns_of(
     weight: &CpuWeight,
     columns: Columns<'_>,
 ) -> Result<()> {
-    with_format!(weight.dtype, F => product::<F>(exec, scratch, x, weight, columns))
+    with_format!(weight.elements, F => product::<F>(exec, scratch, x, weight, columns))
 }
 
 fn product<F: Format>(
@@ -132,25 +134,29 @@ fn product<F: Format>(
         tile_rows,
         direct: direct_form,
     } = Form::of(exec, rows);
-    if rows == 1 {
+    let panels = weight.panels();
+    if panels == 0 {
+        return Ok(());
+    }
+    if rows == 1 && F::Lane::INPUTS == 1 {
         direct::<F>(exec, x, weight, out, (rows, tile_rows));
         return Ok(());
     }
     let block = if direct_form {
         0
     } else {
-        block_len(weight.dtype)
+        block_len(weight.elements)
     };
     let threads = exec.pool.threads();
-    let floats = scratch.floats(x.len() + threads * block)?;
-    let (packed, blocks) = floats.split_at_mut(x.len());
-    pack_rows(exec, x, k, tile_rows, SharedMut::new(packed));
+    let lanes = rows * weight.steps();
+    let floats = scratch.floats(lanes + threads * block)?;
+    let (packed, blocks) = floats.split_at_mut(lanes);
+    pack_rows::<F::Lane>(exec, x, k, tile_rows, SharedMut::new(packed));
     if direct_form {
         direct::<F>(exec, packed, weight, out, (rows, tile_rows));
         return Ok(());
     }
     let blocks = SharedMut::new(blocks);
-    let panels = weight.panels();
     let plan = Plan::new(threads, panels, rows.div_ceil(tile_rows));
     exec.pool.run(plan.tasks(), &|task, thread| {
         let (tiles, panels) = plan.task(task);
@@ -183,9 +189,9 @@ impl Form {
     }
 }
 
-/// Floats of the buffer in which a thread decodes blocks of weights of `dtype`.
-pub(crate) fn block_len(dtype: SrcDtype) -> usize {
-    if dtype == SrcDtype::F32 {
+/// Floats of the buffer in which a thread decodes blocks of such weights.
+pub(crate) fn block_len(elements: Elements) -> usize {
+    if elements.are_lanes() {
         0
     } else {
         GROUP * STEPS * PANEL
@@ -201,9 +207,9 @@ fn group<F: Format>(
     block: &mut [f32],
     out: Columns<'_>,
 ) {
-    let k = weight.shape.cols;
-    for first in (0..k).step_by(STEPS) {
-        let steps = first..(first + STEPS).min(k);
+    let all = weight.steps();
+    for first in (0..all).step_by(STEPS) {
+        let steps = first..(first + STEPS).min(all);
         if !block.is_empty() {
             exec.level.run(Decode::<F> {
                 weight,
@@ -213,7 +219,7 @@ fn group<F: Format>(
                 format: PhantomData,
             });
         }
-        exec.level.run(Tiles {
+        let tiles = Tiles {
             packed,
             rows,
             tile_rows,
@@ -223,7 +229,9 @@ fn group<F: Format>(
             steps,
             block,
             out,
-        });
+            lane: PhantomData::<F::Lane>,
+        };
+        F::Lane::run(exec.level, tiles);
     }
 }
 
@@ -238,8 +246,8 @@ pub(crate) fn some_panels(
     out: Columns<'_>,
 ) {
     let Form { tile_rows, direct } = Form::of(exec, rows);
-    with_format!(weight.dtype, F => if direct {
-        exec.level.run(Direct::<F> {
+    with_format!(weight.elements, F => if direct {
+        let direct = Direct::<F> {
             packed,
             rows,
             tile_rows,
@@ -247,7 +255,8 @@ pub(crate) fn some_panels(
             panels,
             out,
             format: PhantomData,
-        });
+        };
+        <F as Format>::Lane::run(exec.level, direct);
     } else {
         for first in panels.clone().step_by(GROUP) {
             let panels = first..(first + GROUP).min(panels.end);
@@ -304,7 +313,7 @@ fn direct<F: Format>(
 ) {
     let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
     exec.spread(weight.panels(), cost, |panels, _| {
-        exec.level.run(Direct::<F> {
+        let direct = Direct::<F> {
             packed,
             rows,
             tile_rows,
@@ -312,7 +321,8 @@ fn direct<F: Format>(
             panels,
             out,
             format: PhantomData,
-        });
+        };
+        F::Lane::run(exec.level, direct);
     });
 }
 
@@ -375,9 +385,9 @@ impl<F: Format> Direct<'_, F> {
     /// The tile that begins at `row` times `NV/2` panels from `panel` on.
     #[inline(always)]
     fn block<S: Simd, const MR: usize, const NV: usize>(&self, s: S, row: usize, panel: usize) {
-        let MatShape { rows: n, cols: k } = self.weight.shape;
+        let (n, steps) = (self.weight.shape.rows, self.weight.steps());
         let stride = self.weight.panel_bytes();
-        let packed = &self.packed[row * k..][..MR * k];
+        let packed = &self.packed[row * steps..][..MR * steps];
         let bytes = &self.weight.bytes()[panel * stride..][..NV / 2 * stride];
         let rows = Rows {
             ptr: packed.as_ptr(),
@@ -392,9 +402,9 @@ impl<F: Format> Direct<'_, F> {
         let first = panel * PANEL;
         let cols = (NV * LANES).min(n - first);
         let mut acc = [[s.zero(); NV]; MR];
-        // SAFETY: `packed` has MR values for each of the k steps and `bytes` is NV/2 panels of k
-        // steps (both sliced so).
-        unsafe { tile::multiply(s, rows, columns, k, &mut acc) };
+        // SAFETY: `packed` has MR values for each of the steps and `bytes` is NV/2 panels of as many
+        // (both sliced so).
+        unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
         for (i, acc) in acc.iter().enumerate() {
             // SAFETY: a panel belongs to one task, so nobody else has these columns.
             let out = unsafe { self.out.part(row + i, first, cols) };
@@ -407,7 +417,7 @@ impl<F: Format> Direct<'_, F> {
     }
 }
 
-/// Writes some steps of some panels to a block as f32.
+/// Writes some steps of some panels to a block as f32. (For panels of lanes there is no block.)
 struct Decode<'a, F> {
     weight: &'a CpuWeight,
     panels: Range<usize>,
@@ -423,9 +433,9 @@ impl<F: Format> Kernel for Decode<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let stride = self.weight.panel_bytes();
+        assert!(self.steps.end <= self.weight.steps());
         for (i, p) in self.panels.enumerate() {
             let panel = &self.weight.bytes()[p * stride..][..stride];
-            assert!(self.steps.end * PANEL * F::BYTES <= panel.len());
             let out = &mut self.block[i * STEPS * PANEL..][..self.steps.len() * PANEL];
             for (k, out) in self.steps.clone().zip(out.as_chunks_mut::<PANEL>().0) {
                 // SAFETY: the panel has these steps (asserted), `out` has 32 elements.
@@ -440,7 +450,7 @@ impl<F: Format> Kernel for Decode<'_, F> {
 }
 
 /// Some tiles of rows times some panels, for some steps of `k`.
-struct Tiles<'a> {
+struct Tiles<'a, L> {
     packed: &'a [f32],
     rows: usize,
     tile_rows: usize,
@@ -448,28 +458,29 @@ struct Tiles<'a> {
     weight: &'a CpuWeight,
     panels: Range<usize>,
     steps: Range<usize>,
-    /// The panels as f32, or empty where the weight is f32 itself.
+    /// The panels as f32, or empty where they are lanes themselves.
     block: &'a [f32],
     out: Columns<'a>,
+    lane: PhantomData<L>,
 }
 
-impl Kernel for Tiles<'_> {
+impl<L: Lane> Kernel for Tiles<'_, L> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let k = self.weight.shape.cols;
+        let steps = self.weight.steps();
         for t in self.tiles.clone() {
             let row = t * self.tile_rows;
             let count = self.tile_rows.min(self.rows - row);
-            let a = &self.packed[row * k + self.steps.start * count..];
+            let a = &self.packed[row * steps + self.steps.start * count..];
             with_rows!(S, count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], t));
         }
     }
 }
 
-impl Tiles<'_> {
-    /// The f32 values of panel `p`, number `i` of this task.
+impl<L: Lane> Tiles<'_, L> {
+    /// The lanes of panel `p`, number `i` of this task.
     #[inline(always)]
     fn values(&self, i: usize, p: usize) -> *const f32 {
         let len = self.steps.len() * PANEL;
@@ -489,8 +500,8 @@ impl Tiles<'_> {
     #[inline(always)]
     fn next(&self, t: usize, p: usize) -> (*const u8, usize) {
         let stride = self.weight.panel_bytes();
-        let step = PANEL * self.weight.dtype.size();
-        let at = if self.steps.end == self.weight.shape.cols {
+        let step = stride / self.weight.steps();
+        let at = if self.steps.end == self.weight.steps() {
             (p + self.panels.len()) * stride
         } else {
             p * stride + self.steps.end * step
@@ -516,10 +527,7 @@ impl Tiles<'_> {
         for (i, p) in self.panels.clone().enumerate() {
             let (next, pace) = self.next(t, p);
             let columns = Ahead {
-                columns: F32Columns {
-                    ptr: self.values(i, p),
-                    stride: PANEL,
-                },
+                columns: LaneColumns::<L>::new(self.values(i, p), PANEL),
                 next,
                 pace,
             };

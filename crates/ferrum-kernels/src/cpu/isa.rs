@@ -6,6 +6,8 @@ use super::simd::{ByteProducts, Simd, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Avx2, avx512::Avx512};
 use ferrum_types::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
 
 /// An instruction-set level that the kernels know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with dot products of bf16.
+    Avx512Bf16,
     /// aarch64.
     Neon,
     /// aarch64 with dot products of bytes.
@@ -26,13 +30,14 @@ pub enum Isa {
 
 impl Isa {
     /// All levels, slowest first.
-    pub const ALL: [Isa; 6] = [
+    pub const ALL: [Isa; 7] = [
         Isa::Scalar,
         Isa::Neon,
         Isa::NeonDot,
         Isa::Avx2,
         Isa::AvxVnni,
         Isa::Avx512,
+        Isa::Avx512Bf16,
     ];
 
     /// Name as shown in `ferrum devices`.
@@ -42,6 +47,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Neon => "neon",
             Isa::NeonDot => "neon-dotprod",
         }
@@ -68,6 +74,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
@@ -79,14 +87,25 @@ impl Isa {
         }
     }
 
+    /// Whether products with weights of bf16 round activations to bf16. All else is the same at every
+    /// level, to the bit.
+    pub const fn rounds_bf16(self) -> bool {
+        matches!(self, Isa::Avx512Bf16)
+    }
+
     /// The fastest level of this CPU.
     pub fn best() -> Isa {
-        let available = |isa: &&Isa| isa.is_available();
-        *Isa::ALL
-            .iter()
-            .rev()
-            .find(available)
-            .unwrap_or(&Isa::Scalar)
+        Self::fastest(Self::is_available)
+    }
+
+    /// The fastest level of this CPU that [rounds](Self::rounds_bf16) nothing.
+    pub fn best_exact() -> Isa {
+        Self::fastest(|isa| isa.is_available() && !isa.rounds_bf16())
+    }
+
+    fn fastest(wanted: impl Fn(Isa) -> bool) -> Isa {
+        let mut levels = Isa::ALL.into_iter().rev();
+        levels.find(|isa| wanted(*isa)).unwrap_or(Isa::Scalar)
     }
 }
 
@@ -109,15 +128,35 @@ pub(crate) trait ByteKernel {
     fn run<S: ByteProducts>(self, s: S) -> Self::Output;
 }
 
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    /// The level of a [`name`](Self::name).
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        found.ok_or_else(|| format!("expected one of {}", Isa::ALL.map(Isa::name).join(", ")))
+    }
+}
+
 /// An [`Isa`] that this CPU is known to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Level(Isa);
+pub(crate) struct Level {
+    isa: Isa,
+    /// Whether products with weights of bf16 are [dot products](Level::run_bf16).
+    bf16: bool,
+}
 
 impl Level {
     /// Checks that the CPU has `isa`.
     pub(crate) fn new(isa: Isa) -> Result<Self> {
         if isa.is_available() {
-            return Ok(Self(isa));
+            return Ok(Self::of(isa));
         }
         Err(Error::NoDevice {
             backend: "cpu",
@@ -128,22 +167,38 @@ impl Level {
 
     /// The fastest level of this CPU.
     pub(crate) fn best() -> Self {
-        Self(Isa::best())
+        Self::of(Isa::best())
+    }
+
+    fn of(isa: Isa) -> Self {
+        Self {
+            isa,
+            bf16: isa.rounds_bf16(),
+        }
+    }
+
+    /// Plain Rust, with dot products of bf16.
+    #[cfg(test)]
+    pub(crate) fn scalar_bf16() -> Self {
+        Self {
+            isa: Isa::Scalar,
+            bf16: true,
+        }
     }
 
     /// The level.
     pub(crate) fn isa(self) -> Isa {
-        self.0
+        self.isa
     }
 
     /// Runs `kernel` compiled for this level.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self.0 {
+        match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Level::new` has checked that the CPU has the features that the function
             // enables, which are those the token stands for.
-            Isa::Avx512 => unsafe { run_avx512(kernel) },
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; the level has all features of AVX2.
             Isa::Avx2 | Isa::AvxVnni => unsafe { run_avx2(kernel) },
@@ -154,13 +209,30 @@ impl Level {
         }
     }
 
+    /// Whether products with weights of bf16 are [`run_bf16`](Self::run_bf16).
+    pub(crate) fn has_bf16(self) -> bool {
+        self.bf16
+    }
+
+    /// Runs `kernel`, which makes dot products of bf16: at other levels than those that
+    /// [have them](Self::has_bf16) in plain Rust.
+    #[inline]
+    pub(crate) fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::Avx512Bf16 => unsafe { bf16_avx512(kernel) },
+            _ => kernel.run(Scalar),
+        }
+    }
+
     /// Runs `kernel` compiled for this level.
     #[inline]
     pub(crate) fn run_bytes<K: ByteKernel>(self, kernel: K) -> K::Output {
-        match self.0 {
+        match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512 => unsafe { bytes_avx512(kernel) },
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { bytes_avx512(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
             Isa::AvxVnni => unsafe { bytes_avx_vnni(kernel) },
@@ -192,7 +264,10 @@ macro_rules! levels {
     };
 }
 levels! {
-    "x86_64", "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512 {
+    "x86_64", "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<true> {
+        Kernel: bf16_avx512,
+    }
+    "x86_64", "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<false> {
         Kernel: run_avx512,
         ByteKernel: bytes_avx512,
     }

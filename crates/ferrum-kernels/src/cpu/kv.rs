@@ -12,6 +12,7 @@ use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values, che
 use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, index, require};
 use super::exec::Scratch;
+use super::gemm::lane::Single;
 use super::gemm::tile::{Columns, Halves, PANEL};
 use super::heads::{
     HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
@@ -337,7 +338,7 @@ struct ValueColumns<K: CpuKvElement> {
 
 impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     #[inline(always)]
-    fn keys(&self) -> impl Halves {
+    fn keys(&self) -> impl Halves<Lane = Single> {
         KeyColumns {
             chunks: self.keys,
             first: 0,
@@ -345,7 +346,7 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl Halves {
+    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single> {
         ValueColumns {
             chunks: self.values,
             first,
@@ -356,6 +357,8 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
 }
 
 impl<K: CpuKvElement> Columns for KeyColumns<K> {
+    type Lane = Single;
+
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let mut out = [s.zero(); NV];
@@ -376,6 +379,8 @@ impl<K: CpuKvElement> Halves for KeyColumns<K> {
 }
 
 impl<K: CpuKvElement> Columns for ValueColumns<K> {
+    type Lane = Single;
+
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let key = self.first + k;
@@ -417,16 +422,18 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             let head = || head_start(&self.shape, block, at.1);
             (block < self.shape.blocks).then(|| head() + key % block_size * head_dim)
         };
-        let mut starts = [[0; TILE_CHUNKS]; 2];
-        for i in 0..TILE_CHUNKS {
+        let mut starts = [(0, 0); TILE_CHUNKS];
+        for (i, chunk) in starts.iter_mut().enumerate() {
             let key = first + i * LANES;
-            starts[0][i] = start(key)?;
-            starts[1][i] = start(key + KEYS).unwrap_or(starts[0][i]);
+            let now = start(key)?;
+            *chunk = (now, start(key + KEYS).unwrap_or(now));
         }
         let chunks = |pool: &[K::Stored]| {
-            let [now, next] =
-                starts.map(|of| of.map(|start| pool[start..][..LANES * head_dim].as_ptr()));
-            Chunks { now, next }
+            let at = |start: usize| pool[start..][..LANES * head_dim].as_ptr();
+            Chunks {
+                now: starts.map(|(now, _)| at(now)),
+                next: starts.map(|(_, next)| at(next)),
+            }
         };
         Some(PoolTile {
             keys: chunks(self.k),

@@ -5,8 +5,9 @@ use super::CpuBackend;
 use super::buffer::CpuBuffer;
 use super::core::CpuContext;
 use super::exec::Exec;
-use super::fp8::Float8;
+use super::fp8;
 use super::gemm::pack::CpuWeight;
+use super::moe::Matrices;
 use super::quant::affine::{Layer, fits};
 use super::quant::pack::{Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
@@ -28,7 +29,7 @@ impl<'a> Taken<'a> {
     fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
         match weights {
             QuantWeights::Gguf(part) => return Ok(Taken::Blocks(*part)),
-            QuantWeights::Fp8(layer) if Float8::fits(layer) => return Ok(Taken::Float8(*layer)),
+            QuantWeights::Fp8(layer) if fp8::fits(layer) => return Ok(Taken::Float8(*layer)),
             _ => {}
         }
         let affine = match CpuBackend::is_native_layer(weights) {
@@ -61,40 +62,46 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// Whether an expert stays integers: its kernel reads inputs in order.
+/// Whether an expert stays as it is: its kernel reads inputs in order.
 pub(super) fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
     let in_order = match weights {
         QuantWeights::Gptq(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
         QuantWeights::Packed(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
-        QuantWeights::Awq(_) => true,
-        QuantWeights::Fp8(_) => false,
+        QuantWeights::Awq(_) | QuantWeights::Fp8(_) => true,
         QuantWeights::Gguf(part) => is_packed(part.ty),
     };
     in_order && CpuBackend::is_native_layer(weights)
 }
 
-/// Experts that all stay integers and take their inputs in order; `None` when one does not.
-pub(super) fn packed_experts(
+/// Experts that all stay as they are and take their inputs in order; `None` when one does not, or when
+/// integers and FP8 are mixed.
+pub(super) fn native_experts(
     exec: &Exec,
     experts: &[QuantWeights<'_>],
     cols: usize,
-) -> Result<Option<Vec<Packed>>> {
-    if !experts.iter().all(CpuBackend::is_native_expert) {
+) -> Result<Option<Matrices>> {
+    let is_float8 = |weights: &QuantWeights<'_>| matches!(weights, QuantWeights::Fp8(_));
+    let float8s = experts.iter().filter(|weights| is_float8(weights)).count();
+    let mixed = float8s > 0 && float8s < experts.len();
+    if mixed || !experts.iter().all(CpuBackend::is_native_expert) {
         return Ok(None);
     }
-    let mut matrices = Vec::with_capacity(experts.len());
+    let (mut packed, mut float8) = (Vec::new(), Vec::new());
     for expert in experts {
-        let packed = match Taken::new(expert, cols)? {
+        match Taken::new(expert, cols)? {
             Taken::Layer(layer) => match Layer::pack(exec, &[&layer], cols)? {
-                (packed, None) => packed,
+                (matrix, None) => packed.push(matrix),
                 (_, Some(_)) => return Ok(None),
             },
-            Taken::Blocks(part) => Packed::new(exec, &[part], cols)?,
-            Taken::Float8(_) | Taken::Values(..) => return Ok(None),
-        };
-        matrices.push(packed);
+            Taken::Blocks(part) => packed.push(Packed::new(exec, &[part], cols)?),
+            Taken::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
+            Taken::Values(..) => return Ok(None),
+        }
     }
-    Ok(Some(matrices))
+    Ok(Some(match float8s {
+        0 => Matrices::Packed(packed),
+        _ => Matrices::Dense(float8),
+    }))
 }
 
 fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
@@ -118,7 +125,7 @@ fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuant
             }
             Taken::Float8(_) => {
                 let layers: Vec<_> = run.iter().filter_map(Taken::float8).collect();
-                loaded.push(Part::Float8(Float8::pack(exec, &layers, cols)?));
+                loaded.push(Part::Dense(fp8::pack(exec, &layers, cols)?));
             }
             Taken::Values(..) => {
                 let values: Vec<_> = run.iter().filter_map(Taken::values).collect();
@@ -176,7 +183,7 @@ impl BackendQuantMarlin for CpuBackend {
             // Scales are kept in f16, which holds those of bf16 and not those of f32.
             QuantWeights::Packed(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
             QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
-            QuantWeights::Fp8(layer) => return Float8::fits(layer) && layer.validate().is_ok(),
+            QuantWeights::Fp8(layer) => return fp8::fits(layer) && layer.validate().is_ok(),
             QuantWeights::Gguf(part) => {
                 return weights.floats().is_some() || Self::is_native(part.ty);
             }

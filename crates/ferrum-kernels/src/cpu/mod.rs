@@ -3,8 +3,8 @@
 //! * [`isa`](Isa): the instruction-set level is found once; a kernel is written once for all levels.
 //! * `pool`: the device's own threads; an op with little work stays on the caller's.
 //! * `gemm`: weights are packed at load into panels of 32 output features and keep the precision of
-//!   their file; activations are f32.
-//! * `fp8`: panels of bytes that are decoded to f32 where they are used.
+//!   their file; activations are f32, or bf16 beside weights of that where there are dot products of it.
+//! * `fp8`: such panels of bytes, which are decoded to f32 where they are used.
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `moe`: the same products over the rows of each expert, all experts in one region.
 //! * [`logits`]: what samplers ask of a row of logits on the host.
@@ -12,7 +12,7 @@
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
 //! whether it is alone or among many, in one chunk or several, in small KV blocks or large ones, on
-//! one thread or all, at any level.
+//! one thread or all, at any level (but for the rounding of [dot products of bf16](Isa::rounds_bf16)).
 
 mod attention;
 mod buffer;

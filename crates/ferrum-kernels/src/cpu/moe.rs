@@ -17,7 +17,7 @@ use super::buffer::CpuBuffer;
 use super::check::{elements, require};
 use super::core::CpuContext;
 use super::gemm::pack::CpuWeight;
-use super::marlin::{is_native_expert, packed_experts};
+use super::marlin::{is_native_expert, native_experts};
 use super::quant::expand_stack;
 use super::quant::pack::{Packed, is_packed};
 use crate::backend::*;
@@ -31,11 +31,11 @@ type Routing = MoeRouting<CpuBackend>;
 #[derive(Debug)]
 pub struct CpuExperts {
     shape: ExpertShape,
-    matrices: Matrices,
+    pub(super) matrices: Matrices,
 }
 
 #[derive(Debug)]
-enum Matrices {
+pub(super) enum Matrices {
     Dense(Vec<CpuWeight>),
     Packed(Vec<Packed>),
 }
@@ -180,8 +180,7 @@ impl BackendMarlinExperts for CpuBackend {
             let reason = format!("an expert has {found} rows, expected {expected} as the first");
             return Err(Error::invalid(op, reason));
         }
-        if let Some(matrices) = packed_experts(self.exec(), experts, cols)? {
-            let matrices = Matrices::Packed(matrices);
+        if let Some(matrices) = native_experts(self.exec(), experts, cols)? {
             return Ok(CpuExperts { shape, matrices });
         }
         let values = experts.iter().map(|expert| expert.expand(op, cols));

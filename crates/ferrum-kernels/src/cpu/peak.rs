@@ -3,10 +3,12 @@
 
 use super::CpuBackend;
 use super::buffer::CpuBuffer;
+use super::gemm::lane::{Lane, Pair, Single};
 use super::isa::{ByteKernel, Kernel};
 use super::simd::{ByteProducts, LANES, Simd};
 use ferrum_types::Result;
 use std::hint::black_box;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 /// How long a measurement goes on.
@@ -47,15 +49,27 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
 /// typical stretch.
 pub fn fma_peak(device: &CpuBackend) -> f64 {
+    lane_peak::<Single>(device)
+}
+
+/// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical
+/// stretch, where products with weights of bf16 are made of such.
+pub fn bf16_peak(device: &CpuBackend) -> Option<f64> {
+    let has_bf16 = device.exec().level.has_bf16();
+    has_bf16.then(|| lane_peak::<Pair>(device))
+}
+
+fn lane_peak<L: Lane>(device: &CpuBackend) -> f64 {
     let exec = device.exec();
     let tasks = exec.pool.threads() * 4;
-    let sums = exec.level.run(Chains(black_box(1.0))).1;
+    let chains = || L::run(exec.level, Chains(black_box(1.0), PhantomData::<L>));
+    let sums = chains().1;
     let seconds = typical(TIME, || {
         exec.pool.run(tasks, &|_, _| {
-            black_box(exec.level.run(Chains(black_box(1.0))));
+            black_box(chains());
         });
     });
-    (tasks * ROUNDS * sums * LANES * 2) as f64 / seconds
+    (tasks * ROUNDS * sums * LANES * L::INPUTS * 2) as f64 / seconds
 }
 
 /// Operations on bytes (a multiply-add into wider integers counts two) per second of all the
@@ -120,9 +134,9 @@ impl Kernel for Sum<'_> {
 }
 
 /// Multiply-adds on registers; gives their sum, and how many chains there were.
-struct Chains(f32);
+struct Chains<L>(f32, PhantomData<L>);
 
-impl Kernel for Chains {
+impl<L: Lane> Kernel for Chains<L> {
     type Output = (f32, usize);
 
     #[inline(always)]
@@ -135,14 +149,14 @@ impl Kernel for Chains {
     }
 }
 
-impl Chains {
+impl<L: Lane> Chains<L> {
     #[inline(always)]
     fn chains<S: Simd, const SUMS: usize>(self, s: S) -> f32 {
         let (a, b) = (s.splat(self.0), s.splat(1e-9));
         let mut sums = [s.splat(self.0); SUMS];
         for _ in 0..ROUNDS {
             for sum in &mut sums {
-                *sum = s.fma(*sum, a, b);
+                *sum = L::add(s, a, b, *sum);
             }
         }
         s.sum(

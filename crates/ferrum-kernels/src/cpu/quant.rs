@@ -18,7 +18,6 @@ use super::buffer::{CpuBuffer, SharedMut};
 use super::check::{elements, require};
 use super::core::CpuContext;
 use super::exec::{Exec, Scratch};
-use super::fp8::{self, Float8};
 use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
 use super::gemm::{Columns, columns_of, rows_by_id};
@@ -50,7 +49,6 @@ pub(super) enum Part {
     /// With its columns in the order of these input features.
     Ordered(Packed, Vec<u32>),
     Dense(CpuWeight),
-    Float8(Float8),
 }
 
 impl Part {
@@ -58,7 +56,6 @@ impl Part {
         match self {
             Part::Packed(packed) | Part::Ordered(packed, _) => packed.shape.rows,
             Part::Dense(dense) => dense.shape.rows,
-            Part::Float8(bytes) => bytes.shape.rows,
         }
     }
 }
@@ -91,10 +88,6 @@ impl CpuQuantWeight {
                     }
                     Part::Dense(dense) => {
                         dense.read_row(row, out);
-                        true
-                    }
-                    Part::Float8(bytes) => {
-                        bytes.read_row(row, out);
                         true
                     }
                 };
@@ -205,7 +198,6 @@ pub(super) fn gemm(
                     done?;
                 }
                 Part::Dense(dense) => columns_of(exec, scratch, x, dense, columns)?,
-                Part::Float8(bytes) => fp8::columns_of(exec, scratch, x, bytes, columns)?,
             }
             first += part.rows();
         }

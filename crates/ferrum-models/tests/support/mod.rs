@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use ferrum_formats::ModelSource;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
     KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch, WeightForm,
@@ -21,6 +22,15 @@ pub(crate) struct Expected {
 
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models")
+}
+
+/// The CPU at its fastest level that rounds nothing.
+pub(crate) fn exact_cpu() -> CpuBackend {
+    let config = CpuConfig {
+        isa: Some(Isa::best_exact()),
+        threads: None,
+    };
+    CpuBackend::with_config(config).unwrap()
 }
 
 /// All fixture folders, in order.
@@ -182,4 +192,27 @@ pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
         .zip(b)
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, |m, d| if d.is_nan() { d } else { m.max(d) })
+}
+
+/// `[rows, vocab]` logits as log probabilities.
+fn log_probabilities(logits: &[f32], vocab: usize) -> Vec<Vec<f64>> {
+    let row = |row: &[f32]| {
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|x| f64::from(x - top).exp()).sum();
+        row.iter().map(|x| f64::from(x - top) - sum.ln()).collect()
+    };
+    logits.chunks_exact(vocab).map(row).collect()
+}
+
+/// Mean KL divergence of `q` from `p`, and the share of rows with the same most likely token.
+pub(crate) fn compare(p: &[f32], q: &[f32], vocab: usize) -> (f64, f64) {
+    let (p, q) = (log_probabilities(p, vocab), log_probabilities(q, vocab));
+    let best = |row: &[f64]| (0..vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+    let (mut kl, mut same) = (0.0, 0.0);
+    for (p, q) in p.iter().zip(&q) {
+        kl += p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+        same += f64::from(u8::from(best(p) == best(q)));
+    }
+    let rows = p.len() as f64;
+    (kl / rows, same / rows)
 }

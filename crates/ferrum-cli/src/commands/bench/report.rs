@@ -12,6 +12,8 @@ pub(super) struct Limits {
     pub(super) read_bandwidth: f64,
     pub(super) fma_flops: f64,
     pub(super) byte_ops: f64,
+    /// Where products with weights of bf16 are of bf16.
+    pub(super) bf16_flops: Option<f64>,
 }
 
 impl Limits {
@@ -21,6 +23,9 @@ impl Limits {
             read_bandwidth: median(all.iter().map(|l| l.read_bandwidth)),
             fma_flops: median(all.iter().map(|l| l.fma_flops)),
             byte_ops: median(all.iter().map(|l| l.byte_ops)),
+            bf16_flops: all[0]
+                .bf16_flops
+                .map(|_| median(all.iter().filter_map(|l| l.bf16_flops))),
         })
     }
 }
@@ -87,13 +92,15 @@ impl Report<'_> {
         Some(steps * self.bytes_per_step(seqs) as f64 / limits.read_bandwidth)
     }
 
-    /// Bytes where weights stay in blocks, else f32.
+    /// Bytes where weights stay in blocks, bf16 where they and the processor are of that, else f32.
     fn arithmetic(&self) -> Option<Arithmetic> {
         let limits = self.limits.as_ref()?;
         let blocks = self.model.keeps_blocks() && self.model.has_integers();
-        let (name, unit, peak) = match blocks {
-            true => ("bytes", "GOP/s", limits.byte_ops),
-            false => ("f32 FMA", "GFLOP/s", limits.fma_flops),
+        let bf16 = limits.bf16_flops.filter(|_| self.model.is_bf16());
+        let (name, unit, peak) = match (blocks, bf16) {
+            (true, _) => ("bytes", "GOP/s", limits.byte_ops),
+            (false, Some(bf16)) => ("bf16", "GFLOP/s", bf16),
+            (false, None) => ("f32 FMA", "GFLOP/s", limits.fma_flops),
         };
         Some(Arithmetic { name, unit, peak })
     }
@@ -132,6 +139,7 @@ impl Report<'_> {
             "read_bandwidth_bytes_per_s": limits.map(|l| l.read_bandwidth),
             "fma_peak_flops": limits.map(|l| l.fma_flops),
             "byte_peak_ops": limits.map(|l| l.byte_ops),
+            "bf16_peak_flops": limits.and_then(|l| l.bf16_flops),
             "decode_bandwidth_share": self.bandwidth_share(1, self.decode_rate()),
             "prefill_arithmetic": self.arithmetic().map(|a| a.name),
             "prefill_arithmetic_share": self.prefill_share(),

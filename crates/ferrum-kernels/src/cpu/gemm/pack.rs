@@ -2,13 +2,16 @@
 //!
 //! A panel holds 32 output features interleaved along `k`, so that a step of `k` is one or two cache
 //! lines with one feature for each lane. bf16 features `j` and `j + 16` share a 32-bit lane, low and
-//! high: a shift and a mask make two f32 vectors of one load. The last panel is filled with zeros.
+//! high: a shift and a mask make two f32 vectors of one load. Where the processor has dot products of
+//! bf16, a lane is two inputs of one feature instead. The last panel is filled with zeros.
 
+use super::lane::{Lane, Pair, Single};
 use super::tile::{Columns, MAX_ROWS, PANEL};
 use crate::backend::{MatShape, WeightPart};
 use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
+use crate::cpu::fp8;
 use crate::cpu::simd::{LANES, Simd};
 use ferrum_types::{Error, Result, SrcDtype};
 use half::{bf16, f16};
@@ -18,14 +21,81 @@ use std::marker::PhantomData;
 #[derive(Debug)]
 pub struct CpuWeight {
     pub(crate) shape: MatShape,
-    pub(crate) dtype: SrcDtype,
+    pub(crate) elements: Elements,
     data: SharedBytes,
+}
+
+/// What panels hold, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elements {
+    F32,
+    F16,
+    Bf16,
+    /// bf16 for dot products: inputs of an even number, two to a lane.
+    Bf16Pairs,
+    /// FP8 with scales: see [`fp8`].
+    E4m3,
+}
+
+/// Calls a generic function with the [`Format`] of some [`Elements`].
+macro_rules! with_format {
+    ($elements:expr, $f:ident => $body:expr) => {
+        with_format!(@ $elements, $f, $body, {
+            F32: $crate::cpu::gemm::pack::F32,
+            F16: $crate::cpu::gemm::pack::F16,
+            Bf16: $crate::cpu::gemm::pack::Bf16,
+            Bf16Pairs: $crate::cpu::gemm::pack::Bf16Pairs,
+            E4m3: $crate::cpu::fp8::E4m3,
+        })
+    };
+    (@ $elements:expr, $f:ident, $body:expr, { $($name:ident: $format:ty,)* }) => {
+        match $elements {
+            $($crate::cpu::gemm::pack::Elements::$name => {
+                type $f = $format;
+                $body
+            })*
+        }
+    };
+}
+pub(crate) use with_format;
+
+impl Elements {
+    /// How a matrix of `cols` inputs is kept.
+    fn of(exec: &Exec, dtype: SrcDtype, cols: usize) -> Self {
+        match dtype {
+            SrcDtype::F32 => Elements::F32,
+            SrcDtype::F16 => Elements::F16,
+            SrcDtype::BF16 if exec.level.has_bf16() && cols.is_multiple_of(2) => {
+                Elements::Bf16Pairs
+            }
+            SrcDtype::BF16 => Elements::Bf16,
+        }
+    }
+
+    /// Inputs of a step.
+    fn inputs(self) -> usize {
+        with_format!(self, F => <F as Format>::Lane::INPUTS)
+    }
+
+    /// Whether products take panels as they lie.
+    pub(crate) fn are_lanes(self) -> bool {
+        matches!(self, Elements::F32 | Elements::Bf16Pairs)
+    }
+
+    /// Bytes of a panel of `cols` inputs.
+    fn panel_bytes(self, cols: usize) -> usize {
+        match self {
+            Elements::F32 => cols * PANEL * 4,
+            Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs => cols * PANEL * 2,
+            Elements::E4m3 => fp8::panel_bytes(cols),
+        }
+    }
 }
 
 /// How a panel's elements are stored.
 pub(crate) trait Format: Copy + Send + Sync + 'static {
-    /// Bytes of one element.
-    const BYTES: usize;
+    /// What a lane of a step holds.
+    type Lane: Lane;
 
     /// The 32 features of step `k` of a panel.
     ///
@@ -34,9 +104,13 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2];
 }
 
-/// f32 panels.
+/// Panels of lanes.
 #[derive(Clone, Copy)]
-pub(crate) struct F32;
+pub(crate) struct Lanes<L>(PhantomData<L>);
+/// f32 panels.
+pub(crate) type F32 = Lanes<Single>;
+/// bf16 panels for dot products.
+pub(crate) type Bf16Pairs = Lanes<Pair>;
 /// f16 panels.
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
@@ -44,8 +118,8 @@ pub(crate) struct F16;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 
-impl Format for F32 {
-    const BYTES: usize = 4;
+impl<L: Lane> Format for Lanes<L> {
+    type Lane = L;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
@@ -58,7 +132,7 @@ impl Format for F32 {
 }
 
 impl Format for F16 {
-    const BYTES: usize = 2;
+    type Lane = Single;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
@@ -71,7 +145,7 @@ impl Format for F16 {
 }
 
 impl Format for Bf16 {
-    const BYTES: usize = 2;
+    type Lane = Single;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
@@ -79,27 +153,6 @@ impl Format for Bf16 {
         unsafe { s.load_bf16_pairs(panel.cast::<u32>().add(k * LANES)) }
     }
 }
-
-/// Calls a generic function with the [`Format`] of a dtype.
-macro_rules! with_format {
-    ($dtype:expr, $f:ident => $body:expr) => {
-        match $dtype {
-            SrcDtype::F32 => {
-                type $f = $crate::cpu::gemm::pack::F32;
-                $body
-            }
-            SrcDtype::F16 => {
-                type $f = $crate::cpu::gemm::pack::F16;
-                $body
-            }
-            SrcDtype::BF16 => {
-                type $f = $crate::cpu::gemm::pack::Bf16;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_format;
 
 /// Consecutive panels as the columns of a tile, two vectors for each.
 #[derive(Clone, Copy)]
@@ -111,6 +164,8 @@ pub(crate) struct Panels<F> {
 }
 
 impl<F: Format> Columns for Panels<F> {
+    type Lane = F::Lane;
+
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let mut out = [s.zero(); NV];
@@ -124,13 +179,10 @@ impl<F: Format> Columns for Panels<F> {
     }
 }
 
-/// Where feature `j` of a panel lies in a step.
+/// Where feature `j` of a panel of [`Bf16`] lies in a step.
 #[inline(always)]
-fn slot(dtype: SrcDtype, j: usize) -> usize {
-    match dtype {
-        SrcDtype::BF16 => 2 * (j % LANES) + j / LANES,
-        SrcDtype::F32 | SrcDtype::F16 => j,
-    }
+fn bf16_slot(j: usize) -> usize {
+    2 * (j % LANES) + j / LANES
 }
 
 impl CpuWeight {
@@ -176,8 +228,11 @@ impl CpuWeight {
         let first = parts.first().map_or(SrcDtype::F32, |part| part.dtype);
         let uniform = parts.iter().all(|part| part.dtype == first);
         let dtype = if uniform { first } else { SrcDtype::F32 };
+        let kind = Elements::of(exec, dtype, cols);
         let shape = MatShape { rows, cols };
-        let panel = elements(op, &[cols, PANEL, dtype.size()])?;
+        // None that are packed here take more than f32.
+        elements(op, &[cols, PANEL, 4])?;
+        let panel = kind.panel_bytes(cols);
         let each = rows.div_ceil(PANEL);
         let panels = elements(op, &[each, count])?;
         let mut data = CpuBuffer::lasting(elements(op, &[panels, panel])?)?;
@@ -186,16 +241,34 @@ impl CpuWeight {
             for p in panels {
                 // SAFETY: each panel is packed by one task.
                 let out = unsafe { out.part(p * panel, panel) };
-                pack_panel(parts_of(p / each), cols, dtype, p % each * PANEL, out);
+                pack_panel(parts_of(p / each), cols, kind, p % each * PANEL, out);
             }
         });
-        let matrix = |data| Self { shape, dtype, data };
+        let matrix = |data| Self {
+            shape,
+            elements: kind,
+            data,
+        };
         Ok(SharedBytes::split(data, count).map(matrix).collect())
+    }
+
+    /// A matrix of panels that are made already.
+    pub(crate) fn of_panels(shape: MatShape, elements: Elements, data: CpuBuffer<u8>) -> Self {
+        Self {
+            shape,
+            elements,
+            data: data.into(),
+        }
     }
 
     /// Bytes of a panel.
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.shape.cols * PANEL * self.dtype.size()
+        self.elements.panel_bytes(self.shape.cols)
+    }
+
+    /// Steps of a panel.
+    pub(crate) fn steps(&self) -> usize {
+        self.shape.cols.div_ceil(self.elements.inputs())
     }
 
     /// Number of panels.
@@ -210,12 +283,25 @@ impl CpuWeight {
 
     /// Row `row` as f32.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
-        let panel = &self.data.as_slice()[row / PANEL * self.panel_bytes()..];
-        let size = self.dtype.size();
-        let at = slot(self.dtype, row % PANEL) * size;
-        let steps = panel.chunks_exact(PANEL * size);
-        for (out, step) in out.iter_mut().zip(steps) {
-            *out = decode(self.dtype, &step[at..at + size]);
+        let size = self.panel_bytes();
+        let panel = &self.data.as_slice()[row / PANEL * size..][..size];
+        let j = row % PANEL;
+        let (dtype, slot) = match self.elements {
+            Elements::F32 => (SrcDtype::F32, j),
+            Elements::F16 => (SrcDtype::F16, j),
+            Elements::Bf16 => (SrcDtype::BF16, bf16_slot(j)),
+            Elements::Bf16Pairs => {
+                for (k, out) in out.iter_mut().enumerate().take(self.shape.cols) {
+                    let at = k / 2 * PANEL * 4 + j * 4 + k % 2 * 2;
+                    *out = decode(SrcDtype::BF16, &panel[at..at + 2]);
+                }
+                return;
+            }
+            Elements::E4m3 => return fp8::read_row(panel, j, &mut out[..self.shape.cols]),
+        };
+        let size = dtype.size();
+        for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL * size)) {
+            *out = decode(dtype, &step[slot * size..][..size]);
         }
     }
 }
@@ -231,8 +317,8 @@ fn decode(dtype: SrcDtype, bytes: &[u8]) -> f32 {
 }
 
 /// Packs the 32 rows from `row` on (fewer at the end) into one panel.
-fn pack_panel(parts: &[WeightPart<'_>], cols: usize, dtype: SrcDtype, row: usize, out: &mut [u8]) {
-    let mut rows = [(&[][..], dtype); PANEL];
+fn pack_panel(parts: &[WeightPart<'_>], cols: usize, to: Elements, row: usize, out: &mut [u8]) {
+    let mut rows = [(&[][..], SrcDtype::F32); PANEL];
     let mut first = 0;
     for part in parts {
         let size = part.dtype.size();
@@ -242,15 +328,20 @@ fn pack_panel(parts: &[WeightPart<'_>], cols: usize, dtype: SrcDtype, row: usize
         }
         first += part.rows;
     }
-    if dtype.size() == 2 {
-        pack_steps::<2>(&rows, |j| slot(dtype, j), out);
-    } else if rows.iter().all(|(_, from)| *from == dtype) {
-        pack_steps::<4>(&rows, |j| j, out);
-    } else {
-        let steps = out.as_chunks_mut::<{ PANEL * 4 }>().0;
-        for (j, (bytes, from)) in rows.into_iter().enumerate() {
-            for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(from.size())) {
-                step[4 * j..4 * j + 4].copy_from_slice(&decode(from, x).to_le_bytes());
+    match to {
+        Elements::F16 => pack_steps::<2>(&rows, |j| j, out),
+        Elements::Bf16 => pack_steps::<2>(&rows, bf16_slot, out),
+        // Two inputs that follow one another are a lane already.
+        Elements::Bf16Pairs => pack_steps::<4>(&rows, |j| j, out),
+        _ if rows.iter().all(|(_, from)| *from == SrcDtype::F32) => {
+            pack_steps::<4>(&rows, |j| j, out);
+        }
+        _ => {
+            let steps = out.as_chunks_mut::<{ PANEL * 4 }>().0;
+            for (j, (bytes, from)) in rows.into_iter().enumerate() {
+                for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(from.size())) {
+                    step[4 * j..4 * j + 4].copy_from_slice(&decode(from, x).to_le_bytes());
+                }
             }
         }
     }
@@ -282,8 +373,9 @@ fn pack_steps<const SIZE: usize>(
     }
 }
 
-/// Packs rows of `x` (`[rows, k]`) into tiles: each is `[k][rows of the tile]`, one after the other.
-pub(crate) fn pack_rows(
+/// Packs rows of `x` (`[rows, k]`) into tiles: each is `[steps][rows of the tile]` lanes, one after the
+/// other.
+pub(crate) fn pack_rows<L: Lane>(
     exec: &Exec,
     x: &[f32],
     k: usize,
@@ -291,27 +383,33 @@ pub(crate) fn pack_rows(
     out: SharedMut<'_, f32>,
 ) {
     let rows = x.len().checked_div(k).unwrap_or(0);
-    debug_assert!(tile_rows <= MAX_ROWS);
+    let steps = k / L::INPUTS;
+    debug_assert!(tile_rows <= MAX_ROWS && k.is_multiple_of(L::INPUTS));
     exec.spread(rows.div_ceil(tile_rows), tile_rows * k, |tiles, _| {
         for t in tiles {
             let first = t * tile_rows;
             let count = tile_rows.min(rows - first);
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
-            let out = unsafe { out.part(first * k, count * k) };
-            pack_tile(count, |i| &x[(first + i) * k..][..k], out);
+            let out = unsafe { out.part(first * steps, count * steps) };
+            pack_tile::<L>(count, |i| &x[(first + i) * k..][..k], out);
         }
     });
 }
 
 /// Packs a tile of `count` rows.
-pub(crate) fn pack_tile<'a>(count: usize, of: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+pub(crate) fn pack_tile<'a, L: Lane>(
+    count: usize,
+    of: impl Fn(usize) -> &'a [f32],
+    out: &mut [f32],
+) {
     // Blocks of steps keep the lines that are being filled in the first-level cache.
     const STEPS: usize = 64;
     for (b, block) in out.chunks_mut(STEPS * count).enumerate() {
         for i in 0..count {
-            let source = &of(i)[b * STEPS..][..block.len() / count];
-            for (to, from) in block[i..].iter_mut().step_by(count).zip(source) {
-                *to = *from;
+            let source = &of(i)[b * STEPS * L::INPUTS..][..block.len() / count * L::INPUTS];
+            let lanes = source.chunks_exact(L::INPUTS).map(L::of);
+            for (to, from) in block[i..].iter_mut().step_by(count).zip(lanes) {
+                *to = from;
             }
         }
     }

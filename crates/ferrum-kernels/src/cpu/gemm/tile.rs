@@ -2,9 +2,12 @@
 //!
 //! `MR` rows of `A` times `NV` vectors of columns of `B`. Each output is one lane and one chain of
 //! fused multiply-adds in ascending `k`, whatever the tile's size; that is why one row and many rows,
-//! every level and every split of the work give the same bits.
+//! every level and every split of the work give the same bits. (Dot products of bf16 are such chains of
+//! their own, at the levels that have them.)
 
+use super::lane::{Lane, Single};
 use crate::cpu::simd::{LANES, Simd};
+use std::marker::PhantomData;
 
 /// Most rows of a tile at any level.
 pub(crate) const MAX_ROWS: usize = 12;
@@ -42,6 +45,9 @@ pub(crate) struct Rows {
 
 /// Columns of `B`, vector by vector.
 pub(crate) trait Columns: Copy {
+    /// What a lane holds.
+    type Lane: Lane;
+
     /// `NV` vectors of row `k`.
     ///
     /// # Safety
@@ -49,14 +55,32 @@ pub(crate) trait Columns: Copy {
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV];
 }
 
-/// Row-major f32: row `k` begins at `ptr + k·stride`.
+/// Row-major lanes: row `k` begins at `ptr + k·stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct F32Columns {
+pub(crate) struct LaneColumns<L> {
     pub(crate) ptr: *const f32,
     pub(crate) stride: usize,
+    pub(crate) lane: PhantomData<L>,
 }
 
-impl Columns for F32Columns {
+/// Row-major f32.
+pub(crate) type F32Columns = LaneColumns<Single>;
+
+impl<L: Lane> LaneColumns<L> {
+    /// Rows of `stride` lanes.
+    #[inline(always)]
+    pub(crate) fn new(ptr: *const f32, stride: usize) -> Self {
+        Self {
+            ptr,
+            stride,
+            lane: PhantomData,
+        }
+    }
+}
+
+impl<L: Lane> Columns for LaneColumns<L> {
+    type Lane = L;
+
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let mut out = [s.zero(); NV];
@@ -74,7 +98,7 @@ pub(crate) trait Halves: Columns {
     fn right(self) -> Self;
 }
 
-impl Halves for F32Columns {
+impl<L: Lane> Halves for LaneColumns<L> {
     #[inline(always)]
     fn right(self) -> Self {
         Self {
@@ -94,6 +118,8 @@ pub(crate) struct Ahead<C> {
 }
 
 impl<C: Columns> Columns for Ahead<C> {
+    type Lane = C::Lane;
+
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         s.prefetch(self.next.wrapping_add(k * self.pace / 256));
@@ -132,7 +158,7 @@ pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: us
             // SAFETY: `i < MR` and `step < k`.
             let x = s.splat(unsafe { *a.ptr.add(i * a.row + step * a.step) });
             for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = s.fma(x, column, *sum);
+                *sum = C::Lane::add(s, x, column, *sum);
             }
         }
     }

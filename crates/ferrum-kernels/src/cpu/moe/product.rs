@@ -11,7 +11,8 @@ use crate::backend::{ExpertInput, ExpertShape, MoeShape};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
 use crate::cpu::check::{elements, require};
 use crate::cpu::exec::{Exec, Scratch};
-use crate::cpu::gemm::pack::pack_tile;
+use crate::cpu::gemm::lane::{Lane, Pair, Single};
+use crate::cpu::gemm::pack::{Elements, pack_tile};
 use crate::cpu::gemm::tile::PANEL;
 use crate::cpu::gemm::{self, Columns, Form};
 use crate::cpu::isa::Kernel;
@@ -127,7 +128,7 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     let needs = Needs::of(op, exec, &input, &stacks)?;
     let items = &mut scratch.items;
     let mut tiles = [0..0, 0..0];
-    if needs.floats > 0 {
+    if needs.floats + needs.bf16_pairs > 0 {
         let rows = |rows| Form::of(exec, rows).tile_rows;
         tiles[0] = list_tiles(items, groups, &input, rows);
     }
@@ -137,24 +138,25 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     }
     let stage = elements(op, &[STACKS, pairs, n])?;
     let threads = exec.pool.threads();
-    let (floats, items) =
-        scratch.both(needs.floats + needs.bytes + stage + threads * needs.buffer)?;
-    let (packed, rest) = floats.split_at_mut(needs.floats);
+    let (words, items) = scratch.both(needs.packed() + stage + threads * needs.buffer)?;
+    let (floats, rest) = words.split_at_mut(needs.floats);
+    let (bf16_pairs, rest) = rest.split_at_mut(needs.bf16_pairs);
     let (bytes, rest) = rest.split_at_mut(needs.bytes);
     let (stage, buffers) = rest.split_at_mut(stage);
     let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
-    let (groups, tiles) = (
-        &items[..groups],
-        [&items[tiles[0].clone()], &items[tiles[1].clone()]],
-    );
-    pack(exec, &input, tiles, packed, acts);
+    let groups = &items[..groups];
+    let [dense, quantised] = tiles.map(|tiles| &items[tiles]);
+    pack_lanes::<Single>(exec, &input, dense, floats);
+    pack_lanes::<Pair>(exec, &input, dense, bf16_pairs);
+    pack_acts(exec, &input, quantised, acts);
     let mut stages = stage.chunks_exact_mut(pairs * n);
     Work::<STACKS, F> {
         exec,
         input,
         stacks,
         groups,
-        packed,
+        floats,
+        bf16_pairs,
         acts,
         // There are as many stages as stacks.
         stages: std::array::from_fn(|_| SharedMut::new(stages.next().unwrap_or_default())),
@@ -182,6 +184,8 @@ fn check_stacks(op: &'static str, stacks: &[&CpuExperts], shape: MoeShape) -> Re
 struct Needs {
     /// Rows packed for dense matrices.
     floats: usize,
+    /// Rows packed for dot products of bf16.
+    bf16_pairs: usize,
     /// Rows packed for quantised ones.
     bytes: usize,
     /// Of each thread, to decode dense weights.
@@ -189,6 +193,11 @@ struct Needs {
 }
 
 impl Needs {
+    /// All packed rows.
+    fn packed(&self) -> usize {
+        self.floats + self.bf16_pairs + self.bytes
+    }
+
     fn of(
         op: &'static str,
         exec: &Exec,
@@ -197,6 +206,7 @@ impl Needs {
     ) -> Result<Self> {
         let mut needs = Self {
             floats: 0,
+            bf16_pairs: 0,
             bytes: 0,
             buffer: 0,
         };
@@ -204,10 +214,17 @@ impl Needs {
         for stack in stacks {
             let buffer = match &stack.matrices {
                 Matrices::Dense(matrices) => {
-                    needs.floats = elements(op, &[rows, input.k])?;
                     let direct = Form::of(exec, input.ids.len()).direct;
-                    let first = matrices.first().filter(|_| !direct);
-                    first.map_or(0, |matrix| gemm::block_len(matrix.dtype))
+                    // All matrices of a stack are alike.
+                    matrices.first().map_or(Ok(0), |matrix| {
+                        let lanes = elements(op, &[rows, matrix.steps()])?;
+                        match matrix.elements {
+                            Elements::Bf16Pairs => needs.bf16_pairs = lanes,
+                            _ => needs.floats = lanes,
+                        }
+                        let block = gemm::block_len(matrix.elements);
+                        Ok(if direct { 0 } else { block })
+                    })?
                 }
                 Matrices::Packed(_) => {
                     needs.bytes = elements(op, &[rows, input.k / UNIT, WORDS])?;
@@ -239,27 +256,31 @@ fn list_tiles(
     first..items.len()
 }
 
-/// Packs all tiles for dense products and for quantised ones; either list may be empty.
-fn pack(
-    exec: &Exec,
-    input: &Input<'_>,
-    [dense, quantised]: [&[[usize; 3]]; 2],
-    packed: &mut [f32],
-    acts: &mut [i32],
-) {
-    let k = input.k;
-    let cost = |tiles: &[[usize; 3]]| 4 * k * input.packed_rows() / tiles.len().max(1);
-    let packed = SharedMut::new(packed);
-    exec.spread(dense.len(), cost(dense), |range, _| {
-        for &[place, rows, _] in &dense[range] {
+/// What a tile costs to pack.
+fn cost(input: &Input<'_>, tiles: &[[usize; 3]]) -> usize {
+    4 * input.k * input.packed_rows() / tiles.len().max(1)
+}
+
+/// Packs all tiles for dense products, unless `packed` is empty.
+fn pack_lanes<L: Lane>(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], packed: &mut [f32]) {
+    if packed.is_empty() {
+        return;
+    }
+    let (packed, steps) = (SharedMut::new(packed), input.k / L::INPUTS);
+    exec.spread(tiles.len(), cost(input, tiles), |range, _| {
+        for &[place, rows, _] in &tiles[range] {
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
-            let out = unsafe { packed.part(place * k, rows * k) };
-            pack_tile(rows, |row| input.row(place + row), out);
+            let out = unsafe { packed.part(place * steps, rows * steps) };
+            pack_tile::<L>(rows, |row| input.row(place + row), out);
         }
     });
-    let (acts, words) = (SharedMut::new(acts), k / UNIT * WORDS);
-    exec.spread(quantised.len(), cost(quantised), |range, _| {
-        for &[place, rows, _] in &quantised[range] {
+}
+
+/// Packs all tiles for quantised products; there may be none.
+fn pack_acts(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], acts: &mut [i32]) {
+    let (acts, words) = (SharedMut::new(acts), input.k / UNIT * WORDS);
+    exec.spread(tiles.len(), cost(input, tiles), |range, _| {
+        for &[place, rows, _] in &tiles[range] {
             // SAFETY: as above.
             let out = unsafe { acts.part(place * words, rows * words) };
             acts::pack_tile(exec, rows, |row| input.row(place + row), out);
@@ -274,7 +295,8 @@ struct Work<'a, const STACKS: usize, F> {
     stacks: [&'a CpuExperts; STACKS],
     /// `[expert, first place, rows]`.
     groups: &'a [[usize; 3]],
-    packed: &'a [f32],
+    floats: &'a [f32],
+    bf16_pairs: &'a [f32],
     acts: &'a [i32],
     /// `[places, n]` of each stack.
     stages: [SharedMut<'a, f32>; STACKS],
@@ -346,8 +368,13 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
         match &stack.matrices {
             Matrices::Dense(matrices) => {
                 let weight = &matrices[expert];
-                let packed = &self.packed[place * k..][..rows * k];
-                let block = gemm::block_len(weight.dtype).min(buffer.len());
+                let steps = weight.steps();
+                let packed = match weight.elements {
+                    Elements::Bf16Pairs => self.bf16_pairs,
+                    _ => self.floats,
+                };
+                let packed = &packed[place * steps..][..rows * steps];
+                let block = gemm::block_len(weight.elements).min(buffer.len());
                 let block = &mut buffer[..block];
                 gemm::some_panels(exec, (packed, rows), weight, panels, block, columns);
             }

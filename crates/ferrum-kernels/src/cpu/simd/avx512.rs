@@ -1,13 +1,13 @@
-//! AVX-512: one register for a vector.
+//! AVX-512: one register for a vector. The level with dot products of bf16 differs in those alone.
 
 use super::{ByteProducts, LANES, Simd};
 use core::arch::x86_64::*;
 
-/// Proof of `avx512f` (and what [`super::super::isa`] asks for beside it).
+/// Proof of `avx512f` (and what [`super::super::isa`] asks for beside it), with `BF16` of `avx512bf16`.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool>(());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     /// # Safety
     /// The CPU has every feature that [`super::super::isa`] asks for at this level.
     #[inline(always)]
@@ -16,9 +16,9 @@ impl Avx512 {
     }
 }
 
-// SAFETY of every block below: `self` proves that the CPU has AVX-512 F, BW and VNNI, which is all that these
-// intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
-impl Simd for Avx512 {
+// SAFETY of every block below: `self` proves that the CPU has AVX-512 F, BW and VNNI (and BF16 where it is
+// `Avx512<true>`), which is all that these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
     type I = __m512i;
     const TILE_ROWS: usize = 12;
@@ -66,6 +66,15 @@ impl Simd for Avx512 {
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        const { assert!(BF16, "only this level has the instruction") };
+        // SAFETY: see the impl, and the line above; both types are 512 bits, whatever they mean.
+        unsafe {
+            let pairs = |v: __m512| core::mem::transmute::<__m512, __m512bh>(v);
+            _mm512_dpbf16_ps(c, pairs(a), pairs(b))
+        }
     }
     #[inline(always)]
     fn fnma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
@@ -238,7 +247,7 @@ impl Simd for Avx512 {
 }
 
 // SAFETY of every block below: as above.
-impl ByteProducts for Avx512 {
+impl ByteProducts for Avx512<false> {
     type Products = __m512i;
     const BYTE_ROWS: usize = 8;
     /// Sums are of 32 bits, and there are registers for them beside the totals.

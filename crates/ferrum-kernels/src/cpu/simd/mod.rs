@@ -3,7 +3,8 @@
 //! A kernel is written once over [`Simd`], whose vector always has [`LANES`] lanes: one AVX-512
 //! register, two of AVX2, four of NEON, or an array. Every operation is exact lane by lane (IEEE 754
 //! with a fused multiply-add, no approximations of the hardware's own), and sums across lanes are
-//! built in one fixed tree. So a kernel gives the same bits at every level by construction.
+//! built in one fixed tree. So a kernel gives the same bits at every level by construction (but for
+//! [dot products of bf16](Simd::dot_bf16)).
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -47,6 +48,21 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c` with one rounding.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `c` and the products of both pairs of bf16 in each lane of `a` and `b`: those of the high halves
+    /// first, then the low ones, each with one rounding. Unlike all others, a level's instruction for this
+    /// may do it otherwise: take subnormal numbers as zeros and give such for zeros.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let (a, b) = (self.to_array(a), self.to_array(b));
+        let mut sums = self.to_array(c);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let high = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+            let low = |x: f32| f32::from_bits(x.to_bits() << 16);
+            *sum = high(a[i]).mul_add(high(b[i]), *sum);
+            *sum = low(a[i]).mul_add(low(b[i]), *sum);
+        }
+        self.lanes(sums)
+    }
     /// `c - a · b` with one rounding.
     fn fnma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `if a > b { a } else { b }`: `b` when either is NaN.

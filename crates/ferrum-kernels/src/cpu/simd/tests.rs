@@ -1,8 +1,10 @@
-//! Every operation of every level beside its meaning, which is [`Scalar`](super::scalar::Scalar).
+//! Every operation of every level beside its meaning, which is [`Scalar`](super::scalar::Scalar); products of
+//! bf16 beside f64.
 
 use super::{ByteProducts, LANES, Simd};
-use crate::cpu::isa::{ByteKernel, Isa, Level};
+use crate::cpu::isa::{ByteKernel, Isa, Kernel, Level};
 use crate::cpu::math;
+use half::bf16;
 
 /// The bits of everything that an operation gave, under its name.
 type Found = Vec<(String, Vec<u32>)>;
@@ -271,6 +273,57 @@ fn every_operation_means_the_same_at_every_level() {
         assert_eq!(found.len(), expected.len());
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
             assert_eq!(found, expected, "{}: {name}", isa.name());
+        }
+    }
+}
+
+/// Pairs of bf16, and what their products are in f64.
+struct PairProducts(Vec<[f32; LANES]>);
+
+impl Kernel for PairProducts {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Vec<f32> {
+        let mut sum = s.zero();
+        for pairs in self.0.chunks(2) {
+            sum = s.dot_bf16(s.lanes(pairs[0]), s.lanes(pairs[1]), sum);
+        }
+        s.to_array(sum).to_vec()
+    }
+}
+
+#[test]
+fn products_of_pairs_are_those_of_both_halves() {
+    let number = |i: usize| bf16::from_f32(((i * 7919 % 1013) as f32 - 506.0) / 64.0);
+    let pair = |low: bf16, high: bf16| {
+        f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
+    };
+    let mut pairs = Vec::new();
+    let mut expected = [0.0f64; LANES];
+    for step in 0..40 {
+        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        for lane in 0..LANES {
+            let of = |k: usize| number((step * LANES + lane) * 4 + k);
+            (a[lane], b[lane]) = (pair(of(0), of(1)), pair(of(2), of(3)));
+            let product = |a: bf16, b: bf16| a.to_f64() * b.to_f64();
+            expected[lane] += product(of(0), of(2)) + product(of(1), of(3));
+        }
+        pairs.extend([a, b]);
+    }
+    for isa in Isa::ALL {
+        let Ok(level) = Level::new(isa) else {
+            println!("skipped: this machine has no {}", isa.name());
+            continue;
+        };
+        let found = level.run_bf16(PairProducts(pairs.clone()));
+        for (found, expected) in found.iter().zip(expected) {
+            let error = (f64::from(*found) - expected).abs();
+            assert!(
+                error <= 1e-3,
+                "{}: {found}, expected {expected}",
+                isa.name()
+            );
         }
     }
 }

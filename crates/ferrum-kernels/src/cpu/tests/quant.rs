@@ -1,6 +1,8 @@
 //! Products with weights that stay quantised, of every format, bit for bit at every level.
 
 use super::*;
+use crate::cpu::gemm::pack::Elements;
+use crate::cpu::moe::Matrices;
 use ferrum_quant::gptq;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use half::f16;
@@ -217,4 +219,31 @@ fn float8_in_blocks_of_every_kind() {
         assert!(CpuBackend::is_native_layer(&case.weights()));
         case.check();
     }
+}
+
+#[test]
+fn experts_of_float8_stay_bytes() {
+    let device = CpuBackend::open(0).unwrap();
+    let (float8, groups) = (Case::float8([128, 128]), Case::groups(4, 32, false));
+    let forms = |experts: &[QuantWeights<'_>]| {
+        let stack = device.load_layer_experts(experts, INPUTS).unwrap();
+        match stack.matrices {
+            Matrices::Dense(matrices) => matrices
+                .iter()
+                .map(|m| Some(m.elements))
+                .collect::<Vec<_>>(),
+            Matrices::Packed(matrices) => vec![None; matrices.len()],
+        }
+    };
+    let (bytes, integers) = (float8.weights(), groups.weights());
+    assert_eq!(forms(&[bytes, bytes]), [Some(Elements::E4m3); 2]);
+    assert_eq!(forms(&[integers, integers]), [None; 2]);
+    // A stack has one form, so both become f32.
+    let mut wide = float8;
+    wide.n = groups.n;
+    if let Stored::Float8 { codes, .. } = &mut wide.stored {
+        codes.resize(groups.n * INPUTS, 0x38);
+    }
+    let found = forms(&[wide.weights(), integers]);
+    assert_eq!(found, [Some(Elements::F32); 2]);
 }
