@@ -128,8 +128,9 @@ pub(crate) struct DeviceArgs {
 
     /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
     ///
-    /// Names are those that `ferrum devices` shows: scalar, neon, neon-dotprod, avx2, avx-vnni, avx512,
-    /// avx512-bf16. All give the same bits but the last, which rounds activations where weights are bf16.
+    /// One of scalar, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-bf16; `ferrum devices` shows the
+    /// fastest of this CPU. All give the same bits but the last, which rounds activations where weights are
+    /// bf16.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,
 }
