@@ -36,7 +36,7 @@ fn blocks_are_close_to_themselves_in_f32() {
 }
 
 /// Checkpoints whose layers stay integers on the CPU; of `-odd` and the others, groups do not fit.
-const LAYERS: [&str; 13] = [
+const LAYERS: [&str; 14] = [
     "llama-gptq4",
     "llama-gptq4-order",
     "llama-gptq4-v2",
@@ -50,6 +50,7 @@ const LAYERS: [&str; 13] = [
     "llama-packed4-order",
     "llama-packed8",
     "qwen3-moe-gptq4",
+    "qwen3-moe-gptq4-order",
 ];
 
 #[test]
@@ -110,6 +111,7 @@ fn what_is_expanded_is_named() {
         ("llama-gptq2", vec![]),
         ("llama-packed8", vec![]),
         ("qwen3-moe-gptq4", vec![]),
+        ("qwen3-moe-gptq4-order", vec![]),
         ("llama-fp8-channel", vec![]),
         ("qwen3-moe-fp8", vec![]),
         ("llama-fp8-odd", vec!["FP8"]),

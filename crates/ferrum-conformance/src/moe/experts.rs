@@ -11,7 +11,7 @@ use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput, ExpertShape,
-    MoeRouting, MoeShape, RouteShape,
+    GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -379,6 +379,7 @@ const DENSE: &[(&str, Change)] = &[
 
 const QUANTIZED: &[(&str, Change)] = &[
     ("5 tokens, 2 of 5", |_| {}),
+    ("one token", |s| s.tokens = 1),
     ("30 tokens, one expert for all", |s| {
         (s.tokens, s.favourite) = (30, true)
     }),
@@ -443,8 +444,15 @@ pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
         block: [128, 128],
         scales: SrcDtype::F32,
     };
-    let packed = StackKind::Parts("packed4", GROUPS);
-    stack_cases::<B, LoadLayers>(cases, packed, base, QUANTIZED);
+    // Each expert has an order of its own.
+    let ordered = Scheme::Gptq(Kind::Gptq {
+        bits: 4,
+        zero_points: GptqZeroPoints::MinusOne,
+        act_order: true,
+    });
+    for (name, scheme) in [("packed4", GROUPS), ("gptq4-order", ordered)] {
+        stack_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme), base, QUANTIZED);
+    }
     for (name, scheme) in [("fp8", FLOAT8), ("fp8-block", block)] {
         let base = Sizes {
             shape: shape(5, 135, 270),

@@ -53,8 +53,6 @@ impl Exec {
 /// steady step allocates nothing.
 pub(crate) struct Scratch {
     floats: CpuBuffer<f32>,
-    /// Room for rows in another order.
-    pub(crate) gathered: Vec<f32>,
     /// Room for a list of work items.
     pub(crate) items: Vec<[usize; 3]>,
     /// Room for the sequences of a batch.
@@ -66,7 +64,6 @@ impl Scratch {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             floats: CpuBuffer::zeroed(0)?,
-            gathered: Vec::new(),
             items: Vec::new(),
             queries: Vec::new(),
         })

@@ -297,8 +297,10 @@ struct PoolTile<K: CpuKvElement> {
 
 const TILE_CHUNKS: usize = KEYS / LANES;
 
-/// Where the chunks of a tile begin, and those of the next one: what is read of a chunk is asked for in
-/// the next one, since blocks lie anywhere and the hardware guesses no further than a page.
+/// Where the chunks of a tile's keys or values begin, and those that are read after them: what is read of
+/// a chunk is asked for in its successor, since blocks lie anywhere and the hardware guesses no further
+/// than a page. Values follow keys, and the next tile's keys follow values: no more than two such sets
+/// of chunks want to stay in the first-level cache.
 #[derive(Clone, Copy)]
 struct Chunks<K: CpuKvElement> {
     now: [*const K::Stored; TILE_CHUNKS],
@@ -306,16 +308,21 @@ struct Chunks<K: CpuKvElement> {
     next: [*const K::Stored; TILE_CHUNKS],
 }
 
+/// A line of the caches, in bytes; smaller ones are asked for in part.
+const LINE: usize = 64;
+
 impl<K: CpuKvElement> Chunks<K> {
-    /// The vector at `at` of a chunk.
+    /// The vector at `at` of a chunk, which is `v` vectors after one that was taken, or is the first.
     ///
     /// # Safety
     /// The chunk has it.
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, chunk: usize, at: usize) -> S::V {
-        s.prefetch(self.next[chunk].wrapping_add(at).cast());
-        // SAFETY: the caller's contract.
-        unsafe { load::<S, K>(s, self.now[chunk].add(at)) }
+    unsafe fn load<S: Simd>(self, s: S, chunk: usize, at: usize, v: usize) -> S::V {
+        if (v * LANES * size_of::<K::Stored>()).is_multiple_of(LINE) {
+            s.prefetch(self.next[chunk].wrapping_add(at).cast());
+        }
+        // SAFETY: the caller's contract. Chunks of values are counted from before they begin.
+        unsafe { load::<S, K>(s, self.now[chunk].wrapping_add(at)) }
     }
 }
 
@@ -326,8 +333,8 @@ struct KeyColumns<K: CpuKvElement> {
     first: usize,
 }
 
-/// Values: row `k` is value `k % 16` of chunk `k / 16`, counted from the first one wanted, from element
-/// `at` on.
+/// Values: row `k` is value `first + k` of the tile, from element `at` on. Chunks begin where value 0 of the
+/// tile would lie if all its values did as those of the chunk do.
 #[derive(Clone, Copy)]
 struct ValueColumns<K: CpuKvElement> {
     chunks: Chunks<K>,
@@ -364,7 +371,7 @@ impl<K: CpuKvElement> Columns for KeyColumns<K> {
         let mut out = [s.zero(); NV];
         for (v, out) in out.iter_mut().enumerate() {
             // SAFETY: a chunk has 16 keys of each element, and the caller says that there is element `k`.
-            *out = unsafe { self.chunks.load(s, self.first + v, k * LANES) };
+            *out = unsafe { self.chunks.load(s, self.first + v, k * LANES, 0) };
         }
         out
     }
@@ -384,11 +391,11 @@ impl<K: CpuKvElement> Columns for ValueColumns<K> {
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let key = self.first + k;
-        let at = key % LANES * self.head_dim + self.at;
+        let at = key * self.head_dim + self.at;
         let mut out = [s.zero(); NV];
         for (v, out) in out.iter_mut().enumerate() {
             // SAFETY: the caller says that the tile has value `k` and, from here, so many vectors of it.
-            *out = unsafe { self.chunks.load(s, key / LANES, at + v * LANES) };
+            *out = unsafe { self.chunks.load(s, key / LANES, at + v * LANES, v) };
         }
         out
     }
@@ -428,16 +435,22 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             let now = start(key)?;
             *chunk = (now, start(key + KEYS).unwrap_or(now));
         }
-        let chunks = |pool: &[K::Stored]| {
-            let at = |start: usize| pool[start..][..LANES * head_dim].as_ptr();
-            Chunks {
-                now: starts.map(|(now, _)| at(now)),
-                next: starts.map(|(_, next)| at(next)),
-            }
+        let at = |pool: &[K::Stored], start: usize| pool[start..][..LANES * head_dim].as_ptr();
+        let keys = starts.map(|(now, _)| at(self.k, now));
+        let next_keys = starts.map(|(_, next)| at(self.k, next));
+        let values = starts.map(|(now, _)| at(self.v, now));
+        let counted = |chunks: [*const K::Stored; TILE_CHUNKS]| {
+            std::array::from_fn(|i| chunks[i].wrapping_sub(i * LANES * head_dim))
         };
         Some(PoolTile {
-            keys: chunks(self.k),
-            values: chunks(self.v),
+            keys: Chunks {
+                now: keys,
+                next: values,
+            },
+            values: Chunks {
+                now: counted(values),
+                next: counted(next_keys),
+            },
             head_dim,
         })
     }

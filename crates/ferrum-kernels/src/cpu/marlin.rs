@@ -62,19 +62,15 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// Whether an expert stays as it is: its kernel reads inputs in order.
+/// Whether an expert stays as it is: floats that are stored as blocks do not.
 pub(super) fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
-    let in_order = match weights {
-        QuantWeights::Gptq(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
-        QuantWeights::Packed(layer) => layer.groups_of_inputs().is_ok_and(|of| of.is_sorted()),
-        QuantWeights::Awq(_) | QuantWeights::Fp8(_) => true,
+    match weights {
         QuantWeights::Gguf(part) => is_packed(part.ty),
-    };
-    in_order && CpuBackend::is_native_layer(weights)
+        layer => CpuBackend::is_native_layer(layer),
+    }
 }
 
-/// Experts that all stay as they are and take their inputs in order; `None` when one does not, or when
-/// integers and FP8 are mixed.
+/// Experts that all stay as they are; `None` when one does not, or when integers and FP8 are mixed.
 pub(super) fn native_experts(
     exec: &Exec,
     experts: &[QuantWeights<'_>],
@@ -89,10 +85,7 @@ pub(super) fn native_experts(
     let (mut packed, mut float8) = (Vec::new(), Vec::new());
     for expert in experts {
         match Taken::new(expert, cols)? {
-            Taken::Layer(layer) => match Layer::pack(exec, &[&layer], cols)? {
-                (matrix, None) => packed.push(matrix),
-                (_, Some(_)) => return Ok(None),
-            },
+            Taken::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
             Taken::Blocks(part) => packed.push(Packed::new(exec, &[part], cols)?),
             Taken::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
             Taken::Values(..) => return Ok(None),
@@ -114,10 +107,7 @@ fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuant
         match run[0] {
             Taken::Layer(_) => {
                 let layers: Vec<_> = run.iter().filter_map(Taken::layer).collect();
-                loaded.push(match Layer::pack(exec, &layers, cols)? {
-                    (packed, None) => Part::Packed(packed),
-                    (packed, Some(order)) => Part::Ordered(packed, order),
-                });
+                loaded.push(Part::Packed(Layer::pack(exec, &layers, cols)?));
             }
             Taken::Blocks(_) => {
                 let blocks: Vec<_> = run.iter().filter_map(Taken::blocks).collect();

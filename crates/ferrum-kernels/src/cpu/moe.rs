@@ -40,6 +40,23 @@ pub(super) enum Matrices {
     Packed(Vec<Packed>),
 }
 
+impl Matrices {
+    /// The order of an expert's inputs, where it is not their own.
+    fn order(&self, expert: usize) -> Option<&[u32]> {
+        match self {
+            Matrices::Dense(_) => None,
+            Matrices::Packed(matrices) => matrices[expert].order.as_deref(),
+        }
+    }
+}
+
+impl CpuExperts {
+    /// Whether an expert wants its inputs in another order than their own.
+    fn is_ordered(&self) -> bool {
+        (0..self.shape.experts).any(|expert| self.matrices.order(expert).is_some())
+    }
+}
+
 /// A stack of nothing would have no size that its bytes could be held against.
 fn check_shape(op: &'static str, shape: ExpertShape) -> Result<()> {
     let ExpertShape { experts, n, k } = shape;

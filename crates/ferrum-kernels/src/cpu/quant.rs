@@ -46,15 +46,13 @@ pub struct CpuQuantWeight {
 #[derive(Debug)]
 pub(super) enum Part {
     Packed(Packed),
-    /// With its columns in the order of these input features.
-    Ordered(Packed, Vec<u32>),
     Dense(CpuWeight),
 }
 
 impl Part {
     fn rows(&self) -> usize {
         match self {
-            Part::Packed(packed) | Part::Ordered(packed, _) => packed.shape.rows,
+            Part::Packed(packed) => packed.shape.rows,
             Part::Dense(dense) => dense.shape.rows,
         }
     }
@@ -78,14 +76,6 @@ impl CpuQuantWeight {
             if row < part.rows() {
                 return match part {
                     Part::Packed(packed) => packed.read_row(row, out).is_ok(),
-                    Part::Ordered(packed, order) => {
-                        let mut ordered = vec![0.0; order.len()];
-                        let read = packed.read_row(row, &mut ordered).is_ok();
-                        for (&to, x) in order.iter().zip(ordered) {
-                            out[to as usize] = x;
-                        }
-                        read
-                    }
                     Part::Dense(dense) => {
                         dense.read_row(row, out);
                         true
@@ -190,36 +180,12 @@ pub(super) fn gemm(
             };
             match part {
                 Part::Packed(packed) => product(exec, scratch, x, packed, columns)?,
-                Part::Ordered(packed, order) => {
-                    let mut gathered = std::mem::take(&mut scratch.gathered);
-                    gather(exec, x, order, &mut gathered);
-                    let done = product(exec, scratch, &gathered, packed, columns);
-                    scratch.gathered = gathered;
-                    done?;
-                }
                 Part::Dense(dense) => columns_of(exec, scratch, x, dense, columns)?,
             }
             first += part.rows();
         }
     }
     Ok(())
-}
-
-/// Rows of `x` with their elements in another order.
-fn gather(exec: &Exec, x: &[f32], order: &[u32], out: &mut Vec<f32>) {
-    let k = order.len();
-    out.resize(x.len(), 0.0);
-    let out = SharedMut::new(out);
-    exec.spread(x.len() / k, k, |rows, _| {
-        for r in rows {
-            let x = &x[r * k..][..k];
-            // SAFETY: each row belongs to one task.
-            let out = unsafe { out.part(r * k, k) };
-            for (out, &from) in out.iter_mut().zip(order) {
-                *out = x[from as usize];
-            }
-        }
-    });
 }
 
 /// Rows of a tile at this level.
@@ -252,7 +218,8 @@ fn product(
     let tile_rows = tile_rows(exec, rows);
     let words = rows * (k / UNIT) * WORDS;
     let acts: &mut [i32] = bytemuck::cast_slice_mut(scratch.floats(words)?);
-    acts::pack(exec, x, k, tile_rows, SharedMut::new(acts));
+    let order = weight.order.as_deref();
+    acts::pack(exec, (x, k, order), tile_rows, SharedMut::new(acts));
     weight.with(Product {
         exec,
         acts,

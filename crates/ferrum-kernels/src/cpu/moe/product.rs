@@ -65,7 +65,8 @@ struct Input<'a> {
     ids: &'a [i32],
     top_k: usize,
     k: usize,
-    /// All pairs have the same row and no expert has two of them, so the row is packed once.
+    /// All pairs have the same row, no expert has two of them and none wants its inputs in an order of
+    /// its own, so the row is packed once.
     shared: bool,
 }
 
@@ -117,13 +118,14 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         return Ok(());
     }
     let groups = scratch.items.len();
+    let ordered = stacks.iter().any(|stack| stack.is_ordered());
     let input = Input {
         x,
         kind,
         ids,
         top_k: shape.top_k,
         k,
-        shared: kind == ExpertInput::PerToken && shape.tokens == 1 && groups == pairs,
+        shared: kind == ExpertInput::PerToken && shape.tokens == 1 && groups == pairs && !ordered,
     };
     let needs = Needs::of(op, exec, &input, &stacks)?;
     let items = &mut scratch.items;
@@ -136,19 +138,28 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         let rows = |rows| quant::tile_rows(exec, rows);
         tiles[1] = list_tiles(items, groups, &input, rows);
     }
+    // Stacks in orders of their own have packed rows of their own.
+    let acts_of = |stack: usize| if ordered { stack } else { 0 };
+    let bytes = needs.bytes * (acts_of(STACKS - 1) + 1);
     let stage = elements(op, &[STACKS, pairs, n])?;
     let threads = exec.pool.threads();
-    let (words, items) = scratch.both(needs.packed() + stage + threads * needs.buffer)?;
+    let packed = needs.floats + needs.bf16_pairs + bytes;
+    let (words, items) = scratch.both(packed + stage + threads * needs.buffer)?;
     let (floats, rest) = words.split_at_mut(needs.floats);
     let (bf16_pairs, rest) = rest.split_at_mut(needs.bf16_pairs);
-    let (bytes, rest) = rest.split_at_mut(needs.bytes);
+    let (bytes, rest) = rest.split_at_mut(bytes);
     let (stage, buffers) = rest.split_at_mut(stage);
     let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
     let groups = &items[..groups];
     let [dense, quantised] = tiles.map(|tiles| &items[tiles]);
     pack_lanes::<Single>(exec, &input, dense, floats);
     pack_lanes::<Pair>(exec, &input, dense, bf16_pairs);
-    pack_acts(exec, &input, quantised, acts);
+    if needs.bytes > 0 {
+        for (acts, stack) in acts.chunks_exact_mut(needs.bytes).zip(stacks) {
+            pack_acts(exec, &input, quantised, &stack.matrices, acts);
+        }
+    }
+    let acts: &[i32] = acts;
     let mut stages = stage.chunks_exact_mut(pairs * n);
     Work::<STACKS, F> {
         exec,
@@ -157,7 +168,7 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         groups,
         floats,
         bf16_pairs,
-        acts,
+        acts: std::array::from_fn(|stack| &acts[acts_of(stack) * needs.bytes..][..needs.bytes]),
         // There are as many stages as stacks.
         stages: std::array::from_fn(|_| SharedMut::new(stages.next().unwrap_or_default())),
         buffers: SharedMut::new(buffers),
@@ -186,18 +197,13 @@ struct Needs {
     floats: usize,
     /// Rows packed for dot products of bf16.
     bf16_pairs: usize,
-    /// Rows packed for quantised ones.
+    /// Rows packed for quantised ones, in one order.
     bytes: usize,
     /// Of each thread, to decode dense weights.
     buffer: usize,
 }
 
 impl Needs {
-    /// All packed rows.
-    fn packed(&self) -> usize {
-        self.floats + self.bf16_pairs + self.bytes
-    }
-
     fn of(
         op: &'static str,
         exec: &Exec,
@@ -237,8 +243,8 @@ impl Needs {
     }
 }
 
-/// Appends the tiles of all groups, `[place of the first row, rows, 0]`, to `items`, which begin with
-/// `groups` groups; gives where they are.
+/// Appends the tiles of all groups, `[place of the first row, rows, expert]`, to `items`, which begin
+/// with `groups` groups; gives where they are.
 fn list_tiles(
     items: &mut Vec<[usize; 3]>,
     groups: usize,
@@ -247,11 +253,11 @@ fn list_tiles(
 ) -> Range<usize> {
     let first = items.len();
     for group in 0..if input.shared { 1 } else { groups } {
-        let [_, start, rows] = items[group];
+        let [expert, start, rows] = items[group];
         let start = input.packed_at(start);
         let each = tile_rows(rows);
         let tiles = (0..rows).step_by(each);
-        items.extend(tiles.map(|row| [start + row, each.min(rows - row), 0]));
+        items.extend(tiles.map(|row| [start + row, each.min(rows - row), expert]));
     }
     first..items.len()
 }
@@ -276,14 +282,21 @@ fn pack_lanes<L: Lane>(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], pac
     });
 }
 
-/// Packs all tiles for quantised products; there may be none.
-fn pack_acts(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], acts: &mut [i32]) {
+/// Packs all tiles for quantised products, each in the order of its expert's inputs.
+fn pack_acts(
+    exec: &Exec,
+    input: &Input<'_>,
+    tiles: &[[usize; 3]],
+    matrices: &Matrices,
+    acts: &mut [i32],
+) {
     let (acts, words) = (SharedMut::new(acts), input.k / UNIT * WORDS);
     exec.spread(tiles.len(), cost(input, tiles), |range, _| {
-        for &[place, rows, _] in &tiles[range] {
+        for &[place, rows, expert] in &tiles[range] {
             // SAFETY: as above.
             let out = unsafe { acts.part(place * words, rows * words) };
-            acts::pack_tile(exec, rows, |row| input.row(place + row), out);
+            let order = matrices.order(expert);
+            acts::pack_tile(exec, rows, |row| input.row(place + row), order, out);
         }
     });
 }
@@ -297,7 +310,8 @@ struct Work<'a, const STACKS: usize, F> {
     groups: &'a [[usize; 3]],
     floats: &'a [f32],
     bf16_pairs: &'a [f32],
-    acts: &'a [i32],
+    /// Of each stack.
+    acts: [&'a [i32]; STACKS],
     /// `[places, n]` of each stack.
     stages: [SharedMut<'a, f32>; STACKS],
     /// `buffer` floats for each thread.
@@ -329,14 +343,14 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
         let [expert, start, rows] = group;
         // SAFETY: no two running tasks share a thread number.
         let buffer = unsafe { self.buffers.part(thread * self.buffer, self.buffer) };
-        for (stack, stage) in self.stacks.iter().zip(self.stages) {
+        for (index, (stack, stage)) in self.stacks.iter().zip(self.stages).enumerate() {
             let columns = Columns {
                 out: stage,
                 stride: self.n,
                 first: start * self.n,
             };
             self.product(
-                stack,
+                (stack, self.acts[index]),
                 (expert, start, rows),
                 panels.clone(),
                 buffer,
@@ -357,7 +371,7 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
     /// Products of one stack, into columns of the group's rows.
     fn product(
         &self,
-        stack: &CpuExperts,
+        (stack, acts): (&CpuExperts, &[i32]),
         (expert, start, rows): (usize, usize, usize),
         panels: Range<usize>,
         buffer: &mut [f32],
@@ -383,7 +397,7 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
                 let words = k / UNIT * WORDS;
                 let product = Product {
                     exec,
-                    acts: &self.acts[place * words..][..rows * words],
+                    acts: &acts[place * words..][..rows * words],
                     rows,
                     tile_rows: quant::tile_rows(exec, rows),
                     weight,

@@ -26,8 +26,14 @@ pub(crate) mod word {
 
 const _: () = assert!(word::SCALED_SUM + 1 == WORDS);
 
-/// Quantises rows of `x` (`[rows, k]`) into tiles of `tile_rows`: `[tiles][units][WORDS][rows]`.
-pub(crate) fn pack(exec: &Exec, x: &[f32], k: usize, tile_rows: usize, out: SharedMut<'_, i32>) {
+/// Quantises rows of `x` (`[rows, k]`), in the `order` of a matrix, into tiles of `tile_rows`:
+/// `[tiles][units][WORDS][rows]`.
+pub(crate) fn pack(
+    exec: &Exec,
+    (x, k, order): (&[f32], usize, Option<&[u32]>),
+    tile_rows: usize,
+    out: SharedMut<'_, i32>,
+) {
     let rows = x.len().checked_div(k).unwrap_or(0);
     let row_words = k / UNIT * WORDS;
     exec.spread(rows.div_ceil(tile_rows), 4 * tile_rows * k, |tiles, _| {
@@ -36,26 +42,34 @@ pub(crate) fn pack(exec: &Exec, x: &[f32], k: usize, tile_rows: usize, out: Shar
             let count = tile_rows.min(rows - first);
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { out.part(first * row_words, count * row_words) };
-            pack_tile(exec, count, |row| &x[(first + row) * k..][..k], out);
+            pack_tile(exec, count, |row| &x[(first + row) * k..][..k], order, out);
         }
     });
 }
 
-/// Quantises a tile of `count` rows.
+/// Quantises a tile of `count` rows, with their numbers in this order.
 pub(crate) fn pack_tile<'a>(
     exec: &Exec,
     count: usize,
     of: impl Fn(usize) -> &'a [f32],
+    order: Option<&[u32]>,
     out: &mut [i32],
 ) {
     for row in 0..count {
         let x = of(row);
-        exec.level.run(Row { x, row, count, out });
+        exec.level.run(Row {
+            x,
+            order,
+            row,
+            count,
+            out,
+        });
     }
 }
 
 struct Row<'a> {
     x: &'a [f32],
+    order: Option<&'a [u32]>,
     row: usize,
     count: usize,
     out: &'a mut [i32],
@@ -66,11 +80,28 @@ impl Kernel for Row<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { x, row, count, out } = self;
+        let Self {
+            x,
+            order,
+            row,
+            count,
+            out,
+        } = self;
+        let order = order.map(|order| order.as_chunks::<UNIT>().0);
         let units = x.as_chunks::<UNIT>().0;
-        for (x, out) in units.iter().zip(out.chunks_exact_mut(WORDS * count)) {
+        for (u, out) in out.chunks_exact_mut(WORDS * count).enumerate() {
+            let mut ordered = [0.0; UNIT];
+            let unit = match order {
+                Some(order) => {
+                    for (to, &input) in ordered.iter_mut().zip(&order[u]) {
+                        *to = x[input as usize];
+                    }
+                    &ordered
+                }
+                None => &units[u],
+            };
             // SAFETY: a unit has two vectors.
-            let (low, high) = unsafe { (s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))) };
+            let (low, high) = unsafe { (s.load(unit.as_ptr()), s.load(unit.as_ptr().add(LANES))) };
             let amax = s.largest(s.max(s.abs(low), s.abs(high)));
             let scale = amax / 127.0;
             let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };

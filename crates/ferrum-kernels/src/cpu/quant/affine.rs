@@ -3,7 +3,7 @@
 //! `scale · (code − zero)` is kept as `scale · (code − middle) − scale · (zero − middle)`: the middle of
 //! the codes is an integer that kernels take off for nothing, and the rest is the minimum of a group,
 //! which layers whose zero points are all the middle do without. Input features of a group follow one
-//! another; a layer in activation order says in which order activations have to be gathered.
+//! another; a layer in activation order says in which order activations have to be packed.
 
 use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
 use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes, put_block};
@@ -113,12 +113,8 @@ impl Layer {
         self.form == other.form && self.order == other.order
     }
 
-    /// Packs layers that are alike, one below the other. Beside them: the order of input features.
-    pub(crate) fn pack(
-        exec: &Exec,
-        layers: &[&Self],
-        cols: usize,
-    ) -> Result<(Packed, Option<Vec<u32>>)> {
+    /// Packs layers that are alike, one below the other.
+    pub(crate) fn pack(exec: &Exec, layers: &[&Self], cols: usize) -> Result<Packed> {
         let op = "load_layers";
         let Some(first) = layers.first() else {
             return Err(Error::invalid(op, "there is no layer"));
@@ -135,13 +131,13 @@ impl Layer {
         };
         let data = form.with(packing);
         let data = data.ok_or_else(|| Error::invalid(op, format!("{form:?} is not packed")))??;
-        let packed = Packed {
+        Ok(Packed {
             shape,
             form: Form::Groups(form),
             flip,
+            order: first.order.clone(),
             data: data.into(),
-        };
-        Ok((packed, first.order.clone()))
+        })
     }
 
     /// Takes block number `number` of `len` codes of a row apart.

@@ -21,6 +21,8 @@ pub(crate) struct Packed {
     pub(super) form: Form,
     /// What the level flips in signed bytes.
     pub(super) flip: u8,
+    /// The input features of its columns, where they are not in their own order.
+    pub(crate) order: Option<Vec<u32>>,
     pub(super) data: SharedBytes,
 }
 
@@ -171,6 +173,7 @@ impl Packed {
             shape,
             form,
             flip,
+            order: None,
             data,
         };
         Ok(SharedBytes::split(data, count).map(matrix).collect())
@@ -195,7 +198,19 @@ impl Packed {
     /// Row `row` as f32.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         let weight = self;
-        self.with(ReadRow { weight, row, out })
+        let Some(order) = &self.order else {
+            return self.with(ReadRow { weight, row, out });
+        };
+        let mut ordered = vec![0.0; order.len()];
+        self.with(ReadRow {
+            weight,
+            row,
+            out: &mut ordered,
+        })?;
+        for (&input, x) in order.iter().zip(ordered) {
+            out[input as usize] = x;
+        }
+        Ok(())
     }
 }
 
