@@ -2,7 +2,8 @@
 //!
 //! A panel is 32 features, as of all dense weights ([`super::gemm`] multiplies them); each 128 steps of
 //! `k` begin with the features' scales in f32. A decoded number is the code's value times the scale,
-//! rounded once, so products have the bits of the same weights in f32.
+//! rounded once, so products have the bits of the same weights in f32. What decoding a code leaves to do,
+//! scales have done at load: they are [`ABOVE`] times as large, and NaN where one of their codes is.
 
 use super::buffer::{CpuBuffer, SharedMut};
 use super::check::elements;
@@ -17,6 +18,8 @@ use ferrum_types::{Error, Result};
 
 /// Steps that share the scales of their features.
 const SEGMENT: usize = 128;
+/// What scales are too large by: levels decode codes to as much less.
+const ABOVE: f32 = 256.0;
 /// Bytes of the scales of a segment.
 const SCALES: usize = 4 * PANEL;
 
@@ -37,14 +40,15 @@ impl Format for E4m3 {
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
         let (scales, codes) = place(k);
-        // SAFETY: a segment has 32 scales, a step of it 32 codes.
-        unsafe {
-            let half = |i: usize| {
+        let mut features = [s.zero(); 2];
+        for (i, features) in features.iter_mut().enumerate() {
+            // SAFETY: a segment has 32 scales, a step of it 32 codes.
+            unsafe {
                 let scale = s.load(panel.add(scales).cast::<f32>().add(i * LANES));
-                s.mul(scale, s.load_e4m3(panel.add(codes + i * LANES)))
-            };
-            [half(0), half(1)]
+                *features = s.mul(scale, s.load_small_e4m3(panel.add(codes + i * LANES)));
+            }
         }
+        features
     }
 }
 
@@ -65,7 +69,15 @@ pub(super) fn pack(exec: &Exec, layers: &[Fp8Weights<'_>], cols: usize) -> Resul
             let reason = format!("a layer of {found} inputs, blocks {block:?}, expected {cols}");
             return Err(wrong(reason));
         }
-        scales.push(layer.scales().map_err(|e| wrong(e.to_string()))?);
+        let found = layer.scales().map_err(|e| wrong(e.to_string()))?;
+        let large = |scale: &&f32| scale.is_finite() && !(*scale * ABOVE).is_finite();
+        if let Some(scale) = found.iter().find(large) {
+            let most = f32::MAX / ABOVE;
+            return Err(wrong(format!(
+                "a scale is {scale}, expected at most {most}"
+            )));
+        }
+        scales.push(found);
         rows = rows.saturating_add(layer.out_features);
     }
     // Codes and, for each segment, scales: less than this.
@@ -97,7 +109,7 @@ pub(super) fn read_row(panel: &[u8], j: usize, out: &mut [f32]) {
         let (scales, codes) = place(k);
         let scale = &panel[scales + 4 * j..][..4];
         let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
-        *out = scale * e4m3_to_f32(panel[codes + j]);
+        *out = scale * (e4m3_to_f32(panel[codes + j]) / ABOVE);
     }
 }
 
@@ -110,12 +122,18 @@ pub(super) fn panel_bytes(cols: usize) -> usize {
 fn pack_row(layer: &Fp8Weights<'_>, scales: &[f32], row: usize, j: usize, panel: &mut [u8]) {
     let cols = layer.in_features;
     let scales = &scales[row / layer.block[0] * layer.scales_of_row()..];
-    for (k, &code) in layer.codes[row * cols..][..cols].iter().enumerate() {
-        let (scale, at) = place(k);
-        if k % SEGMENT == 0 {
-            let value = scales[k / layer.block[1]].to_le_bytes();
-            panel[scale + 4 * j..][..4].copy_from_slice(&value);
+    let codes = &layer.codes[row * cols..][..cols];
+    for (segment, codes) in codes.chunks(SEGMENT).enumerate() {
+        let first = segment * SEGMENT;
+        let (at, steps) = place(first);
+        let scale = match codes.iter().any(|code| code & 0x7f == 0x7f) {
+            true => f32::NAN,
+            false => scales[first / layer.block[1]] * ABOVE,
+        };
+        panel[at + 4 * j..][..4].copy_from_slice(&scale.to_le_bytes());
+        let steps = &mut panel[steps..][..codes.len() * PANEL];
+        for (step, code) in steps.as_chunks_mut::<PANEL>().0.iter_mut().zip(codes) {
+            step[j] = *code;
         }
-        panel[at + j] = code;
     }
 }

@@ -437,10 +437,10 @@ impl<F: Format> Kernel for Decode<'_, F> {
         for (i, p) in self.panels.enumerate() {
             let panel = &self.weight.bytes()[p * stride..][..stride];
             let out = &mut self.block[i * STEPS * PANEL..][..self.steps.len() * PANEL];
-            for (k, out) in self.steps.clone().zip(out.as_chunks_mut::<PANEL>().0) {
+            for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
                 // SAFETY: the panel has these steps (asserted), `out` has 32 elements.
                 unsafe {
-                    let [low, high] = F::step(s, panel.as_ptr(), k);
+                    let [low, high] = F::step(s, panel.as_ptr(), self.steps.start + k);
                     s.store(out.as_mut_ptr(), low);
                     s.store(out.as_mut_ptr().add(LANES), high);
                 }

@@ -7,7 +7,7 @@ use super::exec::{Exec, Scratch};
 use super::isa::Kernel;
 use super::math::{for_vectors, load_at, store_at};
 use super::norm::rms_factor;
-use super::simd::Simd;
+use super::simd::{Simd, scalar::Scalar};
 use crate::backend::{
     CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
 };
@@ -147,7 +147,7 @@ pub(crate) trait HeadSink: Sync {
     ///
     /// # Safety
     /// No two threads store heads of the same number at the same time.
-    unsafe fn store(&self, token: usize, head: usize, values: &[f32]);
+    unsafe fn store<S: Simd>(&self, s: S, token: usize, head: usize, values: &[f32]);
 }
 
 /// An f32 buffer in either layout, or a contiguous cache.
@@ -205,7 +205,7 @@ impl<'a> Strided<'a> {
 
 impl HeadSink for Strided<'_> {
     #[inline(always)]
-    unsafe fn store(&self, token: usize, head: usize, values: &[f32]) {
+    unsafe fn store<S: Simd>(&self, _: S, token: usize, head: usize, values: &[f32]) {
         let at = self.start + token * self.token + head * self.head;
         // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
         // one thread (contract).
@@ -254,7 +254,7 @@ impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
                     .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
                 transform.apply(s, self.buffer, token);
                 // SAFETY: a stretch of heads belongs to one thread.
-                unsafe { sink.store(token, head, self.buffer) };
+                unsafe { sink.store(s, token, head, self.buffer) };
             }
         }
     }
@@ -484,7 +484,7 @@ pub(crate) fn append_head_major(
             for (src, cache) in [(k, &k_cache), (v, &v_cache)] {
                 // The tokens of a head lie together on both sides.
                 // SAFETY: each head belongs to one task.
-                unsafe { cache.store(0, head, &src[head * part..][..part]) };
+                unsafe { cache.store(Scalar, 0, head, &src[head * part..][..part]) };
             }
         }
     });

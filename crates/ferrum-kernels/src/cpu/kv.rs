@@ -17,6 +17,7 @@ use super::gemm::tile::{Columns, Halves, PANEL};
 use super::heads::{
     HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
 };
+use super::math::for_vectors;
 use super::simd::{LANES, Simd};
 use super::{CpuBackend, CpuContext, math};
 use crate::backend::*;
@@ -203,7 +204,7 @@ struct Pool<'a, K: CpuKvElement> {
 
 impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
     #[inline(always)]
-    unsafe fn store(&self, token: usize, head: usize, values: &[f32]) {
+    unsafe fn store<S: Simd>(&self, s: S, token: usize, head: usize, values: &[f32]) {
         let [block, slot, _] = self.slots[token];
         let shape = &self.shape;
         let start = head_start(shape, block, head);
@@ -213,21 +214,25 @@ impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
             // SAFETY: as the elements, a kv head's scales are written by one thread only (contract).
             unsafe { self.scales.part(at, 1) }.fill(scale);
         }
-        if !self.keys {
-            let at = start + slot * shape.head_dim;
-            // SAFETY: elements of one kv head are written by one thread only (contract).
-            let out = unsafe { self.data.part(at, values.len()) };
-            for (out, x) in out.iter_mut().zip(values) {
-                *out = K::encode(*x, scale);
-            }
-            return;
-        }
-        let (first, width, column) = chunk(shape, slot);
-        // SAFETY: as above.
-        let out = unsafe { self.data.part(start + first, width * shape.head_dim) };
-        for (row, x) in out.chunks_exact_mut(width).zip(values) {
-            row[column] = K::encode(*x, scale);
-        }
+        // Keys lie side by side with those of other tokens, values by themselves.
+        let (at, column, width) = if self.keys {
+            let (first, width, column) = chunk(shape, slot);
+            (start + first, column, width)
+        } else {
+            (start + slot * shape.head_dim, 0, 1)
+        };
+        // SAFETY: elements of one kv head are written by one thread only (contract).
+        let out = unsafe { self.data.part(at, width * values.len()) };
+        for_vectors(
+            values.len(),
+            #[inline(always)]
+            |first, count| {
+                let stored = element::encode::<S, K>(s, &values[first..][..count], scale);
+                for (i, stored) in stored[..count].iter().enumerate() {
+                    out[(first + i) * width + column] = *stored;
+                }
+            },
+        );
     }
 }
 
@@ -477,13 +482,12 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             // are only there at the start, and those after its last one only at the end, so they
             // overwrite nothing that is wanted.
             if width == LANES && to >= column && to - column + LANES <= KEYS {
-                let columns = out.as_chunks_mut::<KEYS>().0.iter_mut();
                 let scales = math::load_at(s, scales, 0);
-                for (row, column_out) in rows.as_chunks::<LANES>().0.iter().zip(columns) {
-                    let out = &mut column_out[to - column..][..LANES];
-                    // SAFETY: both have 16 elements.
+                for (d, out) in out.as_chunks_mut::<KEYS>().0.iter_mut().enumerate() {
+                    let out = &mut out[to - column..][..LANES];
+                    // SAFETY: both have 16 elements: there are `dim` rows, of 16 keys here.
                     unsafe {
-                        let mut keys = load::<S, K>(s, row.as_ptr());
+                        let mut keys = load::<S, K>(s, rows.as_ptr().add(d * LANES));
                         if K::SCALED {
                             keys = s.mul(keys, scales);
                         }
@@ -524,20 +528,19 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
                 1.0
             };
             let out = &mut buffer[j % KEYS * stride..][..dim];
-            let (vectors, rest) = value.as_chunks::<LANES>();
-            let (out_vectors, out_rest) = out.as_chunks_mut::<LANES>();
-            for (x, out) in vectors.iter().zip(out_vectors) {
-                // SAFETY: both have 16 elements.
+            let whole = dim / LANES * LANES;
+            for at in (0..whole).step_by(LANES) {
+                // SAFETY: both have 16 elements from here.
                 unsafe {
-                    let mut value = load::<S, K>(s, x.as_ptr());
+                    let mut value = load::<S, K>(s, value.as_ptr().add(at));
                     if K::SCALED {
                         value = s.mul(value, s.splat(scale));
                     }
-                    s.store(out.as_mut_ptr(), value);
+                    s.store(out.as_mut_ptr().add(at), value);
                 }
             }
-            for (x, out) in rest.iter().zip(out_rest) {
-                *out = K::decode(*x) * scale;
+            for at in whole..dim {
+                out[at] = K::decode(value[at]) * scale;
             }
         }
         Values {

@@ -3,7 +3,7 @@
 use super::simd::{LANES, Simd};
 
 /// `1.5·2^23`: adding it rounds to an integer and leaves that in the low mantissa bits.
-const MAGIC: f32 = 12_582_912.0;
+pub(crate) const MAGIC: f32 = 12_582_912.0;
 /// `ln 2` in two parts; the first has so few bits that its products with small integers are exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 const LN2_LOW: f32 = 1.428_606_8e-6;

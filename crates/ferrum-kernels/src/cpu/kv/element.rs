@@ -1,7 +1,8 @@
 //! What a cache holds: plain numbers, or bytes, which may have a scale for each token and kv head.
 
 use crate::backend::{KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8};
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{LANES, Simd};
+use bytemuck::Zeroable;
 use ferrum_quant::{float8, int8};
 use ferrum_types::{Dtype, Element, FloatElement};
 use half::{bf16, f16};
@@ -66,6 +67,24 @@ impl CpuKvElement for KvInt8 {
     fn decode(stored: i8) -> f32 {
         f32::from(stored)
     }
+}
+
+/// Up to sixteen numbers of a head of that scale, as they are stored; the rest is zero.
+#[inline(always)]
+pub(super) fn encode<S: Simd, K: CpuKvElement>(s: S, x: &[f32], scale: f32) -> [K::Stored; LANES] {
+    let mut stored = [K::Stored::zeroed(); LANES];
+    match (K::DTYPE, x.first_chunk::<LANES>()) {
+        // SAFETY: f16 is what the dtype says that `stored` is made of, and both have 16 elements.
+        (Dtype::F16, Some(x)) => unsafe {
+            s.store_f16(stored.as_mut_ptr().cast(), s.load(x.as_ptr()));
+        },
+        _ => {
+            for (i, x) in x.iter().enumerate() {
+                stored[i] = K::encode(*x, scale);
+            }
+        }
+    }
+    stored
 }
 
 /// Sixteen stored elements as f32, without their scales.

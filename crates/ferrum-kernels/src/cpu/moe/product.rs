@@ -434,17 +434,18 @@ impl<const STACKS: usize, F: Finish<STACKS>> Kernel for Finished<'_, STACKS, F> 
             // SAFETY: a task has its rows and columns of the stages for itself, and the products that
             // wrote them are done. A pair stands in `ids` once, so these are also the only columns of
             // its output row that any task writes here.
-            let (stages, out) = unsafe {
-                let at = (self.start + row) * self.n + first;
-                let stages = self.stages.each_ref().map(|stage| &*stage.part(at, len));
-                let out = self.out.part(*pair as usize * self.n + first, len);
-                (stages, out)
-            };
+            let out = unsafe { self.out.part(*pair as usize * self.n + first, len) };
+            let place = (self.start + row) * self.n + first;
             for_vectors(
                 len,
                 #[inline(always)]
                 |at, _| {
-                    let products = stages.map(|stage| load_at(s, stage, at));
+                    let mut products = [s.zero(); STACKS];
+                    for (stack, product) in products.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        let stage = unsafe { self.stages[stack].part(place, len) };
+                        *product = load_at(s, stage, at);
+                    }
                     store_at(s, out, at, F::lanes(s, products));
                 },
             );

@@ -71,7 +71,8 @@ impl Kernel for Sums<'_> {
                 #[inline(always)]
                 |at, _| {
                     let mut sum = s.zero();
-                    for (x, weight) in x.chunks_exact(dim).zip(weights) {
+                    for (i, weight) in weights.iter().enumerate() {
+                        let x = &x[i * dim..][..dim];
                         sum = s.fma(s.splat(*weight), load_at(s, x, at), sum);
                     }
                     if self.add {

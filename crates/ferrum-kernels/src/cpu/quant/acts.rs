@@ -8,6 +8,7 @@ use super::format::{STEPS, UNIT};
 use crate::cpu::buffer::SharedMut;
 use crate::cpu::exec::Exec;
 use crate::cpu::isa::Kernel;
+use crate::cpu::math::MAGIC;
 use crate::cpu::simd::{LANES, Simd};
 
 /// Words (of 32 bits) of a unit of a row.
@@ -124,5 +125,5 @@ impl Kernel for Row<'_> {
 #[inline(always)]
 fn codes<S: Simd>(s: S, x: S::V, inverse: f32) -> ([i32; LANES / 4], i32) {
     // Adding 1.5·2^23 rounds to an integer and leaves it in the low bits.
-    s.bytes_of_magic(s.fma(x, s.splat(inverse), s.splat(12_582_912.0)))
+    s.bytes_of_magic(s.fma(x, s.splat(inverse), s.splat(MAGIC)))
 }

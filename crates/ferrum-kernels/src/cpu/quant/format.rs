@@ -6,6 +6,7 @@
 //! of a panel. Codes of fewer than eight bits share bytes such that a mask and a shift make a step.
 
 use crate::cpu::gemm::tile::PANEL;
+use crate::cpu::math::MAGIC;
 use crate::cpu::simd::{LANES, Simd};
 use ferrum_quant::integers::{Integers, SUB};
 use half::f16;
@@ -374,8 +375,8 @@ impl Scales for Exponents {
     #[inline(always)]
     unsafe fn scale<S: Simd>(s: S, head: *const u8, _: *const u8, half: usize) -> S::V {
         // SAFETY: the head has 32 bytes.
-        let exponents = unsafe { head.add(half * LANES).cast::<[u8; LANES]>().read() };
-        s.lanes(exponents.map(|e| f32::from_bits(u32::from(e) << 23)))
+        let exponents = unsafe { s.load_u8(head.add(half * LANES)) };
+        s.pow2_of_magic(s.add(exponents, s.splat(MAGIC - 127.0)))
     }
 
     #[inline(always)]

@@ -26,6 +26,8 @@ const LINE: usize = 64;
 const ACTS_AT_ONCE: usize = 192 << 10;
 /// Tiles of rows up to which codes in several parts are put together for each of them.
 const DIRECT_TILES: usize = 2;
+/// Rows whose activations of a unit have room in the registers of any level.
+const FEW_ROWS: usize = 2;
 /// Units of a panel that are taken apart at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
 const UNITS_AT_ONCE: usize = 16;
@@ -140,9 +142,13 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
                 }
                 for (half, sums) in sums.iter_mut().enumerate() {
                     let weights = self.stored(panel, u, half);
+                    let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
+                    if MR > FEW_ROWS {
+                        acts = s.again(acts);
+                    }
                     // SAFETY: a panel has these units, and the activations have a unit of MR rows for
                     // each (both sliced so).
-                    unsafe { tile::unit(s, weights, acts.as_ptr().add(u * MR * WORDS), sums) };
+                    unsafe { tile::unit(s, weights, acts, sums) };
                 }
             }
         }

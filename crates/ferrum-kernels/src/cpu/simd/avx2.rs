@@ -185,6 +185,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: V) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        // SAFETY: see the impl.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<NEAREST>(v.0));
+            _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<NEAREST>(v.1));
+        }
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(self, p: *const u8) -> V {
         // SAFETY: see the impl.
         unsafe {
@@ -200,6 +209,20 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half));
             let scale = _mm256_set1_ps(256.0);
             V(_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_small_e4m3(self, p: *const u8) -> V {
+        // SAFETY: see the impl.
+        unsafe {
+            // As above, with the sign above the exponent twice, of which one is taken away.
+            let codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+            let fields = _mm256_set1_epi16(0xbf80_u16 as i16);
+            let half = _mm256_and_si256(_mm256_slli_epi16::<7>(codes), fields);
+            V(
+                _mm256_cvtph_ps(_mm256_castsi256_si128(half)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half)),
+            )
         }
     }
     #[inline(always)]

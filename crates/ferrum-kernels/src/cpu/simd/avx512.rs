@@ -1,6 +1,7 @@
 //! AVX-512: one register for a vector. The level with dot products of bf16 differs in those alone.
 
 use super::{ByteProducts, LANES, Simd};
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 /// Proof of `avx512f` (and what [`super::super::isa`] asks for beside it), with `BF16` of `avx512bf16`.
@@ -123,6 +124,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<NEAREST>(v)) }
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
         // SAFETY: see the impl.
         unsafe {
@@ -134,6 +141,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let half = _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign);
             let half = _mm256_or_si256(half, nan);
             _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_small_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            // As with AVX2.
+            let codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+            let fields = _mm256_set1_epi16(0xbf80_u16 as i16);
+            _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16::<7>(codes), fields))
         }
     }
     #[inline(always)]
@@ -255,6 +272,12 @@ impl ByteProducts for Avx512<false> {
     /// `vpdpbusd` takes unsigned weights.
     const WIDE_FLIP: u8 = 0x80;
 
+    #[inline(always)]
+    fn again(self, mut p: *const i32) -> *const i32 {
+        // SAFETY: there is no instruction.
+        unsafe { asm!("/* {0} */", inout(reg) p, options(readonly, nostack, preserves_flags)) };
+        p
+    }
     #[inline(always)]
     fn no_products(self) -> Self::Products {
         self.splat_i(0)

@@ -16,6 +16,8 @@ pub(super) mod scalar;
 #[cfg(test)]
 mod tests;
 
+use half::f16;
+
 /// Lanes of a vector, at every level.
 pub(crate) const LANES: usize = 16;
 
@@ -73,7 +75,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// `|v|`.
     fn abs(self, v: Self::V) -> Self::V;
-    /// `2^n` from `n + 1.5·2^23`, `-126 ≤ n ≤ 127`: the low mantissa bits of the sum hold `n`.
+    /// `2^n` from `n + 1.5·2^23`, `-127 ≤ n ≤ 128`, whose ends give 0 and infinity: the low mantissa bits of
+    /// the sum hold `n`.
     fn pow2_of_magic(self, v: Self::V) -> Self::V;
 
     /// Sixteen integers `-127 ≤ n ≤ 127` from `n + 1.5·2^23`, as bytes, and their sum.
@@ -99,6 +102,15 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`load`](Self::load).
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Sixteen FP8 E4M3 (given as bits), of which none is NaN, as 2^-8 of what they are.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_small_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's contract.
+        self.mul(unsafe { self.load_e4m3(p) }, self.splat(1.0 / 256.0))
+    }
     /// Sixteen bf16 (given as bits), exactly.
     ///
     /// # Safety
@@ -115,6 +127,18 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for reads of 16 elements; any alignment.
     unsafe fn load_bf16_pairs(self, p: *const u32) -> [Self::V; 2];
+    /// Stores sixteen f32 as f16 (its bits), rounded to nearest even.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 16 elements; any alignment.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V) {
+        let lanes = self.to_array(v);
+        for (i, lane) in lanes.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { p.add(i).write_unaligned(f16::from_f32(*lane).to_bits()) };
+        }
+    }
     /// Stores sixteen f32.
     ///
     /// # Safety
@@ -231,6 +255,14 @@ pub(crate) trait ByteProducts: Simd {
     const ROOMY: bool;
     /// What is added to the weights of [`wide`](Self::wide), as bits that are flipped.
     const WIDE_FLIP: u8;
+
+    /// `p`, without the compiler knowing: what has been read there is read again. For levels whose
+    /// products take a number from memory to all lanes for nothing, where keeping so many for a second use
+    /// would only fill the stack with them.
+    #[inline(always)]
+    fn again(self, p: *const i32) -> *const i32 {
+        p
+    }
 
     /// No products.
     fn no_products(self) -> Self::Products;

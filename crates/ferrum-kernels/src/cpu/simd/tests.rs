@@ -106,12 +106,12 @@ impl Everything {
     #[inline(always)]
     fn of_magic<S: Simd>(s: S, found: &mut Found) {
         let magic = s.splat(12_582_912.0);
-        for first in (-126..=112).step_by(14) {
-            let n: [f32; LANES] = std::array::from_fn(|i| (first + i as i32).min(127) as f32);
-            let v = s.add(s.lanes(n), magic);
-            let power = s.to_array(s.pow2_of_magic(v));
+        for first in (-127..=113).step_by(15) {
+            let numbers = |most| std::array::from_fn(|i| (first + i as i32).min(most) as f32);
+            let v = |most| s.add(s.lanes(numbers(most)), magic);
+            let power = s.to_array(s.pow2_of_magic(v(128)));
             found.push((format!("pow2_of_magic {first}"), number_bits(power)));
-            let (words, sum) = s.bytes_of_magic(v);
+            let (words, sum) = s.bytes_of_magic(v(127));
             let words = words.into_iter().chain([sum]).map(|x| x as u32);
             found.push((format!("bytes_of_magic {first}"), words.collect()));
         }
@@ -133,6 +133,18 @@ impl Everything {
                 found.push((name, number_bits(s.to_array(f16))));
                 let name = format!("bf16 {first} {at}");
                 found.push((name, number_bits(s.to_array(bf16))));
+                // Halfway to the next number, where there is one, and what is nothing special.
+                let between = s.fma(f16, s.splat(1.0 / 2048.0), f16);
+                for (which, v) in [("the same", f16), ("between", between), ("wide", bf16)] {
+                    let mut stored = [0u16; LANES + 1];
+                    // SAFETY: there is room for sixteen.
+                    let back = unsafe {
+                        s.store_f16(stored[at..].as_mut_ptr(), v);
+                        s.load_f16(stored[at..].as_ptr())
+                    };
+                    let name = format!("store_f16 {which} {first} {at}");
+                    found.push((name, number_bits(s.to_array(back))));
+                }
             }
         }
         let codes: [u8; 256] = std::array::from_fn(|i| i as u8);
@@ -140,7 +152,12 @@ impl Everything {
             let p = codes[at..].as_ptr();
             // SAFETY: sixteen codes lie there.
             let all = unsafe { [s.load_e4m3(p), s.load_i8(p.cast()), s.load_u8(p)] };
-            for (name, v) in ["e4m3", "i8", "u8"].into_iter().zip(all) {
+            let numbers: [u8; LANES] =
+                std::array::from_fn(|i| codes[at + i].min(codes[at + i] & 0x80 | 0x7e));
+            // SAFETY: as above.
+            let small = unsafe { s.load_small_e4m3(numbers.as_ptr()) };
+            let names = ["e4m3", "i8", "u8", "small e4m3"];
+            for (name, v) in names.into_iter().zip(all.into_iter().chain([small])) {
                 found.push((format!("{name} {at}"), number_bits(s.to_array(v))));
             }
         }

@@ -222,6 +222,50 @@ fn float8_in_blocks_of_every_kind() {
 }
 
 #[test]
+fn float8_that_is_no_number_spoils_its_feature_alone() {
+    let mut case = Case::float8([1, INPUTS]);
+    if let Stored::Float8 { codes, .. } = &mut case.stored {
+        codes[3 * INPUTS + 130] = 0x7f;
+        codes[40 * INPUTS + 5] = 0xff;
+    }
+    for device in devices() {
+        let weight = device.load_layers_fused(&[case.weights()], INPUTS).unwrap();
+        for rows in [1, ROWS] {
+            let found = case.product(&device, &weight, (0, rows));
+            for (at, x) in found.iter().enumerate() {
+                let spoiled = [3, 40].contains(&(at % case.n));
+                assert_eq!(
+                    x.is_nan(),
+                    spoiled,
+                    "{device:?}: {at} of {rows} rows is {x}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn float8_with_scales_past_all_numbers_is_refused() {
+    let layer = |scales| Fp8Weights {
+        in_features: 2,
+        out_features: 1,
+        block: [1, 2],
+        codes: &[0x38, 0x40],
+        scales,
+        scale_dtype: SrcDtype::F32,
+    };
+    let device = CpuBackend::open(0).unwrap();
+    let load = |scale: f32| {
+        let bytes = scale.to_le_bytes();
+        let loaded = device.load_layers_fused(&[QuantWeights::Fp8(layer(&bytes))], 2);
+        loaded.map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(load(1.3e36), Ok(()));
+    let error = load(1.4e36).unwrap_err();
+    assert!(error.contains("a scale is 14"), "{error}");
+}
+
+#[test]
 fn experts_of_float8_stay_bytes() {
     let device = CpuBackend::open(0).unwrap();
     let (float8, groups) = (Case::float8([128, 128]), Case::groups(4, 32, false));
