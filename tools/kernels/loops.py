@@ -42,7 +42,7 @@ def functions(binary: str) -> Iterator[tuple[str, list[Instruction]]]:
                     yield level, body
                 name = LEVEL.search(start[1])
                 level, body = name and name[1], []
-            elif level and (found := re.match(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)", line)):
+            elif level and (found := re.match(r"\s*([0-9a-f]+):\s+(?:\{vex\} )?(\S+)\s*(.*)", line)):
                 body.append(Instruction(int(found[1], 16), found[2], found[3]))
         if level:
             yield level, body

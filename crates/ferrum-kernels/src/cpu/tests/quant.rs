@@ -246,18 +246,17 @@ fn float8_that_is_no_number_spoils_its_feature_alone() {
 
 #[test]
 fn float8_with_scales_past_all_numbers_is_refused() {
-    let layer = |scales| Fp8Weights {
-        in_features: 2,
-        out_features: 1,
-        block: [1, 2],
-        codes: &[0x38, 0x40],
-        scales,
-        scale_dtype: SrcDtype::F32,
-    };
     let device = CpuBackend::open(0).unwrap();
     let load = |scale: f32| {
-        let bytes = scale.to_le_bytes();
-        let loaded = device.load_layers_fused(&[QuantWeights::Fp8(layer(&bytes))], 2);
+        let layer = Fp8Weights {
+            in_features: 2,
+            out_features: 1,
+            block: [1, 2],
+            codes: &[0x38, 0x40],
+            scales: &scale.to_le_bytes(),
+            scale_dtype: SrcDtype::F32,
+        };
+        let loaded = device.load_layers_fused(&[QuantWeights::Fp8(layer)], 2);
         loaded.map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(load(1.3e36), Ok(()));
