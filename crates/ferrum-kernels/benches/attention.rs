@@ -104,7 +104,7 @@ fn measure<K: CpuKvElement>(device: &CpuBackend, block_size: usize) {
 fn main() {
     let device = CpuBackend::open(0).unwrap();
     println!("{}", CpuBackend::info(&device).detail);
-    for block_size in [16, KEYS] {
+    for block_size in [16, 32, KEYS] {
         measure::<KvF32>(&device, block_size);
         measure::<KvFp16>(&device, block_size);
         measure::<KvInt8>(&device, block_size);
