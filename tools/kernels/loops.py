@@ -2,7 +2,7 @@
 
 Why: a kernel is written once over `Simd` and compiled for each level inside one function
 (`run_avx2`, `bytes_avx512`, …). A closure or an iterator that is not inlined there becomes a call for each
-vector, which once made FP8 eighteen times slower, and a compiler that keeps too much for later fills the
+vector, which once made FP8 twenty times slower, and a compiler that keeps too much for later fills the
 stack. No test sees either; nor does a profile, unless somebody runs that type on that processor.
 
 Usage (on x86-64, with binutils):
@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 LEVEL = re.compile(r"3isa\d+((?:run|bytes|bf16)_\w+?)17h")
 PRODUCT = re.compile(r"vfn?madd|vpdp|vdpbf16|vpmaddub|vpmulld")
-# Copies of the ends of rows that are shorter than a vector: beside the loop, in its range of addresses.
+# Copies of the ends of rows that are shorter than a vector: beside the loop, in its range of addresses. Calls
+# through the table of addresses (`_DYNAMIC`) have no name here and are left out too.
 ENDS = ("copy_from_slice", "memcpy", "memset", "panic", "slice_index", "_DYNAMIC")
 
 

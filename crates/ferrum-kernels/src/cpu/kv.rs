@@ -18,7 +18,7 @@ use super::heads::{
     HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
 };
 use super::math::for_vectors;
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, LINE, Simd};
 use super::{CpuBackend, CpuContext, math};
 use crate::backend::*;
 use element::load;
@@ -312,9 +312,6 @@ struct Chunks<K: CpuKvElement> {
     /// Only ever asked for: these may be anywhere.
     next: [*const K::Stored; TILE_CHUNKS],
 }
-
-/// A line of the caches, in bytes; smaller ones are asked for in part.
-const LINE: usize = 64;
 
 impl<K: CpuKvElement> Chunks<K> {
     /// The vector at `at` of a chunk, which is `v` vectors after one that was taken, or is the first.

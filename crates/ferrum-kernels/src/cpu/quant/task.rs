@@ -9,7 +9,7 @@ use crate::backend::MatShape;
 use crate::cpu::gemm::tile::PANEL;
 use crate::cpu::isa::ByteKernel;
 use crate::cpu::math;
-use crate::cpu::simd::{ByteProducts, LANES, Simd};
+use crate::cpu::simd::{ByteProducts, LANES, LINE, Simd};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -19,8 +19,6 @@ const STREAMS: usize = 3;
 /// How far ahead of the sums weights are asked for, in bytes: a unit takes so many instructions that
 /// the processor alone does not look far enough.
 const AHEAD: usize = 512;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Bytes of activations that several panels are multiplied with before the next: they stay in the
 /// second-level cache.
 const ACTS_AT_ONCE: usize = 192 << 10;

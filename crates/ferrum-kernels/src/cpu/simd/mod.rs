@@ -21,6 +21,9 @@ use half::f16;
 /// Lanes of a vector, at every level.
 pub(crate) const LANES: usize = 16;
 
+/// Bytes of a cache line, for prefetches.
+pub(crate) const LINE: usize = 64;
+
 /// Operations on vectors of [`LANES`] lanes. A value is the proof that this CPU has the level.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// [`LANES`] f32 lanes.
