@@ -1,5 +1,6 @@
 #!/bin/sh
-# An answer that is held to a JSON schema while it is generated.
+# An answer that is held to a JSON schema while it is generated. The form always holds; what fills it is the
+# model's, and the demo model has never seen JSON.
 set -eu
 
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8000/v1}

@@ -1,4 +1,7 @@
-"""Answers held to a form: a JSON schema, and one of a few words."""
+"""Answers held to a form: a JSON schema, and one of a few texts.
+
+The form always holds. What fills it is the model's: the demo model has never seen JSON, and fills it badly.
+"""
 
 import json
 
@@ -22,8 +25,8 @@ print(json.loads(answer.choices[0].message.content))
 # Fields that are not OpenAI's go through `extra_body`; this one is vLLM's.
 answer = client.chat.completions.create(
     model=model,
-    messages=[{"role": "user", "content": "Is a fox an animal?"}],
-    extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    messages=[{"role": "user", "content": "What color is the sky?"}],
+    extra_body={"structured_outputs": {"choice": ["The sky is blue.", "The sky is green."]}},
     temperature=0,
 )
 print(answer.choices[0].message.content)

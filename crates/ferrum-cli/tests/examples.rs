@@ -145,7 +145,7 @@ fn examples_in_python() {
         panic!("{structured}")
     };
     assert!(sum.starts_with("{'result': "), "{structured}");
-    assert!(choice == "yes" || choice == "no", "{structured}");
+    assert!(choice.starts_with("The sky is "), "{structured}");
 }
 
 #[test]
