@@ -7,9 +7,7 @@
 //! A program of its own depends on `ferrum-engine`, `ferrum-formats` and `ferrum-models`, and on `serde_json`
 //! for the messages. Many sequences at once are the business of `ferrum_engine::Engine`, which batches them.
 
-use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Generation, KvDtype, generate,
-};
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Generation, KvDtype, generate};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_formats::{Gguf, ModelSource};
@@ -65,9 +63,13 @@ pub fn answer(path: &Path, prompt: &str, out: &mut dyn Write) -> Result<usize, B
 )]
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
-    let model = arguments.next().unwrap_or("assets/demo/ferrum-demo.gguf".into());
+    let model = arguments
+        .next()
+        .unwrap_or("assets/demo/ferrum-demo.gguf".into());
     let prompt = match arguments.next() {
-        Some(prompt) => prompt.into_string().map_err(|_| "the prompt is not UTF-8")?,
+        Some(prompt) => prompt
+            .into_string()
+            .map_err(|_| "the prompt is not UTF-8")?,
         None => "What is 7 plus 5?".to_owned(),
     };
     let tokens = answer(Path::new(&model), &prompt, &mut std::io::stdout())?;
