@@ -21,7 +21,11 @@ use std::path::Path;
 const CONTEXT: usize = 1024;
 
 /// Answers `prompt` with the model in the GGUF file at `path`; gives the number of generated tokens.
-pub fn answer(path: &Path, prompt: &str, out: &mut dyn Write) -> Result<usize, Box<dyn Error>> {
+pub(crate) fn answer(
+    path: &Path,
+    prompt: &str,
+    out: &mut dyn Write,
+) -> Result<usize, Box<dyn Error>> {
     let gguf = Gguf::open(path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer)?;
