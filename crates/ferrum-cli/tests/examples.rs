@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
 
 #[path = "../../../examples/rust/generate.rs"]
 mod generate;
@@ -19,6 +20,7 @@ fn root() -> PathBuf {
 struct Serving {
     process: Child,
     address: String,
+    log: NamedTempFile,
 }
 
 impl Serving {
@@ -28,9 +30,14 @@ impl Serving {
         let address = address.unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
         command.args(["serve", "--backend", "cpu", "--port"]);
-        let process = command.arg(address.port().to_string()).spawn().unwrap();
-        let address = address.to_string();
-        let mut serving = Self { process, address };
+        command.arg(address.port().to_string());
+        let log = NamedTempFile::new().unwrap();
+        let process = command.stderr(log.reopen().unwrap()).spawn().unwrap();
+        let mut serving = Self {
+            process,
+            address: address.to_string(),
+            log,
+        };
         serving.wait();
         serving
     }
@@ -39,8 +46,10 @@ impl Serving {
     fn wait(&mut self) {
         let begin = Instant::now();
         while !self.is_ready() {
-            let ended = self.process.try_wait().unwrap();
-            assert_eq!(ended, None, "the server ended");
+            if let Some(status) = self.process.try_wait().unwrap() {
+                let log = std::fs::read_to_string(self.log.path()).unwrap();
+                panic!("the server ended with {status}: {log}");
+            }
             assert!(begin.elapsed() < Duration::from_secs(120), "not ready");
             sleep(Duration::from_millis(20));
         }
