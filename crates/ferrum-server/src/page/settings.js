@@ -4,7 +4,7 @@ import { settingsStore } from "./storage.js";
 /** Sampling fields. One that is not set is not sent: the model's own recommendation holds. */
 export const SAMPLING = [
   { name: "temperature", label: "Randomness", usual: "temperature", min: 0, max: 2, step: 0.05, hint: "0: always the likeliest token; higher: more surprising" },
-  { name: "max_tokens", label: "Longest answer", usual: "max tokens", min: 1, max: 1_048_576, step: 1, hint: "a token is about ¾ of a word" },
+  { name: "max_tokens", label: "Longest answer", usual: "max tokens", min: 1, max: 1_048_576, step: 1, hint: "a token is about ¾ of a word; the context is a limit, too" },
   { name: "top_p", label: "Likely share", usual: "top-p", min: 0.01, max: 1, step: 0.01, hint: "only the likeliest tokens that together make this share; 1: all" },
   { name: "top_k", label: "Likely number", usual: "top-k", min: 0, max: 100_000, step: 1, hint: "only this many of the likeliest tokens; 0: all" },
   { name: "min_p", label: "Least likelihood", usual: "min-p", min: 0, max: 1, step: 0.01, hint: "no token less likely than this, where the likeliest is 1" },
@@ -13,7 +13,7 @@ export const SAMPLING = [
 
 /** What holds where a field is empty, in words. `model` is an entry of the server's list of models. */
 export function defaultWords(name, model) {
-  if (name === "max_tokens") return "to the context's end";
+  if (name === "max_tokens") return "no limit";
   if (name === "seed") return "random";
   const value = model?.ferrum?.defaults?.[name];
   return Number.isFinite(value) ? String(value) : "the model's own";
