@@ -452,6 +452,9 @@ def test_hostile_answers(browser, fake):
 def test_failures(browser, fake):
     with Tab(browser, fake.url) as tab:
         retries = tab.answers().last.get_by_role("button", name=re.compile("again"))
+        tab.ask("failing")
+        # One control, not two.
+        expect(retries).to_have_count(1)
         tab.ask("too long")
         # What can never fit is not tried again, and the page says what to do.
         expect(tab.answers().last.locator(".error")).to_contain_text("Shorten a message")
@@ -460,8 +463,6 @@ def test_failures(browser, fake):
         expect(tab.answers()).to_have_count(0)
         tab.ask("cut")
         error = tab.answers().last.locator(".error")
-        # One control, not two.
-        expect(retries).to_have_count(1)
         expect(error).to_contain_text("connection broke")
         expect(tab.body()).to_have_text("A beginning")
         error.get_by_role("button", name="Try again").click()
@@ -566,9 +567,6 @@ def test_rich_answers(browser, fake):
         boxes = body.get_by_role("checkbox")
         assert [boxes.nth(i).is_checked() for i in range(2)] == [True, False]
         expect(boxes.first).to_be_disabled()
-        # Bullets as everywhere: a disc, then a circle, then a square.
-        marks = body.locator("li:not(.task):not([value])").evaluate_all("all => all.map((e) => getComputedStyle(e).listStyleType)")
-        assert marks == ["disc", "circle", "square"], marks
         body.get_by_role("button", name="Footnote 1").click()
         note = body.locator(".notes li")
         expect(note).to_be_focused()
@@ -577,16 +575,33 @@ def test_rich_answers(browser, fake):
         expect(body.get_by_role("button", name="Footnote 1")).to_be_focused()
 
 
-def test_what_is_seen(browser, fake):
-    """Faults of the eye: the meter's bar, and the gaps between messages."""
+def test_bullets(browser, fake):
+    """As everywhere: a disc, then a circle, then a square, though the messages are a list themselves."""
+    with Tab(browser, fake.url) as tab:
+        tab.ask("rich")
+        expect(tab.body()).to_contain_text("three")
+        shown = "all => all.filter((e) => /^(one|two|three)/.test(e.innerText)).map((e) => getComputedStyle(e).listStyleType)"
+        marks = tab.body().locator("li").evaluate_all(shown)
+        assert marks == ["disc", "circle", "square"], marks
+
+
+def test_context_meter(browser, fake):
+    """What is taken fills the track from top to bottom."""
     with Tab(browser, fake.url) as tab:
         tab.ask("one")
-        tab.ask("two")
         track = tab.page.locator("#context-meter")
+        expect(track.locator("> *")).to_have_count(1)
         outer, inner = track.bounding_box(), track.locator("> *").bounding_box()
         assert (outer["y"], outer["height"]) == (inner["y"], inner["height"]), (outer, inner)
         assert 0 < inner["width"] < outer["width"] / 2
         expect(track).to_have_attribute("aria-valuenow", "0.03")
+
+
+def test_gaps(browser, fake):
+    """An answer stands nearer to its question than the next question to the answer."""
+    with Tab(browser, fake.url) as tab:
+        tab.ask("one")
+        tab.ask("two")
         bubbles, body = tab.page.locator(".bubble"), tab.body(0).bounding_box()
         first, second = bubbles.first.bounding_box(), bubbles.last.bounding_box()
         bar = tab.answers().first.locator(".bar").bounding_box()
