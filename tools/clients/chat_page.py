@@ -3,7 +3,7 @@
 
 Needs the package `playwright` and a Chromium of the system; without them the script says so and ends well.
 Half of the tests ask the server itself, whose model is expected to be the demo model. The others take the
-page from it and put a stand-in behind it that misbehaves as no real model can be told to.
+page from it and put a stand-in behind it (`chat_stand_in.py`).
 """
 
 import argparse
@@ -11,13 +11,12 @@ import json
 import re
 import shutil
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from chat_stand_in import HOSTILE, HOSTILE_TEX, WIDE, stand_in
 
 try:
     from playwright.sync_api import expect, sync_playwright
@@ -32,146 +31,7 @@ FLAGS = [
 ]
 PHONE = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 DESKTOP = {"viewport": {"width": 1280, "height": 800}}
-
-HOSTILE = (
-    '<script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">\n\n'
-    "[a](javascript:window.pwned=1) [b](data:text/html,<script>1</script>) [c](//evil.example/x) "
-    "[d](https://fine.example/?q=1) ![e](https://evil.example/pixel.png) <https://fine.example/two>\n\n"
-    "<svg onload=window.pwned=1><a href='javascript:window.pwned=1'>x</a>\n\n"
-    "| <b>h</b> |\n|---|\n| <img src=x onerror=window.pwned=1> |\n\n```<img onerror=1>\n</code></pre><script>window.pwned=1</script>\n```\n"
-)
-WIDE = (
-    "# A heading\n\nSome **bold** and *slanted* words, `code`, and a [link](https://example.com/).\n\n"
-    "1. First\n2. Second\n   - nested\n\n> A quotation.\n\n"
-    "```python\ndef long_line(): return 'x' * 100 + 'y' * 100 + 'z' * 100 + 'and so on, far beyond a phone'\n```\n\n"
-    "| Column one | Column two | Column three | Column four | Column five |\n|---|---|--:|---|---|\n"
-    "| some words | more words | 12,345 | words again | and the last |\n\n" + "unbreakable" * 20
-)
-
-
-class StandIn(BaseHTTPRequestHandler):
-    """A server whose answers are told by the last message of the user."""
-
-    protocol_version = "HTTP/1.1"
-    page = (b"", {})
-    key = None
-    requests = []
-    tries = {}
-
-    def log_message(self, *_):
-        pass
-
-    def send(self, status, body, headers=()):
-        self.send_response(status)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def send_json(self, status, value, headers=()):
-        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json", **dict(headers)})
-
-    def fail(self, status, message, headers=()):
-        self.send_json(status, {"error": {"message": message, "type": "x", "param": None, "code": None}}, headers)
-
-    def is_locked(self):
-        return self.key is not None and self.headers.get("Authorization") != f"Bearer {self.key}"
-
-    def do_GET(self):
-        if self.path == "/":
-            body, headers = self.page
-            return self.send(401 if self.is_locked() else 200, body, headers)
-        if self.is_locked():
-            return self.fail(401, "the API key is not one of this server's")
-        if self.path == "/v1/models":
-            names = ["stand-in", '<img src=x onerror="window.pwned = 1">']
-            return self.send_json(200, {"data": [{"id": name, "max_model_len": 4096} for name in names]})
-        self.fail(404, "there is nothing")
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.is_locked():
-            return self.fail(401, "the API key is not one of this server's")
-        self.requests.append(body)
-        said = [m["content"] for m in body["messages"] if m["role"] == "user"][-1]
-        self.tries[said] = self.tries.get(said, 0) + 1
-        if said == "busy" and self.tries[said] == 1:
-            return self.fail(429, "too many requests wait", {"Retry-After": "1"})
-        if said == "hostile error":
-            return self.fail(500, '<img src=x onerror="window.pwned = 1">')
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        try:
-            self.answer(said, body)
-        except (BrokenPipeError, ConnectionResetError):
-            self.tries["gone"] = self.tries.get("gone", 0) + 1
-
-    def event(self, value):
-        self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
-        self.wfile.flush()
-
-    def delta(self, finish=None, **delta):
-        self.event({"model": "stand-in", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-
-    def answer(self, said, body):
-        self.delta(role="assistant", content="")
-        if said == "slow":
-            for i in range(600):
-                self.delta(content=f"word {i} ")
-                time.sleep(0.05)
-        elif said == "cut":
-            self.delta(content="A beginning")
-            if self.tries[said] == 1:
-                return
-        elif said == "failing":
-            self.delta(content="A beginning")
-            return self.event({"error": {"message": "the engine has failed"}})
-        elif said == "think":
-            for word in "First this then that".split():
-                self.delta(reasoning_content=word + " ")
-                time.sleep(0.05)
-            self.delta(content="Thought through.")
-        elif said == "hostile":
-            self.delta(reasoning_content=HOSTILE)
-            for at in range(0, len(HOSTILE), 7):
-                self.delta(content=HOSTILE[at : at + 7])
-            function = {"name": "<img src=x onerror=window.pwned=1>", "arguments": json.dumps({"x": HOSTILE})}
-            self.delta(tool_calls=[{"index": 0, "id": "c", "type": "function", "function": function}])
-        elif said == "tool" and body["messages"][-1]["role"] == "user":
-            self.delta(tool_calls=[{"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": ""}}])
-            for piece in ['{"ci', 'ty": "Pa', 'ris"}']:
-                self.delta(tool_calls=[{"index": 0, "function": {"arguments": piece}}])
-            self.delta(finish="tool_calls")
-        elif said == "wide":
-            for at in range(0, len(WIDE), 11):
-                self.delta(content=WIDE[at : at + 11])
-                time.sleep(0.001)
-        elif said == "long":
-            for i in range(80):
-                self.delta(content=f"Paragraph {i}.\n\n")
-        else:
-            self.delta(content=f"You said: {said}")
-        self.delta(finish="stop")
-        usage = {"prompt_tokens": 100, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 64}}
-        self.event({"choices": [], "usage": usage})
-        self.wfile.write(b"data: [DONE]\n\n")
-
-
-@contextmanager
-def stand_in(page, key=None):
-    handler = type("Handler", (StandIn,), {"page": page, "key": key, "requests": [], "tries": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    handler.url = f"http://127.0.0.1:{server.server_address[1]}/"
-    try:
-        yield handler
-    finally:
-        server.shutdown()
+PICTURE_PHONE = {**PHONE, "viewport": {"width": 390, "height": 844}}
 
 
 class Tab:
@@ -182,6 +42,11 @@ class Tab:
         self.page = self.context.new_page()
         self.problems = []
         self.origins = set()
+        # Violations of the policy that the console may not tell.
+        self.page.add_init_script(
+            "window.violations = []; addEventListener('securitypolicyviolation',"
+            " (e) => violations.push(`${e.violatedDirective}: ${e.blockedURI} ${e.sample}`))"
+        )
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console", self.note)
         self.page.on("request", lambda request: self.origins.add(re.match(r"\w+:(//[^/]*)?", request.url)[0]))
@@ -202,6 +67,8 @@ class Tab:
         if kind is None:
             assert not self.problems, self.problems
             assert self.origins <= {self.origin, "data:"}, self.origins
+            violations = self.page.evaluate("window.violations")
+            assert violations == [], violations
             assert self.page.evaluate("window.pwned") is None
         self.context.close()
 
@@ -258,12 +125,17 @@ def test_settings_reach_the_request(browser, server):
         tab.page.keyboard.press("Control+,")
         dialog = tab.page.get_by_role("dialog", name="Settings")
         dialog.get_by_label("System prompt").fill("Be brief.")
-        for label, value in [("Temperature", "0"), ("Top-p", "0.9"), ("Top-k", "5"), ("Min-p", "0.1"),
-                             ("Most tokens", "3"), ("Seed", "7")]:
+        randomness = dialog.get_by_label("Randomness (temperature)", exact=True)
+        # What holds if nothing is set is the model's own.
+        defaults = tab.page.evaluate("fetch('/v1/models', {headers: %s}).then((r) => r.json())" % json.dumps(
+            {"Authorization": f"Bearer {server.key}"} if server.key else {}))["data"][0]["ferrum"]["defaults"]
+        expect(randomness).to_have_attribute("placeholder", str(defaults["temperature"]))
+        for label, value in [("Randomness (temperature)", "0"), ("Likely share (top-p)", "0.9"), ("Likely number (top-k)", "5"),
+                             ("Least likelihood (min-p)", "0.1"), ("Longest answer (max tokens)", "3"), ("Repeatability (seed)", "7")]:
             dialog.get_by_label(label, exact=True).fill(value)
-        dialog.get_by_label("Temperature").fill("9")
-        expect(dialog.get_by_label("Temperature")).to_have_attribute("aria-invalid", "true")
-        dialog.get_by_label("Temperature").fill("0")
+        randomness.fill("9")
+        expect(randomness).to_have_attribute("aria-invalid", "true")
+        randomness.fill("0")
         tab.page.keyboard.press("Escape")
         tab.ask("Once upon a time")
         (request,) = sent
@@ -288,6 +160,14 @@ def test_a_tool_is_called(browser, server):
         tab.page.get_by_role("button", name="Send result").click()
         expect(tab.answers()).to_have_count(2)
         expect(tab.body()).not_to_be_empty(timeout=60_000)
+
+
+def test_suggestions_suit_the_demo_model(browser, server):
+    with Tab(browser, server.url, server.key) as tab:
+        expect(tab.page.locator("#suggestions button")).to_have_count(4)
+        tab.page.get_by_role("button", name="What is 7 plus 5?").click()
+        expect(tab.body()).to_have_text("7 plus 5 is 12.")
+        expect(tab.answers().locator(".stats")).to_contain_text("tokens/s")
 
 
 # ---- With a stand-in behind the page
@@ -387,11 +267,16 @@ def test_hostile_answers(browser, fake):
         for text in ["hostile", "hostile error", '<img src=x onerror="window.pwned = 1">']:
             tab.ask(text)
         tab.page.get_by_text("Thoughts").first.click()
+        tab.ask("hostile tex")
         tab.page.reload()
-        expect(tab.answers()).to_have_count(3)
+        expect(tab.answers()).to_have_count(4)
+        # A frame of the page is nowhere larger than the page, whatever a formula says of its size.
+        tab.fits()
         tab.page.get_by_text("Thoughts").first.click()
         expect(tab.answers().nth(1).locator(".error")).to_contain_text("<img src=x")
         messages = tab.page.locator("#messages, #sidebar")
+        for attribute in ["href^='javascript'", "onerror", "src"]:
+            assert messages.locator(f"[{attribute}]").count() == 0, attribute
         for tag in ["img", "script", "iframe", "b", "style", "object", "form[action]"]:
             assert messages.locator(tag).count() == 0, tag
         links = messages.locator("a").evaluate_all("links => links.map((link) => link.href)")
@@ -403,6 +288,16 @@ def test_hostile_answers(browser, fake):
 
 def test_failures(browser, fake):
     with Tab(browser, fake.url) as tab:
+        retries = tab.answers().last.get_by_role("button", name=re.compile("again"))
+        tab.ask("failing")
+        # One control, not two.
+        expect(retries).to_have_count(1)
+        tab.ask("too long")
+        # What can never fit is not tried again, and the page says what to do.
+        expect(tab.answers().last.locator(".error")).to_contain_text("Shorten a message")
+        expect(retries).to_have_count(0)
+        tab.answers().last.get_by_role("button", name="New chat").click()
+        expect(tab.answers()).to_have_count(0)
         tab.ask("cut")
         error = tab.answers().last.locator(".error")
         expect(error).to_contain_text("connection broke")
@@ -493,6 +388,222 @@ def test_keyboard_alone(browser, fake):
             assert wanted in names, (wanted, names)
 
 
+def test_rich_answers(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        tab.ask("rich")
+        body = tab.body()
+        expect(body.locator("math")).to_have_count(4)
+        expect(body.locator(".formula > math mfrac")).to_have_count(2)
+        assert "\\" not in body.inner_text() and "costs $5 and a pen $2" in body.inner_text()
+        assert body.locator(".formula").first.bounding_box()["height"] > 30
+        colour = "e => getComputedStyle(e).color"
+        words = {name: body.locator(f".code-{name}").first.evaluate(colour) for name in ["keyword", "comment", "number", "title"]}
+        assert len(set(words.values())) == 4, words
+        expect(body.locator("pre").first).to_have_text("def area(r):\n    # of a circle\n    return 3.14 * r ** 2", use_inner_text=True)
+        expect(body.locator("pre").last).to_have_text("plain <b>text</b>")
+        boxes = body.get_by_role("checkbox")
+        assert [boxes.nth(i).is_checked() for i in range(2)] == [True, False]
+        expect(boxes.first).to_be_disabled()
+        body.get_by_role("button", name="Footnote 1").click()
+        note = body.locator(".notes li")
+        expect(note).to_be_focused()
+        expect(note).to_contain_text("It is here.")
+        note.get_by_role("button", name="Back to the text").click()
+        expect(body.get_by_role("button", name="Footnote 1")).to_be_focused()
+
+
+def test_bullets(browser, fake):
+    """As everywhere: a disc, then a circle, then a square, though the messages are a list themselves."""
+    with Tab(browser, fake.url) as tab:
+        tab.ask("rich")
+        expect(tab.body()).to_contain_text("three")
+        shown = "all => all.filter((e) => /^(one|two|three)/.test(e.innerText)).map((e) => getComputedStyle(e).listStyleType)"
+        marks = tab.body().locator("li").evaluate_all(shown)
+        assert marks == ["disc", "circle", "square"], marks
+
+
+def test_context_meter(browser, fake):
+    """What is taken fills the track from top to bottom."""
+    with Tab(browser, fake.url) as tab:
+        tab.ask("one")
+        track = tab.page.locator("#context-meter")
+        expect(track.locator("> *")).to_have_count(1)
+        outer, inner = track.bounding_box(), track.locator("> *").bounding_box()
+        assert (outer["y"], outer["height"]) == (inner["y"], inner["height"]), (outer, inner)
+        assert 0 < inner["width"] < outer["width"] / 2
+        expect(track).to_have_attribute("aria-valuenow", "0.03")
+
+
+def test_gaps(browser, fake):
+    """An answer stands nearer to its question than the next question to the answer."""
+    with Tab(browser, fake.url) as tab:
+        tab.ask("one")
+        tab.ask("two")
+        bubbles, body = tab.page.locator(".bubble"), tab.body(0).bounding_box()
+        first, second = bubbles.first.bounding_box(), bubbles.last.bounding_box()
+        bar = tab.answers().first.locator(".bar").bounding_box()
+        to_answer, to_next = body["y"] - first["y"] - first["height"], second["y"] - bar["y"] - bar["height"]
+        assert 8 <= to_answer < to_next <= 48, (to_answer, to_next)
+    with Tab(browser, fake.url, **PHONE) as tab:
+        tab.ask("one")
+        tab.ask("two")
+        bars = tab.page.locator(".message .bar")
+        boxes = [bars.nth(i).bounding_box() for i in range(3)]
+        to_answer = tab.body(0).bounding_box()["y"] - boxes[0]["y"] - boxes[0]["height"]
+        to_next = tab.page.locator(".bubble").last.bounding_box()["y"] - boxes[1]["y"] - boxes[1]["height"]
+        assert 0 <= to_answer < to_next, (to_answer, to_next)
+
+
+def test_every_answer_has_a_rate(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        for text in ["short", "think", "tool", "cut"]:
+            tab.ask(text)
+            expect(tab.answers().last.locator(".stats")).to_contain_text("tokens/s")
+
+
+def test_suggestions(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        prompts = tab.page.locator("#suggestions button")
+        expect(prompts).to_have_count(4)
+        words = prompts.first.inner_text()
+        prompts.first.click()
+        expect(tab.body()).to_have_text(f"You said: {words}")
+        expect(prompts.first).to_be_hidden()
+
+
+def test_defaults_are_shown(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        expect(tab.page.locator("#welcome-model")).to_have_text("stand-in")
+        tab.page.keyboard.press("Control+,")
+        for label, value in [("Randomness (temperature)", "0.7"), ("Likely share (top-p)", "0.95"), ("Likely number (top-k)", "40"),
+                             ("Least likelihood (min-p)", "0"), ("Longest answer (max tokens)", "no limit"),
+                             ("Repeatability (seed)", "random")]:
+            expect(tab.page.get_by_label(label, exact=True)).to_have_attribute("placeholder", value)
+
+
+def test_search(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        tab.ask("red foxes")
+        tab.ask("blue <b>whales</b>")
+        tab.page.keyboard.press("Control+Shift+O")
+        tab.ask("green frogs")
+        tab.page.keyboard.press("Control+k")
+        query = tab.page.get_by_role("combobox", name="Search in conversations")
+        expect(query).to_be_focused()
+        found = tab.page.locator("#found").get_by_role("option")
+        expect(found).to_have_count(2)
+        query.fill("nothing like it")
+        expect(found).to_have_count(0)
+        expect(tab.page.get_by_text("Nothing fits.")).to_be_visible()
+        query.fill("WHALES said")
+        expect(found).to_have_count(1)
+        expect(found.locator("mark")).to_have_text(["said", "whales"])
+        expect(found.locator(".found-text")).to_contain_text("You said: blue <b>whales</b>")
+        query.press("Enter")
+        expect(query).to_be_hidden()
+        expect(tab.body()).to_have_text("You said: blue <b>whales</b>")
+        expect(tab.page.locator(".found")).to_have_count(1)
+        # A message on another branch is shown, too.
+        tab.page.get_by_role("button", name="Edit and send again").first.click()
+        tab.page.get_by_label("Edit the message").fill("yellow birds")
+        tab.page.get_by_label("Edit the message").press("Enter")
+        expect(tab.body()).to_have_text("You said: yellow birds")
+        tab.page.get_by_role("button", name="Search").click()
+        query.fill("blue")
+        query.press("ArrowDown")
+        found.first.click()
+        expect(tab.body()).to_have_text("You said: blue <b>whales</b>")
+
+
+def test_export_and_import(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        tab.ask("kept")
+        tab.page.keyboard.press("Control+Shift+O")
+        tab.ask("other")
+        tab.page.keyboard.press("Control+,")
+        with tab.page.expect_download() as download:
+            tab.page.get_by_role("button", name="Export all").click()
+        exported = Path(download.value.path()).read_bytes()
+        assert re.fullmatch(r"ferrum-conversations-\d{4}-\d\d-\d\d\.json", download.value.suggested_filename)
+        with tab.page.expect_download() as download:
+            tab.page.get_by_role("button", name="Export this one").click()
+        one = json.loads(Path(download.value.path()).read_bytes())["conversations"]
+        assert [[node["content"] for node in chat["nodes"]] for chat in one] == [["other", "You said: other"]]
+    with Tab(browser, fake.url) as tab:
+        tab.page.keyboard.press("Control+,")
+
+        def bring(data):
+            tab.page.locator("#import-file").set_input_files({"name": "x.json", "mimeType": "application/json", "buffer": data})
+
+        words = tab.page.locator("#exchange-words")
+        bring(exported)
+        expect(words).to_have_text("2 conversations were imported.")
+        bring(exported)
+        expect(words).to_have_text("0 conversations were imported. 2 were here already.")
+        for data in [b"{", b"[]", b"\xff\x00", json.dumps({"format": "ferrum.conversations", "version": 2, "conversations": []}).encode()]:
+            bring(data)
+            expect(words).to_contain_text("Nothing was imported.")
+        hostile = json.loads(exported)
+        chat = hostile["conversations"][0]
+        chat.update(id="hostile", title="<img src=x onerror=window.pwned=1>")
+        chat["nodes"][1]["content"] = HOSTILE + HOSTILE_TEX
+        hostile["conversations"] += [None, {"id": "__proto__", "nodes": []}, {"id": "../../x", "nodes": chat["nodes"]}]
+        bring(json.dumps(hostile).encode())
+        expect(words).to_have_text("1 conversation was imported. 1 was here already. 3 could not be read.")
+        tab.page.keyboard.press("Escape")
+        names = tab.page.locator(".chat-name")
+        expect(names).to_have_count(3)
+        names.filter(has_text="kept").click()
+        expect(tab.body()).to_have_text("You said: kept")
+        tab.page.reload()
+        expect(tab.body()).to_have_text("You said: kept")
+        names.filter(has_text="<img").click()
+        expect(tab.body()).to_contain_text("<script>window.pwned = 1</script>")
+        assert tab.stored() == 3
+
+
+def test_files_go_into_the_prompt(browser, fake):
+    with Tab(browser, fake.url) as tab:
+        chooser = tab.page.locator("#choose-files")
+        files = tab.page.locator("#attachments li")
+        code = "def f():\n    return '```'\n"
+        chooser.set_input_files({"name": "tool.py", "mimeType": "text/x-python", "buffer": code.encode()})
+        expect(files).to_have_text([re.compile("tool.py")])
+        put = (
+            "([kind, name, data]) => { const transfer = new DataTransfer(); transfer.items.add(new File([data], name));"
+            " const options = { bubbles: true, cancelable: true, dataTransfer: transfer, clipboardData: transfer };"
+            " const event = kind === 'paste' ? new ClipboardEvent(kind, options) : new DragEvent(kind, options);"
+            " document.getElementById('entry').dispatchEvent(event); return event.defaultPrevented; }"
+        )
+        assert tab.page.evaluate(put, ["dragover", "x", ""])
+        expect(tab.page.locator("#drop-here")).to_be_visible()
+        assert tab.page.evaluate(put, ["drop", "notes <1>.txt", "dropped words"])
+        expect(tab.page.locator("#drop-here")).to_be_hidden()
+        expect(files).to_have_count(2)
+        assert tab.page.evaluate(put, ["paste", "unwanted.csv", "a,b"])
+        expect(files).to_have_count(3)
+        tab.page.get_by_role("button", name="Remove unwanted.csv").click()
+        expect(files).to_have_count(2)
+        for name, data, fault in [("photo.png", b"\x89PNG\0", "photo.png is not a text file"), ("big.txt", b"x" * 300_000, "big.txt is too large")]:
+            chooser.set_input_files({"name": name, "mimeType": "text/plain", "buffer": data})
+            expect(tab.page.locator("#toast")).to_contain_text(fault)
+        expect(files).to_have_count(2)
+        tab.ask("What is in these?")
+        wanted = f"What is in these?\n\n````python tool.py\n{code}````\n\n```text notes _1_.txt\ndropped words\n```"
+        assert fake.requests[-1]["messages"] == [{"role": "user", "content": wanted}], fake.requests[-1]
+        bubble = tab.page.locator(".bubble")
+        expect(bubble.locator(".code-head span")).to_have_text(["tool.py", "notes _1_.txt"])
+        expect(bubble.locator(".code-keyword").first).to_have_text("def")
+        expect(bubble).not_to_contain_text("```python")
+        expect(files).to_have_count(0)
+        # Files alone are a message as well.
+        tab.page.keyboard.press("Control+Shift+O")
+        chooser.set_input_files({"name": "alone.md", "mimeType": "text/markdown", "buffer": b"# Hi"})
+        tab.page.get_by_role("button", name="Send", exact=True).click()
+        expect(tab.answers()).to_have_count(1)
+        expect(tab.page.locator(".chat-name").first).to_have_text(re.compile("alone.md"))
+
+
 def test_themes(browser, fake):
     ground = "getComputedStyle(document.body).backgroundColor"
     dark, light = "rgb(26, 25, 24)", "rgb(253, 252, 250)"
@@ -560,7 +671,7 @@ def test_copy(browser, fake):
 def shoot(browser, fake, folder):
     """Pictures for people to look at."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, options in [("desktop", DESKTOP), ("phone", PHONE)]:
+    for kind, options in [("desktop", DESKTOP), ("phone", PICTURE_PHONE)]:
         for theme in ["light", "dark"]:
             with Tab(browser, fake.url, color_scheme=theme, **options) as tab:
                 def shot(name):
@@ -571,7 +682,7 @@ def shoot(browser, fake, folder):
                 def fresh():
                     if kind == "phone":
                         tab.page.get_by_role("button", name="Conversations").tap()
-                    tab.page.get_by_role("button", name="New chat").click()
+                    tab.page.locator("#new-chat").click()
 
                 shot("empty")
                 for text in ["Explain continuous batching", "Write a haiku about iron", "What is 7 plus 5?"]:
@@ -583,13 +694,28 @@ def shoot(browser, fake, folder):
                 tab.page.locator("#scroller").evaluate("e => e.scrollTo(0, 0)")
                 shot("wide")
                 fresh()
+                tab.ask("rich")
+                shot("rich-end")
+                tab.page.locator("#scroller").evaluate("e => e.scrollTo(0, 0)")
+                shot("rich")
+                fresh()
+                tab.page.locator("#choose-files").set_input_files(
+                    [{"name": name, "mimeType": "text/plain", "buffer": b"def f():\n    return 1\n"} for name in ["tool.py", "notes.txt"]])
+                expect(tab.page.locator("#attachments li")).to_have_count(2)
+                tab.entry.fill("What do these do?")
+                shot("files")
+                tab.page.get_by_role("button", name="Send", exact=True).click()
+                expect(tab.answers().locator(".stats")).to_contain_text("20 tokens")
+                tab.ask("too long")
+                shot("failure")
+                fresh()
                 for text in ["think", "tool"]:
                     tab.ask(text)
                 tab.page.get_by_text("Thoughts").first.click()
                 shot("tools")
                 fresh()
                 tab.ask("cut")
-                tab.page.get_by_role("button", name="Answer again").click()
+                tab.answers().last.get_by_role("button", name=re.compile("again")).click()
                 tab.ask("slow", wait=False)
                 expect(tab.body()).to_contain_text("word 12")
                 shot("running")
@@ -599,7 +725,7 @@ def shoot(browser, fake, folder):
                     shot("sidebar")
                     tab.page.keyboard.press("Escape")
                 tab.page.get_by_role("button", name="Settings", exact=True).click()
-                tab.page.get_by_label("Temperature").fill("0.7")
+                tab.page.get_by_label("Randomness").fill("0.5")
                 tab.page.get_by_role("button", name="Example").click()
                 tab.page.locator("#settings").evaluate("e => e.scrollTo(0, 0)")
                 shot("settings")
@@ -610,6 +736,10 @@ def shoot(browser, fake, folder):
                 tab.page.keyboard.press("Escape")
                 tab.page.keyboard.press("Control+/")
                 shot("help")
+                tab.page.keyboard.press("Escape")
+                tab.page.keyboard.press("Control+k")
+                tab.page.get_by_role("combobox", name="Search in conversations").fill("what")
+                shot("search")
 
 
 class Server:

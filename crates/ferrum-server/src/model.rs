@@ -2,7 +2,7 @@
 
 use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
-use crate::models::Facts;
+use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
@@ -59,9 +59,16 @@ impl Model {
         }
     }
 
-    /// Its sizes.
+    /// What is known of it from now on.
     pub(crate) fn facts(&self) -> Facts {
+        let sampling = &self.served.sampling;
         Facts {
+            defaults: SamplingDefaults {
+                temperature: sampling.temperature,
+                top_p: sampling.top_p,
+                top_k: sampling.top_k,
+                min_p: sampling.min_p,
+            },
             context: self.served.context,
             vocab_size: self.served.vocab_size,
             hidden_size: self.served.hidden_size,

@@ -22,10 +22,22 @@ const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
 const EARLY: &str = include_str!("page/early.js");
 
+/// Libraries as their makers released them (`tools/page/vendor.sh`): scripts of their own, each of which
+/// defines one global name.
+const LIBRARIES: &[&str] = &[
+    include_str!("page/vendor/temml.min.js"),
+    include_str!("page/vendor/highlight.min.js"),
+];
+
 /// Each after those that it imports.
 const MODULES: &[(&str, &str)] = &[
     ("dom.js", include_str!("page/dom.js")),
+    ("inline.js", include_str!("page/inline.js")),
     ("markdown.js", include_str!("page/markdown.js")),
+    ("memo.js", include_str!("page/memo.js")),
+    ("math.js", include_str!("page/math.js")),
+    ("mathml.js", include_str!("page/mathml.js")),
+    ("highlight.js", include_str!("page/highlight.js")),
     ("render.js", include_str!("page/render.js")),
     ("events.js", include_str!("page/events.js")),
     ("tree.js", include_str!("page/tree.js")),
@@ -37,9 +49,16 @@ const MODULES: &[(&str, &str)] = &[
     ("message.js", include_str!("page/message.js")),
     ("thread.js", include_str!("page/thread.js")),
     ("sidebar.js", include_str!("page/sidebar.js")),
+    ("suggestions.js", include_str!("page/suggestions.js")),
     ("header.js", include_str!("page/header.js")),
     ("panel.js", include_str!("page/panel.js")),
     ("key.js", include_str!("page/key.js")),
+    ("search.js", include_str!("page/search.js")),
+    ("palette.js", include_str!("page/palette.js")),
+    ("files.js", include_str!("page/files.js")),
+    ("attachments.js", include_str!("page/attachments.js")),
+    ("transfer.js", include_str!("page/transfer.js")),
+    ("exchange.js", include_str!("page/exchange.js")),
     ("main.js", include_str!("page/main.js")),
 ];
 
@@ -54,20 +73,29 @@ pub(crate) struct Page {
 impl Page {
     pub(crate) fn new() -> Self {
         let script = link(MODULES);
+        let libraries = LIBRARIES
+            .iter()
+            .map(|text| format!("<script>{text}</script>\n"));
+        // The libraries last: a text that was put in is not looked at again.
         let document = PAGE
             .replace("<!-- early.js -->", &format!("<script>{EARLY}</script>"))
             .replace("<!-- page.css -->", &format!("<style>{STYLE}</style>"))
             .replace(
                 "<!-- script -->",
                 &format!("<script type=\"module\">{script}</script>"),
-            );
-        let hash = |text: &str| BASE64_STANDARD.encode(digest(&SHA256, text.as_bytes()));
+            )
+            .replace("<!-- libraries -->", &libraries.collect::<String>());
+        let hash = |text: &str| {
+            let hash = BASE64_STANDARD.encode(digest(&SHA256, text.as_bytes()));
+            format!("'sha256-{hash}'")
+        };
+        let scripts = [EARLY, &script].into_iter().chain(LIBRARIES.iter().copied());
+        let scripts: Vec<_> = scripts.map(hash).collect();
         let policy = format!(
-            "default-src 'none'; script-src 'sha256-{}' 'sha256-{}'; style-src 'sha256-{}'; \
+            "default-src 'none'; script-src {}; style-src {}; \
              img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
              frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
-            hash(EARLY),
-            hash(&script),
+            scripts.join(" "),
             hash(STYLE),
         );
         let name = BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, document.as_bytes()));
@@ -195,9 +223,22 @@ mod tests {
     fn the_document_is_whole_and_its_policy_names_its_scripts() {
         let page = Page::new();
         let text = std::str::from_utf8(&page.document).expect("UTF-8");
-        assert!(!text.contains("<!--"), "a part is missing");
-        assert_eq!(text.matches("<script").count(), 2);
-        assert_eq!(text.matches("</script").count(), 2);
+        for part in ["early.js", "page.css", "script", "libraries"] {
+            assert!(!text.contains(&format!("<!-- {part} -->")), "{part}");
+        }
+        assert_eq!(text.matches("</script").count(), 2 + LIBRARIES.len());
+        // In a script, these would begin a part in which `</script>` ends nothing.
+        for library in LIBRARIES {
+            let library = library.to_ascii_lowercase();
+            for (at, tag) in library.match_indices("<script") {
+                let next = library[at + tag.len()..].chars().next();
+                assert!(
+                    !next.is_some_and(|c| c.is_whitespace() || "/>".contains(c)),
+                    "a tag in a library"
+                );
+            }
+        }
+        assert_eq!(text.matches("<script>").count(), 1 + LIBRARIES.len());
         assert_eq!(text.matches("<style").count(), 1);
         // Neither inline handlers nor inline styles, which the policy would forbid.
         for forbidden in ["style=", "onclick=", "onload=", "onsubmit="] {
@@ -215,9 +256,16 @@ mod tests {
             }
         }
         let mut rest = text;
-        for tag in ["<script>", "<style>", "<script type=\"module\">"] {
+        let tags = [
+            ("<script>", "</script>"),
+            ("<style>", "</style>"),
+            ("<script>", "</script>"),
+            ("<script>", "</script>"),
+            ("<script type=\"module\">", "</script>"),
+        ];
+        for (tag, end) in tags {
             let (_, inside) = rest.split_once(tag).expect(tag);
-            let (inside, after) = inside.split_once("</").expect(tag);
+            let (inside, after) = inside.split_once(end).expect(tag);
             let hash = BASE64_STANDARD.encode(digest(&SHA256, inside.as_bytes()));
             let policy = page.policy.to_str().expect("ASCII");
             assert!(policy.contains(&format!("'sha256-{hash}'")), "{tag}");

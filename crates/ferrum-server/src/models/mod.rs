@@ -109,18 +109,28 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Most tokens of a sequence; `None` for a model that was never loaded.
-    pub(crate) fn context(&self) -> Option<usize> {
-        self.facts.get().map(|facts| facts.context)
+    /// `None` for a model that was never loaded.
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        self.facts.get()
     }
 }
 
-/// Sizes of a model.
+/// What is known of a model once it was loaded: its sizes, and what it recommends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) context: usize,
     pub(crate) vocab_size: usize,
     pub(crate) hidden_size: usize,
+    pub(crate) defaults: SamplingDefaults,
+}
+
+/// The samplers that hold where a request names none, as `/v1/models` shows them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SamplingDefaults {
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) top_k: usize,
+    pub(crate) min_p: f32,
 }
 
 /// Where a model is in its life, as it is shown.
@@ -271,6 +281,7 @@ impl Models {
             context: a.context.max(b.context),
             vocab_size: a.vocab_size.max(b.vocab_size),
             hidden_size: a.hidden_size.max(b.hidden_size),
+            ..a
         })
     }
 

@@ -72,6 +72,18 @@ pub(super) fn model() -> Value {
         // Null for a model that was never loaded.
         ("max_model_len", or_null(natural())),
         ("status", open(vec![("value", only(&states))])),
+        // What this server says beyond OpenAI's fields; null likewise.
+        ("ferrum", open(vec![("defaults", or_null(defaults()))])),
+    ])
+}
+
+/// The samplers that hold where a request names none.
+fn defaults() -> Value {
+    open(vec![
+        ("temperature", number(0.0, None)),
+        ("top_p", number(0.0, Some(1.0))),
+        ("top_k", natural()),
+        ("min_p", number(0.0, Some(1.0))),
     ])
 }
 

@@ -19,7 +19,7 @@ export class Answer {
   add(chunk, now) {
     const node = this.#node;
     if (chunk.model) node.model = String(chunk.model);
-    if (chunk.usage) this.#count(chunk.usage);
+    if (chunk.usage) this.#count(chunk.usage, now);
     const choice = chunk.choices?.[0];
     if (!choice) return;
     if (choice.finish_reason) {
@@ -62,7 +62,10 @@ export class Answer {
     this.#rate(stats);
   }
 
-  #count(usage) {
+  #count(usage, now) {
+    // Tokens may come without a text.
+    this.#firstToken ??= now;
+    this.#lastToken ??= now;
     const stats = (this.#node.stats ??= {});
     stats.exact = true;
     stats.tokens = usage.completion_tokens;
@@ -71,10 +74,16 @@ export class Answer {
     this.#rate(stats);
   }
 
-  /** Tokens a second, from the first to the last: the prompt's time is not in it. Too few say nothing. */
+  /**
+   * Tokens a second, from the first to the last: the prompt's time is not in it. Of a few tokens, or of all at
+   * once, that says nothing; then it is from the request on.
+   */
   #rate(stats) {
     const seconds = (this.#lastToken - this.#firstToken) / 1000;
-    if (stats.tokens > 2 && seconds >= 0.02) stats.rate = (stats.tokens - 1) / seconds;
+    const enough = stats.tokens > 2 && seconds >= 0.02;
+    const whole = (this.#lastToken - this.#started) / 1000;
+    stats.whole = !enough;
+    stats.rate = enough ? (stats.tokens - 1) / seconds : stats.tokens / Math.max(whole, 0.001);
   }
 }
 

@@ -2,11 +2,15 @@
 import { EventReader } from "./events.js";
 import { keyStore } from "./storage.js";
 
-/** Why there is no answer, in words for people. `status` is 0 when the server was not reached. */
+/**
+ * Why there is no answer, in words for people. `status` is 0 when the server was not reached; `code` is the
+ * server's word for what happened, if it has one.
+ */
 export class Failure extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -24,17 +28,18 @@ async function ask(path, options = {}) {
     throw new Failure("The server cannot be reached. Is it running?");
   }
   if (response.ok) return response;
-  throw new Failure(await reasonOf(response), response.status);
+  throw await failureOf(response);
 }
 
-async function reasonOf(response) {
-  const words = await response.json().then((body) => body?.error?.message, () => undefined);
+async function failureOf(response) {
+  const { status } = response;
+  const { message, code } = await response.json().then((body) => body?.error ?? {}, () => ({}));
   const wait = response.headers.get("Retry-After");
-  const reason = words ? String(words) : `The server answered with status ${response.status}.`;
-  return response.status === 429 && wait ? `${reason}. Try again in ${wait} s.` : reason;
+  const reason = message ? String(message) : `The server answered with status ${status}.`;
+  return new Failure(status === 429 && wait ? `${reason}. Try again in ${wait} s.` : reason, status, String(code ?? ""));
 }
 
-/** The models that there are: `[{id, max_model_len, status: {value}}]`. */
+/** The models that there are: `[{id, max_model_len, status: {value}, ferrum: {defaults}}]`. */
 export async function listModels() {
   const { data } = await (await ask("/v1/models")).json();
   return Array.isArray(data) ? data.filter((model) => typeof model?.id === "string") : [];
@@ -70,6 +75,6 @@ function chunkOf(data) {
   } catch {
     throw new Failure("The server sent something that is not an answer.");
   }
-  if (chunk?.error) throw new Failure(String(chunk.error.message ?? "The answer failed."), 500);
+  if (chunk?.error) throw new Failure(String(chunk.error.message ?? "The answer failed."), 500, String(chunk.error.code ?? ""));
   return chunk ?? {};
 }

@@ -2,6 +2,7 @@
 import { Failure, listModels } from "./api.js";
 import { byId, make } from "./dom.js";
 import { changeSettings, settings } from "./settings.js";
+import { suggestionsFor } from "./suggestions.js";
 import { pathOf } from "./tree.js";
 
 const select = byId("model");
@@ -25,8 +26,27 @@ function labelOf({ id, status }) {
   return words ? `${id} (${words})` : id;
 }
 
+/** The server's entry of the model that answers; undefined while there is none. */
+export function modelInUse() {
+  return models.find(({ id }) => id === settings.model);
+}
+
+let suggest;
+
+/** Lets the prompts of the empty page be sent by `send`. */
+export function setUpSuggestions(send) {
+  suggest = send;
+  greet();
+}
+
 function greet() {
-  byId("welcome-model").textContent = settings.model;
+  const { model } = settings;
+  const place = byId("suggestions");
+  byId("welcome-model").textContent = model;
+  if (!suggest || !model || place.dataset.model === model) return;
+  place.dataset.model = model;
+  const button = (prompt) => make("button", { type: "button", onclick: () => suggest(prompt) }, prompt);
+  place.replaceChildren(...suggestionsFor(model).map((prompt) => make("li", {}, button(prompt))));
 }
 
 function drawModels() {
@@ -60,12 +80,16 @@ export async function loadModels() {
 export function drawContext(conversation) {
   const place = byId("context");
   const stats = pathOf(conversation).findLast((node) => node.stats?.exact)?.stats;
-  const length = models.find(({ id }) => id === settings.model)?.max_model_len;
+  const length = modelInUse()?.max_model_len;
   place.hidden = !stats || !length;
   if (place.hidden) return;
   const used = (stats.prompt ?? 0) + stats.tokens;
   const numbers = [used, length].map((n) => n.toLocaleString("en"));
   byId("context-words").textContent = numbers.join(" / ");
-  byId("context-meter").value = Math.min(used / length, 1);
+  const share = Math.min(used / length, 1);
+  const meter = byId("context-meter");
+  meter.setAttribute("aria-valuenow", share.toFixed(2));
+  meter.classList.toggle("high", share > 0.9);
+  meter.firstElementChild.style.width = `${100 * share}%`;
   place.title = `${numbers[0]} of ${numbers[1]} tokens of the context are taken`;
 }

@@ -1,14 +1,17 @@
 // The page as a whole: which conversation is open, and what each button and key does.
+import { setUpAttachments } from "./attachments.js";
 import { announce, byId, freshId, growWithText, sendOnEnter, toast } from "./dom.js";
-import { drawContext, loadModels } from "./header.js";
+import { setUpExchange } from "./exchange.js";
+import { drawContext, loadModels, setUpSuggestions } from "./header.js";
 import { setUpKeyDialog } from "./key.js";
+import { setUpPalette } from "./palette.js";
 import { closesOutside, setUpPanel } from "./panel.js";
 import { isRunning, run, stopRun } from "./runs.js";
 import { changeSettings, onSettings, settings, settingsSummary } from "./settings.js";
 import { drawChats } from "./sidebar.js";
 import { chatStore } from "./storage.js";
 import { Thread } from "./thread.js";
-import { addNode, newConversation, nodeOf, openCalls, showVersion, titleOf } from "./tree.js";
+import { addNode, newConversation, nodeOf, openCalls, showNode, showVersion, titleOf } from "./tree.js";
 
 /** How often an answer that comes is saved, in milliseconds. */
 const SAVE_EVERY = 3000;
@@ -108,18 +111,27 @@ async function ask(conversation) {
 }
 
 function sendEntry() {
-  const text = entry.value;
-  if (text.trim() === "" || isRunning(current)) return;
+  if (!hasEntry() || isRunning(current)) return;
+  const typed = entry.value;
+  entry.value = "";
+  fitEntry();
+  sendText([typed, ...attachments.take()].filter((part) => part.trim() !== "").join("\n\n"), typed);
+}
+
+function hasEntry() {
+  return entry.value.trim() !== "" || !attachments.isEmpty();
+}
+
+/** Says a text in the open conversation, which is named by `title` if it has no name. */
+function sendText(text, title = text) {
   const waiting = nodeOf(current, current.leaf);
   if (waiting && openCalls(current, waiting).length > 0) {
     // The model waits for the results of its calls; what is said instead ends the waiting.
     for (const call of openCalls(current, waiting)) addResult(call, '{"error": "not called"}');
   }
-  if (current.title === "") current.title = titleOf(text);
+  if (current.title === "") current.title = titleOf(title.trim() || text.replace(/^`+\w* ?/, ""));
   if (location.hash !== `#${current.id}`) history.pushState(null, "", `#${current.id}`);
   addNode(current, current.leaf, { id: freshId(), role: "user", content: text });
-  entry.value = "";
-  fitEntry();
   ask(current);
 }
 
@@ -155,6 +167,7 @@ const thread = new Thread({
     ask(current);
     entry.focus();
   },
+  newChat: () => newChat(),
 });
 
 // ---- Drawing
@@ -178,7 +191,7 @@ function drawSend() {
   send.setAttribute("aria-label", running ? "Stop" : "Send");
   send.title = running ? "Stop (Esc)" : "Send (Enter)";
   // While an answer comes, the button is for stopping it.
-  send.disabled = !running && entry.value.trim() === "";
+  send.disabled = !running && !hasEntry();
   const parts = [current.system.trim() === "" ? "" : "system prompt", settingsSummary()];
   summary.textContent = parts.filter((part) => part !== "").join(" · ");
   summary.setAttribute("aria-label", `Settings: ${summary.textContent}`);
@@ -194,6 +207,8 @@ function setSidebar(open) {
 // ---- Buttons and keys
 
 const fitEntry = growWithText(entry);
+const attachments = setUpAttachments(() => drawSend());
+setUpSuggestions((prompt) => sendText(prompt));
 entry.addEventListener("input", drawSend);
 sendOnEnter(entry, sendEntry);
 byId("composer").addEventListener("submit", (event) => {
@@ -243,6 +258,25 @@ const openSettings = setUpPanel({
 });
 for (const button of [byId("open-settings"), summary]) button.addEventListener("click", openSettings);
 
+const openSearch = setUpPalette((id, node) => {
+  goTo(id);
+  if (!node) return;
+  showNode(current, node);
+  draw();
+  thread.reveal(node);
+});
+byId("open-search").addEventListener("click", openSearch);
+
+setUpExchange({
+  current: () => current,
+  imported() {
+    // What is here now may be what is open.
+    for (const [other, conversation] of visited) if (!isRunning(conversation)) visited.delete(other);
+    visited.set(current.id, current);
+    drawSidebar();
+  },
+});
+
 const help = byId("help");
 closesOutside(help);
 const openHelp = () => help.showModal();
@@ -250,6 +284,7 @@ byId("open-help").addEventListener("click", openHelp);
 
 const SHORTCUTS = {
   "O": newChat,
+  "K": openSearch,
   ",": openSettings,
   "/": openHelp,
 };

@@ -1,14 +1,20 @@
-// The part of Markdown that models write, as a tree of plain objects.
+// The part of Markdown that models write, as a tree of plain objects: blocks, and where they end.
 //
 // Nothing here knows of HTML: what is not understood stays text. The text is hostile, so work is linear
 // in its length but for small factors: nesting is bounded, and a search that found no end is not repeated.
 
-const DEEPEST = 8;
+import { DEEPEST, MATH_MARKS, parseInline } from "./inline.js";
+
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
+const TASK = /^\[([ xX])\] +(?=\S)/;
+const NOTE = /^ {0,3}\[\^([^\]\s]{1,40})\]:[ \t]*(.*)$/;
+/** Lines and characters of one formula, at most. */
+const MATH_LINES = 100;
+const LONGEST = 5000;
 const TABLE_RULE = /^\|?( *:?-+:? *\|)+( *:?-+:?)?$/;
 
 /**
@@ -16,7 +22,31 @@ const TABLE_RULE = /^\|?( *:?-+:? *\|)+( *:?-+:?)?$/;
  * changed.
  */
 export function parseMarkdown(text) {
-  return parseBlocks(text.replaceAll("\r\n", "\n").split("\n"), 0);
+  const blocks = parseBlocks(text.replaceAll("\r\n", "\n").split("\n"), 0);
+  return text.includes("[^") ? withNotes(blocks) : blocks;
+}
+
+/** What a person wrote: plain text, and code where they fenced it. */
+export function parseFences(text) {
+  const lines = text.replaceAll("\r\n", "\n").split("\n");
+  const blocks = [];
+  let from = 0;
+  const giveText = (to) => {
+    const plain = lines.slice(from, to).join("\n").replace(/^\n+|\n+$/g, "");
+    if (plain.trim() !== "") blocks.push({ type: "text", text: plain });
+  };
+  for (let at = 0; at < lines.length; ) {
+    const fence = FENCE.exec(lines[at]);
+    const [block, next] = fence ? codeBlock(lines, at, fence) : [null, at + 1];
+    if (block?.closed) {
+      giveText(at);
+      blocks.push(block);
+      from = next;
+    }
+    at = block && !block.closed ? lines.length : next;
+  }
+  giveText(lines.length);
+  return blocks;
 }
 
 function parseBlocks(lines, depth) {
@@ -47,6 +77,9 @@ function parseBlock(lines, at, depth) {
     return [{ type: "heading", level: heading[1].length, inline: parseInline(text) }, at + 1];
   }
   if (RULE.test(line)) return [{ type: "rule" }, at + 1];
+  const formula = mathBlock(lines, at);
+  if (formula) return formula;
+  if (depth === 0 && NOTE.test(line)) return note(lines, at);
   if (depth < DEEPEST) {
     if (QUOTE.test(line)) return quote(lines, at, depth);
     if (ITEM.test(line)) return list(lines, at, depth);
@@ -66,8 +99,87 @@ function codeBlock(lines, at, fence) {
   while (end < lines.length && !isEnd(lines[end])) end += 1;
   const strip = (line) => line.slice(Math.min(indent, indentOf(line)));
   const text = lines.slice(at + 1, end).map(strip).join("\n");
-  const language = info.trim().split(/\s/)[0].slice(0, 40);
-  return [{ type: "code", language, text, closed: end < lines.length }, Math.min(end + 1, lines.length)];
+  // After the language there may be the name of a file.
+  const [, language, rest] = /^(\S*)\s*(.*)$/.exec(info.trim());
+  const title = /^[\w./ ()-]{1,80}$/.test(rest) ? rest : undefined;
+  const block = { type: "code", language: language.slice(0, 40), text, closed: end < lines.length, title };
+  return [block, Math.min(end + 1, lines.length)];
+}
+
+/** A formula on lines of its own, or null. */
+function mathBlock(lines, at) {
+  const open = lines[at].trimStart().slice(0, 2);
+  if (open !== "$$" && open !== "\\[") return null;
+  let end = at;
+  let text = lines[at].trim().slice(2);
+  while (!text.includes(MATH_MARKS[open])) {
+    end += 1;
+    const isOver = end === lines.length || end - at === MATH_LINES || text.length > LONGEST || FENCE.test(lines[end]);
+    if (isOver || (open === "$$" && lines[end].trim() === "")) return null;
+    text += `\n${lines[end].trim()}`.trimEnd();
+  }
+  const [tex, ...after] = text.split(MATH_MARKS[open]);
+  // What stands behind a formula makes it a part of a paragraph.
+  if (tex.trim() === "" || !/^\s*[.,;:]?\s*$/.test(after.join(""))) return null;
+  const source = lines.slice(at, end + 1).join("\n");
+  return [{ type: "math", tex: tex.trim(), display: true, source }, end + 1];
+}
+
+/** A footnote's text: the line, and those after it that are indented. */
+function note(lines, at) {
+  const [, id, first] = NOTE.exec(lines[at]);
+  const inner = [first];
+  let end = at + 1;
+  while (end < lines.length) {
+    const next = lines[end].trim() === "" ? end + 1 : end;
+    if (next === lines.length || indentOf(lines[next]) < 2) break;
+    for (; end < next; end += 1) inner.push("");
+    inner.push(lines[end].slice(Math.min(indentOf(lines[end]), 4)));
+    end += 1;
+  }
+  return [{ type: "note", id, blocks: parseBlocks(inner, 1) }, end];
+}
+
+/** Gathers the footnotes at the end, numbered as the text refers to them. */
+function withNotes(blocks) {
+  const found = blocks.filter((block) => block.type === "note");
+  const byId = new Map(found.map((note) => [note.id, note]).reverse());
+  const text = blocks.filter((block) => block.type !== "note");
+  // In the order of their numbers.
+  const notes = [];
+  const add = (note) => (note.number = notes.push(note));
+  const number = (block) => {
+    const seen = [];
+    for (const reference of referencesOf(block)) {
+      const note = byId.get(reference.id);
+      if (note && note.number === undefined) add(note);
+      reference.number = note?.number;
+      seen.push(note?.number ?? 0);
+    }
+    // What is drawn depends on the notes, too.
+    if (seen.length > 0) block.source += `\0${seen}`;
+  };
+  let done = 0;
+  const follow = () => {
+    for (; done < notes.length; done += 1) number(notes[done]);
+  };
+  text.forEach(number);
+  // A note may refer to others; one that nothing refers to is still said.
+  follow();
+  for (const note of found) {
+    if (note.number === undefined) add(note);
+    follow();
+  }
+  if (notes.length === 0) return text;
+  const source = notes.map((note) => `${note.number} ${note.source}`).join("\n");
+  return [...text, { type: "notes", notes, source }];
+}
+
+function* referencesOf(node) {
+  if (typeof node === "string") return;
+  if (node.type === "reference") yield node;
+  const parts = [node.inline, node.blocks, node.items?.flat(), node.head?.flat(), node.rows?.flat(2)];
+  for (const inner of parts.flatMap((part) => part ?? [])) yield* referencesOf(inner);
 }
 
 function quote(lines, at, depth) {
@@ -81,17 +193,21 @@ function list(lines, at, depth) {
   const [, indent, mark] = ITEM.exec(lines[at]);
   const ordered = mark.length > 1;
   const items = [];
+  const tasks = [];
   let end = at;
   while (end < lines.length) {
     const match = ITEM.exec(lines[end]);
     const continues = match && match[1].length <= indent.length + 1 && match[2].length > 1 === ordered;
     if (!continues || RULE.test(lines[end])) break;
     const [inner, next] = item(lines, end, match);
+    const task = TASK.exec(inner[0]);
+    if (task) inner[0] = inner[0].slice(task[0].length);
+    tasks.push(task ? task[1] !== " " : undefined);
     items.push(parseBlocks(inner, depth + 1));
     end = next;
   }
   const start = ordered ? Number.parseInt(mark, 10) : undefined;
-  return [{ type: "list", ordered, start, items }, end];
+  return [{ type: "list", ordered, start, items, tasks }, end];
 }
 
 /** The lines of a list's item, without its mark and indent, and the line after it. */
@@ -135,8 +251,8 @@ function isTable(lines, at) {
 }
 
 function cells(line) {
-  const text = line.trim().replace(/^\|/, "").replace(/\|$/, "");
-  return text.split("|").map((cell) => cell.trim());
+  const text = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return text.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
 function table(lines, at) {
@@ -159,7 +275,8 @@ function paragraph(lines, at, depth) {
   let end = at + 1;
   const ends = (i) => {
     const line = lines[i];
-    if (line.trim() === "" || isTable(lines, i)) return true;
+    if (line.trim() === "" || isTable(lines, i) || mathBlock(lines, i)) return true;
+    if (depth === 0 && NOTE.test(line)) return true;
     // A number at the beginning of a line is seldom a list, unless it is 1.
     const number = /^ *(\d+)[.)]/.exec(line);
     if (number && number[1] !== "1") return false;
@@ -168,171 +285,4 @@ function paragraph(lines, at, depth) {
   while (end < lines.length && !ends(end)) end += 1;
   const text = lines.slice(at, end).map((line) => line.trim()).join("\n");
   return [{ type: "paragraph", inline: parseInline(text) }, end];
-}
-
-const STYLES = [
-  ["**", "strong"],
-  ["__", "strong"],
-  ["~~", "del"],
-  ["*", "em"],
-  ["_", "em"],
-];
-const WORD = /[\p{L}\p{N}]/u;
-const BARE_LINK = /https?:\/\/[^\s<>"'`\]]+/y;
-
-/** Text with its emphasis, code and links: strings and `{type, …}`. */
-export function parseInline(text, depth = 0) {
-  const out = [];
-  // Delimiters of which the rest of this text has no end, and where the next link's middle is.
-  const hopeless = new Set();
-  const links = { middle: -1 };
-  let plain = "";
-  let at = 0;
-  const give = (node, next) => {
-    if (plain !== "") out.push(plain);
-    plain = "";
-    out.push(node);
-    at = next;
-  };
-  while (at < text.length) {
-    const char = text[at];
-    const found =
-      char === "\n" ? [{ type: "break" }, at + 1]
-      : char === "`" ? codeSpan(text, at, hopeless)
-      : char === "[" || char === "!" ? link(text, at, depth, links)
-      : char === "h" || char === "<" ? bareLink(text, at)
-      : "*_~".includes(char) && depth < DEEPEST ? styled(text, at, depth, hopeless)
-      : null;
-    if (found) {
-      give(...found);
-    } else if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
-      plain += text[at + 1];
-      at += 2;
-    } else if ("`*_~".includes(char)) {
-      // A run of marks that mean nothing is passed as a whole, so that a long one costs nothing.
-      const run = runLength(text, at);
-      plain += text.slice(at, at + run);
-      at += run;
-    } else {
-      plain += char;
-      at += 1;
-    }
-  }
-  if (plain !== "") out.push(plain);
-  return out;
-}
-
-function runLength(text, at) {
-  let end = at + 1;
-  while (text[end] === text[at]) end += 1;
-  return end - at;
-}
-
-function codeSpan(text, at, hopeless) {
-  const run = runLength(text, at);
-  const marks = `\`${run}`;
-  if (hopeless.has(marks)) return null;
-  let end = text.indexOf("`", at + run);
-  while (end >= 0) {
-    const length = runLength(text, end);
-    if (length === run) {
-      const inner = text.slice(at + run, end).replaceAll("\n", " ");
-      const padded = /^ .*[^ ].* $/.test(inner);
-      return [{ type: "code", text: padded ? inner.slice(1, -1) : inner }, end + run];
-    }
-    end = text.indexOf("`", end + length);
-  }
-  hopeless.add(marks);
-  return null;
-}
-
-function styled(text, at, depth, hopeless) {
-  for (const [marks, type] of STYLES) {
-    if (!text.startsWith(marks, at) || hopeless.has(marks)) continue;
-    const from = at + marks.length;
-    const inside = text[from];
-    if (inside === undefined || /\s/.test(inside)) continue;
-    // snake_case and 2_000 are words.
-    if (marks[0] === "_" && WORD.test(text[at - 1] ?? "")) continue;
-    const end = styleEnd(text, from + 1, marks);
-    if (end < 0) {
-      hopeless.add(marks);
-      continue;
-    }
-    return [{ type, inline: parseInline(text.slice(from, end), depth + 1) }, end + marks.length];
-  }
-  return null;
-}
-
-/** Where `marks` closes: after no space, and not as a part of a longer run unless it is its end. */
-function styleEnd(text, from, marks) {
-  let end = text.indexOf(marks, from);
-  while (end >= 0) {
-    const after = text[end + marks.length];
-    const single = marks.length === 1;
-    const partOfLonger = single && (after === marks || text[end - 1] === marks);
-    const inWord = marks[0] === "_" && WORD.test(after ?? "");
-    // `**a *b***` closes the inner mark first.
-    const late = !single && after === marks[0] ? 1 : 0;
-    if (!partOfLonger && !inWord && !/\s/.test(text[end - 1])) return end + late;
-    end = text.indexOf(marks, end + (partOfLonger ? runLength(text, end) : marks.length));
-  }
-  return -1;
-}
-
-/** `[text](address)`; an image becomes a link, as this page loads nothing from elsewhere. */
-function link(text, at, depth, links) {
-  const from = text[at] === "!" ? at + 1 : at;
-  if (text[from] !== "[" || depth >= DEEPEST) return null;
-  if (links.middle <= from) {
-    const found = text.indexOf("](", from + 1);
-    links.middle = found < 0 ? Infinity : found;
-  }
-  const middle = links.middle;
-  if (middle === Infinity) return null;
-  const label = text.slice(from + 1, middle);
-  // The nearest bracket is the one that is meant.
-  if (label.length > 1000 || label.includes("[") || label.includes("\n\n")) return null;
-  const rest = text.slice(middle + 2, middle + 2050);
-  const match = /^<?([^\s<>()]*(?:\([^\s()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\)/.exec(rest);
-  if (!match) return null;
-  const end = middle + 2 + match[0].length;
-  const href = safeAddress(match[1]);
-  if (!href) return [text.slice(at, end), end];
-  const inline = label === "" ? [match[1]] : plainLinks(parseInline(label, depth + 1));
-  return [{ type: "link", href, inline }, end];
-}
-
-/** A link in a link is its text. */
-function plainLinks(inline) {
-  return inline.flatMap((node) => (node.type === "link" ? node.inline : [node]));
-}
-
-function bareLink(text, at) {
-  const angled = text[at] === "<";
-  const from = angled ? at + 1 : at;
-  if (!angled && WORD.test(text[at - 1] ?? "")) return null;
-  BARE_LINK.lastIndex = from;
-  const match = BARE_LINK.exec(text);
-  if (!match || match[0].length > 2000) return null;
-  let found = match[0];
-  if (angled && text[from + found.length] !== ">") return null;
-  // Punctuation after an address is the sentence's, and so is a bracket that it did not open.
-  while (!angled && /[.,;:!?*_~)]$/.test(found)) {
-    if (found.endsWith(")") && found.includes("(")) break;
-    found = found.slice(0, -1);
-  }
-  const href = safeAddress(found);
-  if (!href) return null;
-  return [{ type: "link", href, inline: [found] }, from + found.length + (angled ? 1 : 0)];
-}
-
-/** The address if it is one of the web, else null: no scripts, no data, nothing relative. */
-export function safeAddress(text) {
-  try {
-    const url = new URL(text);
-    return url.protocol === "http:" || url.protocol === "https:" ? url.href : null;
-  } catch {
-    return null;
-  }
 }

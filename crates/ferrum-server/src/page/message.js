@@ -1,11 +1,11 @@
 // One message as the page shows it. A view is made once and then follows its node.
 import { copyText, growWithText, icon, iconButton, make, sendOnEnter } from "./dom.js";
-import { renderMarkdown } from "./render.js";
+import { renderMarkdown, renderPlain } from "./render.js";
 import { statWords } from "./answer.js";
 
 /**
  * The view of a node: `{element, update}`. `actions` are what can be done:
- * `edit(node, text)`, `again(node)`, `version(node, step)`, `answerCalls(node, results)`.
+ * `edit(node, text)`, `again(node)`, `version(node, step)`, `answerCalls(node, results)`, `newChat()`.
  * `update(state)` draws it as it is now: `{running, versions, version, openCalls}`.
  */
 export function messageView(node, actions) {
@@ -33,7 +33,8 @@ function versionSwitch(node, actions) {
 }
 
 function userView(node, actions) {
-  const text = make("div", { class: "bubble", dir: "auto" }, node.content);
+  const text = make("div", { class: "bubble" });
+  renderPlain(text, node.content);
   const versions = versionSwitch(node, actions);
   const copy = iconButton("copy", "Copy", () => copyText(node.content, copy));
   const edit = iconButton("edit", "Edit and send again", () => startEdit());
@@ -116,12 +117,13 @@ function assistantView(node, actions) {
     waiting.hidden = !running || !silent || Boolean(node.reasoning);
     element.classList.toggle("running", running);
     element.setAttribute("aria-busy", String(running));
-    fillError(error, node, () => actions.again(node));
+    fillError(error, node, actions);
     note.textContent = noteOf(node);
     note.hidden = note.textContent === "" || running;
     versions.update(state);
     copy.hidden = running || node.content === "";
-    again.hidden = running;
+    // After a failure the message itself has a button for it, or none would help.
+    again.hidden = running || Boolean(node.error);
     stats.textContent = statWords(node.stats);
     stats.title = statTitle(node);
   };
@@ -137,6 +139,7 @@ function noteOf(node) {
 
 function statTitle({ stats, model }) {
   const words = [];
+  if (stats?.whole) words.push("the rate counts from the request on: the tokens came too fast to time");
   if (stats?.prompt) {
     const cached = stats.cached ? `, ${stats.cached} of them from the cache` : "";
     words.push(`${stats.prompt} tokens of prompt${cached}`);
@@ -145,14 +148,29 @@ function statTitle({ stats, model }) {
   return words.join(" · ");
 }
 
-function fillError(place, node, again) {
+function fillError(place, node, actions) {
   place.hidden = !node.error;
   const words = node.error ?? "";
   // An alert that is filled twice is read twice.
   if (place.dataset.words === words) return;
   place.dataset.words = words;
-  const button = make("button", { type: "button", class: "link-button", onclick: again }, "Try again");
-  place.replaceChildren(...(words === "" ? [] : [make("span", {}, words), button]));
+  const button = (label, onclick) => make("button", { type: "button", class: "link-button", onclick }, label);
+  const parts = isTooLong(node)
+    ? [make("span", {}, `${sentence(words)} ${SHORTEN}`), button("New chat", actions.newChat)]
+    : [make("span", {}, words), button("Try again", () => actions.again(node))];
+  place.replaceChildren(...(words === "" ? [] : parts));
+}
+
+const SHORTEN = "Shorten a message (edit it and send it again), choose a model with a longer context, or begin a new chat.";
+
+/** Whether the same would fail again: what was asked can never fit. */
+function isTooLong({ code, status }) {
+  return code === "context_length_exceeded" || status === 413;
+}
+
+function sentence(words) {
+  const text = words.charAt(0).toUpperCase() + words.slice(1);
+  return /[.!?]$/.test(text) ? text : `${text}.`;
 }
 
 function reasoningView(node) {

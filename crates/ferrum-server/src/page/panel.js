@@ -1,6 +1,7 @@
 // The settings: each change holds at once, so there is nothing to save and nothing to cancel.
 import { byId, make } from "./dom.js";
-import { EXAMPLE_TOOLS, SAMPLING, changeSettings, readTools, samplingFault, settings } from "./settings.js";
+import { modelInUse } from "./header.js";
+import { EXAMPLE_TOOLS, SAMPLING, changeSettings, defaultWords, readTools, samplingFault, settings } from "./settings.js";
 import { keyStore } from "./storage.js";
 
 /** Makes the panel work. `chat` has the open conversation: `system()`, `setSystem(text)`, `askForKey()`. */
@@ -31,9 +32,9 @@ function systemField(chat) {
 function samplingFields() {
   const place = byId("sampling");
   const inputs = SAMPLING.map((field) => {
-    const { name, label, min, max, step, hint } = field;
+    const { name, label, usual, min, max, step, hint } = field;
     const id = `sampling-${name}`;
-    const input = make("input", { id, type: "number", min, max, step, placeholder: "auto", inputmode: "decimal", "aria-describedby": `${id}-hint` });
+    const input = make("input", { id, type: "number", min, max, step, inputmode: "decimal", "aria-describedby": `${id}-hint` });
     const words = make("small", { id: `${id}-hint` }, hint);
     const show = () => {
       // A number field gives an empty text for what is no number.
@@ -47,12 +48,13 @@ function samplingFields() {
       const isSet = show() === "" && input.value !== "";
       changeSettings({ sampling: isSet ? { ...rest, [name]: Number(input.value) } : rest });
     });
-    place.append(make("div", { class: "field" }, make("label", { for: id }, label), input, words));
+    place.append(make("div", { class: "field" }, make("label", { for: id }, label, make("span", { class: "usual" }, ` (${usual})`)), input, words));
     return { name, input, show };
   });
   const fill = () => {
     for (const { name, input, show } of inputs) {
       input.value = settings.sampling[name] ?? "";
+      input.placeholder = defaultWords(name, modelInUse());
       show();
     }
   };

@@ -45,6 +45,7 @@ export async function run(conversation, changed) {
 function fail(node, error) {
   node.error = error.message;
   node.status = error.status;
+  if (error.code) node.code = error.code;
   // A mistake of this page is worth more than a sentence.
   if (error.status === undefined) console.error(error);
 }

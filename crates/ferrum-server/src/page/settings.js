@@ -3,13 +3,21 @@ import { settingsStore } from "./storage.js";
 
 /** Sampling fields. One that is not set is not sent: the model's own recommendation holds. */
 export const SAMPLING = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, hint: "0 always takes the most likely token" },
-  { name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.01, hint: "the likeliest tokens that make this share" },
-  { name: "top_k", label: "Top-k", min: 0, max: 100_000, step: 1, hint: "the N likeliest tokens; 0: all" },
-  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "tokens at least this likely beside the best" },
-  { name: "max_tokens", label: "Most tokens", min: 1, max: 1_048_576, step: 1, hint: "of one answer" },
-  { name: "seed", label: "Seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, hint: "the same seed, the same answer" },
+  { name: "temperature", label: "Randomness", usual: "temperature", min: 0, max: 2, step: 0.05, hint: "0: always the likeliest token; higher: more surprising" },
+  { name: "max_tokens", label: "Longest answer", usual: "max tokens", min: 1, max: 1_048_576, step: 1, hint: "a token is about ¾ of a word; the context is a limit, too" },
+  { name: "top_p", label: "Likely share", usual: "top-p", min: 0.01, max: 1, step: 0.01, hint: "only the likeliest tokens that together make this share; 1: all" },
+  { name: "top_k", label: "Likely number", usual: "top-k", min: 0, max: 100_000, step: 1, hint: "only this many of the likeliest tokens; 0: all" },
+  { name: "min_p", label: "Least likelihood", usual: "min-p", min: 0, max: 1, step: 0.01, hint: "no token less likely than this, where the likeliest is 1" },
+  { name: "seed", label: "Repeatability", usual: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, hint: "the same number gives the same answer" },
 ];
+
+/** What holds where a field is empty, in words. `model` is an entry of the server's list of models. */
+export function defaultWords(name, model) {
+  if (name === "max_tokens") return "no limit";
+  if (name === "seed") return "random";
+  const value = model?.ferrum?.defaults?.[name];
+  return Number.isFinite(value) ? String(value) : "the model's own";
+}
 
 /** What is wrong with a text as the value of a sampling field; empty if nothing is. */
 export function samplingFault({ label, min, max, step }, text) {
@@ -95,7 +103,7 @@ export function requestFields() {
 /** What is not as the model has it, in a few words. */
 export function settingsSummary() {
   const words = SAMPLING.filter(({ name }) => name in settings.sampling);
-  const parts = words.map(({ name, label }) => `${label.toLowerCase()} ${settings.sampling[name]}`);
+  const parts = words.map(({ name, usual }) => `${usual} ${settings.sampling[name]}`);
   const { tools } = readTools(settings.tools);
   if (tools.length > 0) parts.push(tools.length === 1 ? "1 tool" : `${tools.length} tools`);
   return parts.join(" · ");

@@ -65,6 +65,16 @@ export class Thread {
     (named ?? buttons[0])?.focus();
   }
 
+  /** Brings a message into view, and marks it for a moment. */
+  reveal(id) {
+    const element = this.#views.find(({ node }) => node.id === id)?.view.element;
+    if (!element) return;
+    this.#follows = false;
+    element.scrollIntoView({ block: "center" });
+    element.classList.add("found");
+    setTimeout(() => element.classList.remove("found"), 2000);
+  }
+
   /** Opens the last message of the user for a change. */
   editLast() {
     this.#views.findLast(({ node }) => node.role === "user")?.view.startEdit();

@@ -2,7 +2,8 @@
 // nothing that was said is lost. What is shown is the path from the root to `leaf`.
 //
 // conversation: { id, title, system, updated, leaf, nodes }
-// node: { id, parent, role, content, reasoning?, thought?, calls?, callId?, model?, stats?, finish?, error? }
+// node: { id, parent, role, content, reasoning?, thought?, calls?, callId?, name?, model?, stats?, finish?,
+//         error?, status?, code? }
 
 export function newConversation(id, system = "") {
   return { id, title: "", system, updated: Date.now(), leaf: null, nodes: [] };
@@ -49,6 +50,12 @@ export function showVersion(conversation, node, step) {
   if (shown) conversation.leaf = shown.id;
 }
 
+/** Shows the message of this id, on whichever branch it is, with what came after it last. */
+export function showNode(conversation, id) {
+  const node = nodeOf(conversation, id);
+  if (node && !pathOf(conversation).includes(node)) showVersion(conversation, node, 0);
+}
+
 /** Calls of an answer that wait for their results. */
 export function openCalls(conversation, node) {
   const ends = conversation.leaf === node.id && node.role === "assistant";
@@ -88,30 +95,52 @@ export function titleOf(text) {
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
 }
 
-/** What was stored, if it has the form of a conversation. Other programs may have used this origin. */
+/** What was stored, if it has the form of a conversation. Other programs may have used this origin, and files hold anything. */
 export function readConversation(value) {
-  const text = (field) => typeof field === "string";
-  if (!value || !text(value.id) || !Array.isArray(value.nodes)) return null;
-  const roles = ["user", "assistant", "tool"];
-  const fine = (node) => node && text(node.id) && text(node.content) && roles.includes(node.role);
-  const call = (found) => ({
-    id: String(found?.id ?? ""),
-    name: String(found?.name ?? ""),
-    arguments: String(found?.arguments ?? ""),
-  });
-  const nodes = value.nodes.filter(fine).map((node) => ({
-    ...node,
-    calls: Array.isArray(node.calls) ? node.calls.map(call) : undefined,
-    reasoning: text(node.reasoning) ? node.reasoning : undefined,
-    error: text(node.error) ? node.error : undefined,
-    stats: node.stats && Number.isFinite(node.stats.tokens) ? node.stats : undefined,
-  }));
+  if (!value || !isText(value.id) || !Array.isArray(value.nodes)) return null;
+  const byId = new Map();
+  for (const found of value.nodes) {
+    const node = readNode(found);
+    if (!node || byId.has(node.id)) continue;
+    // A message comes after the one that it answers, so there is no circle.
+    if (!byId.has(node.parent)) node.parent = null;
+    byId.set(node.id, node);
+  }
+  const nodes = [...byId.values()];
   return {
     id: value.id,
-    title: text(value.title) ? value.title : "",
-    system: text(value.system) ? value.system : "",
+    title: isText(value.title) ? value.title : "",
+    system: isText(value.system) ? value.system : "",
     updated: Number(value.updated) || 0,
-    leaf: text(value.leaf) ? value.leaf : null,
+    leaf: byId.has(value.leaf) ? value.leaf : (nodes.at(-1)?.id ?? null),
     nodes,
   };
+}
+
+const isText = (field) => typeof field === "string";
+
+/** The fields that a message has, each of its type; all else is left behind. */
+function readNode(value) {
+  const fine = value && isText(value.id) && isText(value.content) && ["user", "assistant", "tool"].includes(value.role);
+  if (!fine) return null;
+  const node = { id: value.id, role: value.role, content: value.content, parent: value.parent ?? null };
+  for (const name of ["reasoning", "callId", "name", "model", "finish", "error", "code"]) {
+    if (isText(value[name])) node[name] = value[name];
+  }
+  for (const name of ["thought", "status"]) if (Number.isFinite(value[name])) node[name] = value[name];
+  if (Array.isArray(value.calls)) node.calls = value.calls.map(readCall);
+  if (Number.isFinite(value.stats?.tokens)) node.stats = readStats(value.stats);
+  return node;
+}
+
+function readCall(found) {
+  return { id: String(found?.id ?? ""), name: String(found?.name ?? ""), arguments: String(found?.arguments ?? "") };
+}
+
+function readStats(found) {
+  const stats = { exact: found.exact === true, whole: found.whole === true };
+  for (const name of ["first", "tokens", "rate", "prompt", "cached"]) {
+    if (Number.isFinite(found[name]) && found[name] >= 0) stats[name] = found[name];
+  }
+  return stats;
 }

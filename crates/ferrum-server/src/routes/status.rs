@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
-use crate::models::{Known, Status};
+use crate::models::{Known, SamplingDefaults, Status};
 use crate::otlp::Exporter;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -94,17 +94,31 @@ fn status_json(status: &Status) -> Value {
     json!({"value": value})
 }
 
+/// The samplers that hold where a request names none.
+fn defaults_json(defaults: &SamplingDefaults) -> Value {
+    // As they were written: an f32 as f64 has digits that nobody wrote.
+    let written = |value: f32| value.to_string().parse::<f64>().unwrap_or(value.into());
+    json!({
+        "temperature": written(defaults.temperature),
+        "top_p": written(defaults.top_p),
+        "top_k": defaults.top_k,
+        "min_p": written(defaults.min_p),
+    })
+}
+
 /// The models, each with its adapters.
 fn descriptions(app: &App) -> Vec<Value> {
     let adapters = app.models.adapters();
     let describe = |id: &str, created: u64, known: &Known, status: &Status| {
+        let facts = known.facts();
         json!({
             "id": id,
             "object": "model",
             "created": created,
             "owned_by": "ferrum",
-            "max_model_len": known.context(),
+            "max_model_len": facts.map(|facts| facts.context),
             "status": status_json(status),
+            "ferrum": {"defaults": facts.map(|facts| defaults_json(&facts.defaults))},
         })
     };
     let mut all = Vec::new();
@@ -138,4 +152,21 @@ pub(crate) async fn model(
     let mut all = descriptions(&app).into_iter();
     let found = all.find(|one| one["id"] == name);
     found.map(Json).ok_or_else(|| app.models.unknown(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_have_the_digits_that_were_written() {
+        let defaults = SamplingDefaults {
+            temperature: 0.7,
+            top_p: 0.95,
+            top_k: 20,
+            min_p: 0.0,
+        };
+        let shown = json!({"temperature": 0.7, "top_p": 0.95, "top_k": 20, "min_p": 0.0});
+        assert_eq!(defaults_json(&defaults), shown);
+    }
 }

@@ -163,6 +163,7 @@ fn a_model_is_loaded_when_it_is_asked_for() {
     let (loaded, unloaded) = (json!("loaded"), json!("unloaded"));
     assert_eq!(shown(0), (&json!("demo"), &loaded, &json!(CONTEXT)));
     assert_eq!(shown(1), (&json!("llama"), &unloaded, &Value::Null));
+    assert_eq!(listed["data"][1]["ferrum"]["defaults"], Value::Null);
     // The document names both, and bounds nothing that it does not know.
     let document = server.get("/openapi.json").json();
     let schema = &document["paths"]["/detokenize"]["post"]["requestBody"]["content"]["application/json"]

@@ -20,6 +20,8 @@ fn models_health_and_figures_are_there() {
     assert_eq!(models["data"][0]["id"], "demo");
     assert_eq!(models["data"][0]["max_model_len"], CONTEXT);
     assert_eq!(models["data"][0]["status"], json!({"value": "loaded"}));
+    let defaults = json!({"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0});
+    assert_eq!(models["data"][0]["ferrum"]["defaults"], defaults);
     assert_eq!(server.get("/v1/models/demo").json(), models["data"][0]);
     assert_eq!(server.get("/health").json()["status"], "ok");
     assert_eq!(server.get("/ready").json()["status"], "ready");
