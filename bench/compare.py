@@ -1,21 +1,24 @@
-"""Ferrum beside llama.cpp: the same GGUF file, the same threads, in turns.
+"""Ferrum beside llama.cpp and ik_llama.cpp: the same GGUF file, the same threads, in turns.
 
-Machines are noisy, so absolute figures say little. Each round runs both engines one after the other,
+Machines are noisy, so absolute figures say little. Each round runs all engines one after the other,
 each in a process of its own, and the ratio is taken within the round; printed are the median of the
-ratios and their spread. llama.cpp is the one that the `llama-cpp-python` package carries:
+ratios and their spread. llama.cpp is the one that the `llama-cpp-python` package carries; ik_llama.cpp,
+its fastest fork on CPUs, is measured with its own `llama-bench` and `llama-batched-bench`, as the file is
+and with `-rtr 1` (weights repacked at load), and the better of both counts:
 
     pip install --no-binary llama-cpp-python llama-cpp-python numpy
-    python bench/compare.py --ferrum target/release/ferrum MODEL.gguf...
+    python bench/compare.py --ferrum target/release/ferrum --ik ik_llama.cpp/build/bin MODEL.gguf...
 
 Measured: a prompt (`pp`), decoding one sequence (`tg`), decoding several at once (`batch N`, tokens of
 all of them), loading and the first token after a prompt of 16 (`start`, seconds), and peak memory.
-llama.cpp picks no token after a step, and Ferrum does.
+Neither peer picks a token after a step, and Ferrum does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -147,24 +150,64 @@ def llama_process(model: str, a: argparse.Namespace, arguments: list[str]) -> Fi
     return json.loads(done.stdout)
 
 
+def measured(command: list[str]) -> tuple[str, float, float]:
+    """Output, seconds and peak memory in megabytes of a command."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        output = process.stdout.read() if process.stdout else ""
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
+    return output, time.perf_counter() - began, usage.ru_maxrss / 1e3
+
+
+def ik_llama(folder: str, model: str, a: argparse.Namespace) -> Figures:
+    """The better of both ways to load, figure by figure."""
+
+    def one_way(repack: list[str]) -> Figures:
+        common = ["-m", model, "-t", str(a.threads), *repack]
+        bench = [f"{folder}/llama-bench", *common, "-r", "1", "-o", "json"]
+        output, _, memory = measured([*bench, "-p", str(a.prompt), "-n", "0"])
+        figures = {f"pp{a.prompt}": json.loads(output)[0]["avg_ts"], "memory (MB)": memory}
+        output, _, _ = measured([*bench, "-p", "0", "-n", str(a.gen), "-gp", f"{a.prompt},{a.gen}"])
+        figures[f"tg{a.gen}"] = json.loads(output)[-1]["avg_ts"]
+        # The whole process: it does nothing else but load, and compute this prompt once.
+        _, figures["start (s)"], _ = measured([*bench, "-w", "0", "-p", str(START_PROMPT), "-n", "0"])
+        if a.batch:
+            together = ["-npp", str(START_PROMPT), "-ntg", str(a.batch_gen), "-npl", ",".join(map(str, a.batch))]
+            context = 2 * max(a.batch) * (START_PROMPT + a.batch_gen)
+            command = [f"{folder}/llama-batched-bench", *common, "-c", str(context), "-b", "512", "-ub", "512"]
+            for line in measured([*command, *together])[0].splitlines():
+                cells = [cell.strip() for cell in line.strip("|\n ").split("|")]
+                if len(cells) == 10 and cells[2].isdigit():
+                    figures[f"batch {cells[2]}"] = float(cells[7])
+        return figures
+
+    ways = [one_way([]), one_way(["-rtr", "1"])]
+    smaller = ("start (s)", "memory (MB)")
+    return {name: (min if name in smaller else max)(way[name] for way in ways) for name in ways[0]}
+
+
 def compare(model: str, a: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    sides = {"ferrum": lambda: ferrum(a.ferrum, model, a), "llama.cpp": lambda: llama_process(model, a, arguments)}
+    if a.ik:
+        sides["ik_llama.cpp"] = lambda: ik_llama(a.ik, model, a)
     rounds = []
     for i in range(a.rounds):
-        sides = [lambda: ferrum(a.ferrum, model, a), lambda: llama_process(model, a, arguments)]
-        order = (0, 1) if i % 2 == 0 else (1, 0)
-        results: list[Figures] = [{}, {}]
-        for side in order:
-            results[side] = sides[side]()
-        rounds.append(results)
+        order = list(sides) if i % 2 == 0 else list(reversed(sides))
+        rounds.append({side: sides[side]() for side in order})
         print(f"{Path(model).name}: round {i + 1} of {a.rounds}", file=sys.stderr)
     table = {}
-    for name in rounds[0][0]:
-        ours = [r[0][name] for r in rounds if r[0].get(name) is not None]
+    for name in rounds[0]["ferrum"]:
+        ours = [r["ferrum"][name] for r in rounds if r["ferrum"].get(name) is not None]
         row: dict[str, Any] = {"ferrum": statistics.median(ours) if ours else None}
-        if name in rounds[0][1]:
-            ratios = sorted(r[0][name] / r[1][name] for r in rounds)
-            row |= {
-                "llama.cpp": statistics.median(r[1][name] for r in rounds),
+        for peer in list(sides)[1:]:
+            if name not in rounds[0][peer]:
+                continue
+            ratios = sorted(r["ferrum"][name] / r[peer][name] for r in rounds)
+            row[peer] = {
+                "figure": statistics.median(r[peer][name] for r in rounds),
                 "ratio": statistics.median(ratios),
                 "from": ratios[0],
                 "to": ratios[-1],
@@ -174,12 +217,14 @@ def compare(model: str, a: argparse.Namespace, arguments: list[str]) -> dict[str
 
 
 def show(model: str, table: dict[str, Any]) -> None:
-    print(f"\n{Path(model).name}\n{'':24}{'ferrum':>10}{'llama.cpp':>11}{'ratio':>8}   spread")
+    peers = [name for name in next(iter(table.values())) if name != "ferrum"]
+    print(f"\n{Path(model).name}\n{'':24}{'ferrum':>10}", *(f"{peer:>14}{'ratio':>7}   spread   " for peer in peers))
     for name, row in table.items():
         value = "-" if row["ferrum"] is None else f"{row['ferrum']:.2f}"
         line = f"{name:24}{value:>10}"
-        if "ratio" in row:
-            line += f"{row['llama.cpp']:11.2f}{row['ratio']:8.2f}   {row['from']:.2f}–{row['to']:.2f}"
+        for peer in peers:
+            if found := row.get(peer):
+                line += f"{found['figure']:15.2f}{found['ratio']:7.2f}   {found['from']:.2f}–{found['to']:.2f}"
         print(line)
 
 
@@ -187,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--ferrum", default="target/release/ferrum", metavar="BINARY")
+    parser.add_argument("--ik", metavar="DIR", help="folder with the programs of ik_llama.cpp (default: without it)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt (default: %(default)s)")
     parser.add_argument("--gen", type=int, default=128, help="tokens to decode (default: %(default)s)")
