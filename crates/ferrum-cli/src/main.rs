@@ -8,9 +8,11 @@ mod commands;
 mod config_file;
 mod failure;
 mod hub;
+mod model_argument;
 mod open;
 mod process;
 mod ui;
+mod version;
 
 use failure::Failure;
 use std::process::ExitCode;
