@@ -35,7 +35,6 @@ pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed};
 pub(crate) use serve::{Preload, ServeArgs};
 pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
 
-use crate::version;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run language models on the hardware that is there.
@@ -105,7 +104,7 @@ fn count(text: &str) -> Result<usize, String> {
 
 /// The command line, as it is read and as help, completions and man pages show it.
 pub(crate) fn command() -> clap::Command {
-    numbers_may_be_negative(Cli::command()).long_version(version::long())
+    numbers_may_be_negative(Cli::command())
 }
 
 /// A number after a flag is its value even if it is negative, so that whoever checks the value can say what

@@ -5,7 +5,7 @@
 
 use crate::args::{self, Cli, Command as Wanted, ServeArgs};
 use crate::failure::{Failure, Outcome};
-use crate::{open, ui};
+use crate::{open, ui, version};
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -27,7 +27,9 @@ const SECRETS: [&str; 1] = ["api-key"];
 
 /// The command that was typed, with what its file says. `None`: all was done already.
 pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
-    let command = args::command().color(color(&typed));
+    let command = args::command()
+        .long_version(version::long())
+        .color(color(&typed));
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
     ui::init(cli.output.verbosity(), cli.output.color);

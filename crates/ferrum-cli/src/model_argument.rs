@@ -44,6 +44,9 @@ pub(crate) fn model_and_text(
         (Some(flag), words, None) => (Some(flag.to_owned()), words),
         (None, Some(first), None) => match word(first, Path::new(first).exists()) {
             Word::Model => (Some(first.into()), None),
+            Word::MissingFile if has_weights_ending(&first.to_string_lossy()) => {
+                return Err(missing(first, "check the path"));
+            }
             Word::MissingFile => {
                 let hint =
                     format!("a {text} of one word goes after the model, or comes through a pipe");

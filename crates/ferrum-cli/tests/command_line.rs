@@ -259,18 +259,9 @@ fn a_wrong_number_gets_a_sentence() {
 
 #[test]
 fn a_filter_that_matches_nothing_fails() {
-    let ops = |filter: &str| {
-        [
-            "verify",
-            "ops",
-            "--backend",
-            "reference",
-            "--filter",
-            filter,
-        ]
-    };
+    const OPS: [&str; 5] = ["verify", "ops", "--backend", "reference", "--filter"];
     for json in [&[][..], &["--json"]] {
-        let sentence = fails(&[&ops("no_such_op")[..], json].concat(), b"");
+        let sentence = fails(&[&OPS[..], &["no_such_op"], json].concat(), b"");
         assert!(
             sentence.contains(
                 "error: no case has \"no_such_op\" in its op, dtype or name\nhint: the ops are "
@@ -278,7 +269,7 @@ fn a_filter_that_matches_nothing_fails() {
             "{sentence}"
         );
     }
-    assert!(ok(&ops("rms_norm")).contains("rms_norm"));
+    assert!(ok(&[&OPS[..], &["rms_norm"]].concat()).contains("rms_norm"));
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(value_name = "MODEL")]
     pub(crate) first: Option<OsString>,
 
-    /// Text file, UTF-8; - for standard input
+    /// Text file, UTF-8; - for standard input. Alone, it is the only word
     #[arg(value_name = "FILE")]
     pub(crate) second: Option<OsString>,
 

@@ -31,8 +31,8 @@ pub(crate) struct HubArgs {
 }
 
 const EXAMPLES: &str = "\
-Of a repository with safetensors, config, tokenizer, templates and weights are fetched; of one with GGUF
-files, one of them: FILE is its path or the end of its name, else Q4_K_M or Q8_0 is taken if there is just
+Of a repository with safetensors, config, tokenizer, templates and weights are fetched; of one with GGUF \
+files, one of them: FILE is its path or the end of its name, else Q4_K_M or Q8_0 is taken if there is just \
 one such file, or the only file. The path goes to standard output.
 
 Examples:

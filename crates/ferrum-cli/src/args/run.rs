@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
-One word alone is a model if there is such a path, or if it reads ORG/NAME[:FILE] or https://HOST/ORG/NAME;
+One word alone is a model if there is such a path, or if it reads ORG/NAME[:FILE] or https://HOST/ORG/NAME; \
 anything else is a prompt for the demo model. Standard input is read to its end unless it is a terminal.
 
 Examples:
@@ -46,9 +46,6 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 
-    #[command(flatten)]
-    pub(crate) samplers: SamplerArgs,
-
     /// Most tokens to generate [default: until the model ends or the context is full]
     #[arg(long, short = 'n', value_name = "N", value_parser = count)]
     pub(crate) max_tokens: Option<usize>,
@@ -64,6 +61,9 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without a chat template
     #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) samplers: SamplerArgs,
 
     #[command(flatten)]
     pub(crate) hub: HubArgs,

@@ -16,7 +16,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(value_name = "TEXT")]
     pub(crate) second: Option<OsString>,
 
-    /// The same as MODEL: all words are text then
+    /// The same as MODEL: the only word is the text then
     #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
 

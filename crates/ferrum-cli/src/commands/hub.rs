@@ -56,7 +56,7 @@ pub(crate) fn list(args: &ListArgs) -> Outcome {
     show(&table(&rows))
 }
 
-/// What of a commit can be given as `--model`, one a row.
+/// What of a commit can be given as MODEL, one a row.
 fn snapshot_rows(repo: &CachedRepo, snapshot: &CachedSnapshot) -> Vec<[String; 3]> {
     let commit = &snapshot.commit.as_str()[..SHORT];
     let at = match snapshot.refs.as_slice() {
