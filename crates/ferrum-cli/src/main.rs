@@ -8,9 +8,11 @@ mod commands;
 mod config_file;
 mod failure;
 mod hub;
+mod model_argument;
 mod open;
 mod process;
 mod ui;
+mod version;
 
 use failure::Failure;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ fn main() -> ExitCode {
         // A reader that has seen enough (`ferrum … | head`) is no error.
         Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
         Err(failure) => {
-            ui::say(&format!("error: {failure}"));
+            ui::error(&failure);
             ExitCode::FAILURE
         }
     }

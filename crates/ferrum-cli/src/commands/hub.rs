@@ -3,7 +3,7 @@
 use crate::args::{ListArgs, PullArgs, RmArgs};
 use crate::failure::{Failure, Outcome};
 use crate::hub;
-use crate::ui::{human_bytes, say, show, show_json};
+use crate::ui::{human_bytes, say, say_always, show, show_json};
 use ferrum_formats::Shown;
 use ferrum_formats::hub::{
     CachedModel, CachedRepo, CachedSnapshot, HubCache, ModelName, Revision, Want,
@@ -17,8 +17,9 @@ use std::time::UNIX_EPOCH;
 const SHORT: usize = 8;
 
 pub(crate) fn pull(args: &PullArgs) -> Outcome {
-    let name = ModelName::parse(&args.model)?;
-    let pulled = hub::pull(&name, &args.hub)?;
+    let reference = hub::Reference::parse(&args.model)?;
+    let pulled = hub::pull(&reference, &args.hub)?;
+    let name = &reference.name;
     let commit = &pulled.commit[..SHORT.min(pulled.commit.len())];
     say(&match pulled.fetched {
         0 => format!("{name} at {commit} is here already"),
@@ -55,7 +56,7 @@ pub(crate) fn list(args: &ListArgs) -> Outcome {
     show(&table(&rows))
 }
 
-/// What of a commit can be given as `--model`, one a row.
+/// What of a commit can be given as MODEL, one a row.
 fn snapshot_rows(repo: &CachedRepo, snapshot: &CachedSnapshot) -> Vec<[String; 3]> {
     let commit = &snapshot.commit.as_str()[..SHORT];
     let at = match snapshot.refs.as_slice() {
@@ -148,7 +149,7 @@ fn as_json(cache: &HubCache, model: &CachedModel) -> Value {
 }
 
 pub(crate) fn rm(args: &RmArgs) -> Outcome {
-    let name = ModelName::parse(&args.model)?;
+    let name = hub::Reference::parse(&args.model)?.name;
     let cache = hub::cache(args.cache_dir.as_deref())?;
     let revision = args
         .revision
@@ -180,7 +181,7 @@ fn agreed(question: &str) -> Outcome<bool> {
             "{question} nobody is there to say\nhint: --yes removes without asking"
         )));
     }
-    say(&format!("{question} [y/N]"));
+    say_always(&format!("{question} [y/N]"));
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
