@@ -343,7 +343,10 @@ fn a_name_of_a_hub_is_no_prompt() {
     assert!(setup.ok(&args).contains("12"));
     // Alone, it is the model, and the prompt is what the pipe has: here nothing.
     let error = setup.fails(&["run", "org/demo"]);
-    assert!(error.contains("the prompt is empty"), "{error}");
+    assert!(
+        error.contains("the prompt is empty, and org/demo is the model\nhint: "),
+        "{error}"
+    );
     let error = setup.fails(&["run", "org/nothing", "x"]);
     assert!(error.contains("has no model org/nothing"), "{error}");
 }

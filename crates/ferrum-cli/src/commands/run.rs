@@ -57,7 +57,13 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
     let prompt = prompt(words.text)?;
     if prompt.as_deref().is_some_and(|p| p.trim().is_empty()) {
         let hint = "give one as an argument or through a pipe; without either, `ferrum run` on a terminal opens a chat";
-        return Err(Failure::new(format!("the prompt is empty\nhint: {hint}")));
+        let model = words.model.as_ref();
+        let taken = model.map_or(String::new(), |model| {
+            format!(", and {} is the model", model.display())
+        });
+        return Err(Failure::new(format!(
+            "the prompt is empty{taken}\nhint: {hint}"
+        )));
     }
     let model = open::model(words.model.as_deref(), &args.hub)?;
     let tokenizer = open::tokenizer_of(&model)?;
