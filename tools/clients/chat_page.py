@@ -753,6 +753,7 @@ def take_pictures(browser, server, folder):
                 tab.page.locator("#new-chat").click()
                 for prompt in prompts:
                     tab.ask(prompt)
+            tab.page.mouse.move(0, 0)
             time.sleep(0.5)
             tab.page.screenshot(path=folder / f"chat-{theme}.png")
 
