@@ -1,5 +1,5 @@
 """Tries the chat page of a running server in headless Chromium:
-`python tools/clients/chat_page.py [URL] [--key KEY] [--shots FOLDER]`.
+`python tools/clients/chat_page.py [URL] [--key KEY] [--shots FOLDER] [--pictures FOLDER]`.
 
 Needs the package `playwright` and a Chromium of the system; without them the script says so and ends well.
 Half of the tests ask the server itself, whose model is expected to be the demo model. The others take the
@@ -742,6 +742,22 @@ def shoot(browser, fake, folder):
                 shot("search")
 
 
+def take_pictures(browser, server, folder):
+    """The pictures of the README: a real conversation with the demo model."""
+    chats = [["Count from 3 to 9."], ["Tell me a story about a dragon."], ["What sound does a cow make?"], ["What is 7 plus 5?"],
+             ["What is the capital of France?", "Tell me a story about a fox.", "What is 12 minus 4?"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    for theme in ["light", "dark"]:
+        with Tab(browser, server.url, server.key, color_scheme=theme, viewport={"width": 1200, "height": 780}) as tab:
+            for prompts in chats:
+                tab.page.locator("#new-chat").click()
+                for prompt in prompts:
+                    tab.ask(prompt)
+            tab.page.mouse.move(0, 0)
+            time.sleep(0.5)
+            tab.page.screenshot(path=folder / f"chat-{theme}.png")
+
+
 class Server:
     """The server that runs, and its page as a browser gets it."""
 
@@ -763,6 +779,7 @@ def main():
     arguments.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
     arguments.add_argument("--key")
     arguments.add_argument("--shots", type=Path)
+    arguments.add_argument("--pictures", type=Path)
     arguments.add_argument("--only", default="")
     options = arguments.parse_args()
     if CHROMIUM is None:
@@ -773,6 +790,8 @@ def main():
     server = Server(options.url, options.key)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        if options.pictures:
+            return take_pictures(browser, server, options.pictures)
         if options.shots:
             with stand_in(server.page) as fake:
                 shoot(browser, fake, options.shots)
