@@ -9,18 +9,21 @@
 //! error small ([`search`]), for the K types, IQ4 and those of the simple types that gain by it. A
 //! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers weigh.
 
+mod lanes;
 mod levels;
 mod pack;
-mod places;
 mod search;
 
 use crate::block::{F16Le, encode_all};
 use crate::error::{QuantError, Result};
-use crate::integers::{CodeValues, Integers, SUB, code_values};
+use crate::integers::{CodeValues, Integers, SUB as SUB_OF_PARTS, code_values};
 use crate::{fp4, k_quants, legacy, ternary};
 use ferrum_types::GgufQuantType;
+#[cfg(target_arch = "x86_64")]
+use lanes::{Avx2, Avx512};
+use lanes::{LANES, Lanes, MAGIC, Portable};
 use levels::{E2M1, IQ4, Levels, Range};
-use search::{Fit, Grid, MAX_BLOCK, Minimums, Scales, Unit, fit_block};
+use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
 
 /// Encodes `values` as `ty` into `out`, which has `ty.bytes_for(values.len())` bytes.
 ///
@@ -65,6 +68,9 @@ pub fn can_quantize(ty: GgufQuantType) -> bool {
     encoder(ty).is_some()
 }
 
+/// Most numbers in a block.
+const MAX_BLOCK: usize = 256;
+
 type Encoder = fn(&[f32], &mut [u8]);
 
 fn encoder(ty: GgufQuantType) -> Option<Encoder> {
@@ -92,6 +98,37 @@ fn scalars<const B: usize>(values: &[f32], out: &mut [u8], convert: impl Fn(f32)
     }
 }
 
+/// How long the search for scales looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Search {
+    /// Few scales, each fitted once or twice.
+    #[default]
+    Fast,
+    /// More of everything, for several times as long.
+    Thorough,
+}
+
+impl Search {
+    fn effort(self) -> Effort {
+        match self {
+            Search::Fast => Effort {
+                tries: 3,
+                step: 0.3,
+                refits: 2,
+                reach: 1,
+                rounds: 2,
+            },
+            Search::Thorough => Effort {
+                tries: 7,
+                step: 0.13,
+                refits: 16,
+                reach: 1,
+                rounds: 4,
+            },
+        }
+    }
+}
+
 /// Encodes one row of a matrix as `ty` into `out`, which has `ty.bytes_for(row.len())` bytes.
 ///
 /// `importance` has a weight for each column of the matrix: the mean square of the activations that
@@ -107,6 +144,7 @@ pub fn encode_row(
     ty: GgufQuantType,
     row: &[f32],
     importance: Option<&[f32]>,
+    search: Search,
     out: &mut [u8],
 ) -> Result<()> {
     if let Some(importance) = importance
@@ -124,14 +162,17 @@ pub fn encode_row(
         return quantize(ty, row, out);
     };
     check_lengths(ty, row, out)?;
+    let job = Job {
+        ty,
+        kind,
+        effort: search.effort(),
+        row,
+        importance,
+    };
     match values {
-        CodeValues::Unsigned { bits, zero } => {
-            encode_blocks(ty, &kind, Range::new(bits, zero), row, importance, out);
-        }
-        CodeValues::Table(_) if ty == GgufQuantType::MXFP4 => {
-            encode_blocks(ty, &kind, &*E2M1, row, importance, out);
-        }
-        CodeValues::Table(_) => encode_blocks(ty, &kind, &*IQ4, row, importance, out),
+        CodeValues::Unsigned { bits, zero } => job.encode(Range::new(bits, zero), out),
+        CodeValues::Table(_) if ty == GgufQuantType::MXFP4 => job.encode(&*E2M1, out),
+        CodeValues::Table(_) => job.encode(&*IQ4, out),
         // Eight bits are rounded to nearest.
         CodeValues::Signed => return quantize(ty, row, out),
     }
@@ -224,103 +265,153 @@ fn grid(ty: GgufQuantType) -> Option<Kind> {
     })
 }
 
-/// Encodes on the instruction set that there is. The lengths are checked.
-fn encode_blocks<L: Levels>(
+/// A row to encode by search. The lengths are checked.
+struct Job<'a> {
     ty: GgufQuantType,
-    kind: &Kind,
-    levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
+    kind: Kind,
+    effort: Effort,
+    row: &'a [f32],
+    importance: Option<&'a [f32]>,
+}
+
+impl Job<'_> {
+    /// Encodes on the best instruction set that there is.
+    fn encode<L: Levels>(&self, levels: L, out: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the function asks for AVX-512 F, and this CPU has it.
+            return unsafe { self.encode_avx512(levels, out) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the function asks for AVX2, and this CPU has it.
+            return unsafe { self.encode_avx2(levels, out) };
+        }
+        self.encode_as::<Portable, L>(levels, out);
+    }
+
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the function asks for AVX2 and nothing else, and this CPU has it.
-        return unsafe { encode_blocks_avx2(ty, kind, levels, row, importance, out) };
+    #[target_feature(enable = "avx512f")]
+    fn encode_avx512<L: Levels>(&self, levels: L, out: &mut [u8]) {
+        self.encode_as::<Avx512, L>(levels, out);
     }
-    encode_each(ty, kind, levels, row, importance, out);
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn encode_avx2<L: Levels>(&self, levels: L, out: &mut [u8]) {
+        self.encode_as::<Avx2, L>(levels, out);
+    }
+
+    #[inline(always)]
+    fn encode_as<V: Lanes, L: Levels>(&self, levels: L, out: &mut [u8]) {
+        match self.kind.grid.sub {
+            16 => self.encode_subs::<V, L, 16>(levels, out),
+            _ => self.encode_subs::<V, L, 32>(levels, out),
+        }
+    }
+
+    /// Encodes as many blocks at a time as there are lanes for their sub-blocks.
+    #[inline(always)]
+    fn encode_subs<V: Lanes, L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
+        let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
+        let blocks = LANES * SUB / len;
+        // Importance of any size; the search works near 1.
+        let per_mean = self
+            .importance
+            .map_or(1.0, |all| all.len() as f32 / sum(all));
+        let mut parts = Integers::ZERO;
+        let rows = self.row.chunks(blocks * len);
+        for (i, (x, out)) in rows.zip(out.chunks_mut(blocks * bytes)).enumerate() {
+            let x = transposed::<V, SUB>(x);
+            let importance = self.importance.map(|all| {
+                let here = &all[i * blocks * len..];
+                transposed::<V, SUB>(&here[..here.len().min(blocks * len)])
+            });
+            let subs = Subs {
+                w: weights(self.kind.emphasis, &x, len / SUB, importance, per_mean),
+                x,
+                per_block: len / SUB,
+            };
+            let fit = fit_blocks(&self.kind.grid, &self.effort, levels, &subs);
+            let mut codes = [0; LANES * 32];
+            for (i, &x) in subs.x.iter().enumerate() {
+                let code = levels.codes(fit.level(levels, x)) + V::splat(MAGIC);
+                for (lane, code) in code.store().iter().enumerate() {
+                    codes[lane * SUB + i] = code.to_bits() as u8;
+                }
+            }
+            let (d, dmin) = (fit.d.store(), fit.dmin.store());
+            let (scales, minimums) = (fit.scales.store(), fit.minimums.store());
+            for (block, out) in out.chunks_exact_mut(bytes).enumerate() {
+                let first = block * subs.per_block;
+                (parts.d, parts.dmin) = (d[first], dmin[first]);
+                parts.codes[..len].copy_from_slice(&codes[block * len..][..len]);
+                for i in 0..MAX_BLOCK / SUB_OF_PARTS {
+                    let sub = first + (i * SUB_OF_PARTS / SUB).min(subs.per_block - 1);
+                    parts.scales[i] = scales[sub] as i8;
+                    parts.minimums[i] = minimums[sub] as u8;
+                }
+                pack::pack(self.ty, &parts, out);
+            }
+        }
+    }
 }
 
-/// [`encode_each`] with eight numbers to a register.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn encode_blocks_avx2<L: Levels>(
-    ty: GgufQuantType,
-    kind: &Kind,
-    levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
-    encode_each(ty, kind, levels, row, importance, out);
-}
-
+/// Vector `i` has number `i` of each run of `SUB`; lanes without a run are 0.
 #[inline(always)]
-fn encode_each<L: Levels>(
-    ty: GgufQuantType,
-    kind: &Kind,
-    levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
-    let len = ty.block_len();
-    let mut weights = [0.0; MAX_BLOCK];
-    let weights = &mut weights[..len];
-    // Importance of any size; the search works near 1.
-    let mean = importance.map_or(1.0, |all| all.iter().sum::<f32>() / all.len() as f32);
-    let blocks = row
-        .chunks_exact(len)
-        .zip(out.chunks_exact_mut(ty.block_bytes()));
-    for (i, (x, out)) in blocks.enumerate() {
-        let importance = importance.map(|all| &all[i * len..][..len]);
-        weigh(kind.emphasis, x, importance, mean, weights);
-        let fit = fit_block(&kind.grid, levels, x, weights);
-        pack::pack(ty, &parts_of(&kind.grid, levels, &fit, len), out);
+fn transposed<V: Lanes, const SUB: usize>(numbers: &[f32]) -> [V; SUB] {
+    let mut lanes = [[0.0; LANES]; SUB];
+    for (lane, run) in numbers.chunks_exact(SUB).enumerate().take(LANES) {
+        for (lanes, &number) in lanes.iter_mut().zip(run) {
+            lanes[lane] = number;
+        }
     }
+    let mut out = [V::splat(0.0); SUB];
+    for (out, lanes) in out.iter_mut().zip(&lanes) {
+        *out = V::load(lanes);
+    }
+    out
 }
 
 /// What each number's error counts.
-fn weigh(
+#[inline(always)]
+fn weights<V: Lanes, const SUB: usize>(
     emphasis: Emphasis,
-    x: &[f32],
-    importance: Option<&[f32]>,
-    mean: f32,
-    weights: &mut [f32],
-) {
-    let square = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
-    match importance {
-        Some(importance) => {
-            for ((w, &x), &q) in weights.iter_mut().zip(x).zip(importance) {
-                // A column that no text has touched keeps a trace of weight.
-                *w = (q / mean).max(1e-6) * (square + x * x).sqrt();
-            }
-        }
-        None => {
-            let root = square.sqrt();
-            for (w, &x) in weights.iter_mut().zip(x) {
-                *w = match emphasis {
-                    Emphasis::Even => 1.0,
-                    Emphasis::Magnitude => root + x.abs(),
-                };
-            }
-        }
+    x: &[V; SUB],
+    per_block: usize,
+    importance: Option<[V; SUB]>,
+    per_mean: f32,
+) -> [V; SUB] {
+    let mut square = V::splat(0.0);
+    for &x in x {
+        square = square + x * x;
     }
+    let count = (per_block * SUB) as f32;
+    let square = search::per_block(square, per_block, |lanes| lanes.iter().sum::<f32>() / count);
+    let root = square.sqrt();
+    let (per_mean, trace) = (V::splat(per_mean), V::splat(1e-6));
+    let mut weights = [V::splat(1.0); SUB];
+    for (i, (weight, &x)) in weights.iter_mut().zip(x).enumerate() {
+        *weight = match (&importance, emphasis) {
+            // A column that no text has touched keeps a trace of weight.
+            (Some(all), _) => (all[i] * per_mean).max(trace) * (square + x * x).sqrt(),
+            (None, Emphasis::Even) => V::splat(1.0),
+            (None, Emphasis::Magnitude) => root + x.abs(),
+        };
+    }
+    weights
 }
 
-/// The codes and steps of a fit of `len` numbers, as they are stored.
-fn parts_of<L: Levels>(grid: &Grid, levels: L, fit: &Fit, len: usize) -> Integers {
-    let mut parts = Integers::ZERO;
-    (parts.d, parts.dmin) = (fit.d, fit.dmin);
-    for (code, &level) in parts.codes.iter_mut().zip(&fit.levels[..len]) {
-        *code = levels.code(level);
+/// The sum in an order that vectorises.
+fn sum(numbers: &[f32]) -> f32 {
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, number) in lanes.iter_mut().zip(chunk) {
+            *sum += number;
+        }
     }
-    for i in 0..MAX_BLOCK / SUB {
-        let sub = i * SUB / grid.sub;
-        parts.scales[i] = fit.scales[sub] as i8;
-        parts.minimums[i] = fit.minimums[sub] as u8;
-    }
-    parts
+    lanes.iter().chain(rest).sum()
 }
 
 #[cfg(test)]
@@ -337,25 +428,62 @@ mod tests {
             // Magnitudes from far below to far above the usual.
             f32::from_bits(((state >> 33) as u32 & 0x8fff_ffff) + 0x3000_0000)
         };
-        let row: Vec<f32> = (0..4096).map(|_| number()).collect();
+        // Not a whole number of vectors' blocks.
+        let row: Vec<f32> = (0..4096 + 256).map(|_| number()).collect();
+        let importance: Vec<f32> = row.iter().map(|x| x.abs().sqrt()).collect();
         for ty in GgufQuantType::all() {
-            let (Some(kind), Some(values)) = (grid(ty), code_values(ty)) else {
+            let (Some(values), size) = (code_values(ty), ty.bytes_for(row.len())) else {
                 continue;
             };
-            let mut bytes = [(); 2].map(|()| vec![0; ty.bytes_for(row.len()).unwrap_or(0)]);
-            let [here, plain] = &mut bytes;
-            match values {
-                CodeValues::Unsigned { bits, zero } => {
-                    let levels = Range::new(bits, zero);
-                    encode_blocks(ty, &kind, levels, &row, None, here);
-                    encode_each(ty, &kind, levels, &row, None, plain);
-                }
-                _ => {
-                    encode_blocks(ty, &kind, &*IQ4, &row, None, here);
-                    encode_each(ty, &kind, &*IQ4, &row, None, plain);
+            for search in [Search::Fast, Search::Thorough] {
+                for importance in [None, Some(&*importance)] {
+                    let Some(kind) = grid(ty) else { continue };
+                    let job = Job {
+                        ty,
+                        kind,
+                        effort: search.effort(),
+                        row: &row,
+                        importance,
+                    };
+                    let found = match values {
+                        CodeValues::Unsigned { bits, zero } => {
+                            at_each_set(&job, Range::new(bits, zero), size.unwrap())
+                        }
+                        _ => at_each_set(&job, &*IQ4, size.unwrap()),
+                    };
+                    for (set, bytes) in &found {
+                        assert!(*bytes == found[0].1, "{ty}, {search:?}: {set}");
+                    }
                 }
             }
-            assert!(here == plain, "{ty}");
         }
+    }
+
+    /// The bytes at each instruction set that this CPU has.
+    fn at_each_set<L: Levels>(
+        job: &Job<'_>,
+        levels: L,
+        size: usize,
+    ) -> Vec<(&'static str, Vec<u8>)> {
+        let mut found = Vec::new();
+        let mut bytes = vec![0; size];
+        job.encode_as::<Portable, L>(levels, &mut bytes);
+        found.push(("portable", bytes));
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::arch::is_x86_feature_detected!("avx2") {
+                let mut bytes = vec![0; size];
+                // SAFETY: this CPU has AVX2.
+                unsafe { job.encode_avx2(levels, &mut bytes) };
+                found.push(("avx2", bytes));
+            }
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                let mut bytes = vec![0; size];
+                // SAFETY: this CPU has AVX-512 F.
+                unsafe { job.encode_avx512(levels, &mut bytes) };
+                found.push(("avx512", bytes));
+            }
+        }
+        found
     }
 }

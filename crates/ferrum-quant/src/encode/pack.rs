@@ -1,8 +1,5 @@
 //! From codes, scales and minimums to a block's bytes: the inverse of [`integers`](crate::integers).
 
-use super::places::{
-    Place, bit_of_32, bit_of_word, nibble_of_16, nibble_of_32, nibble_of_64, pair_of_32,
-};
 use crate::block::F16Le;
 use crate::fp4::BlockMxfp4;
 use crate::integers::Integers;
@@ -17,8 +14,8 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
     let d = F16Le::from_f32(parts.d);
     let dmin = F16Le::from_f32(parts.dmin);
     let m = F16Le::from_f32(-parts.dmin);
-    let qs = nibbles_of(parts, nibble_of_16);
-    let qh = bits_of(parts, 4, bit_of_word);
+    let qs = gather::<4, 16, _>(parts, 0);
+    let qh = fifth_bits(parts);
     match ty {
         T::Q4_0 => out.copy_from_slice(bytes_of(&BlockQ4_0 { d, qs })),
         T::Q4_1 => out.copy_from_slice(bytes_of(&BlockQ4_1 { d, m, qs })),
@@ -32,13 +29,13 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
         T::IQ4_XS => out.copy_from_slice(bytes_of(&iq4_xs(parts, d))),
         T::Q2_K => out.copy_from_slice(bytes_of(&BlockQ2K {
             scales: std::array::from_fn(|i| parts.scales[i] as u8 | (parts.minimums[i] << 4)),
-            qs: gather(parts, 0, 3, pair_of_32),
+            qs: gather::<2, 32, _>(parts, 0),
             d,
             dmin,
         })),
         T::Q3_K => out.copy_from_slice(bytes_of(&BlockQ3K {
-            hmask: gather(parts, 2, 1, bit_of_32),
-            qs: gather(parts, 0, 3, pair_of_32),
+            hmask: gather::<1, 32, _>(parts, 2),
+            qs: gather::<2, 32, _>(parts, 0),
             scales: q3_k_scales(&parts.scales),
             d,
         })),
@@ -46,18 +43,18 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
             d,
             dmin,
             scales: k_scales(parts),
-            qs: gather(parts, 0, 15, nibble_of_32),
+            qs: gather::<4, 32, _>(parts, 0),
         })),
         T::Q5_K => out.copy_from_slice(bytes_of(&BlockQ5K {
             d,
             dmin,
             scales: k_scales(parts),
-            qh: gather(parts, 4, 1, bit_of_32),
-            qs: gather(parts, 0, 15, nibble_of_32),
+            qh: gather::<1, 32, _>(parts, 4),
+            qs: gather::<4, 32, _>(parts, 0),
         })),
         T::Q6_K => out.copy_from_slice(bytes_of(&BlockQ6K {
-            ql: gather(parts, 0, 15, nibble_of_64),
-            qh: gather(parts, 4, 3, pair_of_32),
+            ql: gather::<4, 64, _>(parts, 0),
+            qh: gather::<2, 32, _>(parts, 4),
             scales: parts.scales,
             d,
         })),
@@ -66,36 +63,29 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
     }
 }
 
-/// Bits `from…` of all 256 codes at their places.
-fn gather<const N: usize>(
+/// `BITS` bits of each code, from bit `from` on, as all types lay them: `8 / BITS` codes that lie `RUN` apart
+/// share a byte, the first in its lowest bits, and `RUN` such bytes follow one another.
+fn gather<const BITS: usize, const RUN: usize, const N: usize>(
     parts: &Integers,
     from: u32,
-    mask: u8,
-    place: fn(usize) -> Place,
 ) -> [u8; N] {
     let mut out = [0; N];
-    for (i, code) in parts.codes.iter().enumerate() {
-        place(i).put(&mut out, (code >> from) & mask);
+    let codes = parts.codes.chunks_exact(RUN * 8 / BITS);
+    for (out, codes) in out.chunks_exact_mut(RUN).zip(codes) {
+        for (i, codes) in codes.chunks_exact(RUN).enumerate() {
+            for (byte, code) in out.iter_mut().zip(codes) {
+                *byte |= ((code >> from) & ((1 << BITS) - 1)) << (BITS * i);
+            }
+        }
     }
     out
 }
 
-/// The low four bits of the first 32 codes.
-fn nibbles_of(parts: &Integers, place: fn(usize) -> Place) -> [u8; 16] {
-    let mut out = [0; 16];
-    for (i, code) in parts.codes.iter().take(32).enumerate() {
-        place(i).put(&mut out, code & 15);
-    }
-    out
-}
-
-/// One bit of each of the first 32 codes.
-fn bits_of(parts: &Integers, from: u32, place: fn(usize) -> Place) -> [u8; 4] {
-    let mut out = [0; 4];
-    for (i, code) in parts.codes.iter().take(32).enumerate() {
-        place(i).put(&mut out, (code >> from) & 1);
-    }
-    out
+/// The fifth bits of the first 32 codes, in a word.
+fn fifth_bits(parts: &Integers) -> [u8; 4] {
+    let codes = parts.codes.iter().take(32).enumerate();
+    let word = codes.fold(0, |word, (i, &code)| word | (u32::from(code >> 4) & 1) << i);
+    word.to_le_bytes()
 }
 
 /// The E8M0 code whose half is `d`, a power of two; 0 for 0.
@@ -117,7 +107,7 @@ fn iq4_xs(parts: &Integers, d: F16Le) -> BlockIq4Xs {
         d,
         scales_h: high.to_le_bytes(),
         scales_l,
-        qs: gather(parts, 0, 15, nibble_of_16),
+        qs: gather::<4, 16, _>(parts, 0),
     }
 }
 
