@@ -24,6 +24,8 @@ use lanes::{Avx2, Avx512};
 use lanes::{LANES, Lanes, MAGIC, Portable};
 use levels::{E2M1, IQ4, Levels, Range};
 use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use std::fmt;
+use std::str::FromStr;
 
 /// Encodes `values` as `ty` into `out`, which has `ty.bytes_for(values.len())` bytes.
 ///
@@ -109,6 +111,17 @@ pub enum Search {
 }
 
 impl Search {
+    /// Both.
+    pub const ALL: [Search; 2] = [Search::Fast, Search::Thorough];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Search::Fast => "fast",
+            Search::Thorough => "thorough",
+        }
+    }
+
     fn effort(self) -> Effort {
         match self {
             Search::Fast => Effort {
@@ -126,6 +139,21 @@ impl Search {
                 rounds: 4,
             },
         }
+    }
+}
+
+impl fmt::Display for Search {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Search {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|search| search.name() == text);
+        found.ok_or_else(|| format!("found \"{text}\", expected fast or thorough"))
     }
 }
 
