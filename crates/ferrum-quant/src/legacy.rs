@@ -180,38 +180,52 @@ impl Block<LEN> for BlockQ8_1 {
 }
 
 /// Codes of a symmetric block: the value of largest magnitude gets the code 0.
+#[inline(always)]
 fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
     let d = extreme(values) / -f32::from(half);
     let id = inverse(d);
     let bias = f32::from(half) + 0.5;
-    (
-        d,
-        values
-            .map(|v| (v * id + bias) as u8)
-            .map(|q| q.min(2 * half - 1)),
-    )
+    let codes = truncated(values, 2 * half - 1, |v| v * id + bias);
+    (d, codes)
 }
 
 /// Codes of a block with a minimum: the smallest value gets 0, the largest `top`.
+#[inline(always)]
 fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
     // Comparisons rather than f32::min, whose choice between 0 and −0 is not defined.
-    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
-    for &v in values {
-        min = if v < min { v } else { min };
-        max = if v > max { v } else { max };
+    let (mut lows, mut highs) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
+    for values in values.as_chunks::<8>().0 {
+        for ((low, high), &v) in lows.iter_mut().zip(&mut highs).zip(values) {
+            *low = if v < *low { v } else { *low };
+            *high = if v > *high { v } else { *high };
+        }
     }
+    let min = lows
+        .into_iter()
+        .fold(f32::INFINITY, |a, b| if b < a { b } else { a });
+    let max = highs
+        .into_iter()
+        .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
     let d = (max - min) / f32::from(top);
     let id = inverse(d);
-    (
-        d,
-        min,
-        values
-            .map(|v| ((v - min) * id + 0.5) as u8)
-            .map(|q| q.min(top)),
-    )
+    (d, min, truncated(values, top, |v| (v - min) * id + 0.5))
+}
+
+/// The integers below, from 0 to `top`; 0 for NaN. A cast to `u8`, which saturates, does not vectorise.
+#[inline(always)]
+fn truncated(values: &[f32; LEN], top: u8, scaled: impl Fn(f32) -> f32) -> [u8; LEN] {
+    let top = f32::from(top);
+    let mut codes = [0; LEN];
+    for (code, &v) in codes.iter_mut().zip(values) {
+        let y = scaled(v);
+        let y = if y > 0.0 { y } else { 0.0 };
+        *code = (if y < top { y } else { top }) as i32 as u8;
+    }
+    codes
 }
 
 /// The inverse of [`nibbles`] for the low four bits of codes.
+#[inline(always)]
 fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
     let (low, high) = codes.split_at(16);
     let mut qs = [0; 16];
@@ -222,15 +236,19 @@ fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
 }
 
 /// Gathers the fifth bits of codes.
-fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
-    codes
-        .iter()
-        .enumerate()
-        .fold(0u32, |word, (i, &q)| word | (u32::from((q >> 4) & 1) << i))
-        .to_le_bytes()
+#[inline(always)]
+pub(crate) fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
+    let mut bits = [0; 4];
+    for (bits, codes) in bits.iter_mut().zip(codes.as_chunks::<8>().0) {
+        let fifths = (u64::from_le_bytes(*codes) >> 4) & 0x0101_0101_0101_0101;
+        // Byte i holds 0 or 1; the product has it at bit 56 + i, and no two terms meet.
+        *bits = (fifths.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+    }
+    bits
 }
 
 impl EncodeBlock<LEN> for BlockQ4_0 {
+    #[inline(always)]
     fn encode(values: &[f32; LEN]) -> Self {
         let (d, codes) = symmetric_codes(values, 8);
         BlockQ4_0 {
@@ -241,6 +259,7 @@ impl EncodeBlock<LEN> for BlockQ4_0 {
 }
 
 impl EncodeBlock<LEN> for BlockQ4_1 {
+    #[inline(always)]
     fn encode(values: &[f32; LEN]) -> Self {
         let (d, m, codes) = affine_codes(values, 15);
         BlockQ4_1 {
@@ -252,6 +271,7 @@ impl EncodeBlock<LEN> for BlockQ4_1 {
 }
 
 impl EncodeBlock<LEN> for BlockQ5_0 {
+    #[inline(always)]
     fn encode(values: &[f32; LEN]) -> Self {
         let (d, codes) = symmetric_codes(values, 16);
         BlockQ5_0 {
@@ -263,6 +283,7 @@ impl EncodeBlock<LEN> for BlockQ5_0 {
 }
 
 impl EncodeBlock<LEN> for BlockQ5_1 {
+    #[inline(always)]
     fn encode(values: &[f32; LEN]) -> Self {
         let (d, m, codes) = affine_codes(values, 31);
         BlockQ5_1 {
@@ -275,13 +296,18 @@ impl EncodeBlock<LEN> for BlockQ5_1 {
 }
 
 impl EncodeBlock<LEN> for BlockQ8_0 {
+    #[inline(always)]
     fn encode(values: &[f32; LEN]) -> Self {
         let d = largest_magnitude(values) / 127.0;
         let id = inverse(d);
+        let mut qs = [0; LEN];
+        for (q, &v) in qs.iter_mut().zip(values) {
+            // Halves round away from zero, as C's roundf.
+            *q = round_half_away(v * id) as i8;
+        }
         BlockQ8_0 {
             d: F16Le::from_f32(d),
-            // Halves round away from zero, as C's roundf.
-            qs: values.map(|v| round_half_away(v * id) as i8),
+            qs,
         }
     }
 }

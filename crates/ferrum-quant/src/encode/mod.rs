@@ -14,11 +14,12 @@ mod levels;
 mod pack;
 mod search;
 
-use crate::block::{F16Le, encode_all};
+use crate::block::encode_all;
 use crate::error::{QuantError, Result};
 use crate::integers::{CodeValues, Integers, SUB as SUB_OF_PARTS, code_values};
 use crate::{fp4, k_quants, legacy, ternary};
 use ferrum_types::GgufQuantType;
+use half::slice::HalfFloatSliceExt;
 #[cfg(target_arch = "x86_64")]
 use lanes::{Avx2, Avx512};
 use lanes::{LANES, Lanes, MAGIC, Portable};
@@ -79,7 +80,7 @@ fn encoder(ty: GgufQuantType) -> Option<Encoder> {
     use GgufQuantType as T;
     Some(match ty {
         T::F32 => |v, o| scalars(v, o, f32::to_le_bytes),
-        T::F16 => |v, o| scalars(v, o, |v| F16Le::from_f32(v).0),
+        T::F16 => halves,
         T::BF16 => |v, o| scalars(v, o, |v| half::bf16::from_f32(v).to_le_bytes()),
         T::Q4_0 => encode_all::<legacy::BlockQ4_0, 32>,
         T::Q4_1 => encode_all::<legacy::BlockQ4_1, 32>,
@@ -97,6 +98,18 @@ fn encoder(ty: GgufQuantType) -> Option<Encoder> {
 fn scalars<const B: usize>(values: &[f32], out: &mut [u8], convert: impl Fn(f32) -> [u8; B]) {
     for (&value, out) in values.iter().zip(out.as_chunks_mut::<B>().0) {
         *out = convert(value);
+    }
+}
+
+/// As [`scalars`], several at a time: `half` asks the CPU for its instruction on each call.
+fn halves(values: &[f32], out: &mut [u8]) {
+    let mut converted = [half::f16::ZERO; 64];
+    for (values, out) in values.chunks(64).zip(out.chunks_mut(128)) {
+        let converted = &mut converted[..values.len()];
+        converted.convert_from_f32_slice(values);
+        for (out, half) in out.as_chunks_mut().0.iter_mut().zip(&*converted) {
+            *out = half.to_le_bytes();
+        }
     }
 }
 
@@ -197,12 +210,19 @@ pub fn encode_row(
         row,
         importance,
     };
-    match values {
-        CodeValues::Unsigned { bits, zero } => job.encode(Range::new(bits, zero), out),
-        CodeValues::Table(_) if ty == GgufQuantType::MXFP4 => job.encode(&*E2M1, out),
-        CodeValues::Table(_) => job.encode(&*IQ4, out),
+    match (values, job.kind.grid.sub) {
+        (CodeValues::Unsigned { bits, zero }, 16) => {
+            job.encode::<_, 16>(Range::new(bits, zero), out);
+        }
+        (CodeValues::Unsigned { bits, zero }, _) => {
+            job.encode::<_, 32>(Range::new(bits, zero), out);
+        }
+        (CodeValues::Table(_), _) if ty == GgufQuantType::MXFP4 => {
+            job.encode::<_, 32>(&*E2M1, out);
+        }
+        (CodeValues::Table(_), _) => job.encode::<_, 32>(&*IQ4, out),
         // Eight bits are rounded to nearest.
-        CodeValues::Signed => return quantize(ty, row, out),
+        (CodeValues::Signed, _) => return quantize(ty, row, out),
     }
     Ok(())
 }
@@ -303,44 +323,36 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Encodes on the best instruction set that there is.
-    fn encode<L: Levels>(&self, levels: L, out: &mut [u8]) {
+    /// Encodes on the best instruction set that there is. Sub-blocks have `SUB` numbers.
+    fn encode<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx512f") {
             // SAFETY: the function asks for AVX-512 F, and this CPU has it.
-            return unsafe { self.encode_avx512(levels, out) };
+            return unsafe { self.encode_avx512::<L, SUB>(levels, out) };
         }
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") {
             // SAFETY: the function asks for AVX2, and this CPU has it.
-            return unsafe { self.encode_avx2(levels, out) };
+            return unsafe { self.encode_avx2::<L, SUB>(levels, out) };
         }
-        self.encode_as::<Portable, L>(levels, out);
+        self.encode_as::<Portable, L, SUB>(levels, out);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
-    fn encode_avx512<L: Levels>(&self, levels: L, out: &mut [u8]) {
-        self.encode_as::<Avx512, L>(levels, out);
+    fn encode_avx512<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
+        self.encode_as::<Avx512, L, SUB>(levels, out);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn encode_avx2<L: Levels>(&self, levels: L, out: &mut [u8]) {
-        self.encode_as::<Avx2, L>(levels, out);
-    }
-
-    #[inline(always)]
-    fn encode_as<V: Lanes, L: Levels>(&self, levels: L, out: &mut [u8]) {
-        match self.kind.grid.sub {
-            16 => self.encode_subs::<V, L, 16>(levels, out),
-            _ => self.encode_subs::<V, L, 32>(levels, out),
-        }
+    fn encode_avx2<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
+        self.encode_as::<Avx2, L, SUB>(levels, out);
     }
 
     /// Encodes as many blocks at a time as there are lanes for their sub-blocks.
     #[inline(always)]
-    fn encode_subs<V: Lanes, L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
+    fn encode_as<V: Lanes, L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let blocks = LANES * SUB / len;
         // Importance of any size; the search works near 1.
@@ -460,7 +472,7 @@ mod tests {
         let row: Vec<f32> = (0..4096 + 256).map(|_| number()).collect();
         let importance: Vec<f32> = row.iter().map(|x| x.abs().sqrt()).collect();
         for ty in GgufQuantType::all() {
-            let (Some(values), size) = (code_values(ty), ty.bytes_for(row.len())) else {
+            let (Some(values), Some(size)) = (code_values(ty), ty.bytes_for(row.len())) else {
                 continue;
             };
             for search in [Search::Fast, Search::Thorough] {
@@ -473,11 +485,14 @@ mod tests {
                         row: &row,
                         importance,
                     };
-                    let found = match values {
-                        CodeValues::Unsigned { bits, zero } => {
-                            at_each_set(&job, Range::new(bits, zero), size.unwrap())
+                    let found = match (values, job.kind.grid.sub) {
+                        (CodeValues::Unsigned { bits, zero }, 16) => {
+                            at_each_set::<_, 16>(&job, Range::new(bits, zero), size)
                         }
-                        _ => at_each_set(&job, &*IQ4, size.unwrap()),
+                        (CodeValues::Unsigned { bits, zero }, _) => {
+                            at_each_set::<_, 32>(&job, Range::new(bits, zero), size)
+                        }
+                        _ => at_each_set::<_, 32>(&job, &*IQ4, size),
                     };
                     for (set, bytes) in &found {
                         assert!(*bytes == found[0].1, "{ty}, {search:?}: {set}");
@@ -488,27 +503,27 @@ mod tests {
     }
 
     /// The bytes at each instruction set that this CPU has.
-    fn at_each_set<L: Levels>(
+    fn at_each_set<L: Levels, const SUB: usize>(
         job: &Job<'_>,
         levels: L,
         size: usize,
     ) -> Vec<(&'static str, Vec<u8>)> {
         let mut found = Vec::new();
         let mut bytes = vec![0; size];
-        job.encode_as::<Portable, L>(levels, &mut bytes);
+        job.encode_as::<Portable, L, SUB>(levels, &mut bytes);
         found.push(("portable", bytes));
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx2") {
                 let mut bytes = vec![0; size];
                 // SAFETY: this CPU has AVX2.
-                unsafe { job.encode_avx2(levels, &mut bytes) };
+                unsafe { job.encode_avx2::<L, SUB>(levels, &mut bytes) };
                 found.push(("avx2", bytes));
             }
             if std::arch::is_x86_feature_detected!("avx512f") {
                 let mut bytes = vec![0; size];
                 // SAFETY: this CPU has AVX-512 F.
-                unsafe { job.encode_avx512(levels, &mut bytes) };
+                unsafe { job.encode_avx512::<L, SUB>(levels, &mut bytes) };
                 found.push(("avx512", bytes));
             }
         }

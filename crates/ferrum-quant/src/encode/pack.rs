@@ -5,7 +5,7 @@ use crate::fp4::BlockMxfp4;
 use crate::integers::Integers;
 use crate::iq::{BlockIq4Nl, BlockIq4Xs};
 use crate::k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1};
+use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, pack_fifth_bits};
 use bytemuck::bytes_of;
 use ferrum_types::GgufQuantType as T;
 
@@ -15,7 +15,7 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
     let dmin = F16Le::from_f32(parts.dmin);
     let m = F16Le::from_f32(-parts.dmin);
     let qs = gather::<4, 16, _>(parts, 0);
-    let qh = fifth_bits(parts);
+    let qh = parts.codes.first_chunk().map_or([0; 4], pack_fifth_bits);
     match ty {
         T::Q4_0 => out.copy_from_slice(bytes_of(&BlockQ4_0 { d, qs })),
         T::Q4_1 => out.copy_from_slice(bytes_of(&BlockQ4_1 { d, m, qs })),
@@ -79,13 +79,6 @@ fn gather<const BITS: usize, const RUN: usize, const N: usize>(
         }
     }
     out
-}
-
-/// The fifth bits of the first 32 codes, in a word.
-fn fifth_bits(parts: &Integers) -> [u8; 4] {
-    let codes = parts.codes.iter().take(32).enumerate();
-    let word = codes.fold(0, |word, (i, &code)| word | (u32::from(code >> 4) & 1) << i);
-    word.to_le_bytes()
 }
 
 /// The E8M0 code whose half is `d`, a power of two; 0 for 0.
