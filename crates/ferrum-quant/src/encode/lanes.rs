@@ -46,12 +46,31 @@ pub(super) trait Lanes:
     fn any(mask: Self::Mask) -> bool;
     /// The entry of `table` at the low nine bits of each lane's representation.
     fn lookup(self, table: &[f32; TABLE]) -> Self;
+    /// Number `at` of each run.
+    ///
+    /// # Panics
+    /// `at` is not below `N`.
+    fn column<const N: usize>(runs: &[[f32; N]; LANES], at: usize) -> Self;
 
     /// The nearest integers, of two equally near the even one; magnitudes below 2²².
     #[inline(always)]
     fn round(self) -> Self {
         let magic = Self::splat(MAGIC);
         (self + magic) - magic
+    }
+
+    /// Four integers from 0 to 255 of each lane as the bytes of a word, the first lowest.
+    #[inline(always)]
+    fn bytes(numbers: [Self; 4]) -> [u32; LANES] {
+        let magic = Self::splat(MAGIC);
+        let mut words = [0; LANES];
+        for (i, numbers) in numbers.into_iter().enumerate() {
+            let numbers = (numbers + magic).store();
+            for (lane, word) in words.iter_mut().enumerate() {
+                *word |= (numbers[lane].to_bits() & 0xff) << (8 * i);
+            }
+        }
+        words
     }
 }
 
@@ -128,6 +147,10 @@ impl Lanes for Portable {
     #[inline(always)]
     fn lookup(self, table: &[f32; TABLE]) -> Self {
         Portable(self.0.map(|v| table[v.to_bits() as usize % TABLE]))
+    }
+    #[inline(always)]
+    fn column<const N: usize>(runs: &[[f32; N]; LANES], at: usize) -> Self {
+        Portable(std::array::from_fn(|lane| runs[lane][at]))
     }
 }
 
@@ -257,6 +280,20 @@ mod x86 {
                 )
             }
         }
+        #[inline(always)]
+        fn column<const N: usize>(runs: &[[f32; N]; LANES], at: usize) -> Self {
+            assert!(at < N, "number {at} of {N}");
+            let p = runs.as_ptr().cast::<f32>();
+            // SAFETY: the CPU has AVX2; see the module. Lane `i` reads number `at` of run `i`.
+            unsafe {
+                let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let run = _mm256_mullo_epi32(lane, _mm256_set1_epi32(N as i32));
+                Avx2(
+                    _mm256_i32gather_ps::<4>(p.add(at), run),
+                    _mm256_i32gather_ps::<4>(p.add(8 * N + at), run),
+                )
+            }
+        }
     }
 
     operators! { Avx512, |a, b|
@@ -323,6 +360,17 @@ mod x86 {
                 let low = _mm512_set1_epi32(TABLE as i32 - 1);
                 let at = _mm512_and_si512(_mm512_castps_si512(self.0), low);
                 Avx512(_mm512_i32gather_ps::<4>(at, table.as_ptr()))
+            }
+        }
+        #[inline(always)]
+        fn column<const N: usize>(runs: &[[f32; N]; LANES], at: usize) -> Self {
+            assert!(at < N, "number {at} of {N}");
+            let p = runs.as_ptr().cast::<f32>();
+            // SAFETY: the CPU has AVX-512 F; see the module. Lane `i` reads number `at` of run `i`.
+            unsafe {
+                let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let run = _mm512_mullo_epi32(lane, _mm512_set1_epi32(N as i32));
+                Avx512(_mm512_i32gather_ps::<4>(run, p.add(at)))
             }
         }
     }

@@ -22,9 +22,10 @@ use ferrum_types::GgufQuantType;
 use half::slice::HalfFloatSliceExt;
 #[cfg(target_arch = "x86_64")]
 use lanes::{Avx2, Avx512};
-use lanes::{LANES, Lanes, MAGIC, Portable};
+use lanes::{LANES, Lanes, Portable};
 use levels::{E2M1, IQ4, Levels, Range};
-use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use search::{Effort, Fit, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -360,32 +361,33 @@ impl Job<'_> {
             .importance
             .map_or(1.0, |all| all.len() as f32 / sum(all));
         let mut parts = Integers::ZERO;
-        let rows = self.row.chunks(blocks * len);
-        for (i, (x, out)) in rows.zip(out.chunks_mut(blocks * bytes)).enumerate() {
-            let x = transposed::<V, SUB>(x);
+        let mut out = out.chunks_mut(blocks * bytes);
+        for (i, x) in self.row.chunks(blocks * len).enumerate() {
+            let x = runs::<SUB>(x);
             let importance = self.importance.map(|all| {
                 let here = &all[i * blocks * len..];
-                transposed::<V, SUB>(&here[..here.len().min(blocks * len)])
+                runs::<SUB>(&here[..here.len().min(blocks * len)])
             });
             let subs = Subs {
-                w: weights(self.kind.emphasis, &x, len / SUB, importance, per_mean),
-                x,
+                numbers: weighed::<V, SUB>(
+                    self.kind.emphasis,
+                    &x,
+                    len / SUB,
+                    importance.as_ref(),
+                    per_mean,
+                ),
                 per_block: len / SUB,
             };
             let fit = fit_blocks(&self.kind.grid, &self.effort, levels, &subs);
-            let mut codes = [0; LANES * 32];
-            for (i, &x) in subs.x.iter().enumerate() {
-                let code = levels.codes(fit.level(levels, x)) + V::splat(MAGIC);
-                for (lane, code) in code.store().iter().enumerate() {
-                    codes[lane * SUB + i] = code.to_bits() as u8;
-                }
-            }
+            let codes = codes(levels, &subs, &fit);
             let (d, dmin) = (fit.d.store(), fit.dmin.store());
             let (scales, minimums) = (fit.scales.store(), fit.minimums.store());
+            let Some(out) = out.next() else { break };
             for (block, out) in out.chunks_exact_mut(bytes).enumerate() {
                 let first = block * subs.per_block;
                 (parts.d, parts.dmin) = (d[first], dmin[first]);
-                parts.codes[..len].copy_from_slice(&codes[block * len..][..len]);
+                let codes = &codes[first..first + subs.per_block];
+                parts.codes[..len].copy_from_slice(codes.as_flattened());
                 for i in 0..MAX_BLOCK / SUB_OF_PARTS {
                     let sub = first + (i * SUB_OF_PARTS / SUB).min(subs.per_block - 1);
                     parts.scales[i] = scales[sub] as i8;
@@ -397,49 +399,77 @@ impl Job<'_> {
     }
 }
 
-/// Vector `i` has number `i` of each run of `SUB`; lanes without a run are 0.
+/// The sub-blocks of as many lanes; those that are missing at the end of a row are 0.
 #[inline(always)]
-fn transposed<V: Lanes, const SUB: usize>(numbers: &[f32]) -> [V; SUB] {
-    let mut lanes = [[0.0; LANES]; SUB];
-    for (lane, run) in numbers.chunks_exact(SUB).enumerate().take(LANES) {
-        for (lanes, &number) in lanes.iter_mut().zip(run) {
-            lanes[lane] = number;
+fn runs<const SUB: usize>(numbers: &[f32]) -> Cow<'_, [[f32; SUB]; LANES]> {
+    let (runs, _) = numbers.as_chunks::<SUB>();
+    match runs.first_chunk() {
+        Some(runs) => Cow::Borrowed(runs),
+        None => {
+            let mut padded = [[0.0; SUB]; LANES];
+            padded[..runs.len()].copy_from_slice(runs);
+            Cow::Owned(padded)
         }
     }
-    let mut out = [V::splat(0.0); SUB];
-    for (out, lanes) in out.iter_mut().zip(&lanes) {
-        *out = V::load(lanes);
-    }
-    out
 }
 
-/// What each number's error counts.
+/// The codes of each sub-block.
 #[inline(always)]
-fn weights<V: Lanes, const SUB: usize>(
+fn codes<V: Lanes, L: Levels, const SUB: usize>(
+    levels: L,
+    subs: &Subs<V, SUB>,
+    fit: &Fit<V>,
+) -> [[u8; SUB]; LANES] {
+    let mut codes = [[0; SUB]; LANES];
+    for i in 0..SUB / 4 {
+        let mut four = [V::splat(0.0); 4];
+        for (j, code) in four.iter_mut().enumerate() {
+            *code = levels.codes(fit.level(levels, subs.numbers[4 * i + j].0));
+        }
+        let words = V::bytes(four);
+        for (lane, codes) in codes.iter_mut().enumerate() {
+            codes.as_chunks_mut().0[i] = words[lane].to_le_bytes();
+        }
+    }
+    codes
+}
+
+/// The numbers of each sub-block, and what their errors count.
+#[inline(always)]
+fn weighed<V: Lanes, const SUB: usize>(
     emphasis: Emphasis,
-    x: &[V; SUB],
+    runs: &[[f32; SUB]; LANES],
     per_block: usize,
-    importance: Option<[V; SUB]>,
+    importance: Option<&Cow<'_, [[f32; SUB]; LANES]>>,
     per_mean: f32,
-) -> [V; SUB] {
-    let mut square = V::splat(0.0);
-    for &x in x {
-        square = square + x * x;
+) -> [(V, V); SUB] {
+    let zero = V::splat(0.0);
+    let mut numbers = [(zero, V::splat(1.0)); SUB];
+    let mut square = zero;
+    for (i, number) in numbers.iter_mut().enumerate() {
+        number.0 = V::column(runs, i);
+        square = square + number.0 * number.0;
     }
-    let count = (per_block * SUB) as f32;
-    let square = search::per_block(square, per_block, |lanes| lanes.iter().sum::<f32>() / count);
-    let root = square.sqrt();
-    let (per_mean, trace) = (V::splat(per_mean), V::splat(1e-6));
-    let mut weights = [V::splat(1.0); SUB];
-    for (i, (weight, &x)) in weights.iter_mut().zip(x).enumerate() {
-        *weight = match (&importance, emphasis) {
-            // A column that no text has touched keeps a trace of weight.
-            (Some(all), _) => (all[i] * per_mean).max(trace) * (square + x * x).sqrt(),
-            (None, Emphasis::Even) => V::splat(1.0),
-            (None, Emphasis::Magnitude) => root + x.abs(),
-        };
+    let count = V::splat((per_block * SUB) as f32);
+    let square = search::fold_blocks(square, per_block, |a, b| a + b) / count;
+    match (importance, emphasis) {
+        (Some(importance), _) => {
+            let (per_mean, trace) = (V::splat(per_mean), V::splat(1e-6));
+            for (i, (x, w)) in numbers.iter_mut().enumerate() {
+                // A column that no text has touched keeps a trace of weight.
+                let column = (V::column(importance, i) * per_mean).max(trace);
+                *w = column * (square + *x * *x).sqrt();
+            }
+        }
+        (None, Emphasis::Even) => {}
+        (None, Emphasis::Magnitude) => {
+            let root = square.sqrt();
+            for (x, w) in &mut numbers {
+                *w = root + x.abs();
+            }
+        }
     }
-    weights
+    numbers
 }
 
 /// The sum in an order that vectorises.

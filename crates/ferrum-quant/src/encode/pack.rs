@@ -70,11 +70,12 @@ fn gather<const BITS: usize, const RUN: usize, const N: usize>(
     from: u32,
 ) -> [u8; N] {
     let mut out = [0; N];
-    let codes = parts.codes.chunks_exact(RUN * 8 / BITS);
-    for (out, codes) in out.chunks_exact_mut(RUN).zip(codes) {
-        for (i, codes) in codes.chunks_exact(RUN).enumerate() {
-            for (byte, code) in out.iter_mut().zip(codes) {
-                *byte |= ((code >> from) & ((1 << BITS) - 1)) << (BITS * i);
+    let (codes, _) = parts.codes.as_chunks::<RUN>();
+    for (run, out) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+        for i in 0..8 / BITS {
+            let codes = &codes[run * (8 / BITS) + i];
+            for (at, byte) in out.iter_mut().enumerate() {
+                *byte |= ((codes[at] >> from) & ((1 << BITS) - 1)) << (BITS * i);
             }
         }
     }

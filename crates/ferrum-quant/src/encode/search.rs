@@ -14,7 +14,6 @@
 
 use super::lanes::{LANES, Lanes};
 use super::levels::Levels;
-use crate::block::F16Le;
 
 /// What the integer scales of sub-blocks can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +69,11 @@ pub(super) struct Effort {
     pub(super) rounds: usize,
 }
 
-/// Sixteen sub-blocks: vector `i` has number `i` of each, and what its error weighs.
+/// Sixteen sub-blocks.
 pub(super) struct Subs<V, const SUB: usize> {
-    pub(super) x: [V; SUB],
-    pub(super) w: [V; SUB],
+    /// Number `i` of each, and what its error weighs. Pairs, as a loop over two lists calls functions of the
+    /// standard library that are not inlined across the parts that a crate is compiled in.
+    pub(super) numbers: [(V, V); SUB],
     /// Lanes of a block.
     pub(super) per_block: usize,
 }
@@ -144,11 +144,12 @@ pub(super) fn fit_blocks<V: Lanes, L: Levels, const SUB: usize>(
     let mut best = Fit::none();
     for round in 0..effort.rounds {
         let mut improved = false;
-        dmin = per_block(dmin, subs.per_block, |lanes| to_f16(lanes[0]));
+        dmin = to_f16(dmin);
         for doubled in 0..units(grid.unit) {
-            let d = per_block(d, subs.per_block, |lanes| {
-                nearby(grid.unit, lanes[0], doubled)
-            });
+            let d = match grid.unit {
+                Unit::F16 => to_f16(d),
+                Unit::Power => to_power(d, doubled),
+            };
             let fit = assign(grid, effort, levels, subs, ideal, (d, dmin));
             let first = round == 0 && doubled == 0;
             improved |= first || V::any(fit.error.less(best.error));
@@ -162,21 +163,32 @@ pub(super) fn fit_blocks<V: Lanes, L: Levels, const SUB: usize>(
     best
 }
 
-/// Replaces the lanes of each block by one number made of them.
+/// Replaces the lanes of each block by what `f` makes of them, from the first to the last.
 #[inline(always)]
-pub(super) fn per_block<V: Lanes>(lanes: V, per_block: usize, f: impl Fn(&[f32]) -> f32) -> V {
+pub(super) fn fold_blocks<V: Lanes>(lanes: V, per_block: usize, f: impl Fn(f32, f32) -> f32) -> V {
+    if per_block == 1 {
+        return lanes;
+    }
     let mut lanes = lanes.store();
-    for block in lanes.chunks_exact_mut(per_block) {
-        let value = f(block);
-        block.fill(value);
+    let mut first = 0;
+    while first < LANES {
+        let block = &mut lanes[first..first + per_block];
+        let mut value = block[0];
+        for &lane in &block[1..] {
+            value = f(value, lane);
+        }
+        for lane in block {
+            *lane = value;
+        }
+        first += per_block;
     }
     V::load(&lanes)
 }
 
-/// Of several numbers the one of largest magnitude, with its sign.
-fn extreme(numbers: &[f32]) -> f32 {
-    let larger = |most: f32, &v: &f32| if v.abs() > most.abs() { v } else { most };
-    numbers.iter().fold(0.0, larger)
+/// Of two numbers the one of larger magnitude, with its sign.
+#[inline(always)]
+fn extreme(a: f32, b: f32) -> f32 {
+    if b.abs() > a.abs() { b } else { a }
 }
 
 /// The scale `s` for which `s · level` comes nearest to each sub-block.
@@ -188,7 +200,7 @@ fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
 ) -> V {
     let zero = V::splat(0.0);
     let mut extreme = zero;
-    for &x in &subs.x {
+    for &(x, _) in &subs.numbers {
         extreme = V::select(extreme.abs().less(x.abs()), x, extreme);
     }
     // Of a sub-block of zeros this is infinite, which leads to no gain and so to the scale 0.
@@ -225,7 +237,7 @@ fn try_scale<V: Lanes, L: Levels, const SUB: usize>(
 ) -> (V, V) {
     let zero = V::splat(0.0);
     let (mut xl, mut ll) = (zero, zero);
-    for (&x, &w) in subs.x.iter().zip(&subs.w) {
+    for &(x, w) in &subs.numbers {
         let level = levels.nearest(x * inverse);
         let wl = w * level;
         xl = xl + wl * x;
@@ -251,7 +263,7 @@ fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
     let (zero, one, top) = (V::splat(0.0), V::splat(1.0), V::splat(levels.high()));
     let (mut low, mut high) = (V::splat(f32::INFINITY), V::splat(f32::NEG_INFINITY));
     let mut moments = [zero; 3];
-    for (&x, &w) in subs.x.iter().zip(&subs.w) {
+    for &(x, w) in &subs.numbers {
         (low, high) = (x.min(low), x.max(high));
         let wx = w * x;
         moments[0] = moments[0] + w;
@@ -318,7 +330,7 @@ fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     let zero = V::splat(0.0);
     let &[sw, sx, sxx] = moments;
     let (mut sl, mut sll, mut sxl) = (zero, zero, zero);
-    for (&x, &w) in subs.x.iter().zip(&subs.w) {
+    for &(x, w) in &subs.numbers {
         let level = levels.nearest((x - low) * inverse);
         let wl = w * level;
         sl = sl + wl;
@@ -353,17 +365,28 @@ fn first_units<V: Lanes>(grid: &Grid, lanes: usize, (scales, minimums): (V, V)) 
         Scales::Steps(0, high) => high,
         Scales::Steps(low, _) => low,
     };
-    let d = per_block(scales, lanes, |lanes| extreme(lanes) / last as f32);
+    let d = fold_blocks(scales, lanes, extreme) / V::splat(last as f32);
     let last = match grid.minimums {
         Minimums::None | Minimums::One => 1,
         Minimums::Steps(high) => high,
     };
-    let dmin = per_block(minimums, lanes, |lanes| extreme(lanes) / last as f32);
+    let dmin = fold_blocks(minimums, lanes, extreme) / V::splat(last as f32);
     (d, dmin)
 }
 
-fn to_f16(d: f32) -> f32 {
-    F16Le::from_f32(d.clamp(-F16_MAX, F16_MAX)).to_f32()
+/// The nearest f16, or the largest. Of two equally near any, as what is stored is one of them in any case.
+#[inline(always)]
+fn to_f16<V: Lanes>(d: V) -> V {
+    let most = V::splat(F16_MAX);
+    let d = d.max(V::splat(-F16_MAX)).min(most);
+    // Taking off what was added in excess leaves the upper 11 of 24 bits, rounded (Veltkamp).
+    let excess = d * V::splat(8193.0);
+    let normal = excess - (excess - d);
+    // Below 2⁻¹⁴ the steps are 2⁻²⁴, as of f32 between a half and one.
+    let bias = V::splat(0.75);
+    let subnormal = (d + bias) - bias;
+    let small = d.abs().less(V::splat(1.0 / 16384.0));
+    V::select(small, subnormal, normal)
 }
 
 /// How many values near a number are tried for `d`.
@@ -374,17 +397,16 @@ fn units(unit: Unit) -> u32 {
     }
 }
 
-/// A value near `d` that the file can hold.
-fn nearby(unit: Unit, d: f32, doubled: u32) -> f32 {
-    match unit {
-        Unit::F16 => to_f16(d),
-        Unit::Power => {
-            // Half an E8M0 number; the mantissa falls away.
-            let low = f32::from_bits(d.abs().to_bits() & 0x7f80_0000);
-            let low = low.clamp(f32::MIN_POSITIVE, 2f32.powi(125));
-            if doubled == 0 { low } else { 2.0 * low }
-        }
+/// Half the E8M0 numbers below or above `d`: the mantissa falls away.
+#[inline(always)]
+fn to_power<V: Lanes>(d: V, doubled: u32) -> V {
+    let mut lanes = d.store();
+    for lane in &mut lanes {
+        *lane = f32::from_bits(lane.to_bits() & 0x7f80_0000);
     }
+    let low = V::load(&lanes).max(V::splat(f32::MIN_POSITIVE));
+    let low = low.min(V::splat(f32::from_bits((125 + 127) << 23)));
+    if doubled == 0 { low } else { low + low }
 }
 
 /// The integers nearest to `values / unit`, moved by `by`, within the limits.
@@ -447,7 +469,7 @@ fn assign<V: Lanes, L: Levels, const SUB: usize>(
         dmin,
         scales: best.1,
         minimums: best.2,
-        error: per_block(best.0, subs.per_block, |lanes| lanes.iter().sum()),
+        error: fold_blocks(best.0, subs.per_block, |a, b| a + b),
     }
 }
 
@@ -461,7 +483,7 @@ fn error_of<V: Lanes, L: Levels, const SUB: usize>(
 ) -> V {
     let inverse = inverse(scale);
     let mut error = V::splat(0.0);
-    for (&x, &w) in subs.x.iter().zip(&subs.w) {
+    for &(x, w) in &subs.numbers {
         let x = x + minimum;
         let miss = x - scale * levels.nearest(x * inverse);
         error = error + w * miss * miss;
@@ -479,7 +501,7 @@ fn refit_units<V: Lanes, L: Levels, const SUB: usize>(
 ) -> (V, V) {
     let zero = V::splat(0.0);
     let mut moments = [zero; 5];
-    for (&x, &w) in subs.x.iter().zip(&subs.w) {
+    for &(x, w) in &subs.numbers {
         let level = fit.level(levels, x);
         let wl = w * level;
         moments[0] = moments[0] + wl * level;
@@ -499,11 +521,14 @@ fn refit_units<V: Lanes, L: Levels, const SUB: usize>(
         xb: (m * lx).store(),
     };
     let (mut d, mut dmin) = (fit.d.store(), fit.dmin.store());
-    for first in (0..LANES).step_by(subs.per_block) {
+    let mut first = 0;
+    while first < LANES {
         let lanes = first..first + subs.per_block;
         let found = sums.units(lanes.clone(), any_sign, (d[first], dmin[first]));
-        d[lanes.clone()].fill(found.0);
-        dmin[lanes].fill(found.1);
+        for lane in lanes {
+            (d[lane], dmin[lane]) = found;
+        }
+        first += subs.per_block;
     }
     (V::load(&d), V::load(&dmin))
 }
@@ -521,8 +546,14 @@ struct Moments {
 impl Moments {
     /// The best units of the block that has these lanes; `now` where that cannot be told.
     fn units(&self, lanes: std::ops::Range<usize>, any_sign: bool, now: (f32, f32)) -> (f32, f32) {
-        let sum = |of: &[f32; LANES]| of[lanes.clone()].iter().map(|&v| f64::from(v)).sum::<f64>();
-        let [aa, ab, bb, xa, xb] = [&self.aa, &self.ab, &self.bb, &self.xa, &self.xb].map(sum);
+        let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for lane in lanes {
+            aa += f64::from(self.aa[lane]);
+            ab += f64::from(self.ab[lane]);
+            bb += f64::from(self.bb[lane]);
+            xa += f64::from(self.xa[lane]);
+            xb += f64::from(self.xb[lane]);
+        }
         let det = aa * bb - ab * ab;
         let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
         let fits = det > 0.0 && (dmin >= 0.0 || any_sign);
@@ -530,6 +561,32 @@ impl Moments {
             true => (d as f32, dmin as f32),
             false if aa > 0.0 => ((xa / aa) as f32, 0.0),
             false => now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lanes::Portable;
+    use super::*;
+    use crate::block::F16Le;
+
+    #[test]
+    fn units_are_numbers_that_the_file_can_hold() {
+        let mut state = 7u64;
+        for _ in 0..200_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            // From subnormal numbers of f16 to beyond the largest.
+            let d = f32::from_bits((state >> 33) as u32 % 0x1800_0000 + 0x3000_0000);
+            for d in [d, -d] {
+                let [found, ..] = to_f16(Portable::splat(d)).store();
+                assert_eq!(F16Le::from_f32(found).to_f32(), found, "{d}");
+                let nearest = F16Le::from_f32(d.clamp(-F16_MAX, F16_MAX)).to_f32();
+                let miss = (found - d.clamp(-F16_MAX, F16_MAX)).abs();
+                assert!(miss <= (nearest - d).abs(), "{d}: {found}, not {nearest}");
+            }
         }
     }
 }
