@@ -179,6 +179,8 @@ impl Block<LEN> for BlockQ8_1 {
     }
 }
 
+// Loops over two lists go by index: `zip` calls functions of the standard library that may not be inlined.
+
 /// Codes of a symmetric block: the value of largest magnitude gets the code 0.
 #[inline(always)]
 fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
@@ -195,17 +197,19 @@ fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
     // Comparisons rather than f32::min, whose choice between 0 and −0 is not defined.
     let (mut lows, mut highs) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
     for values in values.as_chunks::<8>().0 {
-        for ((low, high), &v) in lows.iter_mut().zip(&mut highs).zip(values) {
-            *low = if v < *low { v } else { *low };
-            *high = if v > *high { v } else { *high };
+        for (i, &v) in values.iter().enumerate() {
+            lows[i] = if v < lows[i] { v } else { lows[i] };
+            highs[i] = if v > highs[i] { v } else { highs[i] };
         }
     }
-    let min = lows
-        .into_iter()
-        .fold(f32::INFINITY, |a, b| if b < a { b } else { a });
-    let max = highs
-        .into_iter()
-        .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    for half in [4, 2, 1] {
+        for i in 0..half {
+            let (low, high) = (lows[i + half], highs[i + half]);
+            lows[i] = if low < lows[i] { low } else { lows[i] };
+            highs[i] = if high > highs[i] { high } else { highs[i] };
+        }
+    }
+    let (min, max) = (lows[0], highs[0]);
     let d = (max - min) / f32::from(top);
     let id = inverse(d);
     (d, min, truncated(values, top, |v| (v - min) * id + 0.5))
@@ -216,8 +220,8 @@ fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
 fn truncated(values: &[f32; LEN], top: u8, scaled: impl Fn(f32) -> f32) -> [u8; LEN] {
     let top = f32::from(top);
     let mut codes = [0; LEN];
-    for (code, &v) in codes.iter_mut().zip(values) {
-        let y = scaled(v);
+    for (i, code) in codes.iter_mut().enumerate() {
+        let y = scaled(values[i]);
         let y = if y > 0.0 { y } else { 0.0 };
         *code = (if y < top { y } else { top }) as i32 as u8;
     }
@@ -227,10 +231,9 @@ fn truncated(values: &[f32; LEN], top: u8, scaled: impl Fn(f32) -> f32) -> [u8; 
 /// The inverse of [`nibbles`] for the low four bits of codes.
 #[inline(always)]
 fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
-    let (low, high) = codes.split_at(16);
     let mut qs = [0; 16];
-    for ((q, &low), &high) in qs.iter_mut().zip(low).zip(high) {
-        *q = (low & 0x0f) | (high << 4);
+    for (i, q) in qs.iter_mut().enumerate() {
+        *q = (codes[i] & 0x0f) | (codes[16 + i] << 4);
     }
     qs
 }
@@ -239,8 +242,9 @@ fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
 #[inline(always)]
 pub(crate) fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
     let mut bits = [0; 4];
-    for (bits, codes) in bits.iter_mut().zip(codes.as_chunks::<8>().0) {
-        let fifths = (u64::from_le_bytes(*codes) >> 4) & 0x0101_0101_0101_0101;
+    let (eights, _) = codes.as_chunks::<8>();
+    for (i, bits) in bits.iter_mut().enumerate() {
+        let fifths = (u64::from_le_bytes(eights[i]) >> 4) & 0x0101_0101_0101_0101;
         // Byte i holds 0 or 1; the product has it at bit 56 + i, and no two terms meet.
         *bits = (fifths.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
     }
@@ -301,9 +305,9 @@ impl EncodeBlock<LEN> for BlockQ8_0 {
         let d = largest_magnitude(values) / 127.0;
         let id = inverse(d);
         let mut qs = [0; LEN];
-        for (q, &v) in qs.iter_mut().zip(values) {
+        for (i, q) in qs.iter_mut().enumerate() {
             // Halves round away from zero, as C's roundf.
-            *q = round_half_away(v * id) as i8;
+            *q = round_half_away(values[i] * id) as i8;
         }
         BlockQ8_0 {
             d: F16Le::from_f32(d),

@@ -136,26 +136,28 @@ pub(super) fn fit_blocks<V: Lanes, L: Levels, const SUB: usize>(
     subs: &Subs<V, SUB>,
 ) -> Fit<V> {
     let zero = V::splat(0.0);
-    let ideal = match grid.minimums {
-        Minimums::None => (fit_scale(effort, levels, subs), zero),
-        minimums => fit_affine(effort, levels, subs, minimums == Minimums::One),
+    let ideal = match (grid.unit, grid.minimums) {
+        // There are few powers of two that may be best, and `assign` tries them all.
+        (Unit::Power, _) => (extremes(subs) / V::splat(levels.high()), zero),
+        (Unit::F16, Minimums::None) => (fit_scale(effort, levels, subs), zero),
+        (Unit::F16, minimums) => fit_affine(effort, levels, subs, minimums == Minimums::One),
     };
     let (mut d, mut dmin) = first_units(grid, subs.per_block, ideal);
     let mut best = Fit::none();
     for round in 0..effort.rounds {
         let mut improved = false;
         dmin = to_f16(dmin);
-        for doubled in 0..units(grid.unit) {
+        for nearby in 0..units(grid.unit) {
             let d = match grid.unit {
                 Unit::F16 => to_f16(d),
-                Unit::Power => to_power(d, doubled),
+                Unit::Power => to_power(d, nearby),
             };
             let fit = assign(grid, effort, levels, subs, ideal, (d, dmin));
-            let first = round == 0 && doubled == 0;
+            let first = round == 0 && nearby == 0;
             improved |= first || V::any(fit.error.less(best.error));
             best = if first { fit } else { best.or_better(&fit) };
         }
-        if !improved || round + 1 == effort.rounds {
+        if !improved || round + 1 == effort.rounds || grid.unit == Unit::Power {
             break;
         }
         (d, dmin) = refit_units(grid, levels, subs, &best);
@@ -191,6 +193,16 @@ fn extreme(a: f32, b: f32) -> f32 {
     if b.abs() > a.abs() { b } else { a }
 }
 
+/// Of each sub-block the number of largest magnitude.
+#[inline(always)]
+fn extremes<V: Lanes, const SUB: usize>(subs: &Subs<V, SUB>) -> V {
+    let mut extreme = V::splat(0.0);
+    for &(x, _) in &subs.numbers {
+        extreme = V::select(extreme.abs().less(x.abs()), x, extreme);
+    }
+    extreme
+}
+
 /// The scale `s` for which `s · level` comes nearest to each sub-block.
 #[inline(always)]
 fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
@@ -199,12 +211,8 @@ fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
     subs: &Subs<V, SUB>,
 ) -> V {
     let zero = V::splat(0.0);
-    let mut extreme = zero;
-    for &(x, _) in &subs.numbers {
-        extreme = V::select(extreme.abs().less(x.abs()), x, extreme);
-    }
     // Of a sub-block of zeros this is infinite, which leads to no gain and so to the scale 0.
-    let per = V::splat(1.0) / extreme;
+    let per = V::splat(1.0) / extremes(subs);
     let mut best = (zero, zero);
     for end in [levels.low(), levels.high()] {
         for i in -effort.tries..=effort.tries {
@@ -393,20 +401,22 @@ fn to_f16<V: Lanes>(d: V) -> V {
 fn units(unit: Unit) -> u32 {
     match unit {
         Unit::F16 => 1,
-        Unit::Power => 2,
+        Unit::Power => 3,
     }
 }
 
-/// Half the E8M0 numbers below or above `d`: the mantissa falls away.
+/// Half an E8M0 number: the first power of two above `d`, the last below, or half of that.
 #[inline(always)]
-fn to_power<V: Lanes>(d: V, doubled: u32) -> V {
+fn to_power<V: Lanes>(d: V, nearby: u32) -> V {
     let mut lanes = d.store();
     for lane in &mut lanes {
+        // The mantissa falls away.
         *lane = f32::from_bits(lane.to_bits() & 0x7f80_0000);
     }
-    let low = V::load(&lanes).max(V::splat(f32::MIN_POSITIVE));
-    let low = low.min(V::splat(f32::from_bits((125 + 127) << 23)));
-    if doubled == 0 { low } else { low + low }
+    let times = [2.0, 1.0, 0.5][nearby as usize % 3];
+    let low = V::splat(f32::MIN_POSITIVE);
+    let high = V::splat(f32::from_bits((126 + 127) << 23));
+    (V::load(&lanes) * V::splat(times)).max(low).min(high)
 }
 
 /// The integers nearest to `values / unit`, moved by `by`, within the limits.
