@@ -93,24 +93,8 @@ pub(crate) fn decode_all<B: Block<N>, const N: usize>(bytes: &[u8], out: &mut [f
     Ok(())
 }
 
-/// Encodes whole blocks, on the instruction set that there is; the caller has checked the lengths.
+/// Encodes whole blocks; the caller has checked the lengths.
 pub(crate) fn encode_all<B: EncodeBlock<N>, const N: usize>(values: &[f32], out: &mut [u8]) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the function asks for AVX2, and this CPU has it.
-        return unsafe { encode_all_avx2::<B, N>(values, out) };
-    }
-    encode_each::<B, N>(values, out);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn encode_all_avx2<B: EncodeBlock<N>, const N: usize>(values: &[f32], out: &mut [u8]) {
-    encode_each::<B, N>(values, out);
-}
-
-#[inline(always)]
-fn encode_each<B: EncodeBlock<N>, const N: usize>(values: &[f32], out: &mut [u8]) {
     let (values, _) = values.as_chunks::<N>();
     for (values, out) in values.iter().zip(out.chunks_exact_mut(size_of::<B>())) {
         out.copy_from_slice(bytemuck::bytes_of(&B::encode(values)));
@@ -120,30 +104,18 @@ fn encode_each<B: EncodeBlock<N>, const N: usize>(values: &[f32], out: &mut [u8]
 /// The largest magnitude; NaN when there is one.
 ///
 /// Magnitudes order as their bits do, and a maximum of integers can be vectorised.
-#[inline(always)]
+#[inline]
 pub(crate) fn largest_magnitude<const N: usize>(values: &[f32; N]) -> f32 {
     let bits = values.iter().map(|v| v.abs().to_bits() as i32);
     f32::from_bits(bits.fold(0, i32::max) as u32)
 }
 
 /// The value of largest magnitude (the first of equals), with its sign.
-#[inline(always)]
+#[inline]
 pub(crate) fn extreme<const N: usize>(values: &[f32; N]) -> f32 {
-    let largest = largest_magnitude(values);
-    let (mut above, mut below) = (false, false);
-    for v in values {
-        above |= v.to_bits() == largest.to_bits();
-        below |= v.to_bits() == (-largest).to_bits();
-    }
-    // The first of equals is rarely asked for, and looking for it does not vectorise.
-    match (above, below) {
-        (true, false) => largest,
-        (false, true) => -largest,
-        _ => {
-            let is_largest = |v: &f32| v.abs().to_bits() == largest.to_bits();
-            values.iter().copied().find(is_largest).unwrap_or(0.0)
-        }
-    }
+    let largest = largest_magnitude(values).to_bits();
+    let is_largest = |v: &f32| v.abs().to_bits() == largest;
+    values.iter().copied().find(is_largest).unwrap_or(0.0)
 }
 
 /// The nearest integer, halves away from zero (C's `roundf`), for magnitudes below 2²².

@@ -3,9 +3,7 @@
 //! Source of the layouts: ggml's `block_q4_0` … `block_q8_1`. Four-bit codes lie so that byte `j`
 //! holds number `j` in its low half and number `j + 16` in its high half.
 
-use crate::block::{
-    Block, EncodeBlock, F16Le, extreme, inverse, largest_magnitude, round_half_away,
-};
+use crate::block::{Block, F16Le};
 use bytemuck::{Pod, Zeroable};
 use ferrum_types::GgufQuantType;
 
@@ -179,65 +177,6 @@ impl Block<LEN> for BlockQ8_1 {
     }
 }
 
-// Loops over two lists go by index: `zip` calls functions of the standard library that may not be inlined.
-
-/// Codes of a symmetric block: the value of largest magnitude gets the code 0.
-#[inline(always)]
-fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
-    let d = extreme(values) / -f32::from(half);
-    let id = inverse(d);
-    let bias = f32::from(half) + 0.5;
-    let codes = truncated(values, 2 * half - 1, |v| v * id + bias);
-    (d, codes)
-}
-
-/// Codes of a block with a minimum: the smallest value gets 0, the largest `top`.
-#[inline(always)]
-fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
-    // Comparisons rather than f32::min, whose choice between 0 and −0 is not defined.
-    let (mut lows, mut highs) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
-    for values in values.as_chunks::<8>().0 {
-        for (i, &v) in values.iter().enumerate() {
-            lows[i] = if v < lows[i] { v } else { lows[i] };
-            highs[i] = if v > highs[i] { v } else { highs[i] };
-        }
-    }
-    for half in [4, 2, 1] {
-        for i in 0..half {
-            let (low, high) = (lows[i + half], highs[i + half]);
-            lows[i] = if low < lows[i] { low } else { lows[i] };
-            highs[i] = if high > highs[i] { high } else { highs[i] };
-        }
-    }
-    let (min, max) = (lows[0], highs[0]);
-    let d = (max - min) / f32::from(top);
-    let id = inverse(d);
-    (d, min, truncated(values, top, |v| (v - min) * id + 0.5))
-}
-
-/// The integers below, from 0 to `top`; 0 for NaN. A cast to `u8`, which saturates, does not vectorise.
-#[inline(always)]
-fn truncated(values: &[f32; LEN], top: u8, scaled: impl Fn(f32) -> f32) -> [u8; LEN] {
-    let top = f32::from(top);
-    let mut codes = [0; LEN];
-    for (i, code) in codes.iter_mut().enumerate() {
-        let y = scaled(values[i]);
-        let y = if y > 0.0 { y } else { 0.0 };
-        *code = (if y < top { y } else { top }) as i32 as u8;
-    }
-    codes
-}
-
-/// The inverse of [`nibbles`] for the low four bits of codes.
-#[inline(always)]
-fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
-    let mut qs = [0; 16];
-    for (i, q) in qs.iter_mut().enumerate() {
-        *q = (codes[i] & 0x0f) | (codes[16 + i] << 4);
-    }
-    qs
-}
-
 /// Gathers the fifth bits of codes.
 #[inline(always)]
 pub(crate) fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
@@ -249,69 +188,4 @@ pub(crate) fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
         *bits = (fifths.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
     }
     bits
-}
-
-impl EncodeBlock<LEN> for BlockQ4_0 {
-    #[inline(always)]
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, codes) = symmetric_codes(values, 8);
-        BlockQ4_0 {
-            d: F16Le::from_f32(d),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ4_1 {
-    #[inline(always)]
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, m, codes) = affine_codes(values, 15);
-        BlockQ4_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(m),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ5_0 {
-    #[inline(always)]
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, codes) = symmetric_codes(values, 16);
-        BlockQ5_0 {
-            d: F16Le::from_f32(d),
-            qh: pack_fifth_bits(&codes),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ5_1 {
-    #[inline(always)]
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, m, codes) = affine_codes(values, 31);
-        BlockQ5_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(m),
-            qh: pack_fifth_bits(&codes),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ8_0 {
-    #[inline(always)]
-    fn encode(values: &[f32; LEN]) -> Self {
-        let d = largest_magnitude(values) / 127.0;
-        let id = inverse(d);
-        let mut qs = [0; LEN];
-        for (i, q) in qs.iter_mut().enumerate() {
-            // Halves round away from zero, as C's roundf.
-            *q = round_half_away(values[i] * id) as i8;
-        }
-        BlockQ8_0 {
-            d: F16Le::from_f32(d),
-            qs,
-        }
-    }
 }

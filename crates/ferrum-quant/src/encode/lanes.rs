@@ -59,7 +59,14 @@ pub(super) trait Lanes:
         (self + magic) - magic
     }
 
-    /// Four integers from 0 to 255 of each lane as the bytes of a word, the first lowest.
+    /// The integers below or equal, for magnitudes below 2²².
+    #[inline(always)]
+    fn floor(self) -> Self {
+        let near = self.round();
+        Self::select(self.less(near), near - Self::splat(1.0), near)
+    }
+
+    /// Four integers of each lane, from −128 to 255, as the bytes of a word, the first lowest.
     #[inline(always)]
     fn bytes(numbers: [Self; 4]) -> [u32; LANES] {
         let magic = Self::splat(MAGIC);
@@ -154,25 +161,99 @@ impl Lanes for Portable {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+/// Work that is written once for all sets. `run` is inlined into a function that enables the set; so must be all
+/// that it calls with vectors.
+pub(super) trait Kernel {
+    /// Does it.
+    fn run<V: Lanes>(self);
+}
+
+/// An instruction set that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Set(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Set {
+    /// The fastest.
+    pub(super) fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            return Set(Kind::Avx512);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            return Set(Kind::Avx2);
+        }
+        Set(Kind::Portable)
+    }
+
+    /// All that are no faster than the best.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Self> {
+        let kinds = [
+            Kind::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512,
+        ];
+        // A CPU with AVX-512 has AVX2.
+        let best = kinds.iter().position(|&kind| kind == Self::best().0);
+        kinds
+            .into_iter()
+            .take(best.map_or(1, |i| i + 1))
+            .map(Set)
+            .collect()
+    }
+
+    /// Runs the kernel with it.
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            Kind::Portable => kernel.run::<Portable>(),
+            // SAFETY: there is such a value only where the CPU has AVX2, which is all that the function enables.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => unsafe { x86::run_avx2(kernel) },
+            // SAFETY: likewise for AVX-512 F.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => unsafe { x86::run_avx512(kernel) },
+        }
+    }
+}
 
 /// The sets of x86-64.
 ///
-/// Values of these types are made and used only in the functions of `mod.rs` that enable the instruction set,
-/// which are called only where the CPU has it. "See the module" in arguments of safety means this.
+/// Values of these types are made and used only under [`run_avx2`] and [`run_avx512`], which are called only where
+/// the CPU has the set. "See the module" in arguments of safety means this.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Add, Div, LANES, Lanes, Mul, Sub, TABLE};
+    use super::{Add, Div, Kernel, LANES, Lanes, Mul, Sub, TABLE};
     use core::arch::x86_64::*;
 
     /// Two registers of AVX2: lanes 0–7 and 8–15.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(__m256, __m256);
+    pub(super) struct Avx2(__m256, __m256);
 
     /// A register of AVX-512 F.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512(__m512);
+    pub(super) struct Avx512(__m512);
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn run_avx2<K: Kernel>(kernel: K) {
+        kernel.run::<Avx2>();
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn run_avx512<K: Kernel>(kernel: K) {
+        kernel.run::<Avx512>();
+    }
 
     /// An intrinsic of AVX2 for both registers.
     macro_rules! both {

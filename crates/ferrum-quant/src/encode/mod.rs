@@ -12,19 +12,18 @@
 mod lanes;
 mod levels;
 mod pack;
+mod round;
 mod search;
 
 use crate::block::encode_all;
 use crate::error::{QuantError, Result};
 use crate::integers::{CodeValues, Integers, SUB as SUB_OF_PARTS, code_values};
-use crate::{fp4, k_quants, legacy, ternary};
+use crate::{fp4, k_quants, ternary};
 use ferrum_types::GgufQuantType;
 use half::slice::HalfFloatSliceExt;
-#[cfg(target_arch = "x86_64")]
-use lanes::{Avx2, Avx512};
-use lanes::{LANES, Lanes, Portable};
+use lanes::{Kernel, LANES, Lanes, Set};
 use levels::{E2M1, IQ4, Levels, Range};
-use search::{Effort, Fit, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -83,11 +82,11 @@ fn encoder(ty: GgufQuantType) -> Option<Encoder> {
         T::F32 => |v, o| scalars(v, o, f32::to_le_bytes),
         T::F16 => halves,
         T::BF16 => |v, o| scalars(v, o, |v| half::bf16::from_f32(v).to_le_bytes()),
-        T::Q4_0 => encode_all::<legacy::BlockQ4_0, 32>,
-        T::Q4_1 => encode_all::<legacy::BlockQ4_1, 32>,
-        T::Q5_0 => encode_all::<legacy::BlockQ5_0, 32>,
-        T::Q5_1 => encode_all::<legacy::BlockQ5_1, 32>,
-        T::Q8_0 => encode_all::<legacy::BlockQ8_0, 32>,
+        T::Q4_0 => |v, o| round::round(T::Q4_0, v, o),
+        T::Q4_1 => |v, o| round::round(T::Q4_1, v, o),
+        T::Q5_0 => |v, o| round::round(T::Q5_0, v, o),
+        T::Q5_1 => |v, o| round::round(T::Q5_1, v, o),
+        T::Q8_0 => |v, o| round::round(T::Q8_0, v, o),
         T::Q8_K => encode_all::<k_quants::BlockQ8K, 256>,
         T::TQ1_0 => encode_all::<ternary::BlockTq1_0, 256>,
         T::TQ2_0 => encode_all::<ternary::BlockTq2_0, 256>,
@@ -211,19 +210,10 @@ pub fn encode_row(
         row,
         importance,
     };
-    match (values, job.kind.grid.sub) {
-        (CodeValues::Unsigned { bits, zero }, 16) => {
-            job.encode::<_, 16>(Range::new(bits, zero), out);
-        }
-        (CodeValues::Unsigned { bits, zero }, _) => {
-            job.encode::<_, 32>(Range::new(bits, zero), out);
-        }
-        (CodeValues::Table(_), _) if ty == GgufQuantType::MXFP4 => {
-            job.encode::<_, 32>(&*E2M1, out);
-        }
-        (CodeValues::Table(_), _) => job.encode::<_, 32>(&*IQ4, out),
+    match values {
         // Eight bits are rounded to nearest.
-        (CodeValues::Signed, _) => return quantize(ty, row, out),
+        CodeValues::Signed => return quantize(ty, row, out),
+        values => job.encode(Set::best(), values, out),
     }
     Ok(())
 }
@@ -324,31 +314,30 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Encodes on the best instruction set that there is. Sub-blocks have `SUB` numbers.
-    fn encode<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the function asks for AVX-512 F, and this CPU has it.
-            return unsafe { self.encode_avx512::<L, SUB>(levels, out) };
+    /// Encodes with an instruction set. Bytes are not searched.
+    fn encode(&self, set: Set, values: CodeValues, out: &mut [u8]) {
+        match (values, self.kind.grid.sub) {
+            (CodeValues::Unsigned { bits, zero }, 16) => {
+                self.encode_with::<_, 16>(set, Range::new(bits, zero), out);
+            }
+            (CodeValues::Unsigned { bits, zero }, _) => {
+                self.encode_with::<_, 32>(set, Range::new(bits, zero), out);
+            }
+            (CodeValues::Table(_), _) if self.ty == GgufQuantType::MXFP4 => {
+                self.encode_with::<_, 32>(set, &*E2M1, out);
+            }
+            (CodeValues::Table(_), _) => self.encode_with::<_, 32>(set, &*IQ4, out),
+            (CodeValues::Signed, _) => {}
         }
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the function asks for AVX2, and this CPU has it.
-            return unsafe { self.encode_avx2::<L, SUB>(levels, out) };
-        }
-        self.encode_as::<Portable, L, SUB>(levels, out);
     }
 
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f")]
-    fn encode_avx512<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
-        self.encode_as::<Avx512, L, SUB>(levels, out);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn encode_avx2<L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
-        self.encode_as::<Avx2, L, SUB>(levels, out);
+    /// Sub-blocks have `SUB` numbers.
+    fn encode_with<L: Levels, const SUB: usize>(&self, set: Set, levels: L, out: &mut [u8]) {
+        set.run(Searched::<L, SUB> {
+            job: self,
+            levels,
+            out,
+        });
     }
 
     /// Encodes as many blocks at a time as there are lanes for their sub-blocks.
@@ -379,7 +368,11 @@ impl Job<'_> {
                 per_block: len / SUB,
             };
             let fit = fit_blocks(&self.kind.grid, &self.effort, levels, &subs);
-            let codes = codes(levels, &subs, &fit);
+            let mut codes = [V::splat(0.0); SUB];
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code = levels.codes(fit.level(levels, subs.numbers[i].0));
+            }
+            let codes = codes_of(&codes);
             let (d, dmin) = (fit.d.store(), fit.dmin.store());
             let (scales, minimums) = (fit.scales.store(), fit.minimums.store());
             let Some(out) = out.next() else { break };
@@ -399,6 +392,20 @@ impl Job<'_> {
     }
 }
 
+/// A [`Job`] with the levels of its type.
+struct Searched<'a, L, const SUB: usize> {
+    job: &'a Job<'a>,
+    levels: L,
+    out: &'a mut [u8],
+}
+
+impl<L: Levels, const SUB: usize> Kernel for Searched<'_, L, SUB> {
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        self.job.encode_as::<V, L, SUB>(self.levels, self.out);
+    }
+}
+
 /// The sub-blocks of as many lanes; those that are missing at the end of a row are 0.
 #[inline(always)]
 fn runs<const SUB: usize>(numbers: &[f32]) -> Cow<'_, [[f32; SUB]; LANES]> {
@@ -413,19 +420,12 @@ fn runs<const SUB: usize>(numbers: &[f32]) -> Cow<'_, [[f32; SUB]; LANES]> {
     }
 }
 
-/// The codes of each sub-block.
+/// The bytes of each lane's numbers, which are integers.
 #[inline(always)]
-fn codes<V: Lanes, L: Levels, const SUB: usize>(
-    levels: L,
-    subs: &Subs<V, SUB>,
-    fit: &Fit<V>,
-) -> [[u8; SUB]; LANES] {
+fn codes_of<V: Lanes, const SUB: usize>(numbers: &[V; SUB]) -> [[u8; SUB]; LANES] {
     let mut codes = [[0; SUB]; LANES];
-    for i in 0..SUB / 4 {
-        let mut four = [V::splat(0.0); 4];
-        for (j, code) in four.iter_mut().enumerate() {
-            *code = levels.codes(fit.level(levels, subs.numbers[4 * i + j].0));
-        }
+    let (fours, _) = numbers.as_chunks::<4>();
+    for (i, &four) in fours.iter().enumerate() {
         let words = V::bytes(four);
         for (lane, codes) in codes.iter_mut().enumerate() {
             codes.as_chunks_mut().0[i] = words[lane].to_le_bytes();
@@ -515,48 +515,19 @@ mod tests {
                         row: &row,
                         importance,
                     };
-                    let found = match (values, job.kind.grid.sub) {
-                        (CodeValues::Unsigned { bits, zero }, 16) => {
-                            at_each_set::<_, 16>(&job, Range::new(bits, zero), size)
-                        }
-                        (CodeValues::Unsigned { bits, zero }, _) => {
-                            at_each_set::<_, 32>(&job, Range::new(bits, zero), size)
-                        }
-                        _ => at_each_set::<_, 32>(&job, &*IQ4, size),
-                    };
+                    let found: Vec<_> = Set::all()
+                        .into_iter()
+                        .map(|set| {
+                            let mut bytes = vec![0; size];
+                            job.encode(set, values, &mut bytes);
+                            (set, bytes)
+                        })
+                        .collect();
                     for (set, bytes) in &found {
-                        assert!(*bytes == found[0].1, "{ty}, {search:?}: {set}");
+                        assert!(*bytes == found[0].1, "{ty}, {search}: {set:?}");
                     }
                 }
             }
         }
-    }
-
-    /// The bytes at each instruction set that this CPU has.
-    fn at_each_set<L: Levels, const SUB: usize>(
-        job: &Job<'_>,
-        levels: L,
-        size: usize,
-    ) -> Vec<(&'static str, Vec<u8>)> {
-        let mut found = Vec::new();
-        let mut bytes = vec![0; size];
-        job.encode_as::<Portable, L, SUB>(levels, &mut bytes);
-        found.push(("portable", bytes));
-        #[cfg(target_arch = "x86_64")]
-        {
-            if std::arch::is_x86_feature_detected!("avx2") {
-                let mut bytes = vec![0; size];
-                // SAFETY: this CPU has AVX2.
-                unsafe { job.encode_avx2::<L, SUB>(levels, &mut bytes) };
-                found.push(("avx2", bytes));
-            }
-            if std::arch::is_x86_feature_detected!("avx512f") {
-                let mut bytes = vec![0; size];
-                // SAFETY: this CPU has AVX-512 F.
-                unsafe { job.encode_avx512::<L, SUB>(levels, &mut bytes) };
-                found.push(("avx512", bytes));
-            }
-        }
-        found
     }
 }

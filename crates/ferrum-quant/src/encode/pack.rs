@@ -5,7 +5,7 @@ use crate::fp4::BlockMxfp4;
 use crate::integers::Integers;
 use crate::iq::{BlockIq4Nl, BlockIq4Xs};
 use crate::k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, pack_fifth_bits};
+use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, pack_fifth_bits};
 use bytemuck::bytes_of;
 use ferrum_types::GgufQuantType as T;
 
@@ -21,6 +21,11 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
         T::Q4_1 => out.copy_from_slice(bytes_of(&BlockQ4_1 { d, m, qs })),
         T::Q5_0 => out.copy_from_slice(bytes_of(&BlockQ5_0 { d, qh, qs })),
         T::Q5_1 => out.copy_from_slice(bytes_of(&BlockQ5_1 { d, m, qh, qs })),
+        T::Q8_0 => {
+            let codes: [u8; 32] = parts.codes.first_chunk().copied().unwrap_or([0; 32]);
+            let qs = bytemuck::cast(codes);
+            out.copy_from_slice(bytes_of(&BlockQ8_0 { d, qs }));
+        }
         T::IQ4_NL => out.copy_from_slice(bytes_of(&BlockIq4Nl { d, qs })),
         T::MXFP4 => {
             let e = e8m0_of_half(parts.d);
@@ -58,7 +63,7 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
             scales: parts.scales,
             d,
         })),
-        // No other type has a grid, so nothing else comes here.
+        // No other type is rounded or has a grid, so nothing else comes here.
         _ => {}
     }
 }

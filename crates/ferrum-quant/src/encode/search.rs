@@ -429,7 +429,7 @@ fn steps_near<V: Lanes>(values: V, inverse_unit: V, by: i32, low: i32, high: i32
 
 /// `1 / d`, with 0 for 0.
 #[inline(always)]
-fn inverse<V: Lanes>(d: V) -> V {
+pub(super) fn inverse<V: Lanes>(d: V) -> V {
     let zero = V::splat(0.0);
     V::select(zero.less(d.abs()), V::splat(1.0) / d, zero)
 }
