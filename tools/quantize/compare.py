@@ -1,12 +1,15 @@
 r"""Compares `ferrum quantize` with llama.cpp's own quantiser, by llama.cpp's own arithmetic.
 
-For each type both make a file of the same float GGUF model. llama.cpp loads each file and computes
-the logits of a text; the figures are the mean KL divergence from the float model's logits (nats per
-token), how often the most likely token is the same, and the size of the file. The difference of the
-two divergences has the standard error of the differences at each token, which is far below that of
-either: both meet the same hard tokens. That llama.cpp loads our files at all is checked by the way.
+For each type llama.cpp and each of our searches make a file of the same float GGUF model. llama.cpp loads
+each file and computes the logits of a text; the figures are the seconds that the making took, the mean KL
+divergence from the float model's logits (nats per token), its difference from llama.cpp's, and how often the
+most likely token is the same. The difference has the standard error of the differences at each token, which
+is far below that of either: both meet the same hard tokens. That llama.cpp loads our files at all, and that
+they have the size of its own, is checked by the way. Without a text only seconds are printed; each maker has
+a turn in each of `--rounds`, and the least is taken.
 
     compare.py --ferrum target/release/ferrum --model demo-f32.gguf --text text.txt
+    compare.py --ferrum target/release/ferrum --model qwen3-0.6b-bf16.gguf --rounds 3
 
 Needs llama-cpp-python and numpy. A float model of the demo model, and a text that it was not trained on:
 
@@ -30,6 +33,8 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+
+SEARCHES = ("fast", "thorough")
 
 # Our name: llama.cpp's `llama_ftype`.
 TYPES = {
@@ -66,6 +71,12 @@ class Importance:
         path.write_bytes(out)
 
 
+def silence() -> None:
+    """Keeps llama.cpp from logging each tensor."""
+    silence.callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silence.callback, ctypes.c_void_p())
+
+
 def theirs(source: Path, out: Path, ftype: int, imatrix: Importance | None, threads: int = 2) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = ftype
@@ -83,8 +94,11 @@ def theirs(source: Path, out: Path, ftype: int, imatrix: Importance | None, thre
         raise RuntimeError(f"llama.cpp could not quantise to type {ftype}")
 
 
-def ours(ferrum: Path, source: Path, out: Path, name: str, imatrix: Path | None, threads: int = 2) -> None:
-    command = [ferrum, "quantize", source, out, "--type", name, "--threads", str(threads)]
+def ours(
+    ferrum: Path, source: Path, out: Path, name: str, imatrix: Path | None, search: str, threads: int = 2
+) -> None:
+    command = [ferrum, "quantize", source, out, "--type", name, "--search", search, "--threads", str(threads)]
+    command += ["--force"]
     if imatrix is not None:
         command += ["--imatrix", imatrix]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
@@ -124,41 +138,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ferrum", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True, help="GGUF in f32, f16 or bf16")
-    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--types", nargs="*", default=list(TYPES))
     parser.add_argument("--imatrix", type=Path, help="in the older format")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
 
-    text = args.text.read_text()
+    silence()
+    text = args.text.read_text() if args.text else None
     imatrix = Importance.read(args.imatrix) if args.imatrix else None
-    exact = log_probabilities(args.model, text, args)
-    print(f"{len(exact)} tokens; KL divergence from {args.model.name} in nats; seconds of quantising")
-    print("| type | Ferrum | llama.cpp | difference | same best token, Ferrum | llama.cpp | bytes | llama.cpp | s | llama.cpp |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    exact = log_probabilities(args.model, text, args) if text else None
+    makers = [*SEARCHES, "llama.cpp"]
+    columns = ["type", *(f"seconds, {m}" for m in makers)]
+    if exact is not None:
+        print(f"{len(exact)} tokens; KL divergence from {args.model.name} in nats")
+        columns += [f"KL, {m}" for m in makers] + [f"difference, {m}" for m in SEARCHES]
+        columns += [f"same best, {m}" for m in makers]
+    print(f"| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}")
     for name in args.types:
-        with tempfile.TemporaryDirectory() as folder:
-            files = Path(folder, "ours.gguf"), Path(folder, "theirs.gguf")
-            times = [time.perf_counter()]
-            ours(args.ferrum, args.model, files[0], name, args.imatrix, args.threads)
-            times.append(time.perf_counter())
-            theirs(args.model, files[1], TYPES[name], imatrix, args.threads)
-            times.append(time.perf_counter())
-            each, same = [], []
-            for file in files:
-                found = log_probabilities(file, text, args)
-                each.append(divergences(exact, found))
-                same.append((exact.argmax(axis=1) == found.argmax(axis=1)).mean())
-            sizes = [f.stat().st_size for f in files]
-        difference = each[0] - each[1]
-        cells = [f"{kl.mean():.3e}" for kl in each]
-        cells += [f"{difference.mean():+.1e} ± {error(difference):.0e}"]
-        cells += [f"{100 * share:.2f} %" for share in same]
-        cells += [str(size) for size in sizes]
-        cells += [f"{b - a:.1f}" for a, b in zip(times, times[1:])]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        with tempfile.TemporaryDirectory(dir=args.model.parent) as folder:
+            files = {m: Path(folder, f"{m}.gguf") for m in makers}
+            times: dict[str, list[float]] = {m: [] for m in makers}
+            for _ in range(args.rounds):
+                for m in makers:
+                    start = time.perf_counter()
+                    if m in SEARCHES:
+                        ours(args.ferrum, args.model, files[m], name, args.imatrix, m, args.threads)
+                    else:
+                        theirs(args.model, files[m], TYPES[name], imatrix, args.threads)
+                    times[m].append(time.perf_counter() - start)
+            cells = [f"{min(times[m]):.1f}" for m in makers]
+            found = [log_probabilities(file, text, args) for file in files.values()] if text else []
+            sizes = {f.stat().st_size for f in files.values()}
+        if found:
+            each = [divergences(exact, q) for q in found]
+            cells += [f"{kl.mean():.3e}" for kl in each]
+            for kl in each[:-1]:
+                difference = kl - each[-1]
+                cells += [f"{difference.mean():+.1e} ± {error(difference):.0e}"]
+            cells += [f"{100 * (exact.argmax(axis=1) == q.argmax(axis=1)).mean():.2f} %" for q in found]
+        note = "" if len(sizes) == 1 else f" sizes differ: {sizes}"
+        print(f"| {name} | {' | '.join(cells)} |{note}", flush=True)
 
 
 if __name__ == "__main__":

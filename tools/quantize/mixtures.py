@@ -13,7 +13,6 @@ of `recipe.rs`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import subprocess
 import sys
@@ -22,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-import llama_cpp
 import numpy as np
 
-from compare import TYPES, Importance, theirs
+from compare import TYPES, Importance, silence, theirs
 
 VOCAB = 64
 
@@ -154,8 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ferrum", type=Path, required=True)
     args = parser.parse_args()
-    silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silence, ctypes.c_void_p())
+    silence()
     wrong = 0
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -302,6 +302,21 @@ fn the_file_does_not_depend_on_threads_or_on_the_kind_of_source() {
     }
 }
 
+/// Both searches give the same file whatever the threads; they are not the same, and the default is the fast one.
+#[test]
+fn searches_are_chosen_by_name() {
+    let dir = TempDir::new().unwrap();
+    let source = demo_f32(&dir);
+    let of = |more: &[&str]| std::fs::read(quantize(&dir, &source, "q4_k_m", more)).unwrap();
+    let (fast, thorough) = (of(&["--search", "fast"]), of(&["--search", "thorough"]));
+    assert!(fast == of(&[]));
+    assert!(fast != thorough);
+    assert!(thorough == of(&["--search", "thorough", "--threads", "3"]));
+    let words = ferrum(&["quantize", "a", "b", "-t", "q4_0", "--search", "slow"]).stderr;
+    let words = String::from_utf8(words).unwrap();
+    assert!(words.contains("expected fast or thorough"), "{words}");
+}
+
 #[test]
 fn metadata_of_a_file_is_kept() {
     let dir = TempDir::new().unwrap();
@@ -660,6 +675,7 @@ fn a_pipe_sees_one_line_and_json() {
     ]);
     let report: Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(report["recipe"], "q4_k_m");
+    assert_eq!(report["search"], "fast");
     let words = String::from_utf8(done.stderr).unwrap();
     assert_eq!(words.lines().count(), 1, "{words}");
     assert!(

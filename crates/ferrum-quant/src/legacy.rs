@@ -3,9 +3,7 @@
 //! Source of the layouts: ggml's `block_q4_0` … `block_q8_1`. Four-bit codes lie so that byte `j`
 //! holds number `j` in its low half and number `j + 16` in its high half.
 
-use crate::block::{
-    Block, EncodeBlock, F16Le, extreme, inverse, largest_magnitude, round_half_away,
-};
+use crate::block::{Block, F16Le};
 use bytemuck::{Pod, Zeroable};
 use ferrum_types::GgufQuantType;
 
@@ -179,109 +177,15 @@ impl Block<LEN> for BlockQ8_1 {
     }
 }
 
-/// Codes of a symmetric block: the value of largest magnitude gets the code 0.
-fn symmetric_codes(values: &[f32; LEN], half: u8) -> (f32, [u8; LEN]) {
-    let d = extreme(values) / -f32::from(half);
-    let id = inverse(d);
-    let bias = f32::from(half) + 0.5;
-    (
-        d,
-        values
-            .map(|v| (v * id + bias) as u8)
-            .map(|q| q.min(2 * half - 1)),
-    )
-}
-
-/// Codes of a block with a minimum: the smallest value gets 0, the largest `top`.
-fn affine_codes(values: &[f32; LEN], top: u8) -> (f32, f32, [u8; LEN]) {
-    // Comparisons rather than f32::min, whose choice between 0 and −0 is not defined.
-    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
-    for &v in values {
-        min = if v < min { v } else { min };
-        max = if v > max { v } else { max };
-    }
-    let d = (max - min) / f32::from(top);
-    let id = inverse(d);
-    (
-        d,
-        min,
-        values
-            .map(|v| ((v - min) * id + 0.5) as u8)
-            .map(|q| q.min(top)),
-    )
-}
-
-/// The inverse of [`nibbles`] for the low four bits of codes.
-fn pack_nibbles(codes: &[u8; LEN]) -> [u8; 16] {
-    let (low, high) = codes.split_at(16);
-    let mut qs = [0; 16];
-    for ((q, &low), &high) in qs.iter_mut().zip(low).zip(high) {
-        *q = (low & 0x0f) | (high << 4);
-    }
-    qs
-}
-
 /// Gathers the fifth bits of codes.
-fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
-    codes
-        .iter()
-        .enumerate()
-        .fold(0u32, |word, (i, &q)| word | (u32::from((q >> 4) & 1) << i))
-        .to_le_bytes()
-}
-
-impl EncodeBlock<LEN> for BlockQ4_0 {
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, codes) = symmetric_codes(values, 8);
-        BlockQ4_0 {
-            d: F16Le::from_f32(d),
-            qs: pack_nibbles(&codes),
-        }
+#[inline(always)]
+pub(crate) fn pack_fifth_bits(codes: &[u8; LEN]) -> [u8; 4] {
+    let mut bits = [0; 4];
+    let (eights, _) = codes.as_chunks::<8>();
+    for (i, bits) in bits.iter_mut().enumerate() {
+        let fifths = (u64::from_le_bytes(eights[i]) >> 4) & 0x0101_0101_0101_0101;
+        // Byte i holds 0 or 1; the product has it at bit 56 + i, and no two terms meet.
+        *bits = (fifths.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
     }
-}
-
-impl EncodeBlock<LEN> for BlockQ4_1 {
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, m, codes) = affine_codes(values, 15);
-        BlockQ4_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(m),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ5_0 {
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, codes) = symmetric_codes(values, 16);
-        BlockQ5_0 {
-            d: F16Le::from_f32(d),
-            qh: pack_fifth_bits(&codes),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ5_1 {
-    fn encode(values: &[f32; LEN]) -> Self {
-        let (d, m, codes) = affine_codes(values, 31);
-        BlockQ5_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(m),
-            qh: pack_fifth_bits(&codes),
-            qs: pack_nibbles(&codes),
-        }
-    }
-}
-
-impl EncodeBlock<LEN> for BlockQ8_0 {
-    fn encode(values: &[f32; LEN]) -> Self {
-        let d = largest_magnitude(values) / 127.0;
-        let id = inverse(d);
-        BlockQ8_0 {
-            d: F16Le::from_f32(d),
-            // Halves round away from zero, as C's roundf.
-            qs: values.map(|v| round_half_away(v * id) as i8),
-        }
-    }
+    bits
 }

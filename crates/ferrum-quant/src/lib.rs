@@ -33,5 +33,5 @@ pub mod ternary;
 
 pub use block::{Block, EncodeBlock, F16Le, blocks};
 pub use dequant::{Rows, dequantize, dot_reference};
-pub use encode::{can_encode, can_quantize, encode_row, quantize};
+pub use encode::{Search, can_encode, can_quantize, encode_row, quantize};
 pub use error::{QuantError, Result};

@@ -1,7 +1,7 @@
 //! The search for scales: what it writes, and that it is worth its time.
 
 use ferrum_quant::integers::{CodeValues, SUB, code_values};
-use ferrum_quant::{QuantError, can_encode, dequantize, encode_row, quantize};
+use ferrum_quant::{QuantError, Search, can_encode, dequantize, encode_row, quantize};
 use ferrum_types::GgufQuantType as T;
 use proptest::prelude::*;
 
@@ -26,9 +26,9 @@ fn rows(count: usize) -> Vec<Vec<f32>> {
         .collect()
 }
 
-fn encode(ty: T, row: &[f32], importance: Option<&[f32]>) -> Vec<f32> {
+fn encode(ty: T, row: &[f32], importance: Option<&[f32]>, search: Search) -> Vec<f32> {
     let mut bytes = vec![0; ty.bytes_for(row.len()).expect("whole blocks")];
-    encode_row(ty, row, importance, &mut bytes).unwrap_or_else(|e| panic!("{e}"));
+    encode_row(ty, row, importance, search, &mut bytes).unwrap_or_else(|e| panic!("{e}"));
     let mut back = vec![f32::NAN; row.len()];
     dequantize(ty, &bytes, &mut back).unwrap_or_else(|e| panic!("{e}"));
     back
@@ -67,7 +67,7 @@ fn errors_stay_within_bounds() {
     for &(ty, bound) in BOUNDS {
         let (mut miss, mut all) = (0.0, 0.0);
         for row in &rows {
-            miss += error(row, &encode(ty, row, None), |_| 1.0);
+            miss += error(row, &encode(ty, row, None, Search::Fast), |_| 1.0);
             all += error(row, &vec![0.0; ROW], |_| 1.0);
         }
         let relative = (miss / all).sqrt();
@@ -153,13 +153,55 @@ fn the_search_beats_rounding_to_nearest() {
         if matches!(ty, T::Q8_K | T::TQ1_0 | T::TQ2_0) {
             continue;
         }
-        let (mut ours, mut theirs) = (0.0, 0.0);
-        for row in &rows {
-            ours += error(row, &encode(ty, row, None), |_| 1.0);
-            theirs += error(row, &simple(ty, row), |_| 1.0);
+        let theirs: f64 = rows
+            .iter()
+            .map(|row| error(row, &simple(ty, row), |_| 1.0))
+            .sum();
+        for search in Search::ALL {
+            let ours: f64 = rows
+                .iter()
+                .map(|row| error(row, &encode(ty, row, None, search), |_| 1.0))
+                .sum();
+            println!("{ty}, {search}: {:.4}", ours / theirs);
+            assert!(ours <= theirs, "{ty}, {search}: {ours} and {theirs}");
         }
-        println!("{ty}: {:.4}", ours / theirs);
-        assert!(ours <= theirs, "{ty}: {ours} and {theirs}");
+    }
+}
+
+/// Types that the search encodes.
+const SEARCHED: &[T] = &[
+    T::Q4_0,
+    T::Q4_1,
+    T::Q5_0,
+    T::Q5_1,
+    T::MXFP4,
+    T::IQ4_NL,
+    T::IQ4_XS,
+    T::Q2_K,
+    T::Q3_K,
+    T::Q4_K,
+    T::Q5_K,
+    T::Q6_K,
+];
+
+/// Longer search leaves smaller errors, or the same; not by much, or the fast one would be a poor default.
+#[test]
+fn a_thorough_search_is_no_worse_than_a_fast_one() {
+    let rows = rows(40);
+    let importance: Vec<f32> = (0..ROW).map(|i| 0.1 + (i % 13) as f32).collect();
+    for &ty in SEARCHED {
+        for importance in [None, Some(&*importance)] {
+            let weight = |i: usize| importance.map_or(1.0, |all| all[i]);
+            let [fast, thorough] = Search::ALL.map(|search| {
+                let miss = rows.iter();
+                miss.map(|row| error(row, &encode(ty, row, importance, search), weight))
+                    .sum::<f64>()
+            });
+            println!("{ty}: {:.4}", thorough / fast);
+            // What is searched for weighs large numbers more than this sum does.
+            assert!(thorough <= 1.002 * fast, "{ty}: {thorough} and {fast}");
+            assert!(fast <= 1.05 * thorough, "{ty}: {fast} and {thorough}");
+        }
     }
 }
 
@@ -175,24 +217,15 @@ fn important_columns_come_out_better() {
             }
         })
         .collect();
-    for ty in [
-        T::Q4_0,
-        T::Q4_1,
-        T::Q5_0,
-        T::Q5_1,
-        T::MXFP4,
-        T::IQ4_NL,
-        T::IQ4_XS,
-        T::Q2_K,
-        T::Q3_K,
-        T::Q4_K,
-        T::Q5_K,
-        T::Q6_K,
-    ] {
+    for &ty in SEARCHED {
         let (mut with, mut without) = (0.0, 0.0);
         for row in &rows(10) {
-            with += error(row, &encode(ty, row, Some(&importance)), |i| importance[i]);
-            without += error(row, &encode(ty, row, None), |i| importance[i]);
+            with += error(
+                row,
+                &encode(ty, row, Some(&importance), Search::Fast),
+                |i| importance[i],
+            );
+            without += error(row, &encode(ty, row, None, Search::Fast), |i| importance[i]);
         }
         println!("{ty}: {:.4}", with / without);
         assert!(with < without, "{ty}: {with} and {without}");
@@ -203,18 +236,21 @@ fn important_columns_come_out_better() {
 fn lengths_are_checked() {
     let row = [0.5; 256];
     let mut out = [0; 144];
-    assert_eq!(encode_row(T::Q4_K, &row, None, &mut out), Ok(()));
-    assert!(encode_row(T::Q4_K, &row[1..], None, &mut out).is_err());
-    assert!(encode_row(T::Q4_K, &row, None, &mut out[1..]).is_err());
+    assert_eq!(
+        encode_row(T::Q4_K, &row, None, Search::Fast, &mut out),
+        Ok(())
+    );
+    assert!(encode_row(T::Q4_K, &row[1..], None, Search::Fast, &mut out).is_err());
+    assert!(encode_row(T::Q4_K, &row, None, Search::Fast, &mut out[1..]).is_err());
     assert!(matches!(
-        encode_row(T::Q4_K, &row, Some(&row[1..]), &mut out),
+        encode_row(T::Q4_K, &row, Some(&row[1..]), Search::Fast, &mut out),
         Err(QuantError::Length {
             what: "importance",
             ..
         })
     ));
     assert_eq!(
-        encode_row(T::IQ1_S, &row, None, &mut out),
+        encode_row(T::IQ1_S, &row, None, Search::Fast, &mut out),
         Err(QuantError::NoEncoder { ty: T::IQ1_S })
     );
 }
@@ -224,10 +260,12 @@ fn zeros_and_constants_survive() {
     for ty in T::all().filter(|&ty| can_encode(ty)) {
         for value in [0.0f32, 0.5, -0.5] {
             let row = vec![value; 256];
-            let back = encode(ty, &row, None);
-            let bound = if value == 0.0 { 0.0 } else { 0.07 };
-            let miss = back.iter().map(|b| (b - value).abs()).fold(0.0, f32::max);
-            assert!(miss <= bound, "{ty}: {value} became {:?}", &back[..2]);
+            for search in Search::ALL {
+                let back = encode(ty, &row, None, search);
+                let bound = if value == 0.0 { 0.0 } else { 0.07 };
+                let miss = back.iter().map(|b| (b - value).abs()).fold(0.0, f32::max);
+                assert!(miss <= bound, "{ty}: {value} became {:?}", &back[..2]);
+            }
         }
     }
 }
@@ -238,10 +276,11 @@ proptest! {
         ty in prop::sample::select(T::all().filter(|&ty| can_encode(ty)).collect::<Vec<_>>()),
         bits in prop::collection::vec(any::<u32>(), 256),
         importance in prop::option::of(prop::collection::vec(any::<u32>(), 256)),
+        search in prop::sample::select(Search::ALL.to_vec()),
     ) {
         let row: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
         let importance: Option<Vec<f32>> = importance.map(|b| b.into_iter().map(f32::from_bits).collect());
         let mut out = vec![0; ty.bytes_for(256).unwrap_or(0)];
-        prop_assert_eq!(encode_row(ty, &row, importance.as_deref(), &mut out), Ok(()));
+        prop_assert_eq!(encode_row(ty, &row, importance.as_deref(), search, &mut out), Ok(()));
     }
 }

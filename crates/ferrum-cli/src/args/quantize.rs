@@ -3,6 +3,7 @@
 use super::HubArgs;
 use clap::Args;
 use ferrum_models::quantize::Recipe;
+use ferrum_quant::Search;
 use std::path::PathBuf;
 
 /// What a person has to know to choose; bits are those of large models.
@@ -44,6 +45,10 @@ pub(crate) struct QuantizeArgs {
     /// Importance of the columns, as `llama-imatrix` writes it (.dat or .gguf)
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
+
+    /// How long scales are searched for: fast or thorough, which leaves slightly smaller errors
+    #[arg(long, value_name = "HOW", default_value_t)]
+    pub(crate) search: Search,
 
     /// Threads [default: one for each core]; the file does not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -30,6 +30,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Outcome {
     let options = QuantizeOptions {
         recipe: args.recipe,
         imatrix: imatrix.as_ref(),
+        search: args.search,
         threads,
         requantize: args.requantize,
     };
@@ -241,6 +242,7 @@ fn as_json(args: &QuantizeArgs, plan: &Plan<'_>) -> Value {
     json!({
         "file": args.destination.display().to_string(),
         "recipe": args.recipe.name,
+        "search": args.search.name(),
         "bytes": plan.total_bytes(),
         "bits_per_weight": bits_per_weight(plan),
         "types": types,

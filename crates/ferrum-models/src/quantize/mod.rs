@@ -1,27 +1,35 @@
 //! Making a quantised GGUF file of a model in floats.
 //!
-//! A [`Plan`] names every tensor of the new file and its type (`recipe`); writing it goes tensor by
-//! tensor and within one in runs of rows, so memory stays small whatever the size of the model.
-//! Threads share the rows of a run. Each row is encoded by itself, so the file does not depend on
-//! how many there are.
+//! A [`Plan`] names every tensor of the new file and its type (`recipe`). Writing it goes tensor by
+//! tensor and within one in runs of rows (`rows`), of which a few are in work at a time, so memory stays
+//! small whatever the size of the model. Threads encode runs while the finished ones are written in their
+//! order (`pipeline`). Each row is encoded by itself, so the file does not depend on how many there are.
 
 mod metadata;
+mod pipeline;
 mod recipe;
+mod rows;
 mod source;
 
 pub use recipe::{RECIPES, Recipe};
 
-use crate::rope::paired_row;
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{Imatrix, ModelSource, TensorSource};
-use ferrum_quant::{dequantize, encode_row};
+use ferrum_quant::Search;
 use ferrum_types::{Error, GgufQuantType, Result};
+use pipeline::in_order;
+use rows::Rows;
 use source::{From, Item};
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-/// Numbers that are encoded before they are written: 64 MiB in f32, which is never all there.
-const RUN: usize = 16 << 20;
+/// Numbers of a run, but that it has a row at least: few enough for the caches, and enough for a large write.
+const RUN: usize = 1 << 19;
+
+/// Bytes of the source that are read before their pages are given back.
+const KEPT: usize = 64 << 20;
 
 /// How a file is made.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +38,8 @@ pub struct QuantizeOptions<'a> {
     pub recipe: Recipe,
     /// What columns weigh, if measured.
     pub imatrix: Option<&'a Imatrix>,
+    /// How long scales are searched for.
+    pub search: Search,
     /// Threads that encode; 0 counts as 1.
     pub threads: usize,
     /// Whether tensors that are quantised already are taken, though they lose twice.
@@ -211,51 +221,69 @@ impl<'m> Plan<'m> {
             head.declare(&tensor.name, &tensor.shape, tensor.ty)?;
         }
         let mut body = head.start(out)?;
-        let (mut done, total) = (0, self.total_bytes());
-        for tensor in &self.tensors {
-            self.encode(tensor, &mut |bytes| {
-                body.push(&tensor.name, bytes)?;
+        let (mut done, mut kept, total) = (0, 0, self.total_bytes());
+        let runs = self.runs()?;
+        in_order(
+            &runs,
+            self.options.threads,
+            |run| self.encode(run),
+            |run, bytes| {
+                body.push(&run.tensor().name, &bytes)?;
                 done += bytes.len() as u64;
+                kept += run.source_bytes();
+                if kept > KEPT {
+                    self.tensors_of_source().release();
+                    kept = 0;
+                }
                 progress(done, total);
                 Ok(())
-            })?;
-        }
+            },
+        )?;
         Ok(body.finish()?)
     }
 
-    /// Encodes one tensor in runs of rows and hands each to `push`.
-    fn encode(
-        &self,
-        tensor: &PlannedTensor,
-        push: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let (parts, pairs) = match &tensor.item {
-            From::Values(values) => {
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                return push(&bytes);
-            }
-            From::Rows { parts, pairs, .. } => (parts, *pairs),
-        };
-        let tensors = self.tensors_of_source();
-        let views: Vec<_> = parts
-            .iter()
-            .map(|part| Ok((tensors.require(&part.name)?.bytes, part.first)))
-            .collect::<Result<_>>()?;
-        let Some(rows) = Rows::new(tensor, &views, pairs, self.importance(tensor)?) else {
-            let reason = format!("has shape {:?}, expected whole rows", tensor.shape);
-            return Err(self.error(&tensor.name, &reason));
-        };
-        let run = (RUN / rows.cols.max(1)).clamp(1, rows.count.max(1));
-        let mut bytes = vec![0; run.min(rows.count) * rows.out_bytes];
-        for first in (0..rows.count).step_by(run) {
-            let here = run.min(rows.count - first);
-            let bytes = &mut bytes[..here * rows.out_bytes];
-            rows.encode_run(first, bytes, self.options.threads)
-                .map_err(|reason| self.error(&tensor.name, &reason))?;
-            push(bytes)?;
+    /// All tensors as runs of rows, in the order of the file.
+    fn runs(&self) -> Result<Vec<Run<'_>>> {
+        let mut runs = Vec::new();
+        for tensor in &self.tensors {
+            let (parts, pairs) = match &tensor.item {
+                From::Values(values) => {
+                    runs.push(Run::Values(tensor, values));
+                    continue;
+                }
+                From::Rows { parts, pairs, .. } => (parts, *pairs),
+            };
+            let source = self.tensors_of_source();
+            let views: Vec<_> = parts
+                .iter()
+                .map(|part| Ok((source.require(&part.name)?.bytes, part.first)))
+                .collect::<Result<_>>()?;
+            let Some(rows) = Rows::new(tensor, &views, pairs, self.importance(tensor)?) else {
+                let reason = format!("has shape {:?}, expected whole rows", tensor.shape);
+                return Err(self.error(&tensor.name, &reason));
+            };
+            let rows = Arc::new(rows);
+            runs.extend(rows.runs(RUN).map(|range| Run::Rows {
+                tensor,
+                rows: rows.clone(),
+                range,
+            }));
         }
-        tensors.release();
-        Ok(())
+        Ok(runs)
+    }
+
+    /// The bytes of a run in the new file.
+    fn encode(&self, run: &Run<'_>) -> Result<Vec<u8>> {
+        match run {
+            Run::Values(_, values) => Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Run::Rows {
+                tensor,
+                rows,
+                range,
+            } => rows
+                .encode(range.clone(), self.options.search)
+                .map_err(|reason| self.error(&tensor.name, &reason)),
+        }
     }
 
     fn tensors_of_source(&self) -> &dyn TensorSource {
@@ -272,123 +300,29 @@ impl<'m> Plan<'m> {
     }
 }
 
-/// A tensor's rows on their way from one type to another.
-struct Rows<'a> {
-    /// The bytes of as many rows each.
-    parts: Vec<&'a [u8]>,
-    from: GgufQuantType,
-    to: GgufQuantType,
-    count: usize,
-    cols: usize,
-    /// Bytes of a row in the source and in the new file.
-    in_bytes: usize,
-    out_bytes: usize,
-    pairs: usize,
-    importance: Option<&'a [f32]>,
+/// What one thread encodes at a time.
+enum Run<'p> {
+    /// A computed tensor.
+    Values(&'p PlannedTensor, &'p [f32]),
+    /// Rows of a tensor.
+    Rows {
+        tensor: &'p PlannedTensor,
+        rows: Arc<Rows<'p>>,
+        range: Range<usize>,
+    },
 }
 
-impl<'a> Rows<'a> {
-    /// From the bytes of the source's tensors, and the rows of each where the parts begin. `None`: they
-    /// have no such rows, which readers have excluded.
-    fn new(
-        tensor: &PlannedTensor,
-        views: &[(&'a [u8], usize)],
-        pairs: usize,
-        importance: Option<&'a [f32]>,
-    ) -> Option<Self> {
-        // A vector is a column of numbers where rows are reordered, else one row.
-        let cols = match (tensor.shape.as_slice(), pairs) {
-            ([_], 1..) => 1,
-            (shape, _) => shape.last().copied().unwrap_or(1),
-        };
-        let count = tensor.elements().checked_div(cols)?;
-        let from = tensor.from?;
-        let in_bytes = from.bytes_for(cols)?;
-        let part_bytes = count.checked_div(views.len())?.checked_mul(in_bytes)?;
-        let part = |&(bytes, first): &(&'a [u8], usize)| {
-            let bytes = bytes.get(first.checked_mul(in_bytes)?..)?;
-            bytes.get(..part_bytes)
-        };
-        let parts = views.iter().map(part).collect::<Option<Vec<_>>>()?;
-        (part_bytes.checked_mul(parts.len())? == in_bytes.checked_mul(count)?).then_some(Rows {
-            parts,
-            from,
-            to: tensor.ty,
-            count,
-            cols,
-            in_bytes,
-            out_bytes: tensor.ty.bytes_for(cols)?,
-            pairs,
-            importance,
-        })
-    }
-
-    /// Encodes the rows from `first` on that fill `out`, shared evenly among threads.
-    fn encode_run(&self, first: usize, out: &mut [u8], threads: usize) -> Result<(), String> {
-        let rows = out.len() / self.out_bytes;
-        // A thread for a few rows costs more than it saves.
-        let threads = threads.clamp(1, (rows * self.cols / 4096).max(1));
-        let share = rows.div_ceil(threads);
-        if threads == 1 {
-            return self.encode_rows(first, out);
+impl Run<'_> {
+    fn tensor(&self) -> &PlannedTensor {
+        match self {
+            Run::Values(tensor, _) | Run::Rows { tensor, .. } => tensor,
         }
-        std::thread::scope(|scope| {
-            let parts = out.chunks_mut(share * self.out_bytes).enumerate();
-            let workers: Vec<_> = parts
-                .map(|(i, out)| scope.spawn(move || self.encode_rows(first + i * share, out)))
-                .collect();
-            let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
-                worker
-                    .join()
-                    .unwrap_or_else(|_| Err("could not be encoded: a thread has failed".into()))
-            };
-            // All are waited for; of several errors the first counts, whichever thread was faster.
-            let results: Vec<Result<(), String>> = workers.into_iter().map(join).collect();
-            results.into_iter().collect()
-        })
     }
 
-    fn encode_rows(&self, first: usize, out: &mut [u8]) -> Result<(), String> {
-        let mut values = vec![0.0; self.cols];
-        for (row, out) in (first..).zip(out.chunks_exact_mut(self.out_bytes)) {
-            let from = paired_row(row, self.count, self.pairs);
-            let each = self.count / self.parts.len();
-            let bytes = &self.parts[from / each][from % each * self.in_bytes..][..self.in_bytes];
-            let failed = |e: ferrum_quant::QuantError| format!("cannot be converted: {e}");
-            dequantize(self.from, bytes, &mut values).map_err(failed)?;
-            self.check(row, &values)?;
-            let importance = self.importance.map(|all| {
-                let experts = all.len() / self.cols;
-                let expert = row / (self.count / experts).max(1);
-                &all[expert * self.cols..][..self.cols]
-            });
-            encode_row(self.to, &values, importance, out).map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// Refuses numbers that the new type would turn into others without a word.
-    fn check(&self, row: usize, values: &[f32]) -> Result<(), String> {
-        const F16_MAX: f32 = 65504.0;
-        // Scales of blocks are numbers of f16, less those of MXFP4.
-        let narrow = self.to == GgufQuantType::F16 || self.to.is_quantized();
-        let most = match narrow && self.to != GgufQuantType::MXFP4 {
-            true => F16_MAX,
-            false => f32::MAX,
-        };
-        match values.iter().position(|v| v.is_nan() || v.abs() > most) {
-            None => Ok(()),
-            Some(col) => {
-                let found = values[col];
-                let hint = match found.is_finite() {
-                    true => "take bf16 or f32",
-                    false => "the checkpoint is damaged, fetch it again",
-                };
-                Err(format!(
-                    "holds {found} in row {row}, column {col}, expected finite numbers up to {most:e}\
-                     \nhint: {hint}"
-                ))
-            }
+    fn source_bytes(&self) -> usize {
+        match self {
+            Run::Values(..) => 0,
+            Run::Rows { rows, range, .. } => range.len() * rows.in_bytes(),
         }
     }
 }

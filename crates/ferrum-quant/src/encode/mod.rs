@@ -9,18 +9,24 @@
 //! error small ([`search`]), for the K types, IQ4 and those of the simple types that gain by it. A
 //! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers weigh.
 
+mod lanes;
 mod levels;
 mod pack;
-mod places;
+mod round;
 mod search;
 
-use crate::block::{F16Le, encode_all};
+use crate::block::encode_all;
 use crate::error::{QuantError, Result};
-use crate::integers::{CodeValues, Integers, SUB, code_values};
-use crate::{fp4, k_quants, legacy, ternary};
+use crate::integers::{CodeValues, Integers, SUB as SUB_OF_PARTS, code_values};
+use crate::{fp4, k_quants, ternary};
 use ferrum_types::GgufQuantType;
+use half::slice::HalfFloatSliceExt;
+use lanes::{Kernel, LANES, Lanes, Set};
 use levels::{E2M1, IQ4, Levels, Range};
-use search::{Fit, Grid, MAX_BLOCK, Minimums, Scales, Unit, fit_block};
+use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
 
 /// Encodes `values` as `ty` into `out`, which has `ty.bytes_for(values.len())` bytes.
 ///
@@ -65,19 +71,22 @@ pub fn can_quantize(ty: GgufQuantType) -> bool {
     encoder(ty).is_some()
 }
 
+/// Most numbers in a block.
+const MAX_BLOCK: usize = 256;
+
 type Encoder = fn(&[f32], &mut [u8]);
 
 fn encoder(ty: GgufQuantType) -> Option<Encoder> {
     use GgufQuantType as T;
     Some(match ty {
         T::F32 => |v, o| scalars(v, o, f32::to_le_bytes),
-        T::F16 => |v, o| scalars(v, o, |v| F16Le::from_f32(v).0),
+        T::F16 => halves,
         T::BF16 => |v, o| scalars(v, o, |v| half::bf16::from_f32(v).to_le_bytes()),
-        T::Q4_0 => encode_all::<legacy::BlockQ4_0, 32>,
-        T::Q4_1 => encode_all::<legacy::BlockQ4_1, 32>,
-        T::Q5_0 => encode_all::<legacy::BlockQ5_0, 32>,
-        T::Q5_1 => encode_all::<legacy::BlockQ5_1, 32>,
-        T::Q8_0 => encode_all::<legacy::BlockQ8_0, 32>,
+        T::Q4_0 => |v, o| round::round(T::Q4_0, v, o),
+        T::Q4_1 => |v, o| round::round(T::Q4_1, v, o),
+        T::Q5_0 => |v, o| round::round(T::Q5_0, v, o),
+        T::Q5_1 => |v, o| round::round(T::Q5_1, v, o),
+        T::Q8_0 => |v, o| round::round(T::Q8_0, v, o),
         T::Q8_K => encode_all::<k_quants::BlockQ8K, 256>,
         T::TQ1_0 => encode_all::<ternary::BlockTq1_0, 256>,
         T::TQ2_0 => encode_all::<ternary::BlockTq2_0, 256>,
@@ -89,6 +98,75 @@ fn encoder(ty: GgufQuantType) -> Option<Encoder> {
 fn scalars<const B: usize>(values: &[f32], out: &mut [u8], convert: impl Fn(f32) -> [u8; B]) {
     for (&value, out) in values.iter().zip(out.as_chunks_mut::<B>().0) {
         *out = convert(value);
+    }
+}
+
+/// As [`scalars`], several at a time: `half` asks the CPU for its instruction on each call.
+fn halves(values: &[f32], out: &mut [u8]) {
+    let mut converted = [half::f16::ZERO; 64];
+    for (values, out) in values.chunks(64).zip(out.chunks_mut(128)) {
+        let converted = &mut converted[..values.len()];
+        converted.convert_from_f32_slice(values);
+        for (out, half) in out.as_chunks_mut().0.iter_mut().zip(&*converted) {
+            *out = half.to_le_bytes();
+        }
+    }
+}
+
+/// How long the search for scales looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Search {
+    /// Few scales, each fitted once or twice.
+    #[default]
+    Fast,
+    /// More of everything, for several times as long.
+    Thorough,
+}
+
+impl Search {
+    /// Both.
+    pub const ALL: [Search; 2] = [Search::Fast, Search::Thorough];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Search::Fast => "fast",
+            Search::Thorough => "thorough",
+        }
+    }
+
+    fn effort(self) -> Effort {
+        match self {
+            Search::Fast => Effort {
+                tries: 3,
+                step: 0.3,
+                refits: 2,
+                reach: 1,
+                rounds: 2,
+            },
+            Search::Thorough => Effort {
+                tries: 7,
+                step: 0.13,
+                refits: 16,
+                reach: 1,
+                rounds: 4,
+            },
+        }
+    }
+}
+
+impl fmt::Display for Search {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Search {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|search| search.name() == text);
+        found.ok_or_else(|| format!("found \"{text}\", expected fast or thorough"))
     }
 }
 
@@ -107,6 +185,7 @@ pub fn encode_row(
     ty: GgufQuantType,
     row: &[f32],
     importance: Option<&[f32]>,
+    search: Search,
     out: &mut [u8],
 ) -> Result<()> {
     if let Some(importance) = importance
@@ -124,16 +203,17 @@ pub fn encode_row(
         return quantize(ty, row, out);
     };
     check_lengths(ty, row, out)?;
+    let job = Job {
+        ty,
+        kind,
+        effort: search.effort(),
+        row,
+        importance,
+    };
     match values {
-        CodeValues::Unsigned { bits, zero } => {
-            encode_blocks(ty, &kind, Range::new(bits, zero), row, importance, out);
-        }
-        CodeValues::Table(_) if ty == GgufQuantType::MXFP4 => {
-            encode_blocks(ty, &kind, &*E2M1, row, importance, out);
-        }
-        CodeValues::Table(_) => encode_blocks(ty, &kind, &*IQ4, row, importance, out),
         // Eight bits are rounded to nearest.
         CodeValues::Signed => return quantize(ty, row, out),
+        values => job.encode(Set::best(), values, out),
     }
     Ok(())
 }
@@ -224,103 +304,184 @@ fn grid(ty: GgufQuantType) -> Option<Kind> {
     })
 }
 
-/// Encodes on the instruction set that there is. The lengths are checked.
-fn encode_blocks<L: Levels>(
+/// A row to encode by search. The lengths are checked.
+struct Job<'a> {
     ty: GgufQuantType,
-    kind: &Kind,
-    levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the function asks for AVX2 and nothing else, and this CPU has it.
-        return unsafe { encode_blocks_avx2(ty, kind, levels, row, importance, out) };
+    kind: Kind,
+    effort: Effort,
+    row: &'a [f32],
+    importance: Option<&'a [f32]>,
+}
+
+impl Job<'_> {
+    /// Encodes with an instruction set. Bytes are not searched.
+    fn encode(&self, set: Set, values: CodeValues, out: &mut [u8]) {
+        match (values, self.kind.grid.sub) {
+            (CodeValues::Unsigned { bits, zero }, 16) => {
+                self.encode_with::<_, 16>(set, Range::new(bits, zero), out);
+            }
+            (CodeValues::Unsigned { bits, zero }, _) => {
+                self.encode_with::<_, 32>(set, Range::new(bits, zero), out);
+            }
+            (CodeValues::Table(_), _) if self.ty == GgufQuantType::MXFP4 => {
+                self.encode_with::<_, 32>(set, &*E2M1, out);
+            }
+            (CodeValues::Table(_), _) => self.encode_with::<_, 32>(set, &*IQ4, out),
+            (CodeValues::Signed, _) => {}
+        }
     }
-    encode_each(ty, kind, levels, row, importance, out);
+
+    /// Sub-blocks have `SUB` numbers.
+    fn encode_with<L: Levels, const SUB: usize>(&self, set: Set, levels: L, out: &mut [u8]) {
+        set.run(Searched::<L, SUB> {
+            job: self,
+            levels,
+            out,
+        });
+    }
+
+    /// Encodes as many blocks at a time as there are lanes for their sub-blocks.
+    #[inline(always)]
+    fn encode_as<V: Lanes, L: Levels, const SUB: usize>(&self, levels: L, out: &mut [u8]) {
+        let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
+        let blocks = LANES * SUB / len;
+        // Importance of any size; the search works near 1.
+        let per_mean = self
+            .importance
+            .map_or(1.0, |all| all.len() as f32 / sum(all));
+        let mut parts = Integers::ZERO;
+        let mut out = out.chunks_mut(blocks * bytes);
+        for (i, x) in self.row.chunks(blocks * len).enumerate() {
+            let x = runs::<SUB>(x);
+            let importance = self.importance.map(|all| {
+                let here = &all[i * blocks * len..];
+                runs::<SUB>(&here[..here.len().min(blocks * len)])
+            });
+            let subs = Subs {
+                numbers: weighed::<V, SUB>(
+                    self.kind.emphasis,
+                    &x,
+                    len / SUB,
+                    importance.as_ref(),
+                    per_mean,
+                ),
+                per_block: len / SUB,
+            };
+            let fit = fit_blocks(&self.kind.grid, &self.effort, levels, &subs);
+            let mut codes = [V::splat(0.0); SUB];
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code = levels.codes(fit.level(levels, subs.numbers[i].0));
+            }
+            let codes = codes_of(&codes);
+            let (d, dmin) = (fit.d.store(), fit.dmin.store());
+            let (scales, minimums) = (fit.scales.store(), fit.minimums.store());
+            let Some(out) = out.next() else { break };
+            for (block, out) in out.chunks_exact_mut(bytes).enumerate() {
+                let first = block * subs.per_block;
+                (parts.d, parts.dmin) = (d[first], dmin[first]);
+                let codes = &codes[first..first + subs.per_block];
+                parts.codes[..len].copy_from_slice(codes.as_flattened());
+                for i in 0..MAX_BLOCK / SUB_OF_PARTS {
+                    let sub = first + (i * SUB_OF_PARTS / SUB).min(subs.per_block - 1);
+                    parts.scales[i] = scales[sub] as i8;
+                    parts.minimums[i] = minimums[sub] as u8;
+                }
+                pack::pack(self.ty, &parts, out);
+            }
+        }
+    }
 }
 
-/// [`encode_each`] with eight numbers to a register.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn encode_blocks_avx2<L: Levels>(
-    ty: GgufQuantType,
-    kind: &Kind,
+/// A [`Job`] with the levels of its type.
+struct Searched<'a, L, const SUB: usize> {
+    job: &'a Job<'a>,
     levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
-    encode_each(ty, kind, levels, row, importance, out);
+    out: &'a mut [u8],
 }
 
+impl<L: Levels, const SUB: usize> Kernel for Searched<'_, L, SUB> {
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        self.job.encode_as::<V, L, SUB>(self.levels, self.out);
+    }
+}
+
+/// The sub-blocks of as many lanes; those that are missing at the end of a row are 0.
 #[inline(always)]
-fn encode_each<L: Levels>(
-    ty: GgufQuantType,
-    kind: &Kind,
-    levels: L,
-    row: &[f32],
-    importance: Option<&[f32]>,
-    out: &mut [u8],
-) {
-    let len = ty.block_len();
-    let mut weights = [0.0; MAX_BLOCK];
-    let weights = &mut weights[..len];
-    // Importance of any size; the search works near 1.
-    let mean = importance.map_or(1.0, |all| all.iter().sum::<f32>() / all.len() as f32);
-    let blocks = row
-        .chunks_exact(len)
-        .zip(out.chunks_exact_mut(ty.block_bytes()));
-    for (i, (x, out)) in blocks.enumerate() {
-        let importance = importance.map(|all| &all[i * len..][..len]);
-        weigh(kind.emphasis, x, importance, mean, weights);
-        let fit = fit_block(&kind.grid, levels, x, weights);
-        pack::pack(ty, &parts_of(&kind.grid, levels, &fit, len), out);
-    }
-}
-
-/// What each number's error counts.
-fn weigh(
-    emphasis: Emphasis,
-    x: &[f32],
-    importance: Option<&[f32]>,
-    mean: f32,
-    weights: &mut [f32],
-) {
-    let square = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
-    match importance {
-        Some(importance) => {
-            for ((w, &x), &q) in weights.iter_mut().zip(x).zip(importance) {
-                // A column that no text has touched keeps a trace of weight.
-                *w = (q / mean).max(1e-6) * (square + x * x).sqrt();
-            }
-        }
+fn runs<const SUB: usize>(numbers: &[f32]) -> Cow<'_, [[f32; SUB]; LANES]> {
+    let (runs, _) = numbers.as_chunks::<SUB>();
+    match runs.first_chunk() {
+        Some(runs) => Cow::Borrowed(runs),
         None => {
-            let root = square.sqrt();
-            for (w, &x) in weights.iter_mut().zip(x) {
-                *w = match emphasis {
-                    Emphasis::Even => 1.0,
-                    Emphasis::Magnitude => root + x.abs(),
-                };
-            }
+            let mut padded = [[0.0; SUB]; LANES];
+            padded[..runs.len()].copy_from_slice(runs);
+            Cow::Owned(padded)
         }
     }
 }
 
-/// The codes and steps of a fit of `len` numbers, as they are stored.
-fn parts_of<L: Levels>(grid: &Grid, levels: L, fit: &Fit, len: usize) -> Integers {
-    let mut parts = Integers::ZERO;
-    (parts.d, parts.dmin) = (fit.d, fit.dmin);
-    for (code, &level) in parts.codes.iter_mut().zip(&fit.levels[..len]) {
-        *code = levels.code(level);
+/// The bytes of each lane's numbers, which are integers.
+#[inline(always)]
+fn codes_of<V: Lanes, const SUB: usize>(numbers: &[V; SUB]) -> [[u8; SUB]; LANES] {
+    let mut codes = [[0; SUB]; LANES];
+    let (fours, _) = numbers.as_chunks::<4>();
+    for (i, &four) in fours.iter().enumerate() {
+        let words = V::bytes(four);
+        for (lane, codes) in codes.iter_mut().enumerate() {
+            codes.as_chunks_mut().0[i] = words[lane].to_le_bytes();
+        }
     }
-    for i in 0..MAX_BLOCK / SUB {
-        let sub = i * SUB / grid.sub;
-        parts.scales[i] = fit.scales[sub] as i8;
-        parts.minimums[i] = fit.minimums[sub] as u8;
+    codes
+}
+
+/// The numbers of each sub-block, and what their errors count.
+#[inline(always)]
+fn weighed<V: Lanes, const SUB: usize>(
+    emphasis: Emphasis,
+    runs: &[[f32; SUB]; LANES],
+    per_block: usize,
+    importance: Option<&Cow<'_, [[f32; SUB]; LANES]>>,
+    per_mean: f32,
+) -> [(V, V); SUB] {
+    let zero = V::splat(0.0);
+    let mut numbers = [(zero, V::splat(1.0)); SUB];
+    let mut square = zero;
+    for (i, number) in numbers.iter_mut().enumerate() {
+        number.0 = V::column(runs, i);
+        square = square + number.0 * number.0;
     }
-    parts
+    let count = V::splat((per_block * SUB) as f32);
+    let square = search::fold_blocks(square, per_block, |a, b| a + b) / count;
+    match (importance, emphasis) {
+        (Some(importance), _) => {
+            let (per_mean, trace) = (V::splat(per_mean), V::splat(1e-6));
+            for (i, (x, w)) in numbers.iter_mut().enumerate() {
+                // A column that no text has touched keeps a trace of weight.
+                let column = (V::column(importance, i) * per_mean).max(trace);
+                *w = column * (square + *x * *x).sqrt();
+            }
+        }
+        (None, Emphasis::Even) => {}
+        (None, Emphasis::Magnitude) => {
+            let root = square.sqrt();
+            for (x, w) in &mut numbers {
+                *w = root + x.abs();
+            }
+        }
+    }
+    numbers
+}
+
+/// The sum in an order that vectorises.
+fn sum(numbers: &[f32]) -> f32 {
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, number) in lanes.iter_mut().zip(chunk) {
+            *sum += number;
+        }
+    }
+    lanes.iter().chain(rest).sum()
 }
 
 #[cfg(test)]
@@ -337,25 +498,36 @@ mod tests {
             // Magnitudes from far below to far above the usual.
             f32::from_bits(((state >> 33) as u32 & 0x8fff_ffff) + 0x3000_0000)
         };
-        let row: Vec<f32> = (0..4096).map(|_| number()).collect();
+        // Not a whole number of vectors' blocks.
+        let row: Vec<f32> = (0..4096 + 256).map(|_| number()).collect();
+        let importance: Vec<f32> = row.iter().map(|x| x.abs().sqrt()).collect();
         for ty in GgufQuantType::all() {
-            let (Some(kind), Some(values)) = (grid(ty), code_values(ty)) else {
+            let (Some(values), Some(size)) = (code_values(ty), ty.bytes_for(row.len())) else {
                 continue;
             };
-            let mut bytes = [(); 2].map(|()| vec![0; ty.bytes_for(row.len()).unwrap_or(0)]);
-            let [here, plain] = &mut bytes;
-            match values {
-                CodeValues::Unsigned { bits, zero } => {
-                    let levels = Range::new(bits, zero);
-                    encode_blocks(ty, &kind, levels, &row, None, here);
-                    encode_each(ty, &kind, levels, &row, None, plain);
-                }
-                _ => {
-                    encode_blocks(ty, &kind, &*IQ4, &row, None, here);
-                    encode_each(ty, &kind, &*IQ4, &row, None, plain);
+            for search in [Search::Fast, Search::Thorough] {
+                for importance in [None, Some(&*importance)] {
+                    let Some(kind) = grid(ty) else { continue };
+                    let job = Job {
+                        ty,
+                        kind,
+                        effort: search.effort(),
+                        row: &row,
+                        importance,
+                    };
+                    let found: Vec<_> = Set::all()
+                        .into_iter()
+                        .map(|set| {
+                            let mut bytes = vec![0; size];
+                            job.encode(set, values, &mut bytes);
+                            (set, bytes)
+                        })
+                        .collect();
+                    for (set, bytes) in &found {
+                        assert!(*bytes == found[0].1, "{ty}, {search}: {set:?}");
+                    }
                 }
             }
-            assert!(here == plain, "{ty}");
         }
     }
 }

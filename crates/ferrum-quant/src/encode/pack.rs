@@ -1,14 +1,11 @@
 //! From codes, scales and minimums to a block's bytes: the inverse of [`integers`](crate::integers).
 
-use super::places::{
-    Place, bit_of_32, bit_of_word, nibble_of_16, nibble_of_32, nibble_of_64, pair_of_32,
-};
 use crate::block::F16Le;
 use crate::fp4::BlockMxfp4;
 use crate::integers::Integers;
 use crate::iq::{BlockIq4Nl, BlockIq4Xs};
 use crate::k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1};
+use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, pack_fifth_bits};
 use bytemuck::bytes_of;
 use ferrum_types::GgufQuantType as T;
 
@@ -17,13 +14,18 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
     let d = F16Le::from_f32(parts.d);
     let dmin = F16Le::from_f32(parts.dmin);
     let m = F16Le::from_f32(-parts.dmin);
-    let qs = nibbles_of(parts, nibble_of_16);
-    let qh = bits_of(parts, 4, bit_of_word);
+    let qs = gather::<4, 16, _>(parts, 0);
+    let qh = parts.codes.first_chunk().map_or([0; 4], pack_fifth_bits);
     match ty {
         T::Q4_0 => out.copy_from_slice(bytes_of(&BlockQ4_0 { d, qs })),
         T::Q4_1 => out.copy_from_slice(bytes_of(&BlockQ4_1 { d, m, qs })),
         T::Q5_0 => out.copy_from_slice(bytes_of(&BlockQ5_0 { d, qh, qs })),
         T::Q5_1 => out.copy_from_slice(bytes_of(&BlockQ5_1 { d, m, qh, qs })),
+        T::Q8_0 => {
+            let codes: [u8; 32] = parts.codes.first_chunk().copied().unwrap_or([0; 32]);
+            let qs = bytemuck::cast(codes);
+            out.copy_from_slice(bytes_of(&BlockQ8_0 { d, qs }));
+        }
         T::IQ4_NL => out.copy_from_slice(bytes_of(&BlockIq4Nl { d, qs })),
         T::MXFP4 => {
             let e = e8m0_of_half(parts.d);
@@ -32,13 +34,13 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
         T::IQ4_XS => out.copy_from_slice(bytes_of(&iq4_xs(parts, d))),
         T::Q2_K => out.copy_from_slice(bytes_of(&BlockQ2K {
             scales: std::array::from_fn(|i| parts.scales[i] as u8 | (parts.minimums[i] << 4)),
-            qs: gather(parts, 0, 3, pair_of_32),
+            qs: gather::<2, 32, _>(parts, 0),
             d,
             dmin,
         })),
         T::Q3_K => out.copy_from_slice(bytes_of(&BlockQ3K {
-            hmask: gather(parts, 2, 1, bit_of_32),
-            qs: gather(parts, 0, 3, pair_of_32),
+            hmask: gather::<1, 32, _>(parts, 2),
+            qs: gather::<2, 32, _>(parts, 0),
             scales: q3_k_scales(&parts.scales),
             d,
         })),
@@ -46,54 +48,41 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
             d,
             dmin,
             scales: k_scales(parts),
-            qs: gather(parts, 0, 15, nibble_of_32),
+            qs: gather::<4, 32, _>(parts, 0),
         })),
         T::Q5_K => out.copy_from_slice(bytes_of(&BlockQ5K {
             d,
             dmin,
             scales: k_scales(parts),
-            qh: gather(parts, 4, 1, bit_of_32),
-            qs: gather(parts, 0, 15, nibble_of_32),
+            qh: gather::<1, 32, _>(parts, 4),
+            qs: gather::<4, 32, _>(parts, 0),
         })),
         T::Q6_K => out.copy_from_slice(bytes_of(&BlockQ6K {
-            ql: gather(parts, 0, 15, nibble_of_64),
-            qh: gather(parts, 4, 3, pair_of_32),
+            ql: gather::<4, 64, _>(parts, 0),
+            qh: gather::<2, 32, _>(parts, 4),
             scales: parts.scales,
             d,
         })),
-        // No other type has a grid, so nothing else comes here.
+        // No other type is rounded or has a grid, so nothing else comes here.
         _ => {}
     }
 }
 
-/// Bits `from…` of all 256 codes at their places.
-fn gather<const N: usize>(
+/// `BITS` bits of each code, from bit `from` on, as all types lay them: `8 / BITS` codes that lie `RUN` apart
+/// share a byte, the first in its lowest bits, and `RUN` such bytes follow one another.
+fn gather<const BITS: usize, const RUN: usize, const N: usize>(
     parts: &Integers,
     from: u32,
-    mask: u8,
-    place: fn(usize) -> Place,
 ) -> [u8; N] {
     let mut out = [0; N];
-    for (i, code) in parts.codes.iter().enumerate() {
-        place(i).put(&mut out, (code >> from) & mask);
-    }
-    out
-}
-
-/// The low four bits of the first 32 codes.
-fn nibbles_of(parts: &Integers, place: fn(usize) -> Place) -> [u8; 16] {
-    let mut out = [0; 16];
-    for (i, code) in parts.codes.iter().take(32).enumerate() {
-        place(i).put(&mut out, code & 15);
-    }
-    out
-}
-
-/// One bit of each of the first 32 codes.
-fn bits_of(parts: &Integers, from: u32, place: fn(usize) -> Place) -> [u8; 4] {
-    let mut out = [0; 4];
-    for (i, code) in parts.codes.iter().take(32).enumerate() {
-        place(i).put(&mut out, (code >> from) & 1);
+    let (codes, _) = parts.codes.as_chunks::<RUN>();
+    for (run, out) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+        for i in 0..8 / BITS {
+            let codes = &codes[run * (8 / BITS) + i];
+            for (at, byte) in out.iter_mut().enumerate() {
+                *byte |= ((codes[at] >> from) & ((1 << BITS) - 1)) << (BITS * i);
+            }
+        }
     }
     out
 }
@@ -117,7 +106,7 @@ fn iq4_xs(parts: &Integers, d: F16Le) -> BlockIq4Xs {
         d,
         scales_h: high.to_le_bytes(),
         scales_l,
-        qs: gather(parts, 0, 15, nibble_of_16),
+        qs: gather::<4, 16, _>(parts, 0),
     }
 }
 

@@ -8,16 +8,12 @@
 //! them. What is kept is always the smallest weighted squared error against the numbers that will
 //! be decoded, with `d` and `dmin` rounded to what the file can hold.
 //!
-//! All of it is inlined into one function for each instruction set (see `encode_blocks`). Sums have a
-//! fixed order and no fused steps, so the set changes no bit.
+//! Sixteen sub-blocks are searched side by side, each in a lane: one block of the K types with sub-blocks of
+//! 16 numbers, two with 32, sixteen of the simple types. All of it is inlined into one function for each
+//! instruction set (see `encode_blocks`).
 
-use super::levels::{Eight, Levels, eight};
-use crate::block::F16Le;
-
-/// Most numbers in a block.
-pub(super) const MAX_BLOCK: usize = 256;
-/// Most sub-blocks in a block.
-pub(super) const MAX_SUBS: usize = 16;
+use super::lanes::{LANES, Lanes};
+use super::levels::Levels;
 
 /// What the integer scales of sub-blocks can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,339 +54,549 @@ pub(super) struct Grid {
     pub(super) unit: Unit,
 }
 
-/// A block as the search leaves it.
-#[derive(Clone, Debug)]
-pub(super) struct Fit {
-    pub(super) d: f32,
-    pub(super) dmin: f32,
-    pub(super) scales: [i32; MAX_SUBS],
-    pub(super) minimums: [i32; MAX_SUBS],
-    pub(super) levels: [f32; MAX_BLOCK],
-    pub(super) error: f64,
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// Scales tried on each side of the one that fits the extreme value.
+    pub(super) tries: i32,
+    /// How far apart they are, in gaps between levels.
+    pub(super) step: f32,
+    /// Times that a scale is fitted again to the levels that it leads to; most stop earlier.
+    pub(super) refits: usize,
+    /// Integers tried on each side of the one nearest to a sub-block's scale and minimum.
+    pub(super) reach: i32,
+    /// Rounds of improving `d` and `dmin`; most blocks stop earlier.
+    pub(super) rounds: usize,
 }
 
-/// Scales tried on each side of the one that fits the extreme value.
-const TRIES: i32 = 7;
-/// How far apart they are, in gaps between levels.
-const STEP: f32 = 0.13;
-/// Rounds of improving `d`; most blocks stop earlier.
-const ROUNDS: usize = 4;
+/// Sixteen sub-blocks.
+pub(super) struct Subs<V, const SUB: usize> {
+    /// Number `i` of each, and what its error weighs. Pairs, as a loop over two lists calls functions of the
+    /// standard library that are not inlined across the parts that a crate is compiled in.
+    pub(super) numbers: [(V, V); SUB],
+    /// Lanes of a block.
+    pub(super) per_block: usize,
+}
+
+/// What the search finds for each sub-block; the units are those of its block.
+#[derive(Clone, Copy)]
+pub(super) struct Fit<V> {
+    pub(super) d: V,
+    pub(super) dmin: V,
+    pub(super) scales: V,
+    pub(super) minimums: V,
+    /// Of the block.
+    error: V,
+}
+
+impl<V: Lanes> Fit<V> {
+    /// Nothing found: all zero.
+    #[inline(always)]
+    fn none() -> Self {
+        let zero = V::splat(0.0);
+        Fit {
+            d: zero,
+            dmin: zero,
+            scales: zero,
+            minimums: zero,
+            error: zero,
+        }
+    }
+
+    /// In each lane the one with the smaller error.
+    #[inline(always)]
+    fn or_better(&self, other: &Self) -> Self {
+        let better = other.error.less(self.error);
+        Fit {
+            d: V::select(better, other.d, self.d),
+            dmin: V::select(better, other.dmin, self.dmin),
+            scales: V::select(better, other.scales, self.scales),
+            minimums: V::select(better, other.minimums, self.minimums),
+            error: V::select(better, other.error, self.error),
+        }
+    }
+
+    /// The levels of number `x` of each sub-block.
+    #[inline(always)]
+    pub(super) fn level<L: Levels>(&self, levels: L, x: V) -> V {
+        let inverse = inverse(self.d * self.scales);
+        levels.nearest((x + self.dmin * self.minimums) * inverse)
+    }
+}
+
 /// The largest finite f16.
 const F16_MAX: f32 = 65504.0;
 
-/// Finds `d`, `dmin`, scales, minimums and levels for the numbers `x` with weights `w`.
+/// Finds units, scales and minimums for sixteen sub-blocks.
 #[inline(always)]
-pub(super) fn fit_block<L: Levels>(grid: &Grid, levels: L, x: &[f32], w: &[f32]) -> Fit {
-    let mut ideal = [(0.0, 0.0); MAX_SUBS];
-    for (ideal, (x, w)) in ideal.iter_mut().zip(subs(grid, x, w)) {
-        *ideal = match grid.minimums {
-            Minimums::None => (fit_scale(levels, x, w), 0.0),
-            minimums => fit_affine(levels, x, w, minimums == Minimums::One),
-        };
-    }
-    let count = x.len() / grid.sub;
-    let (d, dmin) = first_units(grid, &ideal[..count]);
-    let mut best: Option<Fit> = None;
-    let mut next = (d, dmin);
-    for _ in 0..ROUNDS {
-        let mut improved = false;
-        for d in nearby(grid.unit, next.0) {
-            let fit = assign(grid, levels, x, w, &ideal, (d, to_f16(next.1)));
-            if best.as_ref().is_none_or(|best| fit.error < best.error) {
-                improved = true;
-                best = Some(fit);
-            }
-        }
-        match &best {
-            Some(best) if improved && best.error > 0.0 => next = refit_units(grid, best, x, w),
-            _ => break,
-        }
-    }
-    // There is a round, and a round always leaves a fit unless all errors are NaN.
-    best.unwrap_or(Fit {
-        d: 0.0,
-        dmin: 0.0,
-        scales: [0; MAX_SUBS],
-        minimums: [0; MAX_SUBS],
-        levels: [levels.nearest(&[0.0; 8])[0]; MAX_BLOCK],
-        error: f64::NAN,
-    })
-}
-
-fn subs<'a>(
+pub(super) fn fit_blocks<V: Lanes, L: Levels, const SUB: usize>(
     grid: &Grid,
-    x: &'a [f32],
-    w: &'a [f32],
-) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
-    x.chunks_exact(grid.sub).zip(w.chunks_exact(grid.sub))
-}
-
-/// Sums of several products over a sub-block, in a fixed order that vectorises. The terms come from
-/// eight numbers and weights at a time; every sub-block is a multiple of that.
-#[inline(always)]
-fn sums<const K: usize>(
-    x: &[f32],
-    w: &[f32],
-    terms: impl Fn(&Eight, &Eight) -> [Eight; K],
-) -> [f32; K] {
-    let mut lanes = [[0.0f32; 8]; K];
-    for (x, w) in x.as_chunks().0.iter().zip(w.as_chunks().0) {
-        for (sums, terms) in lanes.iter_mut().zip(terms(x, w)) {
-            *sums = eight(|i| sums[i] + terms[i]);
+    effort: &Effort,
+    levels: L,
+    subs: &Subs<V, SUB>,
+) -> Fit<V> {
+    let zero = V::splat(0.0);
+    let ideal = match (grid.unit, grid.minimums) {
+        // There are few powers of two that may be best, and `assign` tries them all.
+        (Unit::Power, _) => (extremes(subs) / V::splat(levels.high()), zero),
+        (Unit::F16, Minimums::None) => (fit_scale(effort, levels, subs), zero),
+        (Unit::F16, minimums) => fit_affine(effort, levels, subs, minimums == Minimums::One),
+    };
+    let (mut d, mut dmin) = first_units(grid, subs.per_block, ideal);
+    let mut best = Fit::none();
+    for round in 0..effort.rounds {
+        let mut improved = false;
+        dmin = to_f16(dmin);
+        for nearby in 0..units(grid.unit) {
+            let d = match grid.unit {
+                Unit::F16 => to_f16(d),
+                Unit::Power => to_power(d, nearby),
+            };
+            let fit = assign(grid, effort, levels, subs, ideal, (d, dmin));
+            let first = round == 0 && nearby == 0;
+            improved |= first || V::any(fit.error.less(best.error));
+            best = if first { fit } else { best.or_better(&fit) };
         }
+        if !improved || round + 1 == effort.rounds || grid.unit == Unit::Power {
+            break;
+        }
+        (d, dmin) = refit_units(grid, levels, subs, &best);
     }
-    lanes.map(|lanes| lanes.iter().sum())
+    best
 }
 
-/// The scale `s` for which `s · level` comes nearest to `x`.
+/// Replaces the lanes of each block by what `f` makes of them, from the first to the last.
 #[inline(always)]
-fn fit_scale<L: Levels>(levels: L, x: &[f32], w: &[f32]) -> f32 {
-    let extreme = x.iter().fold(
-        0.0f32,
-        |most, &v| if v.abs() > most.abs() { v } else { most },
-    );
-    if extreme == 0.0 {
-        return 0.0;
+pub(super) fn fold_blocks<V: Lanes>(lanes: V, per_block: usize, f: impl Fn(f32, f32) -> f32) -> V {
+    if per_block == 1 {
+        return lanes;
     }
-    let mut best = (0.0, 0.0);
+    let mut lanes = lanes.store();
+    let mut first = 0;
+    while first < LANES {
+        let block = &mut lanes[first..first + per_block];
+        let mut value = block[0];
+        for &lane in &block[1..] {
+            value = f(value, lane);
+        }
+        for lane in block {
+            *lane = value;
+        }
+        first += per_block;
+    }
+    V::load(&lanes)
+}
+
+/// Of two numbers the one of larger magnitude, with its sign.
+#[inline(always)]
+fn extreme(a: f32, b: f32) -> f32 {
+    if b.abs() > a.abs() { b } else { a }
+}
+
+/// Of each sub-block the number of largest magnitude.
+#[inline(always)]
+fn extremes<V: Lanes, const SUB: usize>(subs: &Subs<V, SUB>) -> V {
+    let mut extreme = V::splat(0.0);
+    for &(x, _) in &subs.numbers {
+        extreme = V::select(extreme.abs().less(x.abs()), x, extreme);
+    }
+    extreme
+}
+
+/// The scale `s` for which `s · level` comes nearest to each sub-block.
+#[inline(always)]
+fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
+    effort: &Effort,
+    levels: L,
+    subs: &Subs<V, SUB>,
+) -> V {
+    let zero = V::splat(0.0);
+    // Of a sub-block of zeros this is infinite, which leads to no gain and so to the scale 0.
+    let per = V::splat(1.0) / extremes(subs);
+    let mut best = (zero, zero);
     for end in [levels.low(), levels.high()] {
-        for i in -TRIES..=TRIES {
-            let inverse = (end + STEP * i as f32 * levels.gap()) / extreme;
-            let found = try_scale(levels, x, w, inverse);
-            best = if found.0 > best.0 { found } else { best };
+        for i in -effort.tries..=effort.tries {
+            let at = V::splat(end + effort.step * i as f32 * levels.gap());
+            let found = try_scale(levels, subs, at * per);
+            let better = best.0.less(found.0);
+            best.0 = V::select(better, found.0, best.0);
+            best.1 = V::select(better, found.1, best.1);
         }
     }
     // The fitted scale leads to levels of its own, which may fit better still.
-    while best.1 != 0.0 {
-        let found = try_scale(levels, x, w, 1.0 / best.1);
-        if found.0 <= best.0 || found.0.is_nan() {
+    for _ in 0..effort.refits {
+        let found = try_scale(levels, subs, V::splat(1.0) / best.1);
+        let better = best.0.less(found.0);
+        if !V::any(better) {
             break;
         }
-        best = found;
+        best.0 = V::select(better, found.0, best.0);
+        best.1 = V::select(better, found.1, best.1);
     }
     best.1
 }
 
 /// The levels at one scale; then the gain and the scale that fit them. The error is Σwx² less the gain.
 #[inline(always)]
-fn try_scale<L: Levels>(levels: L, x: &[f32], w: &[f32], inverse: f32) -> (f32, f32) {
-    let [xl, ll] = sums(x, w, |x, w| {
-        let level = levels.nearest(&eight(|i| x[i] * inverse));
-        let wl = eight(|i| w[i] * level[i]);
-        [eight(|i| wl[i] * x[i]), eight(|i| wl[i] * level[i])]
-    });
-    match ll > 0.0 {
-        true => (xl * xl / ll, xl / ll),
-        false => (0.0, 0.0),
+fn try_scale<V: Lanes, L: Levels, const SUB: usize>(
+    levels: L,
+    subs: &Subs<V, SUB>,
+    inverse: V,
+) -> (V, V) {
+    let zero = V::splat(0.0);
+    let (mut xl, mut ll) = (zero, zero);
+    for &(x, w) in &subs.numbers {
+        let level = levels.nearest(x * inverse);
+        let wl = w * level;
+        xl = xl + wl * x;
+        ll = ll + wl * level;
     }
+    let scale = xl / ll;
+    let some = zero.less(ll);
+    (
+        V::select(some, xl * scale, zero),
+        V::select(some, scale, zero),
+    )
 }
 
-/// The scale and minimum for which `scale · level − minimum` comes nearest to `x`; `any_sign` says
-/// whether the minimum may be negative. Levels begin at 0.
+/// The scale and minimum for which `scale · level − minimum` comes nearest to each sub-block; `any_sign`
+/// says whether the minimum may be negative. Levels begin at 0.
 #[inline(always)]
-fn fit_affine<L: Levels>(levels: L, x: &[f32], w: &[f32], any_sign: bool) -> (f32, f32) {
-    let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
-    for &v in x {
-        low = if v < low { v } else { low };
-        high = if v > high { v } else { high };
+fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
+    effort: &Effort,
+    levels: L,
+    subs: &Subs<V, SUB>,
+    any_sign: bool,
+) -> (V, V) {
+    let (zero, one, top) = (V::splat(0.0), V::splat(1.0), V::splat(levels.high()));
+    let (mut low, mut high) = (V::splat(f32::INFINITY), V::splat(f32::NEG_INFINITY));
+    let mut moments = [zero; 3];
+    for &(x, w) in &subs.numbers {
+        (low, high) = (x.min(low), x.max(high));
+        let wx = w * x;
+        moments[0] = moments[0] + w;
+        moments[1] = moments[1] + wx;
+        moments[2] = moments[2] + wx * x;
     }
-    if low > 0.0 && !any_sign {
-        low = 0.0;
+    if !any_sign {
+        low = low.min(zero);
     }
-    if high.partial_cmp(&low) != Some(std::cmp::Ordering::Greater) {
-        return (0.0, -low);
+    let span = high - low;
+    let per = one / span;
+    let mut best = Affine {
+        error: V::splat(f32::INFINITY),
+        scale: span / top,
+        low,
+    };
+    for i in -effort.tries..=effort.tries {
+        let at = V::splat(levels.high() + effort.step * i as f32);
+        let found = try_affine(levels, subs, &moments, any_sign, (at * per, low));
+        best.take(&found);
     }
-    let moments = sums(x, w, |x, w| {
-        let wx = eight(|i| w[i] * x[i]);
-        [*w, wx, eight(|i| wx[i] * x[i])]
-    });
-    let attempt = |inverse, low| try_affine(levels, x, w, &moments, any_sign, (inverse, low));
-    let first = (high - low) / levels.high();
-    let mut best = (f32::INFINITY, first, low);
-    for i in -TRIES..=TRIES {
-        let found = attempt((levels.high() + STEP * i as f32) / (high - low), low);
-        best = if found.0 < best.0 { found } else { best };
-    }
-    while best.1 > 0.0 {
-        let found = attempt(1.0 / best.1, best.2);
-        if found.0 >= best.0 || found.0.is_nan() {
+    for _ in 0..effort.refits {
+        let from = (one / best.scale, best.low);
+        let found = try_affine(levels, subs, &moments, any_sign, from);
+        if !best.take(&found) {
             break;
         }
-        best = found;
     }
-    (best.1, -best.2)
+    // One number throughout is a minimum and nothing else.
+    let spread = zero.less(span);
+    let scale = V::select(spread, best.scale, zero);
+    (scale, zero - V::select(spread, best.low, low))
+}
+
+/// A scale and an offset, and the error that they leave.
+struct Affine<V> {
+    error: V,
+    scale: V,
+    low: V,
+}
+
+impl<V: Lanes> Affine<V> {
+    /// Keeps `found` in the lanes where its error is smaller; whether there are any.
+    #[inline(always)]
+    fn take(&mut self, found: &Self) -> bool {
+        let better = found.error.less(self.error);
+        self.error = V::select(better, found.error, self.error);
+        self.scale = V::select(better, found.scale, self.scale);
+        self.low = V::select(better, found.low, self.low);
+        V::any(better)
+    }
 }
 
 /// The levels at one scale and offset; then error, scale and offset that fit them. `moments` are Σw,
 /// Σwx and Σwx².
 #[inline(always)]
-fn try_affine<L: Levels>(
+fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     levels: L,
-    x: &[f32],
-    w: &[f32],
-    moments: &[f32; 3],
+    subs: &Subs<V, SUB>,
+    moments: &[V; 3],
     any_sign: bool,
-    (inverse, low): (f32, f32),
-) -> (f32, f32, f32) {
+    (inverse, low): (V, V),
+) -> Affine<V> {
+    let zero = V::splat(0.0);
     let &[sw, sx, sxx] = moments;
-    let [sl, sll, sxl] = sums(x, w, |x, w| {
-        let level = levels.nearest(&eight(|i| (x[i] - low) * inverse));
-        let wl = eight(|i| w[i] * level[i]);
-        [wl, eight(|i| wl[i] * level[i]), eight(|i| wl[i] * x[i])]
-    });
+    let (mut sl, mut sll, mut sxl) = (zero, zero, zero);
+    for &(x, w) in &subs.numbers {
+        let level = levels.nearest((x - low) * inverse);
+        let wl = w * level;
+        sl = sl + wl;
+        sll = sll + wl * level;
+        sxl = sxl + wl * x;
+    }
     let det = sw * sll - sl * sl;
-    if det <= 0.0 || det.is_nan() {
-        return (f32::INFINITY, 0.0, 0.0);
+    let per = V::splat(1.0) / det;
+    let mut scale = (sw * sxl - sx * sl) * per;
+    let mut low = (sx * sll - sl * sxl) * per;
+    if !any_sign {
+        let above = zero.less(low);
+        scale = V::select(above, sxl / sll, scale);
+        low = V::select(above, zero, low);
     }
-    let (mut scale, mut low) = ((sw * sxl - sx * sl) / det, (sx * sll - sl * sxl) / det);
-    if low > 0.0 && !any_sign {
-        (scale, low) = (sxl / sll, 0.0);
-    }
-    let error = sxx - 2.0 * (scale * sxl + low * sx)
-        + scale * (scale * sll + 2.0 * low * sl)
+    let two = V::splat(2.0);
+    let error = sxx - two * (scale * sxl + low * sx)
+        + scale * (scale * sll + two * low * sl)
         + low * low * sw;
-    (error, scale, low)
+    Affine {
+        error: V::select(zero.less(det), error, V::splat(f32::INFINITY)),
+        scale,
+        low,
+    }
 }
 
-/// `d` and `dmin` under which the extreme scale and the largest minimum take the last step.
-fn first_units(grid: &Grid, ideal: &[(f32, f32)]) -> (f32, f32) {
-    let extreme = |of: fn(&(f32, f32)) -> f32| {
-        let all = ideal.iter().map(of);
-        all.fold(
-            0.0f32,
-            |most, v| if v.abs() > most.abs() { v } else { most },
-        )
+/// `d` and `dmin` under which the extreme scale and the largest minimum of a block take the last step.
+#[inline(always)]
+fn first_units<V: Lanes>(grid: &Grid, lanes: usize, (scales, minimums): (V, V)) -> (V, V) {
+    let last = match grid.scales {
+        Scales::One => 1,
+        Scales::Steps(0, high) => high,
+        Scales::Steps(low, _) => low,
     };
-    let d = match grid.scales {
-        Scales::One => extreme(|fit| fit.0),
-        Scales::Steps(0, high) => extreme(|fit| fit.0) / high as f32,
-        Scales::Steps(low, _) => extreme(|fit| fit.0) / low as f32,
+    let d = fold_blocks(scales, lanes, extreme) / V::splat(last as f32);
+    let last = match grid.minimums {
+        Minimums::None | Minimums::One => 1,
+        Minimums::Steps(high) => high,
     };
-    let dmin = match grid.minimums {
-        Minimums::None => 0.0,
-        Minimums::One => extreme(|fit| fit.1),
-        Minimums::Steps(high) => extreme(|fit| fit.1) / high as f32,
-    };
+    let dmin = fold_blocks(minimums, lanes, extreme) / V::splat(last as f32);
     (d, dmin)
 }
 
-fn to_f16(d: f32) -> f32 {
-    F16Le::from_f32(d.clamp(-F16_MAX, F16_MAX)).to_f32()
+/// The nearest f16, or the largest. Of two equally near any, as what is stored is one of them in any case.
+#[inline(always)]
+fn to_f16<V: Lanes>(d: V) -> V {
+    let most = V::splat(F16_MAX);
+    let d = d.max(V::splat(-F16_MAX)).min(most);
+    // Taking off what was added in excess leaves the upper 11 of 24 bits, rounded (Veltkamp).
+    let excess = d * V::splat(8193.0);
+    let normal = excess - (excess - d);
+    // Below 2⁻¹⁴ the steps are 2⁻²⁴, as of f32 between a half and one.
+    let bias = V::splat(0.75);
+    let subnormal = (d + bias) - bias;
+    let small = d.abs().less(V::splat(1.0 / 16384.0));
+    V::select(small, subnormal, normal)
 }
 
-/// The values near `d` that the file can hold.
-fn nearby(unit: Unit, d: f32) -> impl Iterator<Item = f32> {
-    let (one, other) = match unit {
-        Unit::F16 => (to_f16(d), None),
-        Unit::Power => {
-            // Half an E8M0 number; the mantissa falls away.
-            let low = f32::from_bits(d.abs().to_bits() & 0x7f80_0000);
-            let low = low.clamp(f32::MIN_POSITIVE, 2f32.powi(125));
-            (low, Some(2.0 * low))
-        }
-    };
-    std::iter::once(one).chain(other)
+/// How many values near a number are tried for `d`.
+fn units(unit: Unit) -> u32 {
+    match unit {
+        Unit::F16 => 1,
+        Unit::Power => 3,
+    }
+}
+
+/// Half an E8M0 number: the first power of two above `d`, the last below, or half of that.
+#[inline(always)]
+fn to_power<V: Lanes>(d: V, nearby: u32) -> V {
+    let mut lanes = d.store();
+    for lane in &mut lanes {
+        // The mantissa falls away.
+        *lane = f32::from_bits(lane.to_bits() & 0x7f80_0000);
+    }
+    let times = [2.0, 1.0, 0.5][nearby as usize % 3];
+    let low = V::splat(f32::MIN_POSITIVE);
+    let high = V::splat(f32::from_bits((126 + 127) << 23));
+    (V::load(&lanes) * V::splat(times)).max(low).min(high)
+}
+
+/// The integers nearest to `values / unit`, moved by `by`, within the limits.
+#[inline(always)]
+fn steps_near<V: Lanes>(values: V, inverse_unit: V, by: i32, low: i32, high: i32) -> V {
+    let (low, high) = (V::splat(low as f32), V::splat(high as f32));
+    let middle = (values * inverse_unit).max(low).min(high).round();
+    (middle + V::splat(by as f32)).max(low).min(high)
+}
+
+/// `1 / d`, with 0 for 0.
+#[inline(always)]
+pub(super) fn inverse<V: Lanes>(d: V) -> V {
+    let zero = V::splat(0.0);
+    V::select(zero.less(d.abs()), V::splat(1.0) / d, zero)
 }
 
 /// Rounds the ideal scales and minimums of all sub-blocks to steps of these units.
 #[inline(always)]
-fn assign<L: Levels>(
+fn assign<V: Lanes, L: Levels, const SUB: usize>(
     grid: &Grid,
+    effort: &Effort,
     levels: L,
-    x: &[f32],
-    w: &[f32],
-    ideal: &[(f32, f32); MAX_SUBS],
-    (d, dmin): (f32, f32),
-) -> Fit {
-    let mut fit = Fit {
-        d,
-        dmin,
-        scales: [0; MAX_SUBS],
-        minimums: [0; MAX_SUBS],
-        levels: [0.0; MAX_BLOCK],
-        error: 0.0,
+    subs: &Subs<V, SUB>,
+    ideal: (V, V),
+    (d, dmin): (V, V),
+) -> Fit<V> {
+    let one = V::splat(1.0);
+    let scale_reach = match grid.scales {
+        Scales::One => 0,
+        Scales::Steps(..) => effort.reach,
     };
-    for (i, (x, w)) in subs(grid, x, w).enumerate() {
-        let scales = match grid.scales {
-            Scales::One => 1..=1,
-            Scales::Steps(low, high) => steps_near(ideal[i].0, d, low, high),
+    let minimum_reach = match grid.minimums {
+        Minimums::None | Minimums::One => 0,
+        Minimums::Steps(_) => effort.reach,
+    };
+    let (per_d, per_dmin) = (inverse(d), inverse(dmin));
+    let zero = V::splat(0.0);
+    let mut best = (V::splat(f32::INFINITY), zero, zero);
+    for by in -scale_reach..=scale_reach {
+        let scale = match grid.scales {
+            Scales::One => one,
+            Scales::Steps(low, high) => steps_near(ideal.0, per_d, by, low, high),
         };
-        let minimums = match grid.minimums {
-            Minimums::None => 0..=0,
-            Minimums::One => 1..=1,
-            Minimums::Steps(high) => steps_near(ideal[i].1, dmin, 0, high),
-        };
-        let mut best = (f32::INFINITY, 0, 0);
-        for scale in scales {
-            for minimum in minimums.clone() {
-                let error = error_of(levels, x, w, d * scale as f32, dmin * minimum as f32);
-                if error < best.0 {
-                    best = (error, scale, minimum);
-                }
-            }
-        }
-        let (scale, minimum) = (d * best.1 as f32, dmin * best.2 as f32);
-        (fit.scales[i], fit.minimums[i]) = (best.1, best.2);
-        fit.error += f64::from(best.0);
-        let inverse = inverse(scale);
-        let (out, _) = fit.levels[i * grid.sub..].as_chunks_mut();
-        for (level, x) in out.iter_mut().zip(x.as_chunks::<8>().0) {
-            *level = levels.nearest(&eight(|i| (x[i] + minimum) * inverse));
+        for by in -minimum_reach..=minimum_reach {
+            let minimum = match grid.minimums {
+                Minimums::None => zero,
+                Minimums::One => one,
+                Minimums::Steps(high) => steps_near(ideal.1, per_dmin, by, 0, high),
+            };
+            let error = error_of(levels, subs, d * scale, dmin * minimum);
+            let better = error.less(best.0);
+            best.0 = V::select(better, error, best.0);
+            best.1 = V::select(better, scale, best.1);
+            best.2 = V::select(better, minimum, best.2);
         }
     }
-    fit
+    Fit {
+        d,
+        dmin,
+        scales: best.1,
+        minimums: best.2,
+        error: fold_blocks(best.0, subs.per_block, |a, b| a + b),
+    }
 }
 
-/// The integer nearest to `value / unit` and its neighbours, within the limits.
-fn steps_near(value: f32, unit: f32, low: i32, high: i32) -> std::ops::RangeInclusive<i32> {
-    let middle = ((value * inverse(unit)).round() as i32).clamp(low, high);
-    (middle - 1).max(low)..=(middle + 1).min(high)
-}
-
-fn inverse(d: f32) -> f32 {
-    if d == 0.0 { 0.0 } else { 1.0 / d }
-}
-
-/// The weighted squared error of a sub-block under a scale and a minimum.
+/// The weighted squared error of each sub-block under a scale and a minimum.
 #[inline(always)]
-fn error_of<L: Levels>(levels: L, x: &[f32], w: &[f32], scale: f32, minimum: f32) -> f32 {
+fn error_of<V: Lanes, L: Levels, const SUB: usize>(
+    levels: L,
+    subs: &Subs<V, SUB>,
+    scale: V,
+    minimum: V,
+) -> V {
     let inverse = inverse(scale);
-    let [error] = sums(x, w, |x, w| {
-        let x = eight(|i| x[i] + minimum);
-        let level = levels.nearest(&eight(|i| x[i] * inverse));
-        let miss = eight(|i| x[i] - scale * level[i]);
-        [eight(|i| w[i] * miss[i] * miss[i])]
-    });
+    let mut error = V::splat(0.0);
+    for &(x, w) in &subs.numbers {
+        let x = x + minimum;
+        let miss = x - scale * levels.nearest(x * inverse);
+        error = error + w * miss * miss;
+    }
     error
 }
 
-/// The units that fit best with the scales, minimums and levels as they are.
+/// The units of each block that fit best with the scales, minimums and levels as they are.
 #[inline(always)]
-fn refit_units(grid: &Grid, fit: &Fit, x: &[f32], w: &[f32]) -> (f32, f32) {
-    let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0f64, 0f64, 0f64, 0f64, 0f64);
-    let subs = subs(grid, x, w).zip(fit.levels.chunks_exact(grid.sub));
-    for (i, ((x, w), levels)) in subs.enumerate() {
-        let (mut ll, mut l, mut one, mut xl, mut lx) = (0f32, 0f32, 0f32, 0f32, 0f32);
-        for ((&x, &w), &level) in x.iter().zip(w).zip(levels) {
-            ll += w * level * level;
-            l += w * level;
-            one += w;
-            xl += w * x * level;
-            lx += w * x;
-        }
-        let (s, m) = (f64::from(fit.scales[i]), f64::from(fit.minimums[i]));
-        aa += s * s * f64::from(ll);
-        ab += s * m * f64::from(l);
-        bb += m * m * f64::from(one);
-        xa += s * f64::from(xl);
-        xb += m * f64::from(lx);
+fn refit_units<V: Lanes, L: Levels, const SUB: usize>(
+    grid: &Grid,
+    levels: L,
+    subs: &Subs<V, SUB>,
+    fit: &Fit<V>,
+) -> (V, V) {
+    let zero = V::splat(0.0);
+    let mut moments = [zero; 5];
+    for &(x, w) in &subs.numbers {
+        let level = fit.level(levels, x);
+        let wl = w * level;
+        moments[0] = moments[0] + wl * level;
+        moments[1] = moments[1] + wl;
+        moments[2] = moments[2] + w;
+        moments[3] = moments[3] + wl * x;
+        moments[4] = moments[4] + w * x;
     }
-    let det = aa * bb - ab * ab;
-    let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
-    let fits = det > 0.0 && (dmin >= 0.0 || grid.minimums == Minimums::One);
-    match fits {
-        true => (d as f32, dmin as f32),
-        false if aa > 0.0 => ((xa / aa) as f32, 0.0),
-        false => (fit.d, fit.dmin),
+    let [ll, l, one, xl, lx] = moments;
+    let (s, m) = (fit.scales, fit.minimums);
+    let any_sign = grid.minimums == Minimums::One;
+    let sums = Moments {
+        aa: (s * s * ll).store(),
+        ab: (s * m * l).store(),
+        bb: (m * m * one).store(),
+        xa: (s * xl).store(),
+        xb: (m * lx).store(),
+    };
+    let (mut d, mut dmin) = (fit.d.store(), fit.dmin.store());
+    let mut first = 0;
+    while first < LANES {
+        let lanes = first..first + subs.per_block;
+        let found = sums.units(lanes.clone(), any_sign, (d[first], dmin[first]));
+        for lane in lanes {
+            (d[lane], dmin[lane]) = found;
+        }
+        first += subs.per_block;
+    }
+    (V::load(&d), V::load(&dmin))
+}
+
+/// Products of what `d` and `dmin` are multiplied with, of each sub-block: `a` is scale times level, `b` the
+/// minimum.
+struct Moments {
+    aa: [f32; LANES],
+    ab: [f32; LANES],
+    bb: [f32; LANES],
+    xa: [f32; LANES],
+    xb: [f32; LANES],
+}
+
+impl Moments {
+    /// The best units of the block that has these lanes; `now` where that cannot be told.
+    fn units(&self, lanes: std::ops::Range<usize>, any_sign: bool, now: (f32, f32)) -> (f32, f32) {
+        let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for lane in lanes {
+            aa += f64::from(self.aa[lane]);
+            ab += f64::from(self.ab[lane]);
+            bb += f64::from(self.bb[lane]);
+            xa += f64::from(self.xa[lane]);
+            xb += f64::from(self.xb[lane]);
+        }
+        let det = aa * bb - ab * ab;
+        let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
+        let fits = det > 0.0 && (dmin >= 0.0 || any_sign);
+        match fits {
+            true => (d as f32, dmin as f32),
+            false if aa > 0.0 => ((xa / aa) as f32, 0.0),
+            false => now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lanes::Portable;
+    use super::*;
+    use crate::block::F16Le;
+
+    #[test]
+    fn units_are_numbers_that_the_file_can_hold() {
+        let mut state = 7u64;
+        for _ in 0..200_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            // From subnormal numbers of f16 to beyond the largest.
+            let d = f32::from_bits((state >> 33) as u32 % 0x1800_0000 + 0x3000_0000);
+            for d in [d, -d] {
+                let [found, ..] = to_f16(Portable::splat(d)).store();
+                assert_eq!(F16Le::from_f32(found).to_f32(), found, "{d}");
+                let nearest = F16Le::from_f32(d.clamp(-F16_MAX, F16_MAX)).to_f32();
+                let miss = (found - d.clamp(-F16_MAX, F16_MAX)).abs();
+                assert!(miss <= (nearest - d).abs(), "{d}: {found}, not {nearest}");
+            }
+        }
     }
 }
