@@ -1,26 +1,25 @@
-//! What all group schemes share once they are unpacked: integers, and a scale and a zero point for
-//! each group of input features.
+//! What all group schemes share once they are unpacked: a scale and a zero point for each group of input
+//! features, and codes as they lie in a file.
 //!
 //! `weight[o, i] = scale[g, o] · (code[o, i] − zero[g, o])`, `g` the group of input feature `i`. A
 //! backend repacks from this; how a scheme lies in a file is known to [`gptq`](crate::gptq),
-//! [`awq`](crate::awq) and [`compressed`](crate::compressed) alone.
+//! [`awq`](crate::awq) and [`compressed`](crate::compressed), which give [`PackedCodes`].
 
+use crate::awq::COLUMN_SHIFTS;
 use crate::error::Result;
 use crate::layer::Matrix;
 use ferrum_types::SrcDtype;
 use half::{bf16, f16};
 
-/// A layer taken apart.
+/// A layer but for its codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Affine {
-    /// Bits of a code.
+    /// Bits of a code: 2, 3, 4 or 8.
     pub bits: u32,
     /// Input features.
     pub in_features: usize,
     /// Output features.
     pub out_features: usize,
-    /// `[out, in]`.
-    pub codes: Vec<u8>,
     /// `[groups, out]`.
     pub scales: Vec<f32>,
     /// `[groups, out]`.
@@ -29,21 +28,46 @@ pub struct Affine {
     pub of_inputs: Vec<usize>,
 }
 
-impl Affine {
-    /// The weights, f32 `[out, in]`: an integer of at most 9 bits times a scale, rounded once.
-    pub fn values(&self) -> Vec<f32> {
-        let mut out = Vec::with_capacity(self.codes.len());
-        if self.in_features == 0 {
-            return out;
-        }
-        for (o, codes) in self.codes.chunks_exact(self.in_features).enumerate() {
-            for (&code, &group) in codes.iter().zip(&self.of_inputs) {
-                let at = group * self.out_features + o;
-                let steps = i32::from(code) - i32::from(self.zeros[at]);
-                out.push(self.scales[at] * steps as f32);
+/// The codes of a layer as its file has them, of as many words as its sizes say.
+#[derive(Clone, Copy, Debug)]
+pub enum PackedCodes<'a> {
+    /// `[in·bits/32, out]`: 32 codes of an output feature, one for each input feature, are a stream of `bits`
+    /// words, lowest bits first.
+    Columns(&'a [[u8; 4]]),
+    /// `[out, ⌈in·bits/32⌉]`: the same stream along a row, of 4 or 8 bits.
+    Rows(&'a [[u8; 4]]),
+    /// `[in, out/8]`: four bits of eight output features, which begin at [`COLUMN_SHIFTS`].
+    Interleaved(&'a [[u8; 4]]),
+}
+
+impl PackedCodes<'_> {
+    /// The code of input feature `i` of output feature `o`.
+    pub fn code(&self, layer: &Affine, o: usize, i: usize) -> u8 {
+        let Affine {
+            bits, out_features, ..
+        } = *layer;
+        let bits = bits as usize;
+        let word = |words: &[[u8; 4]], at: usize| u64::from(u32::from_le_bytes(words[at]));
+        let (first, shift) = (i * bits / 32, i * bits % 32);
+        let stream = match *self {
+            Self::Columns(words) => {
+                let at = first * out_features + o;
+                // A code of three bits may go on in the next word.
+                let next = match shift + bits > 32 {
+                    true => word(words, at + out_features) << 32,
+                    false => 0,
+                };
+                (word(words, at) | next) >> shift
             }
-        }
-        out
+            Self::Rows(words) => {
+                let each = (layer.in_features * bits).div_ceil(32);
+                word(words, o * each + first) >> shift
+            }
+            Self::Interleaved(words) => {
+                word(words, i * (out_features / 8) + o / 8) >> COLUMN_SHIFTS[o % 8]
+            }
+        };
+        (stream & ((1 << bits) - 1)) as u8
     }
 }
 

@@ -9,7 +9,7 @@
 //! points (stored as meant) are packed alike, i32 `[groups, out/8]`; `scales` is f16
 //! `[groups, out]`.
 
-use crate::affine::Affine;
+use crate::affine::{Affine, PackedCodes};
 use crate::error::Result;
 use crate::layer::{Groups, Matrix, TILE_ROWS, half_floats};
 
@@ -19,7 +19,7 @@ const FORMAT: &str = "awq";
 pub const NIBBLE_COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// The bit at which each of the eight columns of a word starts: [`NIBBLE_COLUMNS`] turned round.
-const COLUMN_SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+pub const COLUMN_SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// An AWQ linear layer as it lies in a checkpoint: little-endian bytes of any alignment.
 #[derive(Clone, Copy, Debug)]
@@ -119,26 +119,34 @@ impl<'a> AwqTensors<'a> {
         Ok(())
     }
 
-    /// Codes, zero points and scales.
+    /// Scales and zero points, and codes as they lie.
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<Affine> {
+    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
         let checked = self.check()?;
         let (k, n) = (self.in_features, self.out_features);
-        let mut codes = vec![0; checked.matrix.elements()?];
-        self.codes(&mut codes)?;
         let mut zeros = vec![0; checked.scales.len()];
         self.zeros(&mut zeros)?;
-        Ok(Affine {
+        let affine = Affine {
             bits: 4,
             in_features: k,
             out_features: n,
-            codes,
             scales: half_floats(checked.scales),
             zeros,
             of_inputs: (0..k).map(|i| i / self.group_size).collect(),
-        })
+        };
+        Ok((affine, PackedCodes::Interleaved(checked.qweight)))
+    }
+
+    /// The weights, as [`dequantize`](Self::dequantize) writes them.
+    ///
+    /// # Errors
+    /// As [`Self::validate`].
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let mut out = vec![0.0; self.check()?.matrix.elements()?];
+        self.dequantize(&mut out)?;
+        Ok(out)
     }
 
     /// The weights, f32 `[out, in]`. Each is exact: a 5-bit integer times an f16.

@@ -7,7 +7,7 @@
 //! older files, i8 `[out, groups]`; without it the layer is symmetric. With activation order
 //! `weight_g_idx` i32 `[in]` names the group of each input feature.
 
-use crate::affine::{Affine, floats};
+use crate::affine::{Affine, PackedCodes, floats};
 use crate::error::{QuantError, Result};
 use crate::layer::Matrix;
 use ferrum_types::SrcDtype;
@@ -48,7 +48,7 @@ pub struct PackedTensors<'a> {
     pub g_idx: Option<&'a [u8]>,
 }
 
-impl PackedTensors<'_> {
+impl<'a> PackedTensors<'a> {
     /// Number of groups: ⌈in / group_size⌉ (1 for a group size of 0, which [`Self::validate`]
     /// refuses).
     pub fn groups(&self) -> usize {
@@ -119,11 +119,11 @@ impl PackedTensors<'_> {
         }
     }
 
-    /// Codes, zero points and scales.
+    /// Scales and zero points, and codes as they lie.
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<Affine> {
+    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
         self.validate()?;
         let (k, n, groups) = (self.in_features, self.out_features, self.groups());
         let matrix = self.matrix();
@@ -134,10 +134,7 @@ impl PackedTensors<'_> {
             n * groups,
         )?;
         let per_word = 32 / self.bits as usize;
-        let mut codes = Vec::with_capacity(matrix.elements()?);
-        for row in self.codes.chunks_exact(4 * k.div_ceil(per_word)) {
-            codes.extend((0..k).map(|i| self.field(row, i / per_word, i % per_word)));
-        }
+        let codes = matrix.tensor("weight_packed", self.codes, n * self.words(k))?;
         // [out, groups] → [groups, out]
         let transposed = |at: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
             let group = |g: usize| (0..n).map(move |o| at(o, g));
@@ -155,15 +152,32 @@ impl PackedTensors<'_> {
         };
         let scales = (0..groups).flat_map(|g| (0..n).map(move |o| (o, g)));
         let scales = scales.map(|(o, g)| by_row[o * groups + g]).collect();
-        Ok(Affine {
+        let affine = Affine {
             bits: self.bits,
             in_features: k,
             out_features: n,
-            codes,
             scales,
             zeros,
             of_inputs: self.groups_of_inputs()?,
-        })
+        };
+        Ok((affine, PackedCodes::Rows(codes)))
+    }
+
+    /// The weights, f32 `[out, in]`: an integer of at most 9 bits times a scale, rounded once.
+    ///
+    /// # Errors
+    /// As [`Self::validate`].
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let (affine, codes) = self.affine()?;
+        let mut out = Vec::with_capacity(self.matrix().elements()?);
+        for o in 0..self.out_features {
+            for (i, group) in affine.of_inputs.iter().enumerate() {
+                let at = group * self.out_features + o;
+                let steps = i32::from(codes.code(&affine, o, i)) - i32::from(affine.zeros[at]);
+                out.push(affine.scales[at] * steps as f32);
+            }
+        }
+        Ok(out)
     }
 
     /// Field `i` of word `word`.

@@ -11,7 +11,7 @@
 //! `g_idx` i32 `[in]` names the group of each input feature; otherwise groups are runs of
 //! `group_size` features.
 
-use crate::affine::Affine;
+use crate::affine::{Affine, PackedCodes};
 use crate::error::Result;
 use crate::layer::{Groups, Matrix, TILE_ROWS, group_indices, half_floats};
 
@@ -220,25 +220,33 @@ impl<'a> GptqTensors<'a> {
         self.check().map(|checked| checked.of_inputs)
     }
 
-    /// Codes, zero points and scales.
+    /// Scales and zero points, and codes as they lie.
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<Affine> {
+    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
         let checked = self.check()?;
-        let mut codes = vec![0; checked.matrix.elements()?];
-        self.codes(&mut codes)?;
         let mut zeros = vec![0; checked.scales.len()];
         checked.zeros(&mut zeros);
-        Ok(Affine {
+        let affine = Affine {
             bits: self.bits,
             in_features: self.in_features,
             out_features: self.out_features,
-            codes,
             scales: half_floats(checked.scales),
             zeros,
             of_inputs: checked.of_inputs,
-        })
+        };
+        Ok((affine, PackedCodes::Columns(checked.qweight)))
+    }
+
+    /// The weights, as [`dequantize`](Self::dequantize) writes them.
+    ///
+    /// # Errors
+    /// As [`Self::validate`].
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let mut out = vec![0.0; self.check()?.matrix.elements()?];
+        self.dequantize(&mut out)?;
+        Ok(out)
     }
 
     /// The weights, f32 `[out, in]`. Each is exact: a 9-bit integer times an f16.

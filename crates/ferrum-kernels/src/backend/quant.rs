@@ -1,7 +1,7 @@
 //! Weights that stay quantised on the device.
 
 use super::*;
-use ferrum_quant::affine::Affine;
+use ferrum_quant::affine::{Affine, PackedCodes};
 pub use ferrum_quant::awq::AwqTensors as AwqWeights;
 pub use ferrum_quant::compressed::{PackedTensors as PackedWeights, PackedZeros};
 pub use ferrum_quant::fp8::Fp8Tensors as Fp8Weights;
@@ -50,7 +50,7 @@ pub enum QuantWeights<'a> {
     Gguf(QuantPart<'a>),
 }
 
-impl QuantWeights<'_> {
+impl<'a> QuantWeights<'a> {
     /// Its scheme.
     pub fn kind(&self) -> QuantKind {
         match self {
@@ -117,11 +117,11 @@ impl QuantWeights<'_> {
         }
     }
 
-    /// Integers, scales and zero points of a group scheme; `None` for other schemes.
+    /// Scales, zero points and codes of a group scheme; `None` for other schemes.
     ///
     /// # Errors
     /// `InvalidArgument` of `op` when sizes disagree.
-    pub fn affine(&self, op: &'static str) -> Result<Option<Affine>> {
+    pub fn affine(&self, op: &'static str) -> Result<Option<(Affine, PackedCodes<'a>)>> {
         let affine = match self {
             Self::Gptq(layer) => layer.affine(),
             Self::Awq(layer) => layer.affine(),
@@ -147,13 +147,14 @@ impl QuantWeights<'_> {
             let reason = format!("a layer has {found} input features, expected {cols}");
             return Err(Error::invalid(op, reason));
         }
-        match self {
-            Self::Fp8(layer) => layer.values().map_err(wrong(op)),
-            _ => {
-                let affine = self.affine(op)?;
-                Ok(affine.map(|affine| affine.values()).unwrap_or_default())
-            }
-        }
+        let values = match self {
+            Self::Gptq(layer) => layer.values(),
+            Self::Awq(layer) => layer.values(),
+            Self::Packed(layer) => layer.values(),
+            Self::Fp8(layer) => layer.values(),
+            Self::Gguf(part) => return part.expand(op, cols),
+        };
+        values.map_err(wrong(op))
     }
 }
 

@@ -5,16 +5,19 @@
 //! rounded once, so products have the bits of the same weights in f32. What decoding a code leaves to do,
 //! scales have done at load: they are [`ABOVE`] times as large, and NaN where one of their codes is.
 
-use super::buffer::{CpuBuffer, SharedMut};
 use super::check::elements;
 use super::exec::Exec;
 use super::gemm::lane::Single;
 use super::gemm::pack::{CpuWeight, Elements, Format};
 use super::gemm::tile::PANEL;
+use super::isa::{Kernel, Level};
+use super::panels::{LaneRows, PanelSource, put_low_bytes, transpose};
 use super::simd::{LANES, Simd};
 use crate::backend::{Fp8Weights, MatShape};
 use ferrum_quant::float8::e4m3_to_f32;
 use ferrum_types::{Error, Result};
+
+const OP: &str = "load_layers";
 
 /// Steps that share the scales of their features.
 const SEGMENT: usize = 128;
@@ -59,48 +62,9 @@ pub(super) fn fits(layer: &Fp8Weights<'_>) -> bool {
 
 /// Packs layers that [`fits`] holds for, one below the other.
 pub(super) fn pack(exec: &Exec, layers: &[Fp8Weights<'_>], cols: usize) -> Result<CpuWeight> {
-    let op = "load_layers";
-    let mut scales = Vec::with_capacity(layers.len());
-    let mut rows = 0usize;
-    for layer in layers {
-        let wrong = |reason| Error::invalid(op, reason);
-        if layer.in_features != cols || !fits(layer) {
-            let (found, block) = (layer.in_features, layer.block);
-            let reason = format!("a layer of {found} inputs, blocks {block:?}, expected {cols}");
-            return Err(wrong(reason));
-        }
-        let found = layer.scales().map_err(|e| wrong(e.to_string()))?;
-        let large = |scale: &&f32| scale.is_finite() && !(*scale * ABOVE).is_finite();
-        if let Some(scale) = found.iter().find(large) {
-            let most = f32::MAX / ABOVE;
-            return Err(wrong(format!(
-                "a scale is {scale}, expected at most {most}"
-            )));
-        }
-        scales.push(found);
-        rows = rows.saturating_add(layer.out_features);
-    }
-    // Codes and, for each segment, scales: less than this.
-    elements(op, &[cols, PANEL, 8])?;
-    let (panels, panel) = (rows.div_ceil(PANEL), panel_bytes(cols));
-    let mut data = CpuBuffer::lasting(elements(op, &[panels, panel])?)?;
-    let out = SharedMut::new(data.as_mut_slice());
-    exec.spread(panels, cols * PANEL, |panels, _| {
-        for p in panels {
-            // SAFETY: each panel is packed by one task.
-            let out = unsafe { out.part(p * panel, panel) };
-            let mut first = 0;
-            for (layer, scales) in layers.iter().zip(&scales) {
-                let end = first + layer.out_features;
-                for row in (p * PANEL).max(first)..((p + 1) * PANEL).min(end) {
-                    pack_row(layer, scales, row - first, row % PANEL, out);
-                }
-                first = end;
-            }
-        }
-    });
-    let shape = MatShape { rows, cols };
-    Ok(CpuWeight::of_panels(shape, Elements::E4m3, data))
+    let packing = Packing::new(layers, cols)?;
+    let data = packing.packed(OP, exec)?;
+    Ok(CpuWeight::of_panels(packing.shape, Elements::E4m3, data))
 }
 
 /// Feature `j` of a panel as f32.
@@ -118,22 +82,139 @@ pub(super) fn panel_bytes(cols: usize) -> usize {
     cols.div_ceil(SEGMENT) * SCALES + cols * PANEL
 }
 
-/// Stores row `row` of a layer as feature `j` of a panel.
-fn pack_row(layer: &Fp8Weights<'_>, scales: &[f32], row: usize, j: usize, panel: &mut [u8]) {
-    let cols = layer.in_features;
-    let scales = &scales[row / layer.block[0] * layer.scales_of_row()..];
-    let codes = &layer.codes[row * cols..][..cols];
-    for (segment, codes) in codes.chunks(SEGMENT).enumerate() {
-        let first = segment * SEGMENT;
-        let (at, steps) = place(first);
-        let scale = match codes.iter().any(|code| code & 0x7f == 0x7f) {
-            true => f32::NAN,
-            false => scales[first / layer.block[1]] * ABOVE,
-        };
-        panel[at + 4 * j..][..4].copy_from_slice(&scale.to_le_bytes());
-        let steps = &mut panel[steps..][..codes.len() * PANEL];
-        for (step, code) in steps.as_chunks_mut::<PANEL>().0.iter_mut().zip(codes) {
-            step[j] = *code;
+/// Layers on their way, one below the other.
+pub(super) struct Packing<'a> {
+    layers: &'a [Fp8Weights<'a>],
+    /// Those of each layer.
+    scales: Vec<Vec<f32>>,
+    shape: MatShape,
+    /// A row for features past the last.
+    no_codes: Vec<u8>,
+}
+
+impl<'a> Packing<'a> {
+    /// Layers of `cols` inputs that [`fits`] holds for.
+    pub(super) fn new(layers: &'a [Fp8Weights<'a>], cols: usize) -> Result<Self> {
+        let mut scales = Vec::with_capacity(layers.len());
+        let mut rows = 0usize;
+        for layer in layers {
+            let wrong = |reason| Error::invalid(OP, reason);
+            if layer.in_features != cols || !fits(layer) {
+                let (found, block) = (layer.in_features, layer.block);
+                let reason =
+                    format!("a layer of {found} inputs, blocks {block:?}, expected {cols}");
+                return Err(wrong(reason));
+            }
+            let found = layer.scales().map_err(|e| wrong(e.to_string()))?;
+            let large = |scale: &&f32| scale.is_finite() && !(*scale * ABOVE).is_finite();
+            if let Some(scale) = found.iter().find(large) {
+                let most = f32::MAX / ABOVE;
+                return Err(wrong(format!(
+                    "a scale is {scale}, expected at most {most}"
+                )));
+            }
+            scales.push(found);
+            rows = rows.saturating_add(layer.out_features);
         }
+        // Codes and, for each segment, scales: less than this.
+        elements(OP, &[cols, PANEL, 8])?;
+        Ok(Self {
+            layers,
+            scales,
+            shape: MatShape { rows, cols },
+            no_codes: vec![0; cols],
+        })
+    }
+
+    /// Codes and scales of row `row`, and how many inputs share a scale.
+    fn row(&self, mut row: usize) -> Option<(&[u8], &[f32], usize)> {
+        for (layer, scales) in self.layers.iter().zip(&self.scales) {
+            if row < layer.out_features {
+                let cols = layer.in_features;
+                let codes = &layer.codes[row * cols..][..cols];
+                let scales = &scales[row / layer.block[0] * layer.scales_of_row()..];
+                return Some((codes, scales, layer.block[1]));
+            }
+            row -= layer.out_features;
+        }
+        None
+    }
+}
+
+impl PanelSource for Packing<'_> {
+    fn count(&self) -> usize {
+        self.shape.rows.div_ceil(PANEL)
+    }
+
+    fn bytes(&self) -> usize {
+        panel_bytes(self.shape.cols)
+    }
+
+    fn numbers(&self) -> usize {
+        self.shape.cols * PANEL
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        let mut codes = [&self.no_codes[..]; PANEL];
+        let mut scales = [(&[0.0][..], usize::MAX); PANEL];
+        for j in 0..PANEL {
+            if let Some((row, of_row, block)) = self.row(number * PANEL + j) {
+                (codes[j], scales[j]) = (row, (of_row, block));
+            }
+        }
+        let rows = LaneRows::halves(&codes);
+        for (number, segment) in panel.chunks_mut(SCALES + SEGMENT * PANEL).enumerate() {
+            let (head, steps) = segment.split_at_mut(SCALES);
+            let first = number * SEGMENT;
+            let spoiled = level.run(PackSegment {
+                rows: &rows,
+                first,
+                steps,
+            });
+            let heads = head.as_chunks_mut::<4>().0.iter_mut();
+            for ((head, (scales, block)), spoiled) in heads.zip(scales).zip(spoiled) {
+                let scale = match spoiled {
+                    true => f32::NAN,
+                    false => scales[first / block] * ABOVE,
+                };
+                *head = scale.to_le_bytes();
+            }
+        }
+    }
+}
+
+/// Transposes the codes of a segment; says of which features one is NaN.
+struct PackSegment<'a> {
+    rows: &'a [LaneRows<'a>; 2],
+    first: usize,
+    steps: &'a mut [u8],
+}
+
+impl Kernel for PackSegment<'_> {
+    type Output = [bool; PANEL];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> [bool; PANEL] {
+        let (magnitude, one) = (s.splat_i(0x7f7f_7f7f), s.splat_i(0x0101_0101));
+        let mut spoiled = [s.splat_i(0); 2];
+        transpose(s, self.rows, self.first, self.steps, |s, low, high, out| {
+            for (half, words) in [low, high].iter().enumerate() {
+                for (w, word) in words.iter().enumerate() {
+                    // The top bit of a byte is set where all others were.
+                    let above = s.add_i(s.and_i(*word, magnitude), one);
+                    spoiled[half] = s.or_i(spoiled[half], above);
+                    for byte in 0..4 {
+                        let at = (4 * w + byte) * PANEL + half * LANES;
+                        put_low_bytes(s, out, at, s.shr_i(*word, 8 * byte));
+                    }
+                }
+            }
+        });
+        let mut lanes = [0i32; PANEL];
+        for (spoiled, lanes) in spoiled.iter().zip(lanes.as_chunks_mut::<LANES>().0) {
+            // SAFETY: sixteen words of four bytes each.
+            unsafe { s.store_i(lanes.as_mut_ptr().cast(), *spoiled) };
+        }
+        lanes.map(|lane| lane & 0x8080_8080_u32 as i32 != 0)
     }
 }

@@ -6,10 +6,11 @@ use super::buffer::CpuBuffer;
 use super::core::CpuContext;
 use super::exec::Exec;
 use super::fp8;
-use super::gemm::pack::CpuWeight;
+use super::gemm::{self, pack::CpuWeight};
 use super::moe::Matrices;
-use super::quant::affine::{Layer, fits};
-use super::quant::pack::{Packed, is_packed};
+use super::panels::PanelSource;
+use super::quant::affine::{self, Layer, fits};
+use super::quant::pack::{self, Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use crate::backend::*;
 use ferrum_types::{Error, Result, SrcDtype};
@@ -18,7 +19,7 @@ const LOAD: &str = "load_layers";
 
 /// A part on its way to panels.
 enum Taken<'a> {
-    Layer(Layer),
+    Layer(Layer<'a>),
     Blocks(QuantPart<'a>),
     Float8(Fp8Weights<'a>),
     /// Expanded: values and rows.
@@ -36,18 +37,16 @@ impl<'a> Taken<'a> {
             true => weights.affine(LOAD)?,
             false => None,
         };
-        let Some(affine) = affine else {
-            return Ok(Taken::Values(weights.expand(LOAD, cols)?, weights.rows()));
+        let expanded = || Ok(Taken::Values(weights.expand(LOAD, cols)?, weights.rows()));
+        let Some((affine, codes)) = affine else {
+            return expanded();
         };
         if affine.in_features != cols {
             let found = affine.in_features;
             let reason = format!("a layer has {found} input features, expected {cols}");
             return Err(Error::invalid(LOAD, reason));
         }
-        Ok(match Layer::new(affine) {
-            Ok(layer) => Taken::Layer(layer),
-            Err(affine) => Taken::Values(affine.values(), affine.out_features),
-        })
+        Layer::new(affine, codes).map_or_else(expanded, |layer| Ok(Taken::Layer(layer)))
     }
 
     /// Whether both become one matrix.
@@ -126,8 +125,34 @@ fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuant
     CpuQuantWeight::of_parts(LOAD, loaded, cols)
 }
 
+/// Calls `f` with the panels of a weight, before they are made.
+pub(super) fn with_panels<T>(
+    exec: &Exec,
+    weights: &QuantWeights<'_>,
+    cols: usize,
+    f: impl FnOnce(&dyn PanelSource) -> Result<T>,
+) -> Result<T> {
+    let taken = Taken::new(weights, cols)?;
+    if let Taken::Layer(layer) = &taken {
+        return f(&*affine::Packing::new(exec, &[layer], cols)?.panels()?);
+    }
+    if let Taken::Float8(layer) = taken {
+        return f(&fp8::Packing::new(&[layer], cols)?);
+    }
+    let blocks = taken.blocks();
+    if let Some(part) = blocks.filter(|part| is_packed(part.ty)) {
+        return f(&*pack::Packing::new(exec, &[part], cols, 1)?.panels()?);
+    }
+    let floats = blocks.zip(weights.floats());
+    let floats =
+        floats.map(|(QuantPart { bytes, rows, .. }, dtype)| WeightPart { bytes, dtype, rows });
+    let part = floats.or(taken.values());
+    let part = part.ok_or_else(|| Error::invalid(LOAD, "it is expanded first"))?;
+    f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
+}
+
 impl<'a> Taken<'a> {
-    fn layer(&self) -> Option<&Layer> {
+    fn layer(&self) -> Option<&Layer<'a>> {
         match self {
             Taken::Layer(layer) => Some(layer),
             _ => None,

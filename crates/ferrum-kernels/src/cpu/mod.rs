@@ -32,6 +32,7 @@ mod math;
 mod moe;
 mod norm;
 mod pages;
+mod panels;
 pub mod peak;
 mod pool;
 mod quant;

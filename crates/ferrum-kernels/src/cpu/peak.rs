@@ -2,10 +2,12 @@
 //! which `ferrum bench` puts its figures.
 
 use super::CpuBackend;
-use super::buffer::CpuBuffer;
+use super::buffer::{CpuBuffer, SharedMut};
 use super::gemm::lane::{Lane, Pair, Single};
 use super::isa::{ByteKernel, Kernel};
+use super::marlin::with_panels;
 use super::simd::{ByteProducts, LANES, Simd};
+use crate::backend::QuantWeights;
 use ferrum_types::Result;
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -44,6 +46,55 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
         });
     });
     Ok((parts * part * 4) as f64 / seconds)
+}
+
+/// Bytes per second that the device's threads read from memory and write to other memory together, in a
+/// typical copy of `bytes` bytes (those read and those written both count): into memory that was written
+/// before, or into `fresh` memory as the system gives it.
+///
+/// # Errors
+/// [`OutOfMemory`](ferrum_types::Error::OutOfMemory) when there is no room for twice as much.
+pub fn copy_bandwidth(device: &CpuBackend, bytes: usize, fresh: bool) -> Result<f64> {
+    let exec = device.exec();
+    let mut from = CpuBuffer::<u8>::zeroed(bytes)?;
+    from.as_mut_slice().fill(1);
+    let from = from.as_slice();
+    let parts = exec.pool.threads() * 4;
+    let copy = |to: &mut [u8]| {
+        let to = SharedMut::new(to);
+        exec.pool.run(parts, &|i, _| {
+            let (start, end) = (bytes * i / parts, bytes * (i + 1) / parts);
+            // SAFETY: parts follow one another, each for one task.
+            unsafe { to.part(start, end - start) }.copy_from_slice(&from[start..end]);
+        });
+    };
+    let mut to = CpuBuffer::<u8>::lasting(bytes)?;
+    copy(to.as_mut_slice());
+    let mut failed = None;
+    let seconds = typical(TIME, || match (fresh, CpuBuffer::lasting(bytes)) {
+        (false, _) => copy(to.as_mut_slice()),
+        (true, Ok(mut to)) => copy(to.as_mut_slice()),
+        (true, Err(error)) => failed = Some(error),
+    });
+    failed.map_or(Ok((2 * bytes) as f64 / seconds), Err)
+}
+
+/// Bytes of the panels that a weight becomes, and the seconds in which the device's threads typically
+/// write them into memory that was written before.
+///
+/// # Errors
+/// As [`load_layers_fused`](crate::BackendQuantMarlin::load_layers_fused).
+pub fn packing(
+    device: &CpuBackend,
+    weights: &QuantWeights<'_>,
+    cols: usize,
+) -> Result<(usize, f64)> {
+    let exec = device.exec();
+    with_panels(exec, weights, cols, |panels| {
+        let mut out = panels.packed("packing", exec)?;
+        let seconds = typical(TIME, || panels.pack_all(exec, out.as_mut_slice()));
+        Ok((out.as_slice().len(), seconds))
+    })
 }
 
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a

@@ -8,6 +8,8 @@
 
 pub(crate) mod acts;
 pub(crate) mod affine;
+mod blocks;
+mod codes;
 pub(crate) mod format;
 pub(crate) mod pack;
 pub(crate) mod task;

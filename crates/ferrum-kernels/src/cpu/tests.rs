@@ -4,6 +4,7 @@
 mod attention;
 mod matrices;
 mod moe;
+mod pack;
 mod quant;
 mod rows;
 

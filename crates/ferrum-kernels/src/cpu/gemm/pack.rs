@@ -12,10 +12,14 @@ use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::fp8;
+use crate::cpu::isa::{Kernel, Level};
+use crate::cpu::panels::{LaneRows, PanelSource, VECTOR, put_low_halves, put_vector, transpose};
 use crate::cpu::simd::{LANES, Simd};
 use ferrum_types::{Error, Result, SrcDtype};
 use half::{bf16, f16};
 use std::marker::PhantomData;
+
+const OP: &str = "from_weight_parts";
 
 /// A dense matrix `[n, k]` in panels, in the precision of its file.
 #[derive(Debug)]
@@ -200,53 +204,13 @@ impl CpuWeight {
         cols: usize,
         count: usize,
     ) -> Result<Vec<Self>> {
-        let op = "from_weight_parts";
-        let mut rows = 0usize;
-        for part in parts {
-            let expected = elements(op, &[part.rows, cols, part.dtype.size()])?;
-            if part.bytes.len() != expected {
-                return Err(Error::Shape {
-                    op,
-                    what: "weight (in bytes)",
-                    found: part.bytes.len(),
-                    expected,
-                });
-            }
-            rows = rows
-                .checked_add(part.rows)
-                .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
-        }
-        let each_parts = parts.len().checked_div(count).unwrap_or(0);
-        let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
-        let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();
-        let even = count > 0 && rows.is_multiple_of(count) && each_parts * count == parts.len();
-        if !even || (0..count).any(|matrix| rows_of(matrix) != rows / count) {
-            let reason = format!("{rows} rows cannot be cut into {count} matrices");
-            return Err(Error::invalid(op, reason));
-        }
-        let rows = rows / count;
-        let first = parts.first().map_or(SrcDtype::F32, |part| part.dtype);
-        let uniform = parts.iter().all(|part| part.dtype == first);
-        let dtype = if uniform { first } else { SrcDtype::F32 };
-        let kind = Elements::of(exec, dtype, cols);
+        let packing = Packing::new(exec, parts, cols, count)?;
+        let data = packing.packed(OP, exec)?;
+        let (elements, rows) = (packing.to, packing.rows);
         let shape = MatShape { rows, cols };
-        // None that are packed here take more than f32.
-        elements(op, &[cols, PANEL, 4])?;
-        let panel = kind.panel_bytes(cols);
-        let each = rows.div_ceil(PANEL);
-        let panels = elements(op, &[each, count])?;
-        let mut data = CpuBuffer::lasting(elements(op, &[panels, panel])?)?;
-        let out = SharedMut::new(data.as_mut_slice());
-        exec.spread(panels, cols * PANEL, |panels, _| {
-            for p in panels {
-                // SAFETY: each panel is packed by one task.
-                let out = unsafe { out.part(p * panel, panel) };
-                pack_panel(parts_of(p / each), cols, kind, p % each * PANEL, out);
-            }
-        });
         let matrix = |data| Self {
             shape,
-            elements: kind,
+            elements,
             data,
         };
         Ok(SharedBytes::split(data, count).map(matrix).collect())
@@ -316,60 +280,168 @@ fn decode(dtype: SrcDtype, bytes: &[u8]) -> f32 {
     }
 }
 
-/// Packs the 32 rows from `row` on (fewer at the end) into one panel.
-fn pack_panel(parts: &[WeightPart<'_>], cols: usize, to: Elements, row: usize, out: &mut [u8]) {
-    let mut rows = [(&[][..], SrcDtype::F32); PANEL];
-    let mut first = 0;
-    for part in parts {
-        let size = part.dtype.size();
-        for r in row.max(first)..(row + PANEL).min(first + part.rows) {
-            let bytes = &part.bytes[(r - first) * cols * size..][..cols * size];
-            rows[r - row] = (bytes, part.dtype);
+/// Rows of floats on their way.
+pub(crate) struct Packing<'a> {
+    parts: &'a [WeightPart<'a>],
+    cols: usize,
+    to: Elements,
+    /// Rows of each matrix.
+    rows: usize,
+    /// Number of matrices, and parts of each.
+    count: usize,
+    each_parts: usize,
+    /// A row for features past the last.
+    zeros: Vec<u8>,
+}
+
+impl<'a> Packing<'a> {
+    /// Holds `parts` against the size of `count` matrices.
+    pub(crate) fn new(
+        exec: &Exec,
+        parts: &'a [WeightPart<'a>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Self> {
+        let mut rows = 0usize;
+        for part in parts {
+            let expected = elements(OP, &[part.rows, cols, part.dtype.size()])?;
+            if part.bytes.len() != expected {
+                return Err(Error::Shape {
+                    op: OP,
+                    what: "weight (in bytes)",
+                    found: part.bytes.len(),
+                    expected,
+                });
+            }
+            rows = rows
+                .checked_add(part.rows)
+                .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;
         }
-        first += part.rows;
+        let each_parts = parts.len().checked_div(count).unwrap_or(0);
+        let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
+        let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();
+        let even = count > 0 && rows.is_multiple_of(count) && each_parts * count == parts.len();
+        if !even || (0..count).any(|matrix| rows_of(matrix) != rows / count) {
+            let reason = format!("{rows} rows cannot be cut into {count} matrices");
+            return Err(Error::invalid(OP, reason));
+        }
+        let rows = rows / count;
+        let first = parts.first().map_or(SrcDtype::F32, |part| part.dtype);
+        let uniform = parts.iter().all(|part| part.dtype == first);
+        let dtype = if uniform { first } else { SrcDtype::F32 };
+        // None that are packed here take more than f32.
+        let row_bytes = elements(OP, &[cols, PANEL, 4])? / PANEL;
+        Ok(Self {
+            parts,
+            cols,
+            to: Elements::of(exec, dtype, cols),
+            rows,
+            count,
+            each_parts,
+            zeros: vec![0; row_bytes],
+        })
     }
-    match to {
-        Elements::F16 => pack_steps::<2>(&rows, |j| j, out),
-        Elements::Bf16 => pack_steps::<2>(&rows, bf16_slot, out),
-        // Two inputs that follow one another are a lane already.
-        Elements::Bf16Pairs => pack_steps::<4>(&rows, |j| j, out),
-        _ if rows.iter().all(|(_, from)| *from == SrcDtype::F32) => {
-            pack_steps::<4>(&rows, |j| j, out);
+}
+
+impl PanelSource for Packing<'_> {
+    fn count(&self) -> usize {
+        self.rows.div_ceil(PANEL).saturating_mul(self.count)
+    }
+
+    fn bytes(&self) -> usize {
+        self.to.panel_bytes(self.cols)
+    }
+
+    fn numbers(&self) -> usize {
+        self.cols * PANEL
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        let each = self.rows.div_ceil(PANEL);
+        let parts = &self.parts[number / each * self.each_parts..][..self.each_parts];
+        let row = number % each * PANEL;
+        let mut rows = [(&self.zeros[..], None); PANEL];
+        let mut first = 0;
+        for part in parts {
+            let size = self.cols * part.dtype.size();
+            for r in row.max(first)..(row + PANEL).min(first + part.rows) {
+                let bytes = &part.bytes[(r - first) * size..][..size];
+                rows[r - row] = (bytes, Some(part.dtype));
+            }
+            first += part.rows;
         }
-        _ => {
-            let steps = out.as_chunks_mut::<{ PANEL * 4 }>().0;
-            for (j, (bytes, from)) in rows.into_iter().enumerate() {
-                for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(from.size())) {
-                    step[4 * j..4 * j + 4].copy_from_slice(&decode(from, x).to_le_bytes());
-                }
+        let as_they_are = |(_, dtype): &(_, Option<SrcDtype>)| {
+            self.to != Elements::F32 || !dtype.is_some_and(|dtype| dtype != SrcDtype::F32)
+        };
+        if rows.iter().all(as_they_are) {
+            level.run(PackPanel {
+                rows: LaneRows::halves(&rows.map(|(bytes, _)| bytes)),
+                to: self.to,
+                panel,
+            });
+            return;
+        }
+        let steps = panel.as_chunks_mut::<{ PANEL * 4 }>().0;
+        for (j, (bytes, dtype)) in rows.into_iter().enumerate() {
+            let dtype = dtype.unwrap_or(SrcDtype::F32);
+            for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+                step[4 * j..4 * j + 4].copy_from_slice(&decode(dtype, x).to_le_bytes());
             }
         }
     }
 }
 
-/// Transposes rows of elements of `SIZE` bytes into steps; feature `j` goes to `slot(j)`. Rows that do
-/// not exist are empty and leave zeros.
-fn pack_steps<const SIZE: usize>(
-    rows: &[(&[u8], SrcDtype); PANEL],
-    slot: impl Fn(usize) -> usize,
-    out: &mut [u8],
-) {
-    // A square of this size stays in the first-level cache while it is turned.
-    const STEPS: usize = 32;
-    let (out, _) = out.as_chunks_mut::<SIZE>();
-    for (b, out) in out.chunks_mut(STEPS * PANEL).enumerate() {
-        let steps = out.len() / PANEL;
-        let mut square = [[[0; SIZE]; STEPS]; PANEL];
-        for (square, (row, _)) in square.iter_mut().zip(rows) {
-            if let Some(row) = row.as_chunks::<SIZE>().0.get(b * STEPS..b * STEPS + steps) {
-                square[..steps].copy_from_slice(row);
-            }
+/// Transposes rows of one type into steps.
+struct PackPanel<'a> {
+    rows: [LaneRows<'a>; 2],
+    to: Elements,
+    panel: &'a mut [u8],
+}
+
+impl Kernel for PackPanel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { rows, to, panel } = self;
+        transpose(s, &rows, 0, panel, |s, low, high, out| match to {
+            Elements::F16 => put_f16(s, low, high, out),
+            Elements::Bf16 => put_bf16(s, low, high, out),
+            // Two inputs of bf16 that follow one another are a lane already.
+            _ => put_lanes(s, low, high, out),
+        });
+    }
+}
+
+/// Lanes as they are.
+#[inline(always)]
+fn put_lanes<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
+    for w in 0..4 {
+        put_vector(s, out, 2 * w * VECTOR, low[w]);
+        put_vector(s, out, (2 * w + 1) * VECTOR, high[w]);
+    }
+}
+
+/// Two steps of sixteen bits in a word.
+#[inline(always)]
+fn put_f16<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
+    for step in 0..8 {
+        for (half, words) in [low, high].iter().enumerate() {
+            let word = s.shr_i(words[step / 2], step % 2 * 16);
+            put_low_halves(s, out, (2 * step + half) * VECTOR / 2, word);
         }
-        for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
-            for (j, row) in square.iter().enumerate() {
-                out[slot(j)] = row[k];
-            }
-        }
+    }
+}
+
+/// The same with features `j` and `j + 16` in one lane.
+#[inline(always)]
+fn put_bf16<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
+    let (first, second) = (s.splat_i(0xffff), s.splat_i(0xffff_0000_u32 as i32));
+    for w in 0..4 {
+        let step = s.or_i(s.and_i(low[w], first), s.shl_i(high[w], 16));
+        put_vector(s, out, 2 * w * VECTOR, step);
+        let step = s.or_i(s.shr_i(low[w], 16), s.and_i(high[w], second));
+        put_vector(s, out, (2 * w + 1) * VECTOR, step);
     }
 }
 

@@ -5,16 +5,22 @@
 //! which layers whose zero points are all the middle do without. Input features of a group follow one
 //! another; a layer in activation order says in which order activations have to be packed.
 
+use super::blocks::HalfBlock;
+use super::codes::{LaneCodes, Row};
 use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
-use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes, put_block};
+use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
 use crate::backend::MatShape;
-use crate::cpu::buffer::{CpuBuffer, SharedMut};
-use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::gemm::tile::PANEL;
-use ferrum_quant::affine::{Affine, group_lengths, group_order};
-use ferrum_quant::integers::{CodeValues, Integers};
+use crate::cpu::isa::{Kernel, Level};
+use crate::cpu::panels::{PanelSource, first_lanes};
+use crate::cpu::simd::{LANES, Simd};
+use ferrum_quant::affine::{Affine, PackedCodes, group_lengths, group_order};
+use ferrum_quant::integers::CodeValues;
 use ferrum_types::{Error, Result};
+use std::marker::PhantomData;
+
+const OP: &str = "load_layers";
 
 /// Units of a block whose group is at least as long.
 const LONG: usize = 4;
@@ -75,23 +81,24 @@ pub(crate) fn fits(bits: u32, of_inputs: &[usize]) -> bool {
 }
 
 /// A layer that can be packed.
-pub(crate) struct Layer {
-    affine: Affine,
+pub(crate) struct Layer<'a> {
+    pub(super) affine: Affine,
+    pub(super) codes: PackedCodes<'a>,
     form: GroupForm,
     /// Input features in the order in which they are multiplied, where that is another than their own.
-    order: Option<Vec<u32>>,
+    pub(super) order: Option<Vec<u32>>,
 }
 
-impl Layer {
-    /// Looks at a layer; `Err` gives back one that [`fits`] not, or whose scales f16 cannot hold.
-    pub(crate) fn new(affine: Affine) -> Result<Self, Affine> {
+impl<'a> Layer<'a> {
+    /// Looks at a layer; `None` for one that [`fits`] not, or whose scales f16 cannot hold.
+    pub(crate) fn new(affine: Affine, codes: PackedCodes<'a>) -> Option<Self> {
         // f32 scales of a file lose bits in f16; bf16 ones only below 2^-17, and there less than 2^-25.
         let held = |&scale: &f32| {
             let there = half::f16::from_f32(scale).to_f32();
             (there - scale).abs() <= f32::EPSILON / 4.0
         };
         if !fits(affine.bits, &affine.of_inputs) || !affine.scales.iter().all(held) {
-            return Err(affine);
+            return None;
         }
         let long = |&length: &usize| length.is_multiple_of(LONG * UNIT);
         let middle = 1 << (affine.bits - 1);
@@ -101,8 +108,9 @@ impl Layer {
             zeros: affine.zeros.iter().any(|&zero| zero != middle),
         };
         let order = group_order(&affine.of_inputs);
-        Ok(Self {
+        Some(Self {
             affine,
+            codes,
             form,
             order,
         })
@@ -114,66 +122,78 @@ impl Layer {
     }
 
     /// Packs layers that are alike, one below the other.
-    pub(crate) fn pack(exec: &Exec, layers: &[&Self], cols: usize) -> Result<Packed> {
-        let op = "load_layers";
-        let Some(first) = layers.first() else {
-            return Err(Error::invalid(op, "there is no layer"));
-        };
-        let rows = layers.iter().map(|layer| layer.affine.out_features);
-        let rows = rows.fold(0usize, usize::saturating_add);
-        let (form, shape) = (first.form, MatShape { rows, cols });
-        let flip = exec.level.run_bytes(Flip);
-        let packing = Packing {
-            exec,
-            layers,
-            shape,
-            flip,
-        };
-        let data = form.with(packing);
-        let data = data.ok_or_else(|| Error::invalid(op, format!("{form:?} is not packed")))??;
+    pub(crate) fn pack(exec: &Exec, layers: &[&Layer<'_>], cols: usize) -> Result<Packed> {
+        let packing = Packing::new(exec, layers, cols)?;
+        let (first, shape, flip) = (packing.first, packing.shape, packing.flip);
+        let data = packing.panels()?.packed(OP, exec)?;
         Ok(Packed {
             shape,
-            form: Form::Groups(form),
+            form: Form::Groups(first.form),
             flip,
             order: first.order.clone(),
             data: data.into(),
         })
     }
-
-    /// Takes block number `number` of `len` codes of a row apart.
-    fn block(&self, row: usize, number: usize, len: usize, out: &mut Integers) {
-        let Affine {
-            in_features,
-            out_features,
-            ..
-        } = self.affine;
-        let codes = &self.affine.codes[row * in_features..][..in_features];
-        let flip = if self.form.bits == 8 { 0x80 } else { 0 };
-        let start = number * len;
-        let input = |i: usize| match &self.order {
-            Some(order) => order[start + i] as usize,
-            None => start + i,
-        };
-        for (i, out) in out.codes[..len].iter_mut().enumerate() {
-            *out = codes[input(i)] ^ flip;
-        }
-        let at = self.affine.of_inputs[input(0)] * out_features + row;
-        out.d = self.affine.scales[at];
-        out.minimums[0] = self.affine.zeros[at].wrapping_sub(self.form.middle());
-    }
 }
 
-struct Packing<'a> {
-    exec: &'a Exec,
-    layers: &'a [&'a Layer],
+/// Layers on their way, one below the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Packing<'a> {
+    layers: &'a [&'a Layer<'a>],
+    first: &'a Layer<'a>,
     shape: MatShape,
+    /// What the level flips in signed bytes.
     flip: u8,
 }
 
-impl Packing<'_> {
+impl<'a> Packing<'a> {
+    /// Layers that are alike.
+    pub(crate) fn new(exec: &Exec, layers: &'a [&'a Layer<'a>], cols: usize) -> Result<Self> {
+        let Some(first) = layers.first() else {
+            return Err(Error::invalid(OP, "there is no layer"));
+        };
+        let rows = layers.iter().map(|layer| layer.affine.out_features);
+        let rows = rows.fold(0usize, usize::saturating_add);
+        Ok(Self {
+            layers,
+            first,
+            shape: MatShape { rows, cols },
+            flip: exec.level.run_bytes(Flip),
+        })
+    }
+
+    /// The panels of bits that are packed.
+    pub(crate) fn panels(self) -> Result<Box<dyn PanelSource + 'a>> {
+        let form = self.first.form;
+        let panels = form.with(self);
+        panels.ok_or_else(|| Error::invalid(OP, format!("{form:?} is not packed")))
+    }
+}
+
+impl<'a> OnFormat for Packing<'a> {
+    type Output = Box<dyn PanelSource + 'a>;
+
+    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
+        Box::new(Source::<C, F> {
+            no_codes: vec![0; self.shape.cols],
+            packing: self,
+            formats: PhantomData,
+        })
+    }
+}
+
+/// Layers of one form.
+struct Source<'a, C, F> {
+    packing: Packing<'a>,
+    /// Codes for features past the last, of at most eight bits.
+    no_codes: Vec<u8>,
+    formats: PhantomData<(C, F)>,
+}
+
+impl<C: Codes, F: Scales> Source<'_, C, F> {
     /// The layer in which a row lies, and which of its rows that is.
-    fn row(&self, mut row: usize) -> Option<(&Layer, usize)> {
-        for layer in self.layers {
+    fn row(&self, mut row: usize) -> Row<'_> {
+        for layer in self.packing.layers {
             if row < layer.affine.out_features {
                 return Some((layer, row));
             }
@@ -183,32 +203,118 @@ impl Packing<'_> {
     }
 }
 
-impl OnFormat for Packing<'_> {
-    type Output = Result<CpuBuffer<u8>>;
+impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
+    fn count(&self) -> usize {
+        self.packing.shape.rows.div_ceil(PANEL)
+    }
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
-        let MatShape { rows, cols } = self.shape;
-        let panels = rows.div_ceil(PANEL);
-        let panel = panel_bytes::<C, F>(cols);
-        let mut data = CpuBuffer::lasting(elements("load_layers", &[panels, panel])?)?;
-        let out = SharedMut::new(data.as_mut_slice());
-        self.exec.spread(panels, cols * PANEL, |panels, _| {
-            let mut block = Integers::ZERO;
-            for p in panels {
-                // SAFETY: each panel is packed by one task.
-                let out = unsafe { out.part(p * panel, panel) };
-                for j in 0..PANEL {
-                    let Some((layer, row)) = self.row(p * PANEL + j) else {
-                        continue;
-                    };
-                    let blocks = out.chunks_exact_mut(block_bytes::<C, F>());
-                    for (number, out) in blocks.enumerate() {
-                        layer.block(row, number, F::UNITS * UNIT, &mut block);
-                        put_block::<C, F>(&block, j, self.flip, out);
-                    }
+    fn bytes(&self) -> usize {
+        panel_bytes::<C, F>(self.packing.shape.cols)
+    }
+
+    fn numbers(&self) -> usize {
+        self.packing.shape.cols * PANEL
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        let mut rows = [None; PANEL];
+        for (j, row) in rows.iter_mut().enumerate() {
+            *row = self.row(number * PANEL + j);
+        }
+        let (low, high) = rows.split_at(LANES);
+        level.run(PackPanel::<C, F> {
+            first: self.packing.first,
+            rows: &rows,
+            codes: [low, high].map(|rows| LaneCodes::new(rows, &self.no_codes)),
+            // Codes of eight bits become signed bytes.
+            flip: self.packing.flip ^ if C::WIDE { 0x80 } else { 0 },
+            panel,
+            formats: PhantomData,
+        });
+    }
+}
+
+/// Stores rows of layers as the features of a panel.
+struct PackPanel<'a, C, F> {
+    first: &'a Layer<'a>,
+    rows: &'a [Row<'a>; PANEL],
+    codes: [LaneCodes<'a>; 2],
+    flip: u8,
+    panel: &'a mut [u8],
+    formats: PhantomData<(C, F)>,
+}
+
+impl<C: Codes, F: Scales> Kernel for PackPanel<'_, C, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match C::BYTES / (UNIT * PANEL / 8) {
+            2 => self.pack::<S, 2>(s),
+            3 => self.pack::<S, 3>(s),
+            4 => self.pack::<S, 4>(s),
+            _ => self.pack::<S, 8>(s),
+        }
+    }
+}
+
+impl<C: Codes, F: Scales> PackPanel<'_, C, F> {
+    #[inline(always)]
+    fn pack<S: Simd, const BITS: usize>(self, s: S) {
+        let order = self.first.order.as_deref();
+        let count = self.rows.iter().filter(|row| row.is_some()).count();
+        let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
+        let blocks = self.panel.chunks_exact_mut(block_bytes::<C, F>());
+        for (number, block) in blocks.enumerate() {
+            let first = number * F::UNITS * UNIT;
+            let input = order.map_or(first, |order| order[first] as usize);
+            let group = self.first.affine.of_inputs[input];
+            for half in 0..2 {
+                let present = first_lanes(s, count.saturating_sub(half * LANES));
+                let mut out = HalfBlock::<S, C, F> {
+                    s,
+                    block,
+                    half,
+                    present,
+                    flip: s.and_i(flip, present),
+                    formats: PhantomData,
+                };
+                let rows = &self.rows[half * LANES..];
+                let [scales, minimums] = scales_and_minimums(s, rows, group);
+                out.head(scales, minimums);
+                for u in 0..F::UNITS {
+                    let first = first + u * UNIT;
+                    let steps = self.codes[half].steps::<S, BITS>(s, order, first);
+                    out.unit(u, &steps, s.splat_i(0), s.splat_i(0));
                 }
             }
-        });
-        Ok(data)
+        }
+    }
+}
+
+/// The f16 scale that a group has in each of sixteen rows, and its zero point less the middle.
+#[inline(always)]
+fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], group: usize) -> [S::I; 2] {
+    let (mut scales, mut minimums) = ([0.0; LANES], [0; LANES]);
+    for (i, row) in rows.iter().enumerate().take(LANES) {
+        if let Some((Layer { affine, form, .. }, row)) = row {
+            let at = group * affine.out_features + row;
+            scales[i] = affine.scales[at];
+            minimums[i] = i32::from(affine.zeros[at].wrapping_sub(form.middle()));
+        }
+    }
+    let mut halves = [0u16; LANES];
+    // SAFETY: sixteen elements.
+    unsafe { s.store_f16(halves.as_mut_ptr(), s.lanes(scales)) };
+    let mut lanes = [0; LANES];
+    for (lane, half) in lanes.iter_mut().zip(halves) {
+        *lane = i32::from(half);
+    }
+    // SAFETY: sixteen words of four bytes each.
+    unsafe {
+        [
+            s.load_i(lanes.as_ptr().cast()),
+            s.load_i(minimums.as_ptr().cast()),
+        ]
     }
 }

@@ -7,17 +7,14 @@
 
 use crate::cpu::gemm::tile::PANEL;
 use crate::cpu::math::MAGIC;
+use crate::cpu::panels::{VECTOR, field, put_low_bytes, put_low_halves, put_vector};
 use crate::cpu::simd::{LANES, Simd};
-use ferrum_quant::integers::{Integers, SUB};
 use half::f16;
 
 /// Numbers of one feature in a unit.
 pub(crate) const UNIT: usize = 32;
 /// Steps of four numbers in a unit.
 pub(crate) const STEPS: usize = UNIT / 4;
-/// Bytes of a vector of steps.
-const VECTOR: usize = 4 * LANES;
-
 /// Where the codes of a unit lie.
 pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// Bytes of a unit.
@@ -37,36 +34,15 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// `unit` is valid for reads of [`BYTES`](Self::BYTES).
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I;
 
-    /// Stores the codes of feature `j`. `flip` is [`WIDE_FLIP`](crate::cpu::simd::ByteProducts::WIDE_FLIP) of the level that will read them.
-    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8);
+    /// Codes that may stand for entries of `table` (with the level's flip applied).
+    fn of(table: [u8; 16]) -> Self;
+
+    /// Stores the codes of a half, four to a lane. `flip` is
+    /// [`WIDE_FLIP`](crate::cpu::simd::ByteProducts::WIDE_FLIP) of the level that will read them, in every byte.
+    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I);
 
     /// The code of number `k` of feature `j`, as [`put`](Self::put) stored it.
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
-}
-
-/// Stores some bytes from byte `at` on.
-#[inline(always)]
-fn put_bytes<const N: usize>(out: &mut [u8], at: usize, bytes: [u8; N]) {
-    // Not `copy_from_slice`, which calls a function even for a few bytes.
-    if let Some(out) = out[at..].first_chunk_mut() {
-        *out = bytes;
-    }
-}
-
-/// Stores four bytes from byte `at` on.
-#[inline(always)]
-fn put_u32(out: &mut [u8], at: usize, x: u32) {
-    put_bytes(out, at, x.to_le_bytes());
-}
-
-/// The codes of a feature by steps, the first in the lowest byte.
-#[inline(always)]
-fn steps_of(codes: &[u8; UNIT]) -> [u32; STEPS] {
-    let mut steps = [0; STEPS];
-    for (step, codes) in steps.iter_mut().zip(codes.as_chunks().0) {
-        *step = u32::from_le_bytes(*codes);
-    }
-    steps
 }
 
 #[inline(always)]
@@ -122,6 +98,10 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
     const ZERO: i32 = ZERO;
     const NARROW_STEPS: usize = 128 / (1 << BITS);
 
+    fn of(_: [u8; 16]) -> Self {
+        Self
+    }
+
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: all offsets lie inside the unit.
@@ -158,9 +138,7 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], _: u8) {
-        let (half, lane) = (j / LANES, 4 * (j % LANES));
-        let steps = steps_of(codes);
+    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], _: S::I) {
         // Some bits of a step, in the place that `parts` says.
         let part = |t: usize, width: usize, bit: usize| {
             let from = if width == 4 || (width == 2 && BITS < 4) {
@@ -168,28 +146,29 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
             } else {
                 Self::SECOND
             };
-            ((steps[t] >> from) & (((1 << width) - 1) * 0x0101_0101)) << bit
+            let mask = ((1 << width) - 1) * 0x0101_0101;
+            s.shl_i(field(s, steps[t], from, mask), bit)
         };
         if Self::FOURS > 0 {
             for t in 0..4 {
-                let word = part(t, 4, 0) | part(t + 4, 4, 4);
-                put_u32(unit, (half * 4 + t) * VECTOR + lane, word);
+                let word = s.or_i(part(t, 4, 0), part(t + 4, 4, 4));
+                put_vector(s, unit, (half * 4 + t) * VECTOR, word);
             }
         }
         if Self::TWOS > 0 {
             for i in 0..2 {
-                let [a, b, c, d] = [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3];
-                let word = part(a, 2, 0) | part(b, 2, 2) | part(c, 2, 4) | part(d, 2, 6);
-                put_u32(unit, Self::FOURS + (half * 2 + i) * VECTOR + lane, word);
+                let low = s.or_i(part(4 * i, 2, 0), part(4 * i + 1, 2, 2));
+                let high = s.or_i(part(4 * i + 2, 2, 4), part(4 * i + 3, 2, 6));
+                let at = Self::FOURS + (half * 2 + i) * VECTOR;
+                put_vector(s, unit, at, s.or_i(low, high));
             }
         }
         if Self::ONES > 0 {
-            let mut word = 0;
-            for t in 0..STEPS {
-                word |= part(t, 1, t);
+            let mut word = part(0, 1, 0);
+            for t in 1..STEPS {
+                word = s.or_i(word, part(t, 1, t));
             }
-            let at = Self::FOURS + Self::TWOS + half * VECTOR + lane;
-            put_u32(unit, at, word);
+            put_vector(s, unit, Self::FOURS + Self::TWOS + half * VECTOR, word);
         }
     }
 
@@ -214,6 +193,10 @@ impl Codes for Bytes {
     const ZERO: i32 = 0;
     const NARROW_STEPS: usize = 1;
 
+    fn of(_: [u8; 16]) -> Self {
+        Self
+    }
+
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: the caller's contract.
@@ -221,10 +204,9 @@ impl Codes for Bytes {
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8) {
-        let flip = u32::from(flip) * 0x0101_0101;
-        for (t, step) in steps_of(codes).into_iter().enumerate() {
-            put_u32(unit, byte_place(j, 4 * t), step ^ flip);
+    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I) {
+        for (t, step) in steps.iter().enumerate() {
+            put_vector(s, unit, (half * STEPS + t) * VECTOR, s.xor_i(*step, flip));
         }
     }
 
@@ -242,7 +224,7 @@ type Nibbles = Bits<4, 0>;
 
 /// Four bits that stand for an entry of a table of signed bytes (with the level's flip applied).
 #[derive(Clone, Copy)]
-pub(crate) struct Table(pub(crate) [u8; 16]);
+pub(crate) struct Table([u8; 16]);
 
 impl Codes for Table {
     const BYTES: usize = Nibbles::BYTES;
@@ -251,6 +233,10 @@ impl Codes for Table {
     const ZERO: i32 = 0;
     const NARROW_STEPS: usize = 1;
 
+    fn of(table: [u8; 16]) -> Self {
+        Self(table)
+    }
+
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: the caller's contract.
@@ -258,8 +244,8 @@ impl Codes for Table {
     }
 
     #[inline(always)]
-    fn put(unit: &mut [u8], j: usize, codes: &[u8; UNIT], flip: u8) {
-        Nibbles::put(unit, j, codes, flip);
+    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I) {
+        Nibbles::put(s, unit, half, steps, flip);
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
@@ -271,7 +257,7 @@ impl Codes for Table {
 ///
 /// Where a unit has one scale for each feature, that is its f32 value. Where each sixteen numbers have
 /// one ([`SUBS`](Self::SUBS) of 2), these are integers, and the f32 value is what both share.
-pub(crate) trait Scales: Copy + Send + Sync + 'static {
+pub(crate) trait Scales: Copy + Default + Send + Sync + 'static {
     /// Units that share a head.
     const UNITS: usize;
     /// Bytes before the first unit of a block.
@@ -305,23 +291,22 @@ pub(crate) trait Scales: Copy + Send + Sync + 'static {
         s.splat_i(0)
     }
 
-    /// Stores what belongs to feature `j` in the head.
-    fn put_head(head: &mut [u8], j: usize, block: &Integers);
+    /// Stores what a block of each feature of a half has: its scale and, where there are
+    /// [`MINIMUMS`](Self::MINIMUMS), the scale of those, in the form that is said at each implementation.
+    fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, minimum: S::I);
 
-    /// Stores what belongs to feature `j` in unit number `unit` of a block.
-    fn put_beside(beside: &mut [u8], j: usize, block: &Integers, unit: usize);
+    /// Stores the integer scales and minimums of a unit of each feature of a half: a byte of each lane,
+    /// or two with [`SUBS`](Self::SUBS) of 2.
+    #[inline(always)]
+    fn put_beside<S: Simd>(_: S, _: &mut [u8], _half: usize, _scales: S::I, _minimums: S::I) {}
 
     /// Scale and minimum of number `k` of feature `j`.
     fn get(head: &[u8], beside: &[u8], j: usize, k: usize) -> (f32, f32);
 }
 
 /// One f16 scale for each 32 numbers; with `MIN`, an f16 minimum too.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Halfs<const MIN: bool>;
-
-fn put_f16(out: &mut [u8], at: usize, x: f32) {
-    put_bytes(out, 2 * at, f16::from_f32(x).to_le_bytes());
-}
 
 fn get_f16(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32()
@@ -346,14 +331,14 @@ impl<const MIN: bool> Scales for Halfs<MIN> {
         unsafe { s.load_f16(head.cast::<u16>().add(PANEL + half * LANES)) }
     }
 
-    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
-        put_f16(head, j, block.d);
+    /// Both in f16.
+    #[inline(always)]
+    fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, minimum: S::I) {
+        put_low_halves(s, head, 2 * LANES * half, scale);
         if MIN {
-            put_f16(head, PANEL + j, block.dmin);
+            put_low_halves(s, head, 2 * (PANEL + LANES * half), minimum);
         }
     }
-
-    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
 
     fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
         let minimum = if MIN { get_f16(head, PANEL + j) } else { 0.0 };
@@ -362,7 +347,7 @@ impl<const MIN: bool> Scales for Halfs<MIN> {
 }
 
 /// One power of two for each 32 numbers, as its exponent plus 127.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Exponents;
 
 impl Scales for Exponents {
@@ -385,11 +370,12 @@ impl Scales for Exponents {
     }
 
     /// A scale below the smallest normal number (2^-126) becomes 0: what it adds is below 1e-36.
-    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
-        head[j] = (block.d.to_bits() >> 23) as u8;
+    ///
+    /// The scale as its exponent.
+    #[inline(always)]
+    fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, _: S::I) {
+        put_low_bytes(s, head, LANES * half, scale);
     }
-
-    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
 
     fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
         (f32::from_bits(u32::from(head[j]) << 23), 0.0)
@@ -398,11 +384,18 @@ impl Scales for Exponents {
 
 /// Blocks of 256 numbers: f32 in the head, and a byte for each unit, or for each half of one
 /// (`SUBS` of 2), that multiplies it; with `MIN` the same for minimums.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Super<const SUBS: usize, const MIN: bool>;
 
-fn put_f32(out: &mut [u8], at: usize, x: f32) {
-    put_u32(out, 4 * at, x.to_bits());
+/// Stores the f16 of each lane as f32 from byte `at` on.
+#[inline(always)]
+fn put_f32<S: Simd>(s: S, out: &mut [u8], at: usize, v: S::I) {
+    let (mut halves, out) = ([0u16; LANES], &mut out[at..at + VECTOR]);
+    // SAFETY: the array has sixteen elements, and so many f32 have room.
+    unsafe {
+        s.store_low_halves(halves.as_mut_ptr(), v);
+        s.store(out.as_mut_ptr().cast(), s.load_f16(halves.as_ptr()));
+    }
 }
 
 fn get_f32(bytes: &[u8], at: usize) -> f32 {
@@ -450,19 +443,23 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
         unsafe { s.load_pairs(beside.add(at).cast()) }
     }
 
-    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
-        put_f32(head, j, block.d);
+    /// Both in f16.
+    #[inline(always)]
+    fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, minimum: S::I) {
+        put_f32(s, head, VECTOR * half, scale);
         if MIN {
-            put_f32(head, PANEL + j, block.dmin);
+            put_f32(s, head, 4 * PANEL + VECTOR * half, minimum);
         }
     }
 
-    fn put_beside(beside: &mut [u8], j: usize, block: &Integers, unit: usize) {
-        for sub in 0..SUBS {
-            let at = unit * (UNIT / SUB) + sub;
-            beside[j * SUBS + sub] = block.scales[at] as u8;
-            if MIN {
-                beside[(PANEL + j) * SUBS + sub] = block.minimums[at];
+    #[inline(always)]
+    fn put_beside<S: Simd>(s: S, beside: &mut [u8], half: usize, scales: S::I, minimums: S::I) {
+        let at = SUBS * LANES * half;
+        for (at, v) in [(at, scales), (SUBS * PANEL + at, minimums)] {
+            match SUBS {
+                _ if at >= Self::BESIDE => {}
+                2 => put_low_halves(s, beside, at, v),
+                _ => put_low_bytes(s, beside, at, v),
             }
         }
     }
@@ -480,7 +477,7 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
 
 /// One f16 scale for each `UNITS` units; with `ZERO`, a signed byte too: what the group's zero point is
 /// above the middle of the codes, whose product with the scale is the minimum.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Group<const UNITS: usize, const ZERO: bool>;
 
 impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
@@ -506,14 +503,14 @@ impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
         }
     }
 
-    fn put_head(head: &mut [u8], j: usize, block: &Integers) {
-        put_f16(head, j, block.d);
+    /// The scale in f16, and the signed byte.
+    #[inline(always)]
+    fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, minimum: S::I) {
+        put_low_halves(s, head, 2 * LANES * half, scale);
         if ZERO {
-            head[2 * PANEL + j] = block.minimums[0];
+            put_low_bytes(s, head, 2 * PANEL + LANES * half, minimum);
         }
     }
-
-    fn put_beside(_: &mut [u8], _: usize, _: &Integers, _: usize) {}
 
     fn get(head: &[u8], _: &[u8], j: usize, _: usize) -> (f32, f32) {
         let scale = get_f16(head, j);

@@ -1,18 +1,21 @@
 //! ggml blocks into panels, once, at load.
 
 use super::affine::GroupForm;
-use super::format::{
-    Bits, Bytes, Codes, Exponents, Halfs, Scales, Super, Table, UNIT, block_bytes,
-};
+use super::blocks::{Blocks, HalfBlock, OnBlocks, with_blocks};
+use super::format::{Codes, Scales, UNIT, block_bytes};
 use crate::backend::{MatShape, QuantPart};
-use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
+use crate::cpu::buffer::SharedBytes;
 use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::gemm::tile::PANEL;
-use crate::cpu::isa::ByteKernel;
-use crate::cpu::simd::ByteProducts;
-use ferrum_quant::integers::{CodeValues, Integers, code_values, integers};
+use crate::cpu::isa::{ByteKernel, Kernel, Level};
+use crate::cpu::panels::{LaneRows, PanelSource, first_lanes};
+use crate::cpu::simd::{ByteProducts, LANES, Simd};
+use ferrum_quant::integers::{CodeValues, code_values};
 use ferrum_types::{Error, GgufQuantType, Result};
+use std::marker::PhantomData;
+
+const OP: &str = "load_quant";
 
 /// A matrix `[n, k]` of one form, in panels.
 #[derive(Debug)]
@@ -81,29 +84,26 @@ pub(crate) fn is_packed(ty: GgufQuantType) -> bool {
 
 /// Runs `work` with the formats of `ty`; `None` for a type that is not packed.
 pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> Option<W::Output> {
-    use GgufQuantType as T;
-    let halfs = Halfs::<false>;
-    if let CodeValues::Table(table) = code_values(ty)? {
-        let table = Table(table.map(|x| x as u8 ^ flip));
-        return Some(match ty {
-            T::MXFP4 => work.run(table, Exponents),
-            T::IQ4_XS => work.run(table, Super::<1, false>),
-            _ => work.run(table, halfs),
-        });
+    let table = match code_values(ty)? {
+        CodeValues::Table(table) => table.map(|x| x as u8 ^ flip),
+        _ => [0; 16],
+    };
+    with_blocks(ty, Formats { table, work })
+}
+
+/// [`OnFormat`] for the formats of blocks.
+struct Formats<W> {
+    table: [u8; 16],
+    work: W,
+}
+
+impl<W: OnFormat> OnBlocks for Formats<W> {
+    type Output = W::Output;
+
+    fn run<B: Blocks>(self) -> W::Output {
+        self.work
+            .run(B::Codes::of(self.table), B::Scales::default())
     }
-    Some(match ty {
-        T::Q2_K => work.run(Bits::<2, 0>, Super::<2, true>),
-        T::Q3_K => work.run(Bits::<3, 4>, Super::<2, false>),
-        T::Q4_0 => work.run(Bits::<4, 8>, halfs),
-        T::Q4_1 => work.run(Bits::<4, 0>, Halfs::<true>),
-        T::Q4_K => work.run(Bits::<4, 0>, Super::<1, true>),
-        T::Q5_0 => work.run(Bits::<5, 16>, halfs),
-        T::Q5_1 => work.run(Bits::<5, 0>, Halfs::<true>),
-        T::Q5_K => work.run(Bits::<5, 0>, Super::<1, true>),
-        T::Q6_K => work.run(Bits::<6, 32>, Super::<2, false>),
-        T::Q8_0 => work.run(Bytes, halfs),
-        _ => return None,
-    })
 }
 
 impl Packed {
@@ -121,53 +121,9 @@ impl Packed {
         cols: usize,
         count: usize,
     ) -> Result<Vec<Self>> {
-        let op = "load_quant";
-        let Some(first) = parts.first() else {
-            return Err(Error::invalid(op, "there is no part"));
-        };
-        let ty = first.ty;
-        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
-            let block = ty.block_len();
-            let reason =
-                format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
-            Error::invalid(op, reason)
-        })?;
-        let mut rows = 0usize;
-        for part in parts {
-            let expected = elements(op, &[part.rows, row_bytes])?;
-            if part.bytes.len() != expected {
-                return Err(Error::Shape {
-                    op,
-                    what: "weight (in bytes)",
-                    found: part.bytes.len(),
-                    expected,
-                });
-            }
-            rows = rows
-                .checked_add(part.rows)
-                .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
-        }
-        if count == 0 || !rows.is_multiple_of(count) {
-            let reason = format!("{rows} rows, expected a multiple of {count} matrices");
-            return Err(Error::invalid(op, reason));
-        }
-        let flip = exec.level.run_bytes(Flip);
-        let rows = rows / count;
-        let shape = MatShape { rows, cols };
-        let source = Source {
-            parts,
-            ty,
-            row_bytes,
-        };
-        let packing = Packing {
-            exec,
-            source,
-            shape,
-            count,
-            flip,
-        };
-        let data = with_format(ty, flip, packing);
-        let data = data.ok_or_else(|| Error::invalid(op, format!("{ty} is not packed")))??;
+        let packing = Packing::new(exec, parts, cols, count)?;
+        let (ty, shape, flip) = (packing.ty, packing.shape, packing.flip);
+        let data = packing.panels()?.packed(OP, exec)?;
         let form = Form::Blocks(ty);
         let matrix = |data| Self {
             shape,
@@ -219,22 +175,100 @@ pub(crate) fn panel_bytes<C: Codes, F: Scales>(cols: usize) -> usize {
     cols / (UNIT * F::UNITS) * block_bytes::<C, F>()
 }
 
-/// Rows of blocks.
-struct Source<'a> {
+/// Rows of blocks on their way.
+#[derive(Clone, Copy)]
+pub(crate) struct Packing<'a> {
     parts: &'a [QuantPart<'a>],
     ty: GgufQuantType,
     row_bytes: usize,
+    /// Of each matrix.
+    shape: MatShape,
+    count: usize,
+    flip: u8,
 }
 
-impl Source<'_> {
+impl<'a> Packing<'a> {
+    /// Holds `parts`, which are of one type, against the size of `count` matrices.
+    pub(crate) fn new(
+        exec: &Exec,
+        parts: &'a [QuantPart<'a>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Self> {
+        let Some(first) = parts.first() else {
+            return Err(Error::invalid(OP, "there is no part"));
+        };
+        let ty = first.ty;
+        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
+            let block = ty.block_len();
+            let reason =
+                format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
+            Error::invalid(OP, reason)
+        })?;
+        let mut rows = 0usize;
+        for part in parts {
+            let expected = elements(OP, &[part.rows, row_bytes])?;
+            if part.bytes.len() != expected {
+                return Err(Error::Shape {
+                    op: OP,
+                    what: "weight (in bytes)",
+                    found: part.bytes.len(),
+                    expected,
+                });
+            }
+            rows = rows
+                .checked_add(part.rows)
+                .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;
+        }
+        if count == 0 || !rows.is_multiple_of(count) {
+            let reason = format!("{rows} rows, expected a multiple of {count} matrices");
+            return Err(Error::invalid(OP, reason));
+        }
+        let rows = rows / count;
+        Ok(Self {
+            parts,
+            ty,
+            row_bytes,
+            shape: MatShape { rows, cols },
+            count,
+            flip: exec.level.run_bytes(Flip),
+        })
+    }
+
+    /// The panels of a type that [`is_packed`].
+    pub(crate) fn panels(self) -> Result<Box<dyn PanelSource + 'a>> {
+        let panels = with_blocks(self.ty, self);
+        panels.ok_or_else(|| Error::invalid(OP, format!("{} is not packed", self.ty)))
+    }
+}
+
+impl<'a> OnBlocks for Packing<'a> {
+    type Output = Box<dyn PanelSource + 'a>;
+
+    fn run<B: Blocks>(self) -> Self::Output {
+        Box::new(Source::<B> {
+            packing: self,
+            no_blocks: vec![0; self.row_bytes],
+            blocks: PhantomData,
+        })
+    }
+}
+
+/// Rows of blocks of one type.
+struct Source<'a, B> {
+    packing: Packing<'a>,
+    /// A row for features past the last.
+    no_blocks: Vec<u8>,
+    blocks: PhantomData<B>,
+}
+
+impl<B: Blocks> Source<'_, B> {
     /// The bytes of row `row`.
     fn row(&self, mut row: usize) -> Option<&[u8]> {
-        for part in self.parts {
+        let len = self.packing.row_bytes;
+        for part in self.packing.parts {
             if row < part.rows {
-                return part
-                    .bytes
-                    .get(row * self.row_bytes..)?
-                    .get(..self.row_bytes);
+                return part.bytes.get(row * len..)?.get(..len);
             }
             row -= part.rows;
         }
@@ -242,77 +276,72 @@ impl Source<'_> {
     }
 }
 
-struct Packing<'a> {
-    exec: &'a Exec,
-    source: Source<'a>,
-    /// Of each matrix.
-    shape: MatShape,
-    count: usize,
-    flip: u8,
-}
+impl<B: Blocks> PanelSource for Source<'_, B> {
+    fn count(&self) -> usize {
+        let Packing { shape, count, .. } = self.packing;
+        shape.rows.div_ceil(PANEL).saturating_mul(count)
+    }
 
-impl OnFormat for Packing<'_> {
-    type Output = Result<CpuBuffer<u8>>;
+    fn bytes(&self) -> usize {
+        panel_bytes::<B::Codes, B::Scales>(self.packing.shape.cols)
+    }
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
-        let MatShape { rows, cols } = self.shape;
+    fn numbers(&self) -> usize {
+        self.packing.shape.cols * PANEL
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        let rows = self.packing.shape.rows;
         let each = rows.div_ceil(PANEL);
-        let panels = elements("load_quant", &[each, self.count])?;
-        let panel = panel_bytes::<C, F>(cols);
-        let mut data = CpuBuffer::lasting(elements("load_quant", &[panels, panel])?)?;
-        let out = SharedMut::new(data.as_mut_slice());
-        self.exec.spread(panels, cols * PANEL, |panels, _| {
-            let mut block = Integers::ZERO;
-            for p in panels {
-                // SAFETY: each panel is packed by one task.
-                let out = unsafe { out.part(p * panel, panel) };
-                let (matrix, first) = (p / each, p % each * PANEL);
-                let mut sources = [&[][..]; PANEL];
-                for (j, source) in sources[..PANEL.min(rows - first)].iter_mut().enumerate() {
-                    *source = self
-                        .source
-                        .row(matrix * rows + first + j)
-                        .unwrap_or_default();
-                }
-                pack_panel::<C, F>(self.source.ty, &sources, self.flip, &mut block, out);
-            }
+        let (matrix, first) = (number / each, number % each * PANEL);
+        let count = PANEL.min(rows - first);
+        let mut sources = [&self.no_blocks[..]; PANEL];
+        for (j, source) in sources[..count].iter_mut().enumerate() {
+            *source = self.row(matrix * rows + first + j).unwrap_or(source);
+        }
+        level.run(PackPanel::<B> {
+            rows: LaneRows::halves(&sources),
+            count,
+            flip: self.packing.flip,
+            panel,
+            blocks: PhantomData,
         });
-        Ok(data)
     }
 }
 
 /// Stores rows of blocks as the features of a panel. A block of all of them is written before the next,
 /// so that it stays in the first-level cache meanwhile.
-fn pack_panel<C: Codes, F: Scales>(
-    ty: GgufQuantType,
-    rows: &[&[u8]; PANEL],
+struct PackPanel<'a, B> {
+    rows: [LaneRows<'a>; 2],
+    /// Features that there are.
+    count: usize,
     flip: u8,
-    block: &mut Integers,
-    panel: &mut [u8],
-) {
-    let len = ty.block_bytes();
-    for (number, out) in panel.chunks_exact_mut(block_bytes::<C, F>()).enumerate() {
-        for (j, row) in rows.iter().enumerate() {
-            // Features past the last have no rows.
-            let Some(bytes) = row.get(number * len..(number + 1) * len) else {
-                continue;
-            };
-            // A whole block of a type that is packed: there is nothing to fail.
-            let _ = integers(ty, bytes, block);
-            put_block::<C, F>(block, j, flip, out);
-        }
-    }
+    panel: &'a mut [u8],
+    blocks: PhantomData<B>,
 }
 
-/// Stores a block of feature `j`.
-pub(super) fn put_block<C: Codes, F: Scales>(block: &Integers, j: usize, flip: u8, out: &mut [u8]) {
-    let (head, units) = out.split_at_mut(F::HEAD);
-    F::put_head(head, j, block);
-    for (u, unit) in units.chunks_exact_mut(F::BESIDE + C::BYTES).enumerate() {
-        let (beside, codes) = unit.split_at_mut(F::BESIDE);
-        F::put_beside(beside, j, block, u);
-        if let Some(of_unit) = block.codes[u * UNIT..].first_chunk() {
-            C::put(codes, j, of_unit, flip);
+impl<B: Blocks> Kernel for PackPanel<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let len = B::TYPE.block_bytes();
+        let bytes = block_bytes::<B::Codes, B::Scales>();
+        let present = |half: usize| first_lanes(s, self.count.saturating_sub(half * LANES));
+        let present = [present(0), present(1)];
+        let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
+        for (number, block) in self.panel.chunks_exact_mut(bytes).enumerate() {
+            for half in 0..2 {
+                let out = HalfBlock {
+                    s,
+                    block,
+                    half,
+                    present: present[half],
+                    flip: s.and_i(flip, present[half]),
+                    formats: PhantomData,
+                };
+                B::put(&self.rows[half], number * len, out);
+            }
         }
     }
 }

@@ -36,6 +36,58 @@ pub(crate) struct V(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
 
+/// The low half of each lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn low_halves(v: I) -> __m256i {
+    let mask = _mm256_set1_epi32(0xffff);
+    let (low, high) = (_mm256_and_si256(v.0, mask), _mm256_and_si256(v.1, mask));
+    // Packing goes by halves of a register: bring quarters back in order.
+    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
+}
+
+/// [`Simd::load_rows`] of eight rows from `first` on.
+///
+/// # Safety
+/// Those of [`Simd::load_rows`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_eight_rows(rows: &[*const u8; LANES], first: usize, at: usize) -> [__m256i; 4] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        // Halves of a register transpose four rows that follow one another.
+        let [a, b, c, d] = [
+            two_rows(rows, first, at),
+            two_rows(rows, first + 1, at),
+            two_rows(rows, first + 2, at),
+            two_rows(rows, first + 3, at),
+        ];
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab2, cd2),
+            _mm256_unpackhi_epi64(ab2, cd2),
+        ]
+    }
+}
+
+/// Sixteen bytes of row `first` and of the fourth after it.
+///
+/// # Safety
+/// Those of [`Simd::load_rows`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn two_rows(rows: &[*const u8; LANES], first: usize, at: usize) -> __m256i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let low = _mm_loadu_si128(rows[first].add(at).cast());
+        let high = _mm_loadu_si128(rows[first + 4].add(at).cast());
+        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+    }
+}
+
 // SAFETY of every block below: `self` proves that the CPU has AVX2, FMA and F16C, which is all that
 // these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
@@ -283,6 +335,35 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [I; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            let low = load_eight_rows(rows, 0, at);
+            let high = load_eight_rows(rows, 8, at);
+            [
+                I(low[0], high[0]),
+                I(low[1], high[1]),
+                I(low[2], high[2]),
+                I(low[3], high[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_halves(self, p: *mut u16, v: I) {
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_si256(p.cast(), low_halves(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: I) {
+        // SAFETY: see the impl.
+        unsafe {
+            let halves = low_halves(self.and_i(v, self.splat_i(0xff)));
+            let high = _mm256_extracti128_si256::<1>(halves);
+            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), high);
+            _mm_storeu_si128(p.cast(), bytes);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> V {
         // SAFETY: see the impl.
         unsafe {
@@ -320,6 +401,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn or_i(self, a: I, b: I) -> I {
         // SAFETY: see the impl.
         unsafe { I(_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1)) }
+    }
+    #[inline(always)]
+    fn xor_i(self, a: I, b: I) -> I {
+        // SAFETY: see the impl.
+        unsafe { I(_mm256_xor_si256(a.0, b.0), _mm256_xor_si256(a.1, b.1)) }
     }
     #[inline(always)]
     fn shr_i(self, v: I, n: usize) -> I {

@@ -17,6 +17,22 @@ impl<const BF16: bool> Avx512<BF16> {
     }
 }
 
+/// Sixteen bytes of each fourth row from `first` on.
+///
+/// # Safety
+/// Those of [`Simd::load_rows`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn rows_apart(rows: &[*const u8; LANES], first: usize, at: usize) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let v = _mm512_castsi128_si512(_mm_loadu_si128(rows[first].add(at).cast()));
+        let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(rows[first + 4].add(at).cast()));
+        let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(rows[first + 8].add(at).cast()));
+        _mm512_inserti32x4::<3>(v, _mm_loadu_si128(rows[first + 12].add(at).cast()))
+    }
+}
+
 // SAFETY of every block below: `self` proves that the CPU has AVX-512 F, BW and VNNI (and BF16 where it is
 // `Avx512<true>`), which is all that these intrinsics need; loads and stores add the contract of the trait's own unsafe methods.
 impl<const BF16: bool> Simd for Avx512<BF16> {
@@ -189,6 +205,37 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_storeu_si512(p.cast(), v) }
     }
     #[inline(always)]
+    unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [Self::I; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            // Quarters of a register transpose four rows that follow one another.
+            let [a, b, c, d] = [
+                rows_apart(rows, 0, at),
+                rows_apart(rows, 1, at),
+                rows_apart(rows, 2, at),
+                rows_apart(rows, 3, at),
+            ];
+            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+            let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab, cd),
+                _mm512_unpackhi_epi64(ab, cd),
+                _mm512_unpacklo_epi64(ab2, cd2),
+                _mm512_unpackhi_epi64(ab2, cd2),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_halves(self, p: *mut u16, v: Self::I) {
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I) {
+        // SAFETY: see the impl.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
@@ -217,6 +264,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     fn or_i(self, a: Self::I, b: Self::I) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn xor_i(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_xor_si512(a, b) }
     }
     #[inline(always)]
     fn shr_i(self, v: Self::I, n: usize) -> Self::I {

@@ -157,6 +157,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for writes of 64 bytes; any alignment.
     unsafe fn store_i(self, p: *mut u8, v: Self::I);
+    /// Sixteen bytes of each of sixteen rows, from byte `at` of it on: the first four bytes of all rows, a
+    /// lane for each, then the next four, and so on.
+    ///
+    /// # Safety
+    /// Each row is valid for reads of `at + 16` bytes; any alignment.
+    unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [Self::I; 4];
+    /// Stores the low half of each lane.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 16 elements; any alignment.
+    unsafe fn store_low_halves(self, p: *mut u16, v: Self::I);
+    /// Stores the low byte of each lane.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 16 bytes.
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
     /// Sixteen signed bytes as f32.
     ///
     /// # Safety
@@ -175,6 +191,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// `a | b`.
     fn or_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a ^ b`.
+    fn xor_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Each 32-bit lane moved `n` bits (below 32) towards the low end.
     fn shr_i(self, v: Self::I, n: usize) -> Self::I;
     /// Each 32-bit lane moved `n` bits (below 32) towards the high end.

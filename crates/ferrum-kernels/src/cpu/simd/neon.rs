@@ -92,6 +92,30 @@ unsafe fn widen_f16(h: uint16x4_t) -> float32x4_t {
     }
 }
 
+/// [`Simd::load_rows`] of four rows from `first` on.
+///
+/// # Safety
+/// Those of [`Simd::load_rows`], and the CPU has NEON.
+#[inline(always)]
+unsafe fn load_four_rows(rows: &[*const u8; LANES], first: usize, at: usize) -> [int32x4_t; 4] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let row = |i: usize| vreinterpretq_s32_u8(vld1q_u8(rows[first + i].add(at)));
+        let pairs = |a, b| {
+            let (low, high) = (vzip1q_s32(a, b), vzip2q_s32(a, b));
+            (vreinterpretq_s64_s32(low), vreinterpretq_s64_s32(high))
+        };
+        let (ab, ab2) = pairs(row(0), row(1));
+        let (cd, cd2) = pairs(row(2), row(3));
+        [
+            vreinterpretq_s32_s64(vzip1q_s64(ab, cd)),
+            vreinterpretq_s32_s64(vzip2q_s64(ab, cd)),
+            vreinterpretq_s32_s64(vzip1q_s64(ab2, cd2)),
+            vreinterpretq_s32_s64(vzip2q_s64(ab2, cd2)),
+        ]
+    }
+}
+
 impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
     type I = I;
@@ -208,6 +232,42 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
+    unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [I; 4] {
+        // SAFETY: the caller allows reads of 16 bytes there; `self` proves NEON.
+        unsafe {
+            let [a, b, c, d] = [
+                load_four_rows(rows, 0, at),
+                load_four_rows(rows, 4, at),
+                load_four_rows(rows, 8, at),
+                load_four_rows(rows, 12, at),
+            ];
+            [
+                I([a[0], b[0], c[0], d[0]]),
+                I([a[1], b[1], c[1], d[1]]),
+                I([a[2], b[2], c[2], d[2]]),
+                I([a[3], b[3], c[3], d[3]]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_halves(self, p: *mut u16, v: I) {
+        for (i, lanes) in v.0.into_iter().enumerate() {
+            // SAFETY: the caller allows writes of 16 elements at `p`; `self` proves NEON.
+            unsafe { vst1_u16(p.add(4 * i), vmovn_u32(vreinterpretq_u32_s32(lanes))) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: I) {
+        for (i, lanes) in v.0.as_chunks::<2>().0.iter().enumerate() {
+            // SAFETY: the caller allows writes of 16 bytes at `p`; `self` proves NEON.
+            unsafe {
+                let low = vmovn_u32(vreinterpretq_u32_s32(lanes[0]));
+                let high = vmovn_u32(vreinterpretq_u32_s32(lanes[1]));
+                vst1_u8(p.add(8 * i), vmovn_u16(vcombine_u16(low, high)));
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> V {
         // SAFETY: the caller allows reads of 16 bytes at `p`.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
@@ -234,6 +294,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn or_i(self, a: I, b: I) -> I {
         each_i!(i => vorrq_s32(a.0[i], b.0[i]))
+    }
+    #[inline(always)]
+    fn xor_i(self, a: I, b: I) -> I {
+        each_i!(i => veorq_s32(a.0[i], b.0[i]))
     }
     #[inline(always)]
     fn shr_i(self, v: I, n: usize) -> I {

@@ -149,6 +149,31 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::I>().write_unaligned(v.map(i32::to_le)) }
     }
     #[inline(always)]
+    unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [Self::I; 4] {
+        let mut out = [[0; LANES]; 4];
+        for (i, row) in rows.iter().enumerate() {
+            // SAFETY: the caller's contract is this read's.
+            let words = unsafe { row.add(at).cast::<[i32; 4]>().read_unaligned() };
+            for (out, word) in out.iter_mut().zip(words) {
+                out[i] = i32::from_le(word);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn store_low_halves(self, p: *mut u16, v: Self::I) {
+        // SAFETY: the caller's contract is this write's.
+        unsafe {
+            p.cast::<[u16; LANES]>()
+                .write_unaligned(v.map(|x| x as u16))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I) {
+        // SAFETY: the caller's contract is this write's.
+        unsafe { p.cast::<[u8; LANES]>().write(v.map(|x| x as u8)) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
         // SAFETY: the caller's contract is this read's.
         let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
@@ -175,6 +200,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn or_i(self, a: Self::I, b: Self::I) -> Self::I {
         each_i(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn xor_i(self, a: Self::I, b: Self::I) -> Self::I {
+        each_i(|i| a[i] ^ b[i])
     }
     #[inline(always)]
     fn shr_i(self, v: Self::I, n: usize) -> Self::I {

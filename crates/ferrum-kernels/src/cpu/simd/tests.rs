@@ -183,6 +183,15 @@ impl Everything {
                 note(format!("add_i {seed} {at}"), s.add_i(a, b));
                 note(format!("and_i {seed} {at}"), s.and_i(a, b));
                 note(format!("or_i {seed} {at}"), s.or_i(a, b));
+                note(format!("xor_i {seed} {at}"), s.xor_i(a, b));
+                let (mut halves, mut low) = ([0u16; LANES], [0u8; LANES]);
+                // SAFETY: sixteen elements each.
+                unsafe {
+                    s.store_low_halves(halves.as_mut_ptr(), a);
+                    s.store_low_bytes(low.as_mut_ptr(), a);
+                }
+                note("low halves".into(), ints(s, halves.map(i32::from)));
+                note("low bytes".into(), ints(s, low.map(i32::from)));
                 let table = bytes(seed + 2000);
                 let small = s.and_i(a, s.splat_i(0x0f0f_0f0f));
                 note(format!("lookup {seed} {at}"), s.lookup(table, small));
@@ -192,6 +201,28 @@ impl Everything {
                     note(format!("shr_i {seed} {at} {n}"), s.shr_i(a, n));
                     note(format!("shl_i {seed} {at} {n}"), s.shl_i(a, n));
                 }
+            }
+        }
+    }
+
+    /// Rows that lie anywhere, and what of them is taken.
+    #[inline(always)]
+    fn of_rows<S: Simd>(s: S, found: &mut Found) {
+        let data: [u8; 512] = bytes(3);
+        for at in [0, 1, 18] {
+            let rows = [
+                7, 0, 90, 30, 31, 32, 200, 5, 477, 9, 9, 300, 13, 128, 64, 255,
+            ];
+            // SAFETY: each row has at least 512 - 477 bytes, of which `at + 16` are read.
+            let words = unsafe { s.load_rows(&rows.map(|row| data[row..].as_ptr()), at) };
+            for (i, words) in words.into_iter().enumerate() {
+                let lanes = lanes_of(s, words);
+                let expected = rows.map(|row| {
+                    let word = &data[row + at + 4 * i..][..4];
+                    u32::from_le_bytes([word[0], word[1], word[2], word[3]])
+                });
+                assert_eq!(lanes, expected, "rows from {at}, word {i}");
+                found.push((format!("load_rows {at} {i}"), lanes));
             }
         }
     }
@@ -272,6 +303,7 @@ impl ByteKernel for Everything {
         Self::of_magic(s, &mut found);
         Self::of_small_floats(s, &mut found);
         Self::of_integers(s, &mut found);
+        Self::of_rows(s, &mut found);
         Self::of_narrow_products(s, &mut found);
         Self::of_wide_products(s, &mut found);
         found

@@ -1,0 +1,141 @@
+//! Packing of weights on the CPU, beside a copy of as many bytes.
+//!
+//! `cargo bench -p ferrum-kernels --bench pack [-- LEVEL|TYPE...]` prints for each type what packing reads and
+//! writes together in GB/s and its share of what the same threads copy in the same run: into memory that was
+//! written before, and into fresh memory, as a load does. Medians of repeated runs.
+
+#![allow(clippy::unwrap_used)]
+
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, peak};
+use ferrum_kernels::{
+    AwqWeights, BackendQuantMarlin, Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights,
+    PackedZeros, QuantPart, QuantWeights,
+};
+use ferrum_types::{GgufQuantType, SrcDtype};
+use std::time::Duration;
+
+/// Features, and numbers in each: larger together than the caches.
+const N: usize = 24_576;
+const K: usize = 4096;
+const GROUP: usize = 128;
+const TIME: Duration = Duration::from_millis(300);
+
+/// Bytes below 64: as half of an f16 they make a number below 2.
+fn bytes(count: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    let mut byte = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8 & 0x3f
+    };
+    (0..count).map(|_| byte()).collect()
+}
+
+fn main() {
+    let wanted: Vec<_> = std::env::args().skip(1).collect();
+    let levels: Vec<Isa> = wanted.iter().filter_map(|w| w.parse().ok()).collect();
+    let isa = levels.first().copied();
+    let config = CpuConfig { threads: None, isa };
+    let device = CpuBackend::with_config(config).unwrap();
+    println!("{}, {N} x {K}", device.isa());
+    let names: Vec<_> = wanted
+        .iter()
+        .filter(|w| *w != "--bench" && w.parse::<Isa>().is_err())
+        .collect();
+    let run = |name: &str, weights: &QuantWeights<'_>| {
+        if !names.is_empty() && !names.iter().any(|n| n.eq_ignore_ascii_case(name)) {
+            return;
+        }
+        let (written, seconds) = peak::packing(&device, weights, K).unwrap();
+        let both = weights.bytes() + written;
+        let copy = |fresh| peak::copy_bandwidth(&device, both / 2, fresh).unwrap();
+        let (copied, copied_fresh) = (copy(false), copy(true));
+        let fresh = peak::typical(TIME, || {
+            drop(
+                device
+                    .load_layers_fused(std::slice::from_ref(weights), K)
+                    .unwrap(),
+            );
+        });
+        let (packed, packed_fresh) = (both as f64 / seconds, both as f64 / fresh);
+        println!(
+            "{name:18} {:5.1} GB/s {:3.0} % of {:4.1}   fresh {:5.1} GB/s {:3.0} % of {:4.1}",
+            packed / 1e9,
+            100.0 * packed / copied,
+            copied / 1e9,
+            packed_fresh / 1e9,
+            100.0 * packed_fresh / copied_fresh,
+            copied_fresh / 1e9,
+        );
+    };
+    for ty in GgufQuantType::all() {
+        let floats = matches!(
+            ty,
+            GgufQuantType::F32 | GgufQuantType::F16 | GgufQuantType::BF16
+        );
+        if floats || CpuBackend::is_native_layer(&gguf(&[], ty, 0)) {
+            let blocks = bytes(ty.bytes_for(N * K).unwrap());
+            run(ty.name(), &gguf(&blocks, ty, N));
+        }
+    }
+    layers(run);
+}
+
+fn gguf(bytes: &[u8], ty: GgufQuantType, rows: usize) -> QuantWeights<'_> {
+    QuantWeights::Gguf(QuantPart { bytes, ty, rows })
+}
+
+/// Layers of Hugging Face folders.
+fn layers(run: impl Fn(&str, &QuantWeights<'_>)) {
+    let (codes, groups) = (bytes(N * K), K / GROUP);
+    let half_codes = &codes[..N * K / 2];
+    let scales = bytes(2 * N * groups);
+    let zeros = bytes(N * groups / 2);
+    let layer = Fp8Weights {
+        in_features: K,
+        out_features: N,
+        block: [1, K],
+        codes: &codes,
+        scales: &scales[..2 * N],
+        scale_dtype: SrcDtype::BF16,
+    };
+    run("FP8", &QuantWeights::Fp8(layer));
+    // Every input in a group far from its neighbours'.
+    let order = (0..K).map(|i| (i * 7 % groups) as i32);
+    let order: Vec<u8> = order.flat_map(i32::to_le_bytes).collect();
+    let gptq = |g_idx| {
+        QuantWeights::Gptq(GptqWeights {
+            bits: 4,
+            group_size: GROUP,
+            zero_points: GptqZeroPoints::MinusOne,
+            in_features: K,
+            out_features: N,
+            qweight: half_codes,
+            qzeros: &zeros,
+            scales: &scales,
+            g_idx,
+        })
+    };
+    run("GPTQ", &gptq(None));
+    run("GPTQ-order", &gptq(Some(&order)));
+    let layer = AwqWeights {
+        group_size: GROUP,
+        in_features: K,
+        out_features: N,
+        qweight: half_codes,
+        qzeros: &zeros,
+        scales: &scales,
+    };
+    run("AWQ", &QuantWeights::Awq(layer));
+    let layer = PackedWeights {
+        bits: 4,
+        group_size: GROUP,
+        in_features: K,
+        out_features: N,
+        codes: half_codes,
+        scales: &scales,
+        scale_dtype: SrcDtype::BF16,
+        zeros: PackedZeros::None,
+        g_idx: None,
+    };
+    run("pack-quantized", &QuantWeights::Packed(layer));
+}

@@ -1,0 +1,187 @@
+//! Codes of group schemes, of sixteen features at once: steps of panels from the words of a file.
+
+use super::affine::Layer;
+use super::format::{STEPS, UNIT};
+use crate::cpu::panels::{LaneRows, field, put_low_bytes};
+use crate::cpu::simd::{LANES, Simd};
+use ferrum_quant::affine::PackedCodes;
+use ferrum_quant::awq::COLUMN_SHIFTS;
+
+/// A layer, and one of its rows.
+pub(super) type Row<'a> = Option<(&'a Layer<'a>, usize)>;
+
+/// The codes of half a panel.
+pub(super) enum LaneCodes<'a> {
+    /// [`PackedCodes::Columns`] from the first of sixteen columns on, and words from one row to the next.
+    Columns(&'a [[u8; 4]], usize),
+    /// [`PackedCodes::Rows`].
+    Rows(LaneRows<'a>),
+    /// [`PackedCodes::Interleaved`] in the same way as columns.
+    Interleaved(&'a [[u8; 4]], usize),
+    /// Those that lie in none of these ways.
+    Others(&'a [Row<'a>]),
+}
+
+impl<'a> LaneCodes<'a> {
+    /// The codes of sixteen rows; `no_codes` is a row for those that do not exist.
+    pub(super) fn new(rows: &'a [Row<'a>], no_codes: &'a [u8]) -> Self {
+        let others = Self::Others(rows);
+        let Some(Some((first, column))) = rows.first() else {
+            return others;
+        };
+        let follow = |(i, row): (usize, &Row<'_>)| {
+            row.is_some_and(|(layer, row)| std::ptr::eq(layer, *first) && row == column + i)
+        };
+        let together = rows.len() == LANES && rows.iter().enumerate().all(follow);
+        let stride = first.affine.out_features;
+        match first.codes {
+            PackedCodes::Columns(words) if together => Self::Columns(&words[*column..], stride),
+            PackedCodes::Interleaved(words) if together && column.is_multiple_of(8) => {
+                Self::Interleaved(&words[column / 8..], stride / 8)
+            }
+            _ if first.order.is_none() => rows_of(rows, no_codes).map_or(others, Self::Rows),
+            _ => others,
+        }
+    }
+
+    /// The steps of 32 codes of `BITS` bits, from number `first` on, in the order in which they are multiplied.
+    #[inline(always)]
+    pub(super) fn steps<S: Simd, const BITS: usize>(
+        &self,
+        s: S,
+        order: Option<&[u32]>,
+        first: usize,
+    ) -> [S::I; STEPS] {
+        let order = order.map(|order| &order[first..first + UNIT]);
+        match (self, order) {
+            (Self::Columns(words, stride), None) => {
+                let mut stream = [s.splat_i(0); 8];
+                for (w, stream) in stream.iter_mut().enumerate().take(BITS) {
+                    *stream = sixteen(s, words, (first * BITS / 32 + w) * stride);
+                }
+                of_stream::<S, BITS>(s, &stream)
+            }
+            (Self::Columns(words, stride), Some(inputs)) => {
+                of_inputs::<S, BITS>(s, words, *stride, inputs)
+            }
+            (Self::Rows(rows), None) => {
+                let at = first * BITS / 8;
+                let [a, b, c, d] = rows.words(s, at);
+                let mut stream = [a, b, c, d, a, b, c, d];
+                if BITS == 8 {
+                    stream[4..].copy_from_slice(&rows.words(s, at + 16));
+                }
+                of_stream::<S, BITS>(s, &stream)
+            }
+            (Self::Interleaved(words, stride), None) => of_interleaved(s, words, *stride, first),
+            _ => self.one_by_one(s, order, first),
+        }
+    }
+
+    /// [`steps`](Self::steps) of codes that lie anyhow.
+    #[inline(always)]
+    fn one_by_one<S: Simd>(&self, s: S, order: Option<&[u32]>, first: usize) -> [S::I; STEPS] {
+        let mut codes = [[0; UNIT]; LANES];
+        if let Self::Others(rows) = self {
+            for (codes, row) in codes.iter_mut().zip(*rows) {
+                let Some((layer, row)) = row else { continue };
+                for (i, code) in codes.iter_mut().enumerate() {
+                    let input = order.map_or(first + i, |order| order[i] as usize);
+                    *code = layer.codes.code(&layer.affine, *row, input);
+                }
+            }
+        }
+        LaneRows::new(&codes.each_ref().map(|row| &row[..])).eight_words(s, 0)
+    }
+}
+
+/// Rows of words, if all that exist are such.
+fn rows_of<'a>(rows: &[Row<'a>], no_codes: &'a [u8]) -> Option<LaneRows<'a>> {
+    let mut found = [no_codes; LANES];
+    for (found, row) in found.iter_mut().zip(rows) {
+        if let Some((layer, row)) = row {
+            let PackedCodes::Rows(words) = layer.codes else {
+                return None;
+            };
+            let each = layer.affine.in_features * layer.affine.bits as usize / 32;
+            *found = words[row * each..][..each].as_flattened();
+        }
+    }
+    Some(LaneRows::new(&found))
+}
+
+/// Sixteen words from number `at` on.
+#[inline(always)]
+fn sixteen<S: Simd>(s: S, words: &[[u8; 4]], at: usize) -> S::I {
+    let words = &words[at..at + LANES];
+    // SAFETY: sixteen words are a vector.
+    unsafe { s.load_i(words.as_ptr().cast()) }
+}
+
+/// The steps of 32 codes that are a stream of bits in each lane.
+#[inline(always)]
+fn of_stream<S: Simd, const BITS: usize>(s: S, words: &[S::I; 8]) -> [S::I; STEPS] {
+    let mut steps = [s.splat_i(0); STEPS];
+    for (t, step) in steps.iter_mut().enumerate() {
+        let (word, shift) = (4 * BITS * t / 32, 4 * BITS * t % 32);
+        let mut four = s.shr_i(words[word], shift);
+        if shift + 4 * BITS > 32 {
+            four = s.or_i(four, s.shl_i(words[word + 1], 32 - shift));
+        }
+        // Four codes side by side: two of them to the upper half, then one of each half to its upper byte.
+        let mask = |codes: usize| ((1u64 << (codes * BITS)) - 1) as u32;
+        let four = s.and_i(four, s.splat_i(mask(4) as i32));
+        let pairs = s.or_i(four, s.shl_i(four, 16 - 2 * BITS));
+        let pairs = s.and_i(pairs, s.splat_i((mask(2) * 0x0001_0001) as i32));
+        let bytes = s.or_i(pairs, s.shl_i(pairs, 8 - BITS));
+        *step = s.and_i(bytes, s.splat_i((mask(1) * 0x0101_0101) as i32));
+    }
+    steps
+}
+
+/// The steps of some inputs of sixteen columns.
+#[inline(always)]
+fn of_inputs<S: Simd, const BITS: usize>(
+    s: S,
+    words: &[[u8; 4]],
+    stride: usize,
+    inputs: &[u32],
+) -> [S::I; STEPS] {
+    let mut steps = [s.splat_i(0); STEPS];
+    for (i, &input) in inputs.iter().enumerate().take(UNIT) {
+        let (word, shift) = (input as usize * BITS / 32, input as usize * BITS % 32);
+        let mut code = s.shr_i(sixteen(s, words, word * stride), shift);
+        if shift + BITS > 32 {
+            let next = sixteen(s, words, (word + 1) * stride);
+            code = s.or_i(code, s.shl_i(next, 32 - shift));
+        }
+        let code = s.and_i(code, s.splat_i((1 << BITS) - 1));
+        steps[i / 4] = s.or_i(steps[i / 4], s.shl_i(code, i % 4 * 8));
+    }
+    steps
+}
+
+/// The steps of 32 inputs of sixteen interleaved columns.
+#[inline(always)]
+fn of_interleaved<S: Simd>(s: S, words: &[[u8; 4]], stride: usize, first: usize) -> [S::I; STEPS] {
+    // A lane is an input first: what a shift leaves of its words belongs to one feature.
+    let mut codes = [[0; UNIT]; LANES];
+    for inputs in 0..UNIT / LANES {
+        for eight in 0..LANES / 8 {
+            let mut lanes = [[0; 4]; LANES];
+            for (i, lane) in lanes.iter_mut().enumerate() {
+                *lane = words[(first + inputs * LANES + i) * stride + eight];
+            }
+            let lanes = sixteen(s, &lanes, 0);
+            for (column, shift) in COLUMN_SHIFTS.iter().enumerate() {
+                let code = field(s, lanes, *shift as usize, 0x0f);
+                put_low_bytes(s, &mut codes[8 * eight + column], inputs * LANES, code);
+            }
+        }
+    }
+    let mut rows = [&codes[0][..]; LANES];
+    for (row, codes) in rows.iter_mut().zip(&codes) {
+        *row = codes;
+    }
+    LaneRows::new(&rows).eight_words(s, 0)
+}
