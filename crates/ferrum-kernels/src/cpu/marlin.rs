@@ -8,6 +8,7 @@ use super::exec::Exec;
 use super::fp8;
 use super::gemm::pack::CpuWeight;
 use super::moe::Matrices;
+use super::packed_store::PackedKey;
 use super::quant::affine::{Layer, fits};
 use super::quant::pack::{Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
@@ -182,7 +183,8 @@ impl BackendQuantMarlin for CpuBackend {
     }
 
     fn load_layers_fused(&self, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
-        load(self.exec(), parts, cols)
+        let key = |key: &mut PackedKey| key.layers(parts, cols);
+        self.exec().restore_or("layers", key, || load(self.exec(), parts, cols))
     }
 
     fn gemm_gptq(
