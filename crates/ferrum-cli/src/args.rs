@@ -7,10 +7,12 @@
 
 mod bench_serve;
 mod hub;
+mod output;
 mod sampling;
 
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+pub(crate) use output::OutputArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -28,6 +30,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Subcommand)]

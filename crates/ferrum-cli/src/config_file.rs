@@ -9,7 +9,7 @@ use crate::{open, ui};
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, ColorChoice, Command, CommandFactory, FromArgMatches};
 use std::any::TypeId;
 use std::error::Error;
 use std::ffi::OsString;
@@ -24,18 +24,23 @@ const SECRETS: [&str; 1] = ["api-key"];
 
 /// The command that was typed, with what its file says. `None`: all was done already.
 pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
-    let command = Cli::command();
+    let command = Cli::command().color(color(&typed));
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
+    ui::init(cli.output.verbosity(), cli.output.color);
     if let Wanted::Serve(ServeArgs {
         config: Some(path), ..
     }) = &cli.command
     {
         let text = open::read_json_text(path)?;
         let flags = flags(serve(&command)?, &text, path, of_serve(&matches))?;
-        // After the program and the command.
+        // After the command, before which there are only flags of all commands.
         let mut all = typed;
-        all.splice(2..2, flags);
+        let after = all
+            .iter()
+            .position(|word| word == "serve")
+            .map_or(1, |at| at + 1);
+        all.splice(after..after, flags);
         matches = command.clone().get_matches_from(all);
         cli = read(&matches)?;
     }
@@ -46,6 +51,16 @@ pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
         }
         _ => Ok(Some(cli)),
     }
+}
+
+/// What `--color` says, before anything is parsed: messages about wrong flags have colours too.
+fn color(typed: &[OsString]) -> ColorChoice {
+    let words = typed.iter().filter_map(|word| word.to_str());
+    let words: Vec<_> = words.take_while(|word| *word != "--").collect();
+    let joined = words.iter().find_map(|word| word.strip_prefix("--color="));
+    let apart = words.iter().position(|word| *word == "--color");
+    let value = joined.or_else(|| words.get(apart? + 1).copied());
+    value.and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
 fn read(matches: &ArgMatches) -> Outcome<Cli> {

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         // A reader that has seen enough (`ferrum … | head`) is no error.
         Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
         Err(failure) => {
-            ui::say(&format!("error: {failure}"));
+            ui::error(&failure);
             ExitCode::FAILURE
         }
     }

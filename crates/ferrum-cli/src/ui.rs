@@ -1,13 +1,119 @@
-//! Words on stderr, data on stdout.
+//! Words on stderr, data on stdout; how much of the words, and in which colours, the global flags say.
 
 use crate::failure::Outcome;
+use clap::ColorChoice;
+use clap::builder::styling::AnsiColor;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::sync::OnceLock;
 
-/// A line for a person.
+/// How much is said on stderr.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verbosity {
+    /// Errors only.
+    Quiet,
+    #[default]
+    Normal,
+    /// Details as well.
+    Verbose,
+}
+
+/// The settings of the global flags, stored once when the program starts.
+struct Settings {
+    verbosity: Verbosity,
+    stdout_color: bool,
+    stderr_color: bool,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Stores what the global flags say. Further calls change nothing.
+pub(crate) fn init(verbosity: Verbosity, color: ColorChoice) {
+    SETTINGS.get_or_init(|| settings(verbosity, color));
+}
+
+fn settings(verbosity: Verbosity, color: ColorChoice) -> Settings {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let wanted = variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|t| t != "dumb");
+    let colored = |terminal: bool| match color {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => wanted && terminal,
+    };
+    Settings {
+        verbosity,
+        stdout_color: colored(std::io::stdout().is_terminal()),
+        stderr_color: colored(std::io::stderr().is_terminal()),
+    }
+}
+
+fn current() -> &'static Settings {
+    SETTINGS.get_or_init(|| settings(Verbosity::default(), ColorChoice::default()))
+}
+
+pub(crate) fn verbosity() -> Verbosity {
+    current().verbosity
+}
+
+/// Whether text on stdout may have colours.
+#[allow(dead_code, reason = "the chat's colours come with the chat")]
+pub(crate) fn color_stdout() -> bool {
+    current().stdout_color
+}
+
+/// Whether text on stderr may have colours.
+pub(crate) fn color_stderr() -> bool {
+    current().stderr_color
+}
+
+/// A line for a person; nothing with `--quiet`.
 pub(crate) fn say(line: &str) {
+    if verbosity() > Verbosity::Quiet {
+        say_always(line);
+    }
+}
+
+/// A line that only `--verbose` shows.
+pub(crate) fn detail(line: &str) {
+    if verbosity() >= Verbosity::Verbose {
+        say_always(line);
+    }
+}
+
+/// What went wrong, as `error: …`.
+pub(crate) fn error(message: &impl std::fmt::Display) {
+    say_always(&format!("error: {message}"));
+}
+
+/// A line that `--quiet` does not silence: an error, a question, an answer to what was typed.
+pub(crate) fn say_always(line: &str) {
+    let text = match color_stderr() {
+        true => paint(line),
+        false => line.to_owned(),
+    };
     // With stderr closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// `text` with the words that begin its lines (`error:`, `hint:`) in their colours.
+fn paint(text: &str) -> String {
+    const LABELS: [(&str, AnsiColor); 4] = [
+        ("error:", AnsiColor::Red),
+        ("warning:", AnsiColor::Yellow),
+        ("note:", AnsiColor::Cyan),
+        ("hint:", AnsiColor::Green),
+    ];
+    let line = |line: &str| {
+        let label = LABELS.iter().find(|(label, _)| line.starts_with(label));
+        label.map_or_else(
+            || line.to_owned(),
+            |(label, color)| {
+                let style = color.on_default().bold();
+                format!("{style}{label}{style:#}{}", &line[label.len()..])
+            },
+        )
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Text for stdout, shown at once.
@@ -41,7 +147,7 @@ impl Progress {
     }
 
     fn new(label: &str, template: &str) -> Self {
-        let bar = if std::io::stderr().is_terminal() {
+        let bar = if std::io::stderr().is_terminal() && verbosity() > Verbosity::Quiet {
             ProgressBar::new(0)
         } else {
             ProgressBar::hidden()
@@ -78,7 +184,16 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::human_bytes;
+    use super::{human_bytes, paint};
+
+    #[test]
+    fn labels_have_colors_and_nothing_else_has() {
+        let text = "error: no such file\nhint: check the path: note: x";
+        assert_eq!(
+            paint(text),
+            "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m no such file\n\u{1b}[1m\u{1b}[32mhint:\u{1b}[0m check the path: note: x"
+        );
+    }
 
     #[test]
     fn bytes_are_short_and_clear() {

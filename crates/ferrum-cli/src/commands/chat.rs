@@ -83,7 +83,7 @@ pub(super) fn chat(
             Err(failure) => {
                 // The conversation goes on without the question that could not be answered.
                 messages.pop();
-                ui::say(&format!("error: {failure}"));
+                ui::error(&failure);
             }
         }
     }

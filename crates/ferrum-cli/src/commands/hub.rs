@@ -3,7 +3,7 @@
 use crate::args::{ListArgs, PullArgs, RmArgs};
 use crate::failure::{Failure, Outcome};
 use crate::hub;
-use crate::ui::{human_bytes, say, show, show_json};
+use crate::ui::{human_bytes, say, say_always, show, show_json};
 use ferrum_formats::Shown;
 use ferrum_formats::hub::{
     CachedModel, CachedRepo, CachedSnapshot, HubCache, ModelName, Revision, Want,
@@ -180,7 +180,7 @@ fn agreed(question: &str) -> Outcome<bool> {
             "{question} nobody is there to say\nhint: --yes removes without asking"
         )));
     }
-    say(&format!("{question} [y/N]"));
+    say_always(&format!("{question} [y/N]"));
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
