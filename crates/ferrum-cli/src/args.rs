@@ -9,11 +9,13 @@ mod bench_serve;
 mod hub;
 mod output;
 mod sampling;
+mod weight_cache;
 
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 pub(crate) use output::OutputArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs};
+pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
@@ -47,6 +49,9 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a model from the cache
     Rm(RmArgs),
+    /// Look at the weights that are kept packed, so that models start quickly, or remove them
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Show what a model file holds and how much memory a run takes
     Inspect(InspectArgs),
     /// Print the logits of every position
@@ -188,6 +193,9 @@ pub(crate) struct RunArgs {
     pub(crate) device: DeviceArgs,
 
     #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
+    #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
     #[command(flatten)]
@@ -300,6 +308,9 @@ pub(crate) struct ServeArgs {
     pub(crate) device: DeviceArgs,
 
     #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
+    #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
     /// Most sequences that are computed at once
@@ -400,6 +411,9 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
     /// Element of the KV cache; f32 rounds nothing
     #[arg(long, value_name = "TYPE", default_value_t = KvDtype::F32)]
     pub(crate) kv_dtype: KvDtype,
@@ -490,6 +504,9 @@ pub(crate) struct PerplexityArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
 
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
@@ -621,6 +638,9 @@ pub(crate) struct BenchArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
 
     /// Element of the KV cache [default: f32 for f32 models, else f16]
     #[arg(long, value_name = "TYPE")]

@@ -11,6 +11,7 @@ mod hub;
 mod open;
 mod process;
 mod ui;
+mod weight_cache;
 
 use failure::Failure;
 use std::process::ExitCode;

@@ -14,9 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Bytes of weights below which packing takes no longer than looking for what was kept.
-const WORTH_KEEPING: u64 = 64 << 20;
-
 /// What a cache did for a model that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
@@ -111,7 +108,7 @@ impl LoadStore {
         layout: String,
         threads: usize,
     ) -> Result<Self, String> {
-        if model.tensors().total_bytes() < WORTH_KEEPING {
+        if !cache.is_for(model.tensors().total_bytes()) {
             return Err("the model is small".into());
         }
         let files = model.source.identities();
@@ -121,7 +118,7 @@ impl LoadStore {
         let key = CacheKey::new(files, layout);
         let found = cache.find(&key, threads).map_err(|e| e.to_string())?;
         let (file, damaged) = match found {
-            Found::Ready(file) => (Some(Arc::new(file)), None),
+            Found::Ready(file) => (Some(populated(file)), None),
             Found::Absent => (None, None),
             Found::Damaged(fault) => (None, Some(fault.to_string())),
         };
@@ -184,6 +181,16 @@ impl LoadStore {
             loaded.entries.push((name, entry));
         }
     }
+}
+
+/// A file whose pages are read and mapped while its first weights are used.
+fn populated(file: PackedFile) -> Arc<PackedFile> {
+    let file = Arc::new(file);
+    let mapped = Arc::clone(&file);
+    let thread = std::thread::Builder::new().name("weight-cache".into());
+    // Without it, pages are mapped one by one when they are touched.
+    let _ = thread.spawn(move || mapped.populate());
+    file
 }
 
 /// Has this thread run when no other wants to.

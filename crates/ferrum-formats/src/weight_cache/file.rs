@@ -63,6 +63,12 @@ impl PackedFile {
         Self::parse(name, Bytes::Owned(bytes))
     }
 
+    /// A file of these panels and this table with the checksums that it needs, for tests of what they keep out.
+    #[doc(hidden)]
+    pub fn sealed(panels: &[u8], table: &[u8]) -> Vec<u8> {
+        [panels, table, &footer_of(panels.len(), table)].concat()
+    }
+
     fn parse(path: &Path, bytes: Bytes) -> Result<Self> {
         let wrong = |what| FormatError::source(path, what, "");
         let table = footer(&bytes).map_err(wrong)?;
@@ -122,6 +128,11 @@ impl PackedFile {
     pub fn entry(&self, name: &EntryName) -> Option<(&[u8], Range<usize>)> {
         let (description, panels) = self.entries.get(name)?;
         Some((&self.bytes[description.clone()], panels.clone()))
+    }
+
+    /// The names of all entries.
+    pub fn names(&self) -> impl Iterator<Item = EntryName> {
+        self.entries.keys().copied()
     }
 
     /// Number of entries.

@@ -28,12 +28,15 @@ use twox_hash::XxHash3_128;
 
 /// Most bytes of all files together, when nobody says.
 const MOST: u64 = 32 << 30;
+/// Bytes of a model below which packing takes no longer than looking for what was kept.
+const WORTH_KEEPING: u64 = 64 << 20;
 
 /// A folder of packed weights. It need not exist.
 #[derive(Debug, Clone)]
 pub struct WeightCache {
     folder: Folder,
     limit: Option<u64>,
+    least: u64,
 }
 
 /// What a file of packed weights is for.
@@ -117,7 +120,22 @@ impl WeightCache {
         Self {
             folder: Folder::new(root.into()),
             limit,
+            least: WORTH_KEEPING,
         }
+    }
+
+    /// Keeps models of at least `bytes`; as long as nobody says, 64 MiB.
+    #[must_use]
+    pub fn keep_from(self, bytes: u64) -> Self {
+        Self {
+            least: bytes,
+            ..self
+        }
+    }
+
+    /// Whether the weights of a model of `bytes` are worth keeping.
+    pub fn is_for(&self, bytes: u64) -> bool {
+        bytes >= self.least
     }
 
     /// The folder.
@@ -156,7 +174,6 @@ impl WeightCache {
             self.folder.set_verified(&file);
         }
         self.folder.set_used(&key.stem());
-        file.populate();
         Ok(file)
     }
 

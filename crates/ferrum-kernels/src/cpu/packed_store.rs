@@ -16,8 +16,9 @@ use super::quant::affine::GroupForm;
 use super::quant::format::{Codes, Scales, UNIT};
 use super::quant::pack::{Flip, Form, OnFormat, Packed, is_packed, panel_bytes};
 use super::quant::{CpuQuantWeight, Part};
-use crate::backend::{ExpertShape, MatShape, QuantPart, QuantWeights, WeightPart};
-use ferrum_quant::{PackedZeros, ZeroPoints};
+use crate::backend::{
+    ExpertShape, GptqZeroPoints, MatShape, PackedZeros, QuantPart, QuantWeights, WeightPart,
+};
 use ferrum_types::{GgufQuantType, Result};
 
 /// Version of the bytes of panels and of their descriptions. A change of either, or of which matrices a
@@ -111,7 +112,7 @@ impl PackedKey {
         for part in parts {
             match part {
                 QuantWeights::Gptq(layer) => {
-                    let minus_one = layer.zero_points == ZeroPoints::MinusOne;
+                    let minus_one = layer.zero_points == GptqZeroPoints::MinusOne;
                     self.layer(0, (layer.out_features, layer.group_size), usize::from(minus_one));
                     self.number(layer.bits as usize);
                     for bytes in [layer.qweight, layer.qzeros, layer.scales] {

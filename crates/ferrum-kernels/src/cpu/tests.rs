@@ -4,6 +4,7 @@
 mod attention;
 mod matrices;
 mod moe;
+mod packed_store;
 mod quant;
 mod rows;
 
