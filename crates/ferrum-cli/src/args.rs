@@ -49,7 +49,7 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a model from the cache
     Rm(RmArgs),
-    /// Look at the weights that are kept packed, so that models start quickly, or remove them
+    /// List the packed weights that make the next start quick, or clear them
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Show what a model file holds and how much memory a run takes

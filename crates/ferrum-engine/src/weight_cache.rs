@@ -137,9 +137,10 @@ impl LoadStore {
         if !loaded.packed {
             return KeptWeights::of(CacheOutcome::Hit);
         }
-        let slices: Vec<Vec<&[u8]>> = loaded.entries.iter().map(slices).collect();
-        let entries = new_entries(&loaded.entries, &slices);
+        let panels: Vec<_> = loaded.entries.iter().map(slices).collect();
+        let entries = new_entries(&loaded.entries, &panels);
         let bytes = entries.iter().map(NewEntry::bytes).sum();
+        drop((entries, panels));
         let writer = match self.cache.room(&self.key, bytes) {
             Ok(Room::Granted(writer)) => writer,
             Ok(Room::Busy) => return KeptWeights::skipped("another process is writing them"),
@@ -150,8 +151,8 @@ impl LoadStore {
         let (cache, stopped) = (self.cache.clone(), Arc::clone(&stop));
         let write = move || {
             yield_to_others();
-            let slices: Vec<Vec<&[u8]>> = loaded.entries.iter().map(slices).collect();
-            let entries = new_entries(&loaded.entries, &slices);
+            let panels: Vec<_> = loaded.entries.iter().map(slices).collect();
+            let entries = new_entries(&loaded.entries, &panels);
             // What fails leaves no file, so that the next start packs and writes again.
             let _ = cache.write(writer, &entries, &|| !stopped.load(Ordering::Relaxed));
         };
