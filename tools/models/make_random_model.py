@@ -101,6 +101,33 @@ SHAPES: dict[str, Shape] = {
             "original_max_position_embeddings": 8192,
         },
     ),
+    "llama-3.1-8b": Shape(
+        gguf.MODEL_ARCH.LLAMA,
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        rope_theta=500000.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
     # Not a released model: 0.84 billion parameters of which 0.18 are read per token, so that a
     # mixture of experts can be measured on a small machine (196 MB per token in Q8_0).
     "qwen3-moe-small": Shape(

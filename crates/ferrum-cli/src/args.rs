@@ -18,6 +18,7 @@ mod run;
 mod sampling;
 mod serve;
 mod text;
+mod weight_cache;
 
 pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
@@ -34,6 +35,7 @@ pub(crate) use run::RunArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed};
 pub(crate) use serve::{Preload, ServeArgs};
 pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
+pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -61,6 +63,9 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a model from the cache
     Rm(RmArgs),
+    /// List the packed weights that make the next start quick, or clear them
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Show what a model file holds and how much memory a run takes
     Inspect(InspectArgs),
     /// Print the logits of every position

@@ -238,8 +238,12 @@ fn offline(args: &HubArgs) -> bool {
 
 /// The folder that all programs of the hub share.
 fn home() -> Option<PathBuf> {
-    let cache = || path_in("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
-    path_in("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
+    path_in("HF_HOME").or_else(|| Some(user_cache()?.join("huggingface")))
+}
+
+/// The folder in which programs keep what they can make again.
+pub(crate) fn user_cache() -> Option<PathBuf> {
+    path_in("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))
 }
 
 /// A path in a variable, whose `~` is the user's home.

@@ -13,6 +13,7 @@ mod open;
 mod process;
 mod ui;
 mod version;
+mod weight_cache;
 
 use failure::Failure;
 use std::process::ExitCode;

@@ -1,10 +1,11 @@
 //! From a path, the name of a hub's model, or nothing (the demo model) to what a command needs.
 
-use crate::args::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs};
+use crate::args::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs};
 use crate::failure::{Failure, Outcome};
 use crate::hub;
 use crate::ui::{self, Progress};
-use ferrum_engine::{BackendDispatch, KvDtype, Session};
+use crate::weight_cache;
+use ferrum_engine::{BackendDispatch, KeptWeights, KvDtype, Session};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -163,33 +164,49 @@ pub(crate) fn plan(model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryP
     }
 }
 
+/// A model on a device.
+pub(crate) struct Loaded {
+    pub(crate) session: Session,
+    /// What the cache of packed weights did for it, where there is one.
+    pub(crate) kept: Option<KeptWeights>,
+}
+
+impl Loaded {
+    /// Waits until the packed weights are written, if they are to be kept.
+    pub(crate) fn finish(self) {
+        if let Some(kept) = self.kept {
+            weight_cache::finish(kept);
+        }
+    }
+}
+
 /// Opens the device and loads the model onto it, with a progress bar on a terminal.
 pub(crate) fn load(
     model: &Model,
-    device: &DeviceArgs,
+    (device, weights): (&DeviceArgs, &WeightCacheArgs),
     config: RunnerConfig,
     kv: KvDtype,
-) -> Outcome<(Session, BackendDispatch)> {
+) -> Outcome<(Loaded, BackendDispatch)> {
     let dispatch = open_device(model, device)?;
-    let session = load_on(&dispatch, model, config, kv)?;
-    Ok((session, dispatch))
+    let loaded = load_on(&dispatch, weights, model, config, kv)?;
+    Ok((loaded, dispatch))
 }
 
 /// [`load`], with an adapter beside the weights.
 pub(crate) fn load_adapted(
     model: &Model,
-    device: &DeviceArgs,
+    device: (&DeviceArgs, &WeightCacheArgs),
     adapter: &AdapterArgs,
     config: RunnerConfig,
     kv: KvDtype,
-) -> Outcome<Session> {
+) -> Outcome<Loaded> {
     // A wrong folder is told before a large model is loaded.
     let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
-    let (mut session, _) = load(model, device, config, kv)?;
+    let (mut loaded, _) = load(model, device, config, kv)?;
     if let Some(folder) = &folder {
-        session.use_adapter(folder)?;
+        loaded.session.use_adapter(folder)?;
     }
-    Ok(session)
+    Ok(loaded)
 }
 
 /// Opens a device that has room for the model.
@@ -204,10 +221,11 @@ pub(crate) fn open_device(model: &Model, device: &DeviceArgs) -> Outcome<Backend
 /// Loads the model onto an open device, with a progress bar on a terminal.
 pub(crate) fn load_on(
     dispatch: &BackendDispatch,
+    weights: &WeightCacheArgs,
     model: &Model,
     config: RunnerConfig,
     kv: KvDtype,
-) -> Outcome<Session> {
+) -> Outcome<Loaded> {
     let expanded = dispatch.expanded_types(model);
     if !expanded.is_empty() {
         let note = format!(
@@ -221,7 +239,20 @@ pub(crate) fn load_on(
         }
     }
     let mut bar = Progress::bytes("loading");
-    Ok(dispatch.load(model, config, kv, &mut |done, total| bar.set(done, total))?)
+    let progress = &mut |done, total| bar.set(done, total);
+    let Some(cache) = weight_cache::of(weights) else {
+        let session = dispatch.load(model, config, kv, progress)?;
+        return Ok(Loaded {
+            session,
+            kept: None,
+        });
+    };
+    let (session, kept) = dispatch.load_cached(model, config, kv, &cache, progress)?;
+    weight_cache::tell(&kept);
+    Ok(Loaded {
+        session,
+        kept: Some(kept),
+    })
 }
 
 /// Token ids from the command line, held against the vocabulary.

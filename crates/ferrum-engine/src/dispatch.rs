@@ -1,7 +1,9 @@
 //! The one place where a backend is chosen at run time.
 
 use crate::session::{Session, StepRunner};
-use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use crate::weight_cache::{KeptWeights, LoadStore};
+use ferrum_formats::weight_cache::WeightCache;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, PackedStore};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -9,12 +11,13 @@ use ferrum_kernels::{
     KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig, WeightForm, load_weights,
+    DecoderWeights, Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig, WeightForm, load_weights,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What `--backend` can say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -268,6 +271,36 @@ impl BackendDispatch {
         )
     }
 
+    /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
+    /// the CPU packs weights.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load). What is wrong with the cache is no error, and said in the outcome.
+    pub fn load_cached(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        kv: KvDtype,
+        cache: &WeightCache,
+        progress: LoadProgress<'_>,
+    ) -> Result<(Session, KeptWeights)> {
+        let Self::Cpu(device) = self else {
+            let session = self.load(model, config, kv, progress)?;
+            return Ok((session, KeptWeights::skipped("only the CPU packs weights")));
+        };
+        let (layout, threads) = (device.packed_layout(), device.threads());
+        let store = match LoadStore::open(cache, model, layout, threads) {
+            Ok(store) => Arc::new(store),
+            Err(reason) => {
+                let session = self.load(model, config, kv, progress)?;
+                return Ok((session, KeptWeights::skipped(reason)));
+            }
+        };
+        let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
+        let session = Self::Cpu(loading).load(model, config, kv, progress)?;
+        Ok((session, store.finish()))
+    }
+
     /// Loads a model onto this device for one sequence at a time or many.
     ///
     /// # Errors
@@ -350,11 +383,13 @@ fn cpu_runner<K: KvDtypeKind>(
 where
     CpuBackend: BackendKvDtype<K>,
 {
-    if model.keeps_blocks() {
-        runner::<_, K, Moe<Native>>(device, model, config, progress)
+    let weights = if model.keeps_blocks() {
+        load_weights::<_, Moe<Native>>(device, model, progress)?
     } else {
-        runner::<_, K, Moe<Expanded>>(device, model, config, progress)
-    }
+        load_weights::<_, Moe<Expanded>>(device, model, progress)?
+    };
+    // What is loaded later, such as adapters, belongs to no model's cache.
+    with_weights::<_, K>(&device.without_packed_store(), model, weights, config)
 }
 
 fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
@@ -364,6 +399,15 @@ fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn StepRunner>> {
     let weights = load_weights::<B, W>(device, model, progress)?;
+    with_weights::<B, K>(device, model, weights, config)
+}
+
+fn with_weights<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    device: &B,
+    model: &Model,
+    weights: DecoderWeights<B>,
+    config: RunnerConfig,
+) -> Result<Box<dyn StepRunner>> {
     let spec = model.spec.clone();
     Ok(Box::new(ModelRunner::<B, K>::new(
         device, spec, weights, config,

@@ -15,6 +15,7 @@ pub mod scheduler;
 mod session;
 mod stop;
 mod suffix;
+mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
 pub use engine::{
@@ -25,3 +26,4 @@ pub use generate::{FinishReason, Generation, GenerationStats, generate};
 pub use sampler::{Dry, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::{Session, StepRunner};
 pub use stop::StopMatcher;
+pub use weight_cache::{CacheOutcome, KeptWeights};

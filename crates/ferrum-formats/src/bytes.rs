@@ -3,6 +3,7 @@
 //! Weights are read in place, so loading costs no copy and no memory of its own; the pages belong
 //! to the system's cache.
 
+use crate::identity::FileIdentity;
 use crate::{FormatError, Result};
 use memmap2::Mmap;
 use std::fs::File;
@@ -12,8 +13,8 @@ use std::path::Path;
 /// Immutable bytes of a whole file.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// A mapped file.
-    Mapped(Mmap),
+    /// A mapped file, with what it was when it was opened.
+    Mapped(Mmap, Option<Box<FileIdentity>>),
     /// Part of the program.
     Static(&'static [u8]),
     /// A buffer.
@@ -40,14 +41,35 @@ impl Bytes {
         // its weights, we document it (`Gguf::open`, `Safetensors::open`). No invariant of a Rust
         // type depends on the contents: readers re-check lengths whenever they decode.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| FormatError::io(path, "map", &e))?;
-        Ok(Bytes::Mapped(map))
+        // Of the file that was opened, whatever is at the path by now.
+        let identity = file.metadata().ok();
+        let identity = identity.and_then(|meta| FileIdentity::new(path, &meta));
+        Ok(Bytes::Mapped(map, identity.map(Box::new)))
+    }
+
+    /// What the mapped file was when it was opened; `None` for what is no file.
+    pub(crate) fn identity(&self) -> Option<&FileIdentity> {
+        match self {
+            Bytes::Mapped(_, identity) => identity.as_deref(),
+            Bytes::Static(_) | Bytes::Owned(_) => None,
+        }
+    }
+
+    /// Asks for huge pages, and has the system read the file and map its pages before they are touched.
+    pub(crate) fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        if let Bytes::Mapped(map, _) = self {
+            // Advice: whatever fails costs speed alone.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            let _ = map.advise(memmap2::Advice::PopulateRead);
+        }
     }
 
     /// Gives the pages of a mapped file back to the system. They are read anew if somebody looks
     /// again; until then they do not count as this process's memory.
     pub(crate) fn release(&self) {
         #[cfg(unix)]
-        if let Bytes::Mapped(map) = self {
+        if let Bytes::Mapped(map, _) = self {
             // SAFETY: the map is of a file and read-only, so dropped pages come back with the
             // file's bytes: nothing that anybody wrote is lost, and no borrow sees a change.
             let advice = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
@@ -62,7 +84,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map, _) => map,
             Bytes::Static(bytes) => bytes,
             Bytes::Owned(bytes) => bytes,
         }

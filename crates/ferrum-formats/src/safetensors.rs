@@ -9,6 +9,7 @@
 //! last of two tensors with the same name, and its errors do not say which tensor is wrong.
 
 use crate::bytes::Bytes;
+use crate::identity::FileIdentity;
 use crate::error::Shown;
 use crate::hf::HfConfig;
 use crate::tensor::{TensorDtype, TensorInfo, TensorSource, TensorView};
@@ -164,6 +165,12 @@ impl Safetensors {
     /// The `__metadata__` of the files.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// What the files were when they were opened; `None` when one is no file.
+    pub(crate) fn identities(&self) -> Option<Vec<FileIdentity>> {
+        let files = self.files.iter();
+        files.map(|file| file.identity().cloned()).collect()
     }
 
     /// Number of files.

@@ -2,6 +2,7 @@
 
 use crate::gguf::Gguf;
 use crate::hf::{GenerationConfig, HfConfig, QuantizationConfig};
+use crate::identity::FileIdentity;
 use crate::safetensors::{self, Safetensors};
 use crate::{FormatError, Result};
 use std::io::Read;
@@ -9,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// Extensions of Python pickles, which can run code when loaded and are never read.
 pub(crate) const PICKLES: &[&str] = &["bin", "pt", "pth", "ckpt", "pkl"];
+
+/// Where a folder says how its weights are quantised, when `config.json` does not.
+const QUANTIZATION_CONFIGS: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 
 pub(crate) const CONVERT_HINT: &str =
     "pickles can run code when loaded; convert the model to safetensors or GGUF first";
@@ -86,6 +90,21 @@ impl ModelSource {
         ))
     }
 
+    /// What the files were that say what the weights are, config included, when they were opened; `None` for a
+    /// model that does not lie in files.
+    pub fn identities(&self) -> Option<Vec<FileIdentity>> {
+        let folder = match self {
+            ModelSource::Gguf(gguf) => return gguf.identities(),
+            ModelSource::Hf(folder) => folder,
+        };
+        let mut files = folder.tensors.identities()?;
+        files.push(FileIdentity::of(folder.config.path())?);
+        // A file that is not there says nothing.
+        let beside = QUANTIZATION_CONFIGS.map(|name| FileIdentity::of(&folder.dir.join(name)));
+        files.extend(beside.into_iter().flatten());
+        Some(files)
+    }
+
     fn open_folder(dir: &Path) -> Result<Self> {
         if dir.join("config.json").exists() {
             return HfFolder::open(dir).map(ModelSource::Hf);
@@ -157,7 +176,7 @@ impl HfFolder {
         };
         let generation_config = generation_config.completed_from(&config)?;
         let mut quantization = QuantizationConfig::of_model(&config)?;
-        for name in ["quantize_config.json", "quant_config.json"] {
+        for name in QUANTIZATION_CONFIGS {
             if quantization.is_none() && dir.join(name).exists() {
                 let json = HfConfig::open(dir.join(name))?;
                 quantization = Some(QuantizationConfig::from_json(&json)?);

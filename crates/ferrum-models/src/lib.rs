@@ -32,7 +32,7 @@ pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use plan::{MemoryPlan, memory_plan};
 pub use rope::RopeTables;
-pub use runner::{KvLayout, LayerKv, ModelRunner, RunnerConfig};
+pub use runner::{DecoderWeights, KvLayout, LayerKv, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
     LayerSpec, MoeSpec, NormPlacement, RopeScaling, RopeSpec,

@@ -55,6 +55,9 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
     /// Element of the KV cache [default: f32 for f32 models, else f16]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDtype>,

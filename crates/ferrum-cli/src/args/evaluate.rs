@@ -42,6 +42,9 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
     /// Element of the KV cache; f32 rounds nothing
     #[arg(long, value_name = "TYPE", default_value_t = KvDtype::F32)]
     pub(crate) kv_dtype: KvDtype,
@@ -74,6 +77,9 @@ pub(crate) struct PerplexityArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
 
     #[command(flatten)]
     pub(crate) cache: CacheArgs,

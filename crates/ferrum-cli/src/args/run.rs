@@ -41,6 +41,9 @@ pub(crate) struct RunArgs {
     pub(crate) device: DeviceArgs,
 
     #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
+    #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
     #[command(flatten)]

@@ -144,6 +144,9 @@ pub(crate) struct ServeArgs {
     pub(crate) device: DeviceArgs,
 
     #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
+
+    #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
     /// Most sequences that are computed at once

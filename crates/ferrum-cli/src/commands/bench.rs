@@ -7,9 +7,10 @@ mod serve;
 
 use crate::args::{BenchArgs, BenchCommand, CacheArgs};
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::open::{self, Loaded};
 use crate::process;
 use crate::ui::{show, show_json};
+use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch};
@@ -50,8 +51,13 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     let kv = open::kv_dtype(&model, &cache);
     // What is measured is what `run` would do, which needs a tokenizer before its first token.
     let tokenizer = open::tokenizer_of(&model);
-    let (mut session, dispatch) = open::load(&model, &args.device, config, kv)?;
+    let device = (&args.device, &args.weights);
+    let (loaded, dispatch) = open::load(&model, device, config, kv)?;
     let load_s = started.elapsed().as_secs_f64();
+    let Loaded { mut session, kept } = loaded;
+    let weights_from = kept.as_ref().map_or("packed", weight_cache::word);
+    // Writing them would be measured, too.
+    kept.into_iter().for_each(weight_cache::finish);
     let prompt = random_tokens(prompt_len, model.spec.vocab_size);
     // The first run warms caches and pages, and is not counted.
     once(&mut session, &prompt, gen_len.min(4))?;
@@ -87,6 +93,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         kv: kv.to_string(),
         kv_per_token: open::plan(&model, &RunnerConfig::single(needed), kv).kv_per_token,
         load_s,
+        weights_from,
         first_token_s: median(samples.iter().map(|s| s.first_token_s)),
         decode_s: median(samples.iter().map(|s| s.decode_s)),
         batched,

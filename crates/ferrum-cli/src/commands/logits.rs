@@ -29,8 +29,8 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
         max_logit_rows: ROWS,
         ..RunnerConfig::single(context)
     };
-    let mut session =
-        open::load_adapted(&model, &args.device, &args.adapter, config, args.kv_dtype)?;
+    let device = (&args.device, &args.weights);
+    let mut loaded = open::load_adapted(&model, device, &args.adapter, config, args.kv_dtype)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if args.json {
         write!(
@@ -40,7 +40,7 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
         )?;
     }
     let mut written: Outcome = Ok(());
-    session.score(&tokens, &mut |first, rows| {
+    loaded.session.score(&tokens, &mut |first, rows| {
         for (i, row) in rows.chunks_exact(vocab).enumerate() {
             if written.is_err() {
                 break;

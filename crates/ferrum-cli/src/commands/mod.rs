@@ -1,6 +1,7 @@
 //! One file for each command.
 
 mod bench;
+mod cache;
 mod chat;
 mod devices;
 mod hub;
@@ -15,7 +16,7 @@ mod template;
 mod text;
 mod verify;
 
-use crate::args::{Command, VerifyCommand};
+use crate::args::{CacheCommand, Command, VerifyCommand};
 use crate::failure::Outcome;
 
 /// Runs a command.
@@ -26,6 +27,8 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),
+        Command::Cache(CacheCommand::List(args)) => cache::list(&args),
+        Command::Cache(CacheCommand::Clear(args)) => cache::clear(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Logits(args) => logits::logits(args),
         Command::Quantize(args) => quantize::quantize(&args),

@@ -38,11 +38,12 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
         ..RunnerConfig::single(window)
     };
     let kv = open::kv_dtype(&model, &args.cache);
-    let mut session = open::load_adapted(&model, &args.device, &args.adapter, config, kv)?;
+    let device = (&args.device, &args.weights);
+    let mut loaded = open::load_adapted(&model, device, &args.adapter, config, kv)?;
     let (mut sum, mut count) = (0f64, 0usize);
     let mut bar = Progress::bytes("reading");
     for (i, part) in tokens.chunks(window).enumerate() {
-        session.score(part, &mut |first, rows| {
+        loaded.session.score(part, &mut |first, rows| {
             for (row, &next) in rows.chunks_exact(vocab).zip(part[first..].iter().skip(1)) {
                 sum -= log_probability(row, next);
                 count += 1;

@@ -4,6 +4,7 @@ use super::chat;
 use crate::args::{RunArgs, SamplingArgs, Seed};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
+use crate::open::Loaded;
 use crate::{open, ui};
 use ferrum_engine::{Generation, GenerationStats, SamplingParams, Session, generate};
 use ferrum_formats::ModelSource;
@@ -82,14 +83,16 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         Some(prompt) => answer(&args, &model, &prompter, &wanted, &prompt),
         None => {
             let context = open::context(&model, args.cache.context, 0);
-            let mut session = load(&args, &model, context)?;
+            let mut loaded = load(&args, &model, context)?;
             chat::chat(
-                &mut session,
+                &mut loaded.session,
                 &prompter,
                 &wanted,
                 args.system.as_deref(),
                 !args.raw,
-            )
+            )?;
+            loaded.finish();
+            Ok(())
         }
     }
 }
@@ -155,9 +158,9 @@ fn answer(
         }
         .into());
     }
-    let mut session = load(args, model, context)?;
+    let mut loaded = load(args, model, context)?;
     let stats = speak(
-        &mut session,
+        &mut loaded.session,
         &prompter.tokenizer,
         &tokens,
         wanted,
@@ -165,13 +168,15 @@ fn answer(
     )?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
+    loaded.finish();
     Ok(())
 }
 
-fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Session> {
+fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {
     let kv = open::kv_dtype(model, &args.cache);
     let config = RunnerConfig::single(context);
-    open::load_adapted(model, &args.device, &args.adapter, config, kv)
+    let device = (&args.device, &args.weights);
+    open::load_adapted(model, device, &args.adapter, config, kv)
 }
 
 /// Generates onto stdout, for as long as `go_on` says so.

@@ -54,6 +54,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         server.serve(listener, stop).await;
         Outcome::Ok(())
     })?;
+    models.cancel_writing();
     // What did not end within the grace is cut off.
     runtime.shutdown_background();
     Ok(())

@@ -19,6 +19,7 @@ pub use value::{Array, ArrayBuf, Number, Value, ValueType};
 pub use writer::{TensorWriter, Writer};
 
 use crate::bytes::Bytes;
+use crate::identity::FileIdentity;
 use crate::error::Shown;
 use crate::tensor::{TensorInfo, TensorSource, TensorView};
 use crate::{FormatError, Result};
@@ -130,6 +131,13 @@ impl Gguf {
     /// The file, for messages.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What the files of the model were when they were opened; `None` when one is no file.
+    pub(crate) fn identities(&self) -> Option<Vec<FileIdentity>> {
+        let own = self.bytes.identity().cloned();
+        let parts = self.parts.iter().map(|part| part.bytes.identity().cloned());
+        std::iter::once(own).chain(parts).collect()
     }
 
     /// Version of the format, 2 or 3.

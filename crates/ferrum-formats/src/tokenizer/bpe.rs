@@ -7,6 +7,7 @@ use super::pretokenizers::PreTokenizer;
 use super::symbols::{self, NONE, Rank, Symbol};
 use super::vocab::Vocab;
 use ferrum_types::TokenId;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -23,7 +24,7 @@ pub(super) struct Bpe {
     byte_level: bool,
     /// Rank and result of joining two symbols. Symbols below the size of the vocabulary are
     /// tokens; others are texts that only merges speak of.
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    merges: HashMap<(u32, u32), (u32, u32), RandomState>,
     /// The symbol each byte starts as, in a byte-level vocabulary.
     byte_symbols: Vec<u32>,
     /// Symbols that are not tokens.
@@ -56,7 +57,8 @@ impl Bpe {
                 }
             })
             .collect();
-        let mut ranks = HashMap::with_capacity(merges.len());
+        let mut ranks = HashMap::with_capacity_and_hasher(merges.len(), RandomState::default());
+        let mut joined = String::new();
         for (rank, line) in merges.iter().enumerate() {
             // The first half is never empty, and may itself be a space.
             let cut = line.char_indices().skip(1).find(|&(_, c)| c == ' ');
@@ -67,10 +69,12 @@ impl Bpe {
                 });
             };
             let (left, right) = (&line[..cut], &line[cut + 1..]);
-            let joined = symbol(&[left, right].concat());
+            joined.clear();
+            joined.extend([left, right]);
+            let whole = symbol(&joined);
             ranks
                 .entry((symbol(left), symbol(right)))
-                .or_insert((rank as u32, joined));
+                .or_insert((rank as u32, whole));
         }
         Ok(Bpe {
             rules: pre.rules,

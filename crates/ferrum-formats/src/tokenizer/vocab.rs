@@ -4,6 +4,7 @@ use super::SpecialIds;
 use super::error::TokenizerError;
 use crate::Gguf;
 use ferrum_types::TokenId;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -138,7 +139,7 @@ pub(super) struct Vocab {
     pub(super) texts: Vec<Arc<str>>,
     pub(super) kinds: Vec<TokenKind>,
     pub(super) scores: Vec<f32>,
-    pub(super) ids: HashMap<Arc<str>, TokenId>,
+    pub(super) ids: HashMap<Arc<str>, TokenId, RandomState>,
     /// The token of each byte, as byte-fallback vocabularies name them.
     pub(super) bytes: Vec<Option<TokenId>>,
     pub(super) special: SpecialIds,
@@ -251,7 +252,7 @@ impl Vocab {
             None => vec![TokenKind::Normal; count],
         };
         let mut texts: Vec<Arc<str>> = Vec::with_capacity(count);
-        let mut ids = HashMap::with_capacity(count);
+        let mut ids = HashMap::with_capacity_and_hasher(count, RandomState::default());
         for (id, text) in file.tokens.iter().enumerate() {
             let text: Arc<str> = if text.is_empty() {
                 format!("[EMPTY_{id}]").into()

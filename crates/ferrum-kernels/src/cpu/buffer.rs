@@ -110,36 +110,80 @@ impl<T: Element> DeviceBuffer for CpuBuffer<T> {
     }
 }
 
-/// Bytes of one of several matrices that share a buffer, as the many small ones of a stack of experts do,
-/// which are packed as one.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedBytes {
-    buffer: Arc<CpuBuffer<u8>>,
-    range: Range<usize>,
+/// Bytes that never change, with whoever keeps them: a buffer, one of several matrices that share a buffer
+/// (as the many small ones of a stack of experts do, which are packed as one), or a mapped file.
+#[derive(Clone)]
+pub struct SharedBytes {
+    start: NonNull<u8>,
+    len: usize,
+    /// Keeps the bytes.
+    owner: Arc<dyn Send + Sync>,
 }
 
+// SAFETY: the bytes are only read, and the owner that keeps them is `Send + Sync`.
+unsafe impl Send for SharedBytes {}
+// SAFETY: as above.
+unsafe impl Sync for SharedBytes {}
+
 impl SharedBytes {
+    /// `range` of the bytes of `owner`; `None` when they do not reach so far.
+    pub fn of_owner<T>(owner: Arc<T>, range: Range<usize>) -> Option<Self>
+    where
+        T: AsRef<[u8]> + Send + Sync + 'static,
+    {
+        // The owner stays where it is and is not written to: nobody gets `&mut T` of a shared `Arc`, and what
+        // a `T` lends as `&[u8]` for as long as it is borrowed stays valid for as long as it is kept here.
+        let bytes = (*owner).as_ref().get(range)?;
+        Some(Self {
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            owner,
+        })
+    }
+
     /// `buffer` in `count` parts of one size.
     pub(crate) fn split(buffer: CpuBuffer<u8>, count: usize) -> impl Iterator<Item = Self> {
         let size = buffer.len.checked_div(count).unwrap_or(0);
         let buffer = Arc::new(buffer);
-        (0..count).map(move |i| Self {
-            buffer: Arc::clone(&buffer),
-            range: i * size..(i + 1) * size,
-        })
+        let part = move |i| Self::of_owner(Arc::clone(&buffer), i * size..(i + 1) * size);
+        (0..count).filter_map(part)
     }
 
     /// The bytes.
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        &self.buffer.as_slice()[self.range.clone()]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the bytes were borrowed from the owner, which is kept and never written to.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// Part `range` of the bytes; `None` when they do not reach so far.
+    pub(crate) fn part(&self, range: Range<usize>) -> Option<Self> {
+        let bytes = self.as_slice().get(range)?;
+        Some(Self {
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            owner: Arc::clone(&self.owner),
+        })
+    }
+}
+
+impl std::fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SharedBytes({} bytes)", self.len)
+    }
+}
+
+impl AsRef<[u8]> for CpuBuffer<u8> {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
     }
 }
 
 impl From<CpuBuffer<u8>> for SharedBytes {
     fn from(buffer: CpuBuffer<u8>) -> Self {
         Self {
-            range: 0..buffer.len,
-            buffer: Arc::new(buffer),
+            start: buffer.ptr,
+            len: buffer.len,
+            owner: Arc::new(buffer),
         }
     }
 }

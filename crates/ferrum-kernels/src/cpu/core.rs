@@ -4,6 +4,7 @@ use super::buffer::{CpuBuffer, SharedMut};
 use super::exec::{Exec, Scratch};
 use super::gemm::pack::CpuWeight;
 use super::isa::{Isa, Level};
+use super::packed_store::{self, PackedKey, PackedStore};
 use super::pool::Pool;
 use super::timer::CpuTimer;
 use super::{attention, conv, elementwise, gemm, heads, norm, topology};
@@ -63,8 +64,41 @@ impl CpuBackend {
             hint: "ask for fewer threads".into(),
         })?;
         Ok(Self {
-            exec: Arc::new(Exec { pool, level }),
+            exec: Arc::new(Exec {
+                pool: Arc::new(pool),
+                level,
+                store: None,
+            }),
         })
+    }
+
+    /// This device, with matrices that are loaded on the handle restored from `store` where it has them, and
+    /// given to it where it has not.
+    #[must_use]
+    pub fn with_packed_store(&self, store: Arc<dyn PackedStore>) -> Self {
+        self.with_store(Some(store))
+    }
+
+    /// This device, with matrices packed and not kept.
+    #[must_use]
+    pub fn without_packed_store(&self) -> Self {
+        self.with_store(None)
+    }
+
+    fn with_store(&self, store: Option<Arc<dyn PackedStore>>) -> Self {
+        Self {
+            exec: Arc::new(Exec {
+                pool: Arc::clone(&self.exec.pool),
+                level: self.exec.level,
+                store,
+            }),
+        }
+    }
+
+    /// What packed weights depend on besides their source: the version of the layout, and what the level
+    /// changes of it. Weights that were packed under one name can be used under the same name only.
+    pub fn packed_layout(&self) -> String {
+        packed_store::layout(self.exec.level)
     }
 
     /// Threads that compute, the caller's included.
@@ -199,7 +233,9 @@ impl Backend for CpuBackend {
     }
 
     fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<CpuWeight> {
-        CpuWeight::pack(&self.exec, parts, cols)
+        let key = |key: &mut PackedKey| key.dense(parts, cols);
+        let pack = || CpuWeight::pack(&self.exec, parts, cols);
+        self.exec.restore_or("dense", key, pack)
     }
 
     fn copy_slice<T: Element>(

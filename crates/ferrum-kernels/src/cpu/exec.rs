@@ -3,9 +3,11 @@
 use super::attention::Queries;
 use super::buffer::CpuBuffer;
 use super::isa::Level;
+use super::packed_store::PackedStore;
 use super::pool::Pool;
 use ferrum_types::Result;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Work, in element operations, below which waking another thread costs more than it brings.
 const WORTH_A_THREAD: usize = 16 << 10;
@@ -14,8 +16,10 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// The threads and the level that ops run with.
 pub(crate) struct Exec {
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) level: Level,
+    /// Where packed weights are kept, on a handle that loads with one.
+    pub(crate) store: Option<Arc<dyn PackedStore>>,
 }
 
 impl Exec {

@@ -8,6 +8,7 @@ use super::exec::Exec;
 use super::fp8;
 use super::gemm::{self, pack::CpuWeight};
 use super::moe::Matrices;
+use super::packed_store::PackedKey;
 use super::panels::PanelSource;
 use super::quant::affine::{self, Layer, fits};
 use super::quant::pack::{self, Packed, is_packed};
@@ -207,7 +208,8 @@ impl BackendQuantMarlin for CpuBackend {
     }
 
     fn load_layers_fused(&self, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
-        load(self.exec(), parts, cols)
+        let key = |key: &mut PackedKey| key.layers(parts, cols);
+        self.exec().restore_or("layers", key, || load(self.exec(), parts, cols))
     }
 
     fn gemm_gptq(

@@ -7,6 +7,7 @@
 //! * `fp8`: such panels of bytes, which are decoded to f32 where they are used.
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `moe`: the same products over the rows of each expert, all experts in one region.
+//! * [`PackedStore`]: packed weights that were kept when the model was loaded before.
 //! * [`logits`]: what samplers ask of a row of logits on the host.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
@@ -31,6 +32,7 @@ mod marlin;
 mod math;
 mod moe;
 mod norm;
+mod packed_store;
 mod pages;
 mod panels;
 pub mod peak;
@@ -42,11 +44,12 @@ mod tests;
 mod timer;
 mod topology;
 
-pub use self::buffer::CpuBuffer;
+pub use self::buffer::{CpuBuffer, SharedBytes};
 pub use self::core::{CpuBackend, CpuConfig, CpuContext};
 pub use self::gemm::pack::CpuWeight;
 pub use self::isa::Isa;
 pub use self::kv::CpuKvElement;
 pub use self::moe::CpuExperts;
+pub use self::packed_store::{PackedEntry, PackedKey, PackedStore};
 pub use self::quant::CpuQuantWeight;
 pub use self::timer::CpuTimer;

@@ -16,8 +16,10 @@ use super::CpuBackend;
 use super::buffer::CpuBuffer;
 use super::check::{elements, require};
 use super::core::CpuContext;
+use super::exec::Exec;
 use super::gemm::pack::CpuWeight;
 use super::marlin::{is_native_expert, native_experts};
+use super::packed_store::PackedKey;
 use super::quant::expand_stack;
 use super::quant::pack::{Packed, is_packed};
 use crate::backend::*;
@@ -30,7 +32,7 @@ type Routing = MoeRouting<CpuBackend>;
 /// A stack of expert matrices of one shape, each in panels of its own.
 #[derive(Debug)]
 pub struct CpuExperts {
-    shape: ExpertShape,
+    pub(super) shape: ExpertShape,
     pub(super) matrices: Matrices,
 }
 
@@ -65,6 +67,15 @@ fn check_shape(op: &'static str, shape: ExpertShape) -> Result<()> {
     })
 }
 
+/// A stack of floats, a part for each expert.
+fn dense_experts(exec: &Exec, parts: &[WeightPart<'_>], shape: ExpertShape) -> Result<CpuExperts> {
+    let matrices = CpuWeight::stack(exec, parts, shape.k, parts.len())?;
+    Ok(CpuExperts {
+        shape,
+        matrices: Matrices::Dense(matrices),
+    })
+}
+
 impl BackendMoeFused for CpuBackend {
     type Experts = CpuExperts;
 
@@ -75,10 +86,9 @@ impl BackendMoeFused for CpuBackend {
             k,
         };
         check_shape("load_experts", shape)?;
-        let matrices = CpuWeight::stack(self.exec(), parts, k, parts.len())?;
-        Ok(CpuExperts {
-            shape,
-            matrices: Matrices::Dense(matrices),
+        let key = |key: &mut PackedKey| key.dense(parts, k);
+        self.exec().restore_or("experts-dense", key, || {
+            dense_experts(self.exec(), parts, shape)
         })
     }
 
@@ -166,16 +176,22 @@ impl BackendQuantExperts for CpuBackend {
         check_shape(op, shape)?;
         let ExpertShape { experts, n, k } = shape;
         let part = |bytes, rows| QuantPart { bytes, ty, rows };
-        let matrices = if is_packed(ty) {
-            let whole = part(bytes, elements(op, &[experts, n])?);
-            Matrices::Packed(Packed::stack(self.exec(), &[whole], k, experts)?)
-        } else {
-            // Bytes of another length than the stack's make parts that are refused.
-            let each = bytes.chunks((bytes.len() / experts).max(1));
-            let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
-            Matrices::Dense(expand_stack(self.exec(), &parts, k, experts)?)
+        let whole = part(bytes, elements(op, &[experts, n])?);
+        let key = |key: &mut PackedKey| {
+            key.number(experts);
+            key.blocks(&[whole], k);
         };
-        Ok(CpuExperts { shape, matrices })
+        self.exec().restore_or("experts-blocks", key, || {
+            let matrices = if is_packed(ty) {
+                Matrices::Packed(Packed::stack(self.exec(), &[whole], k, experts)?)
+            } else {
+                // Bytes of another length than the stack's make parts that are refused.
+                let each = bytes.chunks((bytes.len() / experts).max(1));
+                let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
+                Matrices::Dense(expand_stack(self.exec(), &parts, k, experts)?)
+            };
+            Ok(CpuExperts { shape, matrices })
+        })
     }
 }
 
@@ -197,17 +213,20 @@ impl BackendMarlinExperts for CpuBackend {
             let reason = format!("an expert has {found} rows, expected {expected} as the first");
             return Err(Error::invalid(op, reason));
         }
-        if let Some(matrices) = native_experts(self.exec(), experts, cols)? {
-            return Ok(CpuExperts { shape, matrices });
-        }
-        let values = experts.iter().map(|expert| expert.expand(op, cols));
-        let values = values.collect::<Result<Vec<_>>>()?;
-        let parts = values.iter().map(|values| WeightPart {
-            bytes: bytemuck::cast_slice(values),
-            dtype: SrcDtype::F32,
-            rows: shape.n,
-        });
-        let parts: Vec<_> = parts.collect();
-        self.load_expert_parts(&parts, cols)
+        let key = |key: &mut PackedKey| key.layers(experts, cols);
+        self.exec().restore_or("experts-layers", key, || {
+            if let Some(matrices) = native_experts(self.exec(), experts, cols)? {
+                return Ok(CpuExperts { shape, matrices });
+            }
+            let values = experts.iter().map(|expert| expert.expand(op, cols));
+            let values = values.collect::<Result<Vec<_>>>()?;
+            let parts = values.iter().map(|values| WeightPart {
+                bytes: bytemuck::cast_slice(values),
+                dtype: SrcDtype::F32,
+                rows: shape.n,
+            });
+            let parts: Vec<_> = parts.collect();
+            dense_experts(self.exec(), &parts, shape)
+        })
     }
 }

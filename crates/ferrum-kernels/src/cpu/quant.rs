@@ -24,6 +24,7 @@ use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
 use super::gemm::{Columns, columns_of, rows_by_id};
 use super::isa::ByteKernel;
+use super::packed_store::PackedKey;
 use super::simd::ByteProducts;
 use crate::backend::*;
 use acts::WORDS;
@@ -40,8 +41,8 @@ const ROWS_AT_ONCE: usize = 1024;
 /// A quantised matrix, possibly of several forms one below the other.
 #[derive(Debug)]
 pub struct CpuQuantWeight {
-    shape: MatShape,
-    parts: Vec<Part>,
+    pub(super) shape: MatShape,
+    pub(super) parts: Vec<Part>,
 }
 
 /// Consecutive rows of one form.
@@ -52,7 +53,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         match self {
             Part::Packed(packed) => packed.shape.rows,
             Part::Dense(dense) => dense.shape.rows,
@@ -305,8 +306,11 @@ impl BackendQuantGguf for CpuBackend {
     }
 
     fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuQuantWeight> {
-        let parts = load_parts(self.exec(), parts, cols)?;
-        CpuQuantWeight::of_parts("load_quant", parts, cols)
+        let key = |key: &mut PackedKey| key.blocks(parts, cols);
+        self.exec().restore_or("blocks", key, || {
+            let parts = load_parts(self.exec(), parts, cols)?;
+            CpuQuantWeight::of_parts("load_quant", parts, cols)
+        })
     }
 
     fn gemm_quant(

@@ -5,6 +5,7 @@ mod attention;
 mod matrices;
 mod moe;
 mod pack;
+mod packed_store;
 mod quant;
 mod rows;
 

@@ -47,6 +47,8 @@ pub(super) struct Report<'a> {
     pub(super) kv: String,
     pub(super) kv_per_token: u64,
     pub(super) load_s: f64,
+    /// `cache` or `packed`.
+    pub(super) weights_from: &'static str,
     pub(super) first_token_s: f64,
     pub(super) decode_s: f64,
     pub(super) batched: Vec<Batched>,
@@ -145,6 +147,7 @@ impl Report<'_> {
             "prompt_tokens": self.prompt_len,
             "generated_tokens": self.gen_len,
             "load_s": self.load_s,
+            "weights_from": self.weights_from,
             "first_token_s": self.first_token_s,
             "prefill_tokens_per_s": self.prefill_rate(),
             "decode_tokens_per_s": self.decode_rate(),
@@ -167,7 +170,11 @@ impl Report<'_> {
         let info = self.dispatch.info();
         let mut text = format!("{}: {} ({})\n", info.backend, info.name, info.detail);
         // Writing to a string does not fail.
-        let _ = writeln!(text, "load          {:>10.3} s", self.load_s);
+        let from = match self.weights_from {
+            "cache" => "weights from the cache",
+            _ => "weights packed",
+        };
+        let _ = writeln!(text, "load          {:>10.3} s   {from}", self.load_s);
         let _ = writeln!(text, "first token   {:>10.3} s", self.first_token_s);
         let (prefill, decode) = (self.prefill_rate(), self.decode_rate());
         let _ = write!(

@@ -3,10 +3,12 @@
 use crate::args::{HubArgs, ServeArgs};
 use crate::commands::run;
 use crate::failure::{Failure, Outcome};
+use crate::open::Loaded;
 use crate::{hub, open, ui};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
-    BackendDispatch, DraftRunner, Engine, EngineConfig, KvDtype, Runners, SamplingParams,
+    BackendDispatch, DraftRunner, Engine, EngineConfig, KeptWeights, KvDtype, Runners,
+    SamplingParams, StepRunner,
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{HfConfig, ModelSource};
@@ -14,7 +16,7 @@ use ferrum_models::{KvLayout, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tokens of a block of the KV cache.
@@ -38,6 +40,7 @@ pub(super) struct Models {
     places: u64,
     /// Whether words about models are news: at the start everybody waits for them.
     serving: AtomicBool,
+    writing: Writing,
 }
 
 impl Models {
@@ -91,11 +94,17 @@ impl Models {
             sources,
             places: places as u64,
             serving: AtomicBool::new(false),
+            writing: Writing::default(),
         })
     }
 
     pub(super) fn names(&self) -> Vec<String> {
         self.sources.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Gives up what is not written of the cache of packed weights.
+    pub(super) fn cancel_writing(&self) {
+        self.writing.cancel();
     }
 
     /// From here on, what happens to models is told.
@@ -104,11 +113,33 @@ impl Models {
     }
 }
 
+/// Packed weights on their way to the cache, of all models.
+#[derive(Default)]
+struct Writing(Mutex<Vec<KeptWeights>>);
+
+impl Writing {
+    /// The runner of a loaded model, whose weights may still be written.
+    fn runner_of(&self, loaded: Loaded) -> Box<dyn StepRunner> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(KeptWeights::is_writing);
+        all.extend(loaded.kept);
+        loaded.session.into_runner()
+    }
+
+    /// Gives up what is not written yet.
+    fn cancel(&self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter_mut().for_each(KeptWeights::cancel);
+    }
+}
+
 impl ModelLoader for Models {
     fn load(&self, name: &str) -> Result<LoadedModel, String> {
         let source = self.sources.iter().find(|(known, _)| known == name);
         let (_, source) = source.ok_or_else(|| format!("there is no model {name:?}"))?;
-        start(&self.args, source.as_deref(), self.places).map_err(|e| e.to_string())
+        let source = source.as_deref();
+        let loaded = start(&self.args, source, self.places, &self.writing);
+        loaded.map_err(|e| e.to_string())
     }
 
     fn tell(&self, name: &str, event: ModelEvent<'_>) {
@@ -141,7 +172,12 @@ fn name(source: &Path) -> String {
 }
 
 /// Loads the model and starts its engine.
-fn start(args: &ServeArgs, source: Option<&Path>, places: u64) -> Outcome<LoadedModel> {
+fn start(
+    args: &ServeArgs,
+    source: Option<&Path>,
+    places: u64,
+    writing: &Writing,
+) -> Outcome<LoadedModel> {
     let model = open::model(source, &args.hub)?;
     let tokenizer = Arc::new(open::tokenizer_of(&model)?);
     let template = open::template_of(&model, &tokenizer)?;
@@ -150,17 +186,17 @@ fn start(args: &ServeArgs, source: Option<&Path>, places: u64) -> Outcome<Loaded
     let device = open::open_device(&model, &args.device)?;
     let draft = args.draft_model.as_deref();
     let draft = draft
-        .map(|path| draft_runner(args, path, &device, &tokenizer, places))
+        .map(|path| draft_runner(args, path, (&device, writing), &tokenizer, places))
         .transpose()?;
     let sizes = sizes(args, &model, &device, kv, places);
     let context = sizes.context.min(sizes.kv_tokens);
-    let session = open::load_on(&device, &model, sizes, kv)?;
+    let loaded = open::load_on(&device, &args.weights, &model, sizes, kv)?;
     let settings = EngineConfig {
         max_waiting: args.max_waiting as usize,
         ..EngineConfig::default()
     };
     let runners = Runners {
-        model: session.into_runner(),
+        model: writing.runner_of(loaded),
         draft,
     };
     let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
@@ -186,7 +222,7 @@ fn start(args: &ServeArgs, source: Option<&Path>, places: u64) -> Outcome<Loaded
 fn draft_runner(
     args: &ServeArgs,
     path: &Path,
-    device: &BackendDispatch,
+    (device, writing): (&BackendDispatch, &Writing),
     tokenizer: &Tokenizer,
     places: u64,
 ) -> Outcome<DraftRunner> {
@@ -207,9 +243,9 @@ fn draft_runner(
     }
     let kv = open::kv_dtype(&model, &args.cache);
     let sizes = sizes(args, &model, device, kv, places);
-    let session = open::load_on(device, &model, sizes, kv)?;
+    let loaded = open::load_on(device, &args.weights, &model, sizes, kv)?;
     Ok(DraftRunner {
-        runner: session.into_runner(),
+        runner: writing.runner_of(loaded),
         tokens: args.draft_tokens.into(),
     })
 }

@@ -26,7 +26,7 @@ const OP: &str = "from_weight_parts";
 pub struct CpuWeight {
     pub(crate) shape: MatShape,
     pub(crate) elements: Elements,
-    data: SharedBytes,
+    pub(crate) data: SharedBytes,
 }
 
 /// What panels hold, and how.
@@ -87,7 +87,7 @@ impl Elements {
     }
 
     /// Bytes of a panel of `cols` inputs.
-    fn panel_bytes(self, cols: usize) -> usize {
+    pub(crate) fn panel_bytes(self, cols: usize) -> usize {
         match self {
             Elements::F32 => cols * PANEL * 4,
             Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs => cols * PANEL * 2,

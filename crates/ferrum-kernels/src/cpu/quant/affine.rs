@@ -29,11 +29,11 @@ const LONG: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupForm {
     /// Bits of a code: 2, 3, 4 or 8.
-    bits: u32,
+    pub(crate) bits: u32,
     /// Whether [`LONG`] units share a scale, or each has its own.
-    long: bool,
+    pub(crate) long: bool,
     /// Whether zero points are kept, or all are the middle.
-    zeros: bool,
+    pub(crate) zeros: bool,
 }
 
 impl GroupForm {

@@ -21,12 +21,12 @@ const OP: &str = "load_quant";
 #[derive(Debug)]
 pub(crate) struct Packed {
     pub(crate) shape: MatShape,
-    pub(super) form: Form,
+    pub(crate) form: Form,
     /// What the level flips in signed bytes.
-    pub(super) flip: u8,
+    pub(crate) flip: u8,
     /// The input features of its columns, where they are not in their own order.
     pub(crate) order: Option<Vec<u32>>,
-    pub(super) data: SharedBytes,
+    pub(crate) data: SharedBytes,
 }
 
 /// What a matrix was packed from, and so its formats.
@@ -40,7 +40,7 @@ pub(crate) enum Form {
 
 impl Form {
     /// Runs `work` with the formats of this form; `None` for a type that is not packed.
-    fn with<W: OnFormat>(self, flip: u8, work: W) -> Option<W::Output> {
+    pub(crate) fn with<W: OnFormat>(self, flip: u8, work: W) -> Option<W::Output> {
         match self {
             Form::Blocks(ty) => with_format(ty, flip, work),
             Form::Groups(form) => form.with(work),

@@ -10,7 +10,7 @@ use half::f16;
 /// Rows of the largest product: more tiles than any level multiplies without stretches.
 const ROWS: usize = 19;
 /// Numbers of a row: more than a stretch, in whole blocks of every type.
-const INPUTS: usize = 768;
+pub(super) const INPUTS: usize = 768;
 
 /// A weight as its file has it.
 enum Stored {
@@ -30,8 +30,8 @@ enum Stored {
 }
 
 /// A weight and the rows it is multiplied with.
-struct Case {
-    name: String,
+pub(super) struct Case {
+    pub(super) name: String,
     /// Features: several panels, which one row takes side by side, and more.
     n: usize,
     stored: Stored,
@@ -55,7 +55,7 @@ impl Case {
 
     /// Random bytes, except for blocks that would hold what is hardly a number: codes and scales occur
     /// that no quantiser would choose together.
-    fn blocks(ty: GgufQuantType) -> Self {
+    pub(super) fn blocks(ty: GgufQuantType) -> Self {
         let (mut random, n) = (Random::new(ty as u64 + 1), 101);
         let (len, mut values) = (ty.block_bytes(), vec![0.0; ty.block_len()]);
         let mut bytes = Vec::new();
@@ -70,7 +70,7 @@ impl Case {
     }
 
     /// Codes of `bits` in groups; zero points that are all in the middle need no minimums.
-    fn groups(bits: u32, group_size: usize, middle: bool) -> Self {
+    pub(super) fn groups(bits: u32, group_size: usize, middle: bool) -> Self {
         let (mut random, n, groups) = (Random::new(bits.into()), 128, INPUTS / group_size);
         let mut code = |_| random.below(1 << bits) as u8;
         let codes: Vec<u8> = (0..n * INPUTS).map(&mut code).collect();
@@ -89,7 +89,7 @@ impl Case {
         Self::new(name, n, stored)
     }
 
-    fn float8(block: [usize; 2]) -> Self {
+    pub(super) fn float8(block: [usize; 2]) -> Self {
         let (mut random, n) = (Random::new(8), 101);
         // Every code but those of NaN.
         let code = |_| (random.next() as u8 & 0x80) | random.below(0x7f) as u8;
@@ -103,7 +103,7 @@ impl Case {
         Self::new(format!("FP8 in blocks of {block:?}"), n, stored)
     }
 
-    fn weights(&self) -> QuantWeights<'_> {
+    pub(super) fn weights(&self) -> QuantWeights<'_> {
         match &self.stored {
             Stored::Blocks(ty, bytes) => QuantWeights::Gguf(QuantPart {
                 bytes,
@@ -143,7 +143,7 @@ impl Case {
     }
 
     /// The product of rows `first..first + rows`.
-    fn product<B: BackendQuantMarlin>(
+    pub(super) fn product<B: BackendQuantMarlin>(
         &self,
         device: &B,
         weight: &B::GptqWeight,

@@ -1,0 +1,322 @@
+//! The folder of a cache: who may write to it, what is in it, and what was checked.
+
+use super::file::PackedFile;
+use super::writer::Writer;
+use super::{CacheKey, KeyContent};
+use crate::identity::FileIdentity;
+use crate::{FormatError, Result};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Extension of packed weights.
+pub(super) const EXTENSION: &str = "weights";
+/// Extension of the note beside them, whose time of writing is that of the last use.
+const STATE: &str = "state";
+/// Extension of what is being written. Whoever writes it holds a lock on it, so one without is abandoned.
+const PARTIAL: &str = "partial";
+/// What is locked while files come and go.
+const LOCK: &str = "lock";
+/// Longest note that is read.
+const MAX_STATE: u64 = 64 << 10;
+/// Least that stays free of a disk.
+const RESERVE: u64 = 2 << 30;
+
+#[derive(Debug, Clone)]
+pub(super) struct Folder {
+    root: PathBuf,
+}
+
+/// A file of packed weights in a cache.
+#[derive(Debug, Clone)]
+pub struct CachedWeights {
+    pub(super) stem: String,
+    pub(super) key: Option<CacheKey>,
+    /// The file.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
+    /// Whether it can still be used.
+    pub state: WeightState,
+}
+
+/// Whether packed weights can still be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightState {
+    /// The model is as it was.
+    Current,
+    /// A file of the model is gone or was changed.
+    Outdated,
+    /// The file is damaged, or of another version.
+    Unreadable,
+}
+
+/// The note that a file was checked.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Verified {
+    /// Since this start of the system: what was read from the disk since then may be read again.
+    boot: String,
+    file: FileIdentity,
+}
+
+/// Room on a disk.
+pub(super) struct Space {
+    pub(super) free: u64,
+    total: u64,
+}
+
+impl Space {
+    /// What stays free.
+    pub(super) fn reserve(&self) -> u64 {
+        (self.total / 10).max(RESERVE)
+    }
+}
+
+impl CachedWeights {
+    /// The files of the model.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let content = self.key.iter().map(|key| &key.content);
+        content.flat_map(|content| content.files.iter().map(|file| &*file.path))
+    }
+
+    /// The layout of the panels.
+    pub fn layout(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| &*key.content.layout)
+    }
+
+    /// Whether a file of the model is `model` or lies in it.
+    pub(super) fn is_of(&self, model: &Path) -> bool {
+        let model = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+        self.files().any(|file| file.starts_with(&model))
+    }
+}
+
+impl Folder {
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn file(&self, stem: &str, extension: &str) -> PathBuf {
+        self.root.join(format!("{stem}.{extension}"))
+    }
+
+    /// Bytes of the weights called `stem`; 0 when there are none.
+    pub(super) fn size(&self, stem: &str) -> u64 {
+        fs::metadata(self.file(stem, EXTENSION)).map_or(0, |meta| meta.len())
+    }
+
+    /// Makes the folder, for its user alone.
+    pub(super) fn create(&self) -> Result<()> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        let made = builder.create(&self.root);
+        made.map_err(|e| FormatError::io(&self.root, "create", &e))?;
+        self.check()
+    }
+
+    /// Refuses a folder that others could have written to.
+    pub(super) fn check(&self) -> Result<()> {
+        let meta = fs::metadata(&self.root);
+        let meta = meta.map_err(|e| FormatError::io(&self.root, "open", &e))?;
+        if !meta.is_dir() {
+            return Err(FormatError::source(&self.root, "is no folder", ""));
+        }
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let own = rustix::process::geteuid().as_raw();
+            let hint = "give another folder with --weight-cache-dir";
+            if meta.uid() != own && meta.uid() != 0 {
+                return Err(FormatError::source(&self.root, "belongs to another user", hint));
+            }
+            if meta.mode() & 0o022 != 0 {
+                let reason = format!(
+                    "has mode {:03o}, expected a folder that only its owner can write to",
+                    meta.mode() & 0o777
+                );
+                let hint = "`chmod 700` makes it one";
+                return Err(FormatError::source(&self.root, reason, hint));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody else adds or removes files.
+    pub(super) fn lock(&self) -> Result<File> {
+        let path = self.root.join(LOCK);
+        let file = private().truncate(false).open(&path);
+        let file = file.map_err(|e| FormatError::io(&path, "open", &e))?;
+        file.lock().map_err(|e| FormatError::io(&path, "lock", &e))?;
+        Ok(file)
+    }
+
+    /// Room on the folder's disk.
+    pub(super) fn space(&self) -> Option<Space> {
+        #[cfg(unix)]
+        {
+            let stat = rustix::fs::statvfs(&self.root).ok()?;
+            Some(Space {
+                free: stat.f_bavail.saturating_mul(stat.f_frsize),
+                total: stat.f_blocks.saturating_mul(stat.f_frsize),
+            })
+        }
+        #[cfg(not(unix))]
+        None
+    }
+
+    /// Begins a file. To be called under the lock.
+    pub(super) fn writer(&self, stem: &str, key: Vec<u8>) -> Result<Writer> {
+        let path = self.file(&format!("{stem}.{}", std::process::id()), PARTIAL);
+        let fail = |e: &std::io::Error| FormatError::io(&path, "create", e);
+        let file = private().create_new(true).open(&path).map_err(|e| fail(&e))?;
+        if let Err(TryLockError::Error(e)) = file.try_lock() {
+            return Err(fail(&e));
+        }
+        Ok(Writer {
+            file,
+            destination: self.file(stem, EXTENSION),
+            path: path.clone(),
+            key,
+            done: false,
+        })
+    }
+
+    /// Removes what nobody is writing any more; whether somebody is writing the weights called `stem`.
+    pub(super) fn remove_abandoned(&self, stem: &str) -> Result<bool> {
+        let mut busy = false;
+        for path in self.files_with(PARTIAL)? {
+            let Ok(file) = File::open(&path) else {
+                continue;
+            };
+            if file.try_lock().is_ok() {
+                remove(&path)?;
+            } else {
+                let name = path.file_name().and_then(OsStr::to_str);
+                busy |= name.is_some_and(|name| name.split('.').next() == Some(stem));
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Removes weights and their note. Processes that have them mapped keep them until they end.
+    pub(super) fn remove(&self, stem: &str) -> Result<()> {
+        remove(&self.file(stem, EXTENSION))?;
+        remove(&self.file(stem, STATE))
+    }
+
+    /// Everything in the folder, the most recently used first.
+    pub(super) fn entries(&self) -> Result<Vec<CachedWeights>> {
+        let mut all: Vec<_> = self.files_with(EXTENSION)?;
+        all.retain(|path| path.is_file());
+        let mut all: Vec<_> = all.into_iter().filter_map(|path| self.entry(path)).collect();
+        all.sort_by_key(|entry| std::cmp::Reverse(entry.used));
+        Ok(all)
+    }
+
+    fn entry(&self, path: PathBuf) -> Option<CachedWeights> {
+        let stem = path.file_stem()?.to_str()?.to_owned();
+        let meta = fs::metadata(&path).ok()?;
+        let used = fs::metadata(self.file(&stem, STATE)).unwrap_or_else(|_| meta.clone());
+        let key = PackedFile::open(&path).ok();
+        let key = key.and_then(|file| CacheKey::of(&file));
+        let state = match &key {
+            None => WeightState::Unreadable,
+            Some(CacheKey {
+                content: KeyContent { files, .. },
+                ..
+            }) => match files.iter().all(FileIdentity::is_current) {
+                true => WeightState::Current,
+                false => WeightState::Outdated,
+            },
+        };
+        Some(CachedWeights {
+            stem,
+            key,
+            path,
+            bytes: meta.len(),
+            used: used.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            state,
+        })
+    }
+
+    /// Files with this extension; none when there is no folder.
+    fn files_with(&self, extension: &str) -> Result<Vec<PathBuf>> {
+        match self.root.exists() {
+            true => crate::source::files_with_extension(&self.root, &[extension]),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether the panels of an open file were checked since the system started.
+    pub(super) fn is_verified(&self, file: &PackedFile) -> bool {
+        let Some(now) = Verified::now(file) else {
+            return false;
+        };
+        let note = file.path().with_extension(STATE);
+        let note = crate::source::read_limited(&note, MAX_STATE);
+        note.is_ok_and(|note| serde_json::from_slice(&note).is_ok_and(|then: Verified| then == now))
+    }
+
+    /// Notes that the panels of an open file are as they were written.
+    pub(super) fn set_verified(&self, file: &PackedFile) {
+        let note = Verified::now(file).and_then(|now| serde_json::to_vec(&now).ok());
+        let path = file.path().with_extension(STATE);
+        // Without a note, they are checked again at the next start.
+        match note {
+            Some(note) => drop(fs::write(path, note)),
+            None => drop(private().truncate(true).open(path)),
+        }
+    }
+
+    /// Notes that weights are being used now.
+    pub(super) fn set_used(&self, stem: &str) {
+        // Without it, they are removed sooner.
+        let file = OpenOptions::new().write(true).open(self.file(stem, STATE));
+        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+}
+
+impl Verified {
+    /// `None` where files or starts of the system cannot be told apart.
+    fn now(file: &PackedFile) -> Option<Self> {
+        Some(Self {
+            boot: boot_id()?,
+            file: file.identity()?.clone(),
+        })
+    }
+}
+
+/// What this start of the system is called.
+fn boot_id() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Options to write a file that only its user can read.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// Removes a file that need not be there.
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(FormatError::io(path, "remove", &e)),
+        _ => Ok(()),
+    }
+}
