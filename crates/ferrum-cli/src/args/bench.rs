@@ -1,6 +1,6 @@
 //! Arguments of `ferrum bench`.
 
-use super::{BenchServeArgs, DeviceArgs, HubArgs, ModelArgs};
+use super::{BenchServeArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs};
 use clap::{Args, Subcommand};
 use ferrum_engine::KvDtype;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Arguments of `ferrum run`.
 
-use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, count};
+use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, count, WeightCacheArgs};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, DeviceArgs, HubArgs};
+use super::{CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
