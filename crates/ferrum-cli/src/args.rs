@@ -7,11 +7,13 @@
 
 mod bench_serve;
 mod hub;
+mod log;
 mod output;
 mod sampling;
 
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+pub(crate) use log::{LogArgs, LogFormat, LogLevel};
 pub(crate) use output::OutputArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs};
 
@@ -33,6 +35,9 @@ pub(crate) struct Cli {
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -295,6 +300,10 @@ pub(crate) struct ServeArgs {
     /// Collector that traces go to by OTLP over HTTP, such as `http://localhost:4318`; https works too [default: none]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
+
+    /// Log prompts and answers as well, at level info
+    #[arg(long)]
+    pub(crate) log_prompts: bool,
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

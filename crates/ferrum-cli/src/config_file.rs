@@ -17,14 +17,22 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 /// What a file cannot say: where it is, and what only looks.
-const NOT_IN_FILES: [&str; 4] = ["config", "print-config", "help", "version"];
+const NOT_IN_FILES: [&str; 7] = [
+    "config",
+    "print-config",
+    "help",
+    "version",
+    "quiet",
+    "verbose",
+    "color",
+];
 
 /// What is not printed.
 const SECRETS: [&str; 1] = ["api-key"];
 
 /// The command that was typed, with what its file says. `None`: all was done already.
 pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
-    let command = Cli::command().color(color(&typed));
+    let command = command(color(&typed));
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
     ui::init(cli.output.verbosity(), cli.output.color);
@@ -61,6 +69,13 @@ fn color(typed: &[OsString]) -> ColorChoice {
     let apart = words.iter().position(|word| *word == "--color");
     let value = joined.or_else(|| words.get(apart? + 1).copied());
     value.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// The command line, whose commands have the flags of all.
+fn command(color: ColorChoice) -> Command {
+    let mut command = Cli::command().color(color);
+    command.build();
+    command
 }
 
 fn read(matches: &ArgMatches) -> Outcome<Cli> {
@@ -270,7 +285,7 @@ mod tests {
     use super::*;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 13] = [
+    const SAMPLES: [&str; 15] = [
         "1024",
         "4",
         "0.5",
@@ -284,11 +299,14 @@ mod tests {
         "name=folder",
         "all",
         "some text",
+        "info",
+        "json",
     ];
 
     fn serve_args(flags: &[OsString]) -> Result<ServeArgs, clap::Error> {
         let words = ["ferrum".into(), "serve".into()].into_iter();
-        let matches = Cli::command().try_get_matches_from(words.chain(flags.iter().cloned()))?;
+        let matches =
+            command(ColorChoice::Never).try_get_matches_from(words.chain(flags.iter().cloned()))?;
         match Cli::from_arg_matches(&matches)?.command {
             Wanted::Serve(args) => Ok(args),
             other => panic!("{other:?}"),
@@ -296,7 +314,7 @@ mod tests {
     }
 
     fn file_args(text: &str, typed: &[&str]) -> Outcome<ServeArgs> {
-        let command = Cli::command();
+        let command = command(ColorChoice::Never);
         let words = ["ferrum", "serve"].iter().chain(typed);
         let matches = command.clone().get_matches_from(words);
         let mut all = flags(
@@ -337,7 +355,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_key_and_back() {
-        let command = Cli::command();
+        let command = command(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
         let (typed, file) = everything(command);
         assert!(typed.len() > 15, "{typed:?}");
@@ -346,7 +364,7 @@ mod tests {
         assert_eq!(format!("{of_file:?}"), format!("{args:?}"));
         // What is printed says the same, but for secrets.
         let words = ["ferrum".into(), "serve".into()].into_iter().chain(typed);
-        let matches = Cli::command().get_matches_from(words);
+        let matches = command(ColorChoice::Never).get_matches_from(words);
         let printed = print(command, of_serve(&matches));
         for secret in SECRETS {
             assert!(printed.contains(&format!("# {secret} is set")), "{printed}");
@@ -358,9 +376,9 @@ mod tests {
 
     #[test]
     fn the_settings_that_hold_by_default_are_a_file() {
-        let command = Cli::command();
+        let command = command(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
-        let matches = Cli::command().get_matches_from(["ferrum", "serve"]);
+        let matches = command(ColorChoice::Never).get_matches_from(["ferrum", "serve"]);
         let printed = print(command, of_serve(&matches));
         let args = file_args(&printed, &[]).unwrap_or_else(|e| panic!("{e}\n{printed}"));
         let expected = serve_args(&[]).unwrap_or_else(|e| panic!("{e}"));

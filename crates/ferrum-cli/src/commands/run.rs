@@ -1,6 +1,6 @@
 //! `ferrum run`: answer a prompt.
 
-use super::chat;
+use super::chat::{self, Start};
 use crate::args::{RunArgs, SamplingArgs};
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui};
@@ -21,7 +21,7 @@ pub(super) struct Prompter {
 
 impl Prompter {
     /// The tokens of a prompt that is continued as it is.
-    fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
+    pub(super) fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
         Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
     }
 
@@ -75,13 +75,16 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         None => {
             let context = open::context(&model, args.cache.context, 0);
             let mut session = load(&args, &model, context)?;
-            chat::chat(
-                &mut session,
-                &prompter,
-                &wanted,
-                args.system.as_deref(),
-                !args.raw,
-            )
+            let model = match &args.model {
+                Some(path) => path.display().to_string(),
+                None => "the demo model".to_owned(),
+            };
+            let start = Start {
+                model,
+                system: args.system.as_deref(),
+                templated: !args.raw,
+            };
+            chat::chat(&mut session, &prompter, wanted, start)
         }
     }
 }
