@@ -1,6 +1,6 @@
 """Scores a running server with lm-eval, and the same model with lm-eval in transformers; all scores must agree.
 
-    ferrum serve --model fixtures/models/llama3-untied --port 8000
+    ferrum serve fixtures/models/llama3-untied --port 8000
     python tools/clients/lm_eval_client.py fixtures/models/llama3-untied [http://127.0.0.1:8000/v1/completions]
 
 Needs the packages `lm-eval[api]`, `torch` and `transformers`; without them the script says so and ends well. The

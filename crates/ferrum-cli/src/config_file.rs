@@ -3,13 +3,13 @@
 //! There is no second list of settings: keys, types and defaults are those of the command line's
 //! definition. What a file says becomes flags beside those that were typed, and those that were typed win.
 
-use crate::args::{Cli, Command as Wanted, ServeArgs};
+use crate::args::{self, Cli, Command as Wanted, ServeArgs};
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui};
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, ColorChoice, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, ColorChoice, Command, FromArgMatches};
 use std::any::TypeId;
 use std::error::Error;
 use std::ffi::OsString;
@@ -27,12 +27,15 @@ const NOT_IN_FILES: [&str; 7] = [
     "color",
 ];
 
+/// Words without a flag that say what a setting says, by the setting's name.
+const WORDS: [(&str, &str); 1] = [("model", "positional_models")];
+
 /// What is not printed.
 const SECRETS: [&str; 1] = ["api-key"];
 
 /// The command that was typed, with what its file says. `None`: all was done already.
 pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
-    let command = command(color(&typed));
+    let command = built(color(&typed));
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
     ui::init(cli.output.verbosity(), cli.output.color);
@@ -71,9 +74,9 @@ fn color(typed: &[OsString]) -> ColorChoice {
     value.and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// The command line, whose commands have the flags of all.
-fn command(color: ColorChoice) -> Command {
-    let mut command = Cli::command().color(color);
+/// The command line, whose commands have the flags of all commands as well.
+fn built(color: ColorChoice) -> Command {
+    let mut command = args::command().color(color);
     command.build();
     command
 }
@@ -97,6 +100,13 @@ fn settings(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     named
         .filter_map(|arg| arg.get_long().map(|name| (name, arg)))
         .filter(|(name, _)| !NOT_IN_FILES.contains(name))
+}
+
+/// The ids under which the command line has a setting: that of its flag, and of the words that say the same.
+fn ids<'a>(name: &str, arg: &'a Arg) -> impl Iterator<Item = &'a str> {
+    let words = WORDS.iter().filter(move |(setting, _)| *setting == name);
+    let words: Vec<_> = words.map(|(_, id)| *id).collect();
+    std::iter::once(arg.get_id().as_str()).chain(words)
 }
 
 /// What a setting is in a file.
@@ -186,8 +196,11 @@ fn flags(
         let default = arg.get_default_values().iter();
         let default = default.map(|value| format!("--{name}={}", value.to_string_lossy()));
         let is_default = found.iter().cloned().eq(default.map(OsString::from));
-        let source = typed.and_then(|matches| matches.value_source(arg.get_id().as_str()));
-        if !is_default && source != Some(ValueSource::CommandLine) {
+        let was_typed = |id| {
+            let source = typed.and_then(|matches| matches.value_source(id));
+            source == Some(ValueSource::CommandLine)
+        };
+        if !is_default && !ids(name, arg).any(was_typed) {
             flags.extend(found);
         }
     }
@@ -257,8 +270,9 @@ fn quote(text: &str) -> String {
 fn print(command: &Command, matches: Option<&ArgMatches>) -> String {
     let mut text = String::new();
     for (name, arg) in settings(command) {
-        let values = matches.and_then(|matches| matches.get_raw(arg.get_id().as_str()));
-        let values = values.into_iter().flatten();
+        let values = ids(name, arg)
+            .filter_map(|id| matches?.get_raw(id))
+            .flatten();
         let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
         let kind = Kind::of(arg);
         let value = |text: &str| match kind {
@@ -306,7 +320,7 @@ mod tests {
     fn serve_args(flags: &[OsString]) -> Result<ServeArgs, clap::Error> {
         let words = ["ferrum".into(), "serve".into()].into_iter();
         let matches =
-            command(ColorChoice::Never).try_get_matches_from(words.chain(flags.iter().cloned()))?;
+            built(ColorChoice::Never).try_get_matches_from(words.chain(flags.iter().cloned()))?;
         match Cli::from_arg_matches(&matches)?.command {
             Wanted::Serve(args) => Ok(args),
             other => panic!("{other:?}"),
@@ -314,7 +328,7 @@ mod tests {
     }
 
     fn file_args(text: &str, typed: &[&str]) -> Outcome<ServeArgs> {
-        let command = command(ColorChoice::Never);
+        let command = built(ColorChoice::Never);
         let words = ["ferrum", "serve"].iter().chain(typed);
         let matches = command.clone().get_matches_from(words);
         let mut all = flags(
@@ -355,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_key_and_back() {
-        let command = command(ColorChoice::Never);
+        let command = built(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
         let (typed, file) = everything(command);
         assert!(typed.len() > 15, "{typed:?}");
@@ -364,7 +378,7 @@ mod tests {
         assert_eq!(format!("{of_file:?}"), format!("{args:?}"));
         // What is printed says the same, but for secrets.
         let words = ["ferrum".into(), "serve".into()].into_iter().chain(typed);
-        let matches = command(ColorChoice::Never).get_matches_from(words);
+        let matches = built(ColorChoice::Never).get_matches_from(words);
         let printed = print(command, of_serve(&matches));
         for secret in SECRETS {
             assert!(printed.contains(&format!("# {secret} is set")), "{printed}");
@@ -376,9 +390,9 @@ mod tests {
 
     #[test]
     fn the_settings_that_hold_by_default_are_a_file() {
-        let command = command(ColorChoice::Never);
+        let command = built(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
-        let matches = command(ColorChoice::Never).get_matches_from(["ferrum", "serve"]);
+        let matches = built(ColorChoice::Never).get_matches_from(["ferrum", "serve"]);
         let printed = print(command, of_serve(&matches));
         let args = file_args(&printed, &[]).unwrap_or_else(|e| panic!("{e}\n{printed}"));
         let expected = serve_args(&[]).unwrap_or_else(|e| panic!("{e}"));
@@ -405,14 +419,51 @@ mod tests {
         ] {
             let args = file_args(text, &[]).unwrap_or_else(|e| panic!("{e}"));
             let found = args
-                .model
+                .models()
                 .iter()
                 .map(|m| (m.name.as_deref(), m.source.to_str()));
             let expected = expected.iter().map(|&(name, source)| (name, Some(source)));
             assert!(found.eq(expected), "{text}");
         }
+        let args = file_args("model = \"m.gguf\"", &["other.gguf"]);
+        let args = args.unwrap_or_else(|e| panic!("{e}"));
+        let sources: Vec<_> = args.models().iter().map(|m| m.source.to_str()).collect();
+        assert_eq!(sources, [Some("other.gguf")]);
         let args = file_args("api-key = \"one\"", &[]).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((args.port, args.api_key), (8000, vec!["one".to_owned()]));
+    }
+
+    #[test]
+    fn models_are_printed_however_they_were_given() {
+        let command = built(ColorChoice::Never);
+        let serve = serve(&command).unwrap_or_else(|e| panic!("{e}"));
+        for words in [
+            &["a.gguf", "b=c/d"][..],
+            &["--model", "a.gguf", "-m", "b=c/d"],
+        ] {
+            let words = ["ferrum", "serve"].iter().chain(words);
+            let matches = command.clone().get_matches_from(words);
+            let printed = print(serve, of_serve(&matches));
+            assert!(
+                printed.contains("model = [\"a.gguf\", \"b=c/d\"]\n"),
+                "{printed}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_color_is_known_before_anything_is_parsed() {
+        for (typed, expected) in [
+            ("ferrum run", ColorChoice::Auto),
+            ("ferrum --color never run", ColorChoice::Never),
+            ("ferrum run --color=always", ColorChoice::Always),
+            ("ferrum run --color sometimes", ColorChoice::Auto),
+            ("ferrum run --color", ColorChoice::Auto),
+            ("ferrum run -- --color=always", ColorChoice::Auto),
+        ] {
+            let typed: Vec<_> = typed.split(' ').map(OsString::from).collect();
+            assert_eq!(color(&typed), expected, "{typed:?}");
+        }
     }
 
     #[test]

@@ -16,27 +16,129 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// Endings of what is a file and no model of a hub, should it not be there.
 const FILES: [&str; 6] = ["gguf", "safetensors", "json", "jinja", "bin", "txt"];
 
+/// A model of a hub, as an argument has it: by name, or by the address of its page.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reference {
+    pub(crate) name: ModelName,
+    /// The revision in an address.
+    revision: Option<Revision>,
+    /// The hub that an address leads to.
+    hub: Option<Url>,
+}
+
+impl Reference {
+    /// Reads `ORG/NAME[:FILE]` or `https://HOST/ORG/NAME`, which may go on as the pages of hubs do:
+    /// `/tree/REV`, `/blob/REV/FILE` or `/resolve/REV/FILE`.
+    pub(crate) fn parse(text: &str) -> Outcome<Self> {
+        if !is_address(text) {
+            return Ok(Self {
+                name: ModelName::parse(text)?,
+                revision: None,
+                hub: None,
+            });
+        }
+        let url = Url::parse(text)?;
+        let path = url.path().trim_matches('/');
+        let parts: Vec<_> = path.splitn(5, '/').collect();
+        let (repo, page) = match parts.as_slice() {
+            [org, name, page @ ..] => (format!("{org}/{name}"), page),
+            _ => (path.to_owned(), &[][..]),
+        };
+        let (revision, file) = match *page {
+            [] => (None, None),
+            ["tree", revision] => (Some(revision), None),
+            ["blob" | "resolve", revision, file] => (Some(revision), Some(file)),
+            _ => {
+                return Err(Failure::new(format!(
+                    "{text} is no page of a model\nhint: expected https://HOST/ORG/NAME, maybe with /tree/REVISION, or /blob/REVISION/FILE"
+                )));
+            }
+        };
+        let name = match file {
+            Some(file) => format!("{repo}:{file}"),
+            None => repo,
+        };
+        Ok(Self {
+            name: ModelName::parse(&name)?,
+            // A slash inside a name is written so.
+            revision: revision
+                .map(|revision| Revision::parse(&revision.replace("%2F", "/")))
+                .transpose()?,
+            hub: Some(url),
+        })
+    }
+
+    /// The revision to take: of the address, else of the flag.
+    fn revision(&self, flag: Option<&str>) -> Outcome<Revision> {
+        match (&self.revision, flag) {
+            (Some(own), Some(flag)) if own.as_str() != flag => Err(Failure::new(format!(
+                "the address says revision {own}, and --revision says {flag}"
+            ))),
+            (Some(own), _) => Ok(own.clone()),
+            (None, flag) => revision(flag),
+        }
+    }
+
+    /// Says so where an address leads to another hub than the one that is asked.
+    fn remark(&self, endpoint: &Url) {
+        let Some(hub) = self
+            .hub
+            .as_ref()
+            .filter(|hub| hub.origin() != endpoint.origin())
+        else {
+            return;
+        };
+        ui::say(&format!(
+            "note: {} is asked for at {endpoint}, and not at {}\nhint: --endpoint or HF_ENDPOINT says where the hub is",
+            self.name,
+            hub.origin()
+        ));
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    ["https://", "http://"]
+        .iter()
+        .any(|scheme| text.starts_with(scheme))
+}
+
 /// The model of a hub that an argument means: a path that exists is none, and neither is what can only
 /// be a path.
-pub(crate) fn name(argument: &Path) -> Option<ModelName> {
-    if argument.exists() {
-        return None;
+fn reference(argument: &Path) -> Outcome<Option<Reference>> {
+    let Some(text) = argument.to_str().filter(|_| !argument.exists()) else {
+        return Ok(None);
+    };
+    if is_address(text) {
+        return Reference::parse(text).map(Some);
     }
-    let name = ModelName::parse(argument.to_str()?).ok()?;
-    let repo = name.repo.to_string();
+    let Ok(reference) = Reference::parse(text) else {
+        return Ok(None);
+    };
+    let repo = reference.name.repo.to_string();
     let file = Path::new(&repo).extension().and_then(|e| e.to_str());
-    (!file.is_some_and(|e| FILES.contains(&e))).then_some(name)
+    Ok((!file.is_some_and(|e| FILES.contains(&e))).then_some(reference))
+}
+
+/// Whether an argument is no path but names a model of a hub, if maybe wrongly.
+pub(crate) fn is_name(argument: &Path) -> bool {
+    !matches!(reference(argument), Ok(None))
+}
+
+/// The name of a model of a hub; `None` for paths.
+pub(crate) fn name(argument: &Path) -> Option<ModelName> {
+    Some(reference(argument).ok()??.name)
 }
 
 /// Where a model lies that is given as a path or by name. What the cache has is taken as it is; what it
 /// lacks is fetched.
 pub(crate) fn locate(argument: &Path, args: &HubArgs, want: Want) -> Outcome<PathBuf> {
-    let Some(name) = name(argument) else {
+    let Some(reference) = reference(argument)? else {
         return Ok(argument.to_owned());
     };
     let cache = cache(args.cache_dir.as_deref())?;
-    let revision = revision(args.revision.as_deref())?;
-    if let Some(path) = cache.repo(&name.repo).find(&name, &revision, want)? {
+    let revision = reference.revision(args.revision.as_deref())?;
+    let name = &reference.name;
+    if let Some(path) = cache.repo(&name.repo).find(name, &revision, want)? {
         let file = path
             .file_name()
             .filter(|_| path.is_file() && name.file.is_none());
@@ -52,22 +154,24 @@ pub(crate) fn locate(argument: &Path, args: &HubArgs, want: Want) -> Outcome<Pat
         )));
     }
     let (hub, endpoint) = hub(args, cache)?;
+    reference.remark(&endpoint);
     ui::say(&format!(
         "note: {name} is not in the cache; fetching it from {endpoint}"
     ));
-    Ok(fetch(&hub, &name, &revision, want)?.path)
+    Ok(fetch(&hub, name, &revision, want)?.path)
 }
 
 /// Fetches a model, or what is new of it.
-pub(crate) fn pull(name: &ModelName, args: &HubArgs) -> Outcome<Pulled> {
+pub(crate) fn pull(reference: &Reference, args: &HubArgs) -> Outcome<Pulled> {
     if offline(args) {
         return Err(Failure::new(
             "nothing can be fetched while --offline or HF_HUB_OFFLINE is set",
         ));
     }
-    let revision = revision(args.revision.as_deref())?;
-    let (hub, _) = hub(args, cache(args.cache_dir.as_deref())?)?;
-    fetch(&hub, name, &revision, Want::Model)
+    let revision = reference.revision(args.revision.as_deref())?;
+    let (hub, endpoint) = hub(args, cache(args.cache_dir.as_deref())?)?;
+    reference.remark(&endpoint);
+    fetch(&hub, &reference.name, &revision, Want::Model)
 }
 
 /// The cache: as the flag says, else the variables.
@@ -177,4 +281,59 @@ fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: Want) -> Outcom
         )),
         other => other.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Reference;
+
+    #[test]
+    fn a_model_has_a_name_or_the_address_of_its_page() {
+        for (text, name, revision) in [
+            ("org/demo", "org/demo", None),
+            ("org/demo:Q4_K_M", "org/demo:Q4_K_M", None),
+            ("https://hub.example.org/org/demo", "org/demo", None),
+            ("http://127.0.0.1:9/org/demo/", "org/demo", None),
+            ("https://h.example/org/demo?show=1#use", "org/demo", None),
+            ("https://h.example/o/d/tree/main", "o/d", Some("main")),
+            ("https://h.example/org/demo/tree/v2", "org/demo", Some("v2")),
+            (
+                "https://h.example/o/d/tree/refs%2Fpr%2F1",
+                "o/d",
+                Some("refs/pr/1"),
+            ),
+            (
+                "https://h.example/o/d/blob/main/x/y.gguf",
+                "o/d:x/y.gguf",
+                Some("main"),
+            ),
+            (
+                "https://h.example/o/d/resolve/v1/y.gguf",
+                "o/d:y.gguf",
+                Some("v1"),
+            ),
+        ] {
+            let found = Reference::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(found.name.to_string(), name, "{text}");
+            assert_eq!(
+                found.revision.as_ref().map(|r| r.as_str()),
+                revision,
+                "{text}"
+            );
+        }
+        for text in [
+            "org",
+            "https://h.example",
+            "https://h.example/org",
+            "https://h.example/org/demo/tree",
+            "https://h.example/org/demo/tree/main/folder",
+            "https://h.example/org/demo/discussions",
+            "https://h.example/org/../demo",
+            "https://h.example/org/demo/tree/..%2F..",
+            "https://me:secret@h.example/org/demo",
+            "ftp://h.example/org/demo",
+        ] {
+            assert!(Reference::parse(text).is_err(), "{text}");
+        }
+    }
 }

@@ -9,9 +9,11 @@ mod config_file;
 mod failure;
 mod hub;
 mod logging;
+mod model_argument;
 mod open;
 mod process;
 mod ui;
+mod version;
 
 use failure::Failure;
 use std::process::ExitCode;

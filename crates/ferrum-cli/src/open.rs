@@ -14,6 +14,8 @@ use ferrum_models::{MemoryPlan, Model, RunnerConfig, memory_plan, read_model};
 use ferrum_types::TokenId;
 use std::io::Read;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 /// A small chat model that answers without any download.
 static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
@@ -26,6 +28,9 @@ const MAX_TEXT: u64 = 256 << 20;
 
 /// Most bytes that are read from a file of messages or tools, or from a template.
 const MAX_JSON: u64 = 16 << 20;
+
+/// How long standard input may take before somebody is told that it is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 fn demo() -> Outcome<Gguf> {
     Ok(Gguf::from_static(DEMO)?)
@@ -52,7 +57,7 @@ pub(crate) fn tokenizer_of(model: &Model) -> Outcome<Tokenizer> {
         ModelSource::Hf(folder) => Tokenizer::from_hf_dir(&folder.dir)?,
     };
     for warning in tokenizer.warnings() {
-        ui::say(&format!("warning: {warning}"));
+        ui::say_once(&format!("warning: {warning}"));
     }
     Ok(tokenizer)
 }
@@ -117,7 +122,7 @@ pub(crate) fn template(
     found.ok_or_else(|| {
         let name = path.map_or("the demo model".into(), |p| p.display().to_string());
         Failure::new(format!(
-            "{name} has no chat template\nhint: give a .jinja file with --model"
+            "{name} has no chat template\nhint: give a .jinja file as MODEL"
         ))
     })
 }
@@ -205,10 +210,15 @@ pub(crate) fn load_on(
 ) -> Outcome<Session> {
     let expanded = dispatch.expanded_types(model);
     if !expanded.is_empty() {
-        ui::say(&format!(
+        let note = format!(
             "note: {} weights are expanded to f32 at load",
             expanded.join(", ")
-        ));
+        );
+        // Where the weights fit the processor's caches anyway, that costs nothing worth a line.
+        match model.keeps_blocks() {
+            true => ui::say_once(&note),
+            false => ui::detail(&note),
+        }
     }
     let mut bar = Progress::bytes("loading");
     Ok(dispatch.load(model, config, kv, &mut |done, total| bar.set(done, total))?)
@@ -246,8 +256,23 @@ fn read(path: &Path, most: u64) -> Outcome<String> {
     to_text(&path.display().to_string(), bytes, most)
 }
 
-/// All of standard input.
+/// All of standard input. Whoever started this program with a pipe and forgot it is told why nothing
+/// happens.
 pub(crate) fn read_stdin() -> Outcome<String> {
+    let (read, waiting) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            ui::say(
+                "note: reading standard input until it ends\nhint: Ctrl-D ends it on a terminal; `< /dev/null` gives none",
+            );
+        }
+    });
+    let text = read_all_of_stdin();
+    drop(read);
+    text
+}
+
+fn read_all_of_stdin() -> Outcome<String> {
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

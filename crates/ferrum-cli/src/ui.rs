@@ -4,8 +4,9 @@ use crate::failure::Outcome;
 use clap::ColorChoice;
 use clap::builder::styling::AnsiColor;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How much is said on stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,6 +73,15 @@ pub(crate) fn say(line: &str) {
     }
 }
 
+/// [`say`], but a line that was said before is not said again: several models may have the same to say.
+pub(crate) fn say_once(line: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.insert(line.to_owned()) {
+        say(line);
+    }
+}
+
 /// A line that only `--verbose` shows.
 pub(crate) fn detail(line: &str) {
     if verbosity() >= Verbosity::Verbose {
@@ -117,8 +127,13 @@ fn paint(text: &str) -> String {
 
 /// Text for stdout, shown at once.
 pub(crate) fn show(text: &str) -> Outcome {
+    show_bytes(text.as_bytes())
+}
+
+/// [`show`], of a file in whatever encoding.
+pub(crate) fn show_bytes(bytes: &[u8]) -> Outcome {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    out.write_all(bytes)?;
     Ok(out.flush()?)
 }
 

@@ -1,71 +1,12 @@
 //! The command as a user meets it: what it prints where, and how it fails.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod command;
+
+use command::{fails, ferrum, ferrum_with_input, fixture, json, ok, root, stderr, stdout};
 use serde_json::Value;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn fixture(name: &str) -> String {
-    root()
-        .join("fixtures/models")
-        .join(name)
-        .display()
-        .to_string()
-}
-
-fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrum"))
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A command that needs no input may have closed it already.
-    let _ = child.stdin.take().unwrap().write_all(input);
-    child.wait_with_output().unwrap()
-}
-
-fn ferrum(args: &[&str]) -> Output {
-    ferrum_with_input(args, b"")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-fn ok(args: &[&str]) -> String {
-    let output = ferrum(args);
-    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-    stdout(&output)
-}
-
-fn json(args: &[&str]) -> Value {
-    serde_json::from_str(&ok(args)).unwrap()
-}
-
-/// Fails with one sentence and no panic; gives the sentence.
-fn fails(args: &[&str], input: &[u8]) -> String {
-    let output = ferrum_with_input(args, input);
-    let (out, err) = (stdout(&output), stderr(&output));
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
-    assert!(!err.contains("panicked"), "{args:?}: {err}");
-    let sentence = err
-        .lines()
-        .filter(|line| line.starts_with("error: "))
-        .count();
-    assert_eq!(sentence, 1, "{args:?}: {err}");
-    err
-}
+use std::path::Path;
 
 /// The first of the ids that `tokenize` printed.
 fn first_id(ids: &str) -> &str {
@@ -130,7 +71,13 @@ fn every_sampler_has_a_flag() {
 
 #[test]
 fn the_demo_model_tells_a_story() {
-    let output = ferrum(&["run", "--temperature", "0", "Tell me a story about a fox."]);
+    let output = ferrum(&[
+        "run",
+        "-v",
+        "--temperature",
+        "0",
+        "Tell me a story about a fox.",
+    ]);
     let (text, words) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{words}");
     assert!(text.contains("fox"), "{text}");
@@ -725,7 +672,16 @@ fn a_context_may_be_longer_than_the_trained_one() {
 #[test]
 fn a_written_out_prompt_may_hold_special_tokens() {
     let count = |prompt: &str| {
-        let output = ferrum(&["run", "--raw", "--temperature", "0", "-n", "1", prompt]);
+        let output = ferrum(&[
+            "run",
+            "-v",
+            "--raw",
+            "--temperature",
+            "0",
+            "-n",
+            "1",
+            prompt,
+        ]);
         let words = stderr(&output);
         let (_, rest) = words.split_once("prompt: ").unwrap();
         rest.split(' ').next().unwrap().parse::<usize>().unwrap()

@@ -295,3 +295,55 @@ fn models_are_listed_and_removed() {
     setup.ok(&["rm", "org/folder", "--yes", "--revision", "main"]);
     assert!(setup.ok(&["list"]).is_empty());
 }
+
+#[test]
+fn the_address_of_a_page_is_a_model() {
+    let setup = Setup::new();
+    let host = setup.hub.url();
+    let path = setup.ok(&["pull", &format!("{host}/org/demo/tree/main")]);
+    let name = format!("{host}/org/demo/blob/main/demo-Q4_K_M.gguf");
+    let (ok, again, err) = setup.ferrum(&["pull", &name]);
+    assert!(
+        ok && again == path && err.contains("is here already"),
+        "{err}"
+    );
+    assert!(!err.contains("note:"), "{err}");
+    let answer = setup.ok(&[&["run", &format!("{host}/org/demo")], &QUESTION[..]].concat());
+    assert!(answer.contains("12"), "{answer}");
+    // The hub that is set is asked, and where that is another one, it is said.
+    let (ok, again, err) = setup.ferrum(&["pull", "https://hub.example.org/org/demo"]);
+    assert!(ok && again == path, "{err}");
+    assert!(
+        err.contains("and not at https://hub.example.org:443\nhint: --endpoint"),
+        "{err}"
+    );
+    for (address, words) in [
+        (
+            format!("{host}/org/demo/discussions"),
+            "is no page of a model",
+        ),
+        (format!("{host}/org"), "is no model of a hub"),
+    ] {
+        let error = setup.fails(&["pull", &address]);
+        assert!(error.contains(words), "{error}");
+    }
+    let clash = setup.fails(&[
+        "pull",
+        &format!("{host}/org/demo/tree/v1"),
+        "--revision",
+        "v2",
+    ]);
+    assert!(clash.contains("the address says revision v1"), "{clash}");
+}
+
+#[test]
+fn a_name_of_a_hub_is_no_prompt() {
+    let setup = Setup::new();
+    let args = [&["run", "org/demo"], &QUESTION[..]].concat();
+    assert!(setup.ok(&args).contains("12"));
+    // Alone, it is the model, and the prompt is what the pipe has: here nothing.
+    let error = setup.fails(&["run", "org/demo"]);
+    assert!(error.contains("the prompt is empty"), "{error}");
+    let error = setup.fails(&["run", "org/nothing", "x"]);
+    assert!(error.contains("has no model org/nothing"), "{error}");
+}

@@ -72,12 +72,9 @@ fn several_models_are_served_and_come_and_go() {
         "1",
     ]);
     command.args(["--idle-unload", "3600", "--context", "256"]);
-    command.args(["--model", &format!("{root}/assets/demo/ferrum-demo.gguf")]);
-    command.args([
-        "--model",
-        &format!("random={root}/fixtures/models/llama3-tied"),
-    ]);
-    command.args(["--model", cut.to_str().unwrap()]);
+    command.arg(format!("{root}/assets/demo/ferrum-demo.gguf"));
+    command.arg(format!("random={root}/fixtures/models/llama3-tied"));
+    command.arg(cut.to_str().unwrap());
     let server = Serving::of(&mut command);
     let post = |model: &str| {
         let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";

@@ -117,6 +117,17 @@ where
     lists.into_iter().flat_map(|cases| cases.list).collect()
 }
 
+/// The ops that there are cases of, in the order in which they run.
+pub fn ops() -> Vec<&'static str> {
+    let mut ops = Vec::new();
+    for case in all_cases::<ReferenceBackend>() {
+        if !ops.contains(&case.op) {
+            ops.push(case.op);
+        }
+    }
+    ops
+}
+
 /// The whole suite on the reference backend, held against the formulas of the suite.
 pub fn run_reference(filter: &Filter) -> Report {
     let mut report = Report::new(ReferenceBackend::NAME);

@@ -44,6 +44,16 @@ impl BackendKind {
         ("vulkan", BackendKind::Vulkan),
         ("reference", BackendKind::Reference),
     ];
+
+    /// Names of the backends that this program was compiled with.
+    pub fn compiled() -> Vec<&'static str> {
+        // wgpu has Metal on Apple's systems and Vulkan on all others.
+        let gpu = match cfg!(target_vendor = "apple") {
+            true => GpuApi::Metal,
+            false => GpuApi::Vulkan,
+        };
+        vec![CpuBackend::NAME, gpu.name(), ReferenceBackend::NAME]
+    }
 }
 
 impl FromStr for BackendKind {

@@ -83,25 +83,26 @@ impl RunnerConfig {
     }
 
     fn validate(&self) -> Result<()> {
+        let block_size = match self.layout {
+            KvLayout::Paged { block_size } => block_size,
+            KvLayout::Contiguous => 1,
+        };
         let sizes = [
-            self.context,
-            self.max_seqs,
-            self.max_tokens,
-            self.max_logit_rows,
-            self.kv_tokens,
-            if let KvLayout::Paged { block_size } = self.layout {
-                block_size
-            } else {
-                1
-            },
+            ("context", self.context),
+            ("sequences", self.max_seqs),
+            ("tokens of a step", self.max_tokens),
+            ("rows of logits", self.max_logit_rows),
+            ("tokens of the KV cache", self.kv_tokens),
+            ("tokens of a block", block_size),
         ];
-        if sizes.iter().any(|&n| n == 0 || n > i32::MAX as usize) {
-            return Err(Error::invalid(
-                "runner",
-                format!("a size is out of range in {self:?}"),
-            ));
+        let wrong = |&&(_, n): &&(&str, usize)| n == 0 || n > i32::MAX as usize;
+        match sizes.iter().find(wrong) {
+            None => Ok(()),
+            Some((name, n)) => {
+                let reason = format!("{name}: found {n}, expected 1 to {}", i32::MAX);
+                Err(Error::invalid("runner", reason))
+            }
         }
-        Ok(())
     }
 }
 

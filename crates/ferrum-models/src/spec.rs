@@ -4,6 +4,7 @@
 //! value, or by a new variant with its branch in `layer.rs`; nothing else changes.
 
 use ferrum_kernels::RopeStyle;
+use std::fmt;
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,6 +121,16 @@ pub enum Activation {
     GeluTanh,
 }
 
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activation::Silu => "silu",
+            Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu (tanh)",
+        })
+    }
+}
+
 /// Where norms stand around the two parts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
@@ -185,6 +196,38 @@ pub enum RopeScaling {
     },
     /// Each frequency divided by its own number (`rope_freqs.weight` of GGUF files), `[rot_dim/2]`.
     Divisors(Vec<f32>),
+}
+
+impl fmt::Display for RopeScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RopeScaling::None => f.write_str("none"),
+            RopeScaling::Linear { factor } => write!(f, "linear, factor {factor}"),
+            RopeScaling::Dynamic {
+                factor,
+                max_position,
+            } => write!(f, "dynamic, factor {factor} beyond {max_position}"),
+            RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                original_max_position,
+                ..
+            } => write!(
+                f,
+                "yarn, factor {factor} from {original_max_position}, attention factor {attention_factor}"
+            ),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => write!(
+                f,
+                "llama3, factor {factor} from {original_max_position}, low {low_freq_factor}, high {high_freq_factor}"
+            ),
+            RopeScaling::Divisors(_) => f.write_str("by a divisor for each frequency"),
+        }
+    }
 }
 
 impl RopeScaling {

@@ -96,6 +96,13 @@ impl StreamRoute {
     }
 }
 
+/// A seed, which requests that are to be the same again need.
+fn seed(text: &str) -> Result<u64, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| format!("found \"{text}\", expected a whole number, 0 or more"))
+}
+
 /// A positive, finite number.
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.trim().parse::<f64>().ok();
@@ -141,7 +148,7 @@ pub(crate) struct BenchServeArgs {
     pub(crate) concurrency: Option<u16>,
 
     /// Requests per second, at random times (a Poisson process), however many are open
-    #[arg(long, value_name = "X", value_parser = rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = rate)]
     pub(crate) rate: Option<f64>,
 
     /// Tokens of a prompt
@@ -153,7 +160,7 @@ pub(crate) struct BenchServeArgs {
     pub(crate) output_tokens: Lengths,
 
     /// Same seed, same requests at the same times
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub(crate) seed: u64,
 
     /// Print JSON

@@ -38,12 +38,13 @@ one such file, or the only file. The path goes to standard output.
 Examples:
   ferrum pull Qwen/Qwen3-0.6B
   ferrum pull Qwen/Qwen3-0.6B-GGUF:Q8_0
-  ferrum run --model Qwen/Qwen3-0.6B \"A question\"   # fetches what is not in the cache";
+  ferrum pull https://HOST/Qwen/Qwen3-0.6B/tree/main
+  ferrum run Qwen/Qwen3-0.6B \"A question\"   # fetches what is not in the cache";
 
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct PullArgs {
-    /// ORG/NAME, or ORG/NAME:FILE for one file
+    /// ORG/NAME, or ORG/NAME:FILE for one file; the address of its page on a hub does as well
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
 
@@ -52,6 +53,7 @@ pub(crate) struct PullArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "What stands under MODEL is what other commands take: `ferrum run MODEL`.")]
 pub(crate) struct ListArgs {
     /// Folder of the cache [default: HF_HUB_CACHE, else hub in HF_HOME, else
     /// ~/.cache/huggingface/hub]
@@ -63,7 +65,13 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
+const RM_EXAMPLES: &str = "\
+Examples:
+  ferrum rm Qwen/Qwen3-0.6B-GGUF:Q8_0
+  ferrum rm Qwen/Qwen3-0.6B --yes";
+
 #[derive(Debug, Args)]
+#[command(after_help = RM_EXAMPLES)]
 pub(crate) struct RmArgs {
     /// ORG/NAME for all of it, or ORG/NAME:FILE for one file
     #[arg(value_name = "MODEL")]

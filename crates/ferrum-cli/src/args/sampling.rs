@@ -1,35 +1,67 @@
 //! Arguments that say how tokens are chosen.
 
+use super::count;
 use clap::Args;
 use ferrum_engine::{Dry, Mirostat, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::Tokenizer;
+use std::str::FromStr;
 
 /// How tokens are chosen. What is not given comes from the model's own recommendation.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub(crate) temperature: Option<f32>,
 
     /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) top_k: Option<usize>,
 
     /// Choose among tokens that together have this probability [default: the model's, else 0.95]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub(crate) top_p: Option<f32>,
 
     /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f32>,
 
     /// Make recent tokens less likely; 1: no [default: the model's, else 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub(crate) repeat_penalty: Option<f32>,
 
-    /// Same seed, same text [default: another one each time]
+    /// Same seed, same text; -1: another one each time [default: -1]
     #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    pub(crate) seed: Option<Seed>,
+}
+
+/// Where the randomness of a text starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seed {
+    Fixed(u64),
+    /// Another one each time, as other programs write it: -1.
+    Fresh,
+}
+
+impl Seed {
+    pub(crate) fn fixed(self) -> Option<u64> {
+        match self {
+            Seed::Fixed(seed) => Some(seed),
+            Seed::Fresh => None,
+        }
+    }
+}
+
+impl FromStr for Seed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "-1" => Ok(Seed::Fresh),
+            text => text.parse().map(Seed::Fixed).map_err(|_| {
+                format!("found \"{text}\", expected a whole number from 0 to 2^64 - 1, or -1 for another seed each time")
+            }),
+        }
+    }
 }
 
 /// The samplers that no model recommends. They are off where nothing is given, and act in the order that
@@ -38,63 +70,36 @@ pub(crate) struct SamplingArgs {
 #[command(next_help_heading = "Further samplers")]
 pub(crate) struct SamplerArgs {
     /// Tokens that --repeat-penalty looks back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = 64, hide_short_help = true,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
     repeat_last_n: i32,
 
     /// Taken once from the logit of each token of the answer
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        hide_short_help = true,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
     presence_penalty: f32,
 
     /// Taken from the logit of each token of the answer, as often as it is there
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        hide_short_help = true,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
     frequency_penalty: f32,
 
     /// Choose among the tokens nearest to the expected surprise that together have this probability
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 1.0,
-        hide_short_help = true,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "P", default_value_t = 1.0, hide_short_help = true)]
     typical_p: f32,
 
     /// DRY: penalty on going on with a passage that is already there; 0: none, 0.8 is usual
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        hide_short_help = true,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
     dry_multiplier: f32,
 
     /// DRY: factor on it for each token that the passage is longer
-    #[arg(long, value_name = "X", default_value_t = Dry::default().base, hide_short_help = true,
-          allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = Dry::default().base, hide_short_help = true)]
     dry_base: f32,
 
     /// DRY: length in tokens from which on a passage counts
     #[arg(long, value_name = "N", default_value_t = Dry::default().allowed_length,
-          hide_short_help = true)]
+          hide_short_help = true, value_parser = count)]
     dry_allowed_length: usize,
 
     /// DRY: tokens to look back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
     dry_penalty_last_n: i32,
 
     /// DRY: text over which no passage reaches; can be given several times [default: line end : " *]
@@ -103,12 +108,12 @@ pub(crate) struct SamplerArgs {
 
     /// XTC: how often the most likely tokens are left out
     #[arg(long, value_name = "P", default_value_t = Xtc::default().probability,
-          hide_short_help = true, allow_negative_numbers = true)]
+          hide_short_help = true)]
     xtc_probability: f32,
 
     /// XTC: probability that makes a token one of those
     #[arg(long, value_name = "P", default_value_t = Xtc::default().threshold,
-          hide_short_help = true, allow_negative_numbers = true)]
+          hide_short_help = true)]
     xtc_threshold: f32,
 
     /// Hold the surprise of the text constant by mirostat 2.0, in place of all other ways to choose among
@@ -118,12 +123,12 @@ pub(crate) struct SamplerArgs {
 
     /// Mirostat: surprise to aim for, in bits
     #[arg(long, value_name = "X", default_value_t = Mirostat::default().tau, requires = "mirostat",
-          hide_short_help = true, allow_negative_numbers = true)]
+          hide_short_help = true)]
     mirostat_tau: f32,
 
     /// Mirostat: how fast it corrects itself
     #[arg(long, value_name = "X", default_value_t = Mirostat::default().eta, requires = "mirostat",
-          hide_short_help = true, allow_negative_numbers = true)]
+          hide_short_help = true)]
     mirostat_eta: f32,
 
     /// Added to the logit of a token, such as 42=-1.5, or 42=-inf to forbid it; can be given several times
@@ -185,4 +190,24 @@ fn biased_token(text: &str) -> Result<(u32, f32), String> {
     let token = super::token_id(token)?;
     let bias = bias.trim().parse().map_err(|_| wrong())?;
     Ok((token, bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Seed;
+
+    #[test]
+    fn a_seed_is_a_number_or_a_fresh_one() {
+        for (text, expected) in [
+            ("0", Some(Seed::Fixed(0))),
+            ("18446744073709551615", Some(Seed::Fixed(u64::MAX))),
+            ("-1", Some(Seed::Fresh)),
+            ("-2", None),
+            ("1.5", None),
+            ("", None),
+            ("18446744073709551616", None),
+        ] {
+            assert_eq!(text.parse().ok(), expected, "{text}");
+        }
+    }
 }

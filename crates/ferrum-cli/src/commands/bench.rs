@@ -1,5 +1,6 @@
 //! `ferrum bench`: speed, beside what this machine could do.
 
+mod cache;
 mod profile;
 mod report;
 mod serve;
@@ -28,7 +29,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         return serve::serve(args);
     }
     let started = Instant::now();
-    let model = open::model(args.model.as_deref(), &args.hub)?;
+    let model = open::model(args.model.path(), &args.hub)?;
     let (prompt_len, gen_len) = (args.prompt as usize, args.gen_tokens as usize);
     let needed = prompt_len + gen_len;
     if needed > model.spec.context_length {
@@ -199,6 +200,7 @@ fn measure_limits(dispatch: &BackendDispatch) -> Outcome<Option<Limits>> {
         fma_flops: peak::fma_peak(device),
         byte_ops: peak::byte_peak(device),
         bf16_flops: peak::bf16_peak(device),
+        cache: cache::last_level(),
     }))
 }
 

@@ -17,8 +17,9 @@ use std::time::UNIX_EPOCH;
 const SHORT: usize = 8;
 
 pub(crate) fn pull(args: &PullArgs) -> Outcome {
-    let name = ModelName::parse(&args.model)?;
-    let pulled = hub::pull(&name, &args.hub)?;
+    let reference = hub::Reference::parse(&args.model)?;
+    let pulled = hub::pull(&reference, &args.hub)?;
+    let name = &reference.name;
     let commit = &pulled.commit[..SHORT.min(pulled.commit.len())];
     say(&match pulled.fetched {
         0 => format!("{name} at {commit} is here already"),
@@ -148,7 +149,7 @@ fn as_json(cache: &HubCache, model: &CachedModel) -> Value {
 }
 
 pub(crate) fn rm(args: &RmArgs) -> Outcome {
-    let name = ModelName::parse(&args.model)?;
+    let name = hub::Reference::parse(&args.model)?.name;
     let cache = hub::cache(args.cache_dir.as_deref())?;
     let revision = args
         .revision

@@ -8,6 +8,7 @@ use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
+use ferrum_kernels::RopeStyle;
 use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model, RunnerConfig};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::fmt::Write;
 const FIRST_TOUCHED: u64 = 3 << 20;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
-    let model = open::model(args.model.as_deref(), &args.hub)?;
+    let model = open::model(args.model.path(), &args.hub)?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = open::tokenizer_of(&model);
     let context = open::context(&model, args.cache.context, 0);
@@ -32,7 +33,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     model.tensors().release();
     let mut plan = open::plan(&model, &RunnerConfig::single(context), kv);
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
-    if args.model.is_none() {
+    if args.model.path().is_none() {
         // Weights inside the program cannot be given back once they are loaded.
         plan.program += model.tensors().total_bytes();
     }
@@ -97,7 +98,7 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
         let (feed_forward, mlp_bias) = match &layer.feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => {
                 let (size, activation) = (mlp.intermediate, mlp.activation);
-                (format!("gated MLP of {size} ({activation:?})"), mlp.bias)
+                (format!("gated MLP of {size} ({activation})"), mlp.bias)
             }
             FeedForwardSpec::Moe(moe) => {
                 let (top_k, all, size) = (moe.top_k, moe.experts, moe.intermediate);
@@ -129,6 +130,14 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
     groups
 }
 
+/// How elements of a head pair up for rotation.
+fn style_name(style: RopeStyle) -> &'static str {
+    match style {
+        RopeStyle::HalfSplit => "half-split",
+        RopeStyle::Interleaved => "interleaved",
+    }
+}
+
 fn describe_spec(model: &Model) -> String {
     let spec = &model.spec;
     let mut text = String::new();
@@ -153,8 +162,11 @@ fn describe_spec(model: &Model) -> String {
     let rope = &spec.rope;
     let _ = writeln!(
         text,
-        "rope          base {}, {} elements, {:?}, scaling {:?}",
-        rope.theta, rope.rot_dim, rope.style, rope.scaling
+        "rope          base {}, {} elements, {}, scaling {}",
+        rope.theta,
+        rope.rot_dim,
+        style_name(rope.style),
+        rope.scaling
     );
     text
 }
@@ -267,8 +279,8 @@ fn as_json(
             "rope": {
                 "theta": spec.rope.theta,
                 "rot_dim": spec.rope.rot_dim,
-                "style": format!("{:?}", spec.rope.style),
-                "scaling": format!("{:?}", spec.rope.scaling),
+                "style": style_name(spec.rope.style),
+                "scaling": spec.rope.scaling.to_string(),
             },
         },
         "tokenizer": tokenizer,

@@ -14,7 +14,7 @@ const ROWS: usize = 32;
 const TOP: usize = 5;
 
 pub(crate) fn logits(args: LogitsArgs) -> Outcome {
-    let model = open::model(args.model.as_deref(), &args.hub)?;
+    let model = open::model(args.model.path(), &args.hub)?;
     let vocab = model.spec.vocab_size;
     let tokens = match &args.prompt {
         Some(prompt) => open::tokenizer_of(&model)?.encode(prompt, EncodeOptions::WRITTEN)?,

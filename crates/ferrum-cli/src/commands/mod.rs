@@ -7,6 +7,7 @@ mod hub;
 mod inspect;
 mod logits;
 mod perplexity;
+mod program;
 mod quantize;
 mod run;
 mod serve;
@@ -29,11 +30,13 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Logits(args) => logits::logits(args),
         Command::Quantize(args) => quantize::quantize(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
-        Command::Tokenize(args) => text::tokenize(args),
+        Command::Tokenize(args) => text::tokenize(&args),
         Command::Detokenize(args) => text::detokenize(&args),
         Command::Template(args) => template::template(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Verify(VerifyCommand::Ops(args)) => verify::ops(&args),
+        Command::Completions(args) => program::completions(&args),
+        Command::Man(args) => program::man(&args),
     }
 }

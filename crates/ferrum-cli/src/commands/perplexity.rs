@@ -2,6 +2,7 @@
 
 use crate::args::PerplexityArgs;
 use crate::failure::{Failure, Outcome};
+use crate::model_argument::model_and_file;
 use crate::open;
 use crate::ui::{Progress, show, show_json};
 use ferrum_formats::tokenizer::EncodeOptions;
@@ -15,8 +16,13 @@ const WINDOW: usize = 512;
 /// from those before it in the window. A text that begins with a special token for this model has it
 /// at the start of the first window only.
 pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
-    let model = open::model(args.model.as_deref(), &args.hub)?;
-    let text = open::read_text(&args.file)?;
+    let (model, file) = model_and_file(
+        args.model.as_deref(),
+        args.first.as_deref(),
+        args.second.as_deref(),
+    )?;
+    let model = open::model(model, &args.hub)?;
+    let text = open::read_text(file)?;
     let tokens = open::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
     if tokens.len() < 2 {
         let message = format!("the text has {} tokens, expected at least 2", tokens.len());

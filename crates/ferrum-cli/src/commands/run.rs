@@ -1,8 +1,9 @@
 //! `ferrum run`: answer a prompt.
 
 use super::chat::{self, Start};
-use crate::args::{RunArgs, SamplingArgs};
+use crate::args::{RunArgs, SamplingArgs, Seed};
 use crate::failure::{Failure, Outcome};
+use crate::model_argument::model_and_text;
 use crate::{open, ui};
 use ferrum_engine::{Generation, GenerationStats, SamplingParams, Session, generate};
 use ferrum_formats::ModelSource;
@@ -47,17 +48,18 @@ pub(super) fn message(role: &str, content: &str) -> Value {
 }
 
 pub(crate) fn run(args: RunArgs) -> Outcome {
-    let prompt = match &args.prompt {
-        Some(prompt) if prompt == "-" => Some(piped_prompt()?),
-        Some(prompt) => Some(prompt.clone()),
-        None if std::io::stdin().is_terminal() => None,
-        None => Some(piped_prompt()?),
-    };
+    let words = model_and_text(
+        args.model.as_deref(),
+        args.first.as_deref(),
+        args.second.as_deref(),
+        "prompt",
+    )?;
+    let prompt = prompt(words.text)?;
     if prompt.as_deref().is_some_and(|p| p.trim().is_empty()) {
         let hint = "give one as an argument or through a pipe; without either, `ferrum run` on a terminal opens a chat";
         return Err(Failure::new(format!("the prompt is empty\nhint: {hint}")));
     }
-    let model = open::model(args.model.as_deref(), &args.hub)?;
+    let model = open::model(words.model.as_deref(), &args.hub)?;
     let tokenizer = open::tokenizer_of(&model)?;
     let template = open::template_of(&model, &tokenizer)?;
     let prompter = Prompter {
@@ -75,7 +77,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         None => {
             let context = open::context(&model, args.cache.context, 0);
             let mut session = load(&args, &model, context)?;
-            let model = match &args.model {
+            let model = match &words.model {
                 Some(path) => path.display().to_string(),
                 None => "the demo model".to_owned(),
             };
@@ -89,8 +91,32 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
     }
 }
 
-/// The prompt on standard input, without the end of line that shells add.
-fn piped_prompt() -> Outcome<String> {
+/// What to answer: the prompt that was given, and after it what comes through a pipe. `None`: a chat.
+fn prompt(given: Option<String>) -> Outcome<Option<String>> {
+    let terminal = std::io::stdin().is_terminal();
+    let given = match given.as_deref() {
+        Some("-") => return piped_text().map(Some),
+        None if terminal => return Ok(None),
+        None => return piped_text().map(Some),
+        Some(given) => given,
+    };
+    let piped = if terminal {
+        String::new()
+    } else {
+        piped_text()?
+    };
+    // Without a pipe, programs are started with an empty standard input.
+    Ok(Some(
+        match (given.trim().is_empty(), piped.trim().is_empty()) {
+            (_, true) => given.to_owned(),
+            (true, false) => piped,
+            (false, false) => format!("{given}\n\n{piped}"),
+        },
+    ))
+}
+
+/// The text on standard input, without the end of line that shells add.
+fn piped_text() -> Outcome<String> {
     let mut prompt = open::read_stdin()?;
     if prompt.ends_with('\n') {
         prompt.pop();
@@ -127,15 +153,9 @@ fn answer(
         .into());
     }
     let mut session = load(args, model, context)?;
-    let stats = speak(
-        &mut session,
-        &prompter.tokenizer,
-        &tokens,
-        wanted,
-        &mut || true,
-    )?;
+    let stats = speak(&mut session, &prompter.tokenizer, &tokens, wanted)?;
     ui::show("\n")?;
-    ui::say(&speed(&stats));
+    ui::detail(&speed(&stats));
     Ok(())
 }
 
@@ -145,18 +165,17 @@ fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Session> {
     open::load_adapted(model, &args.device, &args.adapter, config, kv)
 }
 
-/// Generates onto stdout, for as long as `go_on` says so.
-pub(super) fn speak(
+/// Generates onto stdout.
+fn speak(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
     wanted: &Generation,
-    go_on: &mut dyn FnMut() -> bool,
 ) -> Outcome<GenerationStats> {
     let mut shown = Ok(());
     let stats = generate(session, tokenizer, prompt, wanted, &mut |text| {
         shown = ui::show(text);
-        shown.is_ok() && go_on()
+        shown.is_ok()
     })?;
     shown?;
     Ok(stats)
@@ -197,7 +216,7 @@ fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<Sam
         top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
         min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
         repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
-        seed: args.seed.unwrap_or_else(fresh_seed),
+        seed: args.seed.and_then(Seed::fixed).unwrap_or_else(fresh_seed),
         ..SamplingParams::default()
     };
     let params = samplers.complete(params, tokenizer);

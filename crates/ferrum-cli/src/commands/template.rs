@@ -16,7 +16,7 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
     let special = special
         .into_iter()
         .filter_map(|(name, text)| Some((name, text.clone()?)));
-    let template = open::template(args.model.as_deref(), &args.hub, special)?;
+    let template = open::template(args.model.path(), &args.hub, special)?;
     let messages = read_list(&args.messages, "messages")?;
     let tools = args
         .tools
@@ -28,7 +28,7 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
         add_generation_prompt: !args.no_generation_prompt,
         ..ChatInput::new(&messages)
     });
-    let name = args.model.as_deref().map(|path| path.display().to_string());
+    let name = args.model.path().map(|path| path.display().to_string());
     let name = name.unwrap_or_else(|| "the demo model".into());
     show(&text.map_err(|e| Failure::new(format!("{name}: {e}")))?)
 }

@@ -2,14 +2,21 @@
 
 use crate::args::{DetokenizeArgs, TokenizeArgs};
 use crate::failure::Outcome;
+use crate::model_argument::model_and_text;
 use crate::open;
 use crate::ui::show;
 use ferrum_formats::tokenizer::EncodeOptions;
 use serde_json::json;
 
-pub(crate) fn tokenize(args: TokenizeArgs) -> Outcome {
-    let tokenizer = open::tokenizer(args.model.as_deref(), &args.hub)?;
-    let text = match args.text {
+pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
+    let words = model_and_text(
+        args.model.as_deref(),
+        args.first.as_deref(),
+        args.second.as_deref(),
+        "text",
+    )?;
+    let tokenizer = open::tokenizer(words.model.as_deref(), &args.hub)?;
+    let text = match words.text {
         Some(text) if text != "-" => text,
         _ => open::read_stdin()?,
     };
@@ -26,7 +33,7 @@ pub(crate) fn tokenize(args: TokenizeArgs) -> Outcome {
 }
 
 pub(crate) fn detokenize(args: &DetokenizeArgs) -> Outcome {
-    let tokenizer = open::tokenizer(args.model.as_deref(), &args.hub)?;
+    let tokenizer = open::tokenizer(args.model.path(), &args.hub)?;
     open::check_tokens(&args.tokens, tokenizer.vocab_size())?;
     show(&format!(
         "{}\n",

@@ -14,6 +14,9 @@ pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
         BackendDispatch::Gpu(device) => ferrum_conformance::run_gpu(device, &filter),
         BackendDispatch::Reference(_) => ferrum_conformance::run_reference(&filter),
     };
+    if report.rows().next().is_none() {
+        return Err(nothing_matches(&args.filter));
+    }
     if args.json {
         show_json(&report.rows().collect::<Vec<_>>())?;
     } else {
@@ -26,4 +29,12 @@ pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
             dispatch.info().backend
         ))),
     }
+}
+
+/// What the suite has, for whoever asked for what it has not.
+fn nothing_matches(filter: &str) -> Failure {
+    let ops = ferrum_conformance::ops().join(", ");
+    Failure::new(format!(
+        "no case has \"{filter}\" in its op, dtype or name\nhint: the ops are {ops}"
+    ))
 }

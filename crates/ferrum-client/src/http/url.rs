@@ -87,6 +87,11 @@ impl Url {
         self.uri.port_u16().unwrap_or(usual)
     }
 
+    /// The path, without a query.
+    pub fn path(&self) -> &str {
+        self.uri.path()
+    }
+
     /// Whether it leads to this machine.
     pub fn is_loopback(&self) -> bool {
         let address = self.host().parse::<IpAddr>();

@@ -103,7 +103,12 @@ impl Scheduler {
             .min(config.max_tokens)
             .min(config.max_logit_rows);
         if config.max_seqs == 0 || config.context == 0 || pool.blocks() == 0 {
-            let reason = format!("a limit is zero in {config:?} or the pool has no block");
+            let reason = format!(
+                "found {} sequences, a context of {} and {} blocks, expected at least 1 of each",
+                config.max_seqs,
+                config.context,
+                pool.blocks()
+            );
             return Err(Error::invalid("scheduler", reason));
         }
         Ok(Self {

@@ -77,7 +77,7 @@ pub(super) fn place(
         {
             let found = mlp.activation;
             return Err(Error::Model(format!(
-                "layer {i}: experts with the activation {found:?} are not supported, expected silu"
+                "layer {i}: experts with the activation {found} are not supported, expected silu"
             )));
         }
         layer.feed_forward = FeedForwardSpec::Moe(moe.clone());

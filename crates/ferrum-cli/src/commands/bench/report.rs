@@ -14,6 +14,8 @@ pub(super) struct Limits {
     pub(super) byte_ops: f64,
     /// Where products with weights of bf16 are of bf16.
     pub(super) bf16_flops: Option<f64>,
+    /// Bytes of the last-level cache, where the system tells.
+    pub(super) cache: Option<u64>,
 }
 
 impl Limits {
@@ -26,6 +28,7 @@ impl Limits {
             bf16_flops: all[0]
                 .bf16_flops
                 .map(|_| median(all.iter().filter_map(|l| l.bf16_flops))),
+            cache: all[0].cache,
         })
     }
 }
@@ -86,9 +89,20 @@ impl Report<'_> {
         2.0 * self.model.layer_parameters() as f64
     }
 
-    /// Share of the bandwidth that `steps` in a second of `seqs` sequences read.
+    /// The last-level cache, if it holds what a step of `seqs` sequences reads: such a step reads hardly
+    /// anything from memory.
+    fn holding_cache(&self, seqs: usize) -> Option<u64> {
+        let cache = self.limits.as_ref()?.cache?;
+        (self.bytes_per_step(seqs) <= cache).then_some(cache)
+    }
+
+    /// Share of the memory's bandwidth that `steps` in a second of `seqs` sequences read; `None` where a
+    /// cache holds all that they read.
     fn bandwidth_share(&self, seqs: usize, steps: f64) -> Option<f64> {
         let limits = self.limits.as_ref()?;
+        if self.holding_cache(seqs).is_some() {
+            return None;
+        }
         Some(steps * self.bytes_per_step(seqs) as f64 / limits.read_bandwidth)
     }
 
@@ -137,6 +151,7 @@ impl Report<'_> {
             "decode_bytes_per_token": self.bytes_per_step(1),
             "batched": batched.collect::<Vec<_>>(),
             "read_bandwidth_bytes_per_s": limits.map(|l| l.read_bandwidth),
+            "last_level_cache_bytes": limits.and_then(|l| l.cache),
             "fma_peak_flops": limits.map(|l| l.fma_flops),
             "byte_peak_ops": limits.map(|l| l.byte_ops),
             "bf16_peak_flops": limits.and_then(|l| l.bf16_flops),
@@ -182,6 +197,12 @@ impl Report<'_> {
     }
 
     fn of_bandwidth(&self, seqs: usize, steps: f64) -> String {
+        if let Some(cache) = self.holding_cache(seqs) {
+            let (read, cache) = (human_bytes(self.bytes_per_step(seqs)), human_bytes(cache));
+            return format!(
+                ", {read} a step from the cache of {cache}: no share of memory bandwidth"
+            );
+        }
         match (&self.limits, self.bandwidth_share(seqs, steps)) {
             (Some(limits), Some(share)) => {
                 let (share, peak) = (100.0 * share, limits.read_bandwidth / 1e9);

@@ -44,11 +44,11 @@ impl Models {
     /// What the arguments name, held against each other.
     pub(super) fn of(args: &ServeArgs) -> Outcome<Self> {
         let mut sources: Vec<(String, Option<PathBuf>)> = Vec::new();
-        for model in &args.model {
+        for model in args.models() {
             let name = model.name.clone().unwrap_or_else(|| name(&model.source));
             if sources.iter().any(|(other, _)| *other == name) {
                 return Err(Failure::new(format!(
-                    "two models are called {name:?}\nhint: --model NAME=MODEL gives a name"
+                    "two models are called {name:?}\nhint: NAME=MODEL gives a name"
                 )));
             }
             sources.push((name, Some(model.source.clone())));
@@ -62,7 +62,7 @@ impl Models {
             ] {
                 if given {
                     let hint = match flag {
-                        "--served-model-name" => "\nhint: --model NAME=MODEL gives a name",
+                        "--served-model-name" => "\nhint: NAME=MODEL gives a name",
                         _ => "",
                     };
                     return Err(Failure::new(format!(
@@ -72,7 +72,7 @@ impl Models {
                 }
             }
         }
-        let named = args.model.iter().any(|model| model.name.is_some());
+        let named = args.models().iter().any(|model| model.name.is_some());
         if named && args.served_model_name.is_some() {
             return Err(Failure::new(
                 "--served-model-name gives a name to a model that has one",
@@ -133,7 +133,7 @@ fn name(source: &Path) -> String {
     if let Some(name) = hub::name(source) {
         return name.to_string();
     }
-    // `ferrum serve --model .` has a name, too.
+    // `ferrum serve .` has a name, too.
     let path = source.canonicalize().unwrap_or_else(|_| source.to_owned());
     let name = match path.is_dir() {
         true => path.file_name(),

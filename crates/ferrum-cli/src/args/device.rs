@@ -1,0 +1,88 @@
+//! Arguments about where and with what beside its weights a model runs, and commands about devices.
+
+use clap::{Args, Subcommand};
+use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
+use ferrum_kernels::cpu::Isa;
+use std::path::PathBuf;
+
+/// Which device.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Where to run: auto, cpu, vulkan, metal, cuda or reference
+    #[arg(long, default_value_t = BackendKind::Auto)]
+    pub(crate) backend: BackendKind,
+
+    /// Number of the device, as in `ferrum devices`
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = super::count)]
+    pub(crate) device: usize,
+
+    /// CPU threads [default: one for each physical core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+
+    /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
+    ///
+    /// One of scalar, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-bf16; `ferrum devices` shows the
+    /// fastest of this CPU. All give the same bits but the last, which rounds activations where weights are
+    /// bf16.
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) isa: Option<Isa>,
+}
+
+impl DeviceArgs {
+    pub(crate) fn options(&self) -> BackendOptions {
+        BackendOptions {
+            ordinal: self.device,
+            threads: self.threads.map(usize::from),
+            isa: self.isa,
+        }
+    }
+}
+
+/// Which KV cache.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Element of the KV cache: f32 or f16; on a CPU also bf16, fp8 (E4M3) or int8 (with scales)
+    /// [default: f32 for f32 models, else f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_dtype: Option<KvDtype>,
+
+    /// Longest sequence in tokens [default: what is needed, up to the model's context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub(crate) context: Option<u32>,
+}
+
+/// What runs beside the model's weights.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AdapterArgs {
+    /// LoRA adapter for the model: a folder that PEFT wrote
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VerifyCommand {
+    /// Run every op of a backend against its meaning
+    Ops(VerifyOpsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyOpsArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Only ops whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) filter: String,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

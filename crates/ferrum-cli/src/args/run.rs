@@ -1,0 +1,70 @@
+//! Arguments of `ferrum run`.
+
+use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, count};
+use clap::Args;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+One word alone is a model if there is such a path, or if it reads ORG/NAME[:FILE] or https://HOST/ORG/NAME;
+anything else is a prompt for the demo model. Standard input is read to its end unless it is a terminal.
+
+Examples:
+  ferrum run                                    # chat with the demo model
+  ferrum run \"Tell me a story about a fox.\"
+  ferrum run model.gguf                         # chat
+  ferrum run model.gguf \"A question\"
+  ferrum run Qwen/Qwen3-0.6B-GGUF:Q8_0 \"A question\"   # fetched from a hub if it is not here
+  ferrum run model.gguf \"Summarise this text.\" < text.txt
+  ferrum run model.gguf --temperature 0 --max-tokens 50 - < prompt.txt";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// GGUF file, Hugging Face folder, or ORG/NAME[:FILE] of a hub [default: the demo model inside
+    /// this program]
+    #[arg(value_name = "MODEL")]
+    pub(crate) first: Option<OsString>,
+
+    /// What to answer; text from a pipe follows it, and - is that text alone [default: a chat]
+    #[arg(value_name = "PROMPT")]
+    pub(crate) second: Option<OsString>,
+
+    /// The same as MODEL: the only word is the prompt then
+    #[arg(long, short, value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(crate) samplers: SamplerArgs,
+
+    /// Most tokens to generate [default: until the model ends or the context is full]
+    #[arg(long, short = 'n', value_name = "N", value_parser = count)]
+    pub(crate) max_tokens: Option<usize>,
+
+    /// End the answer at this text; can be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Continue the prompt as it is, without a chat template
+    #[arg(long, conflicts_with = "system")]
+    pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}

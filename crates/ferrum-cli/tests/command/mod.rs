@@ -1,0 +1,68 @@
+//! Runs the command as a user would.
+#![allow(dead_code, reason = "no test file needs all of it")]
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub fn fixture(name: &str) -> String {
+    root()
+        .join("fixtures/models")
+        .join(name)
+        .display()
+        .to_string()
+}
+
+pub fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that needs no input may have closed it already.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+pub fn ferrum(args: &[&str]) -> Output {
+    ferrum_with_input(args, b"")
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+pub fn ok(args: &[&str]) -> String {
+    let output = ferrum(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+pub fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(args)).unwrap()
+}
+
+/// Fails with one sentence and no panic; gives the sentence.
+pub fn fails(args: &[&str], input: &[u8]) -> String {
+    let output = ferrum_with_input(args, input);
+    let (out, err) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
+    assert!(!err.contains("panicked"), "{args:?}: {err}");
+    let sentence = err
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .count();
+    assert_eq!(sentence, 1, "{args:?}: {err}");
+    err
+}
