@@ -10,6 +10,7 @@ mod bench_serve;
 mod device;
 mod evaluate;
 mod hub;
+mod log;
 mod model;
 mod output;
 mod program;
@@ -27,6 +28,7 @@ pub(crate) use device::{
 };
 pub(crate) use evaluate::{InspectArgs, LogitsArgs, PerplexityArgs};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+pub(crate) use log::{LogArgs, LogFormat, LogLevel};
 pub(crate) use model::ModelArgs;
 pub(crate) use output::OutputArgs;
 pub(crate) use program::{CompletionsArgs, ManArgs};
@@ -49,6 +51,9 @@ pub(crate) struct Cli {
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -17,7 +17,15 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 /// What a file cannot say: where it is, and what only looks.
-const NOT_IN_FILES: [&str; 4] = ["config", "print-config", "help", "version"];
+const NOT_IN_FILES: [&str; 7] = [
+    "config",
+    "print-config",
+    "help",
+    "version",
+    "quiet",
+    "verbose",
+    "color",
+];
 
 /// Words without a flag that say what a setting says, by the setting's name.
 const WORDS: [(&str, &str); 1] = [("model", "positional_models")];
@@ -27,9 +35,7 @@ const SECRETS: [&str; 1] = ["api-key"];
 
 /// The command that was typed, with what its file says. `None`: all was done already.
 pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
-    let command = args::command()
-        .long_version(version::long())
-        .color(color(&typed));
+    let command = built(color(&typed));
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
     ui::init(cli.output.verbosity(), cli.output.color);
@@ -66,6 +72,13 @@ fn color(typed: &[OsString]) -> ColorChoice {
     let apart = words.iter().position(|word| *word == "--color");
     let value = joined.or_else(|| words.get(apart? + 1).copied());
     value.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// The command line, whose commands have the flags of all commands as well.
+fn built(color: ColorChoice) -> Command {
+    let mut command = args::command().long_version(version::long()).color(color);
+    command.build();
+    command
 }
 
 fn read(matches: &ArgMatches) -> Outcome<Cli> {
@@ -286,7 +299,7 @@ mod tests {
     use super::*;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 13] = [
+    const SAMPLES: [&str; 15] = [
         "1024",
         "4",
         "0.5",
@@ -300,11 +313,14 @@ mod tests {
         "name=folder",
         "all",
         "some text",
+        "info",
+        "json",
     ];
 
     fn serve_args(flags: &[OsString]) -> Result<ServeArgs, clap::Error> {
         let words = ["ferrum".into(), "serve".into()].into_iter();
-        let matches = args::command().try_get_matches_from(words.chain(flags.iter().cloned()))?;
+        let matches =
+            built(ColorChoice::Never).try_get_matches_from(words.chain(flags.iter().cloned()))?;
         match Cli::from_arg_matches(&matches)?.command {
             Wanted::Serve(args) => Ok(args),
             other => panic!("{other:?}"),
@@ -312,7 +328,7 @@ mod tests {
     }
 
     fn file_args(text: &str, typed: &[&str]) -> Outcome<ServeArgs> {
-        let command = args::command();
+        let command = built(ColorChoice::Never);
         let words = ["ferrum", "serve"].iter().chain(typed);
         let matches = command.clone().get_matches_from(words);
         let mut all = flags(
@@ -353,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_key_and_back() {
-        let command = args::command();
+        let command = built(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
         let (typed, file) = everything(command);
         assert!(typed.len() > 15, "{typed:?}");
@@ -362,7 +378,7 @@ mod tests {
         assert_eq!(format!("{of_file:?}"), format!("{args:?}"));
         // What is printed says the same, but for secrets.
         let words = ["ferrum".into(), "serve".into()].into_iter().chain(typed);
-        let matches = args::command().get_matches_from(words);
+        let matches = built(ColorChoice::Never).get_matches_from(words);
         let printed = print(command, of_serve(&matches));
         for secret in SECRETS {
             assert!(printed.contains(&format!("# {secret} is set")), "{printed}");
@@ -374,9 +390,9 @@ mod tests {
 
     #[test]
     fn the_settings_that_hold_by_default_are_a_file() {
-        let command = args::command();
+        let command = built(ColorChoice::Never);
         let command = serve(&command).unwrap_or_else(|e| panic!("{e}"));
-        let matches = args::command().get_matches_from(["ferrum", "serve"]);
+        let matches = built(ColorChoice::Never).get_matches_from(["ferrum", "serve"]);
         let printed = print(command, of_serve(&matches));
         let args = file_args(&printed, &[]).unwrap_or_else(|e| panic!("{e}\n{printed}"));
         let expected = serve_args(&[]).unwrap_or_else(|e| panic!("{e}"));
@@ -419,7 +435,7 @@ mod tests {
 
     #[test]
     fn models_are_printed_however_they_were_given() {
-        let command = args::command();
+        let command = built(ColorChoice::Never);
         let serve = serve(&command).unwrap_or_else(|e| panic!("{e}"));
         for words in [
             &["a.gguf", "b=c/d"][..],

@@ -8,6 +8,7 @@ mod commands;
 mod config_file;
 mod failure;
 mod hub;
+mod logging;
 mod model_argument;
 mod open;
 mod process;
@@ -21,7 +22,13 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     quiet_vulkan_layers();
     let outcome = config_file::command_line(std::env::args_os().collect());
-    let outcome = outcome.and_then(|cli| cli.map_or(Ok(()), |cli| commands::dispatch(cli.command)));
+    let outcome = outcome.and_then(|cli| match cli {
+        None => Ok(()),
+        Some(cli) => {
+            logging::init(&cli);
+            commands::dispatch(cli.command)
+        }
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // A reader that has seen enough (`ferrum … | head`) is no error.

@@ -57,7 +57,6 @@ pub(crate) fn verbosity() -> Verbosity {
 }
 
 /// Whether text on stdout may have colours.
-#[allow(dead_code, reason = "the chat's colours come with the chat")]
 pub(crate) fn color_stdout() -> bool {
     current().stdout_color
 }

@@ -21,7 +21,9 @@ pub(crate) fn of(args: &WeightCacheArgs) -> Option<WeightCache> {
 /// The cache in the folder of a flag, or in the usual one.
 pub(crate) fn in_folder(flag: Option<&Path>) -> Outcome<WeightCache> {
     let none = || {
-        Failure::new("there is no folder for weights: no home is known\nhint: give --weight-cache-dir")
+        Failure::new(
+            "there is no folder for weights: no home is known\nhint: give --weight-cache-dir",
+        )
     };
     let root = root(flag).ok_or_else(none)?;
     Ok(WeightCache::new(root, None))
@@ -41,7 +43,9 @@ pub(crate) fn tell(kept: &KeptWeights) {
         }
         CacheOutcome::Written { bytes, damaged } => {
             if let Some(fault) = damaged {
-                ui::say(&format!("warning: {fault}\nnote: the weights were packed anew"));
+                ui::say(&format!(
+                    "warning: {fault}\nnote: the weights were packed anew"
+                ));
             }
             ui::detail(&format!(
                 "note: the packed weights ({}) are written to the cache",

@@ -1,45 +1,13 @@
 //! `ferrum bench serve` against our own server and against one of another maker.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod serving;
+
 use serde_json::Value;
+use serving::Serving;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
-
-/// A server with the demo model, which does not outlive its test.
-struct Serving {
-    process: Child,
-    url: String,
-}
-
-impl Serving {
-    fn start(flags: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
-        command
-            .args(["serve", "--port", "0", "--backend", "cpu"])
-            .args(flags);
-        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut words = BufReader::new(process.stderr.take().unwrap());
-        let url = loop {
-            let mut line = String::new();
-            assert_ne!(words.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some(url) = line.trim().strip_prefix("serving on ") {
-                break url.to_owned();
-            }
-        };
-        // Nobody reads what else it says, and it must not wait for that.
-        std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
-        Self { process, url }
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use std::process::Command;
 
 fn bench(url: &str, flags: &[&str]) -> (bool, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
@@ -64,7 +32,7 @@ fn json(url: &str, flags: &[&str]) -> Value {
 
 #[test]
 fn our_server_is_measured_on_both_routes() {
-    let server = Serving::start(&[]);
+    let server = Serving::start(&[]).unheard();
     for (flags, pace) in [
         (&["--concurrency", "3"][..], "concurrency"),
         (&["--rate", "50", "--endpoint", "completions"], "rate"),
@@ -77,7 +45,7 @@ fn our_server_is_measured_on_both_routes() {
             "--output-tokens",
             "9",
         ];
-        let report = json(&server.url, &[flags, &lengths].concat());
+        let report = json(&server.url(), &[flags, &lengths].concat());
         assert_eq!(report["model"], "ferrum-demo");
         assert_eq!(report["completed"], 6, "{report}");
         assert_eq!(report["errors"].as_array().unwrap().len(), 0, "{report}");
@@ -98,7 +66,7 @@ fn our_server_is_measured_on_both_routes() {
             "{report}"
         );
     }
-    let (ok, out, err) = bench(&server.url, &["-n", "2", "--output-tokens", "3"]);
+    let (ok, out, err) = bench(&server.url(), &["-n", "2", "--output-tokens", "3"]);
     assert!(ok && err.is_empty(), "{err}");
     assert!(
         out.contains("answered         2 of 2 in ") && out.contains("time to first token"),
@@ -112,8 +80,8 @@ fn refusals_are_counted_and_said() {
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "secret\n").unwrap();
     let keys = keys.to_str().unwrap();
-    let server = Serving::start(&["--api-key-file", keys, "--max-tokens", "20"]);
-    let (ok, out, err) = bench(&server.url, &[]);
+    let server = Serving::start(&["--api-key-file", keys, "--max-tokens", "20"]).unheard();
+    let (ok, out, err) = bench(&server.url(), &[]);
     assert!(!ok && out.is_empty() && err.contains("status 401"), "{err}");
     let flags = [
         "--api-key-file",
@@ -125,7 +93,7 @@ fn refusals_are_counted_and_said() {
         "--seed",
         "1",
     ];
-    let report = json(&server.url, &flags);
+    let report = json(&server.url(), &flags);
     let refused: u64 = report["errors"]
         .as_array()
         .unwrap()
@@ -138,7 +106,7 @@ fn refusals_are_counted_and_said() {
     );
     assert_eq!(report["errors"][0]["kind"], "status 400");
     let flags = ["--api-key-file", keys, "-n", "2", "--output-tokens", "21"];
-    let (ok, out, err) = bench(&server.url, &flags);
+    let (ok, out, err) = bench(&server.url(), &flags);
     assert!(
         !ok && out.contains("2 × status 400") && err.contains("no request was answered"),
         "{out}{err}"

@@ -1,69 +1,16 @@
 //! `ferrum serve` as a process: it says where it is, answers, and ends when it is asked to.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod serving;
+
+use serving::{Serving, serve};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::net::TcpListener;
+use std::process::Output;
 use std::sync::Arc;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
-
-/// A process that does not outlive its test.
-struct Serving(Child);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn serve(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
-    command.arg("serve").args(args);
-    command
-}
-
-/// A server that answers, the rest of what it says, and where it is.
-fn start(command: &mut Command) -> (Serving, BufReader<ChildStderr>, String) {
-    let mut process = Serving(command.stderr(Stdio::piped()).spawn().unwrap());
-    let mut words = BufReader::new(process.0.stderr.take().unwrap());
-    // Before it there may be notes about the model.
-    loop {
-        let mut line = String::new();
-        assert_ne!(words.read_line(&mut line).unwrap(), 0, "it ended");
-        if let Some(url) = line.trim().strip_prefix("serving on http://") {
-            let address = url.strip_suffix("/v1").unwrap().to_owned();
-            return (process, words, address);
-        }
-    }
-}
-
-/// Asks a server to end, and gives what else it said.
-#[cfg(unix)]
-fn end(process: &mut Serving, words: &mut BufReader<ChildStderr>) -> String {
-    let pid = process.0.id().to_string();
-    let asked = Command::new("kill").args(["-TERM", &pid]).status();
-    assert!(asked.unwrap().success());
-    assert!(process.0.wait().unwrap().success());
-    let mut rest = String::new();
-    words.read_to_string(&mut rest).unwrap();
-    rest
-}
-
-fn ask(address: &str, head: &str, body: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let length = body.len();
-    let rest = format!("Host: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-    stream
-        .write_all(format!("{head}\r\n{rest}").as_bytes())
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
 
 #[test]
 #[cfg(unix)]
@@ -75,19 +22,37 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     let mut command = serve(&["--port", "0", "--api-key", "secret", "--backend", "cpu"]);
     // Guesses change nothing.
     command.args(["--draft-model", demo, "--lookup-tokens", "4"]);
-    let (mut process, mut words, address) = start(&mut command);
-    let address = address.as_str();
+    let server = Serving::of(&mut command);
+    let (address, said) = (server.address.as_str(), server.said.as_str());
     assert!(address.starts_with("127.0.0.1:"), "{address}");
+    // All that is said at the start: the port and the size of the cache differ from run to run.
+    let (cache, rest) = said
+        .split_once("KV cache ")
+        .and_then(|(_, rest)| rest.split_once(' '))
+        .unwrap();
+    assert!(rest.starts_with("tokens\n"), "{said}");
+    let said = said.replace(address, "ADDRESS").replace(cache, "N");
+    insta::assert_snapshot!("serve_start", said);
 
-    let answer = ask(address, "GET /v1/models HTTP/1.1", "");
+    let answer = server.ask("GET /v1/models HTTP/1.1", "");
     assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
     let head = "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Type: application/json";
     let body = r#"{"model": "ferrum-demo", "messages": [{"role": "user", "content": "What is 7 plus 5?"}]}"#;
-    let answer = ask(address, head, body);
+    let answer = server.ask(head, body);
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert!(answer.contains("7 plus 5 is 12."), "{answer}");
 
-    assert_eq!(end(&mut process, &mut words), "");
+    // A line of the log for each request, and no more.
+    let log = server.end();
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.contains(" INFO access: request ")),
+        "{log}"
+    );
+    assert!(!log.contains("secret") && !log.contains("plus"), "{log}");
 }
 
 #[test]
@@ -110,13 +75,13 @@ fn several_models_are_served_and_come_and_go() {
     command.arg(format!("{root}/assets/demo/ferrum-demo.gguf"));
     command.arg(format!("random={root}/fixtures/models/llama3-tied"));
     command.arg(cut.to_str().unwrap());
-    let (mut process, mut words, address) = start(&mut command);
+    let server = Serving::of(&mut command);
     let post = |model: &str| {
         let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
         let body = format!(
             r#"{{"model": "{model}", "prompt": "Once", "max_tokens": 2, "temperature": 0}}"#
         );
-        ask(&address, head, &body)
+        server.ask(head, &body)
     };
     let demo = post("ferrum-demo");
     assert!(demo.starts_with("HTTP/1.1 200 "), "{demo}");
@@ -125,7 +90,7 @@ fn several_models_are_served_and_come_and_go() {
     let failed = post("cut");
     assert!(failed.starts_with("HTTP/1.1 503 "), "{failed}");
     assert!(failed.contains("model_not_loaded"), "{failed}");
-    let listed = ask(&address, "GET /v1/models HTTP/1.1", "");
+    let listed = server.ask("GET /v1/models HTTP/1.1", "");
     let body = listed.split("\r\n\r\n").nth(1).unwrap();
     let listed: serde_json::Value = serde_json::from_str(body).unwrap();
     let shown = |i: usize| {
@@ -141,16 +106,16 @@ fn several_models_are_served_and_come_and_go() {
     let answer = |reply: &str| reply.split("\"text\":").nth(1).map(str::to_owned);
     assert!(answer(&demo).is_some());
     assert_eq!(answer(&post("ferrum-demo")), answer(&demo));
-    let rest = end(&mut process, &mut words);
-    for line in [
-        "note: ferrum-demo is unloaded",
-        "note: loading random",
-        "warning: cut could not be loaded: ",
-        "note: loading ferrum-demo",
+    let rest = server.end();
+    for said in [
+        "INFO ferrum::commands::serve::models: model unloaded model=\"ferrum-demo\"",
+        "INFO ferrum::commands::serve::models: loading model model=\"random\"",
+        "WARN ferrum::commands::serve::models: model not loaded model=\"cut\" reason=",
+        "INFO ferrum::commands::serve::models: loading model model=\"ferrum-demo\"",
     ] {
         assert!(
-            rest.lines().any(|said| said.starts_with(line)),
-            "{line}\n{rest}"
+            rest.lines().any(|line| line.contains(said)),
+            "{said}\n{rest}"
         );
     }
 }
@@ -199,15 +164,15 @@ fn traces_go_to_trusted_collectors_and_nothing_is_stored_on_demand() {
 
     let mut command = serve(&["--port", "0", "--backend", "cpu", "--otlp-endpoint", &url]);
     command.args(["--max-stored", "0"]);
-    let (_process, _words, address) = start(command.env("SSL_CERT_FILE", file));
+    let server = Serving::of(command.env("SSL_CERT_FILE", file));
     let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
-    let answer = ask(&address, head, r#"{"prompt": "One", "max_tokens": 1}"#);
+    let answer = server.ask(head, r#"{"prompt": "One", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     let body = told.join().unwrap().unwrap();
     assert!(body.contains("\"POST /v1/completions\""), "{body}");
 
     let head = "POST /v1/responses HTTP/1.1\r\nContent-Type: application/json";
-    let answer = ask(&address, head, r#"{"input": "One", "store": true}"#);
+    let answer = server.ask(head, r#"{"input": "One", "store": true}"#);
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
 }
 

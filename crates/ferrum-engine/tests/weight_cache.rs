@@ -39,12 +39,21 @@ fn load(model: &Model, cache: &WeightCache) -> (Session, KeptWeights) {
 
 fn logits(session: &mut Session) -> Vec<u32> {
     session.prefill(&[5, 9, 2, 77, 31, 8, 3]).unwrap();
-    session.logits().unwrap().iter().map(|x| x.to_bits()).collect()
+    session
+        .logits()
+        .unwrap()
+        .iter()
+        .map(|x| x.to_bits())
+        .collect()
 }
 
 fn plain_logits(model: &Model) -> Vec<u32> {
     let config = RunnerConfig::single(64);
-    logits(&mut device().load(model, config, KvDtype::F32, &mut |_, _| ()).unwrap())
+    logits(
+        &mut device()
+            .load(model, config, KvDtype::F32, &mut |_, _| ())
+            .unwrap(),
+    )
 }
 
 fn is_written(kept: &KeptWeights) -> bool {

@@ -3,6 +3,7 @@
 
 use crate::error::ApiError;
 use crate::models::Lease;
+use crate::record::RequestRecord;
 use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
@@ -52,7 +53,11 @@ pub(crate) struct Answers {
     turn: usize,
     started: Instant,
     times: Vec<Times>,
-    trace: Option<Arc<RequestTrace>>,
+    record: Option<Arc<RequestRecord>>,
+    /// Tokens of each prompt.
+    prompt_tokens: Vec<usize>,
+    /// The answers so far, kept only to be logged; empty where that is not wanted.
+    logged: Vec<String>,
     /// The model stays loaded until all have ended: after the streams, which are cancelled first.
     lease: Lease,
 }
@@ -76,23 +81,38 @@ impl Answers {
         requests: impl IntoIterator<Item = Request>,
     ) -> Result<Self, ApiError> {
         let started = Instant::now();
-        let mut streams = Vec::new();
+        let record = RequestRecord::current();
+        let logs = record.as_ref().filter(|record| record.log_prompts);
+        let (mut streams, mut prompt_tokens) = (Vec::new(), Vec::new());
         for request in requests {
+            prompt_tokens.push(request.prompt.len());
+            if let Some(record) = logs {
+                let prompt = lease.served.tokenizer.decode(&request.prompt, false);
+                let (request_id, prompt) = (record.id.as_str(), prompt.as_str());
+                tracing::info!(target: "prompts", parent: None, request_id, prompt, "prompt");
+            }
             // Those before it are cancelled when one is refused.
             let submitted = lease.served.engine.submit(request);
             streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
         }
+        let answers = streams.len() * n;
         Ok(Self {
-            times: vec![Times::default(); streams.len() * n],
+            logged: logs.map_or_else(Vec::new, |_| vec![String::new(); answers]),
+            prompt_tokens,
+            record,
+            times: vec![Times::default(); answers],
             streams: streams.into_iter().map(Some).collect(),
             n,
             usage: Usage::default(),
             ended: false,
             turn: 0,
             started,
-            trace: RequestTrace::current(),
             lease: lease.clone(),
         })
+    }
+
+    fn trace(&self) -> Option<&RequestTrace> {
+        self.record.as_ref()?.trace()
     }
 
     /// Answers in all.
@@ -126,9 +146,12 @@ impl Answers {
                 None => self.streams[prompt] = None,
                 Some(event) => {
                     let next = self.take(prompt, event);
-                    if matches!(next, Next::Failed(_)) {
+                    if let Next::Failed(error) = &next {
                         self.ended = true;
-                        if let Some(trace) = &self.trace {
+                        if let Some(record) = &self.record {
+                            record.failed(error);
+                        }
+                        if let Some(trace) = self.trace() {
                             trace.fail();
                         }
                         self.end_rest();
@@ -146,11 +169,9 @@ impl Answers {
     }
 
     fn add(&mut self, prompt: usize, usage: Usage) {
-        self.usage.prompt_tokens += usage.prompt_tokens;
-        self.usage.cached_tokens += usage.cached_tokens;
-        self.usage.completion_tokens += usage.completion_tokens;
-        if let Some(trace) = &self.trace {
-            trace.add_usage(&usage);
+        self.usage += usage;
+        if let Some(record) = &self.record {
+            record.add_usage(&usage);
         }
         self.end_prompt(prompt);
         self.streams[prompt] = None;
@@ -168,6 +189,7 @@ impl Answers {
             } => {
                 let index = prompt * self.n + choice;
                 self.time_token(index);
+                self.log(index, &text);
                 Next::Piece(Piece {
                     index,
                     text,
@@ -191,14 +213,16 @@ impl Answers {
                     FinishReason::Cancelled => "cancelled",
                     reason => finish_name(reason),
                 };
-                self.end_answer(prompt * self.n + choice, ending);
+                let index = prompt * self.n + choice;
+                self.log(index, &text);
+                self.end_answer(index, ending);
                 match reason {
                     FinishReason::Deadline => Next::Failed(ApiError::timeout()),
                     FinishReason::Cancelled => {
                         Next::Failed(ApiError::unavailable("the request was cancelled"))
                     }
                     FinishReason::Stop | FinishReason::Length => Next::Piece(Piece {
-                        index: prompt * self.n + choice,
+                        index,
                         text,
                         logprobs,
                         finish: Some(reason),
@@ -215,11 +239,21 @@ impl Answers {
         }
     }
 
+    /// Keeps a piece of an answer, if answers are to be logged.
+    fn log(&mut self, index: usize, text: &str) {
+        if let Some(logged) = self.logged.get_mut(index) {
+            logged.push_str(text);
+        }
+    }
+
     fn time_token(&mut self, index: usize) {
         let now = Instant::now();
         let Some(times) = self.times.get_mut(index) else {
             return;
         };
+        if let Some(record) = &self.record {
+            record.token(now);
+        }
         times.tokens += 1;
         times.first.get_or_insert(now);
         match times.last.replace(now) {
@@ -244,7 +278,10 @@ impl Answers {
                 .metrics()
                 .prefilled(first.saturating_duration_since(admitted));
         }
-        if let Some(trace) = &self.trace {
+        if let (Some(record), Some(admitted)) = (&self.record, admitted) {
+            record.queued(admitted - self.started);
+        }
+        if let Some(trace) = self.trace() {
             trace.phase("queue", self.started, admitted.unwrap_or(now), Vec::new());
             if let Some(admitted) = admitted {
                 trace.phase("prefill", admitted, first.max(admitted), Vec::new());
@@ -257,20 +294,30 @@ impl Answers {
         let Some(times) = self.times.get_mut(index) else {
             return;
         };
-        let ended = std::mem::replace(&mut times.ended, true);
-        let (Some(first), false) = (times.first, ended) else {
+        if std::mem::replace(&mut times.ended, true) {
+            return;
+        }
+        let (first, tokens) = (times.first, times.tokens);
+        if let Some(record) = &self.record {
+            record.finished(reason);
+            if let Some(text) = self.logged.get_mut(index).map(std::mem::take) {
+                let (request_id, answer) = (record.id.as_str(), text.as_str());
+                tracing::info!(target: "prompts", parent: None, request_id, index, answer, "answer");
+            }
+        }
+        let Some(first) = first else {
             return;
         };
         let now = Instant::now();
         self.lease.metrics().decoded(now - first);
-        let Some(trace) = &self.trace else {
+        let Some(trace) = self.trace() else {
             return;
         };
         let count = |n: usize| Attribute::Number(i64::try_from(n).unwrap_or(i64::MAX));
         let reason = Attribute::Text(reason.into());
         let attributes = vec![
             ("ferrum.answer", count(index)),
-            ("gen_ai.usage.output_tokens", count(times.tokens)),
+            ("gen_ai.usage.output_tokens", count(tokens)),
             ("gen_ai.response.finish_reason", reason),
         ];
         trace.phase("decode", first, now, attributes);
@@ -281,7 +328,17 @@ impl Answers {
         for prompt in 0..self.streams.len() {
             if self.streams[prompt].is_some() {
                 self.end_prompt(prompt);
-                for index in prompt * self.n..(prompt + 1) * self.n {
+                let answers = prompt * self.n..(prompt + 1) * self.n;
+                if let Some(record) = &self.record {
+                    let times = self.times[answers.clone()].iter();
+                    // How much the prefix cache had is told at the end only.
+                    record.add_usage(&Usage {
+                        prompt_tokens: self.prompt_tokens[prompt],
+                        cached_tokens: 0,
+                        completion_tokens: times.map(|times| times.tokens).sum(),
+                    });
+                }
+                for index in answers {
                     self.end_answer(index, "unfinished");
                 }
             }
@@ -294,8 +351,8 @@ impl Drop for Answers {
         if self.ended {
             return;
         }
-        if let Some(trace) = &self.trace {
-            trace.note("ferrum.cancelled", Attribute::Truth(true));
+        if let Some(record) = &self.record {
+            record.cancelled();
         }
         self.end_rest();
     }

@@ -10,6 +10,8 @@ use crate::metrics::HttpCounts;
 use crate::models::{Lease, ModelLoader, Models};
 use crate::otlp::Exporter;
 use crate::page::Page;
+use crate::record::RequestRecord;
+use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
@@ -23,6 +25,7 @@ use axum::response::{IntoResponse, Response};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::Instrument;
 
 /// State of a server.
 pub(crate) struct App {
@@ -72,10 +75,18 @@ impl App {
 
     /// The model that a request asks for, as soon as it is there.
     pub(crate) async fn lease(&self, asked: Option<&str>) -> Result<Lease, ApiError> {
-        let trace = RequestTrace::current();
-        if let Some(trace) = &trace {
-            let name = self.models.full_name(asked)?.to_owned();
-            trace.note("gen_ai.request.model", Attribute::Text(name));
+        let record = RequestRecord::current();
+        if let (Some(record), Some(asked)) = (&record, asked) {
+            // Also where no model has this name.
+            record.asks_for(asked);
+        }
+        let name = self.models.full_name(asked)?;
+        if let (Some(record), None) = (&record, asked) {
+            record.asks_for(name);
+        }
+        let trace = record.as_ref().and_then(|record| record.trace());
+        if let Some(trace) = trace {
+            trace.note("gen_ai.request.model", Attribute::Text(name.to_owned()));
         }
         let began = Instant::now();
         let lease = self.models.lease(asked).await;
@@ -136,6 +147,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 /// All routes with their checks.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let checked = from_fn_with_state(Arc::clone(&app), check);
+    let observed = from_fn_with_state(Arc::clone(&app), observe);
     let cors = cors::layer(&app.config.cors_origins);
     let add = |router: Router<Arc<App>>, (path, methods)| router.route(path, methods);
     let router = routes::table().into_iter().fold(Router::new(), add);
@@ -149,38 +161,65 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(checked)
         .with_state(app);
     // What is layered last is asked first.
-    match cors {
+    let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
+    };
+    router.layer(observed)
+}
+
+/// The route of a request, as the table has it.
+fn route_of(request: &Request<Body>) -> String {
+    let route = request.extensions().get::<MatchedPath>();
+    route.map_or("none", MatchedPath::as_str).to_owned()
+}
+
+/// Around everything else: the id of a request, and its record.
+async fn observe(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+    let id = RequestId::of(request.headers());
+    let (method, route) = (request.method().clone(), route_of(&request));
+    let header = id.header();
+    let span = tracing::info_span!("request", request_id = id.as_str());
+    let record = RequestRecord::begin(id, method, route, app.config.log_prompts);
+    let record = Arc::new(record);
+    let work = Arc::clone(&record).scope(next.run(request));
+    let mut response = work.instrument(span).await;
+    if let Some(id) = header {
+        response.headers_mut().insert(REQUEST_ID, id);
     }
+    record.answered(response.status());
+    response
 }
 
 /// Before a request its key, after it the count.
 async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>();
-    let route = route.map_or("none", MatchedPath::as_str).to_owned();
+    let record = RequestRecord::current();
+    let route = route_of(&request);
     let method = request.method().clone();
     let open = route == routes::HEALTH;
     let allowed = match open {
         true => Ok(()),
         false => auth::check(&app.config.api_keys, request.headers()),
     };
-    let trace = allowed.as_ref().ok();
-    let trace = trace.and_then(|()| trace_of(&app, &method, &route, &request));
+    if let (Some(record), Ok(())) = (&record, &allowed)
+        && let Some(trace) = trace_of(&app, &method, &route, &request)
+    {
+        record.traced(trace);
+    }
     let mut response = match allowed {
-        Ok(()) => match &trace {
-            Some(trace) => Arc::clone(trace).scope(next.run(request)).await,
-            None => next.run(request).await,
-        },
+        Ok(()) => next.run(request).await,
         Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
-    if let Some(error) = response.extensions_mut().remove::<ApiError>()
-        && routes::is_anthropic(&route)
-    {
-        let (mut head, _) = response.into_parts();
-        head.headers.remove(CONTENT_LENGTH);
-        response = Response::from_parts(head, Body::from(error.anthropic_body().to_string()));
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        if let Some(record) = &record {
+            record.failed(&error);
+        }
+        if routes::is_anthropic(&route) {
+            let (mut head, _) = response.into_parts();
+            head.headers.remove(CONTENT_LENGTH);
+            response = Response::from_parts(head, Body::from(error.anthropic_body().to_string()));
+        }
     }
     // Errors repeat what clients sent, and browsers like to guess.
     let headers = response.headers_mut();
@@ -190,15 +229,8 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         "none" => "any",
         _ => method.as_str(),
     };
-    let status = response.status().as_u16();
-    if let Some(trace) = trace {
-        let code = Attribute::Number(status.into());
-        trace.note("http.response.status_code", code);
-        if response.status().is_server_error() {
-            trace.fail();
-        }
-    }
-    app.http.answered(&route, method, status);
+    app.http
+        .answered(&route, method, response.status().as_u16());
     response
 }
 
@@ -208,7 +240,7 @@ fn trace_of(
     method: &Method,
     route: &str,
     request: &Request<Body>,
-) -> Option<Arc<RequestTrace>> {
+) -> Option<RequestTrace> {
     let exporter = app.exporter.as_ref().filter(|_| method == Method::POST)?;
     let trace = RequestTrace::begin(exporter, format!("POST {route}"), request.headers())?;
     let text = |text: &str| Attribute::Text(text.to_owned());

@@ -17,6 +17,8 @@ pub struct ServerConfig {
     pub tls: Option<Tls>,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpEndpoint>,
+    /// Whether prompts and answers are logged.
+    pub log_prompts: bool,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
     /// Most bytes of a request's line and headers.
@@ -62,6 +64,7 @@ impl Default for ServerConfig {
             cors_origins: Vec::new(),
             tls: None,
             otlp: None,
+            log_prompts: false,
             max_body_bytes: 16 << 20,
             max_header_bytes: 32 << 10,
             max_connections: 1024,

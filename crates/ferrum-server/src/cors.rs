@@ -4,6 +4,7 @@
 //! header may be sent. A browser asks before it sends (the preflight), without the key: that question is
 //! answered before keys are checked.
 
+use crate::request_id::REQUEST_ID;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::http::{Method, Uri};
 use std::fmt;
@@ -57,7 +58,7 @@ pub(crate) fn layer(origins: &[CorsOrigin]) -> Option<CorsLayer> {
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([RETRY_AFTER])
+        .expose_headers([RETRY_AFTER, REQUEST_ID])
         .max_age(MAX_AGE);
     Some(layer)
 }

@@ -182,6 +182,11 @@ impl ApiError {
         self.code
     }
 
+    /// What happened in a word, for the log: the message may repeat what a client sent.
+    pub(crate) fn word(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
     /// The body of the answer to Anthropic's clients.
     pub(crate) fn anthropic_body(&self) -> Value {
         let kind = match self.status.as_u16() {

@@ -5,7 +5,8 @@
 //! devices, models' files and scheduling it knows nothing. Models are loaded by a [`ModelLoader`] that it
 //! is given.
 //!
-//! A request's life: `serve` accepts the connection, `app` checks the key and reads the body within its
+//! A request's life: `serve` accepts the connection, `record` takes note of what becomes of it for the access
+//! log, `app` checks the key and reads the body within its
 //! limits, `models` gives the model that it asks for, loaded if need be, a route takes the fields (`fields`,
 //! `sampling`; what is left over is refused by name), text becomes tokens on a thread that may block, the
 //! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
@@ -29,6 +30,8 @@ mod openapi;
 mod otlp;
 mod output;
 mod page;
+mod record;
+mod request_id;
 mod routes;
 mod sampling;
 mod serve;
@@ -43,7 +46,7 @@ pub use config::ServerConfig;
 pub use cors::CorsOrigin;
 pub use error::ApiError;
 pub use model::ServedModel;
-pub use models::{LoadedModel, ModelEvent, ModelLoader};
+pub use models::{LoadedModel, ModelEvent, ModelLoader, ModelSummary};
 pub use otlp::OtlpEndpoint;
 pub use output::CallFormat;
 pub use serve::{Server, stop_signal};

@@ -72,6 +72,7 @@ impl Model {
             context: self.served.context,
             vocab_size: self.served.vocab_size,
             hidden_size: self.served.hidden_size,
+            kv_tokens: self.served.engine.kv_tokens(),
         }
     }
 

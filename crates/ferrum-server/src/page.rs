@@ -89,7 +89,9 @@ impl Page {
             let hash = BASE64_STANDARD.encode(digest(&SHA256, text.as_bytes()));
             format!("'sha256-{hash}'")
         };
-        let scripts = [EARLY, &script].into_iter().chain(LIBRARIES.iter().copied());
+        let scripts = [EARLY, &script]
+            .into_iter()
+            .chain(LIBRARIES.iter().copied());
         let scripts: Vec<_> = scripts.map(hash).collect();
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; \

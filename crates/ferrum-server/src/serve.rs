@@ -3,7 +3,7 @@
 use crate::app::{self, App};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::models::ModelLoader;
+use crate::models::{ModelLoader, ModelSummary};
 use crate::otlp::{Exporter, Shipper};
 use crate::tls::Tls;
 use hyper::server::conn::http1;
@@ -63,6 +63,11 @@ impl Server {
     /// As the loader says them.
     pub async fn load(&self, name: &str) -> Result<(), String> {
         self.app.models.preload(name).await
+    }
+
+    /// The models in the order in which they were given.
+    pub fn models(&self) -> Vec<ModelSummary> {
+        self.app.models.summaries()
     }
 
     /// Gives the first model a LoRA adapter, which requests choose as the model `name`. It is loaded when

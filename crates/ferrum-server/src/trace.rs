@@ -8,15 +8,9 @@
 use crate::otlp::Exporter;
 use axum::http::HeaderMap;
 use ferrum_engine::engine::Usage;
-use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-
-tokio::task_local! {
-    /// The request that a task works on: routes need not pass it on to have it traced.
-    static CURRENT: Arc<RequestTrace>;
-}
 
 /// What is said about a span.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,7 +83,7 @@ struct Facts {
     failed: bool,
 }
 
-/// A request that is traced. Its span goes out when the last of those who have it drops it.
+/// A request that is traced. Its span goes out with its [record](crate::record).
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     exporter: Exporter,
@@ -105,11 +99,7 @@ pub(crate) struct RequestTrace {
 
 impl RequestTrace {
     /// A request that begins now; `None` when its client does not want it traced.
-    pub(crate) fn begin(
-        exporter: &Exporter,
-        name: String,
-        headers: &HeaderMap,
-    ) -> Option<Arc<Self>> {
+    pub(crate) fn begin(exporter: &Exporter, name: String, headers: &HeaderMap) -> Option<Self> {
         let parent = parent(headers);
         if parent.is_some_and(|parent| !parent.sampled) {
             return None;
@@ -117,7 +107,7 @@ impl RequestTrace {
         let fresh = || u128::from(random()) << 64 | u128::from(random());
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         let wall = wall.map_or(0, |time| time.as_nanos());
-        Some(Arc::new(Self {
+        Some(Self {
             exporter: exporter.clone(),
             name,
             trace: parent.map_or_else(fresh, |parent| parent.trace),
@@ -126,17 +116,7 @@ impl RequestTrace {
             started: Instant::now(),
             wall: u64::try_from(wall).unwrap_or(u64::MAX),
             facts: Mutex::default(),
-        }))
-    }
-
-    /// The request that this task works on, if it is traced.
-    pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.try_with(Arc::clone).ok()
-    }
-
-    /// Makes `work` a part of this request.
-    pub(crate) async fn scope<T>(self: Arc<Self>, work: impl Future<Output = T>) -> T {
-        CURRENT.scope(self, work).await
+        })
     }
 
     fn facts(&self, change: impl FnOnce(&mut Facts)) {
@@ -154,11 +134,7 @@ impl RequestTrace {
 
     /// Tokens of one of its prompts, with those of its answers.
     pub(crate) fn add_usage(&self, usage: &Usage) {
-        self.facts(|facts| {
-            facts.usage.prompt_tokens += usage.prompt_tokens;
-            facts.usage.cached_tokens += usage.cached_tokens;
-            facts.usage.completion_tokens += usage.completion_tokens;
-        });
+        self.facts(|facts| facts.usage += *usage);
     }
 
     fn nanos(&self, at: Instant) -> u64 {

@@ -1,6 +1,6 @@
 //! Arguments of commands that look into a model: `inspect`, `logits` and `perplexity`.
 
-use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, ModelArgs, token_id, WeightCacheArgs};
+use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs, token_id};
 use clap::Args;
 use ferrum_engine::KvDtype;
 use std::ffi::OsString;

@@ -1,6 +1,8 @@
 //! Arguments of `ferrum run`.
 
-use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, count, WeightCacheArgs};
+use super::{
+    AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, WeightCacheArgs, count,
+};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -140,6 +140,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
 
+    /// Log prompts and answers as well, at level info
+    #[arg(long)]
+    pub(crate) log_prompts: bool,
+
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 

@@ -1,6 +1,6 @@
 //! `ferrum run`: answer a prompt.
 
-use super::chat;
+use super::chat::{self, Start};
 use crate::args::{RunArgs, SamplingArgs, Seed};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
@@ -23,7 +23,7 @@ pub(super) struct Prompter {
 
 impl Prompter {
     /// The tokens of a prompt that is continued as it is.
-    fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
+    pub(super) fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
         Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
     }
 
@@ -84,13 +84,16 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         None => {
             let context = open::context(&model, args.cache.context, 0);
             let mut loaded = load(&args, &model, context)?;
-            chat::chat(
-                &mut loaded.session,
-                &prompter,
-                &wanted,
-                args.system.as_deref(),
-                !args.raw,
-            )?;
+            let model = match &words.model {
+                Some(path) => path.display().to_string(),
+                None => "the demo model".to_owned(),
+            };
+            let start = Start {
+                model,
+                system: args.system.as_deref(),
+                templated: !args.raw,
+            };
+            chat::chat(&mut loaded.session, &prompter, wanted, start)?;
             loaded.finish();
             Ok(())
         }
@@ -159,13 +162,7 @@ fn answer(
         .into());
     }
     let mut loaded = load(args, model, context)?;
-    let stats = speak(
-        &mut loaded.session,
-        &prompter.tokenizer,
-        &tokens,
-        wanted,
-        &mut || true,
-    )?;
+    let stats = speak(&mut loaded.session, &prompter.tokenizer, &tokens, wanted)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
     loaded.finish();
@@ -179,18 +176,17 @@ fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {
     open::load_adapted(model, device, &args.adapter, config, kv)
 }
 
-/// Generates onto stdout, for as long as `go_on` says so.
-pub(super) fn speak(
+/// Generates onto stdout.
+fn speak(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
     wanted: &Generation,
-    go_on: &mut dyn FnMut() -> bool,
 ) -> Outcome<GenerationStats> {
     let mut shown = Ok(());
     let stats = generate(session, tokenizer, prompt, wanted, &mut |text| {
         shown = ui::show(text);
-        shown.is_ok() && go_on()
+        shown.is_ok()
     })?;
     shown?;
     Ok(stats)

@@ -1,16 +1,19 @@
 //! `ferrum serve`: models over HTTP.
 
+mod announce;
 mod models;
 
 use crate::args::{Preload, ServeArgs};
 use crate::failure::{Failure, Outcome};
-use crate::{open, ui};
+use crate::open;
+use announce::{Start, announce};
 use ferrum_server::{Server, ServerConfig, Tls, stop_signal};
 use models::Models;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tracing::level_filters::LevelFilter;
 
 /// Threads for what takes a while beside the engine, such as encoding long texts.
 const BLOCKING_THREADS: usize = 4;
@@ -29,7 +32,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
     let listener = runtime.block_on(TcpListener::bind(address));
     let listener =
         listener.map_err(|e| Failure::new(format!("cannot listen on {address}: {e}")))?;
-    let tls = config.tls.clone();
+    let (tls, keys) = (config.tls.clone(), config.api_keys.len());
     let server = Server::new(models.names(), Arc::clone(&models) as _, config);
     for name in &first {
         let loaded = runtime.block_on(server.load(name));
@@ -42,14 +45,20 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         let loaded = runtime.block_on(server.load_adapter(name, dir));
         loaded.map_err(|e| Failure::new(format!("--lora {name}={}: {e}", dir.display())))?;
     }
-    let url = listener.local_addr()?;
+    let address = listener.local_addr()?;
     runtime.block_on(async {
         let stop = stop_signal()?;
-        let scheme = if tls.is_some() { "https" } else { "http" };
+        let start = Start {
+            address,
+            tls: tls.is_some(),
+            models: server.models(),
+            keys,
+            level: LevelFilter::current(),
+        };
         if let Some(tls) = tls {
             reload_on_hangup(tls)?;
         }
-        ui::say(&format!("serving on {scheme}://{url}/v1"));
+        announce(&start);
         models.serve();
         server.serve(listener, stop).await;
         Outcome::Ok(())
@@ -86,8 +95,11 @@ fn reload_on_hangup(tls: Tls) -> Outcome {
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
                 match tls.reload() {
-                    Ok(()) => ui::say("the certificate was read anew"),
-                    Err(e) => ui::say(&format!("error: {e}\nnote: the one before stays")),
+                    Ok(()) => tracing::info!("certificate read anew"),
+                    Err(e) => {
+                        let reason = e.to_string();
+                        tracing::error!(reason, "certificate not read, the one before stays");
+                    }
                 }
             }
         });
@@ -121,17 +133,13 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
     if api_keys.iter().any(|key| key.is_empty()) {
         return Err(Failure::new("an API key is empty"));
     }
-    if api_keys.is_empty() && !args.host.is_loopback() {
-        ui::say(
-            "note: whoever reaches this address can use it\nhint: --api-key-file asks for keys",
-        );
-    }
     let seconds = |n: u32| Duration::from_secs(n.into());
     Ok(ServerConfig {
         api_keys,
         cors_origins: args.cors_origin.clone(),
         tls: tls(args)?,
         otlp: args.otlp_endpoint.clone(),
+        log_prompts: args.log_prompts,
         max_body_bytes: args.max_body as usize,
         max_stored_bytes: args.max_stored as usize,
         max_tokens: args.max_tokens as usize,

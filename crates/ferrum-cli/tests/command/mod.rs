@@ -6,11 +6,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-pub fn fixture(name: &str) -> String {
+pub(crate) fn fixture(name: &str) -> String {
     root()
         .join("fixtures/models")
         .join(name)
@@ -18,7 +18,7 @@ pub fn fixture(name: &str) -> String {
         .to_string()
 }
 
-pub fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
+pub(crate) fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferrum"))
         .args(args)
         .stdin(Stdio::piped())
@@ -31,30 +31,30 @@ pub fn ferrum_with_input(args: &[&str], input: &[u8]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-pub fn ferrum(args: &[&str]) -> Output {
+pub(crate) fn ferrum(args: &[&str]) -> Output {
     ferrum_with_input(args, b"")
 }
 
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-pub fn ok(args: &[&str]) -> String {
+pub(crate) fn ok(args: &[&str]) -> String {
     let output = ferrum(args);
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     stdout(&output)
 }
 
-pub fn json(args: &[&str]) -> Value {
+pub(crate) fn json(args: &[&str]) -> Value {
     serde_json::from_str(&ok(args)).unwrap()
 }
 
 /// Fails with one sentence and no panic; gives the sentence.
-pub fn fails(args: &[&str], input: &[u8]) -> String {
+pub(crate) fn fails(args: &[&str], input: &[u8]) -> String {
     let output = ferrum_with_input(args, input);
     let (out, err) = (stdout(&output), stderr(&output));
     assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");

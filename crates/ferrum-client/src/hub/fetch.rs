@@ -161,6 +161,7 @@ impl Fetch<'_, '_> {
     /// Makes the blob complete, and proves that it is.
     async fn blob(&mut self, file: &str, head: &Head, lock: &BlobLock, limit: u64) -> Result<()> {
         let mut partial = Partial::open(&lock.incomplete, head)?;
+        tracing::info!(file, bytes = head.size, done = partial.len, "fetching");
         (self.watch)(Event::Begin {
             file,
             total: head.size,
@@ -191,6 +192,7 @@ impl Fetch<'_, '_> {
             }
         }
         partial.sync()?;
+        tracing::info!(file, bytes = partial.len, "fetched");
         (self.watch)(Event::End);
         Ok(())
     }

@@ -51,7 +51,10 @@ impl Attempts {
             _ => None,
         };
         let doubled = self.retries.pause * 2u32.saturating_pow(self.failed - 1).min(1 << 10);
-        tokio::time::sleep(asked.unwrap_or(doubled).min(MAX_WAIT)).await;
+        let wait = asked.unwrap_or(doubled).min(MAX_WAIT);
+        let (reason, failed) = (error.to_string(), self.failed);
+        tracing::info!(reason, failed, seconds = wait.as_secs_f64(), "trying again");
+        tokio::time::sleep(wait).await;
         Ok(())
     }
 }

@@ -118,6 +118,8 @@ impl Phase {
 #[derive(Debug)]
 struct Shared {
     limits: Limits,
+    /// Tokens that the KV pool holds.
+    kv_tokens: usize,
     config: EngineConfig,
     phase: watch::Sender<Phase>,
     pulse: Pulse,
@@ -217,6 +219,7 @@ impl Engine {
                 capacity: scheduler.capacity(),
                 has_text: tokenizer.is_some(),
             },
+            kv_tokens: pool.blocks.saturating_mul(pool.block_size),
             phase: watch::Sender::new(Phase::Running),
             pulse: Pulse::new(config.clock.now()),
             queued: AtomicUsize::new(0),
@@ -226,6 +229,13 @@ impl Engine {
             stats: Mutex::new(EngineStats::default()),
             config,
         });
+        let (sequence, kv) = (shared.limits.capacity, shared.kv_tokens);
+        tracing::debug!(
+            backend,
+            context = sequence,
+            kv_tokens = kv,
+            "engine started"
+        );
         let (commands, inbox) = mpsc::channel();
         let handle = EngineHandle {
             shared: Arc::clone(&shared),
@@ -242,6 +252,10 @@ impl Engine {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(panic) => Some(format!("a step panicked: {}", panic_words(&*panic))),
             };
+            match &reason {
+                None => tracing::debug!(backend, "engine stopped"),
+                Some(reason) => tracing::error!(backend, reason, "engine failed"),
+            }
             let phase = reason.map_or(Phase::Stopped, Phase::Failed);
             shared.phase.send_replace(phase);
             state.fail_all();
@@ -323,6 +337,7 @@ impl EngineHandle {
         let room = |queued: usize| queued.checked_add(n).filter(|&sum| sum <= limit);
         let order = Ordering::AcqRel;
         if let Err(waiting) = shared.queued.fetch_update(order, Ordering::Acquire, room) {
+            tracing::warn!(waiting, limit, "queue full, request refused");
             return Err(EngineError::Overloaded { waiting, limit });
         }
         let id = RequestId(shared.next_request.fetch_add(1, Ordering::Relaxed));
@@ -348,6 +363,11 @@ impl EngineHandle {
     pub fn cancel(&self, id: RequestId) {
         // An engine that has ended has no requests.
         let _ = self.commands.send(Command::Cancel(id));
+    }
+
+    /// Tokens that the KV cache holds over all sequences.
+    pub fn kv_tokens(&self) -> usize {
+        self.shared.kv_tokens
     }
 
     /// What the engine did and is doing.

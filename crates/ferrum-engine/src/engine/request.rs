@@ -139,6 +139,14 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.completion_tokens += other.completion_tokens;
+    }
+}
+
 /// What happens to a request. The last is `Done` or `Failed`, and there is exactly one of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {

@@ -279,6 +279,10 @@ impl<'a> StepLoop<'a> {
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
+        let preempted = plan.preempted().len();
+        if preempted > 0 {
+            tracing::debug!(preempted, "KV cache full, sequences wait again");
+        }
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
         self.begin_masks(&plan);
         let model_started = Instant::now();

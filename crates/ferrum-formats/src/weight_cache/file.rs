@@ -158,9 +158,8 @@ impl PackedFile {
         std::thread::scope(|scope| {
             let check = |part| scope.spawn(move || <[_]>::iter(part).all(right));
             let parts: Vec<_> = chunks.chunks(each).map(check).collect();
-            // All are joined, whatever the first says.
-            let done = parts.into_iter().map(|part| part.join().unwrap_or(false));
-            done.fold(true, |all, part| all && part)
+            let mut done = parts.into_iter().map(|part| part.join().unwrap_or(false));
+            done.all(|part| part)
         })
     }
 

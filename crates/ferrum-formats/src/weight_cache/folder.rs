@@ -139,7 +139,11 @@ impl Folder {
             let own = rustix::process::geteuid().as_raw();
             let hint = "give another folder with --weight-cache-dir";
             if meta.uid() != own && meta.uid() != 0 {
-                return Err(FormatError::source(&self.root, "belongs to another user", hint));
+                return Err(FormatError::source(
+                    &self.root,
+                    "belongs to another user",
+                    hint,
+                ));
             }
             if meta.mode() & 0o022 != 0 {
                 let reason = format!(
@@ -158,7 +162,8 @@ impl Folder {
         let path = self.root.join(LOCK);
         let file = private().truncate(false).open(&path);
         let file = file.map_err(|e| FormatError::io(&path, "open", &e))?;
-        file.lock().map_err(|e| FormatError::io(&path, "lock", &e))?;
+        file.lock()
+            .map_err(|e| FormatError::io(&path, "lock", &e))?;
         Ok(file)
     }
 
@@ -180,7 +185,10 @@ impl Folder {
     pub(super) fn writer(&self, stem: &str, key: Vec<u8>) -> Result<Writer> {
         let path = self.file(&format!("{stem}.{}", std::process::id()), PARTIAL);
         let fail = |e: &std::io::Error| FormatError::io(&path, "create", e);
-        let file = private().create_new(true).open(&path).map_err(|e| fail(&e))?;
+        let file = private()
+            .create_new(true)
+            .open(&path)
+            .map_err(|e| fail(&e))?;
         if let Err(TryLockError::Error(e)) = file.try_lock() {
             return Err(fail(&e));
         }
@@ -220,7 +228,10 @@ impl Folder {
     pub(super) fn entries(&self) -> Result<Vec<CachedWeights>> {
         let mut all: Vec<_> = self.files_with(EXTENSION)?;
         all.retain(|path| path.is_file());
-        let mut all: Vec<_> = all.into_iter().filter_map(|path| self.entry(path)).collect();
+        let mut all: Vec<_> = all
+            .into_iter()
+            .filter_map(|path| self.entry(path))
+            .collect();
         all.sort_by_key(|entry| std::cmp::Reverse(entry.used));
         Ok(all)
     }

@@ -199,7 +199,9 @@ impl WeightCache {
         others.sort_by_key(|other| (!stale(other), other.used));
         let held = others.iter().map(|other| other.bytes).sum::<u64>();
         let Some(space) = self.folder.space() else {
-            return Ok(Room::Refused("this system does not say how much room the disk has".into()));
+            return Ok(Room::Refused(
+                "this system does not say how much room the disk has".into(),
+            ));
         };
         let own = self.folder.size(&stem);
         let free = space.free.saturating_add(own);

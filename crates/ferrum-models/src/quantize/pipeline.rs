@@ -32,7 +32,7 @@ pub(super) fn in_order<I: Sync, T: Send>(
     };
     let threads = threads.clamp(1, items.len().max(1));
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let mut take_first = |waiting: &mut VecDeque<(&I, Answer<T>)>| match waiting.pop_front() {
             Some((item, answer)) => {
                 let lost = |_| Error::Model("a thread has failed while encoding".into());

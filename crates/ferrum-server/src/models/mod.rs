@@ -121,6 +121,8 @@ pub(crate) struct Facts {
     pub(crate) context: usize,
     pub(crate) vocab_size: usize,
     pub(crate) hidden_size: usize,
+    /// Tokens that the KV cache holds over all sequences.
+    pub(crate) kv_tokens: usize,
     pub(crate) defaults: SamplingDefaults,
 }
 
@@ -131,6 +133,16 @@ pub(crate) struct SamplingDefaults {
     pub(crate) top_p: f32,
     pub(crate) top_k: usize,
     pub(crate) min_p: f32,
+}
+
+/// A model of a server, as it is told to whoever starts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSummary {
+    /// As requests call it.
+    pub name: String,
+    /// Most tokens of a sequence, and tokens that the KV cache holds over all sequences; `None` for a model
+    /// that was never loaded.
+    pub sizes: Option<(usize, usize)>,
 }
 
 /// Where a model is in its life, as it is shown.
@@ -251,6 +263,18 @@ impl Models {
         self.known.iter().zip(status)
     }
 
+    /// See [`ModelSummary`].
+    pub(crate) fn summaries(&self) -> Vec<ModelSummary> {
+        let summary = |known: &Known| ModelSummary {
+            name: known.name.clone(),
+            sizes: known
+                .facts
+                .get()
+                .map(|facts| (facts.context, facts.kv_tokens)),
+        };
+        self.known.iter().map(summary).collect()
+    }
+
     /// The adapters by name, each with its model.
     pub(crate) fn adapters(&self) -> Vec<(String, Adapter, &Known)> {
         let all = self.adapters.list().into_iter();
@@ -281,6 +305,7 @@ impl Models {
             context: a.context.max(b.context),
             vocab_size: a.vocab_size.max(b.vocab_size),
             hidden_size: a.hidden_size.max(b.hidden_size),
+            kv_tokens: a.kv_tokens.max(b.kv_tokens),
             ..a
         })
     }

@@ -20,6 +20,12 @@ use std::sync::Arc;
 /// The one route that needs no key.
 pub(crate) const HEALTH: &str = "/health";
 
+/// Whether requests are taken.
+pub(crate) const READY: &str = "/ready";
+
+/// Figures for Prometheus.
+pub(crate) const METRICS: &str = "/metrics";
+
 /// The chat page, which asks for a key itself.
 pub(crate) const PAGE: &str = "/";
 
@@ -37,8 +43,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     vec![
         (HEALTH, get(status::health)),
         (PAGE, get(page::page)),
-        ("/ready", get(status::ready)),
-        ("/metrics", get(status::metrics)),
+        (READY, get(status::ready)),
+        (METRICS, get(status::metrics)),
         ("/openapi.json", get(openapi::openapi)),
         ("/v1/models", get(status::models)),
         // The name of a model may have slashes.

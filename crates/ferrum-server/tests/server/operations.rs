@@ -53,6 +53,44 @@ fn models_health_and_figures_are_there() {
 }
 
 #[test]
+fn every_answer_carries_the_id_of_its_request() {
+    let config = ServerConfig {
+        cors_origins: vec!["https://chat.example".parse().unwrap()],
+        max_body_bytes: 100,
+        ..ServerConfig::default()
+    };
+    let server = Running::configured(config);
+    let json = ("Content-Type", "application/json");
+    let origin = ("Origin", "https://chat.example");
+    let asks = ("Access-Control-Request-Method", "POST");
+    let long = vec![b' '; 101];
+    // Method, path, headers, body, status.
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a [u8], u16);
+    let cases: [Case<'_>; 8] = [
+        ("GET", "/v1/models", &[], b"", 200),
+        ("GET", "/", &[], b"", 200),
+        ("POST", TEXT, &[json], b"{\"prompt\": 5}", 400),
+        ("POST", "/v1/messages", &[json], b"{}", 400),
+        ("POST", TEXT, &[json], &long, 413),
+        ("GET", TEXT, &[], b"", 405),
+        ("GET", "/nowhere", &[], b"", 404),
+        ("OPTIONS", TEXT, &[origin, asks], b"", 200),
+    ];
+    for (method, path, headers, body, status) in cases {
+        let named = [headers, &[("x-request-id", "mine")]].concat();
+        let reply = server.send(method, path, &named, body);
+        let found = (reply.status, reply.header("x-request-id"));
+        assert_eq!(found, (status, Some("mine")), "{method} {path}");
+        let reply = server.send(method, path, headers, body);
+        let fresh = reply.header("x-request-id").unwrap();
+        assert!(fresh.starts_with("req_"), "{method} {path}: {fresh}");
+    }
+    let reply = server.send("GET", "/v1/models", &[origin], b"");
+    let exposed = reply.header("access-control-expose-headers").unwrap();
+    assert!(exposed.contains("x-request-id"), "{exposed}");
+}
+
+#[test]
 fn keys_open_every_route_but_health() {
     let config = ServerConfig {
         api_keys: vec!["one".into(), "two".into()],

@@ -82,6 +82,7 @@ fn post(server: &Running, body: &Value, traceparent: &str) -> super::Reply {
     let headers = [
         ("Content-Type", "application/json"),
         ("traceparent", traceparent),
+        ("X-Request-Id", "from-client"),
     ];
     server.send("POST", TEXT, &headers, body.to_string().as_bytes())
 }
@@ -110,6 +111,7 @@ fn a_request_is_a_span_with_its_phases() {
         ("http.route", json!({"stringValue": TEXT})),
         ("http.response.status_code", json!({"intValue": "200"})),
         ("gen_ai.request.model", json!({"stringValue": "demo"})),
+        ("ferrum.request_id", json!({"stringValue": "from-client"})),
         ("gen_ai.usage.output_tokens", json!({"intValue": "10"})),
         ("ferrum.cancelled", Value::Null),
     ] {
@@ -157,6 +159,11 @@ fn who_goes_away_is_told_of() {
     let decode = spans.iter().find(|span| span["name"] == "decode").unwrap();
     let reason = attribute(decode, "gen_ai.response.finish_reason");
     assert_eq!(*reason, json!({"stringValue": "unfinished"}));
+    // What was computed in vain is counted.
+    assert_ne!(
+        *attribute(request, "gen_ai.usage.output_tokens"),
+        Value::Null
+    );
 }
 
 #[test]

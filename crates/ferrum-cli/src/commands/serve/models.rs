@@ -4,7 +4,7 @@ use crate::args::{HubArgs, ServeArgs};
 use crate::commands::run;
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
-use crate::{hub, open, ui};
+use crate::{hub, open};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
     BackendDispatch, DraftRunner, Engine, EngineConfig, KeptWeights, KvDtype, Runners,
@@ -16,8 +16,8 @@ use ferrum_models::{KvLayout, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens of a block of the KV cache.
 const BLOCK_SIZE: usize = 32;
@@ -143,17 +143,19 @@ impl ModelLoader for Models {
     }
 
     fn tell(&self, name: &str, event: ModelEvent<'_>) {
+        let model = name;
         if !self.serving.load(Ordering::Acquire) {
-            return;
+            // What goes wrong ends the program, which says so.
+            return tracing::debug!(model, ?event, "model event at the start");
         }
-        ui::say(&match event {
-            ModelEvent::Loading => format!("note: loading {name}"),
+        match event {
+            ModelEvent::Loading => tracing::info!(model, "loading model"),
             ModelEvent::Loaded(took) => {
-                format!("note: {name} is loaded ({:.1} s)", took.as_secs_f64())
+                tracing::info!(model, seconds = took.as_secs_f64(), "model loaded");
             }
-            ModelEvent::Failed(reason) => format!("warning: {name} could not be loaded: {reason}"),
-            ModelEvent::Unloaded => format!("note: {name} is unloaded"),
-        });
+            ModelEvent::Failed(reason) => tracing::warn!(model, reason, "model not loaded"),
+            ModelEvent::Unloaded => tracing::info!(model, "model unloaded"),
+        }
     }
 }
 

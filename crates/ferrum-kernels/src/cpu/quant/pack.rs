@@ -331,6 +331,10 @@ impl<B: Blocks> Kernel for PackPanel<'_, B> {
         let present = [present(0), present(1)];
         let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
         for (number, block) in self.panel.chunks_exact_mut(bytes).enumerate() {
+            #[expect(
+                clippy::needless_range_loop,
+                reason = "iterators are not always inlined into code of another level"
+            )]
             for half in 0..2 {
                 let out = HalfBlock {
                     s,

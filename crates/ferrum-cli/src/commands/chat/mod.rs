@@ -1,0 +1,300 @@
+//! `ferrum run` without a prompt, on a terminal: a conversation.
+//!
+//! Nothing that a user types or a model says ends the talk: what goes wrong is a sentence, and the next
+//! question can be asked. The only ends are those that were asked for, and a terminal that is gone.
+
+mod commands;
+mod conversation;
+mod editor;
+mod settings;
+mod storage;
+mod wrap;
+
+use super::run::{Prompter, speed};
+use crate::failure::{Failure, Outcome};
+use crate::ui::{self, Verbosity};
+use commands::{HELP, Line};
+use conversation::{Conversation, Turn, Window};
+use editor::{Editor, Input};
+use ferrum_engine::{FinishReason, Generation, GenerationStats, Session, generate};
+use settings::Settings;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use storage::Saved;
+use terminal_size::{Width, terminal_size};
+use wrap::{Part, Wrap};
+
+/// What a conversation begins with.
+pub(super) struct Start<'a> {
+    /// What the model is called.
+    pub(super) model: String,
+    pub(super) system: Option<&'a str>,
+    /// Whether messages go through the chat template; without it each is continued as it is.
+    pub(super) templated: bool,
+}
+
+/// Talks until the user leaves.
+pub(super) fn chat(
+    session: &mut Session,
+    prompter: &Prompter,
+    generation: Generation,
+    start: Start<'_>,
+) -> Outcome {
+    // Ctrl-C is a signal while an answer runs; while a line is edited the editor sees it as a key.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&interrupted);
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+        .map_err(|e| Failure::new(format!("cannot listen for Ctrl-C: {e}")))?;
+    ui::say("Ask something; /help lists commands, Ctrl-D leaves.");
+    let mut editor = Editor::new();
+    let system = start.system.map(str::to_owned);
+    let mut chat = Chat {
+        session,
+        prompter,
+        settings: Settings {
+            generation,
+            verbose: ui::verbosity() >= Verbosity::Verbose,
+        },
+        conversation: Conversation::new(system, Vec::new()),
+        start,
+        interrupted,
+    };
+    loop {
+        let text = match editor.read()? {
+            Input::Text(text) => text,
+            Input::Interrupt { empty: true } => {
+                ui::say_always("Ctrl-D or /bye leaves, /help lists commands");
+                continue;
+            }
+            Input::Interrupt { empty: false } => continue,
+            Input::End => return Ok(()),
+        };
+        let done = match Line::parse(&text) {
+            Line::Leave => return Ok(()),
+            Line::Message(question) => chat.answer(&question),
+            command => chat.command(&command),
+        };
+        match done {
+            Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
+            Err(failure) => ui::error(&failure),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// A conversation that goes on.
+struct Chat<'a> {
+    session: &'a mut Session,
+    prompter: &'a Prompter,
+    settings: Settings,
+    conversation: Conversation,
+    start: Start<'a>,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Chat<'_> {
+    /// Answers a question, which becomes a part of the conversation if that works.
+    fn answer(&mut self, question: &str) -> Outcome {
+        let capacity = self.session.capacity();
+        let tokens = match self.window(question, capacity)? {
+            Window::Prompt { tokens, dropped } => {
+                if dropped {
+                    ui::say_always(&unseen_note(self.conversation.unseen(), capacity));
+                }
+                tokens
+            }
+            Window::TooLong(tokens) => {
+                return Err(Failure::new(format!(
+                    "the message takes {tokens} tokens, and the context holds {capacity}\nhint: --context N makes it larger, where the model allows it"
+                )));
+            }
+        };
+        self.interrupted.store(false, Ordering::Relaxed);
+        let (mut screen, mut shown) = (Screen::new(), Ok(()));
+        let tokenizer = &self.prompter.tokenizer;
+        let wanted = &self.settings.generation;
+        let stats = generate(self.session, tokenizer, &tokens, wanted, &mut |text| {
+            shown = screen.show(text);
+            shown.is_ok() && !self.interrupted.load(Ordering::Relaxed)
+        });
+        shown?;
+        screen.finish()?;
+        let stats = stats?;
+        let mark = match stats.finish {
+            FinishReason::Cancelled => " [stopped]\n",
+            _ => "\n",
+        };
+        ui::show(mark)?;
+        if stats.finish == FinishReason::Length && stats.tokens.len() < wanted.max_tokens {
+            ui::say_always(&format!(
+                "note: the context of {capacity} tokens is full: the answer ends here"
+            ));
+        }
+        self.keep(question, &stats);
+        if self.settings.verbose {
+            ui::say_always(&speed(&stats));
+        }
+        Ok(())
+    }
+
+    /// The prompt for a question.
+    fn window(&mut self, question: &str, capacity: usize) -> Outcome<Window> {
+        if !self.start.templated {
+            let tokens = self.prompter.raw(question)?;
+            return Ok(match tokens.len() < capacity {
+                true => Window::Prompt {
+                    tokens,
+                    dropped: false,
+                },
+                false => Window::TooLong(tokens.len()),
+            });
+        }
+        // Enough for most answers; with more, less of the conversation would be seen.
+        let reserve = self.settings.generation.max_tokens.min(capacity / 4).max(1);
+        let prompter = self.prompter;
+        self.conversation
+            .window(question, (capacity, reserve), |messages| {
+                prompter.chat(messages)
+            })
+    }
+
+    fn keep(&mut self, question: &str, stats: &GenerationStats) {
+        self.conversation.turns.push(Turn {
+            question: question.to_owned(),
+            answer: self.prompter.tokenizer.decode(&stats.tokens, true),
+        });
+    }
+
+    fn command(&mut self, line: &Line<'_>) -> Outcome {
+        match *line {
+            Line::Nothing | Line::Message(_) | Line::Leave => {}
+            Line::Help => ui::say_always(HELP),
+            Line::Clear => {
+                self.conversation.clear();
+                ui::say_always("the conversation is forgotten");
+            }
+            Line::Settings => {
+                let system = self.conversation.system.as_deref();
+                ui::say_always(&self.settings.list(system));
+            }
+            Line::Set("system", text) => self.set_system(text),
+            Line::Set(name, value) => self.settings.set(name, value).map_err(Failure::new)?,
+            Line::Save(name) => {
+                let path = storage::file_of(name)?;
+                storage::save(&path, &self.start.model, &self.settings, &self.conversation)?;
+                ui::say_always(&format!("saved to {}", path.display()));
+            }
+            Line::Load(name) => self.load(name)?,
+            Line::Unknown(name) => {
+                let message = format!("there is no command {name}\nhint: /help lists them");
+                return Err(Failure::new(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the system message, or takes it away.
+    fn set_system(&mut self, text: &str) {
+        let text = text.trim_matches('"');
+        self.conversation.system = (!text.is_empty()).then(|| text.to_owned());
+        ui::say_always(match text.is_empty() {
+            true => "there is no system message any more",
+            false => "the system message is set; /clear forgets what was said before",
+        });
+    }
+
+    fn load(&mut self, name: &str) -> Outcome {
+        let Saved {
+            model,
+            settings,
+            conversation,
+        } = storage::load(&storage::file_of(name)?, &self.settings)?;
+        if model != self.start.model {
+            // The name is from a file: what a terminal would obey is escaped.
+            ui::say_always(&format!("note: the conversation was with {model:?}"));
+        }
+        let turns = conversation.turns.len();
+        self.settings = settings;
+        self.conversation = conversation;
+        ui::say_always(&format!(
+            "loaded {turns} turn{}",
+            if turns == 1 { "" } else { "s" }
+        ));
+        Ok(())
+    }
+}
+
+/// What is said when turns are left out.
+fn unseen_note(turns: usize, capacity: usize) -> String {
+    let what = match turns {
+        1 => "turn is".to_owned(),
+        n => format!("{n} turns are"),
+    };
+    format!("note: the context of {capacity} tokens is full: the oldest {what} no longer seen")
+}
+
+/// Where answers are shown.
+struct Screen {
+    /// On a terminal only: elsewhere a text stays as it is.
+    wrap: Option<Wrap>,
+}
+
+impl Screen {
+    fn new() -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        Self {
+            wrap: terminal.then(Wrap::default),
+        }
+    }
+
+    fn show(&mut self, text: &str) -> Outcome {
+        match &mut self.wrap {
+            None => ui::show(text),
+            Some(wrap) => show_parts(wrap.push(&harmless(text), columns())),
+        }
+    }
+
+    fn finish(&mut self) -> Outcome {
+        match &mut self.wrap {
+            None => Ok(()),
+            Some(wrap) => show_parts(wrap.finish(columns())),
+        }
+    }
+}
+
+fn show_parts(parts: Vec<Part>) -> Outcome {
+    let text = parts.into_iter().map(|part| match part {
+        Part::Text(text) => text,
+        Part::Break => "\n".to_owned(),
+    });
+    ui::show(&text.collect::<String>())
+}
+
+/// Columns of the terminal now; 0 where that is not known.
+fn columns() -> usize {
+    terminal_size().map_or(0, |(Width(columns), _)| columns.into())
+}
+
+/// Text without the characters that a terminal would obey: a model says what it has read somewhere.
+fn harmless(text: &str) -> String {
+    let shown = |c: &char| !c.is_control() || ['\n', '\t'].contains(c);
+    text.chars().filter(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_get_text_and_no_orders() {
+        assert_eq!(harmless("a\u{1b}[31m\tb\r\n\u{9b}c\u{7}"), "a[31m\tb\nc");
+    }
+
+    #[test]
+    fn what_is_dropped_is_counted() {
+        let note = "note: the context of 512 tokens is full: the oldest turn is no longer seen";
+        assert_eq!(unseen_note(1, 512), note);
+        assert!(unseen_note(3, 512).ends_with("the oldest 3 turns are no longer seen"));
+    }
+}

@@ -1,0 +1,118 @@
+//! What a server says when it begins: where it is, what it serves, and who may ask.
+
+use crate::{logging, ui};
+use ferrum_server::ModelSummary;
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use tracing::level_filters::LevelFilter;
+
+/// A server that has begun.
+pub(super) struct Start {
+    pub(super) address: SocketAddr,
+    pub(super) tls: bool,
+    pub(super) models: Vec<ModelSummary>,
+    /// Keys of which requests must bring one; 0: none is asked for.
+    pub(super) keys: usize,
+    pub(super) level: LevelFilter,
+}
+
+/// Says it: as a block for a person, or as an event where the log is for programs.
+pub(super) fn announce(start: &Start) {
+    if !logging::is_json() {
+        return ui::say(start.block().trim_end());
+    }
+    let names = start.models.iter().map(|model| model.name.as_str());
+    tracing::info!(
+        chat_page = start.url("/"),
+        api_base = start.url("/v1"),
+        models = names.collect::<Vec<_>>().join(","),
+        keys = start.keys,
+        "serving"
+    );
+}
+
+impl Start {
+    /// Where a path is, for a client on this machine.
+    fn url(&self, path: &str) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        // No browser takes the address that means all of them.
+        let host = match self.address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(host, self.address.port());
+        format!("{scheme}://{address}{path}")
+    }
+
+    fn block(&self) -> String {
+        let mut rows = vec![("chat page", self.url("/")), ("API base", self.url("/v1"))];
+        if self.address.ip().is_unspecified() {
+            rows.push(("listens on", format!("{}, all addresses", self.address)));
+        }
+        for model in &self.models {
+            let name = &model.name;
+            let row = match model.sizes {
+                Some((context, kv)) => {
+                    format!("{name}, context {context} tokens, KV cache {kv} tokens")
+                }
+                None => format!("{name}, loaded when it is asked for"),
+            };
+            rows.push(("model", row));
+        }
+        let keys = match self.keys {
+            0 if self.address.ip().is_loopback() => "none".into(),
+            0 => {
+                "none: whoever reaches this address can use it; --api-key-file asks for keys".into()
+            }
+            n => n.to_string(),
+        };
+        rows.push(("keys", keys));
+        rows.push(("log level", self.level.to_string()));
+        let mut text = "ferrum is serving\n".to_owned();
+        for (label, value) in rows {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "  {label:<10}  {value}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_says_where_what_and_for_whom() {
+        let model = |name: &str, sizes| ModelSummary {
+            name: name.into(),
+            sizes,
+        };
+        let here = Start {
+            address: ([127, 0, 0, 1], 8000).into(),
+            tls: false,
+            models: vec![model("ferrum-demo", Some((1024, 16384)))],
+            keys: 0,
+            level: LevelFilter::INFO,
+        };
+        insta::assert_snapshot!("one_model_here", here.block());
+        let everywhere = Start {
+            address: (Ipv6Addr::UNSPECIFIED, 443).into(),
+            tls: true,
+            models: vec![model("small", Some((4096, 65536))), model("large", None)],
+            keys: 2,
+            level: LevelFilter::WARN,
+        };
+        insta::assert_snapshot!("two_models_everywhere", everywhere.block());
+        let open = Start {
+            address: ([192, 0, 2, 1], 80).into(),
+            models: Vec::new(),
+            ..here
+        };
+        let block = open.block();
+        assert!(
+            block.contains("none: whoever reaches this address"),
+            "{block}"
+        );
+    }
+}
