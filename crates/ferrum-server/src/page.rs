@@ -89,7 +89,9 @@ impl Page {
             let hash = BASE64_STANDARD.encode(digest(&SHA256, text.as_bytes()));
             format!("'sha256-{hash}'")
         };
-        let scripts = [EARLY, &script].into_iter().chain(LIBRARIES.iter().copied());
+        let scripts = [EARLY, &script]
+            .into_iter()
+            .chain(LIBRARIES.iter().copied());
         let scripts: Vec<_> = scripts.map(hash).collect();
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; \
@@ -239,7 +241,7 @@ mod tests {
             }
         }
         assert_eq!(text.matches("<script>").count(), 1 + LIBRARIES.len());
-        assert_eq!(text.matches("<style").count(), 1);
+        assert_eq!(text.matches("<style>").count(), 1);
         // Neither inline handlers nor inline styles, which the policy would forbid.
         for forbidden in ["style=", "onclick=", "onload=", "onsubmit="] {
             assert!(!PAGE.contains(forbidden), "{forbidden}");
