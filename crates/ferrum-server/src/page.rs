@@ -241,7 +241,7 @@ mod tests {
             }
         }
         assert_eq!(text.matches("<script>").count(), 1 + LIBRARIES.len());
-        assert_eq!(text.matches("<style").count(), 1);
+        assert_eq!(text.matches("<style>").count(), 1);
         // Neither inline handlers nor inline styles, which the policy would forbid.
         for forbidden in ["style=", "onclick=", "onload=", "onsubmit="] {
             assert!(!PAGE.contains(forbidden), "{forbidden}");
