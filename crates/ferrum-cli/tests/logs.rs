@@ -115,10 +115,11 @@ fn each_request_is_one_line_of_json() {
     assert_eq!(refused["model"], "a\\nb\\u{1b}[31m\\u{202e}\"");
     assert!(refused.get("prompt_tokens").is_none(), "{refused}");
     assert_eq!(access(&events, "locked")["error"], "invalid_api_key");
+    // Without a key nobody learns which routes there are.
     let nowhere = access(&events, fresh);
     assert_eq!(
         (&nowhere["route"], &nowhere["status"]),
-        (&"none".into(), &404.into())
+        (&"none".into(), &401.into())
     );
     let cancelled = access(&events, "cancelled-1");
     assert_eq!(cancelled["cancelled"], true);
