@@ -111,7 +111,7 @@ fn configs_that_cannot_be_are_refused() {
         ("num_local_experts", json!(1 << 20), "1048576 experts"),
         ("moe_intermediate_size", json!(1 << 29), "feed-forward size"),
         ("moe_intermediate_size", json!(0), "feed-forward size"),
-        ("hidden_act", json!("gelu"), "Gelu"),
+        ("hidden_act", json!("gelu"), "the activation gelu"),
     ];
     for (key, value, says) in cases {
         let found = changed("qwen3-moe", |config| config[key] = value.clone());
