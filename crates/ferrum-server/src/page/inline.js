@@ -22,9 +22,10 @@ const BARE_LINK = /https?:\/\/[^\s<>"'`\]]+/y;
 /** Text with its emphasis, code, links, formulas and references to footnotes: strings and `{type, …}`. */
 export function parseInline(text, depth = 0) {
   const out = [];
-  // Delimiters of which the rest of this text has no end, and where the next link's middle is.
+  // Delimiters of which the rest of this text has no end, and where the next link's middle and formulas' ends are.
   const hopeless = new Set();
   const links = { middle: -1 };
+  const closes = new Map();
   let plain = "";
   let at = 0;
   const give = (node, next) => {
@@ -38,7 +39,7 @@ export function parseInline(text, depth = 0) {
     const found =
       char === "\n" ? [{ type: "break" }, at + 1]
       : char === "`" ? codeSpan(text, at, hopeless)
-      : char === "$" || char === "\\" ? formula(text, at)
+      : char === "$" || char === "\\" ? formula(text, at, closes)
       : char === "[" || char === "!" ? reference(text, at) ?? link(text, at, depth, links)
       : char === "h" || char === "<" ? bareLink(text, at)
       : "*_~".includes(char) && depth < DEEPEST ? styled(text, at, depth, hopeless)
@@ -69,24 +70,33 @@ function runLength(text, at) {
 }
 
 /** A formula between dollars or `\\(` and its like, or null. */
-function formula(text, at) {
+function formula(text, at, closes) {
   const two = text.slice(at, at + 2);
   const open = two in MATH_MARKS ? two : text[at];
   const close = MATH_MARKS[open];
   if (!close) return null;
   const from = at + open.length;
-  const rest = text.slice(from, from + LONGEST[open]);
-  let end = rest.indexOf(close);
+  let end = nextClose(text, close, from, closes);
   if (open === "$") {
     // Not the end of a word, and none of a price: a formula has no space inside its dollars.
-    if (/\s/.test(rest[0] ?? " ") || WORD.test(text[at - 1] ?? "")) return null;
-    while (end >= 0 && (/[\s\\]/.test(rest[end - 1]) || WORD.test(rest[end + 1] ?? ""))) end = rest.indexOf(close, end + 1);
+    if (/\s/.test(text[from] ?? " ") || WORD.test(text[at - 1] ?? "")) return null;
+    const isInside = () => /[\s\\]/.test(text[end - 1]) || WORD.test(text[end + 1] ?? "");
+    while (end - from <= LONGEST[open] && isInside()) end = nextClose(text, close, end + 1, new Map());
   }
-  if (end < 0) return null;
-  const tex = rest.slice(0, end);
+  if (end - from > LONGEST[open]) return null;
+  const tex = text.slice(from, end);
   if (tex.trim() === "" || tex.includes("\n\n") || (open === "$" && isProse(tex))) return null;
-  const next = from + end + close.length;
+  const next = end + close.length;
   return [{ type: "math", tex: tex.trim(), display: open === "$$" || open === "\\[", source: text.slice(at, next) }, next];
+}
+
+/** Where a formula may end; what was found for an earlier one holds until it is passed. */
+function nextClose(text, close, from, closes) {
+  if (!(closes.get(close) >= from)) {
+    const found = text.indexOf(close, from);
+    closes.set(close, found < 0 ? Infinity : found);
+  }
+  return closes.get(close);
 }
 
 /** Whether it says words, as what stands between two prices does. */

@@ -13,7 +13,7 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const TASK = /^\[([ xX])\] +(?=\S)/;
 const NOTE = /^ {0,3}\[\^([^\]\s]{1,40})\]:[ \t]*(.*)$/;
 /** Lines and characters of one formula, at most. */
-const MATH_LINES = 100;
+const MATH_LINES = 50;
 const LONGEST = 5000;
 const TABLE_RULE = /^\|?( *:?-+:? *\|)+( *:?-+:?)?$/;
 
@@ -110,15 +110,17 @@ function codeBlock(lines, at, fence) {
 function mathBlock(lines, at) {
   const open = lines[at].trimStart().slice(0, 2);
   if (open !== "$$" && open !== "\\[") return null;
+  const close = MATH_MARKS[open];
   let end = at;
-  let text = lines[at].trim().slice(2);
-  while (!text.includes(MATH_MARKS[open])) {
+  let length = 0;
+  for (let line = lines[at].trimStart().slice(2); !line.includes(close); line = lines[end]) {
     end += 1;
-    const isOver = end === lines.length || end - at === MATH_LINES || text.length > LONGEST || FENCE.test(lines[end]);
+    length += line.length;
+    const isOver = end === lines.length || end - at === MATH_LINES || length > LONGEST || FENCE.test(lines[end]);
     if (isOver || (open === "$$" && lines[end].trim() === "")) return null;
-    text += `\n${lines[end].trim()}`.trimEnd();
   }
-  const [tex, ...after] = text.split(MATH_MARKS[open]);
+  const inner = lines.slice(at, end + 1).map((line) => line.trim()).filter((line) => line !== "");
+  const [tex, ...after] = inner.join("\n").slice(2).split(close);
   // What stands behind a formula makes it a part of a paragraph.
   if (tex.trim() === "" || !/^\s*[.,;:]?\s*$/.test(after.join(""))) return null;
   const source = lines.slice(at, end + 1).join("\n");
