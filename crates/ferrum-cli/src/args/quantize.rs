@@ -2,8 +2,7 @@
 
 use super::HubArgs;
 use clap::Args;
-use ferrum_models::quantize::Recipe;
-use ferrum_quant::Search;
+use ferrum_models::quantize::{Recipe, Search};
 use std::path::PathBuf;
 
 /// What a person has to know to choose; bits are those of large models.

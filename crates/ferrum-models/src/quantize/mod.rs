@@ -11,11 +11,11 @@ mod recipe;
 mod rows;
 mod source;
 
+pub use ferrum_quant::Search;
 pub use recipe::{RECIPES, Recipe};
 
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{Imatrix, ModelSource, TensorSource};
-use ferrum_quant::Search;
 use ferrum_types::{Error, GgufQuantType, Result};
 use pipeline::in_order;
 use rows::Rows;

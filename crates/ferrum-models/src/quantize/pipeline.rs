@@ -117,4 +117,17 @@ mod tests {
         );
         assert!(matches!(found, Err(Error::Model(text)) if text == "full"));
     }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let items: Vec<usize> = (0..20).collect();
+        let make = |&i: &usize| {
+            assert!(i != 3, "item 3, as this test wants it");
+            Ok(())
+        };
+        for threads in [1, 4] {
+            let found = in_order(&items, threads, make, |_, ()| Ok(()));
+            assert!(matches!(found, Err(Error::Model(text)) if text.contains("thread has failed")));
+        }
+    }
 }
