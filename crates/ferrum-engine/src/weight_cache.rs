@@ -137,10 +137,8 @@ impl LoadStore {
         if !loaded.packed {
             return KeptWeights::of(CacheOutcome::Hit);
         }
-        let panels: Vec<_> = loaded.entries.iter().map(slices).collect();
-        let entries = new_entries(&loaded.entries, &panels);
-        let bytes = entries.iter().map(NewEntry::bytes).sum();
-        drop((entries, panels));
+        let all = |entries: &[NewEntry<'_>]| entries.iter().map(NewEntry::bytes).sum();
+        let bytes = with_entries(&loaded.entries, all);
         let writer = match self.cache.room(&self.key, bytes) {
             Ok(Room::Granted(writer)) => writer,
             Ok(Room::Busy) => return KeptWeights::skipped("another process is writing them"),
@@ -151,10 +149,9 @@ impl LoadStore {
         let (cache, stopped) = (self.cache.clone(), Arc::clone(&stop));
         let write = move || {
             yield_to_others();
-            let panels: Vec<_> = loaded.entries.iter().map(slices).collect();
-            let entries = new_entries(&loaded.entries, &panels);
+            let go_on = || !stopped.load(Ordering::Relaxed);
             // What fails leaves no file, so that the next start packs and writes again.
-            let _ = cache.write(writer, &entries, &|| !stopped.load(Ordering::Relaxed));
+            let _ = with_entries(&loaded.entries, |all| cache.write(writer, all, &go_on));
         };
         let thread = std::thread::Builder::new().name("weight-cache".into());
         match thread.spawn(write) {
@@ -204,21 +201,25 @@ fn yield_to_others() {
     }
 }
 
-fn slices((_, entry): &(EntryName, PackedEntry)) -> Vec<&[u8]> {
-    entry.panels.iter().map(SharedBytes::as_slice).collect()
-}
-
-fn new_entries<'a>(
-    loaded: &'a [(EntryName, PackedEntry)],
-    slices: &'a [Vec<&'a [u8]>],
-) -> Vec<NewEntry<'a>> {
-    let entries = loaded.iter().zip(slices);
-    let entry = |((name, entry), panels): (&'a (EntryName, PackedEntry), &'a Vec<&'a [u8]>)| NewEntry {
-        name: *name,
-        description: &entry.description,
-        panels,
-    };
-    entries.map(entry).collect()
+/// Runs `work` with what was loaded, as a file takes it.
+fn with_entries<T>(
+    loaded: &[(EntryName, PackedEntry)],
+    work: impl FnOnce(&[NewEntry<'_>]) -> T,
+) -> T {
+    let mut panels: Vec<Vec<&[u8]>> = Vec::with_capacity(loaded.len());
+    for (_, entry) in loaded {
+        panels.push(entry.panels.iter().map(SharedBytes::as_slice).collect());
+    }
+    let entries: Vec<_> = loaded
+        .iter()
+        .zip(&panels)
+        .map(|((name, entry), panels)| NewEntry {
+            name: *name,
+            description: &entry.description,
+            panels,
+        })
+        .collect();
+    work(&entries)
 }
 
 impl PackedStore for LoadStore {
