@@ -89,7 +89,11 @@ impl Setup {
     fn cache_command(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
         command.arg("cache").args(args);
-        let output = command.arg("--weight-cache-dir").arg(self.cache()).output().unwrap();
+        let output = command
+            .arg("--weight-cache-dir")
+            .arg(self.cache())
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         output
     }
@@ -109,7 +113,9 @@ fn run(mut command: Command) -> (Vec<u8>, String) {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 const HIT: &str = "come from the cache";
@@ -118,7 +124,10 @@ const HIT: &str = "come from the cache";
 fn the_second_start_uses_what_the_first_kept() {
     let setup = Setup::new();
     let (without, said) = run(setup.logits(&["--no-weight-cache"]));
-    assert!(!said.contains("packed weights") && !setup.cache().exists(), "{said}");
+    assert!(
+        !said.contains("packed weights") && !setup.cache().exists(),
+        "{said}"
+    );
     let (first, said) = run(setup.logits(&[]));
     assert!(said.contains("are written to the cache"), "{said}");
     let (second, said) = run(setup.logits(&[]));
@@ -129,7 +138,10 @@ fn the_second_start_uses_what_the_first_kept() {
     assert_eq!(entry["state"], "current", "{list}");
     assert!(entry["bytes"].as_u64().unwrap() > 64 << 20);
     let text = String::from_utf8(setup.cache_command(&["list"]).stdout).unwrap();
-    assert!(text.contains("model.safetensors") && text.contains("now"), "{text}");
+    assert!(
+        text.contains("model.safetensors") && text.contains("now"),
+        "{text}"
+    );
     let (_, said) = run(setup.logits(&["--no-weight-cache"]));
     assert!(!said.contains(HIT), "{said}");
 
@@ -138,12 +150,19 @@ fn the_second_start_uses_what_the_first_kept() {
     file[12_345_678] ^= 4;
     fs::write(&path, file).unwrap();
     let (third, said) = run(setup.logits(&[]));
-    assert!(said.contains("warning:") && said.contains("damaged"), "{said}");
+    assert!(
+        said.contains("warning:") && said.contains("damaged"),
+        "{said}"
+    );
     assert!(third == without);
     assert!(run(setup.logits(&[])).1.contains(HIT));
 
     let cleared = setup.cache_command(&["clear", setup.model.to_str().unwrap()]);
-    assert!(stderr(&cleared).contains("removed 1 file"), "{}", stderr(&cleared));
+    assert!(
+        stderr(&cleared).contains("removed 1 file"),
+        "{}",
+        stderr(&cleared)
+    );
     assert_eq!(setup.list()["weights"], json!([]));
     assert!(!run(setup.logits(&[])).1.contains(HIT));
     setup.cache_command(&["clear"]);
@@ -153,9 +172,17 @@ fn the_second_start_uses_what_the_first_kept() {
 #[test]
 fn starts_at_the_same_time_write_one_file() {
     let setup = Setup::new();
-    let start = || setup.logits(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let start = || {
+        setup
+            .logits(&[])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+    };
     let started: Vec<_> = (0..3).map(|_| start().unwrap()).collect();
-    let mut outputs = started.into_iter().map(|child| child.wait_with_output().unwrap());
+    let mut outputs = started
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap());
     let first = outputs.next().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
     for output in outputs {
@@ -163,7 +190,12 @@ fn starts_at_the_same_time_write_one_file() {
         assert!(output.stdout == first.stdout);
     }
     let names = names(&setup.cache());
-    let of = |extension: &str| names.iter().filter(|name| name.ends_with(extension)).count();
+    let of = |extension: &str| {
+        names
+            .iter()
+            .filter(|name| name.ends_with(extension))
+            .count()
+    };
     assert_eq!((of(".weights"), of(".partial")), (1, 0), "{names:?}");
     assert!(run(setup.logits(&[])).1.contains(HIT));
 }

@@ -11,7 +11,8 @@ use ferrum_kernels::{
     KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    DecoderWeights, Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig, WeightForm, load_weights,
+    DecoderWeights, Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig,
+    WeightForm, load_weights,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;

@@ -9,9 +9,9 @@
 //! last of two tensors with the same name, and its errors do not say which tensor is wrong.
 
 use crate::bytes::Bytes;
-use crate::identity::FileIdentity;
 use crate::error::Shown;
 use crate::hf::HfConfig;
+use crate::identity::FileIdentity;
 use crate::tensor::{TensorDtype, TensorInfo, TensorSource, TensorView};
 use crate::{FormatError, Result};
 use ferrum_types::Dtype;

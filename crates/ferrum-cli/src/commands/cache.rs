@@ -25,7 +25,10 @@ pub(crate) fn list(args: &CacheListArgs) -> Outcome {
     let names: Vec<_> = entries.iter().map(name).collect();
     let width = names.iter().map(|name| name.chars().count()).max();
     let width = width.unwrap_or(0).max("MODEL".len());
-    let mut text = format!("{:<width$}  {:>10}  {:>14}  STATE\n", "MODEL", "SIZE", "USED");
+    let mut text = format!(
+        "{:<width$}  {:>10}  {:>14}  STATE\n",
+        "MODEL", "SIZE", "USED"
+    );
     for (entry, name) in entries.iter().zip(names) {
         let state = match entry.state {
             WeightState::Current => "current",
@@ -64,7 +67,10 @@ fn ago(time: SystemTime) -> String {
 
 fn as_json(entry: &CachedWeights) -> Value {
     let used = entry.used.duration_since(UNIX_EPOCH).ok();
-    let files: Vec<_> = entry.files().map(|path| path.display().to_string()).collect();
+    let files: Vec<_> = entry
+        .files()
+        .map(|path| path.display().to_string())
+        .collect();
     json!({
         "path": entry.path.display().to_string(),
         "bytes": entry.bytes,
@@ -87,6 +93,9 @@ pub(crate) fn clear(args: &CacheClearArgs) -> Outcome {
     let model = model.map(|model| hub::locate(model, &hub, Want::Model));
     let (count, bytes) = cache.clear(model.transpose()?.as_deref())?;
     let plural = if count == 1 { "" } else { "s" };
-    say(&format!("removed {count} file{plural} ({})", human_bytes(bytes)));
+    say(&format!(
+        "removed {count} file{plural} ({})",
+        human_bytes(bytes)
+    ));
     Ok(())
 }

@@ -19,8 +19,8 @@ pub use value::{Array, ArrayBuf, Number, Value, ValueType};
 pub use writer::{TensorWriter, Writer};
 
 use crate::bytes::Bytes;
-use crate::identity::FileIdentity;
 use crate::error::Shown;
+use crate::identity::FileIdentity;
 use crate::tensor::{TensorInfo, TensorSource, TensorView};
 use crate::{FormatError, Result};
 use cursor::Cursor;

@@ -173,7 +173,6 @@ impl WeightCache {
             }
             self.folder.set_verified(&file);
         }
-        self.folder.set_used(&key.stem());
         Ok(file)
     }
 
@@ -199,7 +198,9 @@ impl WeightCache {
         others.sort_by_key(|other| (!stale(other), other.used));
         let held = others.iter().map(|other| other.bytes).sum::<u64>();
         let Some(space) = self.folder.space() else {
-            return Ok(Room::Refused("this system does not say how much room the disk has".into()));
+            return Ok(Room::Refused(
+                "this system does not say how much room the disk has".into(),
+            ));
         };
         let own = self.folder.size(&stem);
         let free = space.free.saturating_add(own);
@@ -232,13 +233,14 @@ impl WeightCache {
         Ok(Room::Granted(self.folder.writer(&stem, key.text.clone())?))
     }
 
-    /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end.
+    /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end. If
+    /// not, it goes on where it was when it is called again with the same entries.
     ///
     /// # Errors
-    /// [`FormatError::Io`], when nothing is left of it.
+    /// [`FormatError::Io`], after which nothing is left of it.
     pub fn write(
         &self,
-        mut writer: Writer,
+        writer: &mut Writer,
         entries: &[NewEntry<'_>],
         go_on: &dyn Fn() -> bool,
     ) -> Result<bool> {

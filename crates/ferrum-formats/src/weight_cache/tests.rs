@@ -2,6 +2,7 @@ use super::file::{CHUNK, MAGIC};
 use super::folder::EXTENSION;
 use super::*;
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::fs;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
@@ -46,8 +47,11 @@ impl Setup {
             .collect();
         let bytes = new.iter().map(NewEntry::bytes).sum();
         match self.cache.room(key, bytes).unwrap() {
-            Room::Granted(writer) => {
-                assert!(self.cache.write(writer, &new, &|| true).unwrap());
+            Room::Granted(mut writer) => {
+                // In steps, as when it is asked to stop.
+                let calls = Cell::new(0);
+                let once = || calls.replace(calls.get() + 1) % 2 == 0;
+                while !self.cache.write(&mut writer, &new, &once).unwrap() {}
                 None
             }
             other => Some(other),
@@ -74,7 +78,9 @@ impl Setup {
 
 /// Bytes of which no two stretches are alike.
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    (0..len as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
 }
 
 #[test]
@@ -132,7 +138,10 @@ fn a_changed_byte_is_noticed_wherever_it_is() {
     }
     for len in [0, 1, 47, 48, CHUNK, end] {
         fs::write(&path, &whole[..len]).unwrap();
-        assert!(matches!(setup.cache.find(&key, 2).unwrap(), Found::Damaged(_)), "{len} bytes");
+        assert!(
+            matches!(setup.cache.find(&key, 2).unwrap(), Found::Damaged(_)),
+            "{len} bytes"
+        );
         keep();
     }
 }
@@ -155,8 +164,16 @@ fn a_note_saves_checking_until_the_file_is_changed() {
     let mut damaged = fs::read(&path).unwrap();
     damaged[500] ^= 1;
     fs::write(&path, damaged).unwrap();
-    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
-    assert!(matches!(setup.cache.find(&key, 2).unwrap(), Found::Damaged(_)));
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(modified)
+        .unwrap();
+    assert!(matches!(
+        setup.cache.find(&key, 2).unwrap(),
+        Found::Damaged(_)
+    ));
 }
 
 #[test]
@@ -168,16 +185,27 @@ fn a_model_that_was_changed_has_another_key() {
     let path = setup.dir.path().join("model.gguf");
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "MODEL.GGUF").unwrap();
-    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(modified)
+        .unwrap();
     let after = setup.key("model.gguf");
     assert_ne!(before, after);
     assert!(!setup.is_ready(&after));
-    assert_eq!(setup.cache.entries().unwrap()[0].state, WeightState::Outdated);
+    assert_eq!(
+        setup.cache.entries().unwrap()[0].state,
+        WeightState::Outdated
+    );
     let other = CacheKey::new(before.content.files.clone(), "2-80".into());
     assert!(!setup.is_ready(&other), "another layout");
     // A file under a name that is not that of its key.
     fs::copy(setup.file(&before), setup.file(&after)).unwrap();
-    assert!(matches!(setup.cache.find(&after, 2).unwrap(), Found::Damaged(_)));
+    assert!(matches!(
+        setup.cache.find(&after, 2).unwrap(),
+        Found::Damaged(_)
+    ));
 }
 
 #[test]
@@ -189,9 +217,17 @@ fn the_least_recently_used_goes_first() {
     for (i, key) in keys[..3].iter().enumerate() {
         setup.keep(key, &[("x", bytes(10_000))]);
         let used = SystemTime::now() - Duration::from_secs(1000 - i as u64);
-        fs::File::options().write(true).open(state(key)).unwrap().set_modified(used).unwrap();
+        fs::File::options()
+            .write(true)
+            .open(state(key))
+            .unwrap()
+            .set_modified(used)
+            .unwrap();
     }
-    assert!(setup.is_ready(&keys[0]), "used now");
+    match setup.cache.find(&keys[0], 1).unwrap() {
+        Found::Ready(file) => file.use_all(),
+        other => panic!("{other:?}"),
+    }
     setup.keep(&keys[3], &[("x", bytes(10_000))]);
     let left = keys.each_ref().map(|key| setup.file(key).exists());
     assert_eq!(left, [true, false, true, true]);
@@ -227,7 +263,7 @@ fn what_does_not_fit_is_not_written() {
 fn one_writes_and_what_is_given_up_leaves_nothing() {
     let setup = Setup::new(1 << 30);
     let key = setup.key("model");
-    let Room::Granted(writer) = setup.cache.room(&key, 1000).unwrap() else {
+    let Room::Granted(mut writer) = setup.cache.room(&key, 1000).unwrap() else {
         panic!("there is room");
     };
     assert!(matches!(setup.cache.room(&key, 1000).unwrap(), Room::Busy));
@@ -241,23 +277,37 @@ fn one_writes_and_what_is_given_up_leaves_nothing() {
         description: &[],
         panels: &panels,
     };
-    assert!(!setup.cache.write(writer, &[entry], &|| false).unwrap());
+    assert!(!setup.cache.write(&mut writer, &[entry], &|| false).unwrap());
+    drop(writer);
     assert_eq!(setup.names(), ["lock"]);
     // What a process left that was killed has no lock any more.
-    let left = setup.cache.folder.file(&format!("{}.1", key.stem()), "partial");
+    let left = setup
+        .cache
+        .folder
+        .file(&format!("{}.1", key.stem()), "partial");
     fs::write(&left, "half").unwrap();
-    assert!(matches!(setup.cache.room(&key, 1000).unwrap(), Room::Granted(_)));
+    assert!(matches!(
+        setup.cache.room(&key, 1000).unwrap(),
+        Room::Granted(_)
+    ));
     assert!(!left.exists());
 }
 
 #[test]
 fn clearing_removes_what_is_of_a_model_or_all() {
     let setup = Setup::new(1 << 30);
-    assert_eq!(setup.cache.clear(None).unwrap(), (0, 0), "there is no folder");
+    assert_eq!(
+        setup.cache.clear(None).unwrap(),
+        (0, 0),
+        "there is no folder"
+    );
     for name in ["a", "b", "c"] {
         setup.keep(&setup.key(name), &[("x", bytes(100))]);
     }
-    let (count, bytes) = setup.cache.clear(Some(&setup.dir.path().join("b"))).unwrap();
+    let (count, bytes) = setup
+        .cache
+        .clear(Some(&setup.dir.path().join("b")))
+        .unwrap();
     assert!(count == 1 && bytes > 100);
     assert_eq!(setup.cache.entries().unwrap().len(), 2);
     assert_eq!(setup.cache.clear(Some(setup.dir.path())).unwrap().0, 2);
@@ -296,7 +346,10 @@ fn other_versions_are_unreadable() {
     fs::write(&path, &file).unwrap();
     let fault = PackedFile::open(&path).unwrap_err().to_string();
     assert!(fault.contains("another version"), "{fault}");
-    assert_eq!(setup.cache.entries().unwrap()[0].state, WeightState::Unreadable);
+    assert_eq!(
+        setup.cache.entries().unwrap()[0].state,
+        WeightState::Unreadable
+    );
 }
 
 proptest! {
@@ -370,7 +423,7 @@ fn who_maps_the_same_file_has_the_same_memory() {
     };
     let files = [open(), open()];
     for file in &files {
-        file.populate();
+        file.use_all();
         // Kernels before 5.14 populate nothing that is not touched.
         assert!(file.verify(1));
     }

@@ -184,7 +184,8 @@ impl BackendQuantMarlin for CpuBackend {
 
     fn load_layers_fused(&self, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
         let key = |key: &mut PackedKey| key.layers(parts, cols);
-        self.exec().restore_or("layers", key, || load(self.exec(), parts, cols))
+        self.exec()
+            .restore_or("layers", key, || load(self.exec(), parts, cols))
     }
 
     fn gemm_gptq(

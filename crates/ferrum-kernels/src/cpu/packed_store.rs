@@ -113,7 +113,11 @@ impl PackedKey {
             match part {
                 QuantWeights::Gptq(layer) => {
                     let minus_one = layer.zero_points == GptqZeroPoints::MinusOne;
-                    self.layer(0, (layer.out_features, layer.group_size), usize::from(minus_one));
+                    self.layer(
+                        0,
+                        (layer.out_features, layer.group_size),
+                        usize::from(minus_one),
+                    );
                     self.number(layer.bits as usize);
                     for bytes in [layer.qweight, layer.qzeros, layer.scales] {
                         self.tensor(bytes);

@@ -16,8 +16,8 @@ use ferrum_models::{KvLayout, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens of a block of the KV cache.
 const BLOCK_SIZE: usize = 32;

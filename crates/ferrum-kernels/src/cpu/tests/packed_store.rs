@@ -21,7 +21,8 @@ struct Memory {
 impl PackedStore for Memory {
     fn get(&self, key: &PackedKey) -> Option<PackedEntry> {
         let found = self.kept.lock().unwrap().get(key).cloned();
-        self.hits.fetch_add(found.is_some().into(), Ordering::Relaxed);
+        self.hits
+            .fetch_add(found.is_some().into(), Ordering::Relaxed);
         found
     }
 
@@ -97,7 +98,9 @@ fn restored_weights_have_the_bits_of_packed_ones() {
 /// A matrix of floats, `[33, 6]`, and what it makes of a row.
 fn dense(device: &CpuBackend, dtype: SrcDtype) -> Vec<f32> {
     let (n, k) = (33, 6);
-    let bytes: Vec<u8> = (0..n * k * dtype.size()).map(|i| (i * 7 % 60) as u8).collect();
+    let bytes: Vec<u8> = (0..n * k * dtype.size())
+        .map(|i| (i * 7 % 60) as u8)
+        .collect();
     let part = WeightPart {
         bytes: &bytes,
         dtype,
@@ -168,7 +171,11 @@ fn what_does_not_fit_is_packed_anew() {
     let store = Arc::new(Memory::default());
     let keeping = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
     let case = Case::blocks(GgufQuantType::Q4_K);
-    let load = || keeping.load_layers_fused(&[case.weights()], INPUTS).unwrap();
+    let load = || {
+        keeping
+            .load_layers_fused(&[case.weights()], INPUTS)
+            .unwrap()
+    };
     load();
     let whole: Vec<_> = store.kept.lock().unwrap().drain().collect();
     let [(key, entry)] = &whole[..] else {
@@ -225,9 +232,8 @@ fn another_level_does_not_take_them() {
     let exact = CpuBackend::with_config(config).unwrap();
     assert_ne!(rounding.packed_layout(), exact.packed_layout());
     let store = Arc::new(Memory::default());
-    let keeping = |device: &CpuBackend| {
-        device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>)
-    };
+    let keeping =
+        |device: &CpuBackend| device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
     dense(&keeping(&rounding), SrcDtype::BF16);
     assert_eq!(store.counts(), (0, 1));
     let found = dense(&keeping(&exact), SrcDtype::BF16);
@@ -251,7 +257,9 @@ fn the_layout_has_its_version() {
         let store = Arc::new(Memory::default());
         let keeping = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
         for case in cases() {
-            keeping.load_layers_fused(&[case.weights()], INPUTS).unwrap();
+            keeping
+                .load_layers_fused(&[case.weights()], INPUTS)
+                .unwrap();
         }
         for dtype in [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16] {
             dense(&keeping, dtype);
