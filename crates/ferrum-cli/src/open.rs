@@ -172,7 +172,7 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Waits until the packed weights are written, if they are to be kept.
+    /// Writes what is not written yet of the packed weights, if they are to be kept.
     pub(crate) fn finish(self) {
         if let Some(kept) = self.kept {
             weight_cache::finish(kept);

@@ -36,37 +36,35 @@ fn root(flag: Option<&Path>) -> Option<PathBuf> {
 
 /// Tells what the cache did for a model.
 pub(crate) fn tell(kept: &KeptWeights) {
+    if let Some(fault) = kept.damaged() {
+        ui::say(&format!(
+            "warning: {fault}\nnote: the weights were packed anew"
+        ));
+    }
     match kept.outcome() {
         CacheOutcome::Hit => ui::detail("note: the packed weights come from the cache"),
         CacheOutcome::Skipped(reason) => {
             ui::detail(&format!("note: the packed weights are not kept: {reason}"));
         }
-        CacheOutcome::Written { bytes, damaged } => {
-            if let Some(fault) = damaged {
-                ui::say(&format!(
-                    "warning: {fault}\nnote: the weights were packed anew"
-                ));
-            }
-            ui::detail(&format!(
-                "note: the packed weights ({}) are written to the cache",
-                human_bytes(*bytes)
-            ));
-        }
+        CacheOutcome::Written { bytes } => ui::detail(&format!(
+            "note: the packed weights ({}) are written to the cache",
+            human_bytes(*bytes)
+        )),
     }
 }
 
-/// Waits until the weights are written, and says so where that takes a while.
+/// Writes what is not written yet, and says so.
 pub(crate) fn finish(mut kept: KeptWeights) {
     if !kept.is_writing() {
         return;
     }
-    if let CacheOutcome::Written { bytes, .. } = kept.outcome() {
+    if let CacheOutcome::Written { bytes } = kept.outcome() {
         ui::say(&format!(
             "note: keeping the packed weights ({}) so that the next start is quick; Ctrl-C gives that up",
             human_bytes(*bytes)
         ));
     }
-    kept.wait();
+    kept.finish();
 }
 
 /// What a report says of where weights came from.

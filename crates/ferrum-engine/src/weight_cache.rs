@@ -5,9 +5,9 @@
 //! without a cache. [`KeptWeights`] stands for that thread.
 
 use ferrum_formats::weight_cache::{
-    CacheKey, EntryName, Found, NewEntry, PackedFile, Room, WeightCache, entry_name,
+    CacheKey, EntryName, Found, NewEntry, PackedFile, Room, WeightCache, Writer, entry_name,
 };
-use ferrum_kernels::cpu::{PackedEntry, PackedKey, PackedStore, SharedBytes};
+use ferrum_kernels::cpu::{CpuBackend, PackedEntry, PackedKey, PackedStore, SharedBytes};
 use ferrum_models::Model;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,23 +19,22 @@ use std::thread::JoinHandle;
 pub enum CacheOutcome {
     /// The weights were mapped.
     Hit,
-    /// The weights were packed, and are being written; with what was wrong with those that were there.
+    /// The weights were packed, and are being written.
     Written {
         /// Bytes that the file takes.
         bytes: u64,
-        /// What was wrong.
-        damaged: Option<String>,
     },
     /// The weights were packed, and are not kept; with the reason.
     Skipped(String),
 }
 
-/// What a cache did for a model, and the thread that may still be writing. Dropped, it waits for the thread.
+/// What a cache did for a model, and what of it is still to be written. Dropped, it is written first.
 #[derive(Debug)]
 pub struct KeptWeights {
     outcome: CacheOutcome,
+    damaged: Option<String>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<Write>>>,
 }
 
 impl KeptWeights {
@@ -46,6 +45,7 @@ impl KeptWeights {
     fn of(outcome: CacheOutcome) -> Self {
         Self {
             outcome,
+            damaged: None,
             stop: Arc::default(),
             thread: None,
         }
@@ -56,6 +56,11 @@ impl KeptWeights {
         &self.outcome
     }
 
+    /// What was wrong with the weights that the cache had, and has no longer.
+    pub fn damaged(&self) -> Option<&str> {
+        self.damaged.as_deref()
+    }
+
     /// Whether weights are still being written.
     pub fn is_writing(&self) -> bool {
         self.thread
@@ -63,24 +68,52 @@ impl KeptWeights {
             .is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Waits until the weights are written.
-    pub fn wait(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic there was printed, and nothing but the file depends on it.
-            let _ = thread.join();
+    /// Writes what is left, on this thread: the other one only runs when nobody else does.
+    pub fn finish(&mut self) {
+        if let Some(write) = self.take() {
+            write.run(&|| true);
         }
     }
 
-    /// Gives up writing, which leaves nothing.
+    /// Gives up what is not written, which leaves nothing.
     pub fn cancel(&mut self) {
+        drop(self.take());
+    }
+
+    /// Ends the thread; what it has not written.
+    fn take(&mut self) -> Option<Write> {
         self.stop.store(true, Ordering::Relaxed);
-        self.wait();
+        // A panic there was printed, and nothing but the file depends on it.
+        self.thread.take()?.join().ok()?
     }
 }
 
 impl Drop for KeptWeights {
     fn drop(&mut self) {
-        self.wait();
+        self.finish();
+    }
+}
+
+/// Packed weights on their way to a file.
+#[derive(Debug)]
+struct Write {
+    cache: WeightCache,
+    writer: Writer,
+    entries: Vec<(EntryName, PackedEntry)>,
+}
+
+impl Write {
+    /// Writes for as long as `go_on` says so; what is left then.
+    fn run(mut self, go_on: &dyn Fn() -> bool) -> Option<Self> {
+        let Self {
+            cache,
+            writer,
+            entries,
+        } = &mut self;
+        let whole = with_entries(entries, |all| cache.write(writer, all, go_on));
+        // What fails leaves no file, so that the next start packs and writes again.
+        let stopped = matches!(whole, Ok(false));
+        stopped.then_some(self)
     }
 }
 
@@ -135,6 +168,12 @@ impl LoadStore {
 
     /// To be called when all weights are loaded: has what was packed be written.
     pub(crate) fn finish(&self) -> KeptWeights {
+        let mut kept = self.keep();
+        kept.damaged.clone_from(&self.damaged);
+        kept
+    }
+
+    fn keep(&self) -> KeptWeights {
         let loaded = std::mem::take(&mut *self.loaded());
         if !loaded.packed {
             return KeptWeights::of(CacheOutcome::Hit);
@@ -147,24 +186,25 @@ impl LoadStore {
             Ok(Room::Refused(reason)) => return KeptWeights::skipped(reason),
             Err(fault) => return KeptWeights::skipped(fault.to_string()),
         };
+        let write = Write {
+            cache: self.cache.clone(),
+            writer,
+            entries: loaded.entries,
+        };
         let stop = Arc::new(AtomicBool::new(false));
-        let (cache, stopped) = (self.cache.clone(), Arc::clone(&stop));
-        let write = move || {
+        let stopped = Arc::clone(&stop);
+        let run = move || {
             yield_to_others();
-            let go_on = || !stopped.load(Ordering::Relaxed);
-            // What fails leaves no file, so that the next start packs and writes again.
-            let _ = with_entries(&loaded.entries, |all| cache.write(writer, all, &go_on));
+            CpuBackend::interleave_thread();
+            write.run(&|| !stopped.load(Ordering::Relaxed))
         };
         let thread = std::thread::Builder::new().name("weight-cache".into());
-        match thread.spawn(write) {
-            Ok(thread) => KeptWeights {
-                outcome: CacheOutcome::Written {
-                    bytes,
-                    damaged: self.damaged.clone(),
-                },
-                stop,
-                thread: Some(thread),
-            },
+        match thread.spawn(run) {
+            Ok(thread) => {
+                let mut kept = KeptWeights::of(CacheOutcome::Written { bytes });
+                (kept.stop, kept.thread) = (stop, Some(thread));
+                kept
+            }
             Err(fault) => KeptWeights::skipped(fault.to_string()),
         }
     }
@@ -189,7 +229,10 @@ fn populated(file: PackedFile) -> Arc<PackedFile> {
     let mapped = Arc::clone(&file);
     let thread = std::thread::Builder::new().name("weight-cache".into());
     // Without it, pages are mapped one by one when they are touched.
-    let _ = thread.spawn(move || mapped.populate());
+    let _ = thread.spawn(move || {
+        CpuBackend::interleave_thread();
+        mapped.use_all();
+    });
     file
 }
 

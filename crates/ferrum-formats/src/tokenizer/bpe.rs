@@ -9,6 +9,7 @@ use super::vocab::Vocab;
 use ferrum_types::TokenId;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 
 /// Words longer than this are not worth remembering.
@@ -31,6 +32,47 @@ pub(super) struct Bpe {
     extra: HashMap<Box<str>, u32>,
     tokens: u32,
     cache: Mutex<HashMap<Box<str>, Box<[TokenId]>>>,
+}
+
+/// A line of merges: where the space between its halves is, and what of left, right and both joined the
+/// vocabulary has.
+struct Merge {
+    cut: usize,
+    ids: [Option<TokenId>; 3],
+}
+
+/// Most threads that look merges up.
+const MOST_THREADS: usize = 8;
+/// Merges that are worth a thread.
+const MERGES_PER_THREAD: usize = 16 << 10;
+
+/// Looks all merges up, on several threads: a large vocabulary has some hundred thousand, and each takes three
+/// visits of a table that no cache holds. `None` for a line that is no merge.
+fn known_merges(vocab: &Vocab, merges: &[String]) -> Vec<Option<Merge>> {
+    let find = |lines: &[String]| -> Vec<Option<Merge>> {
+        let mut joined = String::new();
+        let merge = |line: &String| {
+            // The first half is never empty, and may itself be a space.
+            let (cut, _) = line.char_indices().skip(1).find(|&(_, c)| c == ' ')?;
+            let (left, right) = (&line[..cut], &line[cut + 1..]);
+            joined.clear();
+            joined.extend([left, right]);
+            let ids = [left, right, &joined].map(|text| vocab.id(text));
+            Some(Merge { cut, ids })
+        };
+        lines.iter().map(merge).collect()
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = merges.len().div_ceil(threads.min(MOST_THREADS));
+    std::thread::scope(|scope| {
+        let lines = merges.chunks(each.max(MERGES_PER_THREAD));
+        let parts: Vec<_> = lines
+            .map(|lines| scope.spawn(move || find(lines)))
+            .collect();
+        let parts = parts.into_iter().map(|part| part.join());
+        let parts = parts.map(|part| part.unwrap_or_else(|panic| resume_unwind(panic)));
+        parts.flatten().collect()
+    })
 }
 
 impl Bpe {
@@ -58,23 +100,18 @@ impl Bpe {
             })
             .collect();
         let mut ranks = HashMap::with_capacity_and_hasher(merges.len(), RandomState::default());
-        let mut joined = String::new();
-        for (rank, line) in merges.iter().enumerate() {
-            // The first half is never empty, and may itself be a space.
-            let cut = line.char_indices().skip(1).find(|&(_, c)| c == ' ');
-            let Some((cut, _)) = cut else {
+        for (rank, (line, known)) in merges.iter().zip(known_merges(vocab, merges)).enumerate() {
+            let Some(Merge { cut, ids }) = known else {
                 return Err(TokenizerError::BadVocab {
                     field: "tokenizer.ggml.merges",
                     reason: format!("merge {rank} is `{line}`, expected two parts and a space"),
                 });
             };
             let (left, right) = (&line[..cut], &line[cut + 1..]);
-            joined.clear();
-            joined.extend([left, right]);
-            let whole = symbol(&joined);
-            ranks
-                .entry((symbol(left), symbol(right)))
-                .or_insert((rank as u32, whole));
+            let joined = ids[2].unwrap_or_else(|| symbol(&[left, right].concat()));
+            let left = ids[0].unwrap_or_else(|| symbol(left));
+            let right = ids[1].unwrap_or_else(|| symbol(right));
+            ranks.entry((left, right)).or_insert((rank as u32, joined));
         }
         Ok(Bpe {
             rules: pre.rules,

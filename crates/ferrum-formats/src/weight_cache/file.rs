@@ -9,12 +9,15 @@
 //! Numbers are little-endian. Every byte is under a checksum: panels in chunks of 4 MiB, so that several threads
 //! can check them.
 
+use super::folder::STATE;
 use crate::bytes::Bytes;
 use crate::identity::FileIdentity;
 use crate::{FormatError, Result};
 use std::collections::HashMap;
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use twox_hash::XxHash3_64;
 
 /// First bytes of a footer.
@@ -173,9 +176,15 @@ impl PackedFile {
         self.key.start - 4
     }
 
-    /// Asks for huge pages, and has the file read and mapped before it is touched.
-    pub fn populate(&self) {
+    /// Notes that the file is used, asks for huge pages, and has it read and mapped before it is touched. All of
+    /// that may wait for the disk, so it is for a thread beside the one that computes.
+    pub fn use_all(&self) {
         self.bytes.populate();
+        // Without it, the file is removed sooner.
+        let state = File::options()
+            .write(true)
+            .open(self.path.with_extension(STATE));
+        let _ = state.and_then(|state| state.set_modified(SystemTime::now()));
     }
 }
 

@@ -8,14 +8,14 @@ use crate::{FormatError, Result};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// Extension of packed weights.
 pub(super) const EXTENSION: &str = "weights";
 /// Extension of the note beside them, whose time of writing is that of the last use.
-const STATE: &str = "state";
+pub(super) const STATE: &str = "state";
 /// Extension of what is being written. Whoever writes it holds a lock on it, so one without is abandoned.
 const PARTIAL: &str = "partial";
 /// What is locked while files come and go.
@@ -184,21 +184,13 @@ impl Folder {
     /// Begins a file. To be called under the lock.
     pub(super) fn writer(&self, stem: &str, key: Vec<u8>) -> Result<Writer> {
         let path = self.file(&format!("{stem}.{}", std::process::id()), PARTIAL);
-        let fail = |e: &std::io::Error| FormatError::io(&path, "create", e);
-        let file = private()
-            .create_new(true)
-            .open(&path)
-            .map_err(|e| fail(&e))?;
+        let file = private().create_new(true).open(&path);
+        let file = file.map_err(|e| FormatError::io(&path, "create", &e))?;
         if let Err(TryLockError::Error(e)) = file.try_lock() {
-            return Err(fail(&e));
+            return Err(FormatError::io(&path, "lock", &e));
         }
-        Ok(Writer {
-            file,
-            destination: self.file(stem, EXTENSION),
-            path: path.clone(),
-            key,
-            done: false,
-        })
+        let destination = self.file(stem, EXTENSION);
+        Ok(Writer::new(file, path, destination, key))
     }
 
     /// Removes what nobody is writing any more; whether somebody is writing the weights called `stem`.
@@ -285,17 +277,8 @@ impl Folder {
         let note = Verified::now(file).and_then(|now| serde_json::to_vec(&now).ok());
         let path = file.path().with_extension(STATE);
         // Without a note, they are checked again at the next start.
-        match note {
-            Some(note) => drop(fs::write(path, note)),
-            None => drop(private().truncate(true).open(path)),
-        }
-    }
-
-    /// Notes that weights are being used now.
-    pub(super) fn set_used(&self, stem: &str) {
-        // Without it, they are removed sooner.
-        let file = OpenOptions::new().write(true).open(self.file(stem, STATE));
-        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+        let state = private().truncate(true).open(path);
+        let _ = state.and_then(|mut state| state.write_all(&note.unwrap_or_default()));
     }
 }
 

@@ -173,7 +173,6 @@ impl WeightCache {
             }
             self.folder.set_verified(&file);
         }
-        self.folder.set_used(&key.stem());
         Ok(file)
     }
 
@@ -234,13 +233,14 @@ impl WeightCache {
         Ok(Room::Granted(self.folder.writer(&stem, key.text.clone())?))
     }
 
-    /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end.
+    /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end. If
+    /// not, it goes on where it was when it is called again with the same entries.
     ///
     /// # Errors
-    /// [`FormatError::Io`], when nothing is left of it.
+    /// [`FormatError::Io`], after which nothing is left of it.
     pub fn write(
         &self,
-        mut writer: Writer,
+        writer: &mut Writer,
         entries: &[NewEntry<'_>],
         go_on: &dyn Fn() -> bool,
     ) -> Result<bool> {

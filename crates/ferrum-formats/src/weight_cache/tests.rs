@@ -2,6 +2,7 @@ use super::file::{CHUNK, MAGIC};
 use super::folder::EXTENSION;
 use super::*;
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::fs;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
@@ -46,8 +47,11 @@ impl Setup {
             .collect();
         let bytes = new.iter().map(NewEntry::bytes).sum();
         match self.cache.room(key, bytes).unwrap() {
-            Room::Granted(writer) => {
-                assert!(self.cache.write(writer, &new, &|| true).unwrap());
+            Room::Granted(mut writer) => {
+                // In steps, as when it is asked to stop.
+                let calls = Cell::new(0);
+                let once = || calls.replace(calls.get() + 1) % 2 == 0;
+                while !self.cache.write(&mut writer, &new, &once).unwrap() {}
                 None
             }
             other => Some(other),
@@ -220,7 +224,10 @@ fn the_least_recently_used_goes_first() {
             .set_modified(used)
             .unwrap();
     }
-    assert!(setup.is_ready(&keys[0]), "used now");
+    match setup.cache.find(&keys[0], 1).unwrap() {
+        Found::Ready(file) => file.use_all(),
+        other => panic!("{other:?}"),
+    }
     setup.keep(&keys[3], &[("x", bytes(10_000))]);
     let left = keys.each_ref().map(|key| setup.file(key).exists());
     assert_eq!(left, [true, false, true, true]);
@@ -256,7 +263,7 @@ fn what_does_not_fit_is_not_written() {
 fn one_writes_and_what_is_given_up_leaves_nothing() {
     let setup = Setup::new(1 << 30);
     let key = setup.key("model");
-    let Room::Granted(writer) = setup.cache.room(&key, 1000).unwrap() else {
+    let Room::Granted(mut writer) = setup.cache.room(&key, 1000).unwrap() else {
         panic!("there is room");
     };
     assert!(matches!(setup.cache.room(&key, 1000).unwrap(), Room::Busy));
@@ -270,7 +277,8 @@ fn one_writes_and_what_is_given_up_leaves_nothing() {
         description: &[],
         panels: &panels,
     };
-    assert!(!setup.cache.write(writer, &[entry], &|| false).unwrap());
+    assert!(!setup.cache.write(&mut writer, &[entry], &|| false).unwrap());
+    drop(writer);
     assert_eq!(setup.names(), ["lock"]);
     // What a process left that was killed has no lock any more.
     let left = setup
@@ -415,7 +423,7 @@ fn who_maps_the_same_file_has_the_same_memory() {
     };
     let files = [open(), open()];
     for file in &files {
-        file.populate();
+        file.use_all();
         // Kernels before 5.14 populate nothing that is not touched.
         assert!(file.verify(1));
     }

@@ -38,21 +38,33 @@ fn padded(len: usize) -> usize {
 }
 
 /// A file that is being written. Dropped before its end, it is gone.
-#[derive(Debug)]
 pub struct Writer {
-    pub(super) file: File,
-    pub(super) path: PathBuf,
+    file: File,
+    path: PathBuf,
     /// Its name when it is whole.
     pub(super) destination: PathBuf,
-    pub(super) key: Vec<u8>,
-    pub(super) done: bool,
+    key: Vec<u8>,
+    /// Batches that were written.
+    batches: usize,
+    sums: Sums,
+    done: bool,
 }
 
 impl Writer {
-    /// Writes a file of `entries`, for as long as `go_on` says so; whether it came to the end.
-    ///
-    /// # Errors
-    /// [`FormatError::Io`], when nothing is left of it.
+    /// Into the file `file` at `path`, which is called `destination` when it is whole.
+    pub(super) fn new(file: File, path: PathBuf, destination: PathBuf, key: Vec<u8>) -> Self {
+        Self {
+            file,
+            path,
+            destination,
+            key,
+            batches: 0,
+            sums: Sums::default(),
+            done: false,
+        }
+    }
+
+    /// See [`WeightCache::write`](super::WeightCache::write).
     pub(super) fn write(
         &mut self,
         entries: &[NewEntry<'_>],
@@ -61,21 +73,20 @@ impl Writer {
         let mut panels = Panels::default();
         let parts = entries.iter().flat_map(|entry| entry.panels);
         parts.for_each(|part| panels.push(part));
-        let error = |path: &PathBuf, e| FormatError::io(path, "write", &e);
-        let mut sums = Sums::default();
-        for batch in panels.batches() {
+        for batch in panels.batches().skip(self.batches) {
             if !go_on() {
                 return Ok(false);
             }
-            batch.iter().for_each(|slice| sums.add(slice));
-            write_all(&mut self.file, &batch).map_err(|e| error(&self.path, e))?;
+            batch.iter().for_each(|slice| self.sums.add(slice));
+            write_all(&mut self.file, &batch)
+                .map_err(|e| FormatError::io(&self.path, "write", &e))?;
+            self.batches += 1;
         }
-        let table = self.table(entries, sums.finish());
+        let table = self.table(entries);
         let footer = footer_of(panels.bytes, &table);
         for part in [table, footer] {
-            self.file
-                .write_all(&part)
-                .map_err(|e| error(&self.path, e))?;
+            let written = self.file.write_all(&part);
+            written.map_err(|e| FormatError::io(&self.path, "write", &e))?;
         }
         std::fs::rename(&self.path, &self.destination)
             .map_err(|e| FormatError::io(&self.destination, "rename", &e))?;
@@ -83,7 +94,7 @@ impl Writer {
         Ok(true)
     }
 
-    fn table(&self, entries: &[NewEntry<'_>], sums: Vec<u64>) -> Vec<u8> {
+    fn table(&mut self, entries: &[NewEntry<'_>]) -> Vec<u8> {
         let mut table = Vec::new();
         let put_text = |table: &mut Vec<u8>, bytes: &[u8]| {
             // Keys and descriptions are short; a longer one would not be found again.
@@ -91,6 +102,7 @@ impl Writer {
             table.extend(bytes);
         };
         put_text(&mut table, &self.key);
+        let sums = std::mem::take(&mut self.sums).finish();
         table.extend(sums.into_iter().flat_map(u64::to_le_bytes));
         table.extend((entries.len() as u64).to_le_bytes());
         let mut start = 0;
@@ -103,6 +115,13 @@ impl Writer {
             start += len;
         }
         table
+    }
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Writer");
+        shown.field("path", &self.path).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use super::isa::{Isa, Level};
 use super::packed_store::{self, PackedKey, PackedStore};
 use super::pool::Pool;
 use super::timer::CpuTimer;
-use super::{attention, conv, elementwise, gemm, heads, norm, topology};
+use super::{attention, conv, elementwise, gemm, heads, norm, pages, topology};
 use crate::backend::*;
 use ferrum_types::{Element, Error, Result};
 use std::sync::Arc;
@@ -99,6 +99,12 @@ impl CpuBackend {
     /// changes of it. Weights that were packed under one name can be used under the same name only.
     pub fn packed_layout(&self) -> String {
         packed_store::layout(self.exec.level)
+    }
+
+    /// Has the pages of files that this thread reads or writes from now on come from all memory nodes of the
+    /// process in turns, as weights do that are packed.
+    pub fn interleave_thread() {
+        pages::interleave_thread();
     }
 
     /// Threads that compute, the caller's included.

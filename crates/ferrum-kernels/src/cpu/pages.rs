@@ -11,7 +11,11 @@
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod linux;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-pub(crate) use linux::Pages;
+pub(crate) use linux::{Pages, interleave_thread};
+
+/// Elsewhere the system decides.
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+pub(crate) fn interleave_thread() {}
 
 /// Elsewhere the allocator serves all sizes.
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

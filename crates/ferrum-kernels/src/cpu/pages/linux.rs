@@ -53,6 +53,12 @@ mod system {
 
     /// As in `<linux/mempolicy.h>`.
     pub(super) const MPOL_INTERLEAVE: usize = 3;
+    /// Number of `set_mempolicy`.
+    pub(super) const SET_MEMPOLICY: Option<isize> = match () {
+        _ if cfg!(target_arch = "x86_64") => Some(238),
+        _ if cfg!(any(target_arch = "aarch64", target_arch = "riscv64")) => Some(237),
+        _ => None,
+    };
     /// Number of `mbind`, which the C library has no function for.
     pub(super) const MBIND: Option<isize> = match () {
         _ if cfg!(target_arch = "x86_64") => Some(237),
@@ -93,6 +99,28 @@ fn bits(nodes: &[u32]) -> Nodes {
         }
     }
     bits
+}
+
+/// Has what this thread allocates from now on, pages of files included, come from all nodes in turns, as
+/// mappings do; on one node there is nothing to do.
+pub(crate) fn interleave_thread() {
+    if let Some(nodes) = &*NODES {
+        // Without it, pages of files are where their first reader or writer ran.
+        let _ = set_policy(nodes);
+    }
+}
+
+fn set_policy(nodes: &Nodes) -> io::Result<()> {
+    use system::*;
+    let number = SET_MEMPOLICY.ok_or(io::ErrorKind::Unsupported)?;
+    // The call takes one more than the number of bits.
+    let count = nodes.len() * 64 + 1;
+    // SAFETY: the call reads the bits of `nodes`, and changes where later pages of this thread come from.
+    let done = unsafe { syscall(number, MPOL_INTERLEAVE, nodes.as_ptr(), count) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A huge page of every processor that has them in this size; elsewhere a harmless alignment.
@@ -270,6 +298,22 @@ mod tests {
         assert!(bytes.iter().all(|b| *b == 0));
         bytes.fill(1);
         assert_eq!(bits(&[0, 65, 5000])[..2], [1, 2]);
+    }
+
+    #[test]
+    fn a_thread_allocates_on_nodes_in_turns() {
+        let nodes = topology::nodes();
+        if nodes.is_empty() {
+            println!("skipped: the system tells of no memory nodes");
+            return;
+        }
+        // Policies belong to threads, and this one ends.
+        let set = |nodes: Nodes| std::thread::spawn(move || set_policy(&nodes));
+        match set(bits(&nodes)).join().unwrap() {
+            Ok(()) => assert!(set(bits(&[1023])).join().unwrap().is_err(), "no such node"),
+            Err(error) => println!("skipped: {error}"),
+        }
+        interleave_thread();
     }
 
     #[test]
