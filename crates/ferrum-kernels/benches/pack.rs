@@ -12,13 +12,10 @@ use ferrum_kernels::{
     PackedZeros, QuantPart, QuantWeights,
 };
 use ferrum_types::{GgufQuantType, SrcDtype};
-use std::time::Duration;
-
 /// Features, and numbers in each: larger together than the caches.
 const N: usize = 24_576;
 const K: usize = 4096;
 const GROUP: usize = 128;
-const TIME: Duration = Duration::from_millis(300);
 
 /// Bytes below 64: as half of an f16 they make a number below 2.
 fn bytes(count: usize) -> Vec<u8> {
@@ -45,27 +42,17 @@ fn main() {
         if !names.is_empty() && !names.iter().any(|n| n.eq_ignore_ascii_case(name)) {
             return;
         }
-        let (written, seconds) = peak::packing(&device, weights, K).unwrap();
-        let both = weights.bytes() + written;
-        let copy = |fresh| peak::copy_bandwidth(&device, both / 2, fresh).unwrap();
-        let (copied, copied_fresh) = (copy(false), copy(true));
-        let fresh = peak::typical(TIME, || {
-            drop(
-                device
-                    .load_layers_fused(std::slice::from_ref(weights), K)
-                    .unwrap(),
-            );
+        let peak::Packing {
+            bytes,
+            again,
+            fresh,
+        } = peak::packing(&device, weights, K).unwrap();
+        let both = (weights.stored_bytes() + bytes) as f64 / 1e9;
+        let speeds = [again, fresh].map(|[packed, copied]| {
+            let (speed, of) = (both / packed, both / copied);
+            format!("{speed:5.1} GB/s {:3.0} % of {of:4.1}", 100.0 * speed / of)
         });
-        let (packed, packed_fresh) = (both as f64 / seconds, both as f64 / fresh);
-        println!(
-            "{name:18} {:5.1} GB/s {:3.0} % of {:4.1}   fresh {:5.1} GB/s {:3.0} % of {:4.1}",
-            packed / 1e9,
-            100.0 * packed / copied,
-            copied / 1e9,
-            packed_fresh / 1e9,
-            100.0 * packed_fresh / copied_fresh,
-            copied_fresh / 1e9,
-        );
+        println!("{name:18} {}   fresh {}", speeds[0], speeds[1]);
     };
     for ty in GgufQuantType::all() {
         let floats = matches!(

@@ -11,7 +11,7 @@ use super::gemm::lane::Single;
 use super::gemm::pack::{CpuWeight, Elements, Format};
 use super::gemm::tile::PANEL;
 use super::isa::{Kernel, Level};
-use super::panels::{LaneRows, PanelSource, put_low_bytes, transpose};
+use super::panels::{LaneRows, PanelSource, Transposed, put_low_bytes, transpose};
 use super::simd::{LANES, Simd};
 use crate::backend::{Fp8Weights, MatShape};
 use ferrum_quant::float8::e4m3_to_f32;
@@ -195,26 +195,39 @@ impl Kernel for PackSegment<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> [bool; PANEL] {
+        let mut spoiled = Spoiled([s.splat_i(0); 2]);
+        transpose(s, self.rows, self.first, self.steps, &mut spoiled);
+        let mut lanes = [[0i32; LANES]; 2];
+        for (half, lanes) in lanes.iter_mut().enumerate() {
+            // SAFETY: sixteen words of four bytes each.
+            unsafe { s.store_i(lanes.as_mut_ptr().cast(), spoiled.0[half]) };
+        }
+        let mut out = [false; PANEL];
+        for (j, out) in out.iter_mut().enumerate() {
+            *out = lanes[j / LANES][j % LANES] & 0x8080_8080_u32 as i32 != 0;
+        }
+        out
+    }
+}
+
+/// Codes as they are stored; the top bit of a byte of a lane is set when one was NaN.
+struct Spoiled<I>([I; 2]);
+
+impl<S: Simd> Transposed<S> for Spoiled<S::I> {
+    #[inline(always)]
+    fn put(&mut self, s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
         let (magnitude, one) = (s.splat_i(0x7f7f_7f7f), s.splat_i(0x0101_0101));
-        let mut spoiled = [s.splat_i(0); 2];
-        transpose(s, self.rows, self.first, self.steps, |s, low, high, out| {
-            for (half, words) in [low, high].iter().enumerate() {
-                for (w, word) in words.iter().enumerate() {
-                    // The top bit of a byte is set where all others were.
-                    let above = s.add_i(s.and_i(*word, magnitude), one);
-                    spoiled[half] = s.or_i(spoiled[half], above);
-                    for byte in 0..4 {
-                        let at = (4 * w + byte) * PANEL + half * LANES;
-                        put_low_bytes(s, out, at, s.shr_i(*word, 8 * byte));
-                    }
+        for w in 0..4 {
+            for half in 0..2 {
+                let word = if half == 0 { low[w] } else { high[w] };
+                // One more than the largest magnitude, which is NaN's.
+                let above = s.add_i(s.and_i(word, magnitude), one);
+                self.0[half] = s.or_i(self.0[half], above);
+                for byte in 0..4 {
+                    let at = (4 * w + byte) * PANEL + half * LANES;
+                    put_low_bytes(s, out, at, s.shr_i(word, 8 * byte));
                 }
             }
-        });
-        let mut lanes = [0i32; PANEL];
-        for (spoiled, lanes) in spoiled.iter().zip(lanes.as_chunks_mut::<LANES>().0) {
-            // SAFETY: sixteen words of four bytes each.
-            unsafe { s.store_i(lanes.as_mut_ptr().cast(), *spoiled) };
         }
-        lanes.map(|lane| lane & 0x8080_8080_u32 as i32 != 0)
     }
 }

@@ -29,18 +29,27 @@ pub(crate) trait PanelSource: Sync {
     /// Numbers in each.
     fn numbers(&self) -> usize;
 
-    /// Fills panel number `number`, all of whose bytes are zero.
-    fn pack(&self, level: Level, number: usize, panel: &mut [u8]);
+    /// Panels that are better packed side by side, because a line of memory has something for each.
+    fn side_by_side(&self) -> usize {
+        1
+    }
+
+    /// Fills panels from number `first` on, all of whose bytes are zero.
+    fn pack(&self, level: Level, first: usize, panels: &mut [u8]);
 
     /// Fills all panels with the device's threads; all bytes of `out` are zero.
     fn pack_all(&self, exec: &Exec, out: &mut [u8]) {
-        let bytes = self.bytes();
+        let (bytes, count) = (self.bytes(), self.count());
+        // No fewer than there are threads.
+        let most = count.div_ceil(2 * exec.pool.threads());
+        let some = self.side_by_side().clamp(1, most.max(1));
         let out = SharedMut::new(out);
-        exec.spread(self.count(), self.numbers(), |panels, _| {
-            for number in panels {
+        exec.spread(count.div_ceil(some), some * self.numbers(), |tasks, _| {
+            for first in tasks.map(|task| task * some) {
+                let count = some.min(count - first);
                 // SAFETY: each panel is packed by one task.
-                let panel = unsafe { out.part(number * bytes, bytes) };
-                self.pack(exec.level, number, panel);
+                let panels = unsafe { out.part(first * bytes, count * bytes) };
+                self.pack(exec.level, first, panels);
             }
         });
     }
@@ -63,12 +72,28 @@ pub(crate) struct LaneRows<'a> {
 
 impl<'a> LaneRows<'a> {
     /// Rows of equal length.
+    #[inline(always)]
     pub(crate) fn new(rows: &[&'a [u8]; LANES]) -> Self {
+        let (mut starts, mut len) = ([rows[0].as_ptr(); LANES], rows[0].len());
+        for (i, start) in starts.iter_mut().enumerate() {
+            *start = rows[i].as_ptr();
+            len = len.min(rows[i].len());
+        }
         Self {
-            rows: rows.map(<[u8]>::as_ptr),
-            len: rows.iter().map(|row| row.len()).min().unwrap_or(0),
+            rows: starts,
+            len,
             bytes: PhantomData,
         }
+    }
+
+    /// Rows of an array.
+    #[inline(always)]
+    pub(crate) fn of<const LEN: usize>(rows: &'a [[u8; LEN]; LANES]) -> Self {
+        let mut slices = [&rows[0][..]; LANES];
+        for (i, slice) in slices.iter_mut().enumerate() {
+            *slice = &rows[i];
+        }
+        Self::new(&slices)
     }
 
     /// Both halves of a panel.
@@ -108,18 +133,13 @@ impl<'a> LaneRows<'a> {
             return self.words(s, at);
         }
         let mut rest = [[0; TAKEN]; LANES];
-        for (rest, row) in rest.iter_mut().zip(self.rows) {
-            for i in at..self.len {
-                // SAFETY: `i` is below the length of the row, and less than 16 above `at`.
-                rest[i - at] = unsafe { *row.add(i) };
+        for (i, rest) in rest.iter_mut().enumerate() {
+            for k in at..self.len {
+                // SAFETY: `k` is below the length of the row.
+                rest[k - at] = unsafe { *self.rows[i].add(k) };
             }
         }
-        let mut rows = [rest[0].as_ptr(); LANES];
-        for (row, rest) in rows.iter_mut().zip(&rest) {
-            *row = rest.as_ptr();
-        }
-        // SAFETY: each row has sixteen bytes.
-        unsafe { s.load_rows(&rows, 0) }
+        LaneRows::of(&rest).words(s, 0)
     }
 
     #[inline(always)]
@@ -128,25 +148,30 @@ impl<'a> LaneRows<'a> {
     }
 }
 
-/// Calls `put` with sixteen bytes of each row of a panel, from byte `first` on, and the place of what they
-/// become, which are as many.
+/// What sixteen bytes of each row of a panel become.
+pub(crate) trait Transposed<S: Simd> {
+    /// Stores the words of both halves, which fill `out`.
+    fn put(&mut self, s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]);
+}
+
+/// Fills `out`, which has a byte for each of the rows, from byte `first` of these on.
 #[inline(always)]
 pub(crate) fn transpose<S: Simd>(
     s: S,
     rows: &[LaneRows<'_>; 2],
     first: usize,
-    panel: &mut [u8],
-    mut put: impl FnMut(S, [S::I; 4], [S::I; 4], &mut [u8]),
+    out: &mut [u8],
+    to: &mut impl Transposed<S>,
 ) {
-    for (i, out) in panel.chunks_mut(TAKEN * PANEL).enumerate() {
+    for (i, out) in out.chunks_mut(TAKEN * PANEL).enumerate() {
         let at = first + i * TAKEN;
         let low = rows[0].words_or_zeros(s, at);
         let high = rows[1].words_or_zeros(s, at);
         if out.len() == TAKEN * PANEL {
-            put(s, low, high, out);
+            to.put(s, low, high, out);
         } else {
             let mut whole = [0; TAKEN * PANEL];
-            put(s, low, high, &mut whole);
+            to.put(s, low, high, &mut whole);
             out.copy_from_slice(&whole[..out.len()]);
         }
     }

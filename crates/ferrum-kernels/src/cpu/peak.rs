@@ -3,6 +3,7 @@
 
 use super::CpuBackend;
 use super::buffer::{CpuBuffer, SharedMut};
+use super::exec::Exec;
 use super::gemm::lane::{Lane, Pair, Single};
 use super::isa::{ByteKernel, Kernel};
 use super::marlin::with_panels;
@@ -48,53 +49,72 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
     Ok((parts * part * 4) as f64 / seconds)
 }
 
-/// Bytes per second that the device's threads read from memory and write to other memory together, in a
-/// typical copy of `bytes` bytes (those read and those written both count): into memory that was written
-/// before, or into `fresh` memory as the system gives it.
-///
-/// # Errors
-/// [`OutOfMemory`](ferrum_types::Error::OutOfMemory) when there is no room for twice as much.
-pub fn copy_bandwidth(device: &CpuBackend, bytes: usize, fresh: bool) -> Result<f64> {
-    let exec = device.exec();
-    let mut from = CpuBuffer::<u8>::zeroed(bytes)?;
-    from.as_mut_slice().fill(1);
-    let from = from.as_slice();
-    let parts = exec.pool.threads() * 4;
-    let copy = |to: &mut [u8]| {
-        let to = SharedMut::new(to);
-        exec.pool.run(parts, &|i, _| {
-            let (start, end) = (bytes * i / parts, bytes * (i + 1) / parts);
-            // SAFETY: parts follow one another, each for one task.
-            unsafe { to.part(start, end - start) }.copy_from_slice(&from[start..end]);
-        });
-    };
-    let mut to = CpuBuffer::<u8>::lasting(bytes)?;
-    copy(to.as_mut_slice());
-    let mut failed = None;
-    let seconds = typical(TIME, || match (fresh, CpuBuffer::lasting(bytes)) {
-        (false, _) => copy(to.as_mut_slice()),
-        (true, Ok(mut to)) => copy(to.as_mut_slice()),
-        (true, Err(error)) => failed = Some(error),
-    });
-    failed.map_or(Ok((2 * bytes) as f64 / seconds), Err)
+/// Seconds in which the device's threads pack a weight, beside those of copying half as many bytes as packing
+/// reads and writes, measured in turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// Bytes that are written.
+    pub bytes: usize,
+    /// Into memory that was written before: packing, copying.
+    pub again: [f64; 2],
+    /// Into memory as the system gives it.
+    pub fresh: [f64; 2],
 }
 
-/// Bytes of the panels that a weight becomes, and the seconds in which the device's threads typically
-/// write them into memory that was written before.
+/// How fast a weight that takes `read` bytes is packed: medians.
 ///
 /// # Errors
 /// As [`load_layers_fused`](crate::BackendQuantMarlin::load_layers_fused).
-pub fn packing(
-    device: &CpuBackend,
-    weights: &QuantWeights<'_>,
-    cols: usize,
-) -> Result<(usize, f64)> {
+pub fn packing(device: &CpuBackend, weights: &QuantWeights<'_>, cols: usize) -> Result<Packing> {
     let exec = device.exec();
     with_panels(exec, weights, cols, |panels| {
-        let mut out = panels.packed("packing", exec)?;
-        let seconds = typical(TIME, || panels.pack_all(exec, out.as_mut_slice()));
-        Ok((out.as_slice().len(), seconds))
+        let mut packed = panels.packed("packing", exec)?;
+        let written = packed.as_slice().len();
+        let bytes = (weights.stored_bytes() + written) / 2;
+        let mut from = CpuBuffer::<u8>::zeroed(bytes)?;
+        from.as_mut_slice().fill(1);
+        let from = from.as_slice();
+        let mut copied = CpuBuffer::<u8>::lasting(bytes)?;
+        let mut times = [const { Vec::new() }; 4];
+        let begin = Instant::now();
+        while begin.elapsed() < 4 * TIME || times[0].len() < 3 {
+            let mut run = |number: usize, run: &mut dyn FnMut() -> Result<()>| {
+                let start = Instant::now();
+                let done = run();
+                times[number].push(start.elapsed().as_secs_f64());
+                done
+            };
+            run(0, &mut || {
+                panels.pack_all(exec, packed.as_mut_slice());
+                Ok(())
+            })?;
+            run(1, &mut || {
+                copy(exec, from, copied.as_mut_slice());
+                Ok(())
+            })?;
+            run(2, &mut || panels.packed("packing", exec).map(drop))?;
+            run(3, &mut || {
+                copy(exec, from, CpuBuffer::<u8>::lasting(bytes)?.as_mut_slice());
+                Ok(())
+            })?;
+        }
+        let [packed, copied, packed_fresh, copied_fresh] = times.map(median);
+        Ok(Packing {
+            bytes: written,
+            again: [packed, copied],
+            fresh: [packed_fresh, copied_fresh],
+        })
     })
+}
+
+fn copy(exec: &Exec, from: &[u8], to: &mut [u8]) {
+    let (parts, bytes) = (exec.pool.threads() * 4, from.len());
+    let to = SharedMut::new(to);
+    exec.pool.run(parts, &|i, _| {
+        let (start, end) = (bytes * i / parts, bytes * (i + 1) / parts);
+        // SAFETY: parts follow one another, each for one task.
+        unsafe { to.part(start, end - start) }.copy_from_slice(&from[start..end]);
+    });
 }
 
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
@@ -147,6 +167,11 @@ pub fn typical(time: Duration, mut run: impl FnMut()) -> f64 {
         run();
         times.push(start.elapsed().as_secs_f64());
     }
+    median(times)
+}
+
+/// The median of times, of which there are some.
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }

@@ -13,7 +13,9 @@ use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::fp8;
 use crate::cpu::isa::{Kernel, Level};
-use crate::cpu::panels::{LaneRows, PanelSource, VECTOR, put_low_halves, put_vector, transpose};
+use crate::cpu::panels::{
+    LaneRows, PanelSource, Transposed, VECTOR, put_low_halves, put_vector, transpose,
+};
 use crate::cpu::simd::{LANES, Simd};
 use ferrum_types::{Error, Result, SrcDtype};
 use half::{bf16, f16};
@@ -403,45 +405,44 @@ impl Kernel for PackPanel<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { rows, to, panel } = self;
-        transpose(s, &rows, 0, panel, |s, low, high, out| match to {
-            Elements::F16 => put_f16(s, low, high, out),
-            Elements::Bf16 => put_bf16(s, low, high, out),
-            // Two inputs of bf16 that follow one another are a lane already.
-            _ => put_lanes(s, low, high, out),
-        });
+        let Self {
+            rows,
+            mut to,
+            panel,
+        } = self;
+        transpose(s, &rows, 0, panel, &mut to);
     }
 }
 
-/// Lanes as they are.
-#[inline(always)]
-fn put_lanes<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
-    for w in 0..4 {
-        put_vector(s, out, 2 * w * VECTOR, low[w]);
-        put_vector(s, out, (2 * w + 1) * VECTOR, high[w]);
-    }
-}
-
-/// Two steps of sixteen bits in a word.
-#[inline(always)]
-fn put_f16<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
-    for step in 0..8 {
-        for (half, words) in [low, high].iter().enumerate() {
-            let word = s.shr_i(words[step / 2], step % 2 * 16);
-            put_low_halves(s, out, (2 * step + half) * VECTOR / 2, word);
+impl<S: Simd> Transposed<S> for Elements {
+    #[inline(always)]
+    fn put(&mut self, s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
+        let (first, second) = (s.splat_i(0xffff), s.splat_i(0xffff_0000_u32 as i32));
+        for w in 0..4 {
+            let (low, high, at) = (low[w], high[w], 2 * w * VECTOR);
+            match self {
+                // Two steps of sixteen bits in a word.
+                Elements::F16 => {
+                    for step in 0..2 {
+                        let at = at + step * VECTOR;
+                        put_low_halves(s, out, at, s.shr_i(low, 16 * step));
+                        put_low_halves(s, out, at + VECTOR / 2, s.shr_i(high, 16 * step));
+                    }
+                }
+                // The same with features `j` and `j + 16` in one lane.
+                Elements::Bf16 => {
+                    let step = s.or_i(s.and_i(low, first), s.shl_i(high, 16));
+                    put_vector(s, out, at, step);
+                    let step = s.or_i(s.shr_i(low, 16), s.and_i(high, second));
+                    put_vector(s, out, at + VECTOR, step);
+                }
+                // Two inputs of bf16 that follow one another are a lane already.
+                _ => {
+                    put_vector(s, out, at, low);
+                    put_vector(s, out, at + VECTOR, high);
+                }
+            }
         }
-    }
-}
-
-/// The same with features `j` and `j + 16` in one lane.
-#[inline(always)]
-fn put_bf16<S: Simd>(s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
-    let (first, second) = (s.splat_i(0xffff), s.splat_i(0xffff_0000_u32 as i32));
-    for w in 0..4 {
-        let step = s.or_i(s.and_i(low[w], first), s.shl_i(high[w], 16));
-        put_vector(s, out, 2 * w * VECTOR, step);
-        let step = s.or_i(s.shr_i(low[w], 16), s.and_i(high[w], second));
-        put_vector(s, out, (2 * w + 1) * VECTOR, step);
     }
 }
 

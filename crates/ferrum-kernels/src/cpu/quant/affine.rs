@@ -6,7 +6,7 @@
 //! another; a layer in activation order says in which order activations have to be packed.
 
 use super::blocks::HalfBlock;
-use super::codes::{LaneCodes, Row};
+use super::codes::{LaneCodes, Row, gathered};
 use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
 use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
 use crate::backend::MatShape;
@@ -82,11 +82,11 @@ pub(crate) fn fits(bits: u32, of_inputs: &[usize]) -> bool {
 
 /// A layer that can be packed.
 pub(crate) struct Layer<'a> {
-    pub(super) affine: Affine,
-    pub(super) codes: PackedCodes<'a>,
+    pub(crate) affine: Affine,
+    pub(crate) codes: PackedCodes<'a>,
     form: GroupForm,
     /// Input features in the order in which they are multiplied, where that is another than their own.
-    pub(super) order: Option<Vec<u32>>,
+    pub(crate) order: Option<Vec<u32>>,
 }
 
 impl<'a> Layer<'a> {
@@ -216,78 +216,118 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
         self.packing.shape.cols * PANEL
     }
 
-    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
-        let mut rows = [None; PANEL];
-        for (j, row) in rows.iter_mut().enumerate() {
-            *row = self.row(number * PANEL + j);
+    fn side_by_side(&self) -> usize {
+        match self.packing.first.codes {
+            PackedCodes::Rows(_) => 1,
+            // All of their words are copied at once.
+            PackedCodes::Columns(_) if self.packing.first.order.is_some() => 4,
+            PackedCodes::Columns(_) | PackedCodes::Interleaved(_) => 16,
         }
-        let (low, high) = rows.split_at(LANES);
-        level.run(PackPanel::<C, F> {
+    }
+
+    fn pack(&self, level: Level, first: usize, panels: &mut [u8]) {
+        let count = panels.len() / self.bytes().max(1);
+        let rows: Vec<_> = (0..count * PANEL)
+            .map(|j| self.row(first * PANEL + j))
+            .collect();
+        let mut codes: Vec<_> = rows
+            .chunks_exact(LANES)
+            .map(|rows| LaneCodes::new(rows, &self.no_codes))
+            .collect();
+        let Affine {
+            bits, in_features, ..
+        } = self.packing.first.affine;
+        let lists = match self.packing.first.order {
+            Some(_) => gathered(&codes, in_features * bits as usize / 32),
+            None => Vec::new(),
+        };
+        for (codes, list) in codes.iter_mut().zip(&lists) {
+            if let LaneCodes::Columns(..) = codes {
+                *codes = LaneCodes::Columns(list, LANES);
+            }
+        }
+        level.run(PackPanels::<C, F> {
             first: self.packing.first,
             rows: &rows,
-            codes: [low, high].map(|rows| LaneCodes::new(rows, &self.no_codes)),
+            codes: &codes,
             // Codes of eight bits become signed bytes.
             flip: self.packing.flip ^ if C::WIDE { 0x80 } else { 0 },
-            panel,
+            panels,
             formats: PhantomData,
         });
     }
 }
 
-/// Stores rows of layers as the features of a panel.
-struct PackPanel<'a, C, F> {
+/// Stores rows of layers as the features of panels. A block of all panels is written before the next, so that
+/// what they share of a line is in a cache.
+struct PackPanels<'a, C, F> {
     first: &'a Layer<'a>,
-    rows: &'a [Row<'a>; PANEL],
-    codes: [LaneCodes<'a>; 2],
+    rows: &'a [Row<'a>],
+    /// Those of sixteen rows each.
+    codes: &'a [LaneCodes<'a>],
     flip: u8,
-    panel: &'a mut [u8],
+    panels: &'a mut [u8],
     formats: PhantomData<(C, F)>,
 }
 
-impl<C: Codes, F: Scales> Kernel for PackPanel<'_, C, F> {
+impl<C: Codes, F: Scales> Kernel for PackPanels<'_, C, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        match C::BYTES / (UNIT * PANEL / 8) {
-            2 => self.pack::<S, 2>(s),
-            3 => self.pack::<S, 3>(s),
-            4 => self.pack::<S, 4>(s),
-            _ => self.pack::<S, 8>(s),
+    fn run<S: Simd>(mut self, s: S) {
+        let order = self.first.order.as_deref();
+        let bytes = block_bytes::<C, F>();
+        let panel = 2 * self.panels.len() / self.codes.len();
+        for block in 0..panel / bytes {
+            let first = block * F::UNITS * UNIT;
+            let input = order.map_or(first, |order| order[first] as usize);
+            let group = self.first.affine.of_inputs[input];
+            for half in 0..self.codes.len() {
+                let at = half / 2 * panel + block * bytes;
+                self.half_block(s, (half, first, group), at);
+            }
         }
     }
 }
 
-impl<C: Codes, F: Scales> PackPanel<'_, C, F> {
+impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
+    /// Stores sixteen rows of the inputs from `first` on, which are of one group, in the block at byte `at`.
     #[inline(always)]
-    fn pack<S: Simd, const BITS: usize>(self, s: S) {
+    fn half_block<S: Simd>(
+        &mut self,
+        s: S,
+        (half, first, group): (usize, usize, usize),
+        at: usize,
+    ) {
         let order = self.first.order.as_deref();
-        let count = self.rows.iter().filter(|row| row.is_some()).count();
+        let rows = &self.rows[half * LANES..][..LANES];
+        let count = rows.iter().filter(|row| row.is_some()).count();
+        let present = first_lanes(s, count);
         let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
-        let blocks = self.panel.chunks_exact_mut(block_bytes::<C, F>());
-        for (number, block) in blocks.enumerate() {
-            let first = number * F::UNITS * UNIT;
-            let input = order.map_or(first, |order| order[first] as usize);
-            let group = self.first.affine.of_inputs[input];
-            for half in 0..2 {
-                let present = first_lanes(s, count.saturating_sub(half * LANES));
-                let mut out = HalfBlock::<S, C, F> {
-                    s,
-                    block,
-                    half,
-                    present,
-                    flip: s.and_i(flip, present),
-                    formats: PhantomData,
-                };
-                let rows = &self.rows[half * LANES..];
-                let [scales, minimums] = scales_and_minimums(s, rows, group);
-                out.head(scales, minimums);
-                for u in 0..F::UNITS {
-                    let first = first + u * UNIT;
-                    let steps = self.codes[half].steps::<S, BITS>(s, order, first);
-                    out.unit(u, &steps, s.splat_i(0), s.splat_i(0));
-                }
-            }
+        let mut out = HalfBlock::<S, C, F> {
+            s,
+            block: &mut self.panels[at..][..block_bytes::<C, F>()],
+            half: half % 2,
+            present,
+            flip: s.and_i(flip, present),
+            formats: PhantomData,
+        };
+        let (codes, numbers) = (&self.codes[half], F::UNITS * UNIT);
+        let bits = C::BYTES / (UNIT * PANEL / 8);
+        if order.is_none() {
+            codes.prefetch(s, bits, half, (first + numbers, numbers));
+        }
+        let [scales, minimums] = scales_and_minimums(s, rows, group);
+        out.head(scales, minimums);
+        for u in 0..F::UNITS {
+            let first = first + u * UNIT;
+            let steps = match bits {
+                2 => codes.steps::<S, 2>(s, order, first),
+                3 => codes.steps::<S, 3>(s, order, first),
+                4 => codes.steps::<S, 4>(s, order, first),
+                _ => codes.steps::<S, 8>(s, order, first),
+            };
+            out.unit(u, &steps, s.splat_i(0), s.splat_i(0));
         }
     }
 }
@@ -296,7 +336,7 @@ impl<C: Codes, F: Scales> PackPanel<'_, C, F> {
 #[inline(always)]
 fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], group: usize) -> [S::I; 2] {
     let (mut scales, mut minimums) = ([0.0; LANES], [0; LANES]);
-    for (i, row) in rows.iter().enumerate().take(LANES) {
+    for (i, row) in rows.iter().enumerate() {
         if let Some((Layer { affine, form, .. }, row)) = row {
             let at = group * affine.out_features + row;
             scales[i] = affine.scales[at];
@@ -307,8 +347,8 @@ fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], group: usize) -> [S::I; 
     // SAFETY: sixteen elements.
     unsafe { s.store_f16(halves.as_mut_ptr(), s.lanes(scales)) };
     let mut lanes = [0; LANES];
-    for (lane, half) in lanes.iter_mut().zip(halves) {
-        *lane = i32::from(half);
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        *lane = i32::from(halves[i]);
     }
     // SAFETY: sixteen words of four bytes each.
     unsafe {

@@ -272,9 +272,9 @@ fn q2_k<S: Simd, C: Codes, F: Scales>(
     for c in 0..2 {
         let codes = rows.eight_words(s, at + 16 + 32 * c);
         for i in 0..4 {
-            let mut steps = codes;
-            for step in &mut steps {
-                *step = field(s, *step, 2 * i, TWO_BITS);
+            let mut steps = [s.splat_i(0); STEPS];
+            for (t, step) in steps.iter_mut().enumerate() {
+                *step = field(s, codes[t], 2 * i, TWO_BITS);
             }
             let u = 4 * c + i;
             let pair = s.shr_i(scales[u / 2], u % 2 * 16);
@@ -303,10 +303,10 @@ fn q3_k<S: Simd, C: Codes, F: Scales>(
         let codes = rows.eight_words(s, at + 32 + 32 * c);
         for i in 0..4 {
             let u = 4 * c + i;
-            let mut steps = codes;
-            for (step, third) in steps.iter_mut().zip(&thirds) {
-                let third = s.shl_i(field(s, *third, u, ONE_BIT), 2);
-                *step = s.or_i(field(s, *step, 2 * i, TWO_BITS), third);
+            let mut steps = [s.splat_i(0); STEPS];
+            for (t, step) in steps.iter_mut().enumerate() {
+                let third = s.shl_i(field(s, thirds[t], u, ONE_BIT), 2);
+                *step = s.or_i(field(s, codes[t], 2 * i, TWO_BITS), third);
             }
             // Scales 4g to 4g + 3 are the bytes of a word, two for a unit.
             let g = u / 2;
@@ -330,15 +330,15 @@ fn k_scales<S: Simd, C: Codes, F: Scales>(
     let [first, scales, minimums, low] = rows.words(s, at);
     out.head(first, s.shr_i(first, 16));
     let six = s.splat_i(0x3f3f_3f3f);
-    let later = |shift: usize, high: S::I| {
-        s.or_i(
-            field(s, low, shift, FOUR_BITS),
-            field(s, high, 2, 0x3030_3030),
-        )
-    };
+    let (high, top) = (0x3030_3030, 2);
+    let later_scales = s.or_i(
+        s.and_i(low, s.splat_i(FOUR_BITS)),
+        field(s, scales, top, high),
+    );
+    let later_minimums = s.or_i(field(s, low, 4, FOUR_BITS), field(s, minimums, top, high));
     (
-        [s.and_i(scales, six), later(0, scales)],
-        [s.and_i(minimums, six), later(4, minimums)],
+        [s.and_i(scales, six), later_scales],
+        [s.and_i(minimums, six), later_minimums],
     )
 }
 
@@ -353,13 +353,14 @@ fn q4_k<S: Simd, C: Codes, F: Scales>(
     for c in 0..F::UNITS / 2 {
         let codes = rows.eight_words(s, at + 16 + 32 * c);
         for i in 0..2 {
-            let mut steps = codes;
-            for step in &mut steps {
-                *step = field(s, *step, 4 * i, FOUR_BITS);
+            let mut steps = [s.splat_i(0); STEPS];
+            for (t, step) in steps.iter_mut().enumerate() {
+                *step = field(s, codes[t], 4 * i, FOUR_BITS);
             }
             let u = 2 * c + i;
-            let byte = |words: [S::I; 2]| s.shr_i(words[u / 4], u % 4 * 8);
-            out.unit(u, &steps, byte(scales), byte(minimums));
+            let (word, shift) = (u / 4, u % 4 * 8);
+            let scale = s.shr_i(scales[word], shift);
+            out.unit(u, &steps, scale, s.shr_i(minimums[word], shift));
         }
     }
 }
@@ -377,13 +378,14 @@ fn q5_k<S: Simd, C: Codes, F: Scales>(
         let codes = rows.eight_words(s, at + 48 + 32 * c);
         for i in 0..2 {
             let u = 2 * c + i;
-            let mut steps = codes;
-            for (step, fifth) in steps.iter_mut().zip(&fifths) {
-                let fifth = s.shl_i(field(s, *fifth, u, ONE_BIT), 4);
-                *step = s.or_i(field(s, *step, 4 * i, FOUR_BITS), fifth);
+            let mut steps = [s.splat_i(0); STEPS];
+            for (t, step) in steps.iter_mut().enumerate() {
+                let fifth = s.shl_i(field(s, fifths[t], u, ONE_BIT), 4);
+                *step = s.or_i(field(s, codes[t], 4 * i, FOUR_BITS), fifth);
             }
-            let byte = |words: [S::I; 2]| s.shr_i(words[u / 4], u % 4 * 8);
-            out.unit(u, &steps, byte(scales), byte(minimums));
+            let (word, shift) = (u / 4, u % 4 * 8);
+            let scale = s.shr_i(scales[word], shift);
+            out.unit(u, &steps, scale, s.shr_i(minimums[word], shift));
         }
     }
 }
@@ -408,10 +410,10 @@ fn q6_k<S: Simd, C: Codes, F: Scales>(
         ];
         let high = rows.eight_words(s, at + 128 + 32 * c);
         for i in 0..4 {
-            let mut steps = low[i % 2];
-            for (step, high) in steps.iter_mut().zip(&high) {
-                let high = s.shl_i(field(s, *high, 2 * i, TWO_BITS), 4);
-                *step = s.or_i(field(s, *step, i / 2 * 4, FOUR_BITS), high);
+            let mut steps = [s.splat_i(0); STEPS];
+            for (t, step) in steps.iter_mut().enumerate() {
+                let high = s.shl_i(field(s, high[t], 2 * i, TWO_BITS), 4);
+                *step = s.or_i(field(s, low[i % 2][t], i / 2 * 4, FOUR_BITS), high);
             }
             let u = 4 * c + i;
             let scales = s.shr_i(scales[u / 2], u % 2 * 16);

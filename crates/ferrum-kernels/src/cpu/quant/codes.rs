@@ -17,7 +17,11 @@ pub(super) enum LaneCodes<'a> {
     /// [`PackedCodes::Rows`].
     Rows(LaneRows<'a>),
     /// [`PackedCodes::Interleaved`] in the same way as columns.
-    Interleaved(&'a [[u8; 4]], usize),
+    Interleaved {
+        words: &'a [[u8; 4]],
+        stride: usize,
+        rows: &'a [Row<'a>],
+    },
     /// Those that lie in none of these ways.
     Others(&'a [Row<'a>]),
 }
@@ -37,10 +41,41 @@ impl<'a> LaneCodes<'a> {
         match first.codes {
             PackedCodes::Columns(words) if together => Self::Columns(&words[*column..], stride),
             PackedCodes::Interleaved(words) if together && column.is_multiple_of(8) => {
-                Self::Interleaved(&words[column / 8..], stride / 8)
+                Self::Interleaved {
+                    words: &words[column / 8..],
+                    stride: stride / 8,
+                    rows,
+                }
             }
             _ if first.order.is_none() => rows_of(rows, no_codes).map_or(others, Self::Rows),
             _ => others,
+        }
+    }
+
+    /// Asks for what `count` inputs from number `first` on have in the lines of half `half` of some panels: rows
+    /// that are far from one another are not found by the processor.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(
+        &self,
+        s: S,
+        bits: usize,
+        half: usize,
+        (first, count): (usize, usize),
+    ) {
+        let (words, stride, rows) = match *self {
+            Self::Columns(words, stride) => (
+                words,
+                stride,
+                first * bits / 32..(first + count) * bits / 32,
+            ),
+            // A line has something for eight halves.
+            Self::Interleaved { words, stride, .. } if half.is_multiple_of(8) => {
+                (words, stride, first..first + count)
+            }
+            _ => return,
+        };
+        for row in rows {
+            s.prefetch(words.as_ptr().wrapping_add(row * stride).cast());
         }
     }
 
@@ -56,7 +91,7 @@ impl<'a> LaneCodes<'a> {
         match (self, order) {
             (Self::Columns(words, stride), None) => {
                 let mut stream = [s.splat_i(0); 8];
-                for (w, stream) in stream.iter_mut().enumerate().take(BITS) {
+                for (w, stream) in stream[..BITS].iter_mut().enumerate() {
                     *stream = sixteen(s, words, (first * BITS / 32 + w) * stride);
                 }
                 of_stream::<S, BITS>(s, &stream)
@@ -67,32 +102,59 @@ impl<'a> LaneCodes<'a> {
             (Self::Rows(rows), None) => {
                 let at = first * BITS / 8;
                 let [a, b, c, d] = rows.words(s, at);
-                let mut stream = [a, b, c, d, a, b, c, d];
-                if BITS == 8 {
-                    stream[4..].copy_from_slice(&rows.words(s, at + 16));
+                match BITS {
+                    8 => rows.eight_words(s, at),
+                    _ => of_stream::<S, BITS>(s, &[a, b, c, d, a, b, c, d]),
                 }
-                of_stream::<S, BITS>(s, &stream)
             }
-            (Self::Interleaved(words, stride), None) => of_interleaved(s, words, *stride, first),
-            _ => self.one_by_one(s, order, first),
+            // Twice as many words are taken as are used, which only the last row may lack.
+            (Self::Interleaved { words, stride, .. }, None)
+                if (first + UNIT - 1) * stride + 4 <= words.len() =>
+            {
+                of_interleaved(s, words, *stride, first)
+            }
+            (Self::Interleaved { rows, .. } | Self::Others(rows), _) => {
+                one_by_one(s, rows, order, first)
+            }
+            (Self::Rows(_), Some(_)) => [s.splat_i(0); STEPS],
         }
     }
+}
 
-    /// [`steps`](Self::steps) of codes that lie anyhow.
-    #[inline(always)]
-    fn one_by_one<S: Simd>(&self, s: S, order: Option<&[u32]>, first: usize) -> [S::I; STEPS] {
-        let mut codes = [[0; UNIT]; LANES];
-        if let Self::Others(rows) = self {
-            for (codes, row) in codes.iter_mut().zip(*rows) {
-                let Some((layer, row)) = row else { continue };
-                for (i, code) in codes.iter_mut().enumerate() {
-                    let input = order.map_or(first + i, |order| order[i] as usize);
-                    *code = layer.codes.code(&layer.affine, *row, input);
-                }
+/// The columns of layers in another order than their own, sixteen to a list: what follows takes them one row
+/// at a time from anywhere, and would take each line of a file eight times.
+pub(super) fn gathered(codes: &[LaneCodes<'_>], rows: usize) -> Vec<Vec<[u8; 4]>> {
+    let mut lists: Vec<_> = codes
+        .iter()
+        .map(|_| Vec::with_capacity(rows * LANES))
+        .collect();
+    for row in 0..rows {
+        for (codes, list) in codes.iter().zip(&mut lists) {
+            if let LaneCodes::Columns(words, stride) = codes {
+                list.extend_from_slice(&words[row * stride..][..LANES]);
             }
         }
-        LaneRows::new(&codes.each_ref().map(|row| &row[..])).eight_words(s, 0)
     }
+    lists
+}
+
+/// The steps of 32 codes that lie anyhow.
+#[inline(always)]
+fn one_by_one<S: Simd>(
+    s: S,
+    rows: &[Row<'_>],
+    order: Option<&[u32]>,
+    first: usize,
+) -> [S::I; STEPS] {
+    let mut codes = [[0; UNIT]; LANES];
+    for (codes, row) in codes.iter_mut().zip(rows) {
+        let Some((layer, row)) = *row else { continue };
+        for (i, code) in codes.iter_mut().enumerate() {
+            let input = order.map_or(first + i, |order| order[i] as usize);
+            *code = layer.codes.code(&layer.affine, row, input);
+        }
+    }
+    LaneRows::of(&codes).eight_words(s, 0)
 }
 
 /// Rows of words, if all that exist are such.
@@ -164,24 +226,25 @@ fn of_inputs<S: Simd, const BITS: usize>(
 /// The steps of 32 inputs of sixteen interleaved columns.
 #[inline(always)]
 fn of_interleaved<S: Simd>(s: S, words: &[[u8; 4]], stride: usize, first: usize) -> [S::I; STEPS] {
-    // A lane is an input first: what a shift leaves of its words belongs to one feature.
+    // A lane is an input first, so what a shift leaves of a word belongs to one feature.
     let mut codes = [[0; UNIT]; LANES];
     for inputs in 0..UNIT / LANES {
-        for eight in 0..LANES / 8 {
-            let mut lanes = [[0; 4]; LANES];
-            for (i, lane) in lanes.iter_mut().enumerate() {
-                *lane = words[(first + inputs * LANES + i) * stride + eight];
-            }
-            let lanes = sixteen(s, &lanes, 0);
-            for (column, shift) in COLUMN_SHIFTS.iter().enumerate() {
-                let code = field(s, lanes, *shift as usize, 0x0f);
-                put_low_bytes(s, &mut codes[8 * eight + column], inputs * LANES, code);
-            }
+        let mut rows = [words.as_ptr().cast::<u8>(); LANES];
+        for (i, row) in rows.iter_mut().enumerate() {
+            let at = (first + inputs * LANES + i) * stride;
+            *row = words[at..at + 4].as_ptr().cast();
+        }
+        // SAFETY: four words of four bytes each.
+        let eights = unsafe { s.load_rows(&rows, 0) };
+        for (column, codes) in codes.iter_mut().enumerate() {
+            let code = field(
+                s,
+                eights[column / 8],
+                COLUMN_SHIFTS[column % 8] as usize,
+                0x0f,
+            );
+            put_low_bytes(s, codes, inputs * LANES, code);
         }
     }
-    let mut rows = [&codes[0][..]; LANES];
-    for (row, codes) in rows.iter_mut().zip(&codes) {
-        *row = codes;
-    }
-    LaneRows::new(&rows).eight_words(s, 0)
+    LaneRows::of(&codes).eight_words(s, 0)
 }

@@ -141,12 +141,16 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn load_i(self, p: *const u8) -> Self::I {
         // SAFETY: the caller's contract is this read's.
-        unsafe { p.cast::<Self::I>().read_unaligned() }.map(i32::from_le)
+        let words = unsafe { p.cast::<Self::I>().read_unaligned() };
+        each_i(|i| i32::from_le(words[i]))
     }
     #[inline(always)]
     unsafe fn store_i(self, p: *mut u8, v: Self::I) {
         // SAFETY: the caller's contract is this write's.
-        unsafe { p.cast::<Self::I>().write_unaligned(v.map(i32::to_le)) }
+        unsafe {
+            p.cast::<Self::I>()
+                .write_unaligned(each_i(|i| v[i].to_le()))
+        }
     }
     #[inline(always)]
     unsafe fn load_rows(self, rows: &[*const u8; LANES], at: usize) -> [Self::I; 4] {
@@ -154,24 +158,29 @@ impl Simd for Scalar {
         for (i, row) in rows.iter().enumerate() {
             // SAFETY: the caller's contract is this read's.
             let words = unsafe { row.add(at).cast::<[i32; 4]>().read_unaligned() };
-            for (out, word) in out.iter_mut().zip(words) {
-                out[i] = i32::from_le(word);
+            for (w, out) in out.iter_mut().enumerate() {
+                out[i] = i32::from_le(words[w]);
             }
         }
         out
     }
     #[inline(always)]
     unsafe fn store_low_halves(self, p: *mut u16, v: Self::I) {
-        // SAFETY: the caller's contract is this write's.
-        unsafe {
-            p.cast::<[u16; LANES]>()
-                .write_unaligned(v.map(|x| x as u16))
+        let mut halves = [0; LANES];
+        for (i, half) in halves.iter_mut().enumerate() {
+            *half = v[i] as u16;
         }
+        // SAFETY: the caller's contract is this write's.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(halves) }
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I) {
+        let mut bytes = [0; LANES];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = v[i] as u8;
+        }
         // SAFETY: the caller's contract is this write's.
-        unsafe { p.cast::<[u8; LANES]>().write(v.map(|x| x as u8)) }
+        unsafe { p.cast::<[u8; LANES]>().write(bytes) }
     }
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::V {
