@@ -6,7 +6,7 @@
 //! another; a layer in activation order says in which order activations have to be packed.
 
 use super::blocks::HalfBlock;
-use super::codes::{LaneCodes, Row};
+use super::codes::{LaneCodes, Row, gathered};
 use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
 use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
 use crate::backend::MatShape;
@@ -219,6 +219,8 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
     fn side_by_side(&self) -> usize {
         match self.packing.first.codes {
             PackedCodes::Rows(_) => 1,
+            // All of their words are copied at once.
+            PackedCodes::Columns(_) if self.packing.first.order.is_some() => 4,
             PackedCodes::Columns(_) | PackedCodes::Interleaved(_) => 16,
         }
     }
@@ -228,10 +230,22 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
         let rows: Vec<_> = (0..count * PANEL)
             .map(|j| self.row(first * PANEL + j))
             .collect();
-        let codes: Vec<_> = rows
+        let mut codes: Vec<_> = rows
             .chunks_exact(LANES)
             .map(|rows| LaneCodes::new(rows, &self.no_codes))
             .collect();
+        let Affine {
+            bits, in_features, ..
+        } = self.packing.first.affine;
+        let lists = match self.packing.first.order {
+            Some(_) => gathered(&codes, in_features * bits as usize / 32),
+            None => Vec::new(),
+        };
+        for (codes, list) in codes.iter_mut().zip(&lists) {
+            if let LaneCodes::Columns(..) = codes {
+                *codes = LaneCodes::Columns(list, LANES);
+            }
+        }
         level.run(PackPanels::<C, F> {
             first: self.packing.first,
             rows: &rows,
@@ -298,12 +312,16 @@ impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
             flip: s.and_i(flip, present),
             formats: PhantomData,
         };
+        let (codes, numbers) = (&self.codes[half], F::UNITS * UNIT);
+        let bits = C::BYTES / (UNIT * PANEL / 8);
+        if order.is_none() {
+            codes.prefetch(s, bits, half, (first + numbers, numbers));
+        }
         let [scales, minimums] = scales_and_minimums(s, rows, group);
         out.head(scales, minimums);
         for u in 0..F::UNITS {
             let first = first + u * UNIT;
-            let codes = &self.codes[half];
-            let steps = match C::BYTES / (UNIT * PANEL / 8) {
+            let steps = match bits {
                 2 => codes.steps::<S, 2>(s, order, first),
                 3 => codes.steps::<S, 3>(s, order, first),
                 4 => codes.steps::<S, 4>(s, order, first),

@@ -52,6 +52,33 @@ impl<'a> LaneCodes<'a> {
         }
     }
 
+    /// Asks for what `count` inputs from number `first` on have in the lines of half `half` of some panels: rows
+    /// that are far from one another are not found by the processor.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(
+        &self,
+        s: S,
+        bits: usize,
+        half: usize,
+        (first, count): (usize, usize),
+    ) {
+        let (words, stride, rows) = match *self {
+            Self::Columns(words, stride) => (
+                words,
+                stride,
+                first * bits / 32..(first + count) * bits / 32,
+            ),
+            // A line has something for eight halves.
+            Self::Interleaved { words, stride, .. } if half.is_multiple_of(8) => {
+                (words, stride, first..first + count)
+            }
+            _ => return,
+        };
+        for row in rows {
+            s.prefetch(words.as_ptr().wrapping_add(row * stride).cast());
+        }
+    }
+
     /// The steps of 32 codes of `BITS` bits, from number `first` on, in the order in which they are multiplied.
     #[inline(always)]
     pub(super) fn steps<S: Simd, const BITS: usize>(
@@ -92,6 +119,23 @@ impl<'a> LaneCodes<'a> {
             (Self::Rows(_), Some(_)) => [s.splat_i(0); STEPS],
         }
     }
+}
+
+/// The columns of layers in another order than their own, sixteen to a list: what follows takes them one row
+/// at a time from anywhere, and would take each line of a file eight times.
+pub(super) fn gathered(codes: &[LaneCodes<'_>], rows: usize) -> Vec<Vec<[u8; 4]>> {
+    let mut lists: Vec<_> = codes
+        .iter()
+        .map(|_| Vec::with_capacity(rows * LANES))
+        .collect();
+    for row in 0..rows {
+        for (codes, list) in codes.iter().zip(&mut lists) {
+            if let LaneCodes::Columns(words, stride) = codes {
+                list.extend_from_slice(&words[row * stride..][..LANES]);
+            }
+        }
+    }
+    lists
 }
 
 /// The steps of 32 codes that lie anyhow.
