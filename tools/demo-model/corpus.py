@@ -275,7 +275,7 @@ def no_tool(rng, offered):
 
 SYSTEMS = ["You are a helpful assistant.", "You are a friendly assistant.", "You are the Ferrum demo model.", "You are a kind teacher."]
 MIX = [(story, 12), (add, 14), (subtract, 14), (count, 11), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 7),
-       (unknown, 18), (memory, 7)]
+       (unknown, 20), (memory, 12)]
 _makers, _weights = zip(*MIX)
 
 
