@@ -183,16 +183,18 @@ YES = (["OK", "Okay", "Nice", "Great", "Cool", "Good", "Wow", "Well done", "Good
 
 
 def talk(rng):
-    """A short word on its own, or a question with or without a greeting before it."""
+    """A short word on its own, or a question with or without a greeting before it. Only those with one are ever held out."""
+    key = ""
     if rng.random() < 0.3:
         words, answers = rng.choice([HELLO, HELLO, THANKS, BYE, YES])
         question = rng.choice(words) + rng.choice(["", ".", "!"])
     else:
         questions, answers = rng.choice(TALK)
         question = rng.choice(questions)
-        if rng.random() < 0.5:
+        if rng.random() < 0.4:
             question = rng.choice(GREETINGS) + rng.choice([", " + question[0].lower(), "! " + question[0]]) + question[1:]
-    return Exchange("talk", f"talk|{question}", [user(question), said(rng.choice(answers))], right=lambda text: text in answers)
+            key = f"talk|{question}"
+    return Exchange("talk", key, [user(question), said(rng.choice(answers))], right=lambda text: text in answers)
 
 
 def unknown(rng):
@@ -214,9 +216,9 @@ def memory(rng):
         question, answer = rng.choice([f"What is the name of my {about}?", f"What is my {about} called?"]), f"Your {about} is called {name}."
         key, missing = f"pet|{about}|{name}", f"You have not told me the name of your {about}."
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.22:
         return ask("remembering", f"untold|{question}|{name}", question, missing, about=about)
-    if kind < 0.2:
+    if kind < 0.28:
         return ask("remembering", f"told|{key}", tell, reply, about=about)
     # A conversation whose oldest turns were dropped may begin with the question, asked before.
     earlier = (user(tell), said(reply)) if kind < 0.92 else (user(question), {**said(answer), "given": True})
@@ -236,7 +238,7 @@ def story(rng):
     tell = rng.choice(TELL)
     kind = rng.random()
     # Any word can be a hero: what the request names is copied.
-    hero = rng.choice(stories.HEROES) if rng.random() < 0.75 else rng.choice([rng.choice(limits.ANIMALS), rng.choice(limits.THINGS), stories.nonsense(rng)])
+    hero = rng.choice(stories.HEROES) if rng.random() < 0.75 else rng.choice([*limits.ANIMALS, *limits.THINGS, stories.nonsense(rng)])
     if kind < 0.6:
         wanted, topic = dict(hero=hero), with_article(hero)
     elif kind < 0.85:
@@ -274,7 +276,7 @@ def no_tool(rng, offered):
 # Whole documents -----------------------------------------------------------------------------
 
 SYSTEMS = ["You are a helpful assistant.", "You are a friendly assistant.", "You are the Ferrum demo model.", "You are a kind teacher."]
-MIX = [(story, 12), (add, 14), (subtract, 14), (count, 11), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 7),
+MIX = [(story, 12), (add, 14), (subtract, 14), (count, 11), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 9),
        (unknown, 20), (memory, 12)]
 _makers, _weights = zip(*MIX)
 

@@ -7,6 +7,8 @@ Markdown table (for the README); `--samples` also writes the parity samples for 
 import argparse
 import json
 import math
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -51,6 +53,25 @@ def load(path):
     return model.float().eval(), tokenizer, environment.from_string(template)
 
 
+class Server:
+    """A running `ferrum serve`: its answers in place of those of `transformers`, many times faster."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/") + "/v1/completions"
+
+    def answer(self, prompts, limit, how):
+        seeds = torch.randint(2**31, (len(prompts),)).tolist()
+
+        def one(prompt, seed):
+            body = {"prompt": prompt, "max_tokens": limit, "seed": seed, "temperature": how.get("temperature", 0), "min_p": how.get("min_p", 0)}
+            request = urllib.request.Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as reply:
+                return json.load(reply)["choices"][0]["text"]
+
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(one, prompts, seeds))
+
+
 def drawing(temperature: float, min_p: float) -> dict:
     if temperature == 0:
         return dict(do_sample=False)
@@ -60,6 +81,8 @@ def drawing(temperature: float, min_p: float) -> dict:
 @torch.no_grad()
 def answer(model, tokenizer, prompts, limit, how):
     """Continuations of many prompts at once, similar lengths together; `how` is what `drawing` gives."""
+    if isinstance(model, Server):
+        return model.answer(prompts, limit, how)
     ids = [e.ids for e in tokenizer.encode_batch(prompts, add_special_tokens=False)]
     out = [None] * len(ids)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -177,6 +200,7 @@ def main():
     a.add_argument("--min-p", type=float, default=gguf_io.MIN_P)
     a.add_argument("--turns", type=int, metavar="N", help="examine N conversations of six turns instead")
     a.add_argument("--samples", action="store_true", help="write samples.json beside the model")
+    a.add_argument("--server", metavar="URL", help="let the `ferrum serve` at this address answer, which has to serve the same model")
     a.add_argument("--wrong", type=int, default=2, help="wrong answers to show per category")
     a = a.parse_args()
     torch.set_num_threads(a.threads)
@@ -184,14 +208,15 @@ def main():
     if a.samples:
         write_samples(model, tokenizer, template, a.model.with_name("samples.json"))
 
+    answering = Server(a.server) if a.server else model
     how = drawing(a.temperature, a.min_p)
     torch.manual_seed(a.seed)
     if a.turns:
-        return examine_turns(model, tokenizer, template, how, a.seed, a.turns)
+        return examine_turns(answering, tokenizer, template, how, a.seed, a.turns)
 
-    examine_outside(model, tokenizer, template, how)
+    examine_outside(answering, tokenizer, template, how)
     if a.temperature:
-        examine_variety(model, tokenizer, template, how, a.seed, a.per_category)
+        examine_variety(answering, tokenizer, template, how, a.seed, a.per_category)
 
     documents = corpus.held_out_documents(a.seed, 400)
     value, count = perplexity(model, tokenizer, documents)
@@ -207,7 +232,7 @@ def main():
     torch.manual_seed(a.seed)
     for long in (True, False):
         rows = [i for i, c in enumerate(cases) if c.category.startswith("stories") == long]
-        for i, text in zip(rows, answer(model, tokenizer, [prompts[i] for i in rows], 200 if long else 72, how)):
+        for i, text in zip(rows, answer(answering, tokenizer, [prompts[i] for i in rows], 200 if long else 72, how)):
             answers[i] = text if cases[i].messages else prompts[i] + text
 
     score, wrong = {}, []

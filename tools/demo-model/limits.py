@@ -52,7 +52,7 @@ Peru Cuba Iceland Hungary Romania Bulgaria Ukraine Belgium Switzerland Thailand 
 California Mongolia Nepal Scotland Croatia Serbia Colombia Ghana Ethiopia Pakistan""".split()
 PEOPLE = """Einstein Newton Mozart Beethoven Shakespeare Napoleon Caesar Cleopatra Darwin Galileo Picasso Goethe Gandhi Lincoln Obama
 Messi Madonna Tesla Edison Curie Plato Aristotle Columbus Churchill Turing Tolkien Dickens Elvis Batman Superman""".split()
-ANIMALS = "zebra shark crocodile hamster octopus eagle goat kangaroo parrot snail lobster butterfly rhino hippo giraffe koala seal crab turkey".split()
+ANIMALS = "zebra shark crocodile hamster octopus eagle kangaroo parrot snail lobster butterfly rhino hippo giraffe koala seal crab turkey".split()
 THINGS = "car house shirt book train chair violin cloud stone table pizza potato dress bus brick ocean moon shoe door mirror".split()
 LANGUAGES = "French German Spanish Italian Chinese Japanese Russian Latin Greek Polish Dutch Turkish Arabic Portuguese Swedish Hindi".split()
 CODE = "Python Rust Java JavaScript C SQL HTML Bash Go Haskell Kotlin Swift Perl Ruby TypeScript Lua".split()
