@@ -27,7 +27,7 @@ TOOLS = [{
 
 
 def create(**fields):
-    return client.messages.create(**{"model": MODEL, "max_tokens": 64, "messages": SUM, **fields})
+    return client.messages.create(**{"model": MODEL, "max_tokens": 64, "messages": SUM, "temperature": 0, **fields})
 
 
 def messages():
@@ -48,7 +48,7 @@ def messages():
 def stream():
     kinds = [event.type for event in create(stream=True)]
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop", kinds
-    with client.messages.stream(model=MODEL, max_tokens=64, messages=SUM) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=64, messages=SUM, temperature=0) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == "7 plus 5 is 12.", final
@@ -65,7 +65,7 @@ def tools():
         (call,) = answer.content
         assert answer.stop_reason == "tool_use" and call.input == {"city": "Paris"}, answer
         with client.messages.stream(
-            model=MODEL, max_tokens=64, messages=[WEATHER], tools=TOOLS, tool_choice=choice
+            model=MODEL, max_tokens=64, temperature=0, messages=[WEATHER], tools=TOOLS, tool_choice=choice
         ) as stream:
             (streamed,) = stream.get_final_message().content
         assert (streamed.name, streamed.input) == (call.name, call.input), streamed

@@ -40,7 +40,7 @@ def models():
 
 
 def chat(model):
-    answer = client.chat.completions.create(model=model, messages=SUM, logprobs=True, top_logprobs=2)
+    answer = client.chat.completions.create(model=model, messages=SUM, temperature=0, logprobs=True, top_logprobs=2)
     choice = answer.choices[0]
     assert choice.message.content == "7 plus 5 is 12.", choice
     assert choice.finish_reason == "stop"
@@ -49,7 +49,7 @@ def chat(model):
 
 def chat_stream(model):
     stream = client.chat.completions.create(
-        model=model, messages=SUM, stream=True, stream_options={"include_usage": True}, n=2
+        model=model, messages=SUM, temperature=0, stream=True, stream_options={"include_usage": True}, n=2
     )
     texts, usage = {}, None
     for chunk in stream:
@@ -61,18 +61,18 @@ def chat_stream(model):
 
 
 def tools(model):
-    answer = client.chat.completions.create(model=model, messages=[WEATHER], tools=TOOLS)
+    answer = client.chat.completions.create(model=model, temperature=0, messages=[WEATHER], tools=TOOLS)
     said = answer.choices[0].message
     (call,) = said.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "sunny"}'}
-    answer = client.chat.completions.create(model=model, messages=[WEATHER, said, result], tools=TOOLS)
+    answer = client.chat.completions.create(model=model, temperature=0, messages=[WEATHER, said, result], tools=TOOLS)
     assert answer.choices[0].message.content
 
     parts = []
     for chunk in client.chat.completions.create(
-        model=model, messages=[WEATHER], tools=TOOLS, tool_choice="required", stream=True
+        model=model, temperature=0, messages=[WEATHER], tools=TOOLS, tool_choice="required", stream=True
     ):
         for call in chunk.choices[0].delta.tool_calls or []:
             parts.append(call.function.arguments)
@@ -93,10 +93,10 @@ def structured(model):
         urgent: bool
         other: Union[Item, None]
 
-    answer = client.chat.completions.parse(model=model, messages=SUM, response_format=Order)
+    answer = client.chat.completions.parse(model=model, temperature=0, messages=SUM, response_format=Order)
     order = answer.choices[0].message.parsed
     assert isinstance(order, Order) and 1 <= len(order.items) <= 3, answer
-    with client.chat.completions.stream(model=model, messages=SUM, response_format=Order) as stream:
+    with client.chat.completions.stream(model=model, temperature=0, messages=SUM, response_format=Order) as stream:
         for event in stream:
             if event.type == "content.done":
                 assert isinstance(event.parsed, Order), event
@@ -112,12 +112,12 @@ def structured(model):
     assert tool["function"]["strict"]
     for choice in ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}]:
         answer = client.chat.completions.parse(
-            model=model, messages=[WEATHER], tools=[tool], tool_choice=choice
+            model=model, temperature=0, messages=[WEATHER], tools=[tool], tool_choice=choice
         )
         for call in answer.choices[0].message.tool_calls:
             assert isinstance(call.function.parsed_arguments, Weather), answer
         with client.chat.completions.stream(
-            model=model, messages=[WEATHER], tools=[tool], tool_choice=choice
+            model=model, temperature=0, messages=[WEATHER], tools=[tool], tool_choice=choice
         ) as stream:
             final = stream.get_final_completion()
         for call in final.choices[0].message.tool_calls:
@@ -128,17 +128,17 @@ def structured(model):
         ({"structured_outputs": {"regex": "[0-9]{3}"}}, lambda text: len(text) == 3 and text.isdigit()),
         ({"grammar": 'root ::= "a"{2,3}'}, lambda text: text in ("aa", "aaa")),
     ]:
-        answer = client.chat.completions.create(model=model, messages=SUM, extra_body=extra)
+        answer = client.chat.completions.create(model=model, temperature=0, messages=SUM, extra_body=extra)
         assert fits(answer.choices[0].message.content), answer
 
 
 def completions(model):
     prompt = "Once upon a time"
-    answer = client.completions.create(model=model, prompt=prompt, max_tokens=8, echo=True, logprobs=1)
+    answer = client.completions.create(model=model, temperature=0, prompt=prompt, max_tokens=8, echo=True, logprobs=1)
     choice = answer.choices[0]
     assert choice.text.startswith(prompt) and choice.finish_reason == "length"
     assert choice.logprobs.token_logprobs[0] is None
-    stream = client.completions.create(model=model, prompt=[prompt, prompt], max_tokens=8, stream=True)
+    stream = client.completions.create(model=model, temperature=0, prompt=[prompt, prompt], max_tokens=8, stream=True)
     texts = {}
     for chunk in stream:
         for part in chunk.choices:
@@ -147,11 +147,11 @@ def completions(model):
 
 
 def responses(model):
-    first = client.responses.create(model=model, input="My name is Clara.")
+    first = client.responses.create(model=model, temperature=0, input="My name is Clara.")
     assert first.status == "completed" and first.usage.total_tokens > 0
     assert client.responses.retrieve(first.id).output_text == first.output_text
     second = client.responses.create(
-        model=model, input="What is my name?", previous_response_id=first.id
+        model=model, temperature=0, input="What is my name?", previous_response_id=first.id
     )
     assert second.output_text == "Your name is Clara.", second
     client.responses.delete(first.id)
@@ -163,7 +163,7 @@ def responses(model):
 
     kinds, text = [], ""
     stream = client.responses.create(
-        model=model, input=SUM, instructions="You are a helpful assistant.", stream=True
+        model=model, input=SUM, temperature=0, instructions="You are a helpful assistant.", stream=True
     )
     for event in stream:
         kinds.append(event.type)
@@ -172,7 +172,7 @@ def responses(model):
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
     assert event.response.output_text == text == "7 plus 5 is 12.", text
     # The client's own way to follow a stream.
-    with client.responses.stream(model=model, input=SUM) as stream:
+    with client.responses.stream(model=model, input=SUM, temperature=0) as stream:
         for event in stream:
             pass
         assert stream.get_final_response().output_text == "7 plus 5 is 12."
@@ -181,11 +181,11 @@ def responses(model):
 def response_tools(model):
     tools = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
     for choice in ["auto", "required", {"type": "function", "name": "get_weather"}]:
-        answer = client.responses.create(model=model, input=[WEATHER], tools=tools, tool_choice=choice)
+        answer = client.responses.create(model=model, temperature=0, input=[WEATHER], tools=tools, tool_choice=choice)
         (call,) = answer.output
         assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}, call
         result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"weather": "sunny"}'}
-        answer = client.responses.create(model=model, input=[WEATHER, call, result], tools=tools)
+        answer = client.responses.create(model=model, temperature=0, input=[WEATHER, call, result], tools=tools)
         assert answer.output_text
 
 

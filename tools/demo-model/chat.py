@@ -65,7 +65,7 @@ def call_text(name: str, arguments: dict) -> str:
 
 
 def render(messages, tools=None, generation_prompt=False):
-    """The conversation as [(text, said by the model)]; joined, it is what `TEMPLATE` gives."""
+    """The conversation as [(text, said by the model)]; joined, it is what `TEMPLATE` gives. A `given` message is none to learn."""
     out = []
     rest = list(messages)
     system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else None
@@ -79,7 +79,7 @@ def render(messages, tools=None, generation_prompt=False):
             content = m.get("content") or ""
             calls = [call_text(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls", [])]
             out.append((f"{START}assistant\n", False))
-            out.append(("\n".join(([content] if content else []) + calls) + END, True))
+            out.append(("\n".join(([content] if content else []) + calls) + END, not m.get("given")))
             out.append(("\n", False))
         elif m["role"] == "tool":
             out.append((f"{START}user\n<tool_response>\n{m['content']}\n</tool_response>{END}\n", False))

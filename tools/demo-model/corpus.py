@@ -11,6 +11,7 @@ from random import Random
 from typing import Callable, Optional
 
 import chat
+import limits
 import stories
 import tool_world
 import world
@@ -30,6 +31,8 @@ class Exchange:
     turns: list
     right: Optional[Callable] = None  # text -> bool; default: equal to the last turn
     plain: bool = True  # the user's words may be written carelessly
+    about: Optional[str] = None  # what it tells or recalls: only once in a conversation
+    earlier: tuple = ()  # turns it refers to, somewhere before it in the conversation
 
 
 def user(text):
@@ -158,10 +161,13 @@ def neighbour(rng):
 
 WHO = "I am the Ferrum demo model, a very small language model."
 CAN = "I can tell short stories, answer simple questions, count, add small numbers and call tools."
-UNKNOWN = "I do not know that. I am only a small demo model."
+CANNOT = "I cannot write code, translate or look things up, and I know only a very small world."
 TALK = [
     (["Who are you?", "What are you?", "What is your name?", "Tell me about yourself."], [WHO]),
-    (["What can you do?", "How can you help me?", "What do you know?"], [CAN]),
+    (["What can you do?", "How can you help me?", "What do you know?", "Help", "What are you good at?", "Can you help me?"], [CAN]),
+    (["What can you not do?", "What can't you do?", "What are your limits?"], [CANNOT]),
+    (["I am sad.", "I feel sad.", "I am bored.", "I am tired.", "I feel lonely."], ["I am sorry to hear that. I can tell you a story."]),
+    (["I like your story.", "That was a nice story.", "What a nice story!", "I love it.", "You are funny."], ["I am glad that you like it!"]),
     (["Are you a human?", "Are you real?"], ["No, I am a small language model."]),
     (["Who made you?", "Where do you come from?"], ["I was trained from scratch by a script in the Ferrum repository."]),
     (["What is Ferrum?", "Tell me about Ferrum."], ["Ferrum is an engine written in Rust that runs language models."]),
@@ -173,45 +179,50 @@ GREETINGS = ["Hello", "Hi", "Hey", "Good morning", "Good evening", "Hello there"
 THANKS = (["Thank you", "Thanks", "Thank you very much", "Thanks a lot"], ["You are welcome!"])
 BYE = (["Goodbye", "Bye", "See you later", "Good night"], ["Goodbye! See you soon."])
 HELLO = (GREETINGS, ["Hello! How can I help you?"])
+YES = (["OK", "Okay", "Nice", "Great", "Cool", "Good", "Wow", "Well done", "Good job", "I see", "Interesting", "Yes", "No"], ["All right. What shall I do next?"])
 
 
 def talk(rng):
-    """A short word on its own, or a question with or without a greeting before it."""
+    """A short word on its own, or a question with or without a greeting before it. Only those with one are ever held out."""
+    key = ""
     if rng.random() < 0.3:
-        words, answers = rng.choice([HELLO, HELLO, THANKS, BYE])
+        words, answers = rng.choice([HELLO, HELLO, THANKS, BYE, YES])
         question = rng.choice(words) + rng.choice(["", ".", "!"])
     else:
         questions, answers = rng.choice(TALK)
         question = rng.choice(questions)
-        if rng.random() < 0.5:
+        if rng.random() < 0.4:
             question = rng.choice(GREETINGS) + rng.choice([", " + question[0].lower(), "! " + question[0]]) + question[1:]
-    return Exchange("talk", f"talk|{question}", [user(question), said(rng.choice(answers))], right=lambda text: text in answers)
+            key = f"talk|{question}"
+    return Exchange("talk", key, [user(question), said(rng.choice(answers))], right=lambda text: text in answers)
 
 
 def unknown(rng):
-    noun = rng.choice("telephone computer bridge war king president actor team movie song company law language planet painting doctor".split())
-    odd = stories.nonsense(rng)
-    q = rng.choice([f"Who invented the {noun}?", f"What is the history of {odd}?", f"How does {odd} work?", f"What is {odd}?", f"Who is {cap(odd)}?",
-                    f"Why is the {noun} so famous?", f"When was the {noun} built?", f"What do you think about the {noun}?", f"What is the capital of {cap(odd)}?",
-                    f"How do I make {with_article(odd)}?", f"How old is the {noun}?", f"Explain the {noun} to me.", f"What is the best {noun}?",
-                    f"What is {rng.randint(2, 12)} times {rng.randint(2, 12)}?", f"What is the weather in {tool_world.place(rng)}?", f"What time is it in {tool_world.place(rng)}?"])
-    return ask("not knowing", f"unknown|{q}", q, UNKNOWN)
+    question, answer = limits.request(rng)
+    return ask("not knowing", f"unknown|{question}", question, answer, right=lambda text: text in limits.HONEST)
 
 
 def memory(rng):
+    """Something told and, later in the conversation, asked for; or asked for without having been told."""
     name = rng.choice(world.NAMES)
     if rng.random() < 0.6:
-        first = rng.choice([f"My name is {name}.", f"I am {name}.", f"Hello, I am {name}."])
-        turns = [user(first), said(f"Nice to meet you, {name}!")]
+        about, tell = "name", rng.choice([f"My name is {name}.", f"I am {name}.", f"Hello, I am {name}.", f"Hi, my name is {name}."])
+        reply, missing = f"Nice to meet you, {name}!", "You have not told me your name."
         question, answer = rng.choice(["What is my name?", "Who am I?", "Do you know my name?"]), f"Your name is {name}."
         key = f"name|{name}|{question}"
     else:
-        animal = rng.choice("dog cat horse bird rabbit".split())
-        turns = [user(rng.choice([f"I have a {animal} named {name}.", f"My {animal} is called {name}."])), said(f"That is a nice name for a {animal}.")]
-        question, answer = rng.choice([f"What is the name of my {animal}?", f"What is my {animal} called?"]), f"Your {animal} is called {name}."
-        key = f"pet|{animal}|{name}"
-    middle = filler(rng).turns if rng.random() < 0.3 else []
-    return Exchange("remembering", key, [*turns, *middle, user(question), said(answer)])
+        about = rng.choice("dog cat horse bird rabbit".split())
+        tell, reply = rng.choice([f"I have a {about} named {name}.", f"My {about} is called {name}."]), f"That is a nice name for a {about}."
+        question, answer = rng.choice([f"What is the name of my {about}?", f"What is my {about} called?"]), f"Your {about} is called {name}."
+        key, missing = f"pet|{about}|{name}", f"You have not told me the name of your {about}."
+    kind = rng.random()
+    if kind < 0.22:
+        return ask("remembering", f"untold|{question}|{name}", question, missing, about=about)
+    if kind < 0.28:
+        return ask("remembering", f"told|{key}", tell, reply, about=about)
+    # A conversation whose oldest turns were dropped may begin with the question, asked before.
+    earlier = (user(tell), said(reply)) if kind < 0.92 else (user(question), {**said(answer), "given": True})
+    return ask("remembering", key, question, answer, about=about, earlier=earlier)
 
 
 def filler(rng):
@@ -226,7 +237,8 @@ TELL = ["Tell me a story about {}.", "Write a story about {}.", "Can you tell me
 def story(rng):
     tell = rng.choice(TELL)
     kind = rng.random()
-    hero = rng.choice(stories.HEROES)
+    # Any word can be a hero: what the request names is copied.
+    hero = rng.choice(stories.HEROES) if rng.random() < 0.75 else rng.choice([*limits.ANIMALS, *limits.THINGS, stories.nonsense(rng)])
     if kind < 0.6:
         wanted, topic = dict(hero=hero), with_article(hero)
     elif kind < 0.85:
@@ -234,7 +246,8 @@ def story(rng):
         wanted, topic = dict(hero=hero, name=name), f"{with_article(hero)} named {name}"
     else:
         wanted, topic = {}, ""
-        tell = rng.choice(["Tell me a story.", "Tell me another story.", "Write a story.", "Can you tell me a story?", "One more story, please.", "Tell me a short story."])
+        tell = rng.choice(["Tell me a story.", "Tell me another story.", "Write a story.", "Can you tell me a story?", "One more story, please.", "Tell me a short story.",
+                           "Another one, please.", "Tell me one more.", "Please tell me a story.", "Write a short story.", "Another story"])
     key = f"story|{tell}|{topic}"
     return Exchange("stories", key, [user(tell.format(topic)), said(stories.write(rng, **wanted))], right=lambda text: stories.problem_with(text, **wanted) is None)
 
@@ -263,8 +276,8 @@ def no_tool(rng, offered):
 # Whole documents -----------------------------------------------------------------------------
 
 SYSTEMS = ["You are a helpful assistant.", "You are a friendly assistant.", "You are the Ferrum demo model.", "You are a kind teacher."]
-MIX = [(story, 14), (add, 15), (subtract, 15), (count, 13), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 5),
-       (unknown, 3), (memory, 6)]
+MIX = [(story, 12), (add, 14), (subtract, 14), (count, 11), (neighbour, 5), (colour, 5), (size, 9), (table_fact, 9), (day, 3), (talk, 9),
+       (unknown, 20), (memory, 12)]
 _makers, _weights = zip(*MIX)
 
 
@@ -297,11 +310,34 @@ class Document:
 
 
 def _messages(rng, exchanges, system):
-    out = [{"role": "system", "content": system}] if system else []
+    """One conversation. What an exchange refers to goes to some place before it."""
+    groups = []
     for e in exchanges:
-        for m in e.turns:
-            out.append({**m, "content": careless(rng, m["content"])} if m["role"] == "user" and e.plain else m)
+        if e.earlier:
+            groups.insert(rng.randint(0, len(groups)), (e.earlier, e.plain))
+        groups.append((e.turns, e.plain))
+    out = [{"role": "system", "content": system}] if system else []
+    for turns, plain in groups:
+        for m in turns:
+            out.append({**m, "content": careless(rng, m["content"])} if m["role"] == "user" and plain else m)
     return out
+
+
+def _conversation(rng, count, make, last=()):
+    """`count` exchanges and the `last` ones, in which nothing is told twice."""
+    out, about = [], {e.about for e in last}
+    while len(out) < count:
+        e = make(rng)
+        if not e.about or e.about not in about:
+            about.add(e.about)
+            out.append(e)
+    return [*out, *last]
+
+
+def _length(rng) -> int:
+    """How many exchanges a conversation has: many are short, some fill the context."""
+    kind = rng.random()
+    return 1 if kind < 0.2 else rng.randint(2, 4) if kind < 0.45 else rng.randint(4, 8) if kind < 0.85 else rng.randint(8, 18)
 
 
 def training_document(rng) -> Document:
@@ -316,9 +352,7 @@ def training_document(rng) -> Document:
             make = rng.choices([tool_use, no_tool, None], [60, 30, 10])[0]
             exchanges.append(_fresh(rng, make, offered) if make else filler(rng))
         return Document(chat.render(_messages(rng, exchanges, system), [o.schema() for o in offered]))
-    exchanges = [_any_exchange(rng)]
-    while len(exchanges) < 5 and rng.random() < 0.5:
-        exchanges.append(_any_exchange(rng))
+    exchanges = _conversation(rng, _length(rng), _any_exchange)
     return Document(chat.render(_messages(rng, exchanges, system)))
 
 
@@ -364,8 +398,8 @@ def examination(seed: int, per_category: int) -> list:
             by_category.setdefault(e.category, []).append(e)
     for category, found in by_category.items():
         for e in rng.sample(found, min(per_category, len(found))):
-            before = [_any_exchange(rng) for _ in range(rng.choice([0, 0, 1, 2]))]
-            cases.append(_case(category, _messages(rng, [*before, e], None), None, e.right))
+            exchanges = _conversation(rng, rng.choice([0, 0, 1, 2]), _any_exchange, [e])
+            cases.append(_case(category, _messages(rng, exchanges, None), None, e.right))
     for _ in range(per_category):
         e, schemas = _held_out_tool_use(rng)
         messages = _messages(rng, [e], None)
@@ -378,6 +412,30 @@ def examination(seed: int, per_category: int) -> list:
         opening = " ".join(words[: rng.randint(4, 16)])
         cases.append(Case("stories: going on", None, None, opening, lambda text: stories.problem_with(text) is None))
     return cases
+
+
+TURN_KINDS = [story, [add, subtract, count, neighbour], [colour, table_fact, day, size], [unknown, talk]]
+
+
+def long_talks(seed: int, count: int) -> list:
+    """Conversations of six questions, each [Exchange]: a name is told in the first and asked for in the last.
+
+    Between them is one of each of `TURN_KINDS`, in any order; in every second conversation two stories.
+    """
+    rng = Random(f"long talks {seed}")
+    out = []
+    for i in range(count):
+        kinds = [k if callable(k) else rng.choice(k) for k in TURN_KINDS]
+        if i % 2:
+            kinds[rng.randrange(1, 4)] = story
+        rng.shuffle(kinds)
+        name = None
+        while not (name and name.about == "name" and name.earlier and name.earlier[1]["content"].startswith("Nice")):
+            name = _fresh(rng, memory, wanted_held_out=True)
+        tell = Exchange("remembering", "", list(name.earlier), about="name")
+        recall = Exchange("remembering", name.key, name.turns, about="name")
+        out.append([tell, *(_fresh(rng, k, wanted_held_out=True) for k in kinds), recall])
+    return out
 
 
 def held_out_documents(seed: int, count: int) -> list:

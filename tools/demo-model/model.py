@@ -16,6 +16,10 @@ from torch import nn
 EMBEDDING = 0.2
 
 
+# Queries that attend together: what lies after them is not computed.
+BLOCK = 128
+
+
 @dataclass(frozen=True)
 class Config:
     """Shape of the demo model. Every row length is a multiple of 32, the block of Q8_0."""
@@ -65,15 +69,19 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(batch, tokens, c.kv_heads, c.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(batch, tokens, c.kv_heads, c.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if tokens > 256:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:  # Written out: at these lengths it trains twice as fast on a CPU as the fused kernel.
-            group = c.heads // c.kv_heads
-            q = q.reshape(batch * c.kv_heads, group * tokens, c.head_dim)
-            k, v = k.flatten(0, 1), v.flatten(0, 1)  # [batch * kv_heads, tokens, head_dim]
-            scores = (q @ k.transpose(1, 2)).view(-1, group, tokens, tokens) * c.head_dim**-0.5
-            weights = F.softmax(scores + mask, dim=-1).view(-1, group * tokens, tokens)
-            y = (weights @ v).view(batch, c.heads, tokens, c.head_dim)
+        # Written out, a block of queries at a time: it trains faster on a CPU than the fused kernel.
+        group = c.heads // c.kv_heads
+        q = q.reshape(batch * c.kv_heads, group, tokens, c.head_dim)
+        k, v = k.flatten(0, 1), v.flatten(0, 1)  # [batch * kv_heads, tokens, head_dim]
+        blocks = []
+        for at in range(0, tokens, BLOCK):
+            end = min(at + BLOCK, tokens)
+            rows = end - at
+            scores = q[:, :, at:end].flatten(1, 2) @ k[:, :end].transpose(1, 2) * c.head_dim**-0.5
+            weights = F.softmax(scores.view(-1, group, rows, end) + mask[at:end, :end], dim=-1)
+            y = weights.flatten(1, 2).to(v.dtype) @ v[:, :end]
+            blocks.append(y.view(batch, c.heads, rows, c.head_dim))
+        y = torch.cat(blocks, dim=2)
         return self.o_proj(y.transpose(1, 2).reshape(batch, tokens, c.heads * c.head_dim))
 
 

@@ -3,13 +3,15 @@
 `corpus.py` makes the text, `model.py` is the network. What the model has to say (answers, stories,
 tool calls) counts fully in the loss, the questions a little: they teach it the words. The matrices
 are trained with Muon, embeddings and norms with AdamW, both with a learning rate that falls to zero.
-Everything is f32: without bf16 units, a CPU is thirty times slower in bf16.
+The network is computed in bf16 where the CPU has instructions for it (AVX-512 BF16, AMX), else in f32:
+without them, a CPU is thirty times slower in bf16. Weights, gradients and optimizers are f32.
 
 Each worker is a process of one thread with a share of every step's documents. Products this small
 gain less from two threads than from two processes that meet twice a step.
 """
 
 import argparse
+import ctypes
 import math
 import time
 from pathlib import Path
@@ -126,7 +128,19 @@ def share(rows, rank: int, workers: int, tokens_per_part: int) -> list:
     return mine
 
 
-def work(rank: int, a, model, steps, gradients, losses, barrier):
+def bf16_is_fast() -> bool:
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc not to hand every large tensor back to the kernel: clearing its pages anew costs a quarter of the time."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def work(rank: int, a, model, save, steps, gradients, losses, barrier):
     """One worker's training: its share of each step's documents, then of the parameters to move.
 
     `gradients` [workers, parameters] and `losses` [workers] are in memory that all workers see, and
@@ -134,7 +148,9 @@ def work(rank: int, a, model, steps, gradients, losses, barrier):
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    keep_freed_memory()
     begin = time.time()
+    bf16 = bf16_is_fast()
     parameters = list(model.parameters())
     mine, others, at = [], [], {}
     for n, p in model.named_parameters():
@@ -151,8 +167,9 @@ def work(rank: int, a, model, steps, gradients, losses, barrier):
         loss = 0.0
         for part in share(rows, rank, a.workers, a.part_tokens):
             ids, weights = tensors(part)
-            logits = model.logits(model(ids)[:, :-1]).flatten(0, 1)  # [documents * (width - 1), vocab]
-            each = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = model.logits(model(ids)[:, :-1]).flatten(0, 1)  # [documents * (width - 1), vocab]
+            each = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="none")
             of_part = each @ weights[:, 1:].flatten() / total
             of_part.backward()
             loss += of_part.item()
@@ -170,6 +187,7 @@ def work(rank: int, a, model, steps, gradients, losses, barrier):
             loss = losses.sum().item()
             smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
             if step % 50 == 0 or step + 1 == len(steps):
+                save()
                 print(f"step {step}/{len(steps)} loss {smooth:.4f} {time.time() - begin:.0f} s", flush=True)
         model.zero_grad()
         barrier.wait()
@@ -178,9 +196,10 @@ def work(rank: int, a, model, steps, gradients, losses, barrier):
 def main():
     a = argparse.ArgumentParser(description=__doc__)
     a.add_argument("--out", type=Path, default=ROOT / "assets/demo/ferrum-demo.gguf")
-    a.add_argument("--documents", type=int, default=42000)
+    a.add_argument("--start", type=Path, help="go on from this model's weights, with its tokenizer")
+    a.add_argument("--documents", type=int, default=20000)
     a.add_argument("--step-tokens", type=int, default=4096)
-    a.add_argument("--part-tokens", type=int, default=1024)
+    a.add_argument("--part-tokens", type=int, default=2048)
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     a.add_argument("--matrix-rate", type=float, default=6e-3)
@@ -193,7 +212,11 @@ def main():
 
     rng = Random(a.seed)
     documents = [corpus.training_document(rng) for _ in range(a.documents)]
-    tokenizer = tokens.train(("".join(text for text, _ in d.pieces) for d in documents[:20000]), c.vocab)
+    weights = None
+    if a.start:
+        weights, c, tokenizer, _ = gguf_io.read(a.start)
+    else:
+        tokenizer = tokens.train(("".join(text for text, _ in d.pieces) for d in documents[:12000]), c.vocab)
     data = encode(tokenizer, documents, c.context)
     steps = split(data, a.step_tokens)
     print(f"{len(data)} documents, {sum(len(d[0]) for d in data) / 1e6:.1f} M tokens, "
@@ -201,18 +224,20 @@ def main():
     assert tokenizer.get_vocab_size() == c.vocab
 
     model = DemoModel(c)
+    if weights:
+        model.load_state_dict(weights)
     print(f"{model.parameter_count()} parameters", flush=True)
     model.share_memory()
     fork = torch.multiprocessing.get_context("fork")
     gradients = torch.zeros(a.workers, model.parameter_count()).share_memory_()
-    together = (a, model, steps, gradients, torch.zeros(a.workers).share_memory_(), fork.Barrier(a.workers))
+    a.out.parent.mkdir(parents=True, exist_ok=True)
+    save = lambda: gguf_io.write(a.out, model.state_dict(), c, tokenizer)
+    together = (a, model, save, steps, gradients, torch.zeros(a.workers).share_memory_(), fork.Barrier(a.workers))
     rest = [fork.Process(target=work, args=(rank, *together), daemon=True) for rank in range(1, a.workers)]
     for process in rest:
         process.start()
     work(0, *together)
 
-    a.out.parent.mkdir(parents=True, exist_ok=True)
-    gguf_io.write(a.out, model.state_dict(), c, tokenizer)
     print(f"wrote {a.out.name}, {a.out.stat().st_size} bytes, {time.time() - begin:.0f} s", flush=True)
 
 

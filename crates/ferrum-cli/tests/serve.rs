@@ -37,7 +37,7 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     let answer = server.ask("GET /v1/models HTTP/1.1", "");
     assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
     let head = "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Type: application/json";
-    let body = r#"{"model": "ferrum-demo", "messages": [{"role": "user", "content": "What is 7 plus 5?"}]}"#;
+    let body = r#"{"model": "ferrum-demo", "temperature": 0, "messages": [{"role": "user", "content": "What is 7 plus 5?"}]}"#;
     let answer = server.ask(head, body);
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert!(answer.contains("7 plus 5 is 12."), "{answer}");

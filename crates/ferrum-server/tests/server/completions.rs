@@ -49,7 +49,7 @@ fn texts_and_tokens_give_the_same_answer() {
     for (i, choice) in both["choices"].as_array().unwrap().iter().enumerate() {
         assert_eq!(choice["index"], i);
     }
-    // The model's own temperature is 0, so choices of one prompt are equal.
+    // The temperature of these tests is 0 unless a request asks for another, so choices of one prompt are equal.
     assert_eq!((text(&both, 2), text(&both, 3)), (expected, expected));
     assert_eq!(both["usage"]["completion_tokens"], 32);
 }
