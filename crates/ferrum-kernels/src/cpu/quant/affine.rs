@@ -291,6 +291,9 @@ impl<C: Codes, F: Scales> Kernel for PackPanels<'_, C, F> {
 }
 
 impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
+    /// Bits of a code.
+    const BITS: usize = C::BYTES / (UNIT * PANEL / 8);
+
     /// Stores sixteen rows of the inputs from `first` on, which are of one group, in the block at byte `at`.
     #[inline(always)]
     fn half_block<S: Simd>(
@@ -313,15 +316,14 @@ impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
             formats: PhantomData,
         };
         let (codes, numbers) = (&self.codes[half], F::UNITS * UNIT);
-        let bits = C::BYTES / (UNIT * PANEL / 8);
         if order.is_none() {
-            codes.prefetch(s, bits, half, (first + numbers, numbers));
+            codes.prefetch(s, Self::BITS, half, (first + numbers, numbers));
         }
         let [scales, minimums] = scales_and_minimums(s, rows, group);
         out.head(scales, minimums);
         for u in 0..F::UNITS {
             let first = first + u * UNIT;
-            let steps = match bits {
+            let steps = match const { Self::BITS } {
                 2 => codes.steps::<S, 2>(s, order, first),
                 3 => codes.steps::<S, 3>(s, order, first),
                 4 => codes.steps::<S, 4>(s, order, first),
