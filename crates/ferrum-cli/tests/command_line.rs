@@ -258,6 +258,16 @@ fn a_wrong_number_gets_a_sentence() {
 }
 
 #[test]
+fn seeds_change_stories_and_not_sums() {
+    let ask = |seed: &str, prompt: &str| ok(&["run", "--seed", seed, prompt]);
+    let stories = ["1", "2"].map(|seed| ask(seed, "Tell me a story about a fox."));
+    assert_ne!(stories[0], stories[1]);
+    for seed in ["1", "2", "3"] {
+        assert_eq!(ask(seed, "What is 7 plus 5?"), "7 plus 5 is 12.\n");
+    }
+}
+
+#[test]
 fn a_filter_that_matches_nothing_fails() {
     const OPS: [&str; 5] = ["verify", "ops", "--backend", "reference", "--filter"];
     for json in [&[][..], &["--json"]] {

@@ -159,6 +159,26 @@ fn a_chat_remembers_lines_and_ends_with_ctrl_d() {
 }
 
 #[test]
+fn six_turns_in_a_row_keep_to_the_point() {
+    let Some(terminal) = Terminal::start("turns", "run --temperature 0") else {
+        return;
+    };
+    let turns = [
+        ("My name is Clara.", "Nice to meet you, Clara!"),
+        ("What is 7 plus 5?", "7 plus 5 is 12."),
+        ("Tell me a story about a fox.", "fox named"),
+        ("What color is a banana?", "A banana is yellow."),
+        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
+        ("What is my name?", "Your name is Clara."),
+    ];
+    terminal.prompted(1);
+    for (n, (said, expected)) in turns.into_iter().enumerate() {
+        let screen = terminal.enter(n + 1, said);
+        assert!(screen.contains(expected), "{said}: {screen}");
+    }
+}
+
+#[test]
 fn ctrl_c_stops_the_answer_and_not_the_program() {
     // The slowest backend leaves time for the key.
     let args = "run --temperature 0 --backend reference --threads 1";
