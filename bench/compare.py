@@ -161,11 +161,16 @@ def llama_process(model: str, a: argparse.Namespace, arguments: list[str]) -> Fi
     return json.loads(done.stdout)
 
 
-def measured(command: list[str]) -> tuple[str, float, float]:
+def measured(command: list[str], of_stderr: bool = False) -> tuple[str, float, float]:
     """Output, seconds and peak memory in megabytes of a command."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    if of_stderr:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        output = process.stdout.read() if process.stdout else ""
+    # ik_llama.cpp leaves a log where it runs.
+    with subprocess.Popen(command, text=True, cwd=tempfile.gettempdir(), **streams) as process:
+        stream = process.stdout or process.stderr
+        output = stream.read() if stream else ""
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -175,10 +180,11 @@ def measured(command: list[str]) -> tuple[str, float, float]:
 
 def ik_llama(folder: str, model: str, a: argparse.Namespace) -> Figures:
     """The better of both ways to load, figure by figure."""
+    folder, model = str(Path(folder).resolve()), str(Path(model).resolve())
 
-    def one_way(repack: list[str]) -> Figures:
-        common = ["-m", model, "-t", str(a.threads), *repack]
-        bench = [f"{folder}/llama-bench", *common, "-r", "1", "-o", "json"]
+    def one_way(repack: bool) -> Figures:
+        common = ["-m", model, "-t", str(a.threads)]
+        bench = [f"{folder}/llama-bench", *common, "-rtr", str(int(repack)), "-r", "1", "-o", "json"]
         output, _, memory = measured([*bench, "-p", str(a.prompt), "-n", "0"])
         figures = {f"pp{a.prompt}": json.loads(output)[0]["avg_ts"], "memory (MB)": memory}
         output, _, _ = measured([*bench, "-p", "0", "-n", str(a.gen), "-gp", f"{a.prompt},{a.gen}"])
@@ -188,14 +194,16 @@ def ik_llama(folder: str, model: str, a: argparse.Namespace) -> Figures:
         if a.batch:
             together = ["-npp", str(START_PROMPT), "-ntg", str(a.batch_gen), "-npl", ",".join(map(str, a.batch))]
             context = 2 * max(a.batch) * (START_PROMPT + a.batch_gen)
-            command = [f"{folder}/llama-batched-bench", *common, "-c", str(context), "-b", "512", "-ub", "512"]
-            for line in measured([*command, *together])[0].splitlines():
+            command = [f"{folder}/llama-batched-bench", *common, *(["-rtr"] if repack else [])]
+            command += ["-c", str(context), "-b", "512", "-ub", "512"]
+            # Its table is part of the log.
+            for line in measured([*command, *together], of_stderr=True)[0].splitlines():
                 cells = [cell.strip() for cell in line.strip("|\n ").split("|")]
                 if len(cells) == 10 and cells[2].isdigit():
                     figures[f"batch {cells[2]}"] = float(cells[7])
         return figures
 
-    ways = [one_way([]), one_way(["-rtr", "1"])]
+    ways = [one_way(repack) for repack in (False, True)]
     smaller = ("start (s)", "memory (MB)")
     return {name: (min if name in smaller else max)(way[name] for way in ways) for name in ways[0]}
 

@@ -16,7 +16,7 @@ fn first_id(ids: &str) -> &str {
 #[test]
 fn every_sampler_has_a_flag() {
     let base = ["run", "--raw", "--max-tokens", "24"];
-    let prompt = "The cat sat. The cat sat. The cat";
+    let prompt = "Mia had a red bell. Mia had a red bell. Mia had a";
     let run = |temperature: &[&str], flags: &[&str]| {
         let output = ferrum(&[&base, temperature, flags, &[prompt]].concat());
         assert!(output.status.success(), "{flags:?}: {}", stderr(&output));
