@@ -31,6 +31,13 @@ export function modelInUse() {
   return models.find(({ id }) => id === settings.model);
 }
 
+const listeners = new Set();
+
+/** Calls `listener` each time the server has told its models. */
+export function onModels(listener) {
+  listeners.add(listener);
+}
+
 let suggest;
 
 /** Lets the prompts of the empty page be sent by `send`. */
@@ -73,6 +80,7 @@ export async function loadModels() {
   if (!known && models.length > 0) changeSettings({ model: models[0].id });
   select.value = settings.model;
   greet();
+  for (const listener of listeners) listener();
   return null;
 }
 

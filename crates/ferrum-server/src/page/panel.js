@@ -1,6 +1,6 @@
 // The settings: each change holds at once, so there is nothing to save and nothing to cancel.
 import { byId, make } from "./dom.js";
-import { modelInUse } from "./header.js";
+import { modelInUse, onModels } from "./header.js";
 import { EXAMPLE_TOOLS, SAMPLING, changeSettings, defaultWords, readTools, samplingFault, settings } from "./settings.js";
 import { keyStore } from "./storage.js";
 
@@ -51,10 +51,15 @@ function samplingFields() {
     place.append(make("div", { class: "field" }, make("label", { for: id }, label, make("span", { class: "usual" }, ` (${usual})`)), input, words));
     return { name, input, show };
   });
+  const showDefaults = () => {
+    for (const { name, input } of inputs) input.placeholder = defaultWords(name, modelInUse());
+  };
+  // The panel can be open before the server has told its models.
+  onModels(showDefaults);
   const fill = () => {
+    showDefaults();
     for (const { name, input, show } of inputs) {
       input.value = settings.sampling[name] ?? "";
-      input.placeholder = defaultWords(name, modelInUse());
       show();
     }
   };
