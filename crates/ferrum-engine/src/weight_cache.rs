@@ -98,7 +98,7 @@ impl Drop for KeptWeights {
 #[derive(Debug)]
 struct Write {
     cache: WeightCache,
-    writer: Writer,
+    writer: Box<Writer>,
     entries: Vec<(EntryName, PackedEntry)>,
 }
 

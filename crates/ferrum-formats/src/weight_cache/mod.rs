@@ -70,7 +70,7 @@ pub enum Found {
 #[derive(Debug)]
 pub enum Room {
     /// They may be written.
-    Granted(Writer),
+    Granted(Box<Writer>),
     /// Another process is writing them.
     Busy,
     /// There is no room; with the reason.
@@ -230,7 +230,8 @@ impl WeightCache {
         for other in &others[..count] {
             self.folder.remove(&other.stem)?;
         }
-        Ok(Room::Granted(self.folder.writer(&stem, key.text.clone())?))
+        let writer = self.folder.writer(&stem, key.text.clone())?;
+        Ok(Room::Granted(Box::new(writer)))
     }
 
     /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end. If
