@@ -88,7 +88,7 @@ class StandIn(BaseHTTPRequestHandler):
         if said == "busy" and self.tries[said] == 1:
             return self.fail(429, "too many requests wait", {"Retry-After": "1"})
         if said == "too long":
-            return self.fail(400, "the prompt has 5000 tokens, the context holds 4096", code="context_length_exceeded")
+            return self.fail(400, "This model's maximum context length is 4096 tokens. However, your prompt has 5000 tokens.", code="context_length_exceeded")
         if said == "hostile error":
             return self.fail(500, '<img src=x onerror="window.pwned = 1">')
         self.send_response(200)

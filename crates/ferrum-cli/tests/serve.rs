@@ -55,6 +55,17 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
     assert!(!log.contains("secret") && !log.contains("plus"), "{log}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_hangup_without_a_certificate_ends_nothing() {
+    let server = Serving::of(&mut serve(&["--port", "0", "--backend", "cpu"]));
+    server.signal("-HUP");
+    let answer = server.ask("GET /v1/models HTTP/1.1", "");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let log = server.end();
+    assert!(log.contains("hangup"), "{log}");
+}
+
 #[test]
 #[cfg(unix)]
 fn several_models_are_served_and_come_and_go() {

@@ -136,6 +136,17 @@ impl App {
 /// Waits for a model that are worth a span.
 const NOTED_WAIT: Duration = Duration::from_millis(1);
 
+/// Methods that answers are counted by.
+const KNOWN_METHODS: [Method; 7] = [
+    Method::GET,
+    Method::POST,
+    Method::PUT,
+    Method::DELETE,
+    Method::HEAD,
+    Method::OPTIONS,
+    Method::PATCH,
+];
+
 /// Does what may take a while on a thread for that.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -224,10 +235,11 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
     // Errors repeat what clients sent, and browsers like to guess.
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Methods are as many as a client invents; routes are ours.
+    // Methods are as many as a client invents, and each would be kept for ever; routes are ours.
     let method = match route.as_str() {
         "none" => "any",
-        _ => method.as_str(),
+        _ if KNOWN_METHODS.contains(&method) => method.as_str(),
+        _ => "other",
     };
     app.http
         .answered(&route, method, response.status().as_u16());

@@ -21,6 +21,8 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
+    /// Tokens of a prompt that does not fit, and how many would.
+    overflow: Option<(usize, usize)>,
 }
 
 impl ApiError {
@@ -31,6 +33,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: None,
+            overflow: None,
         }
     }
 
@@ -199,7 +202,12 @@ impl ApiError {
             400..=499 => "invalid_request_error",
             _ => "api_error",
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        let message = match self.overflow {
+            // In Anthropic's words, which clients look for before they shorten a conversation.
+            Some((tokens, most)) => format!("prompt is too long: {tokens} tokens > {most} maximum"),
+            None => self.message.clone(),
+        };
+        json!({"type": "error", "error": {"type": kind, "message": message}})
     }
 
     /// The body of the answer.
@@ -234,10 +242,21 @@ impl From<EngineError> for ApiError {
                 };
                 Self::invalid(param, reason)
             }
-            EngineError::ContextOverflow { .. } => {
+            EngineError::ContextOverflow {
+                requested,
+                capacity,
+            } => {
+                // In OpenAI's words, which clients look for.
+                let message = format!(
+                    "This model's maximum context length is {capacity} tokens. However, your prompt has \
+                     {requested} tokens. Please reduce its length."
+                );
                 let error = Self::malformed(message).coded("context_length_exceeded");
-                let param = Some("prompt".into());
-                Self { param, ..error }
+                Self {
+                    param: Some("prompt".into()),
+                    overflow: Some((requested, capacity)),
+                    ..error
+                }
             }
             EngineError::Overloaded { .. } => {
                 let status = StatusCode::TOO_MANY_REQUESTS;

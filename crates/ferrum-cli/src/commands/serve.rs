@@ -55,9 +55,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
             keys,
             level: LevelFilter::current(),
         };
-        if let Some(tls) = tls {
-            reload_on_hangup(tls)?;
-        }
+        reload_on_hangup(tls)?;
         announce(&start);
         models.serve();
         server.serve(listener, stop).await;
@@ -86,14 +84,19 @@ fn first_models(args: &ServeArgs, mut names: Vec<String>) -> Outcome<Vec<String>
     Ok(names)
 }
 
-/// Reads the certificate anew at each SIGHUP, which is what renews it without an end.
-fn reload_on_hangup(tls: Tls) -> Outcome {
+/// Reads the certificate anew at each SIGHUP, which is what renews it without an end. Without a certificate the
+/// signal, which a terminal sends that is closed, is no reason to end either.
+fn reload_on_hangup(tls: Option<Tls>) -> Outcome {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
         let mut hangups = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
+                let Some(tls) = &tls else {
+                    tracing::info!("hangup: there is no certificate to read anew");
+                    continue;
+                };
                 match tls.reload() {
                     Ok(()) => tracing::info!("certificate read anew"),
                     Err(e) => {

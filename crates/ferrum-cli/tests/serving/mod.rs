@@ -86,12 +86,18 @@ impl Serving {
         answer
     }
 
+    /// Sends the process a signal, such as `-HUP`.
+    #[cfg(unix)]
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let sent = Command::new("kill").args([name, &pid]).status();
+        assert!(sent.unwrap().success());
+    }
+
     /// Asks it to end, and gives what else it said.
     #[cfg(unix)]
     pub(crate) fn end(mut self) -> String {
-        let pid = self.process.id().to_string();
-        let asked = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(asked.unwrap().success());
+        self.signal("-TERM");
         assert!(self.process.wait().unwrap().success());
         let mut rest = String::new();
         if let Some(words) = &mut self.words {

@@ -135,7 +135,11 @@ fn what_is_wrong_is_named() {
             "\"int8\"",
         ),
         (json!({"prompt": "a"}), "prompt", "no such field"),
-        (json!({"input": vec![7; 600]}), "input", "context holds 512"),
+        (
+            json!({"input": vec![7; 600]}),
+            "input",
+            "maximum context length is 512",
+        ),
     ];
     for (fields, param, words) in cases {
         let mut body = json!({"input": "a"});

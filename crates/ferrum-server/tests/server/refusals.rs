@@ -43,7 +43,7 @@ fn cases() -> Vec<Case> {
             TEXT,
             json!({"prompt": vec![7; 600]}),
             "prompt",
-            "context holds 512",
+            "maximum context length is 512",
         ),
         (TEXT, json!({"n": 0}), "n", "from 1 to 128"),
         (TEXT, json!({"n": 129}), "n", "from 1 to 128"),
@@ -440,4 +440,52 @@ fn other_refusals_have_their_status() {
     assert_eq!(server.send("GET", "/health", &many, b"").status, 431);
     // The server is as well as before.
     assert_eq!(server.get("/health").status, 200);
+}
+
+/// Clients look for these words, and shorten the conversation.
+#[test]
+fn a_prompt_that_is_too_long_is_refused_in_words_that_clients_know() {
+    let server = Running::demo();
+    let long = "cat ".repeat(1500);
+    let messages = json!([{"role": "user", "content": long}]);
+    for (path, body, expected) in [
+        (
+            CHAT,
+            json!({"messages": messages}),
+            "This model's maximum context length is 512 tokens.",
+        ),
+        (
+            TEXT,
+            json!({"prompt": vec![7; 1500]}),
+            "This model's maximum context length is 512 tokens. However, your prompt has 1500 tokens.",
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 5, "messages": messages}),
+            "prompt is too long: ",
+        ),
+    ] {
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 400, "{path}");
+        let answer = reply.json();
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with(expected), "{path}: {message}");
+        if path == "/v1/messages" {
+            assert!(message.ends_with(" tokens > 512 maximum"), "{message}");
+        } else {
+            assert_eq!(answer["error"]["code"], "context_length_exceeded");
+        }
+    }
+}
+
+#[test]
+fn invented_methods_are_counted_together() {
+    let server = Running::demo();
+    for method in ["A1", "A2", "A3"] {
+        assert_eq!(server.send(method, "/health", &[], b"").status, 405);
+    }
+    let page = server.get("/metrics").text();
+    let line = "http_requests_total{handler=\"/health\",method=\"other\",status=\"405\"} 3";
+    assert!(page.lines().any(|found| found == line), "{page}");
+    assert!(!page.contains("\"A1\""));
 }
