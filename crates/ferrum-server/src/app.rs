@@ -5,21 +5,23 @@ use crate::auth;
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::metrics::HttpCounts;
 use crate::models::{Lease, ModelLoader, Models};
 use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::record::RequestRecord;
+use crate::request::Body;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body as HttpBody, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{
+    CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use std::hash::{BuildHasher, RandomState};
@@ -55,22 +57,38 @@ impl App {
         }
     }
 
-    /// Reads a request, and takes it apart as `parse` says, for the model that it names, which is loaded
-    /// if need be.
+    /// Reads a request as `parse` says, for the model that it names, which is loaded if need be.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request,
-        parse: impl FnOnce(&Self, &Lease, Fields) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Lease), ApiError> {
-        let fields = self.fields(request).await?;
-        let lease = self.lease(fields.peek_text("model")?.as_deref()).await?;
-        self.parse(fields, lease, parse).await
+        let body = self.fields(request).await?;
+        let lease = self.lease(body.text("model")?.as_deref()).await?;
+        self.parse(body, lease, parse).await
+    }
+
+    /// Reads a request that is to no model.
+    pub(crate) async fn read_plain<T: Send + 'static>(
+        &self,
+        request: Request,
+        parse: impl FnOnce(&mut Body) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let mut body = self.fields(request).await?;
+        let strict = self.config.strict;
+        let (read, ignored) = blocking(move || {
+            let read = parse(&mut body)?;
+            Ok((read, body.finish(strict)?))
+        })
+        .await?;
+        note_ignored(ignored);
+        Ok(read)
     }
 
     /// The fields of a request, whose body is read within the limits of size and time.
-    pub(crate) async fn fields(&self, request: Request) -> Result<Fields, ApiError> {
+    pub(crate) async fn fields(&self, request: Request) -> Result<Body, ApiError> {
         let bytes = self.body(request).await?;
-        blocking(move || Fields::of_body(&bytes)).await
+        blocking(move || Body::new(bytes.into())).await
     }
 
     /// The model that a request asks for, as soon as it is there.
@@ -98,18 +116,25 @@ impl App {
         lease
     }
 
-    /// Takes a request apart, on a thread that may compute for a while: a long text has many tokens.
+    /// Reads a request, on a thread that may compute for a while: a long text has many tokens. What waits for
+    /// its model has not been read, so it takes no more than its text.
     pub(crate) async fn parse<T: Send + 'static>(
         self: &Arc<Self>,
-        fields: Fields,
+        mut body: Body,
         lease: Lease,
-        parse: impl FnOnce(&Self, &Lease, Fields) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Lease), ApiError> {
         let app = Arc::clone(self);
-        blocking(move || Ok((parse(&app, &lease, fields)?, lease))).await
+        let (read, lease, ignored) = blocking(move || {
+            let read = parse(&app, &lease, &mut body)?;
+            Ok((read, lease, body.finish(app.config.strict)?))
+        })
+        .await?;
+        note_ignored(ignored);
+        Ok((read, lease))
     }
 
-    async fn body(&self, request: Request) -> Result<axum::body::Bytes, ApiError> {
+    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
         let headers = request.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         // A page in a browser can send other types to a server on its own machine without asking.
@@ -132,6 +157,18 @@ impl App {
         }
     }
 }
+
+/// Tells the client, and the log, which fields are not followed.
+fn note_ignored(ignored: Vec<String>) {
+    if let Some(record) = RequestRecord::current()
+        && !ignored.is_empty()
+    {
+        record.ignored(ignored);
+    }
+}
+
+/// The fields of a request that are not followed.
+const IGNORED: HeaderName = HeaderName::from_static("x-ferrum-ignored");
 
 /// Waits for a model that are worth a span.
 const NOTED_WAIT: Duration = Duration::from_millis(1);
@@ -180,13 +217,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 /// The route of a request, as the table has it.
-fn route_of(request: &Request<Body>) -> String {
+fn route_of(request: &Request<HttpBody>) -> String {
     let route = request.extensions().get::<MatchedPath>();
     route.map_or("none", MatchedPath::as_str).to_owned()
 }
 
 /// Around everything else: the id of a request, and its record.
-async fn observe(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+async fn observe(State(app): State<Arc<App>>, request: Request<HttpBody>, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let (method, route) = (request.method().clone(), route_of(&request));
     let header = id.header();
@@ -198,12 +235,15 @@ async fn observe(State(app): State<Arc<App>>, request: Request<Body>, next: Next
     if let Some(id) = header {
         response.headers_mut().insert(REQUEST_ID, id);
     }
+    if let Some(names) = record.ignored_header() {
+        response.headers_mut().insert(IGNORED, names);
+    }
     record.answered(response.status());
     response
 }
 
 /// Before a request its key, after it the count.
-async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+async fn check(State(app): State<Arc<App>>, request: Request<HttpBody>, next: Next) -> Response {
     let record = RequestRecord::current();
     let route = route_of(&request);
     let method = request.method().clone();
@@ -229,7 +269,8 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
         if routes::is_anthropic(&route) {
             let (mut head, _) = response.into_parts();
             head.headers.remove(CONTENT_LENGTH);
-            response = Response::from_parts(head, Body::from(error.anthropic_body().to_string()));
+            response =
+                Response::from_parts(head, HttpBody::from(error.anthropic_body().to_string()));
         }
     }
     // Errors repeat what clients sent, and browsers like to guess.
@@ -251,7 +292,7 @@ fn trace_of(
     app: &App,
     method: &Method,
     route: &str,
-    request: &Request<Body>,
+    request: &Request<HttpBody>,
 ) -> Option<RequestTrace> {
     let exporter = app.exporter.as_ref().filter(|_| method == Method::POST)?;
     let trace = RequestTrace::begin(exporter, format!("POST {route}"), request.headers())?;

@@ -17,6 +17,13 @@ pub struct ServerConfig {
     pub tls: Option<Tls>,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpEndpoint>,
+    /// Further names of models: the alias, and the name of the model. Whoever sets them checks that the models
+    /// are there.
+    pub aliases: Vec<(String, String)>,
+    /// Whether a request for a name that nothing has is answered by the first model.
+    pub any_model_name: bool,
+    /// Whether fields that are not followed are refused, rather than told in a header.
+    pub strict: bool,
     /// Whether prompts and answers are logged.
     pub log_prompts: bool,
     /// Longest body of a request, in bytes.
@@ -64,6 +71,9 @@ impl Default for ServerConfig {
             cors_origins: Vec::new(),
             tls: None,
             otlp: None,
+            aliases: Vec::new(),
+            any_model_name: false,
+            strict: false,
             log_prompts: false,
             max_body_bytes: 16 << 20,
             max_header_bytes: 32 << 10,

@@ -1,9 +1,9 @@
 //! A conversation as a chat template reads it, whichever API it came by, and the prompt that it becomes.
 
 use crate::error::ApiError;
-use crate::fields;
 use crate::model::Model;
 use crate::output::{CallFormat, Function, Looks, Marks, THINK, THINK_END};
+use crate::request;
 use crate::sampling::Wanted;
 use crate::structured::ChatForm;
 use ferrum_formats::chat_template::ChatInput;
@@ -43,16 +43,46 @@ pub(crate) enum ToolChoice {
 }
 
 impl ToolChoice {
-    /// What the field `tool_choice` says in a word.
-    pub(crate) fn of_word(word: &str) -> Result<Self, ApiError> {
+    /// What the field `tool_choice` says in OpenAI's form.
+    pub(crate) fn of(
+        asked: Option<request::ToolChoice>,
+        tools: Option<&Value>,
+    ) -> Result<Self, ApiError> {
+        let choice = match asked {
+            None => return Ok(tools.map_or(Self::None, |_| Self::Auto)),
+            Some(request::ToolChoice::Word(word)) => Self::of_word(&word),
+            Some(request::ToolChoice::Function(chosen)) => match chosen.r#type.as_deref() {
+                None | Some("function") => {
+                    let (param, name) = match (chosen.function, chosen.name) {
+                        (Some(function), _) => ("tool_choice.function.name", function.name),
+                        (None, Some(name)) => ("tool_choice.name", name),
+                        (None, None) => {
+                            return Err(ApiError::invalid("tool_choice.function", "it is missing"));
+                        }
+                    };
+                    Self::named(param, name.0, tools)?
+                }
+                // All tools are allowed, as a choice of some would need another prompt.
+                Some("allowed_tools") => Self::of_word(chosen.mode.as_deref().unwrap_or("auto")),
+                Some(other) => {
+                    let reason = format!("found {other:?}, expected \"function\"");
+                    return Err(ApiError::unsupported("tool_choice.type", reason));
+                }
+            },
+        };
+        match tools {
+            // Clients send "auto" without any, too.
+            None if matches!(choice, Self::None | Self::Auto) => Ok(Self::None),
+            None => Err(ApiError::invalid("tool_choice", "there are no tools")),
+            Some(_) => Ok(choice),
+        }
+    }
+
+    fn of_word(word: &str) -> Self {
         match word {
-            "none" => Ok(ToolChoice::None),
-            "auto" => Ok(ToolChoice::Auto),
-            "required" => Ok(ToolChoice::Required),
-            _ => {
-                let expected = "\"none\", \"auto\", \"required\" or a function";
-                Err(fields::wrong("tool_choice", &word.into(), expected))
-            }
+            "none" => Self::None,
+            "required" => Self::Required,
+            _ => Self::Auto,
         }
     }
 
@@ -71,47 +101,26 @@ impl ToolChoice {
     }
 }
 
-/// Has the template make the model think or not, where it knows how.
-pub(crate) fn set_thinking(
-    model: &Model,
-    extra: &mut Map<String, Value>,
-    param: &str,
-    think: bool,
-) -> Result<(), ApiError> {
+/// Has the template make the model think or not. Gives whether that is what happens.
+pub(crate) fn set_thinking(model: &Model, extra: &mut Map<String, Value>, think: bool) -> bool {
     let source = model.template_source();
     if source.contains(ENABLE_THINKING) {
         extra.insert(ENABLE_THINKING.into(), think.into());
-        return Ok(());
+        return true;
     }
-    let reason = match (reasons(source), think) {
-        (true, true) | (false, false) => return Ok(()),
-        (true, false) => "this model always thinks",
-        (false, true) => "this model does not think",
-    };
-    Err(ApiError::unsupported(param, reason))
+    reasons(source) == think
 }
 
-/// Has the model think as hard as a word says, where its template knows how.
-pub(crate) fn set_effort(
-    model: &Model,
-    extra: &mut Map<String, Value>,
-    param: &str,
-    effort: &str,
-) -> Result<(), ApiError> {
-    match effort {
-        "none" => set_thinking(model, extra, param, false),
-        "minimal" | "low" | "medium" | "high" | "xhigh" | "max"
-            if model.template_source().contains(REASONING_EFFORT) =>
-        {
-            extra.insert(REASONING_EFFORT.into(), effort.into());
-            Ok(())
-        }
-        _ => {
-            let reason =
-                "this model's chat template knows no effort; expected \"none\" or no such field";
-            Err(ApiError::unsupported(param, reason))
-        }
+/// Has the model think as hard as a word says. Gives whether its template knows how.
+pub(crate) fn set_effort(model: &Model, extra: &mut Map<String, Value>, effort: &str) -> bool {
+    if effort == "none" {
+        return set_thinking(model, extra, false);
     }
+    let known = model.template_source().contains(REASONING_EFFORT);
+    if known {
+        extra.insert(REASONING_EFFORT.into(), effort.into());
+    }
+    known
 }
 
 /// Whether a template speaks of reasoning.
@@ -127,6 +136,20 @@ pub(crate) struct ChatPrompt {
 }
 
 impl Conversation {
+    /// Takes the last message, which has to be an assistant's, to be gone on with.
+    pub(crate) fn take_last(&mut self) -> Result<String, ApiError> {
+        let messages = self.messages.as_array_mut();
+        let goes_on =
+            |last: &mut Value| last["role"] == "assistant" && last.get("tool_calls").is_none();
+        let last = messages.and_then(|messages| messages.pop_if(goes_on));
+        let text = last.as_ref().and_then(|last| last["content"].as_str());
+        let text = text.map(str::to_owned);
+        text.ok_or_else(|| {
+            let reason = "expected a message of the assistant at the end, without calls";
+            ApiError::invalid("continue_final_message", reason)
+        })
+    }
+
     pub(crate) fn input(&self) -> ChatInput<'_> {
         ChatInput {
             tools: self.tools.as_ref(),

@@ -58,9 +58,9 @@ impl ApiError {
         Self::invalid(param, reason).coded("unsupported_parameter")
     }
 
-    /// 400 about a field that nobody knows.
+    /// 400 about a field that is not followed.
     pub(crate) fn unknown(param: impl Into<String>) -> Self {
-        let reason = "this server has no such field here; it ignores nothing";
+        let reason = "this server has no such field here, or does not follow it, and is strict";
         Self::invalid(param, reason).coded("unknown_parameter")
     }
 

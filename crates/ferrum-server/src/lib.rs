@@ -7,8 +7,8 @@
 //!
 //! A request's life: `serve` accepts the connection, `record` takes note of what becomes of it for the access
 //! log, `app` checks the key and reads the body within its
-//! limits, `models` gives the model that it asks for, loaded if need be, a route takes the fields (`fields`,
-//! `sampling`; what is left over is refused by name), text becomes tokens on a thread that may block, the
+//! limits, `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
+//! `sampling`; what is left over is told), text becomes tokens on a thread that may block, the
 //! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
 //! whole or sent as server-sent events (`sse`). When the client goes away, its answers are dropped, and that
 //! cancels them.
@@ -21,7 +21,6 @@ mod config;
 mod conversation;
 mod cors;
 mod error;
-mod fields;
 mod logprobs;
 mod metrics;
 mod model;
@@ -31,6 +30,7 @@ mod otlp;
 mod output;
 mod page;
 mod record;
+mod request;
 mod request_id;
 mod routes;
 mod sampling;

@@ -70,8 +70,6 @@ impl Model {
                 min_p: sampling.min_p,
             },
             context: self.served.context,
-            vocab_size: self.served.vocab_size,
-            hidden_size: self.served.hidden_size,
             kv_tokens: self.served.engine.kv_tokens(),
         }
     }

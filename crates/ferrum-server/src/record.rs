@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::request_id::RequestId;
 use crate::routes;
 use crate::trace::{Attribute, RequestTrace};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use ferrum_engine::engine::Usage;
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -39,6 +39,8 @@ struct Facts {
     queued: Option<Duration>,
     first_token: Option<Duration>,
     cancelled: bool,
+    /// Fields that are not followed.
+    ignored: Vec<String>,
 }
 
 /// See the [module](self).
@@ -128,6 +130,19 @@ impl RequestRecord {
         });
     }
 
+    /// These of its fields are not followed.
+    pub(crate) fn ignored(&self, names: Vec<String>) {
+        self.facts(|facts| facts.ignored = names);
+    }
+
+    /// The same for the client; `None` where all are.
+    pub(crate) fn ignored_header(&self) -> Option<HeaderValue> {
+        let mut names = String::new();
+        self.facts(|facts| names = facts.ignored.join(", "));
+        let names = Some(names).filter(|names| !names.is_empty());
+        names.and_then(|names| HeaderValue::from_str(&names).ok())
+    }
+
     /// Nobody reads the answer any more.
     pub(crate) fn cancelled(&self) {
         self.facts(|facts| facts.cancelled = true);
@@ -161,6 +176,7 @@ impl Drop for RequestRecord {
         let cancelled = facts.cancelled || facts.status.is_none();
         let computed = facts.usage != Usage::default();
         let finish = Some(facts.finish.join(",")).filter(|reasons| !reasons.is_empty());
+        let ignored = Some(facts.ignored.join(",")).filter(|names| !names.is_empty());
         // Whoever looks at the server every few seconds is not news while all is well.
         let looks = [routes::HEALTH, routes::READY, routes::METRICS].contains(&&*self.route);
         // An event's level is a constant.
@@ -174,6 +190,7 @@ impl Drop for RequestRecord {
                     route = self.route.as_str(),
                     status,
                     error = facts.error,
+                    ignored = ignored.as_deref(),
                     model = facts.model.as_deref(),
                     prompt_tokens = computed.then_some(facts.usage.prompt_tokens),
                     cached_tokens = computed.then_some(facts.usage.cached_tokens),

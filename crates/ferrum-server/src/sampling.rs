@@ -1,19 +1,20 @@
 //! The fields that say how an answer is generated: OpenAI's, and those that vLLM and llama.cpp added.
 //! They are the same on every route that generates.
 
+use crate::answers::Piece;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
 use crate::model::Model;
 use crate::models::{Lease, Named};
+use crate::request::{Body, Choices, Forms, Int, Number, Sampling, Standing, StreamOptions};
 use crate::structured::{self, Structured};
-use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
-use ferrum_engine::sampler::MAX_LOGIT_BIAS;
 use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_types::TokenId;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -24,8 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) generation: Generation,
     pub(crate) n: usize,
     pub(crate) stream: bool,
-    /// A last chunk with the usage.
-    pub(crate) include_usage: bool,
+    pub(crate) usage: UsageChunks,
     /// What the answer has to be, where a field says so.
     pub(crate) structured: Option<Structured>,
     /// The same compiled, with all that belongs to the answer beside it.
@@ -46,15 +46,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn read(fields: &mut Fields, lease: &Lease) -> Result<Self> {
-        // The lease is what came of it.
-        fields.text("model")?;
-        let priority = i64::from(i8::MIN)..=i64::from(i8::MAX);
+    /// Reads the fields; the lease is what came of the model's name.
+    pub(crate) fn read(body: &mut Body, lease: &Lease) -> Result<Self> {
+        let standing: Standing = body.part()?;
         Ok(Self {
             model: lease.named.clone(),
             // The range is that of the type.
-            priority: fields.int("priority", priority)?.unwrap_or(0) as i8,
-            tenant: fields.text("cache_salt")?,
+            priority: standing.priority.map_or(0, |priority| priority.0 as i8),
+            tenant: standing.cache_salt,
             waited: lease.waited,
         })
     }
@@ -77,32 +76,36 @@ impl Place {
 }
 
 impl Wanted {
-    /// Takes the fields that OpenAI's older routes have, `max_tokens` apart.
-    pub(crate) fn read(fields: &mut Fields, lease: &Lease, config: &ServerConfig) -> Result<Self> {
-        let mut wanted = Self::one(fields, lease)?;
-        wanted.n = fields.count("n", 1..=config.max_choices)?.unwrap_or(1);
-        wanted.include_usage = stream_options(fields, wanted.stream)?;
-        wanted.generation.stop = stop(fields)?;
-        ignored(fields)?;
-        fields.harmless("store", is_false, "false")?;
-        wanted.structured = structured::read(fields)?;
+    /// Reads the fields that OpenAI's older routes have, `max_tokens` apart.
+    pub(crate) fn read(body: &mut Body, lease: &Lease, config: &ServerConfig) -> Result<Self> {
+        let mut wanted = Self::one(body, lease)?;
+        let choices: Choices = body.part()?;
+        wanted.n = match choices.n {
+            Some(n) => within("n", n.0, 1..=config.max_choices)?,
+            None => 1,
+        };
+        wanted.usage = UsageChunks::of(choices.stream_options.as_ref(), wanted.stream)?;
+        wanted.generation.stop = stop_strings("stop", choices.stop.unwrap_or_default().0)?;
+        wanted.structured = structured::read(body.part::<Forms>()?)?;
         Ok(wanted)
     }
 
-    /// Takes the fields that all routes have, for one answer.
-    pub(crate) fn one(fields: &mut Fields, lease: &Lease) -> Result<Self> {
-        let place = Place::read(fields, lease)?;
+    /// Reads the fields that all routes have, for one answer.
+    pub(crate) fn one(body: &mut Body, lease: &Lease) -> Result<Self> {
+        let place = Place::read(body, lease)?;
+        let fields: Sampling = body.part()?;
+        harmless(&fields)?;
         let generation = Generation {
-            sampling: sampling(fields, lease)?,
+            stop_tokens: stop_tokens(&fields, lease)?,
+            sampling: sampling(&fields, lease)?,
             max_tokens: 0,
             stop: Vec::new(),
-            stop_tokens: stop_tokens(fields, lease)?,
         };
         Ok(Self {
             generation,
             n: 1,
-            stream: fields.boolean("stream")?.unwrap_or(false),
-            include_usage: false,
+            stream: fields.stream.unwrap_or(false),
+            usage: UsageChunks::default(),
             structured: None,
             grammar: None,
             shown_tokens: Vec::new(),
@@ -123,191 +126,235 @@ impl Wanted {
     }
 }
 
-fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool> {
-    let Some(options) = fields.take("stream_options") else {
-        return Ok(false);
+/// When a stream says how many tokens the request took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UsageChunks {
+    /// In a last chunk.
+    pub(crate) last: bool,
+    /// In each chunk, those so far.
+    pub(crate) each: bool,
+}
+
+/// Tokens of a request so far, for streams that tell them in each chunk.
+#[derive(Debug)]
+pub(crate) struct UsageSoFar {
+    chunks: UsageChunks,
+    /// Answers to each prompt.
+    n: usize,
+    prompts: Vec<usize>,
+    answers: Vec<usize>,
+}
+
+impl UsageSoFar {
+    pub(crate) fn new(chunks: UsageChunks, prompts: Vec<usize>, n: usize) -> Self {
+        Self {
+            answers: vec![0; prompts.len() * n],
+            chunks,
+            n,
+            prompts,
+        }
+    }
+
+    /// Whether a last chunk tells them.
+    pub(crate) fn last(&self) -> bool {
+        self.chunks.last
+    }
+
+    /// Takes note of a piece of an answer.
+    pub(crate) fn count(&mut self, piece: &Piece) {
+        if piece.finish.is_none() {
+            self.answers[piece.index] += 1;
+        }
+    }
+
+    /// Adds what is known to a chunk of an answer: null where only the last tells it.
+    pub(crate) fn mark(&self, index: usize, chunk: &mut Value) {
+        if !self.chunks.last {
+            return;
+        }
+        let (prompt, answer) = (self.prompts[index / self.n], self.answers[index]);
+        chunk["usage"] = match self.chunks.each {
+            true => json!({
+                "prompt_tokens": prompt,
+                "completion_tokens": answer,
+                "total_tokens": prompt + answer,
+            }),
+            false => Value::Null,
+        };
+    }
+}
+
+impl UsageChunks {
+    fn of(options: Option<&StreamOptions>, stream: bool) -> Result<Self> {
+        let Some(options) = options else {
+            return Ok(Self::default());
+        };
+        only_for_streams(stream)?;
+        let each = options.continuous_usage_stats.unwrap_or(false);
+        Ok(Self {
+            last: each || options.include_usage.unwrap_or(false),
+            each,
+        })
+    }
+}
+
+/// `stream_options` says nothing to an answer that comes whole.
+pub(crate) fn only_for_streams(stream: bool) -> Result<()> {
+    match stream {
+        true => Ok(()),
+        false => {
+            let reason = "only for requests with \"stream\": true";
+            Err(ApiError::invalid("stream_options", reason))
+        }
+    }
+}
+
+/// Fields that are accepted where they ask for what happens anyway.
+fn harmless(fields: &Sampling) -> Result<()> {
+    let refused = |name: &str, expected: &str| {
+        let reason = format!("not supported; expected {expected} or no such field");
+        Err(ApiError::unsupported(name, reason))
     };
-    if !stream {
-        let reason = "only for requests with \"stream\": true";
-        return Err(ApiError::invalid("stream_options", reason));
+    if fields.skip_special_tokens == Some(false) {
+        return refused("skip_special_tokens", "true");
     }
-    let mut options = Fields::of(options, "stream_options")?;
-    let include = options.boolean("include_usage")?.unwrap_or(false);
-    options.harmless("include_obfuscation", is_false, "false")?;
-    options.harmless("continuous_usage_stats", is_false, "false")?;
-    options.finish()?;
-    Ok(include)
-}
-
-/// Fields that name who asks and why, which change no answer; and those that do, where they ask for
-/// what happens anyway.
-pub(crate) fn ignored(fields: &mut Fields) -> Result<()> {
-    for name in ["user", "safety_identifier", "prompt_cache_key"] {
-        fields.text(name)?;
+    if fields.include_stop_str_in_output == Some(true) {
+        return refused("include_stop_str_in_output", "false");
     }
-    fields.object("metadata")?;
-    let tier = |v: &Value| v == "auto" || v == "default";
-    fields.harmless("service_tier", tier, "\"auto\"")?;
-    fields.harmless("skip_special_tokens", |v| v == true, "true")?;
-    fields.harmless("spaces_between_special_tokens", |v| v == true, "true")?;
-    fields.harmless("include_stop_str_in_output", is_false, "false")?;
-    fields.harmless("use_beam_search", is_false, "false")?;
-    fields.harmless("min_tokens", |v| v == 0, "0")
+    if fields.use_beam_search == Some(true) {
+        return refused("use_beam_search", "false");
+    }
+    if fields.min_tokens.is_some_and(|min| min.0 > 0) {
+        return refused("min_tokens", "0");
+    }
+    Ok(())
 }
 
-pub(crate) fn is_false(value: &Value) -> bool {
-    value == false
+/// A count that a server bounds.
+pub(crate) fn within(param: &str, found: i64, range: RangeInclusive<usize>) -> Result<usize> {
+    let count = usize::try_from(found).ok();
+    count.filter(|count| range.contains(count)).ok_or_else(|| {
+        let (low, high) = (range.start(), range.end());
+        let reason = format!("found {found}, expected an integer from {low} to {high}");
+        ApiError::invalid(param, reason)
+    })
 }
 
-/// Most tokens of an answer, under whichever of `names` it is given.
-pub(crate) fn max_tokens(
-    fields: &mut Fields,
-    names: &[&str],
+/// Most tokens of an answer, under whichever of its names it is given; `None` where none is, or -1 says that
+/// there is no bound.
+pub(crate) fn max_tokens<const LOW: i64, const HIGH: i64>(
+    names: &[(&str, Option<Int<LOW, HIGH>>)],
     low: usize,
     config: &ServerConfig,
 ) -> Result<Option<usize>> {
-    let mut found: Option<usize> = None;
-    for name in names {
-        let Some(most) = fields.count(name, low..=config.max_tokens)? else {
+    let mut found: Option<(&str, usize)> = None;
+    for (name, most) in names {
+        let Some(most) = most.filter(|most| most.0 != -1) else {
             continue;
         };
-        if found.is_some_and(|before| before != most) {
-            let reason = format!("it contradicts {}", names[0]);
-            return Err(ApiError::invalid(*name, reason));
+        let most = within(name, most.0, low..=config.max_tokens)?;
+        if let Some((before, _)) = found.filter(|(_, before)| *before != most) {
+            return Err(ApiError::invalid(*name, format!("it contradicts {before}")));
         }
-        found = Some(most);
+        found = Some((name, most));
     }
-    Ok(found)
-}
-
-fn stop(fields: &mut Fields) -> Result<Vec<String>> {
-    let values = match fields.take("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(values)) => values,
-        Some(value) => vec![value],
-    };
-    stop_strings("stop", values)
+    Ok(found.map(|(_, most)| most))
 }
 
 /// The strings at which an answer ends, given in the field `name`.
-pub(crate) fn stop_strings(name: &str, values: Vec<Value>) -> Result<Vec<String>> {
+pub(crate) fn stop_strings(name: &str, values: Vec<String>) -> Result<Vec<String>> {
     if values.len() > MAX_STOPS {
-        let reason = format!(
-            "found {} strings, expected at most {MAX_STOPS}",
-            values.len()
-        );
+        let found = values.len();
+        let reason = format!("found {found} strings, expected at most {MAX_STOPS}");
         return Err(ApiError::invalid(name, reason));
     }
-    let text = |value: Value| match value {
-        Value::String(text) if text.is_empty() => {
-            Err(ApiError::invalid(name, "found an empty string"))
+    for text in &values {
+        if text.is_empty() {
+            return Err(ApiError::invalid(name, "found an empty string"));
         }
-        Value::String(text) if text.len() > MAX_STOP_BYTES => {
-            let reason = format!(
-                "found {} bytes, expected at most {MAX_STOP_BYTES}",
-                text.len()
-            );
-            Err(ApiError::invalid(name, reason))
+        if text.len() > MAX_STOP_BYTES {
+            let found = text.len();
+            let reason = format!("found {found} bytes, expected at most {MAX_STOP_BYTES}");
+            return Err(ApiError::invalid(name, reason));
         }
-        Value::String(text) => Ok(text),
-        other => Err(fields::wrong(
-            name,
-            &other,
-            "a string or an array of strings",
-        )),
-    };
-    values.into_iter().map(text).collect()
+    }
+    Ok(values)
 }
 
-fn stop_tokens(fields: &mut Fields, model: &Model) -> Result<Vec<TokenId>> {
-    let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
-    let mut tokens = match ignore_eos {
+fn stop_tokens(fields: &Sampling, model: &Model) -> Result<Vec<TokenId>> {
+    let mut tokens = match fields.ignore_eos.unwrap_or(false) {
         true => Vec::new(),
         false => model.served.stop_tokens.clone(),
     };
-    if let Some(more) = fields.list("stop_token_ids", MAX_STOP_TOKENS / 2)? {
-        for value in &more {
-            tokens.push(token(model, "stop_token_ids", value)?);
-        }
+    for id in fields.stop_token_ids.iter().flat_map(|list| &list.0) {
+        tokens.push(token(model, "stop_token_ids", id.0)?);
     }
     Ok(tokens)
 }
 
 /// A token id, held against the vocabulary.
-pub(crate) fn token(model: &Model, param: &str, value: &Value) -> Result<TokenId> {
-    let size = model.served.vocab_size;
-    let last = i64::try_from(size).unwrap_or(i64::MAX) - 1;
-    let id = fields::int(param, value, 0..=last)?;
-    TokenId::try_from(id).map_err(|_| fields::wrong(param, value, "a token id"))
+pub(crate) fn token(model: &Model, param: &str, id: i64) -> Result<TokenId> {
+    let last = model.served.vocab_size.saturating_sub(1);
+    let id = within(param, id, 0..=last)?;
+    TokenId::try_from(id).map_err(|_| ApiError::invalid(param, "expected a token id"))
 }
 
-fn sampling(fields: &mut Fields, model: &Model) -> Result<SamplingParams> {
+fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
     let default = &model.served.sampling;
-    const SHARE: std::ops::RangeInclusive<f32> = 0.0..=1.0;
-    const POSITIVE: std::ops::RangeInclusive<f32> = f32::MIN_POSITIVE..=f32::MAX;
-    let top_k = fields.int("top_k", -1..=i64::from(i32::MAX))?;
-    let repeat = fields.number("repetition_penalty", POSITIVE)?;
-    let last_n = fields.int("repeat_last_n", -1..=i64::from(i32::MAX))?;
+    let number = |value: Option<f32>, default: f32| value.unwrap_or(default);
+    let last_n = fields.repeat_last_n;
     Ok(SamplingParams {
-        temperature: fields
-            .number("temperature", 0.0..=2.0)?
-            .unwrap_or(default.temperature),
+        temperature: number(fields.temperature.map(|x| x.0), default.temperature),
         // -1 and 0 both mean all.
-        top_k: top_k.map_or(default.top_k, |k| usize::try_from(k).unwrap_or(0)),
-        top_p: fields
-            .number("top_p", f32::MIN_POSITIVE..=1.0)?
-            .unwrap_or(default.top_p),
-        min_p: fields.number("min_p", SHARE)?.unwrap_or(default.min_p),
-        typical_p: fields
-            .number("typical_p", SHARE)?
-            .unwrap_or(default.typical_p),
-        repeat_penalty: repeat.unwrap_or(default.repeat_penalty),
+        top_k: fields
+            .top_k
+            .map_or(default.top_k, |k| k.count().unwrap_or(0)),
+        top_p: number(fields.top_p.map(|x| x.0), default.top_p),
+        min_p: number(fields.min_p.map(|x| x.0), default.min_p),
+        typical_p: number(fields.typical_p.map(|x| x.0), default.typical_p),
+        repeat_penalty: number(
+            fields.repetition_penalty.map(|x| x.0),
+            default.repeat_penalty,
+        ),
         // vLLM's penalty looks at everything; llama.cpp's field limits it.
-        repeat_last_n: match (last_n, repeat) {
-            (Some(n), _) => usize::try_from(n).unwrap_or(usize::MAX),
+        repeat_last_n: match (last_n, fields.repetition_penalty) {
+            (Some(n), _) => n.count().unwrap_or(usize::MAX),
             (None, Some(_)) => usize::MAX,
             (None, None) => default.repeat_last_n,
         },
-        presence_penalty: fields
-            .number("presence_penalty", -2.0..=2.0)?
-            .unwrap_or(default.presence_penalty),
-        frequency_penalty: fields
-            .number("frequency_penalty", -2.0..=2.0)?
-            .unwrap_or(default.frequency_penalty),
+        presence_penalty: number(
+            fields.presence_penalty.map(|x| x.0),
+            default.presence_penalty,
+        ),
+        frequency_penalty: number(
+            fields.frequency_penalty.map(|x| x.0),
+            default.frequency_penalty,
+        ),
         dry: dry(fields, model)?,
         xtc: Xtc {
-            probability: fields
-                .number("xtc_probability", SHARE)?
-                .unwrap_or(default.xtc.probability),
-            threshold: fields
-                .number("xtc_threshold", SHARE)?
-                .unwrap_or(default.xtc.threshold),
+            probability: number(fields.xtc_probability.map(|x| x.0), default.xtc.probability),
+            threshold: number(fields.xtc_threshold.map(|x| x.0), default.xtc.threshold),
         },
         mirostat: mirostat(fields, default.mirostat)?,
         logit_bias: logit_bias(fields, model)?,
-        seed: match fields.take("seed") {
-            Some(seed) => fields::int("seed", &seed, i64::MIN..=i64::MAX)? as u64,
+        seed: match fields.seed {
+            Some(seed) => seed.0 as u64,
             None => RandomState::new().hash_one("seed"),
         },
     })
 }
 
-fn dry(fields: &mut Fields, model: &Model) -> Result<Dry> {
+fn dry(fields: &Sampling, model: &Model) -> Result<Dry> {
     let default = Dry::default();
-    let multiplier = fields.number("dry_multiplier", 0.0..=f32::MAX)?;
-    let base = fields.number("dry_base", 1.0..=f32::MAX)?;
-    let length = fields.count("dry_allowed_length", 0..=1 << 20)?;
-    let last_n = fields.int("dry_penalty_last_n", -1..=i64::from(i32::MAX))?;
-    let texts = fields.list("dry_sequence_breakers", MAX_STOPS)?;
-    let acts = multiplier.is_some_and(|m| m > 0.0);
-    let breakers = match texts {
-        Some(values) => {
-            let text = |v: &Value| match v.as_str() {
-                Some(text) if text.len() <= MAX_STOP_BYTES => Ok(text.to_owned()),
-                _ => Err(fields::wrong("dry_sequence_breakers", v, "a short string")),
-            };
-            let texts = values.iter().map(text).collect::<Result<Vec<_>>>()?;
-            let texts: Vec<_> = texts.iter().map(String::as_str).collect();
+    let multiplier = fields.dry_multiplier.map_or(0.0, |x| x.0);
+    let acts = multiplier > 0.0;
+    let breakers = match &fields.dry_sequence_breakers {
+        Some(texts) => {
+            if texts.0.iter().any(|text| text.len() > MAX_STOP_BYTES) {
+                let reason = format!("expected at most {MAX_STOP_BYTES} bytes");
+                return Err(ApiError::invalid("dry_sequence_breakers", reason));
+            }
+            let texts: Vec<_> = texts.0.iter().map(String::as_str).collect();
             match acts {
                 true => Dry::breaker_tokens(&model.served.tokenizer, &texts),
                 false => Vec::new(),
@@ -317,27 +364,29 @@ fn dry(fields: &mut Fields, model: &Model) -> Result<Dry> {
         None => Vec::new(),
     };
     Ok(Dry {
-        multiplier: multiplier.unwrap_or(0.0),
-        base: base.unwrap_or(default.base),
-        allowed_length: length.unwrap_or(default.allowed_length),
-        last_n: last_n.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+        multiplier,
+        base: fields.dry_base.map_or(default.base, |x| x.0),
+        allowed_length: fields
+            .dry_allowed_length
+            .and_then(Int::count)
+            .unwrap_or(default.allowed_length),
+        last_n: fields
+            .dry_penalty_last_n
+            .map_or(usize::MAX, |n| n.count().unwrap_or(usize::MAX)),
         breakers,
     })
 }
 
-fn mirostat(fields: &mut Fields, default: Option<Mirostat>) -> Result<Option<Mirostat>> {
-    let mode = fields.int("mirostat", 0..=2)?;
-    let tau = fields.number("mirostat_tau", 0.0..=f32::MAX)?;
-    let eta = fields.number("mirostat_eta", 0.0..=f32::MAX)?;
+fn mirostat(fields: &Sampling, default: Option<Mirostat>) -> Result<Option<Mirostat>> {
     let neutral = default.unwrap_or_default();
     let chosen = Mirostat {
-        tau: tau.unwrap_or(neutral.tau),
-        eta: eta.unwrap_or(neutral.eta),
+        tau: fields.mirostat_tau.map_or(neutral.tau, |x| x.0),
+        eta: fields.mirostat_eta.map_or(neutral.eta, |x| x.0),
     };
-    match mode {
+    match fields.mirostat {
         None => Ok(default.map(|_| chosen)),
-        Some(0) => Ok(None),
-        Some(1) => Err(ApiError::unsupported(
+        Some(Int(0)) => Ok(None),
+        Some(Int(1)) => Err(ApiError::unsupported(
             "mirostat",
             "found 1, expected 0 or 2",
         )),
@@ -345,24 +394,18 @@ fn mirostat(fields: &mut Fields, default: Option<Mirostat>) -> Result<Option<Mir
     }
 }
 
-fn logit_bias(fields: &mut Fields, model: &Model) -> Result<Vec<(TokenId, f32)>> {
-    let Some(map) = fields.object("logit_bias")? else {
+fn logit_bias(fields: &Sampling, model: &Model) -> Result<Vec<(TokenId, f32)>> {
+    let Some(biases) = &fields.logit_bias else {
         return Ok(model.served.sampling.logit_bias.clone());
     };
-    if map.len() > MAX_LOGIT_BIAS {
-        let found = map.len();
-        let reason = format!("found {found} entries, expected at most {MAX_LOGIT_BIAS}");
-        return Err(ApiError::invalid("logit_bias", reason));
-    }
-    let entry = |(id, bias): (&String, &Value)| {
-        let param = format!("logit_bias.{id}");
-        let id = id.parse::<TokenId>().ok();
-        let id = id.filter(|&id| (id as usize) < model.served.vocab_size);
-        let Some(id) = id else {
+    let entry = |(id, bias): &(String, Number<-100, 100>)| {
+        let found = id.parse::<TokenId>().ok();
+        let found = found.filter(|&id| (id as usize) < model.served.vocab_size);
+        let Some(found) = found else {
             let reason = format!("expected a token id below {}", model.served.vocab_size);
-            return Err(ApiError::invalid(param, reason));
+            return Err(ApiError::invalid(format!("logit_bias.{id}"), reason));
         };
-        Ok((id, fields::number(&param, bias, -100.0..=100.0)?))
+        Ok((found, bias.0))
     };
-    map.iter().map(entry).collect()
+    biases.0.iter().map(entry).collect()
 }

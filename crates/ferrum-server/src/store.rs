@@ -95,6 +95,20 @@ impl ResponseStore {
         self.lock().by_id.get(id).cloned()
     }
 
+    /// An item of the output of a response that is kept, as JSON text. Clients rarely ask, so there is no index.
+    pub(crate) fn item(&self, id: &str) -> Option<String> {
+        let named = format!("\"id\":{}", Value::from(id));
+        let stored = self.lock().by_id.values().cloned().collect::<Vec<_>>();
+        let stored = stored
+            .into_iter()
+            .filter(|stored| stored.response.contains(&named));
+        stored.into_iter().find_map(|stored| {
+            let response = stored.response()?;
+            let mut items = response["output"].as_array()?.iter();
+            items.find(|item| item["id"] == id).map(Value::to_string)
+        })
+    }
+
     /// Whether it was there.
     pub(crate) fn remove(&self, id: &str) -> bool {
         let mut entries = self.lock();

@@ -2,10 +2,10 @@
 //! fields, and the grammar of it.
 
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
 use crate::model::Model;
 use crate::output::{Function, Looks, Marks, THINK, THINK_END, mark_regex};
-use ferrum_engine::grammar::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_PARTS, lark_token};
+use crate::request::{Format, Forms, Outputs};
+use ferrum_engine::grammar::{Constraint, Grammar, GrammarError, lark_token};
 use serde_json::Value;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -18,112 +18,120 @@ pub(crate) struct Structured {
     pub(crate) param: String,
 }
 
-/// Takes all fields about the form of the answer; at most one of them may be there.
-pub(crate) fn read(fields: &mut Fields) -> Result<Option<Structured>> {
+/// What the fields about the form of the answer say; at most one of them may be there.
+pub(crate) fn read(fields: Forms) -> Result<Option<Structured>> {
     let mut found = Vec::new();
-    found.extend(response_format(fields)?);
-    found.extend(outputs(fields, "guided_", None)?);
-    if let Some(value) = fields.take("structured_outputs") {
-        let mut inner = Fields::of(value, "structured_outputs")?;
-        found.extend(outputs(&mut inner, "", Some("structured_outputs"))?);
-        inner.finish()?;
+    if let Some(format) = fields.response_format {
+        found.extend(read_format(format, "response_format", false)?);
     }
-    if let Some(text) = fields.text("grammar")? {
+    let guided = Outputs {
+        json: fields.guided_json,
+        json_object: fields.guided_json_object,
+        regex: fields.guided_regex,
+        choice: fields.guided_choice,
+        grammar: fields.guided_grammar,
+    };
+    found.extend(outputs(guided, "guided_")?);
+    if let Some(inner) = fields.structured_outputs {
+        let inner = outputs(inner, "structured_outputs.")?;
+        if inner.is_empty() {
+            let reason = "expected one of json, json_object, regex, choice and grammar";
+            return Err(ApiError::invalid("structured_outputs", reason));
+        }
+        found.extend(inner);
+    }
+    if let Some(text) = fields.grammar {
         found.push(Structured {
             grammar: Grammar::Gbnf(text),
             param: "grammar".into(),
         });
     }
-    if let [first, second, ..] = &found[..] {
-        let reason = format!("it contradicts {}: an answer has one form", first.param);
-        return Err(ApiError::invalid(&second.param, reason));
+    if let Some(schema) = fields.json_schema {
+        found.push(Structured {
+            grammar: json_schema(schema.0, false),
+            param: "json_schema".into(),
+        });
     }
-    Ok(found.pop())
+    one_form(found)
 }
 
-fn response_format(fields: &mut Fields) -> Result<Option<Structured>> {
-    read_format(fields, "response_format", false)
+/// The one form of several fields, which may name the same: clients that know several servers say it in the
+/// words of each.
+fn one_form(found: Vec<Structured>) -> Result<Option<Structured>> {
+    let mut found = found.into_iter();
+    let first = found.next();
+    let differs =
+        |one: &Structured| Some(&one.grammar) != first.as_ref().map(|first| &first.grammar);
+    match (found.find(differs), &first) {
+        (Some(other), Some(first)) => {
+            let reason = format!("it contradicts {}: an answer has one form", first.param);
+            Err(ApiError::invalid(&other.param, reason))
+        }
+        _ => Ok(first),
+    }
 }
 
-/// The `format` of `text` in requests for responses, whose schema has no object of its own.
-pub(crate) fn text_format(text: &mut Fields) -> Result<Option<Structured>> {
-    read_format(text, "format", true)
-}
-
-fn read_format(fields: &mut Fields, name: &str, flat: bool) -> Result<Option<Structured>> {
-    let Some(format) = fields.take(name) else {
-        return Ok(None);
-    };
-    let path = fields.name(name);
-    let mut format = Fields::of(format, &path)?;
-    let kind = format.need("type")?;
-    let wanted = match kind.as_str() {
-        Some("text") => None,
-        Some("json_object") => Some(Structured {
+/// The form in an object that has a `type`. Where it is flat, the schema has no object of its own.
+pub(crate) fn read_format(format: Format, path: &str, flat: bool) -> Result<Option<Structured>> {
+    let missing = |name: &str| ApiError::invalid(format!("{path}.{name}"), "it is missing");
+    match &*format.r#type {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(Structured {
             // A schema here is llama.cpp's.
-            grammar: match format.take("schema") {
-                Some(schema) => json_schema(schema, false),
+            grammar: match format.schema {
+                Some(schema) => json_schema(schema.0, false),
                 None => Grammar::json_object(),
             },
-            param: path,
-        }),
-        Some("json_schema") => {
-            let mut nested = match flat {
-                true => None,
-                false => {
-                    let path = format.name("json_schema");
-                    Some(Fields::of(format.need("json_schema")?, &path)?)
-                }
+            param: path.to_owned(),
+        })),
+        "json_schema" => {
+            let (schema, strict, param) = match format.json_schema {
+                Some(named) => (named.schema, named.strict, "json_schema.schema"),
+                None if flat || format.schema.is_some() => (format.schema, format.strict, "schema"),
+                None => return Err(missing("json_schema")),
             };
-            let inner = nested.as_mut().unwrap_or(&mut format);
-            inner.text("name")?;
-            inner.text("description")?;
-            let strict = inner.boolean("strict")?.unwrap_or(false);
-            let schema = inner.need("schema")?;
-            let param = inner.name("schema");
-            if let Some(nested) = nested {
-                nested.finish()?;
-            }
-            let grammar = json_schema(schema, strict);
-            Some(Structured { grammar, param })
+            let schema = schema.ok_or_else(|| missing(param))?;
+            Ok(Some(Structured {
+                grammar: json_schema(schema.0, strict.unwrap_or(false)),
+                param: format!("{path}.{param}"),
+            }))
         }
-        _ => {
-            let expected = "\"text\", \"json_object\" or \"json_schema\"";
-            return Err(fields::wrong(&format.name("type"), &kind, expected));
+        other => {
+            let reason =
+                format!("found {other:?}, expected \"text\", \"json_object\" or \"json_schema\"");
+            Err(ApiError::invalid(format!("{path}.type"), reason))
         }
-    };
-    format.finish()?;
-    Ok(wanted)
+    }
 }
 
 /// vLLM's fields: `guided_json` and its like, or `json` and its like in `structured_outputs`.
-fn outputs(fields: &mut Fields, prefix: &str, whole: Option<&str>) -> Result<Vec<Structured>> {
+fn outputs(fields: Outputs, prefix: &str) -> Result<Vec<Structured>> {
     let mut found = Vec::new();
-    let mut add = |grammar, param| found.push(Structured { grammar, param });
-    let name = |field: &str| format!("{prefix}{field}");
-    if let Some(value) = fields.take(&name("json")) {
-        let param = fields.name(&name("json"));
-        let schema = match value {
+    let mut add = |grammar, field: &str| {
+        let param = format!("{prefix}{field}");
+        found.push(Structured { grammar, param });
+    };
+    if let Some(value) = fields.json {
+        let schema = match value.0 {
             // A schema as text.
-            Value::String(text) => serde_json::from_str(&text)
-                .map_err(|e| ApiError::invalid(&param, format!("not JSON: {e}")))?,
+            Value::String(text) => serde_json::from_str(&text).map_err(|e| {
+                ApiError::invalid(format!("{prefix}json"), format!("not JSON: {e}"))
+            })?,
             value => value,
         };
-        add(json_schema(schema, true), param);
+        add(json_schema(schema, true), "json");
     }
-    if let Some(regex) = fields.text(&name("regex"))? {
-        add(Grammar::Regex(regex), fields.name(&name("regex")));
+    if let Some(regex) = fields.regex {
+        add(Grammar::Regex(regex), "regex");
     }
-    if let Some(choices) = fields.list(&name("choice"), MAX_GRAMMAR_PARTS)? {
-        let param = fields.name(&name("choice"));
-        let text = |value: Value| match value {
-            Value::String(text) if !text.is_empty() => Ok(text),
-            other => Err(fields::wrong(&param, &other, "strings that are not empty")),
-        };
-        let choices = choices.into_iter().map(text).collect::<Result<_>>()?;
-        add(Grammar::Choice(choices), param.clone());
+    if let Some(choices) = fields.choice {
+        if choices.0.iter().any(String::is_empty) {
+            let reason = "found \"\", expected strings that are not empty";
+            return Err(ApiError::invalid(format!("{prefix}choice"), reason));
+        }
+        add(Grammar::Choice(choices.0), "choice");
     }
-    if let Some(text) = fields.text(&name("grammar"))? {
+    if let Some(text) = fields.grammar {
         let grammar = match text.contains("::=") {
             true => Grammar::Gbnf(text),
             false => Grammar::Lark {
@@ -131,16 +139,10 @@ fn outputs(fields: &mut Fields, prefix: &str, whole: Option<&str>) -> Result<Vec
                 parts: Vec::new(),
             },
         };
-        add(grammar, fields.name(&name("grammar")));
+        add(grammar, "grammar");
     }
-    let any = fields.boolean(&name("json_object"))?;
-    match (any, whole) {
-        (Some(true), _) => add(Grammar::json_object(), fields.name(&name("json_object"))),
-        (_, Some(whole)) if found.is_empty() => {
-            let reason = "expected one of json, json_object, regex, choice and grammar";
-            return Err(ApiError::invalid(whole, reason));
-        }
-        _ => {}
+    if fields.json_object == Some(true) {
+        add(Grammar::json_object(), "json_object");
     }
     Ok(found)
 }

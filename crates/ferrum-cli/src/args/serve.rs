@@ -45,6 +45,16 @@ fn named_folder(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
+/// A further name of a model.
+fn alias(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, model)) if !name.is_empty() && !model.is_empty() => {
+            Ok((name.into(), model.into()))
+        }
+        _ => Err("expected NAME=MODEL, such as gpt-4o=qwen3".into()),
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   ferrum serve                                  # the demo model, with a chat page
@@ -139,6 +149,19 @@ pub(crate) struct ServeArgs {
     /// Collector that traces go to by OTLP over HTTP, such as `http://localhost:4318`; https works too [default: none]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
+
+    /// Further name of a model, such as `gpt-4o=qwen3`; may be given more than once
+    #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
+    pub(crate) alias: Vec<(String, String)>,
+
+    /// Answer requests for names that no model has with the first model
+    #[arg(long)]
+    pub(crate) any_model_name: bool,
+
+    /// Refuse requests with fields that are not followed, rather than naming these in the header
+    /// `x-ferrum-ignored`
+    #[arg(long)]
+    pub(crate) strict: bool,
 
     /// Log prompts and answers as well, at level info
     #[arg(long)]

@@ -19,8 +19,8 @@ use tracing::level_filters::LevelFilter;
 const BLOCKING_THREADS: usize = 4;
 
 pub(crate) fn serve(args: &ServeArgs) -> Outcome {
-    let config = config(args)?;
     let models = Arc::new(Models::of(args)?);
+    let config = config(args, &models.names())?;
     let first = first_models(args, models.names())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -120,7 +120,24 @@ fn tls(args: &ServeArgs) -> Outcome<Option<Tls>> {
     tls.map(Some).map_err(|e| Failure::new(e.to_string()))
 }
 
-fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
+/// The aliases, each of a model that is served, and none of them a model's name.
+fn aliases(args: &ServeArgs, names: &[String]) -> Outcome<Vec<(String, String)>> {
+    for (alias, model) in &args.alias {
+        if !names.contains(model) {
+            let served = names.join(", ");
+            let message =
+                format!("--alias {alias}={model}: there is no model {model:?}, only {served}");
+            return Err(Failure::new(message));
+        }
+        if names.contains(alias) {
+            let message = format!("--alias {alias}={model}: a model is called {alias:?} already");
+            return Err(Failure::new(message));
+        }
+    }
+    Ok(args.alias.clone())
+}
+
+fn config(args: &ServeArgs, names: &[String]) -> Outcome<ServerConfig> {
     let mut api_keys = args.api_key.clone();
     if let Some(path) = &args.api_key_file {
         let text = open::read_json_text(path)?;
@@ -142,6 +159,9 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
         cors_origins: args.cors_origin.clone(),
         tls: tls(args)?,
         otlp: args.otlp_endpoint.clone(),
+        aliases: aliases(args, names)?,
+        any_model_name: args.any_model_name,
+        strict: args.strict,
         log_prompts: args.log_prompts,
         max_body_bytes: args.max_body as usize,
         max_stored_bytes: args.max_stored as usize,

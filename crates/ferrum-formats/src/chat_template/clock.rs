@@ -26,6 +26,11 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
+/// A moment in UTC as C's `strftime` writes it in the C locale.
+pub fn strftime(time: SystemTime, pattern: &str) -> String {
+    Clock::at(time).format(pattern)
+}
+
 /// A moment in UTC, taken apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {

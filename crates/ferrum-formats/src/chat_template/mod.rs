@@ -30,6 +30,7 @@ mod parser_expr;
 mod text;
 mod value;
 
+pub use clock::strftime;
 pub use error::TemplateError;
 pub use meter::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, MAX_VALUE_BYTES};
 

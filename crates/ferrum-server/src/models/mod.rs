@@ -119,8 +119,6 @@ impl Known {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) context: usize,
-    pub(crate) vocab_size: usize,
-    pub(crate) hidden_size: usize,
     /// Tokens that the KV cache holds over all sequences.
     pub(crate) kv_tokens: usize,
     pub(crate) defaults: SamplingDefaults,
@@ -175,11 +173,15 @@ struct Limits {
     max_adapters: usize,
     timeout: Duration,
     idle: Option<Duration>,
+    /// Whether a name that nothing has means the first model.
+    any_name: bool,
 }
 
 /// See the [module](self).
 pub(crate) struct Models {
     known: Vec<Known>,
+    /// Further names, each with the number of its model.
+    aliases: Vec<(String, usize)>,
     loader: Arc<dyn ModelLoader>,
     places: Mutex<Places<Resident>>,
     /// Whoever waits is told that something changed.
@@ -207,8 +209,14 @@ impl Models {
             loads: AtomicU64::new(0),
             failed_loads: AtomicU64::new(0),
         });
+        let known: Vec<_> = known.collect();
+        let alias = |(alias, name): &(String, String)| {
+            let index = known.iter().position(|known| known.name == *name)?;
+            Some((alias.clone(), index))
+        };
         Arc::new(Self {
-            known: known.collect(),
+            aliases: config.aliases.iter().filter_map(alias).collect(),
+            known,
             loader,
             places: Mutex::new(places),
             changes: watch::Sender::new(()),
@@ -218,6 +226,7 @@ impl Models {
                 max_adapters: config.max_adapters,
                 timeout: config.request_timeout,
                 idle: config.idle_unload,
+                any_name: config.any_model_name,
             },
             draining: AtomicBool::new(false),
             created: unix_time(),
@@ -275,6 +284,12 @@ impl Models {
         self.known.iter().map(summary).collect()
     }
 
+    /// The aliases, each with its model.
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&str, &Known)> {
+        let all = self.aliases.iter();
+        all.map(|(alias, index)| (alias.as_str(), &self.known[*index]))
+    }
+
     /// The adapters by name, each with its model.
     pub(crate) fn adapters(&self) -> Vec<(String, Adapter, &Known)> {
         let all = self.adapters.list().into_iter();
@@ -289,25 +304,13 @@ impl Models {
     pub(crate) fn names(&self) -> Vec<String> {
         let models = self.known.iter().map(|known| known.name.clone());
         let adapters = self.adapters.list().into_iter().map(|(name, _)| name);
-        models.chain(adapters).collect()
+        let aliases = self.aliases.iter().map(|(alias, _)| alias.clone());
+        models.chain(adapters).chain(aliases).collect()
     }
 
     /// What is said of a name that nothing here has.
     pub(crate) fn unknown(&self, name: &str) -> ApiError {
         ApiError::no_model("model", name, &self.names())
-    }
-
-    /// The largest sizes of all models; `None` while there is one that was never loaded.
-    pub(crate) fn bounds(&self) -> Option<Facts> {
-        let all = self.known.iter().map(|known| known.facts.get().copied());
-        let all = all.collect::<Option<Vec<_>>>()?.into_iter();
-        all.reduce(|a, b| Facts {
-            context: a.context.max(b.context),
-            vocab_size: a.vocab_size.max(b.vocab_size),
-            hidden_size: a.hidden_size.max(b.hidden_size),
-            kv_tokens: a.kv_tokens.max(b.kv_tokens),
-            ..a
-        })
     }
 
     /// Which model a request means, and which adapter of it.
@@ -318,9 +321,14 @@ impl Models {
         if let Some(index) = self.known.iter().position(|known| known.name == asked) {
             return Ok((index, None));
         }
-        let adapter = self.adapters.get(asked);
-        let adapter = adapter.ok_or_else(|| self.unknown(asked))?;
-        Ok((adapter.model, Some(adapter)))
+        if let Some(adapter) = self.adapters.get(asked) {
+            return Ok((adapter.model, Some(adapter)));
+        }
+        match self.aliases.iter().find(|(alias, _)| alias == asked) {
+            Some((_, index)) => Ok((*index, None)),
+            None if self.limits.any_name => Ok((0, None)),
+            None => Err(self.unknown(asked)),
+        }
     }
 
     /// What a request means by its `model`, in full: the default where it says nothing.
@@ -341,10 +349,15 @@ impl Models {
         let (index, adapter) = self.find(asked)?;
         let lease = async {
             let mut lease = Waiter::come(self, index).wait().await?;
-            if let (Some(name), Some(adapter)) = (asked, adapter) {
+            if let Some(name) = asked {
+                let adapter = match adapter {
+                    Some(adapter) => Some(self.reload_adapter(&lease, name, &adapter).await?),
+                    None => None,
+                };
+                // Answers name the model as the request does, also where that is an alias.
                 lease.named = Named {
                     name: name.to_owned(),
-                    adapter: Some(self.reload_adapter(&lease, name, &adapter).await?),
+                    adapter,
                 };
             }
             Ok(lease)

@@ -1,8 +1,6 @@
 //! `GET /openapi.json`: what all routes take and give, as an OpenAPI 3.1 document.
 //!
-//! Written out beside the routes and not derived from them, because requests are taken apart by hand. So
-//! that it cannot drift, a test has every route read a request with all fields, notes which fields it
-//! takes with which ranges, and holds that against this document.
+//! Requests are described by the types that they are read with.
 
 mod answers;
 mod operations;
@@ -25,7 +23,7 @@ pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Json<Value> {
 
 fn document(app: &App) -> Value {
     let mut paths = Map::new();
-    for operation in operations::all(app) {
+    for operation in operations::all() {
         let path = paths
             .entry(operation.path)
             .or_insert_with(|| path_item(operation.path));
@@ -39,15 +37,20 @@ fn document(app: &App) -> Value {
         true => json!([]),
         false => json!([{"bearer": []}, {"key": []}]),
     };
+    let mut schemas = requests::schemas();
+    if let Value::Object(errors) = answers::errors() {
+        schemas.extend(errors);
+    }
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Ferrum",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "A null is as good as an absent field. Fields that are not named here are refused.",
+            "description": "A null is as good as an absent field. Fields that are not named here are not followed; the header \
+                x-ferrum-ignored names them.",
         },
         "paths": paths,
-        "components": {"securitySchemes": schemes, "schemas": answers::errors()},
+        "components": {"securitySchemes": schemes, "schemas": schemas},
         "security": security,
     })
 }

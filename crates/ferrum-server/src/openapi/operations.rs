@@ -1,7 +1,6 @@
 //! The routes with their methods.
 
 use super::{answers, requests};
-use crate::app::App;
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
 
@@ -27,11 +26,11 @@ const MODEL: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 /// Statuses of routes that ask the engine.
 const ENGINE: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 
-pub(super) fn all(app: &App) -> Vec<Operation> {
+pub(super) fn all() -> Vec<Operation> {
     let mut all = looks();
-    all.extend(openai(app));
-    all.extend(anthropic(app));
-    all.extend(vllm(app));
+    all.extend(openai());
+    all.extend(anthropic());
+    all.extend(vllm());
     all
 }
 
@@ -115,11 +114,11 @@ fn looks() -> Vec<Operation> {
 }
 
 /// OpenAI's routes.
-fn openai(app: &App) -> Vec<Operation> {
-    let completions = (requests::completions(app), answers::completion());
-    let chat = (requests::chat(app), answers::chat());
-    let embeddings = (requests::embeddings(app), answers::embeddings());
-    let responses = (requests::responses(app), answers::response());
+fn openai() -> Vec<Operation> {
+    let completions = (requests::completions(), answers::completion());
+    let chat = (requests::chat(), answers::chat());
+    let embeddings = (requests::embeddings(), answers::embeddings());
+    let responses = (requests::responses(), answers::response());
     let kept = "/v1/responses/{id}";
     vec![
         stream(post(
@@ -155,9 +154,9 @@ fn openai(app: &App) -> Vec<Operation> {
 }
 
 /// Anthropic's routes.
-fn anthropic(app: &App) -> Vec<Operation> {
-    let messages = (requests::messages(app), answers::message());
-    let count = (requests::count_tokens(app), answers::count());
+fn anthropic() -> Vec<Operation> {
+    let messages = (requests::messages(), answers::message());
+    let count = (requests::count_tokens(), answers::count());
     vec![
         stream(post(
             "/v1/messages",
@@ -175,9 +174,9 @@ fn anthropic(app: &App) -> Vec<Operation> {
 }
 
 /// vLLM's routes.
-fn vllm(app: &App) -> Vec<Operation> {
-    let tokenize = (requests::tokenize(app), answers::tokens());
-    let detokenize = (requests::detokenize(app), answers::text());
+fn vllm() -> Vec<Operation> {
+    let tokenize = (requests::tokenize(), answers::tokens());
+    let detokenize = (requests::detokenize(), answers::text());
     let (load, unload) = (requests::load_adapter(), requests::unload_adapter());
     let (load, unload) = ((load, Value::Null), (unload, Value::Null));
     vec![

@@ -1,8 +1,8 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
 
-use crate::app::{App, blocking};
+use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::request::{self, Body};
 use axum::extract::{Request, State};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ pub(crate) async fn load(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let fields = app.fields(request).await?;
     let reader = Arc::clone(&app);
-    let NewAdapter { name, dir, base } = blocking(move || read_load(&reader, fields)).await?;
+    let read = move |body: &mut Body| read_load(&reader, body);
+    let NewAdapter { name, dir, base } = app.read_plain(request, read).await?;
     let loaded = app.models.load_adapter(&name, &dir, base.as_deref());
     loaded.await?;
     Ok(format!(
@@ -30,14 +30,17 @@ pub(crate) async fn load(
     ))
 }
 
-pub(super) fn read_load(app: &App, mut fields: Fields) -> Result<NewAdapter, ApiError> {
-    let name = fields.need_text("lora_name")?;
-    let path = fields.need_text("lora_path")?;
-    fields.harmless("load_inplace", |v| v == false, "false")?;
-    let base = fields.text("base_model_name")?;
-    fields.finish()?;
-    let dir = inside(app.config.lora_dir.as_deref(), &path)?;
-    Ok(NewAdapter { name, dir, base })
+pub(super) fn read_load(app: &App, body: &mut Body) -> Result<NewAdapter, ApiError> {
+    let fields: request::LoadAdapter = body.part()?;
+    if fields.load_inplace == Some(true) {
+        let reason = "not supported; expected false or no such field";
+        return Err(ApiError::unsupported("load_inplace", reason));
+    }
+    Ok(NewAdapter {
+        dir: inside(app.config.lora_dir.as_deref(), &fields.lora_path)?,
+        name: fields.lora_name,
+        base: fields.base_model_name,
+    })
 }
 
 /// Takes an adapter away.
@@ -45,18 +48,12 @@ pub(crate) async fn unload(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<String, ApiError> {
-    let name = read_unload(app.fields(request).await?)?;
+    let fields: request::UnloadAdapter = app.read_plain(request, |body| body.part()).await?;
+    let name = fields.lora_name;
     app.models.unload_adapter(&name)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
-}
-
-pub(super) fn read_unload(mut fields: Fields) -> Result<String, ApiError> {
-    let name = fields.need_text("lora_name")?;
-    fields.int("lora_int_id", 0..=i64::MAX)?;
-    fields.finish()?;
-    Ok(name)
 }
 
 /// The folder that a request names. Whoever may ask for adapters may not look around on this machine,

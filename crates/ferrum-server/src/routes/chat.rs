@@ -4,20 +4,20 @@ use super::completions::usage_json;
 use super::messages;
 use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
-use crate::conversation::{ChatPrompt, ToolChoice};
+use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::output::{CallFormat, Delta};
-use crate::sampling::{self, Wanted};
+use crate::request::{self, Body, Int};
+use crate::sampling::{self, UsageSoFar, Wanted};
 use crate::speech::{End, Part, Speech};
 use crate::sse::{self, Chunks, Events};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use ferrum_engine::engine::{MAX_LOGPROBS, Usage};
+use ferrum_engine::engine::Usage;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -35,35 +35,55 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
+    let usage = UsageSoFar::new(job.wanted.usage, vec![prompt.len()], job.wanted.n);
     let mut asked = job.wanted.request(prompt, &app.config);
     asked.logprobs = job.logprobs;
     let mut answers = Answers::begin(&lease, "messages", job.wanted.n, [asked])?;
     let mut chat = Chat::new(&lease, &job, answers.count());
     if job.wanted.stream {
-        let shape = ChatChunks {
-            chat,
-            include_usage: job.wanted.include_usage,
-        };
+        let shape = ChatChunks { chat, usage };
         return Ok(sse::response(answers, shape));
     }
     gather(&mut answers, &mut chat).await
 }
 
-pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::read(&mut fields, lease, config)?;
-    let names = ["max_completion_tokens", "max_tokens"];
-    let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
+    let mut wanted = Wanted::read(body, lease, config)?;
+    let fields: request::Chat = body.part()?;
+    let names = [
+        ("max_completion_tokens", fields.max_completion_tokens),
+        ("max_tokens", fields.max_tokens),
+    ];
+    let most = sampling::max_tokens(&names, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
-    let logprobs = read_logprobs(&mut fields)?;
-    let text_only = |v: &Value| *v == json!(["text"]);
-    fields.harmless("modalities", text_only, "[\"text\"]")?;
-    let conversation = messages::read(&mut fields)?;
-    let conversation =
+    let logprobs = logprobs(&fields)?;
+    supported(&fields)?;
+    let conversation = messages::read(body)?;
+    let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
-    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    let choice = read_tool_choice(&mut fields, conversation.tools.as_ref())?;
-    fields.finish()?;
+    let efforts = [
+        ("reasoning_effort", fields.reasoning_effort),
+        (
+            "reasoning.effort",
+            fields.reasoning.and_then(|reasoning| reasoning.effort),
+        ),
+    ];
+    for (name, effort) in efforts {
+        if let Some(effort) = effort
+            && !set_effort(lease, &mut conversation.extra, &effort)
+        {
+            body.ignore(name);
+        }
+    }
+    if fields.store == Some(true) {
+        body.ignore("store");
+    }
+    if fields.continue_final_message == Some(true) {
+        conversation.prefill = conversation.take_last()?;
+    }
+    let parallel = fields.parallel_tool_calls.unwrap_or(true);
+    let choice = ToolChoice::of(fields.tool_choice, conversation.tools.as_ref())?;
     Ok(Job {
         prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
         wanted,
@@ -71,38 +91,35 @@ pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, 
     })
 }
 
-fn read_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
-    if top.is_some() && !wanted {
+/// Fields that would change the answer and cannot be followed.
+fn supported(fields: &request::Chat) -> Result<(), ApiError> {
+    if fields.functions.is_some() || fields.function_call.is_some() {
+        let name = match fields.functions {
+            Some(_) => "functions",
+            None => "function_call",
+        };
+        return Err(ApiError::unsupported(name, "not supported; use tools"));
+    }
+    let modalities = fields.modalities.iter().flat_map(|list| &list.0);
+    if let Some(other) = modalities.clone().find(|kind| *kind != "text") {
+        let reason = format!("found {other:?}, not supported; expected [\"text\"]");
+        return Err(ApiError::unsupported("modalities", reason));
+    }
+    if fields.add_generation_prompt == Some(false) && fields.continue_final_message != Some(true) {
+        let reason = "not supported; expected true, or \"continue_final_message\": true beside it";
+        return Err(ApiError::unsupported("add_generation_prompt", reason));
+    }
+    Ok(())
+}
+
+fn logprobs(fields: &request::Chat) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.logprobs.unwrap_or(false);
+    let top = fields.top_logprobs.and_then(Int::count);
+    if top.is_some_and(|top| top > 0) && !wanted {
         let reason = "only for requests with \"logprobs\": true";
         return Err(ApiError::invalid("top_logprobs", reason));
     }
     Ok(wanted.then_some(top.unwrap_or(0)))
-}
-
-fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
-    let value = fields.take("tool_choice");
-    let choice = match &value {
-        None if tools.is_none() => return Ok(ToolChoice::None),
-        None => return Ok(ToolChoice::Auto),
-        Some(Value::String(word)) => ToolChoice::of_word(word)?,
-        Some(value) => {
-            let mut choice = Fields::of(value.clone(), "tool_choice")?;
-            choice.harmless("type", |v| v == "function", "\"function\"")?;
-            let mut function = Fields::of(choice.need("function")?, "tool_choice.function")?;
-            choice.finish()?;
-            let name = function.text("name")?.unwrap_or_default();
-            function.finish()?;
-            ToolChoice::named("tool_choice.function.name", name, tools)?
-        }
-    };
-    match tools {
-        None if choice != ToolChoice::None => {
-            Err(ApiError::invalid("tool_choice", "there are no tools"))
-        }
-        _ => Ok(choice),
-    }
 }
 
 /// What is known of the answers to a request while they come.
@@ -241,7 +258,7 @@ fn logprobs_json(wanted: bool, content: Vec<Value>) -> Value {
 
 struct ChatChunks {
     chat: Chat,
-    include_usage: bool,
+    usage: UsageSoFar,
 }
 
 impl ChatChunks {
@@ -254,9 +271,7 @@ impl ChatChunks {
             "finish_reason": null,
         });
         let mut chunk = self.chat.envelope("chat.completion.chunk", vec![choice]);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
+        self.usage.mark(index, &mut chunk);
         chunk
     }
 }
@@ -267,7 +282,7 @@ impl Chunks for ChatChunks {
     fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
         let piece = match next {
             Next::Piece(piece) => piece,
-            Next::Done(usage) if self.include_usage => {
+            Next::Done(usage) if self.usage.last() => {
                 let mut chunk = self.chat.envelope("chat.completion.chunk", Vec::new());
                 chunk["usage"] = usage_json(&usage);
                 return out.push(chunk);
@@ -275,6 +290,7 @@ impl Chunks for ChatChunks {
             Next::Done(_) | Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => return,
         };
         let index = piece.index;
+        self.usage.count(&piece);
         let part = self.chat.speech.part(piece);
         if part.first {
             let delta = json!({"role": "assistant", "content": ""});

@@ -3,17 +3,17 @@
 use crate::answers::{Answers, Next, Piece, finish_name};
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
 use crate::logprobs::TextLogprobs;
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
-use crate::sampling::{self, Wanted};
+use crate::request::{self, Body, Int, Prompts};
+use crate::sampling::{self, UsageSoFar, Wanted};
 use crate::sse::{self, Chunks, Events};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use ferrum_engine::engine::{MAX_LOGPROBS, Usage};
+use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
@@ -51,13 +51,12 @@ pub(crate) async fn completions(
         ..job.wanted.request(prompt.tokens.clone(), &app.config)
     });
     let mut answers = Answers::begin(&lease, "prompt", job.wanted.n, asked)?;
-    let (stream, include_usage) = (job.wanted.stream, job.wanted.include_usage);
+    let prompts = job.prompts.iter().map(|prompt| prompt.tokens.len());
+    let usage = UsageSoFar::new(job.wanted.usage, prompts.collect(), job.wanted.n);
+    let stream = job.wanted.stream;
     let mut text = Completion::new(&lease, job, answers.count());
     if stream {
-        let shape = TextChunks {
-            text,
-            include_usage,
-        };
+        let shape = TextChunks { text, usage };
         return Ok(sse::response(answers, shape));
     }
     gather(&mut answers, &mut text).await
@@ -95,21 +94,35 @@ pub(super) fn usage_json(usage: &Usage) -> Value {
     })
 }
 
-pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::read(&mut fields, lease, config)?;
-    let echo = fields.boolean("echo")?.unwrap_or(false);
-    let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
-    let most = sampling::max_tokens(&mut fields, &["max_tokens"], 0, config)?;
-    wanted.generation.max_tokens = most.unwrap_or(DEFAULT_MAX_TOKENS);
-    fields.harmless("best_of", |v| *v == wanted.n, "the value of n")?;
-    fields.harmless("suffix", |v| v == "", "\"\"")?;
+    let mut wanted = Wanted::read(body, lease, config)?;
+    let fields: request::Completion = body.part()?;
+    let most = sampling::max_tokens(&[("max_tokens", fields.max_tokens)], 0, config)?;
+    wanted.generation.max_tokens = match (most, fields.max_tokens) {
+        (Some(most), _) => most,
+        (None, Some(_)) => config.max_tokens,
+        (None, None) => DEFAULT_MAX_TOKENS,
+    };
+    if fields
+        .best_of
+        .and_then(Int::count)
+        .is_some_and(|best| best != wanted.n)
+    {
+        let reason = "not supported; expected the value of n or no such field";
+        return Err(ApiError::unsupported("best_of", reason));
+    }
+    if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        let reason = "not supported; expected \"\" or no such field";
+        return Err(ApiError::unsupported("suffix", reason));
+    }
+    if fields.store == Some(true) {
+        body.ignore("store");
+    }
     if let Some(Structured { grammar, param }) = &wanted.structured {
         wanted.grammar = Some(structured::compile(lease, param, grammar)?);
     }
-    let prompt = fields.need("prompt")?;
-    fields.finish()?;
-    let prompts = read_prompts(lease, "prompt", prompt, config.max_prompts)?;
+    let prompts = read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?;
     let answers = prompts.len().saturating_mul(wanted.n);
     if answers > config.max_choices {
         let most = config.max_choices;
@@ -119,69 +132,62 @@ pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, 
     Ok(Job {
         wanted,
         prompts,
-        echo,
-        logprobs,
+        echo: fields.echo.unwrap_or(false),
+        logprobs: fields.logprobs.and_then(Int::count),
     })
 }
 
-/// A text, texts, tokens, or lists of tokens: at most `most` of them.
+/// At most `most` prompts, as tokens.
 pub(super) fn read_prompts(
     model: &Model,
     param: &str,
-    prompt: Value,
+    prompts: Prompts,
     most: usize,
 ) -> Result<Vec<Prompt>, ApiError> {
-    let values = match prompt {
-        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
-            return Ok(vec![read_tokens(model, &values, param)?]);
-        }
-        Value::Array(values) => values,
-        value => return Ok(vec![read_prompt(model, value, param)?]),
-    };
-    if values.is_empty() || values.len() > most {
-        let found = values.len();
+    let found = prompts.list.len();
+    if found == 0 || found > most {
         let reason = format!("found {found} prompts, expected 1 to {most}");
         return Err(ApiError::invalid(param, reason));
     }
-    let values = values.into_iter().enumerate();
-    let read = values.map(|(i, value)| read_prompt(model, value, &format!("{param}[{i}]")));
+    let listed = prompts.listed;
+    let read = prompts.list.into_iter().enumerate().map(|(i, prompt)| {
+        let param = match listed {
+            true => format!("{param}[{i}]"),
+            false => param.to_owned(),
+        };
+        match prompt {
+            request::Prompt::Text(text) => read_text(model, text, &param),
+            request::Prompt::Tokens(tokens) => read_tokens(model, tokens, &param),
+        }
+    });
     read.collect()
 }
 
-fn read_prompt(model: &Model, value: Value, param: &str) -> Result<Prompt, ApiError> {
-    match value {
-        Value::String(text) => {
-            let mut tokens = model.encode(param, &text, EncodeOptions::WRITTEN)?;
-            // An empty text begins as any text does.
-            tokens.extend(model.served.tokenizer.bos().filter(|_| tokens.is_empty()));
-            if tokens.is_empty() {
-                let reason = "found an empty text, and this model has no token to begin with";
-                return Err(ApiError::invalid(param, reason));
-            }
-            Ok(Prompt {
-                tokens,
-                text: Some(text),
-            })
-        }
-        Value::Array(values) => read_tokens(model, &values, param),
-        other => Err(fields::wrong(
-            param,
-            &other,
-            "a string or an array of token ids",
-        )),
+fn read_text(model: &Model, text: String, param: &str) -> Result<Prompt, ApiError> {
+    let mut tokens = model.encode(param, &text, EncodeOptions::WRITTEN)?;
+    // An empty text begins as any text does.
+    tokens.extend(model.served.tokenizer.bos().filter(|_| tokens.is_empty()));
+    if tokens.is_empty() {
+        let reason = "found an empty text, and this model has no token to begin with";
+        return Err(ApiError::invalid(param, reason));
     }
+    Ok(Prompt {
+        tokens,
+        text: Some(text),
+    })
 }
 
-fn read_tokens(model: &Model, values: &[Value], param: &str) -> Result<Prompt, ApiError> {
-    if values.is_empty() {
+fn read_tokens(model: &Model, tokens: Vec<TokenId>, param: &str) -> Result<Prompt, ApiError> {
+    if tokens.is_empty() {
         return Err(ApiError::invalid(param, "found no token"));
     }
-    let values = values.iter().enumerate();
-    let read = values.map(|(i, v)| sampling::token(model, &format!("{param}[{i}]"), v));
-    Ok(Prompt {
-        tokens: read.collect::<Result<_, _>>()?,
-        text: None,
-    })
+    let wrong = tokens
+        .iter()
+        .position(|&token| token as usize >= model.served.vocab_size);
+    if let Some(i) = wrong {
+        sampling::token(model, &format!("{param}[{i}]"), tokens[i].into())?;
+    }
+    Ok(Prompt { tokens, text: None })
 }
 
 /// A part of a choice, or all of it.
@@ -309,7 +315,7 @@ impl Completion {
 
 struct TextChunks {
     text: Completion,
-    include_usage: bool,
+    usage: UsageSoFar,
 }
 
 impl Chunks for TextChunks {
@@ -317,12 +323,15 @@ impl Chunks for TextChunks {
 
     fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
         if let Next::Done(usage) = next {
-            if self.include_usage {
+            if self.usage.last() {
                 let mut chunk = self.text.chunk(Vec::new());
                 chunk["usage"] = usage_json(&usage);
                 out.push(chunk);
             }
             return;
+        }
+        if let Next::Piece(piece) = &next {
+            self.usage.count(piece);
         }
         let Some((index, part)) = self.text.part(next) else {
             return;
@@ -332,9 +341,7 @@ impl Chunks for TextChunks {
         }
         let choice = self.text.choice(index, &part);
         let mut chunk = self.text.chunk(vec![choice]);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
+        self.usage.mark(index, &mut chunk);
         out.push(chunk);
     }
 }

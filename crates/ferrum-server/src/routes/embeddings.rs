@@ -4,9 +4,9 @@ use super::completions::read_prompts;
 use crate::answers::{Answers, Next};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
 use crate::models::Lease;
-use crate::sampling::Place;
+use crate::request::{self, Body};
+use crate::sampling::{Place, within};
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -70,26 +70,27 @@ pub(crate) async fn embeddings(
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
-    let place = Place::read(&mut fields, lease)?;
+pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
+    let place = Place::read(body, lease)?;
     let Some(pooling) = lease.served.pooling else {
         let reason = "its files ask for a pooling that is not known here";
         return Err(ApiError::unsupported("model", reason));
     };
+    let fields: request::Embeddings = body.part()?;
     let most = lease.served.hidden_size;
-    let dimensions = fields.count("dimensions", 1..=most)?.unwrap_or(most);
-    let base64 = match fields.text("encoding_format")?.as_deref() {
+    let dimensions = match fields.dimensions {
+        Some(found) => within("dimensions", found.0, 1..=most)?,
+        None => most,
+    };
+    let base64 = match fields.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
-            let expected = "\"float\" or \"base64\"";
-            return Err(fields::wrong("encoding_format", &json!(other), expected));
+            let reason = format!("found {other:?}, expected \"float\" or \"base64\"");
+            return Err(ApiError::invalid("encoding_format", reason));
         }
     };
-    fields.text("user")?;
-    let input = fields.need("input")?;
-    fields.finish()?;
-    let texts = read_prompts(lease, "input", input, app.config.max_inputs)?;
+    let texts = read_prompts(lease, "input", fields.input, app.config.max_inputs)?;
     Ok(Job {
         place,
         pooling,

@@ -10,8 +10,6 @@ mod responses;
 mod status;
 mod tokens;
 
-pub(crate) use messages::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
-
 use crate::app::App;
 use crate::{openapi, page};
 use axum::routing::{MethodRouter, get, post};
@@ -61,27 +59,4 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         (MESSAGES, post(anthropic::messages)),
         (COUNT_TOKENS, post(anthropic::count_tokens)),
     ]
-}
-
-/// Has a route read a request to the first model, to see which fields it takes.
-#[cfg(test)]
-pub(crate) fn read(
-    path: &str,
-    app: &App,
-    lease: &crate::models::Lease,
-    fields: crate::fields::Fields,
-) -> Result<(), crate::error::ApiError> {
-    match path {
-        "/tokenize" => tokens::read_tokenize(app, lease, fields).map(drop),
-        "/detokenize" => tokens::read_detokenize(app, lease, fields).map(drop),
-        "/v1/completions" => completions::read(app, lease, fields).map(drop),
-        "/v1/chat/completions" => chat::read(app, lease, fields).map(drop),
-        "/v1/embeddings" => embeddings::read(app, lease, fields).map(drop),
-        "/v1/responses" => responses::read(app, lease, fields).map(drop),
-        MESSAGES => anthropic::read(app, lease, fields).map(drop),
-        COUNT_TOKENS => anthropic::read_count(app, lease, fields).map(drop),
-        "/v1/load_lora_adapter" => adapters::read_load(app, fields).map(drop),
-        "/v1/unload_lora_adapter" => adapters::read_unload(fields).map(drop),
-        other => panic!("{other} reads no body"),
-    }
 }

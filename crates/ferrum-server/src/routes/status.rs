@@ -8,12 +8,14 @@ use crate::otlp::Exporter;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::Health;
+use ferrum_formats::chat_template::strftime;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Whether the engines really make steps; the one route that needs no key, so it tells little: of an
 /// engine that does not, whose it is. A model that is not loaded has nothing that could be ill.
@@ -134,24 +136,63 @@ fn descriptions(app: &App) -> Vec<Value> {
             one["root"] = adapter.root.display().to_string().into();
             all.push(one);
         }
+        let aliases = app.models.aliases();
+        for (alias, _) in aliases.filter(|(_, base)| base.name == known.name) {
+            let mut one = describe(alias, created, known, &status);
+            one["root"] = known.name.as_str().into();
+            all.push(one);
+        }
     }
     all
 }
 
+/// Whether a request has Anthropic's headers, and so expects its shape.
+fn is_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
+}
+
+/// A model in Anthropic's shape.
+fn anthropic_json(model: &Value) -> Value {
+    let created = Duration::from_secs(model["created"].as_u64().unwrap_or_default());
+    json!({
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": strftime(UNIX_EPOCH + created, "%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": model["max_model_len"],
+    })
+}
+
 /// All that a request can name.
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": descriptions(&app)}))
+pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
+    let all = descriptions(&app);
+    if is_anthropic(&headers) {
+        let all: Vec<_> = all.iter().map(anthropic_json).collect();
+        let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
+        return Json(json!({
+            "has_more": false,
+            "first_id": id(all.first()),
+            "last_id": id(all.last()),
+            "data": all,
+        }));
+    }
+    Json(json!({"object": "list", "data": all}))
 }
 
 /// A model by name.
 pub(crate) async fn model(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(name) = path?;
     let mut all = descriptions(&app).into_iter();
     let found = all.find(|one| one["id"] == name);
-    found.map(Json).ok_or_else(|| app.models.unknown(&name))
+    let found = found.ok_or_else(|| app.models.unknown(&name))?;
+    Ok(Json(match is_anthropic(&headers) {
+        true => anthropic_json(&found),
+        false => found,
+    }))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::messages;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::models::Lease;
+use crate::request::{self, Body};
 use crate::sampling;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -25,14 +25,13 @@ pub(crate) async fn tokenize(
 pub(super) fn read_tokenize(
     _: &App,
     model: &Lease,
-    mut fields: Fields,
+    body: &mut Body,
 ) -> Result<Json<Value>, ApiError> {
-    fields.text("model")?;
-    let add = fields.boolean("add_special_tokens")?;
-    let texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let begin = fields.boolean("add_generation_prompt")?;
-    let prompt = fields.text("prompt")?;
-    let tokens = match (prompt, messages::read(&mut fields)?) {
+    let fields: request::Tokenize = body.part()?;
+    let add = fields.add_special_tokens;
+    let texts = fields.return_token_strs.unwrap_or(false);
+    let begin = fields.add_generation_prompt;
+    let tokens = match (fields.prompt, messages::read(body)?) {
         (Some(_), Some(_)) => {
             let reason = "there is a prompt, too; expected one of them";
             return Err(ApiError::invalid("messages", reason));
@@ -47,11 +46,9 @@ pub(super) fn read_tokenize(
                 add_special: add.unwrap_or(true),
                 parse_special: true,
             };
-            fields.finish()?;
             model.encode("prompt", &text, options)?
         }
         (None, Some(mut conversation)) => {
-            fields.finish()?;
             // A template does not see what is said beside a function.
             conversation.take_functions();
             let input = ChatInput {
@@ -87,15 +84,12 @@ pub(crate) async fn detokenize(
 pub(super) fn read_detokenize(
     _: &App,
     model: &Lease,
-    mut fields: Fields,
+    body: &mut Body,
 ) -> Result<Json<Value>, ApiError> {
-    fields.text("model")?;
-    let Some(tokens) = fields.list("tokens", usize::MAX)? else {
-        return Err(ApiError::invalid("tokens", "it is missing"));
-    };
-    fields.finish()?;
-    let token = |value| sampling::token(model, "tokens", value);
-    let tokens = tokens.iter().map(token).collect::<Result<Vec<_>, _>>()?;
+    let fields: request::Detokenize = body.part()?;
+    let tokens = fields.tokens.iter();
+    let tokens = tokens.map(|id| sampling::token(model, "tokens", id.0));
+    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
     Ok(Json(
         json!({"prompt": model.served.tokenizer.decode(&tokens, false)}),
     ))

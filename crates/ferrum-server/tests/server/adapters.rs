@@ -148,7 +148,7 @@ fn what_cannot_be_loaded_is_refused_by_name() {
             json!({"lora_name": 1, "lora_path": "a"}),
             400,
             "lora_name",
-            "found 1, expected a string",
+            "`1`, expected a string",
         ),
     ];
     for (server, body, status, param, words) in cases {

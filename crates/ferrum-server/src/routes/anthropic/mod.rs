@@ -7,15 +7,15 @@ use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::models::Lease;
+use crate::request::{self, Body};
 use crate::sampling::{self, Wanted};
 use crate::speech::{self, Block, Blocks, Change, End, Kind, Speech};
 use crate::sse::{self, Chunks, Events};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use ferrum_engine::engine::{MAX_STOPS, Usage};
+use ferrum_engine::engine::Usage;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -62,36 +62,25 @@ pub(crate) async fn count_tokens(
     Ok(count)
 }
 
-pub(super) fn read_count(
-    _: &App,
-    lease: &Lease,
-    mut fields: Fields,
-) -> Result<Json<Value>, ApiError> {
-    fields.text("model")?;
-    let asked = conversation::read(&mut fields, lease)?;
-    fields.finish()?;
+pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<Json<Value>, ApiError> {
+    body.part::<request::Standing>()?;
+    let asked = conversation::read(body, lease)?;
     let tokens = asked.prompt(lease, None)?.tokens;
     Ok(Json(json!({"input_tokens": tokens.len()})))
 }
 
-pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::one(&mut fields, lease)?;
-    let most = sampling::max_tokens(&mut fields, &["max_tokens"], 1, config)?;
-    wanted.generation.max_tokens =
-        most.ok_or_else(|| ApiError::invalid("max_tokens", "it is missing"))?;
-    if let Some(stops) = fields.list("stop_sequences", MAX_STOPS)? {
-        wanted.generation.stop = sampling::stop_strings("stop_sequences", stops)?;
-    }
-    if let Some(metadata) = fields.take("metadata") {
-        let mut metadata = Fields::of(metadata, "metadata")?;
-        metadata.text("user_id")?;
-        metadata.finish()?;
-    }
-    let tier = |v: &Value| v == "auto" || v == "standard_only";
-    fields.harmless("service_tier", tier, "\"auto\" or \"standard_only\"")?;
-    let asked = conversation::read(&mut fields, lease)?;
-    fields.finish()?;
+    let mut wanted = Wanted::one(body, lease)?;
+    let fields: request::Messaging = body.part()?;
+    let Some(most) = fields.max_tokens else {
+        return Err(ApiError::invalid("max_tokens", "it is missing"));
+    };
+    let most = sampling::max_tokens(&[("max_tokens", Some(most))], 1, config)?;
+    wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
+    let stops = fields.stop_sequences.unwrap_or_default().0;
+    wanted.generation.stop = sampling::stop_strings("stop_sequences", stops)?;
+    let asked = conversation::read(body, lease)?;
     let prompt = asked.prompt(lease, Some(&mut wanted))?;
     Ok(Job { wanted, prompt })
 }
@@ -144,7 +133,7 @@ fn stop_reason(end: Option<&End>) -> (Value, Value) {
 /// A block before it has any text.
 fn empty_block(block: &Block) -> Value {
     match &block.kind {
-        Kind::Text => json!({"type": "text", "text": "", "citations": null}),
+        Kind::Text => json!({"type": "text", "text": ""}),
         // A signature lets Anthropic trust what comes back; nothing depends on it here.
         Kind::Reasoning => json!({"type": "thinking", "thinking": "", "signature": ""}),
         Kind::Call(name) => {

@@ -1,6 +1,6 @@
 //! Responses as they come: events with a type and a number.
 
-use super::shape::{Shape, item, item_id, part};
+use super::shape::{Shape, item_id, part};
 use crate::answers::Next;
 use crate::error::ApiError;
 use crate::speech::{Block, Blocks, Change, End, Kind, Speech};
@@ -58,8 +58,11 @@ impl Chunks for ResponseEvents {
                     Some(End::Length) => "incomplete",
                     _ => "completed",
                 };
-                let tell = |at, block: &Block, change| tell(at, block, change, status, out);
-                self.blocks.add(part, tell);
+                if let Some(shape) = &self.shape {
+                    let tell =
+                        |at, block: &Block, change| tell(shape, (at, block), change, status, out);
+                    self.blocks.add(part, tell);
+                }
             }
             Next::Done(usage) => {
                 if let Some(shape) = self.shape.take() {
@@ -84,7 +87,13 @@ impl Chunks for ResponseEvents {
 }
 
 /// The events of a change to a block; `status` is that of a block which ends.
-fn tell(at: usize, block: &Block, change: Change, status: &str, out: &mut Vec<Value>) {
+fn tell(
+    shape: &Shape,
+    (at, block): (usize, &Block),
+    change: Change,
+    status: &str,
+    out: &mut Vec<Value>,
+) {
     let id = item_id(block);
     let whole_part = match &block.kind {
         Kind::Call(_) => None,
@@ -124,7 +133,7 @@ fn tell(at: usize, block: &Block, change: Change, status: &str, out: &mut Vec<Va
         json!({
             "type": format!("response.output_item.{kind}"),
             "output_index": at,
-            "item": item(block, status),
+            "item": shape.item(block, status),
         })
     };
     match change {

@@ -3,64 +3,85 @@
 //! An item is a message, a thought, a call or its result. To templates a thought, what is said after it
 //! and the calls after that are one message of the assistant.
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{self, Fields};
-use crate::routes::messages::{
-    MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, check_name, need_function, read_arguments, read_function,
+use crate::request::{
+    Body, Content, Function, FunctionName, Input, Item, ItemPart, ResponseTool, Role,
 };
+use crate::routes::messages::function_json;
 use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Takes `input`, and adds it to the messages.
-pub(super) fn read(fields: &mut Fields, messages: &mut Vec<Value>) -> Result<()> {
-    let items = match fields.need("input")? {
-        Value::String(text) => {
+/// Adds what a request says to the messages.
+pub(super) fn read(
+    app: &App,
+    body: &mut Body,
+    input: Input,
+    messages: &mut Vec<Value>,
+) -> Result<()> {
+    let items = match input {
+        Input::Text(text) => {
             messages.push(json!({"role": "user", "content": text}));
             return Ok(());
         }
-        Value::Array(items) if items.is_empty() => {
+        Input::Parts(items) if items.is_empty() => {
             return Err(ApiError::invalid("input", "found no item"));
         }
-        Value::Array(items) if items.len() <= MAX_MESSAGES => items,
-        other => {
-            let expected = format!("a string or an array of at most {MAX_MESSAGES} items");
-            return Err(fields::wrong("input", &other, &expected));
-        }
+        Input::Parts(items) => items,
     };
     let mut turn = Map::new();
     for (i, item) in items.into_iter().enumerate() {
-        let mut item = Fields::of(item, &format!("input[{i}]"))?;
-        // What comes back from an answer has them.
-        item.text("id")?;
-        item.text("status")?;
-        let kind = item.text("type")?;
-        match kind.as_deref() {
-            None | Some("message") => read_message(item, &mut turn, messages)?,
+        let path = format!("input[{i}]");
+        let item = match item.r#type.as_deref() {
+            Some("item_reference") => referred(app, item, &path)?,
+            _ => item,
+        };
+        match item.r#type.as_deref() {
+            None | Some("message") => read_message(item, &path, &mut turn, messages)?,
             Some("reasoning") => {
                 end_turn(&mut turn, messages);
-                turn.insert("reasoning_content".into(), read_reasoning(item)?.into());
+                turn.insert(
+                    "reasoning_content".into(),
+                    read_reasoning(item, &path)?.into(),
+                );
             }
             Some("function_call") => {
                 let calls = turn.entry("tool_calls").or_insert_with(|| json!([]));
                 if let Some(calls) = calls.as_array_mut() {
-                    calls.push(read_call(item)?);
+                    calls.push(read_call(item, &path)?);
                 }
             }
             Some("function_call_output") => {
                 end_turn(&mut turn, messages);
-                messages.push(read_output(item)?);
+                messages.push(read_output(item, &path)?);
             }
+            // What tools did that OpenAI's servers or clients run: the model does not know of them.
+            Some(kind) if kind.ends_with("_call") || kind.ends_with("_call_output") => {
+                body.ignore(path)
+            }
+            Some("compaction" | "mcp_list_tools") => body.ignore(path),
             Some(other) => {
                 let reason = format!(
                     "found {other:?}, expected message, reasoning, function_call or function_call_output"
                 );
-                return Err(ApiError::unsupported(item.name("type"), reason));
+                return Err(ApiError::unsupported(format!("{path}.type"), reason));
             }
         }
     }
     end_turn(&mut turn, messages);
     Ok(())
+}
+
+/// An item of a response that was kept.
+fn referred(app: &App, item: Item, path: &str) -> Result<Item> {
+    let id = need(item.id, path, "id")?;
+    let found = app.responses.item(&id);
+    let found = found.and_then(|item| serde_json::from_str(&item).ok());
+    found.ok_or_else(|| {
+        let reason = format!("there is no item {id:?} here, or no longer; send the item itself");
+        ApiError::invalid(format!("{path}.id"), reason)
+    })
 }
 
 /// The assistant has said what it said.
@@ -75,116 +96,124 @@ fn end_turn(turn: &mut Map<String, Value>, messages: &mut Vec<Value>) {
     }
 }
 
+fn need<T>(value: Option<T>, path: &str, field: &str) -> Result<T> {
+    value.ok_or_else(|| ApiError::invalid(format!("{path}.{field}"), "it is missing"))
+}
+
 fn read_message(
-    mut item: Fields,
+    item: Item,
+    path: &str,
     turn: &mut Map<String, Value>,
     messages: &mut Vec<Value>,
 ) -> Result<()> {
-    let (param, role) = (item.name("role"), item.need("role")?);
-    let text = need_text(&mut item, "content")?;
-    item.finish()?;
-    match role.as_str() {
-        Some("assistant") => {
+    let role = need(item.role, path, "role")?;
+    let content = need(item.content, path, "content")?;
+    let text = text_of(content, &format!("{path}.content"))?;
+    match role {
+        Role::Assistant => {
             if turn.contains_key("content") || turn.contains_key("tool_calls") {
                 end_turn(turn, messages);
             }
             turn.insert("content".into(), text.into());
         }
-        Some(role @ ("user" | "system" | "developer")) => {
+        Role::User | Role::System | Role::Developer => {
             end_turn(turn, messages);
-            // Templates know the older name only.
-            let role = if role == "user" { role } else { "system" };
-            messages.push(json!({"role": role, "content": text}));
+            messages.push(json!({"role": role.name(), "content": text}));
         }
-        _ => {
-            let expected = "user, assistant, system or developer";
-            return Err(fields::wrong(&param, &role, expected));
+        Role::Tool => {
+            let reason = "found \"tool\", expected user, assistant, system or developer";
+            return Err(ApiError::invalid(format!("{path}.role"), reason));
         }
     }
     Ok(())
 }
 
 /// A text: a string, or parts of text, one line after the other.
-fn read_text(item: &mut Fields, field: &str) -> Result<Option<String>> {
-    let path = item.name(field);
-    let parts = match item.take(field) {
-        None => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(text)),
-        Some(Value::Array(parts)) if parts.len() <= MAX_PARTS => parts,
-        Some(other) => {
-            let expected = format!("a string or an array of at most {MAX_PARTS} parts");
-            return Err(fields::wrong(&path, &other, &expected));
-        }
+fn text_of(content: Content<ItemPart>, path: &str) -> Result<String> {
+    let parts = match content {
+        Content::Text(text) => return Ok(text),
+        Content::Parts(parts) => parts.into_iter().enumerate(),
     };
-    let parts = parts.into_iter().enumerate();
     let parts = parts.map(|(i, part)| read_part(part, &format!("{path}[{i}]")));
-    Ok(Some(parts.collect::<Result<Vec<_>>>()?.join("\n")))
+    Ok(parts.collect::<Result<Vec<_>>>()?.join("\n"))
 }
 
-fn need_text(item: &mut Fields, field: &str) -> Result<String> {
-    let text = read_text(item, field)?;
-    text.ok_or_else(|| ApiError::invalid(item.name(field), "it is missing"))
-}
-
-fn read_part(part: Value, path: &str) -> Result<String> {
-    let mut part = Fields::of(part, path)?;
-    let kind = part.need("type")?;
-    let field = match kind.as_str() {
-        Some("input_text" | "output_text" | "reasoning_text" | "text") => "text",
-        Some("refusal") => "refusal",
-        _ => {
-            let reason = format!("found {kind}, expected a text: this model reads only text");
-            return Err(ApiError::unsupported(part.name("type"), reason));
+fn read_part(part: ItemPart, path: &str) -> Result<String> {
+    match &*part.r#type {
+        "input_text" | "output_text" | "reasoning_text" | "summary_text" | "text" => {
+            need(part.text, path, "text")
         }
-    };
-    let text = part.text(field)?;
-    let text = text.ok_or_else(|| ApiError::invalid(part.name(field), "it is missing"))?;
-    // What comes back from an answer has them.
-    let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
-    part.harmless("annotations", empty, "an empty array")?;
-    part.harmless("logprobs", empty, "an empty array")?;
-    part.finish()?;
-    Ok(text)
-}
-
-fn read_reasoning(mut item: Fields) -> Result<String> {
-    let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
-    item.harmless("summary", empty, "an empty array")?;
-    let text = read_text(&mut item, "content")?;
-    item.finish()?;
-    Ok(text.unwrap_or_default())
-}
-
-fn read_call(mut item: Fields) -> Result<Value> {
-    let id = item.need("call_id")?;
-    if !id.is_string() {
-        return Err(fields::wrong(&item.name("call_id"), &id, "a string"));
+        "refusal" => need(part.refusal, path, "refusal"),
+        other => {
+            let reason = format!("found {other:?}, expected a text: this model reads only text");
+            Err(ApiError::unsupported(format!("{path}.type"), reason))
+        }
     }
-    let name = item.need("name")?;
-    check_name(&item.name("name"), &name)?;
-    let arguments = read_arguments(&mut item)?;
-    item.finish()?;
+}
+
+/// What was thought: whole where it is there, else its summary.
+fn read_reasoning(item: Item, path: &str) -> Result<String> {
+    let text = match item.content {
+        Some(content) => text_of(content, &format!("{path}.content"))?,
+        None => String::new(),
+    };
+    if !text.is_empty() {
+        return Ok(text);
+    }
+    let summary = item.summary.unwrap_or_default().0;
+    text_of(Content::Parts(summary), &format!("{path}.summary"))
+}
+
+fn read_call(item: Item, path: &str) -> Result<Value> {
+    let id = need(item.call_id, path, "call_id")?;
+    let FunctionName(name) = need(item.name, path, "name")?;
+    let arguments = item.arguments.unwrap_or_default().0;
     let function = json!({"name": name, "arguments": arguments});
     Ok(json!({"type": "function", "id": id, "function": function}))
 }
 
-fn read_output(mut item: Fields) -> Result<Value> {
-    let id = item.text("call_id")?;
-    let id = id.ok_or_else(|| ApiError::invalid(item.name("call_id"), "it is missing"))?;
-    let text = need_text(&mut item, "output")?;
-    item.finish()?;
+fn read_output(item: Item, path: &str) -> Result<Value> {
+    let id = need(item.call_id, path, "call_id")?;
+    let output = need(item.output, path, "output")?;
+    let text = text_of(output, &format!("{path}.output"))?;
     Ok(json!({"role": "tool", "tool_call_id": id, "content": text}))
 }
 
-/// Takes `tools`, and brings them into the form of chat completions.
-pub(super) fn read_tools(fields: &mut Fields) -> Result<Option<Value>> {
-    let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default();
-    let tools = tools.into_iter().enumerate();
-    let tools = tools.map(|(i, tool)| {
-        let mut tool = Fields::of(tool, &format!("tools[{i}]"))?;
-        need_function(&mut tool)?;
-        read_function(tool, "parameters")
-    });
-    let tools = tools.collect::<Result<Vec<_>>>()?;
-    Ok((!tools.is_empty()).then_some(Value::Array(tools)))
+/// Tools in the form of chat completions, and the namespace of each function that has one.
+pub(super) fn read_tools(
+    body: &mut Body,
+    tools: Vec<ResponseTool>,
+) -> Result<(Option<Value>, Map<String, Value>)> {
+    let mut known = Vec::with_capacity(tools.len());
+    let mut namespaces = Map::new();
+    for (i, tool) in tools.into_iter().enumerate() {
+        let path = format!("tools[{i}]");
+        match tool.r#type.as_deref() {
+            None | Some("function") => {
+                let name = need(tool.name, &path, "name")?;
+                let function = Function::new(name, tool.description, tool.parameters, tool.strict);
+                known.push(function_json(function));
+            }
+            Some("namespace") => {
+                let FunctionName(namespace) = need(tool.name, &path, "name")?;
+                let inner = tool.tools.unwrap_or_default().0;
+                for (j, tool) in inner.into_iter().enumerate() {
+                    if tool.r#type.is_some_and(|kind| kind != "function") {
+                        body.ignore(format!("{path}.tools[{j}]"));
+                        continue;
+                    }
+                    namespaces.insert(tool.name.0.clone(), namespace.as_str().into());
+                    let function =
+                        Function::new(tool.name, tool.description, tool.parameters, tool.strict);
+                    known.push(function_json(function));
+                }
+            }
+            // Those that OpenAI's servers or clients define: the model does not know of them.
+            Some(_) => body.ignore(path),
+        }
+    }
+    Ok((
+        (!known.is_empty()).then_some(Value::Array(known)),
+        namespaces,
+    ))
 }

@@ -8,13 +8,12 @@ use crate::answers::Answers;
 use crate::app::App;
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::model::Model;
 use crate::models::Lease;
-use crate::sampling::{self, Wanted, is_false};
+use crate::request::{self, Body};
+use crate::sampling::{self, Wanted};
 use crate::speech::{self, Speech};
 use crate::sse;
-use crate::structured::{self, Structured};
+use crate::structured;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
@@ -25,6 +24,9 @@ use std::sync::Arc;
 
 /// The field that names the response to go on from.
 const PREVIOUS: &str = "previous_response_id";
+
+/// Among what a response repeats: the namespaces of its functions, by their names.
+const NAMESPACES: &str = "namespaces";
 
 #[derive(Debug)]
 pub(super) struct Job {
@@ -41,10 +43,10 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let fields = app.fields(request).await?;
-    let model = asked_model(&app, &fields)?;
+    let body = app.fields(request).await?;
+    let model = asked_model(&app, &body)?;
     let lease = app.lease(model.as_deref()).await?;
-    let (mut job, lease) = app.parse(fields, lease, read).await?;
+    let (mut job, lease) = app.parse(body, lease, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let asked = job.wanted.request(prompt, &app.config);
     let mut answers = Answers::begin(&lease, "input", 1, [asked])?;
@@ -60,9 +62,9 @@ pub(crate) async fn create(
 }
 
 /// The model that a request means: one that names none goes on with that of the response before.
-fn asked_model(app: &App, fields: &Fields) -> Result<Option<String>, ApiError> {
-    let asked = fields.peek_text("model")?;
-    let previous = fields.peek_text(PREVIOUS)?.filter(|_| asked.is_none());
+fn asked_model(app: &App, body: &Body) -> Result<Option<String>, ApiError> {
+    let asked = body.text("model")?;
+    let previous = body.text(PREVIOUS)?.filter(|_| asked.is_none());
     let stored = previous.and_then(|id| app.responses.get(&id));
     Ok(asked.or_else(|| stored.map(|stored| stored.model().to_owned())))
 }
@@ -93,39 +95,48 @@ pub(crate) async fn delete(
     }
 }
 
-pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, ApiError> {
+pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
     let mut echo = Map::new();
     for field in ["metadata", "tools", "tool_choice", "user", "reasoning"] {
-        echo.insert(field.into(), fields.peek(field));
+        echo.insert(field.into(), body.value(field));
     }
-    let mut wanted = Wanted::one(&mut fields, lease)?;
+    let mut wanted = Wanted::one(body, lease)?;
+    let fields: request::Respond = body.part()?;
     echo.insert("model".into(), wanted.place.model.name.as_str().into());
-    let names = ["max_output_tokens"];
-    let most = sampling::max_tokens(&mut fields, &names, 1, config)?;
+    let most = [("max_output_tokens", fields.max_output_tokens)];
+    let most = sampling::max_tokens(&most, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
     echo.insert("max_output_tokens".into(), json!(most));
     let sampling = &wanted.generation.sampling;
     echo.insert("temperature".into(), shape::short(sampling.temperature));
     echo.insert("top_p".into(), shape::short(sampling.top_p));
-    read_harmless(&mut fields, wanted.stream)?;
-    sampling::ignored(&mut fields)?;
-    wanted.structured = read_text(&mut fields, &mut echo)?;
-    let store = read_store(app, &mut fields)?;
+    supported(body, &fields, wanted.stream)?;
+    if let Some(format) = fields.text.and_then(|text| text.format) {
+        echo.insert("format".into(), body.value("text")["format"].clone());
+        wanted.structured = structured::read_format(format, "text.format", true)?;
+    }
+    let store = read_store(app, fields.store)?;
     echo.insert("store".into(), store.into());
-    let mut messages = read_previous(app, &mut fields, &mut echo)?;
-    input::read(&mut fields, &mut messages)?;
+    let mut messages = read_previous(app, fields.previous_response_id, &mut echo)?;
+    let Some(input) = fields.input else {
+        return Err(ApiError::invalid("input", "it is missing"));
+    };
+    input::read(app, body, input, &mut messages)?;
     let mut extra = Map::new();
-    read_reasoning(&mut fields, lease, &mut extra)?;
-    let tools = input::read_tools(&mut fields)?;
-    let choice = read_tool_choice(&mut fields, tools.as_ref())?;
-    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    if let Some(effort) = fields.reasoning.and_then(|reasoning| reasoning.effort)
+        && !set_effort(lease, &mut extra, &effort)
+    {
+        body.ignore("reasoning.effort");
+    }
+    let (tools, namespaces) = input::read_tools(body, fields.tools.unwrap_or_default().0)?;
+    echo.insert(NAMESPACES.into(), namespaces.into());
+    let choice = ToolChoice::of(fields.tool_choice, tools.as_ref())?;
+    let parallel = fields.parallel_tool_calls.unwrap_or(true);
     echo.insert("parallel_tool_calls".into(), parallel.into());
-    let instructions = fields.text("instructions")?;
-    echo.insert("instructions".into(), json!(instructions));
-    fields.finish()?;
+    echo.insert("instructions".into(), json!(fields.instructions));
     let kept = store.then(|| messages.clone());
-    if let Some(text) = instructions {
+    if let Some(text) = fields.instructions {
         // Those of an earlier response are gone.
         messages.insert(0, json!({"role": "system", "content": text}));
     }
@@ -143,48 +154,59 @@ pub(super) fn read(app: &App, lease: &Lease, mut fields: Fields) -> Result<Job, 
     })
 }
 
-/// Fields that are accepted where they ask for what happens anyway.
-fn read_harmless(fields: &mut Fields, stream: bool) -> Result<(), ApiError> {
-    fields.harmless("background", is_false, "false")?;
-    fields.harmless("truncation", |v| v == "disabled", "\"disabled\"")?;
-    fields.harmless("top_logprobs", |v| v == 0, "0")?;
-    // Reasoning comes in the clear, which serves what encrypted reasoning is asked for.
-    let include = |v: &Value| {
-        let mut list = v.as_array().into_iter().flatten();
-        v.is_array() && list.all(|entry| entry == "reasoning.encrypted_content")
-    };
-    fields.harmless("include", include, "[\"reasoning.encrypted_content\"]")?;
-    let Some(options) = fields.take("stream_options") else {
-        return Ok(());
-    };
-    if !stream {
-        let reason = "only for requests with \"stream\": true";
-        return Err(ApiError::invalid("stream_options", reason));
+/// Refuses fields that would change the answer and cannot be followed, and notes hints that are not.
+fn supported(body: &mut Body, fields: &request::Respond, stream: bool) -> Result<(), ApiError> {
+    let refused = |name: &str, reason: &str| Err(ApiError::unsupported(name, reason));
+    if fields.background == Some(true) {
+        return refused(
+            "background",
+            "not supported; expected false or no such field",
+        );
     }
-    let mut options = Fields::of(options, "stream_options")?;
-    options.harmless("include_obfuscation", is_false, "false")?;
-    options.finish()
-}
-
-/// Takes `text`: the form of the answer.
-fn read_text(
-    fields: &mut Fields,
-    echo: &mut Map<String, Value>,
-) -> Result<Option<Structured>, ApiError> {
-    let Some(text) = fields.take("text") else {
-        return Ok(None);
-    };
-    let mut text = Fields::of(text, "text")?;
-    echo.insert("format".into(), text.peek("format"));
-    let format = structured::text_format(&mut text)?;
-    text.harmless("verbosity", |v| v == "medium", "\"medium\"")?;
-    text.finish()?;
-    Ok(format)
+    if fields.conversation.is_some() {
+        let reason = "this server keeps no conversations; use previous_response_id";
+        return refused("conversation", reason);
+    }
+    if fields.prompt.is_some() {
+        return refused(
+            "prompt",
+            "this server keeps no prompts; send the text as input",
+        );
+    }
+    if fields.stream_options.is_some() {
+        sampling::only_for_streams(stream)?;
+    }
+    // Reasoning comes in the clear, which serves what encrypted reasoning is asked for.
+    let mut include = fields.include.iter().flat_map(|list| &list.0);
+    if include.any(|entry| entry != "reasoning.encrypted_content") {
+        body.ignore("include");
+    }
+    if fields.top_logprobs.is_some_and(|top| top.0 > 0) {
+        body.ignore("top_logprobs");
+    }
+    if fields.max_tool_calls.is_some() {
+        // Calls are the client's to make.
+        body.ignore("max_tool_calls");
+    }
+    if fields
+        .truncation
+        .as_deref()
+        .is_some_and(|how| how != "disabled")
+    {
+        body.ignore("truncation");
+    }
+    let verbosity = fields
+        .text
+        .as_ref()
+        .and_then(|text| text.verbosity.as_deref());
+    if verbosity.is_some_and(|verbosity| verbosity != "medium") {
+        body.ignore("text.verbosity");
+    }
+    Ok(())
 }
 
 /// Whether the response is kept; it is, as with OpenAI, unless the request says otherwise.
-fn read_store(app: &App, fields: &mut Fields) -> Result<bool, ApiError> {
-    let asked = fields.boolean("store")?;
+fn read_store(app: &App, asked: Option<bool>) -> Result<bool, ApiError> {
     match (asked, app.responses.is_on()) {
         (Some(true), false) => Err(ApiError::unsupported("store", "this server keeps nothing")),
         (Some(store), _) => Ok(store),
@@ -195,10 +217,9 @@ fn read_store(app: &App, fields: &mut Fields) -> Result<bool, ApiError> {
 /// The conversation that the request goes on with.
 fn read_previous(
     app: &App,
-    fields: &mut Fields,
+    id: Option<String>,
     echo: &mut Map<String, Value>,
 ) -> Result<Vec<Value>, ApiError> {
-    let id = fields.text(PREVIOUS)?;
     echo.insert(PREVIOUS.into(), json!(id));
     let Some(id) = id else {
         return Ok(Vec::new());
@@ -211,42 +232,4 @@ fn read_previous(
         );
         ApiError::invalid(PREVIOUS, reason)
     })
-}
-
-/// Takes `reasoning`.
-fn read_reasoning(
-    fields: &mut Fields,
-    model: &Model,
-    extra: &mut Map<String, Value>,
-) -> Result<(), ApiError> {
-    let Some(reasoning) = fields.take("reasoning") else {
-        return Ok(());
-    };
-    let mut reasoning = Fields::of(reasoning, "reasoning")?;
-    if let Some(effort) = reasoning.text("effort")? {
-        set_effort(model, extra, "reasoning.effort", &effort)?;
-    }
-    // "auto" is whatever there is, and there is none.
-    reasoning.harmless("summary", |v| v == "auto", "\"auto\"")?;
-    reasoning.finish()
-}
-
-fn read_tool_choice(fields: &mut Fields, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
-    let choice = match fields.take("tool_choice") {
-        None => return Ok(tools.map_or(ToolChoice::None, |_| ToolChoice::Auto)),
-        Some(Value::String(word)) => ToolChoice::of_word(&word)?,
-        Some(value) => {
-            let mut choice = Fields::of(value, "tool_choice")?;
-            choice.harmless("type", |v| v == "function", "\"function\"")?;
-            let name = choice.text("name")?.unwrap_or_default();
-            choice.finish()?;
-            return ToolChoice::named("tool_choice.name", name, tools);
-        }
-    };
-    match tools {
-        // OpenAI's clients send "auto" without any, too.
-        None if matches!(choice, ToolChoice::None | ToolChoice::Auto) => Ok(ToolChoice::None),
-        None => Err(ApiError::invalid("tool_choice", "there are no tools")),
-        Some(_) => Ok(choice),
-    }
 }

@@ -1,5 +1,6 @@
 //! Responses as OpenAI's clients read them.
 
+use super::NAMESPACES;
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
 use crate::model::unix_time;
@@ -40,7 +41,7 @@ impl Shape {
 
     /// A response that will not end; what there was of it is told.
     pub(super) fn failed(&self, blocks: &Blocks, error: &ApiError) -> Value {
-        let mut response = self.response("failed", items(blocks, "incomplete"), Value::Null);
+        let mut response = self.response("failed", self.items(blocks, "incomplete"), Value::Null);
         let code = error.code().unwrap_or("server_error");
         response["error"] = json!({"code": code, "message": error.to_string()});
         response
@@ -57,7 +58,7 @@ impl Shape {
             "output_tokens_details": {"reasoning_tokens": blocks.reasoning_tokens()},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         });
-        let mut response = self.response(status, items(blocks, status), usage);
+        let mut response = self.response(status, self.items(blocks, status), usage);
         match cut {
             true => response["incomplete_details"] = json!({"reason": "max_output_tokens"}),
             false => response["completed_at"] = unix_time().into(),
@@ -105,19 +106,30 @@ impl Shape {
             "user": echo("user"),
         })
     }
+
+    /// Finished items; the last has the status of the response.
+    fn items(&self, blocks: &Blocks, status: &str) -> Vec<Value> {
+        let list = blocks.list();
+        let item = |(i, block)| match i + 1 == list.len() {
+            true => self.item(block, status),
+            false => self.item(block, "completed"),
+        };
+        list.iter().enumerate().map(item).collect()
+    }
+
+    pub(super) fn item(&self, block: &Block, status: &str) -> Value {
+        let mut item = item(block, status);
+        let namespaces = self.echo.get(NAMESPACES);
+        if let Kind::Call(name) = &block.kind
+            && let Some(namespace) = namespaces.and_then(|all| all.get(name))
+        {
+            item["namespace"] = namespace.clone();
+        }
+        item
+    }
 }
 
-/// Finished items; the last has the status of the response.
-fn items(blocks: &Blocks, status: &str) -> Vec<Value> {
-    let list = blocks.list();
-    let item = |(i, block)| match i + 1 == list.len() {
-        true => item(block, status),
-        false => item(block, "completed"),
-    };
-    list.iter().enumerate().map(item).collect()
-}
-
-pub(super) fn item(block: &Block, status: &str) -> Value {
+fn item(block: &Block, status: &str) -> Value {
     let begun = status == "in_progress";
     let content = match begun {
         true => Vec::new(),

@@ -1,0 +1,253 @@
+//! `/v1/chat/completions` and what else has a conversation in OpenAI's form.
+
+use super::{
+    Alternatives, Anything, Arguments, Content, FunctionName, Limit, List, MAX_TOOLS, Messages,
+    Natural, Object, Tools, Words,
+};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+/// What a chat completion has beside [`Sampling`](super::Sampling), [`Choices`](super::Choices) and a
+/// [`Conversation`].
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Chat {
+    /// Most tokens of an answer; -1: as many as fit.
+    pub(crate) max_completion_tokens: Option<Limit>,
+    #[serde(alias = "n_predict")]
+    pub(crate) max_tokens: Option<Limit>,
+    pub(crate) logprobs: Option<bool>,
+    pub(crate) top_logprobs: Option<Alternatives>,
+    pub(crate) modalities: Option<Words>,
+    pub(crate) tool_choice: Option<ToolChoice>,
+    pub(crate) parallel_tool_calls: Option<bool>,
+    /// How hard a model thinks, where its template knows how.
+    pub(crate) reasoning_effort: Option<String>,
+    /// The same as OpenRouter has it.
+    pub(crate) reasoning: Option<Reasoning>,
+    /// OpenAI's older form of tools, which is not supported.
+    pub(crate) functions: Option<Anything>,
+    pub(crate) function_call: Option<Anything>,
+    /// Whether the last message is gone on with rather than answered.
+    pub(crate) continue_final_message: Option<bool>,
+    pub(crate) add_generation_prompt: Option<bool>,
+    pub(crate) store: Option<bool>,
+}
+
+/// How much a model thinks, and how that is told.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Reasoning {
+    pub(crate) effort: Option<String>,
+    /// Thoughts come in the clear, which serves whatever summary is asked for.
+    #[serde(rename = "summary")]
+    _summary: Option<Anything>,
+    #[serde(rename = "generate_summary")]
+    _generate_summary: Option<Anything>,
+}
+
+/// Messages, tools and what else a template is given.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Conversation {
+    pub(crate) messages: Option<MessageList>,
+    pub(crate) tools: Option<ToolList>,
+    /// Further variables for the chat template.
+    pub(crate) chat_template_kwargs: Option<Object>,
+}
+
+pub(crate) type MessageList = Messages<Message>;
+pub(crate) type ToolList = Tools<Tool>;
+pub(crate) type PartContent = Content<Part>;
+pub(crate) type ToolCalls = List<ToolCall, MAX_TOOLS>;
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    /// As templates know it, which have the older name only.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::System | Self::Developer => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Message {
+    pub(crate) role: Role,
+    pub(crate) content: Option<PartContent>,
+    pub(crate) name: Option<String>,
+    /// Of an assistant: the thoughts before the answer.
+    #[serde(alias = "reasoning")]
+    pub(crate) reasoning_content: Option<String>,
+    /// Of an assistant: what it said instead of an answer.
+    pub(crate) refusal: Option<String>,
+    pub(crate) tool_calls: Option<ToolCalls>,
+    /// Of a tool: the call that this is the result of.
+    pub(crate) tool_call_id: Option<String>,
+    // What clients send back with an answer.
+    #[serde(rename = "annotations")]
+    _annotations: Option<Anything>,
+    #[serde(rename = "audio")]
+    _audio: Option<Anything>,
+    #[serde(rename = "function_call")]
+    _function_call: Option<Anything>,
+    #[serde(rename = "reasoning_details")]
+    _reasoning_details: Option<Anything>,
+    #[serde(rename = "thinking_blocks")]
+    _thinking_blocks: Option<Anything>,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<Anything>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Anything>,
+}
+
+/// A part of a message.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Part {
+    pub(crate) r#type: String,
+    pub(crate) text: Option<String>,
+    pub(crate) refusal: Option<String>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Anything>,
+    // Of parts that only other models read.
+    #[serde(rename = "image_url")]
+    _image_url: Option<Anything>,
+    #[serde(rename = "input_audio")]
+    _input_audio: Option<Anything>,
+    #[serde(rename = "file")]
+    _file: Option<Anything>,
+}
+
+/// A call that was made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct ToolCall {
+    pub(crate) id: Option<String>,
+    pub(crate) r#type: Option<String>,
+    pub(crate) function: CalledFunction,
+    #[serde(rename = "index")]
+    _index: Option<Natural>,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<Anything>,
+    #[serde(rename = "extra_content")]
+    _extra_content: Option<Anything>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct CalledFunction {
+    pub(crate) name: FunctionName,
+    pub(crate) arguments: Option<Arguments>,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<Anything>,
+}
+
+/// A tool that may be called.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Tool {
+    pub(crate) r#type: Option<String>,
+    pub(crate) function: Option<Function>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Anything>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Function {
+    pub(crate) name: FunctionName,
+    pub(crate) description: Option<String>,
+    /// A JSON schema.
+    pub(crate) parameters: Option<Object>,
+    /// Whether the arguments are held to the schema.
+    pub(crate) strict: Option<bool>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Anything>,
+}
+
+impl Function {
+    /// A function that another API describes.
+    pub(crate) fn new(
+        name: FunctionName,
+        description: Option<String>,
+        parameters: Option<Object>,
+        strict: Option<bool>,
+    ) -> Self {
+        Self {
+            name,
+            description,
+            parameters,
+            strict,
+            _cache_control: None,
+        }
+    }
+}
+
+/// Whether and which tools are to be called: a word, or a function.
+#[derive(Debug)]
+pub(crate) enum ToolChoice {
+    Word(String),
+    Function(ChosenTool),
+}
+
+/// A function in OpenAI's form on chat completions (`function.name`), or that on responses (`name`).
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct ChosenTool {
+    pub(crate) r#type: Option<String>,
+    pub(crate) function: Option<ChosenFunction>,
+    pub(crate) name: Option<FunctionName>,
+    /// Of `allowed_tools`: how many of those in `tools` are called.
+    pub(crate) mode: Option<String>,
+    #[serde(rename = "tools")]
+    _tools: Option<Anything>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct ChosenFunction {
+    pub(crate) name: FunctionName,
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct ChoiceVisitor;
+        impl<'de> serde::de::Visitor<'de> for ChoiceVisitor {
+            type Value = ToolChoice;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "\"none\", \"auto\", \"required\" or a function")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ToolChoice, E> {
+                match word {
+                    "none" | "auto" | "required" => Ok(ToolChoice::Word(word.to_owned())),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
+                }
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                map: A,
+            ) -> Result<ToolChoice, A::Error> {
+                let map = serde::de::value::MapAccessDeserializer::new(map);
+                ChosenTool::deserialize(map).map(ToolChoice::Function)
+            }
+        }
+        from.deserialize_any(ChoiceVisitor)
+    }
+}

@@ -1,0 +1,74 @@
+//! Completions, embeddings, tokens and adapters.
+
+use super::{Alternatives, Anything, Limit, Natural, Prompts, Quantity};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+/// `/v1/completions` beside [`Sampling`](super::Sampling) and [`Choices`](super::Choices).
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Completion {
+    pub(crate) prompt: Prompts,
+    /// Whether the prompt comes before its answers.
+    pub(crate) echo: Option<bool>,
+    /// Most tokens of an answer; -1: as many as fit.
+    #[serde(alias = "n_predict")]
+    pub(crate) max_tokens: Option<Limit>,
+    pub(crate) logprobs: Option<Alternatives>,
+    pub(crate) best_of: Option<Quantity>,
+    pub(crate) suffix: Option<String>,
+    pub(crate) store: Option<bool>,
+}
+
+/// `/v1/embeddings`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Embeddings {
+    pub(crate) input: Prompts,
+    pub(crate) dimensions: Option<Quantity>,
+    /// `float` or `base64`.
+    pub(crate) encoding_format: Option<String>,
+}
+
+/// `/tokenize` beside a [`Conversation`](super::Conversation).
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Tokenize {
+    #[serde(rename = "model")]
+    _model: Option<String>,
+    /// A text, if there are no messages.
+    pub(crate) prompt: Option<String>,
+    pub(crate) add_special_tokens: Option<bool>,
+    pub(crate) return_token_strs: Option<bool>,
+    pub(crate) add_generation_prompt: Option<bool>,
+}
+
+/// `/detokenize`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Detokenize {
+    #[serde(rename = "model")]
+    _model: Option<String>,
+    pub(crate) tokens: Vec<Natural>,
+}
+
+/// `/v1/load_lora_adapter`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct LoadAdapter {
+    pub(crate) lora_name: String,
+    /// A folder inside the server's.
+    pub(crate) lora_path: String,
+    pub(crate) base_model_name: Option<String>,
+    /// Whether an adapter of the name is replaced, which is not supported.
+    pub(crate) load_inplace: Option<bool>,
+}
+
+/// `/v1/unload_lora_adapter`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct UnloadAdapter {
+    pub(crate) lora_name: String,
+    #[serde(rename = "lora_int_id")]
+    _lora_int_id: Option<Anything>,
+}

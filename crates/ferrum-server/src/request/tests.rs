@@ -1,0 +1,175 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn body(value: &Value) -> Body {
+    Body::new(value.to_string().into_bytes()).unwrap()
+}
+
+/// What is ignored of a chat completion.
+fn ignored(value: &Value) -> Vec<String> {
+    let mut body = body(value);
+    body.part::<Standing>().unwrap();
+    body.part::<Sampling>().unwrap();
+    body.part::<Conversation>().unwrap();
+    body.finish(false).unwrap()
+}
+
+#[test]
+fn what_no_part_names_is_told_at_any_depth() {
+    let request = json!({
+        "temperature": 0.5,
+        "mood": "good",
+        "nothing": null,
+        "user": {"any": "thing"},
+        "messages": [
+            {"role": "user", "content": "a", "refusal": null, "annotations": [1]},
+            {"role": "user", "content": [{"type": "text", "text": "a", "weight": 1}], "x": [{"y": 1}]},
+        ],
+    });
+    let expected = ["messages[1].content[0].weight", "messages[1].x", "mood"];
+    assert_eq!(ignored(&request), expected);
+    let mut strict = body(&request);
+    strict.part::<Sampling>().unwrap();
+    let error = strict.finish(true).unwrap_err();
+    assert_eq!(error.body()["error"]["code"], "unknown_parameter");
+}
+
+#[test]
+fn ignored_names_fit_into_a_header() {
+    let long = "x".repeat(1000);
+    let mut request = json!({"a\nb": 1, "a,b": 1, "é": 1});
+    request[&long] = 1.into();
+    for i in 0..100 {
+        request[format!("field{i}")] = 1.into();
+    }
+    let names = ignored(&request);
+    assert_eq!(names.len(), MAX_IGNORED);
+    assert_eq!(names[..2], ["a?b".to_owned(), "field0".to_owned()]);
+    assert!(names.iter().all(|name| name.len() <= MAX_NAME));
+}
+
+#[test]
+fn errors_name_their_field_by_its_path() {
+    let cases = [
+        (json!({"temperature": 3}), "temperature", "from 0 to 2"),
+        (json!({"temperature": "a"}), "temperature", "\"a\""),
+        (json!({"top_p": 0}), "top_p", "above 0, 1 at most"),
+        (json!({"top_k": 1.5}), "top_k", "an integer from -1"),
+        (
+            json!({"logit_bias": {"5": 101}}),
+            "logit_bias.5",
+            "from -100 to 100",
+        ),
+        (
+            json!({"stop_token_ids": [1, "a"]}),
+            "stop_token_ids[1]",
+            "an integer",
+        ),
+        (json!({"stream": 1}), "stream", "a boolean"),
+    ];
+    for (request, param, words) in cases {
+        let error = body(&request).part::<Sampling>().unwrap_err().body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains(words) && !message.contains(" line "),
+            "{message}"
+        );
+    }
+    let request = json!({"messages": [{"role": "user"}, {"content": "a"}]});
+    let error = body(&request).part::<Conversation>().unwrap_err().body();
+    assert_eq!(error["error"]["param"], "messages[1].role");
+    assert_eq!(error["error"]["message"], "messages[1].role: it is missing");
+}
+
+#[test]
+fn numbers_are_taken_as_clients_write_them() {
+    let request =
+        json!({"top_k": 5.0, "temperature": 1, "top_p": 1e-60, "seed": -3, "logit_bias": {"7": 1}});
+    let fields: Sampling = body(&request).part().unwrap();
+    assert_eq!(fields.top_k, Some(Int(5)));
+    assert_eq!(fields.temperature, Some(Number(1.0)));
+    assert_eq!(fields.top_p, Some(Positive(f32::MIN_POSITIVE)));
+    assert_eq!(fields.seed, Some(Int(-3)));
+    assert_eq!(
+        fields.logit_bias.unwrap().0,
+        [("7".to_owned(), Number(1.0))]
+    );
+}
+
+#[test]
+fn prompts_come_in_four_forms() {
+    let prompts = |value: Value| {
+        let read = body(&json!({"prompt": value})).part::<Completion>();
+        read.map(|fields| (fields.prompt.list, fields.prompt.listed))
+    };
+    let text = |text: &str| Prompt::Text(text.into());
+    let tokens = |ids: &[u32]| Prompt::Tokens(ids.into());
+    assert_eq!(prompts(json!("a")).unwrap(), (vec![text("a")], false));
+    assert_eq!(
+        prompts(json!([1, 2])).unwrap(),
+        (vec![tokens(&[1, 2])], false)
+    );
+    let two = (vec![text("a"), tokens(&[1])], true);
+    assert_eq!(prompts(json!(["a", [1]])).unwrap(), two);
+    assert_eq!(prompts(json!([])).unwrap(), (vec![], true));
+    for (wrong, param) in [
+        (json!(["a", 1]), "prompt"),
+        (json!([1, "a"]), "prompt[1]"),
+        (json!([[1], [-1]]), "prompt[1][0]"),
+        (json!({}), "prompt"),
+    ] {
+        let error = prompts(wrong).unwrap_err().body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}
+
+#[test]
+fn arguments_are_objects_as_text_or_not() {
+    let call = |arguments: Value| {
+        let call = json!({"id": "1", "function": {"name": "f", "arguments": arguments}});
+        let message = json!({"role": "assistant", "tool_calls": [call]});
+        let mut body = body(&json!({"messages": [message]}));
+        let fields = body.part::<Conversation>()?;
+        let message = fields.messages.unwrap().0.pop().unwrap();
+        let call = message.tool_calls.unwrap().0.pop().unwrap();
+        Ok::<_, ApiError>(Value::from(call.function.arguments.unwrap_or_default().0))
+    };
+    assert_eq!(call(json!("{\"a\": 1}")).unwrap(), json!({"a": 1}));
+    assert_eq!(call(json!({"a": 1})).unwrap(), json!({"a": 1}));
+    assert_eq!(call(json!(" ")).unwrap(), json!({}));
+    for wrong in [json!("{"), json!("[]"), json!(5)] {
+        let error = call(wrong).unwrap_err().body();
+        let param = "messages[0].tool_calls[0].function.arguments";
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}
+
+/// What is longer than it may be is refused before it takes memory.
+#[test]
+fn lists_and_objects_are_bounded() {
+    let many = vec![json!({"role": "user", "content": "a"}); MAX_MESSAGES + 1];
+    let error = body(&json!({"messages": many})).part::<Conversation>();
+    assert!(error.unwrap_err().to_string().contains("at most 4096"));
+    let schema = json!({"response_format": {"type": "json_schema", "schema": {"enum": ["x".repeat(300_000)]}}});
+    let error = body(&schema).part::<Forms>().unwrap_err();
+    assert!(error.to_string().contains("expected at most 262144"));
+    let deep = format!("{{\"user\": {}1{}}}", "[".repeat(500), "]".repeat(500));
+    assert!(Body::new(deep.into_bytes()).is_err());
+    let many: Value = (0..1000).map(|i| (format!("f{i}"), json!(1))).collect();
+    assert!(Body::new(many.to_string().into_bytes()).is_err());
+}
+
+#[test]
+fn bodies_are_objects() {
+    for (text, words) in [
+        ("[]", "expected an object"),
+        ("{", "not JSON"),
+        ("{}x", "not JSON"),
+        ("", "not JSON"),
+    ] {
+        let error = Body::new(text.into()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    assert!(Body::new(vec![b'"', 0xff, b'"']).is_err());
+}
