@@ -24,6 +24,9 @@ pub struct ServedModel {
     pub template: Option<ChatTemplate>,
     /// How it writes calls of tools; `None`: as its template says.
     pub call_format: Option<CallFormat>,
+    /// Whether objects of JSON schemas may have keys that their properties do not list, as the standard has it
+    /// where a schema does not say.
+    pub open_schemas: bool,
     /// Most tokens of a sequence.
     pub context: usize,
     /// Number of logits.

@@ -30,6 +30,8 @@ pub(crate) struct Wanted {
     pub(crate) structured: Option<Structured>,
     /// The same compiled, with all that belongs to the answer beside it.
     pub(crate) grammar: Option<Constraint>,
+    /// Whether the request names a seed. Else each prompt gets a random sequence of its own.
+    seeded: bool,
     /// Special tokens whose text is needed.
     pub(crate) shown_tokens: Vec<TokenId>,
     pub(crate) place: Place,
@@ -108,6 +110,7 @@ impl Wanted {
             usage: UsageChunks::default(),
             structured: None,
             grammar: None,
+            seeded: fields.seed.is_some(),
             shown_tokens: Vec::new(),
             place,
         })
@@ -115,7 +118,10 @@ impl Wanted {
 
     /// The request to the engine for one prompt.
     pub(crate) fn request(&self, prompt: Vec<TokenId>, config: &ServerConfig) -> Request {
-        let generation = self.generation.clone();
+        let mut generation = self.generation.clone();
+        if !self.seeded {
+            generation.sampling.seed = fresh_seed();
+        }
         Request {
             n: self.n,
             draft_tokens: config.lookup_tokens,
@@ -337,11 +343,13 @@ fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
         },
         mirostat: mirostat(fields, default.mirostat)?,
         logit_bias: logit_bias(fields, model)?,
-        seed: match fields.seed {
-            Some(seed) => seed.0 as u64,
-            None => RandomState::new().hash_one("seed"),
-        },
+        seed: fields.seed.map_or(0, |seed| seed.0 as u64),
     })
+}
+
+/// A seed that nobody knows.
+fn fresh_seed() -> u64 {
+    RandomState::new().hash_one("seed")
 }
 
 fn dry(fields: &Sampling, model: &Model) -> Result<Dry> {

@@ -7,6 +7,7 @@ use crate::output::{Function, Looks, Marks, THINK, THINK_END, mark_regex};
 use crate::request::{Format, Forms, Outputs};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError, lark_token};
 use serde_json::Value;
+use std::borrow::Cow;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -157,9 +158,13 @@ fn json_schema(schema: Value, strict: bool) -> Grammar {
 
 /// Compiles what a field says.
 pub(crate) fn compile(model: &Model, param: &str, grammar: &Grammar) -> Result<Constraint> {
+    let grammar = match model.served.open_schemas {
+        true => Cow::Borrowed(grammar),
+        false => closed::closed(grammar),
+    };
     model
         .grammars
-        .compile(grammar)
+        .compile(&grammar)
         .map_err(|error| match error {
             GrammarError::Vocabulary(_) => ApiError::unsupported(param, error.to_string()),
             error => ApiError::invalid(param, error.to_string()),
@@ -251,5 +256,6 @@ impl ChatForm<'_> {
     }
 }
 
+mod closed;
 #[cfg(test)]
 mod tests;

@@ -163,6 +163,11 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) strict: bool,
 
+    /// Let objects of JSON schemas have keys that their properties do not list, as the standard has it where a
+    /// schema does not say
+    #[arg(long)]
+    pub(crate) open_schemas: bool,
+
     /// Log prompts and answers as well, at level info
     #[arg(long)]
     pub(crate) log_prompts: bool,

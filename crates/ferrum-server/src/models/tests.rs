@@ -27,6 +27,7 @@ pub(crate) fn demo() -> LoadedModel {
     let template = "{# <tool_call> <think> enable_thinking reasoning_effort #}a";
     let no_specials: [(&str, &str); 0] = [];
     let model = ServedModel {
+        open_schemas: false,
         engine: engine.handle(),
         template: Some(ChatTemplate::from_source(template, no_specials).unwrap()),
         call_format: None,

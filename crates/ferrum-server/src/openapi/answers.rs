@@ -103,6 +103,49 @@ pub(super) fn tokens() -> Value {
     ])
 }
 
+pub(super) fn version() -> Value {
+    open(vec![("version", string())])
+}
+
+pub(super) fn items() -> Value {
+    let flag = ("has_more", boolean());
+    open(vec![
+        ("object", one("list")),
+        ("data", many(object())),
+        flag,
+    ])
+}
+
+/// A list of `data` with the tokens that it took.
+fn counted(data: Value) -> Value {
+    let usage = open(vec![
+        ("prompt_tokens", natural()),
+        ("total_tokens", natural()),
+    ]);
+    open(vec![
+        ("object", one("list")),
+        ("data", many(data)),
+        ("usage", usage),
+    ])
+}
+
+pub(super) fn scores() -> Value {
+    counted(open(vec![
+        ("index", natural()),
+        ("object", one("score")),
+        ("score", number(-1.0, None)),
+    ]))
+}
+
+pub(super) fn pooled() -> Value {
+    let numbers = many(json!({"type": "number"}));
+    counted(open(vec![
+        ("index", natural()),
+        ("object", one("pooling")),
+        ("data", any(vec![numbers, string()])),
+    ]))
+}
+
 pub(super) fn text() -> Value {
     open(vec![("prompt", string())])
 }

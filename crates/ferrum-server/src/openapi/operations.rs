@@ -1,5 +1,6 @@
 //! The routes with their methods.
 
+use super::schema::object;
 use super::{answers, requests};
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
@@ -146,6 +147,12 @@ fn openai() -> Vec<Operation> {
             answers::response(),
             &[404],
         ),
+        get(
+            "/v1/responses/{id}/input_items",
+            "What a response that was kept answers.",
+            answers::items(),
+            &[400, 404],
+        ),
         Operation {
             method: "delete",
             ..get(kept, "Forgets a response.", answers::deleted(), &[404])
@@ -177,6 +184,9 @@ fn anthropic() -> Vec<Operation> {
 fn vllm() -> Vec<Operation> {
     let tokenize = (requests::tokenize(), answers::tokens());
     let detokenize = (requests::detokenize(), answers::text());
+    let template = (requests::template(), answers::text());
+    let score = (requests::score(), answers::scores());
+    let pooling = (requests::embeddings(), answers::pooled());
     let (load, unload) = (requests::load_adapter(), requests::unload_adapter());
     let (load, unload) = ((load, Value::Null), (unload, Value::Null));
     vec![
@@ -187,6 +197,31 @@ fn vllm() -> Vec<Operation> {
             MODEL,
         ),
         post("/detokenize", "Text of tokens.", detokenize, MODEL),
+        post(
+            "/apply-template",
+            "The prompt of a conversation, as llama.cpp has it.",
+            template,
+            MODEL,
+        ),
+        post("/v1/score", "How alike texts are.", score, ENGINE),
+        post(
+            "/pooling",
+            "Vectors of texts, as vLLM has them.",
+            pooling,
+            ENGINE,
+        ),
+        get(
+            "/version",
+            "The version of the server.",
+            answers::version(),
+            &[],
+        ),
+        get(
+            "/props",
+            "The first model, as llama.cpp tells it.",
+            object(),
+            &[404, 503, 504],
+        ),
         text(
             PLAIN,
             post(

@@ -2,7 +2,7 @@
 
 use crate::request::{
     Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, LoadAdapter, Messaging,
-    Respond, Sampling, Standing, Tokenize, Turns, UnloadAdapter,
+    Respond, Sampling, Score, Standing, Template, Tokenize, Turns, UnloadAdapter,
 };
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -43,6 +43,14 @@ pub(super) fn tokenize() -> Value {
     request!(Tokenize, Conversation)
 }
 
+pub(super) fn template() -> Value {
+    request!(Template, Conversation)
+}
+
+pub(super) fn score() -> Value {
+    request!(Standing, Score)
+}
+
 pub(super) fn detokenize() -> Value {
     request!(Detokenize)
 }
@@ -77,6 +85,8 @@ pub(super) fn schemas() -> Map<String, Value> {
         Messaging,
         Turns,
         Tokenize,
+        Template,
+        Score,
         Detokenize,
         LoadAdapter,
         UnloadAdapter

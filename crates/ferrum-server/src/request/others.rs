@@ -30,6 +30,17 @@ pub(crate) struct Embeddings {
     pub(crate) encoding_format: Option<String>,
 }
 
+/// `/v1/score`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Score {
+    /// One text, or as many as in `text_2`.
+    #[serde(alias = "queries")]
+    pub(crate) text_1: Prompts,
+    #[serde(alias = "documents")]
+    pub(crate) text_2: Prompts,
+}
+
 /// `/tokenize` beside a [`Conversation`](super::Conversation).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
@@ -40,6 +51,15 @@ pub(crate) struct Tokenize {
     pub(crate) prompt: Option<String>,
     pub(crate) add_special_tokens: Option<bool>,
     pub(crate) return_token_strs: Option<bool>,
+    pub(crate) add_generation_prompt: Option<bool>,
+}
+
+/// `/apply-template` beside a [`Conversation`](super::Conversation).
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Template {
+    #[serde(rename = "model")]
+    _model: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
 }
 

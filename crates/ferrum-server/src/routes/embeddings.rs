@@ -1,12 +1,15 @@
-//! `/v1/embeddings`: a vector for each text, of the states that the model has when it has read it.
+//! `/v1/embeddings`: a vector for each text, of the states that the model has when it has read it; and what vLLM
+//! makes of such vectors.
 
 use super::completions::read_prompts;
 use crate::answers::{Answers, Next};
-use crate::app::App;
+use crate::app::{App, fresh_id};
 use crate::error::ApiError;
+use crate::model::unix_time;
 use crate::models::Lease;
-use crate::request::{self, Body};
+use crate::request::{self, Body, Prompts};
 use crate::sampling::{Place, within};
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -15,54 +18,118 @@ use base64::prelude::BASE64_STANDARD;
 use ferrum_engine::Generation;
 use ferrum_engine::engine::Pooling;
 use ferrum_types::TokenId;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Texts that are with the engine at a time, so that one request does not fill its queue.
 const AT_A_TIME: usize = 64;
 
+/// Texts that become vectors.
 #[derive(Debug)]
-pub(super) struct Job {
+struct Texts {
     place: Place,
     pooling: Pooling,
-    texts: Vec<Vec<TokenId>>,
+    tokens: Vec<Vec<TokenId>>,
+}
+
+impl Texts {
+    fn read(
+        app: &App,
+        lease: &Lease,
+        body: &mut Body,
+        inputs: impl IntoIterator<Item = (&'static str, Prompts)>,
+    ) -> Result<Self, ApiError> {
+        let place = Place::read(body, lease)?;
+        let Some(pooling) = lease.served.pooling else {
+            let reason = "its files ask for a pooling that is not known here";
+            return Err(ApiError::unsupported("model", reason));
+        };
+        let mut tokens = Vec::new();
+        for (param, prompts) in inputs {
+            let texts = read_prompts(lease, param, prompts, app.config.max_inputs)?;
+            tokens.extend(texts.into_iter().map(|text| text.tokens));
+        }
+        Ok(Self {
+            place,
+            pooling,
+            tokens,
+        })
+    }
+
+    /// Has the engine read all texts, and gives `each` their states with their number. The tokens that it took.
+    async fn states(
+        &self,
+        app: &App,
+        lease: &Lease,
+        param: &str,
+        mut each: impl FnMut(usize, Vec<f32>) -> Result<(), ApiError>,
+    ) -> Result<usize, ApiError> {
+        let mut tokens = 0;
+        for (part, texts) in self.tokens.chunks(AT_A_TIME).enumerate() {
+            let asked = texts.iter().map(|text| ferrum_engine::Request {
+                pooling: Some(self.pooling),
+                ..self
+                    .place
+                    .request(text.clone(), Generation::default(), &app.config)
+            });
+            let mut answers = Answers::begin(lease, param, 1, asked)?;
+            while let Some(next) = answers.next().await {
+                match next {
+                    Next::Failed(error) => return Err(error),
+                    Next::Done(usage) => tokens += usage.prompt_tokens,
+                    Next::Embedding(index, states) => each(part * AT_A_TIME + index, states)?,
+                    Next::Prompt(..) | Next::Piece(_) => {}
+                }
+            }
+        }
+        Ok(tokens)
+    }
+}
+
+#[derive(Debug)]
+struct Job {
+    texts: Texts,
     dimensions: usize,
     base64: bool,
 }
 
-/// The route.
+/// `/v1/embeddings`.
 pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let (job, lease) = app.read(request, read).await?;
-    let mut vectors: Vec<String> = Vec::with_capacity(job.texts.len());
-    let mut tokens = 0;
-    for texts in job.texts.chunks(AT_A_TIME) {
-        let first = vectors.len();
-        vectors.resize(first + texts.len(), String::new());
-        let asked = texts.iter().map(|text| ferrum_engine::Request {
-            pooling: Some(job.pooling),
-            ..job
-                .place
-                .request(text.clone(), Generation::default(), &app.config)
-        });
-        let mut answers = Answers::begin(&lease, "input", 1, asked)?;
-        while let Some(next) = answers.next().await {
-            match next {
-                Next::Failed(error) => return Err(error),
-                Next::Done(usage) => tokens += usage.prompt_tokens,
-                Next::Embedding(index, states) => vectors[first + index] = written(states, &job)?,
-                Next::Prompt(..) | Next::Piece(_) => {}
-            }
-        }
-    }
+    vectors(&app, &lease, &job, ("embedding", "embedding")).await
+}
+
+/// `/pooling`, which vLLM has for the same vectors.
+pub(crate) async fn pooling(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (job, lease) = app.read(request, read).await?;
+    vectors(&app, &lease, &job, ("pooling", "data")).await
+}
+
+/// The list of vectors, each an object of this kind with the vector in this field.
+async fn vectors(
+    app: &App,
+    lease: &Lease,
+    job: &Job,
+    (object, field): (&str, &str),
+) -> Result<Response, ApiError> {
+    let mut vectors = vec![String::new(); job.texts.tokens.len()];
+    let each = |index: usize, states| {
+        vectors[index] = written(states, job)?;
+        Ok(())
+    };
+    let tokens = job.texts.states(app, lease, "input", each).await?;
     // Put together by hand: as JSON values, the numbers would take many times their length.
     let entry = |(index, vector): (usize, &String)| {
-        format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{vector}}}")
+        format!("{{\"object\":\"{object}\",\"index\":{index},\"{field}\":{vector}}}")
     };
     let entries: Vec<_> = vectors.iter().enumerate().map(entry).collect();
-    let name = json!(job.place.model.name);
+    let name = json!(job.texts.place.model.name);
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let data = entries.join(",");
     let body =
@@ -70,12 +137,51 @@ pub(crate) async fn embeddings(
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
-    let place = Place::read(body, lease)?;
-    let Some(pooling) = lease.served.pooling else {
-        let reason = "its files ask for a pooling that is not known here";
-        return Err(ApiError::unsupported("model", reason));
+/// `/v1/score`: how alike texts are, by the cosine of their vectors.
+pub(crate) async fn score(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let ((texts, first), lease) = app.read(request, read_score).await?;
+    let mut vectors = vec![Vec::new(); texts.tokens.len()];
+    let each = |index: usize, states: Vec<f32>| {
+        vectors[index] = unit(states)?;
+        Ok(())
     };
+    let tokens = texts.states(&app, &lease, "text_1", each).await?;
+    let (left, right) = vectors.split_at(first);
+    // One text is held against each of the others.
+    let pairs = right.iter().zip(left.iter().cycle());
+    let scores = pairs.enumerate().map(|(index, (right, left))| {
+        let products = left
+            .iter()
+            .zip(right)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b));
+        json!({"index": index, "object": "score", "score": products.sum::<f64>()})
+    });
+    Ok(Json(json!({
+        "id": fresh_id("score-"),
+        "object": "list",
+        "created": unix_time(),
+        "model": texts.place.model.name,
+        "data": scores.collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    })))
+}
+
+/// The texts, and how many of them are on the left.
+fn read_score(app: &App, lease: &Lease, body: &mut Body) -> Result<(Texts, usize), ApiError> {
+    let fields: request::Score = body.part()?;
+    let (left, right) = (fields.text_1.list.len(), fields.text_2.list.len());
+    if left != 1 && left != right {
+        let reason = format!("found {left} texts and {right} in text_2, expected one or as many");
+        return Err(ApiError::invalid("text_1", reason));
+    }
+    let inputs = [("text_1", fields.text_1), ("text_2", fields.text_2)];
+    Ok((Texts::read(app, lease, body, inputs)?, left))
+}
+
+fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let fields: request::Embeddings = body.part()?;
     let most = lease.served.hidden_size;
     let dimensions = match fields.dimensions {
@@ -90,19 +196,15 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
             return Err(ApiError::invalid("encoding_format", reason));
         }
     };
-    let texts = read_prompts(lease, "input", fields.input, app.config.max_inputs)?;
     Ok(Job {
-        place,
-        pooling,
-        texts: texts.into_iter().map(|text| text.tokens).collect(),
+        texts: Texts::read(app, lease, body, [("input", fields.input)])?,
         dimensions,
         base64,
     })
 }
 
-/// The first dimensions at length 1, as JSON.
-fn written(mut states: Vec<f32>, job: &Job) -> Result<String, ApiError> {
-    states.truncate(job.dimensions);
+/// States at length 1; a zero stays one.
+fn unit(mut states: Vec<f32>) -> Result<Vec<f32>, ApiError> {
     let squares: f64 = states.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let length = squares.sqrt();
     if !length.is_finite() {
@@ -113,6 +215,13 @@ fn written(mut states: Vec<f32>, job: &Job) -> Result<String, ApiError> {
             *x = (f64::from(*x) / length) as f32;
         }
     }
+    Ok(states)
+}
+
+/// The first dimensions at length 1, as JSON.
+fn written(mut states: Vec<f32>, job: &Job) -> Result<String, ApiError> {
+    states.truncate(job.dimensions);
+    let states = unit(states)?;
     if job.base64 {
         let bytes: Vec<u8> = states.iter().flat_map(|x| x.to_le_bytes()).collect();
         return Ok(format!("\"{}\"", BASE64_STANDARD.encode(bytes)));

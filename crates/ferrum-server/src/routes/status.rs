@@ -84,6 +84,28 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(CONTENT_TYPE, kind)], page).into_response()
 }
 
+/// `/version`, as vLLM has it.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `/props`, as llama.cpp has it: what its clients ask before they chat, of the first model.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let lease = app.lease(None).await?;
+    let served = &lease.served;
+    let facts = lease.facts();
+    let mut params = defaults_json(&facts.defaults);
+    params["n_predict"] = (-1).into();
+    Ok(Json(json!({
+        "default_generation_settings": {"n_ctx": served.context, "params": params},
+        "model_alias": lease.named.name,
+        "chat_template": lease.template_source(),
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("ferrum-", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    })))
+}
+
 /// Where a model is in its life, in the form that llama.cpp's router has for it.
 fn status_json(status: &Status) -> Value {
     let value = match status {

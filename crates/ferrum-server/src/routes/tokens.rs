@@ -72,6 +72,28 @@ pub(super) fn read_tokenize(
     })))
 }
 
+/// `/apply-template`: the prompt of a conversation, as llama.cpp has it.
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (prompt, _) = app.read(request, read_template).await?;
+    Ok(prompt)
+}
+
+fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<Json<Value>, ApiError> {
+    let fields: request::Template = body.part()?;
+    let conversation = messages::read(body)?;
+    let mut conversation =
+        conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
+    conversation.take_functions();
+    let input = ChatInput {
+        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
+        ..conversation.input()
+    };
+    Ok(Json(json!({"prompt": model.render(&input)?})))
+}
+
 /// Text of tokens, special ones included.
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,

@@ -225,3 +225,20 @@ fn what_bends_the_choice_of_tokens_bends_it() {
     assert_eq!(sampled(3), sampled(3));
     assert_ne!(sampled(3), sampled(4));
 }
+
+/// Without a seed each prompt of a request has a random sequence of its own; with one they are alike.
+#[test]
+fn prompts_do_not_share_their_randomness() {
+    let server = Running::demo();
+    let mut body = json!({"prompt": ["Once upon a time", "Once upon a time"], "temperature": 1.5,
+        "top_p": 1, "min_p": 0, "max_tokens": 24});
+    let texts = |body: &Value| {
+        let whole = server.ask("/v1/completions", body);
+        [0, 1].map(|i| whole["choices"][i]["text"].clone())
+    };
+    let [one, other] = texts(&body);
+    assert_ne!(one, other);
+    body["seed"] = 7.into();
+    let [one, other] = texts(&body);
+    assert_eq!(one, other);
+}

@@ -13,6 +13,7 @@ mod operations;
 mod page;
 mod refusals;
 mod responses;
+mod routes;
 mod structured;
 mod tls;
 mod traces;
@@ -87,6 +88,7 @@ fn load(
     let runner = wrap(session.into_runner());
     let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
     let model = ServedModel {
+        open_schemas: false,
         engine: engine.handle(),
         template,
         call_format: None,

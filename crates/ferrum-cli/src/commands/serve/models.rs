@@ -206,6 +206,7 @@ fn start(
         engine: engine.handle(),
         template,
         call_format: args.tool_call_parser,
+        open_schemas: args.open_schemas,
         context,
         vocab_size: model.spec.vocab_size,
         pooling: pooling(&model)?,

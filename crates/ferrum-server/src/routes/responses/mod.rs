@@ -2,7 +2,10 @@
 
 mod events;
 mod input;
+mod listed;
 mod shape;
+
+pub(crate) use listed::input_items;
 
 use crate::answers::Answers;
 use crate::app::App;

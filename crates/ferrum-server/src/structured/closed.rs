@@ -1,0 +1,122 @@
+//! JSON schemas without keys that nobody asked for.
+//!
+//! By the letter of JSON Schema an object may have any further keys unless `additionalProperties` says otherwise.
+//! People who list properties mean those, and a model that may invent keys does: so, as in llama.cpp, an object
+//! that lists its properties has no others.
+
+use ferrum_engine::grammar::Grammar;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+
+/// Keywords that say which further keys there are, or where else to look for that.
+const OPEN: [&str; 9] = [
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "if",
+];
+
+/// The same grammar where listed properties are all that there are.
+pub(super) fn closed(grammar: &Grammar) -> Cow<'_, Grammar> {
+    match grammar {
+        Grammar::JsonSchema { schema, lenient } => {
+            let mut schema = schema.clone();
+            close(&mut schema);
+            Cow::Owned(Grammar::JsonSchema {
+                schema,
+                lenient: *lenient,
+            })
+        }
+        Grammar::Lark { text, parts } => {
+            let parts = parts.iter();
+            let close =
+                |(name, part): &(String, Grammar)| (name.clone(), closed(part).into_owned());
+            Cow::Owned(Grammar::Lark {
+                text: text.clone(),
+                parts: parts.map(close).collect(),
+            })
+        }
+        other => Cow::Borrowed(other),
+    }
+}
+
+/// Schemas are nested no deeper than their parser allowed.
+fn close(schema: &mut Value) {
+    let Value::Object(map) = schema else {
+        return;
+    };
+    let lists = map.get("properties").is_some_and(Value::is_object);
+    if lists && !OPEN.iter().any(|keyword| map.contains_key(*keyword)) {
+        map.insert("additionalProperties".into(), false.into());
+    }
+    for (keyword, value) in map.iter_mut() {
+        match keyword.as_str() {
+            "properties" | "$defs" | "definitions" | "patternProperties" => {
+                if let Value::Object(named) = value {
+                    close_values(named);
+                }
+            }
+            "items" | "additionalProperties" => close(value),
+            "prefixItems" => value.as_array_mut().into_iter().flatten().for_each(close),
+            // Alternatives to be combined with properties beside them would contradict these.
+            "anyOf" | "oneOf" if !lists => {
+                value.as_array_mut().into_iter().flatten().for_each(close);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn close_values(named: &mut Map<String, Value>) {
+    named.values_mut().for_each(close);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn objects_that_list_properties_have_no_others() {
+        let a = || json!({"type": "object", "properties": {"a": {}}});
+        let only_a =
+            || json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false});
+        let open =
+            || json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true});
+        for (schema, expected) in [
+            (a(), only_a()),
+            (open(), open()),
+            (json!({"type": "object"}), json!({"type": "object"})),
+            (json!({"items": a()}), json!({"items": only_a()})),
+            (
+                json!({"anyOf": [a(), {}]}),
+                json!({"anyOf": [only_a(), {}]}),
+            ),
+            (
+                json!({"$defs": {"x": a()}, "$ref": "#/$defs/x"}),
+                json!({"$defs": {"x": only_a()}, "$ref": "#/$defs/x"}),
+            ),
+            // Combined schemas would contradict one another.
+            (json!({"allOf": [a(), a()]}), json!({"allOf": [a(), a()]})),
+            (
+                json!({"properties": {"b": {}}, "anyOf": [a()]}),
+                json!({"properties": {"b": {}}, "anyOf": [a()]}),
+            ),
+            // A property may have the name of a keyword, and values are none.
+            (
+                json!({"properties": {"properties": a()}, "additionalProperties": true}),
+                json!({"properties": {"properties": only_a()}, "additionalProperties": true}),
+            ),
+            (json!({"enum": [a()]}), json!({"enum": [a()]})),
+        ] {
+            let mut found = schema.clone();
+            close(&mut found);
+            assert_eq!(found, expected, "{schema}");
+        }
+    }
+}
