@@ -154,15 +154,13 @@ fn may_be_call(text: &str) -> Option<bool> {
     if name.is_none() || !input.skip('(') {
         return Some(false);
     }
-    if input.rest.is_empty() || input.rest.starts_with(')') {
-        return (!input.rest.is_empty()).then_some(true);
+    if input.rest.starts_with(')') {
+        return Some(true);
     }
     let key = input.word();
     input.space();
-    match input.rest.bytes().next() {
-        None => None,
-        Some(byte) => Some(key.is_some() && byte == b'='),
-    }
+    let next = input.rest.bytes().next()?;
+    Some(key.is_some() && next == b'=')
 }
 
 /// A call that is all there.
