@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::model::Model;
-use crate::output::{CallFormat, Function, Looks, Marks, THINK, THINK_END};
+use crate::output::{CallFormat, Function, Looks, Marks, Thinking, name_calls};
 use crate::request;
 use crate::sampling::Wanted;
 use crate::structured::ChatForm;
@@ -125,7 +125,8 @@ pub(crate) fn set_effort(model: &Model, extra: &mut Map<String, Value>, effort: 
 
 /// Whether a template speaks of reasoning.
 fn reasons(source: &str) -> bool {
-    source.contains(THINK) || source.contains(THINK_END)
+    Thinking::of_template(source).is_some()
+        || CallFormat::of_template(source).is_some_and(CallFormat::has_channels)
 }
 
 /// What the engine gets, and how to read what comes of it.
@@ -199,17 +200,23 @@ impl Conversation {
         if let ToolChoice::Named(name) = choice {
             functions.retain(|function| function.name == *name);
         }
+        if format == Some(CallFormat::Kimi) {
+            name_calls(&mut self.messages);
+        }
         let text = model.render(&self.input())?;
-        let reasoning = reasons(source);
+        let reasoning = reasons(source) || format.is_some_and(CallFormat::has_channels);
+        let thinking = Thinking::of_template(source).unwrap_or_default();
         let looks = Looks {
             reasoning: reasoning && self.prefill.is_empty(),
-            begins_thinking: reasoning && text.trim_end().ends_with(THINK),
+            begins_thinking: reasoning && text.trim_end().ends_with(thinking.open),
+            thinking,
             format: format.unwrap_or_default(),
             max_calls: match (&self.tools, parallel) {
                 (None, _) => 0,
                 (Some(_), false) => 1,
                 (Some(_), true) => MAX_CALLS,
             },
+            functions: functions.into(),
         };
         if looks.begins_thinking && !self.prefill.is_empty() {
             let reason = "a model that always thinks first does not go on from a message; expected one of the user at the end";
@@ -217,15 +224,16 @@ impl Conversation {
         }
         if let Some(wanted) = wanted {
             let form = ChatForm {
-                looks,
-                functions: &functions,
+                looks: looks.clone(),
+                functions: &looks.functions,
                 must_call: matches!(choice, ToolChoice::Required | ToolChoice::Named(_)),
                 structured: wanted.structured.as_ref(),
             };
             wanted.grammar = form.compile(model)?;
-            wanted.shown_tokens = shown_tokens(model, looks);
+            wanted.shown_tokens = shown_tokens(model, &looks);
         }
-        let text = text + &self.prefill;
+        let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
+        let text = text + before.unwrap_or_default() + &self.prefill;
         Ok(ChatPrompt {
             tokens: model.encode("messages", &text, EncodeOptions::PROMPT)?,
             looks,
@@ -234,12 +242,7 @@ impl Conversation {
 }
 
 /// Special tokens that tell the parts of an answer apart.
-fn shown_tokens(model: &Model, looks: Looks) -> Vec<TokenId> {
-    let thought = [THINK, THINK_END].into_iter();
-    let calls = looks.format.marks().iter().copied();
-    let thought = thought.filter(|_| looks.reasoning);
-    let calls = calls.filter(|_| looks.max_calls > 0);
+fn shown_tokens(model: &Model, looks: &Looks) -> Vec<TokenId> {
     let marks = Marks(&model.served.tokenizer);
-    let tokens = thought.chain(calls).filter_map(|mark| marks.token(mark));
-    tokens.collect()
+    looks.marks().filter_map(|mark| marks.token(mark)).collect()
 }

@@ -40,7 +40,7 @@ pub(crate) struct Speech {
 
 impl Speech {
     pub(crate) fn new(prompt: &ChatPrompt, answers: usize) -> Self {
-        let parser = |_| OutputParser::new(prompt.looks);
+        let parser = |_| OutputParser::new(prompt.looks.clone());
         Self {
             parsers: (0..answers).map(parser).collect(),
             started: vec![false; answers],
@@ -52,8 +52,9 @@ impl Speech {
         let parser = &mut self.parsers[piece.index];
         let first = !std::mem::replace(&mut self.started[piece.index], true);
         let mut deltas = parser.push(&piece.text);
-        if piece.finish.is_some() {
-            deltas.extend(parser.finish());
+        if let Some(reason) = piece.finish {
+            let ended = reason == FinishReason::Stop && piece.stop.is_none();
+            deltas.extend(parser.finish(!ended));
         }
         let is_token = piece.finish.is_none();
         let end = piece.finish.map(|reason| match reason {
@@ -239,9 +240,8 @@ mod tests {
             tokens: Vec::new(),
             looks: Looks {
                 reasoning: true,
-                begins_thinking: false,
                 max_calls: 8,
-                format: Default::default(),
+                ..Looks::default()
             },
         };
         let mut speech = Speech::new(&prompt, 1);
@@ -270,13 +270,15 @@ mod tests {
     #[test]
     fn kinds_of_text_become_blocks_wherever_pieces_end() {
         let call = |name: &str| Kind::Call(name.into());
-        let expected = vec![
+        let mut expected = vec![
             (Kind::Reasoning, "Hm.".to_owned()),
             (Kind::Text, "Let me see.".to_owned()),
             (call("f"), "{\"a\": 1}".to_owned()),
             (call("g"), "{\"b\"".to_owned()),
         ];
         assert_eq!(blocks([TEXT], FinishReason::Length), expected);
+        // What the model did not end by itself stays as it is; what it did is an object.
+        expected[3].1 = "{\"b\": null}".into();
         for cut in 1..TEXT.len() {
             let (left, right) = TEXT.split_at(cut);
             assert_eq!(

@@ -3,9 +3,9 @@
 
 use crate::error::ApiError;
 use crate::model::Model;
-use crate::output::{Function, Looks, Marks, THINK, THINK_END, mark_regex};
+use crate::output::{Function, Looks, Marks};
 use crate::request::{Format, Forms, Outputs};
-use ferrum_engine::grammar::{Constraint, Grammar, GrammarError, lark_token};
+use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};
 use serde_json::Value;
 use std::borrow::Cow;
 
@@ -208,25 +208,21 @@ impl ChatForm<'_> {
         let mut rules = String::new();
         let mut options = Vec::new();
         let free = !self.must_call && self.structured.is_none();
+        let format = self.looks.format;
         if !self.functions.is_empty() {
-            let format = self.looks.format;
-            rules += &format.calls(self.functions, marks, self.looks.max_calls > 1);
-            for (i, function) in self.functions.iter().enumerate() {
-                let grammar = match self.must_call || function.strict {
-                    true => function.arguments(),
-                    false => Grammar::json_object(),
-                };
-                parts.push((format!("args_{i}"), grammar.clone()));
+            let parallel = self.looks.max_calls > 1;
+            (rules, parts) = format.calls(self.functions, marks, parallel, self.must_call, free);
+            for function in self.functions {
                 let param = format!("tools[{}].function.parameters", function.index);
-                fields.push((param, grammar));
+                fields.push((param, function.arguments(self.must_call)));
             }
-            if free {
-                rules += &format.free(marks);
-            }
-            options.push(if free { "free" } else { "calls" });
+            options.push(if free { "free" } else { "calls" }.to_owned());
         }
         if let Some(structured) = self.structured.filter(|_| !self.must_call) {
-            options.push("@answer");
+            // Without a channel to come, the prompt has opened the last.
+            let channels = format.channels(marks).filter(|_| self.looks.reasoning);
+            let before = channels.map(|(_, before, _)| before);
+            options.push(before.unwrap_or_default() + "@answer");
             parts.push(("answer".into(), structured.grammar.clone()));
             fields.push((structured.param.clone(), structured.grammar.clone()));
         }
@@ -238,21 +234,22 @@ impl ChatForm<'_> {
 
     /// Reasoning before the answer, and its rules. Free text may begin with reasoning by itself.
     fn thought(&self, marks: &Marks<'_>, free: bool) -> (String, String) {
-        let thought = match self.looks {
+        let looks = &self.looks;
+        if let Some((before, _, rules)) = looks.format.channels(marks) {
+            return match looks.reasoning && !free {
+                true => (before, rules),
+                false => Default::default(),
+            };
+        }
+        let thought = match looks {
             looks if looks.begins_thinking => "thinking GAP? ".to_owned(),
             looks if looks.reasoning && !free => {
-                format!("({} thinking GAP?)? ", marks.lark(THINK))
+                format!("({} thinking GAP?)? ", marks.lark(looks.thinking.open))
             }
             _ => return Default::default(),
         };
-        let thinking = match marks.token(THINK_END) {
-            Some(token) => format!(
-                "thinking: THOUGHT {}\nTHOUGHT: /(?s:.*)/",
-                lark_token(token)
-            ),
-            None => format!("thinking[lazy]: /(?s:.*){}/", mark_regex(THINK_END)),
-        };
-        (thought, thinking + "\nGAP: /[ \\n]{1,4}/\n")
+        let thinking = marks.until("thinking", "", looks.thinking.close);
+        (thought, thinking + "GAP: /[ \\n]{1,4}/\n")
     }
 }
 

@@ -128,8 +128,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) lora_dir: Option<PathBuf>,
 
-    /// How the model writes calls of tools: hermes, llama3, mistral or mistral-args [default: as its chat
-    /// template says]
+    /// How the model writes calls of tools: hermes, qwen3-coder, llama3, pythonic, mistral, mistral-args,
+    /// deepseek-v3, deepseek-v3.1, harmony, glm4, kimi-k2, granite or phi4 [default: as its chat template says]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) tool_call_parser: Option<CallFormat>,
 

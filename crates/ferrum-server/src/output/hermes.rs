@@ -1,37 +1,30 @@
-//! Hermes, Qwen and the demo model: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one after the
-//! other.
+//! Hermes, Qwen 2.5 and 3, Granite 4 and the demo model: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
+//! one after the other. Arguments are given as they come where the name stands first.
 
-use super::json::{self, Nesting};
-use super::{OutputParser, Place, State};
+use super::grammar::{CallGrammar, Rules};
+use super::reader::{CallReader, ObjectsReader};
+use super::{Looks, format::Row};
 
-pub(super) const CALL: &str = "<tool_call>";
-pub(super) const CALL_END: &str = "</tool_call>";
+const CALL: &str = "<tool_call>";
+const CALL_END: &str = "</tool_call>";
 
-impl OutputParser {
-    pub(super) fn tagged_call(&mut self, end: bool) -> bool {
-        if let Some((name, at)) = json::header(&self.held) {
-            self.held.drain(..at);
-            self.begin_call(name);
-            self.begin(State::Arguments(Place::Tag, Nesting::default()));
-            return true;
-        }
-        // The name may come last, or it is no call at all: only the whole tells.
-        let (body, rest) = match self.held.find(CALL_END) {
-            Some(at) => (&self.held[..at], Some(at + CALL_END.len())),
-            None if end => (&*self.held, None),
-            None => return false,
-        };
-        let rest = rest.unwrap_or(self.held.len());
-        if let Some((name, arguments)) = json::whole_call(body) {
-            self.begin_call(name);
-            self.give_arguments(arguments.unwrap_or_else(|| json::NO_ARGUMENTS.into()));
-            self.held.drain(..rest);
-            return self.after_calls();
-        }
-        // The tags are content, too: what is between them is looked at no more.
-        let rest = self.held.split_off(rest);
-        let text = std::mem::replace(&mut self.held, rest);
-        self.opener.push_str(&text);
-        self.not_a_call()
-    }
+pub(super) const ROW: Row = Row {
+    name: "hermes",
+    template: &[&[CALL]],
+    openers: &[CALL],
+    marks: &[CALL, CALL_END],
+    bare: None,
+    reader,
+    rules,
+};
+
+fn reader(_: &Looks, _: &'static str) -> Box<dyn CallReader> {
+    Box::new(ObjectsReader::new(Some(CALL_END)))
+}
+
+fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
+    let (open, close) = (grammar.mark(CALL), grammar.mark(CALL_END));
+    let body = grammar.objects("arguments");
+    let more = grammar.more(&format!("\"\\n\"? {open} call"));
+    format!("calls: {open} call{more}\ncall: \"\\n\"? {body} \"}}\" \"\\n\"? {close}\n").into()
 }

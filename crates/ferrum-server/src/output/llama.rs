@@ -1,41 +1,79 @@
 //! Llama 3: `{"name": …, "parameters": {…}}` and nothing before it but maybe `<|python_tag|>`; several of
-//! them with `;` or space in between.
+//! them with `;` or space in between. Arguments are given as they come where the name stands first.
 
-use super::{OutputParser, Place, State};
+use super::deltas::Deltas;
+use super::grammar::{CallGrammar, Rules};
+use super::held::{Begins, Held, begins};
+use super::reader::{CallReader, ObjectCall, ObjectStep, Step};
+use super::{Looks, format::Row};
 
-pub(super) const CALL: &str = "<|python_tag|>";
+const CALL: &str = "<|python_tag|>";
 
-impl OutputParser {
+pub(super) const ROW: Row = Row {
+    name: "llama3",
+    template: &[&[CALL], &["{\"name\": \"", "\"parameters\": "]],
+    openers: &[CALL],
+    marks: &[CALL],
+    bare: Some('{'),
+    reader,
+    rules,
+};
+
+fn reader(_: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+    Box::new(match opener.is_empty() {
+        true => Reader::Object(ObjectCall::new(true)),
+        false => Reader::Open,
+    })
+}
+
+#[derive(Debug)]
+enum Reader {
     /// After the mark: a call, or code for an interpreter that is not there.
-    pub(super) fn opened_object(&mut self, end: bool) -> bool {
-        if !self.skip_space() {
-            return end && self.not_a_call();
-        }
-        if !self.held.starts_with('{') {
-            return self.not_a_call();
-        }
-        self.begin(State::Call(Place::Object));
-        true
-    }
+    Open,
+    Object(ObjectCall),
+    Between,
+}
 
-    pub(super) fn between_objects(&mut self, end: bool) -> bool {
-        let rest = self
-            .held
-            .trim_start_matches([' ', '\t', '\r', '\n', ';', ',']);
-        self.held.drain(..self.held.len() - rest.len());
-        if self.held.starts_with('{') {
-            self.opener.clear();
-            self.begin(State::Call(Place::Object));
-            return true;
+impl CallReader for Reader {
+    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+        match self {
+            Reader::Open => {
+                if !held.skip_space() {
+                    return Step::Wait;
+                }
+                if !held.text().starts_with('{') {
+                    return Step::NotACall;
+                }
+                *self = Reader::Object(ObjectCall::new(false));
+            }
+            Reader::Object(call) => match call.read(held, deltas) {
+                ObjectStep::Again => {}
+                ObjectStep::Wait => return Step::Wait,
+                ObjectStep::NotACall => return Step::NotACall,
+                ObjectStep::Over(_) => *self = Reader::Between,
+            },
+            Reader::Between => {
+                let between = |c: char| c.is_ascii_whitespace() || matches!(c, ';' | ',');
+                let text = held.text();
+                held.settle(text.len() - text.trim_start_matches(between).len());
+                if held.text().starts_with('{') {
+                    *self = Reader::Object(ObjectCall::new(true));
+                    return Step::Again;
+                }
+                match begins(held.text(), CALL) {
+                    Begins::Maybe if !end => return Step::Wait,
+                    // A mark is found by whoever reads text.
+                    _ => return Step::Over,
+                }
+            }
         }
-        if self.held.starts_with(CALL) {
-            self.held.drain(..CALL.len());
-            self.begin(State::Opened);
-            return true;
-        }
-        if CALL.starts_with(&*self.held) && !end {
-            return false;
-        }
-        self.after_calls()
+        Step::Again
     }
+}
+
+/// Its templates have no place for a second call.
+fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
+    let open = grammar.mark(CALL);
+    let body = grammar.objects("parameters");
+    format!("calls: {open}? call\ncall: {body} \"}}\"\n").into()
 }

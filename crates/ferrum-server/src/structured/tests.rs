@@ -120,6 +120,32 @@ const CASES: &[Case] = &[
         ..FREE
     },
     Case {
+        format: CallFormat::Harmony,
+        must_call: true,
+        reasoning: true,
+        yes: &[
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+            "<|channel|>commentary to=functions.go.on <|constrain|>json<|message|>{}",
+        ],
+        no: &[
+            "<|channel|>analysis<|message|>Hm.<|end|>",
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 3}",
+            "<|channel|>final<|message|>Yes.",
+        ],
+        ..FREE
+    },
+    Case {
+        format: CallFormat::Harmony,
+        structured: true,
+        reasoning: true,
+        yes: &[
+            "<|channel|>final<|message|>ok",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>ok",
+        ],
+        no: &["ok", "<|channel|>final<|message|>okay"],
+        ..FREE
+    },
+    Case {
         structured: true,
         reasoning: true,
         yes: &[
@@ -163,6 +189,7 @@ fn whole_answers_are_of_the_form() {
                 begins_thinking: case.begins_thinking,
                 format: case.format,
                 max_calls: if case.parallel { 9 } else { 1 },
+                ..Looks::default()
             },
             functions: &functions,
             must_call: case.must_call,

@@ -1,0 +1,118 @@
+//! Sections of calls in which a mark stands before the name, another before the arguments, and a third behind
+//! them: the forms of DeepSeek and Kimi.
+
+use super::deltas::Deltas;
+use super::held::Held;
+use super::json::Ended;
+use super::reader::{CallReader, Step};
+
+/// Most bytes before a call's arguments.
+const MAX_HEADER_BYTES: usize = 512;
+
+/// What stands between a call's mark and its arguments.
+pub(super) enum Header {
+    /// The name, and where the arguments' brace is.
+    Of(String, usize),
+    /// More has to come to know.
+    Begun,
+    NoCall,
+}
+
+/// The marks of a form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Section {
+    pub(super) call: &'static str,
+    /// What may stand behind the arguments, before `call_end`.
+    pub(super) fence: Option<&'static str>,
+    pub(super) call_end: &'static str,
+    pub(super) end: &'static str,
+    pub(super) header: fn(&str) -> Header,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Where a call begins or the section ends; whether there was one.
+    Between(bool),
+    Header,
+    Arguments,
+    Fence,
+    CallEnd,
+}
+
+#[derive(Debug)]
+pub(super) struct SectionReader {
+    marks: Section,
+    state: State,
+}
+
+impl SectionReader {
+    /// `called`: after the mark of a call, without one that begins the section.
+    pub(super) fn new(marks: Section, called: bool) -> Self {
+        let state = match called {
+            true => State::Header,
+            false => State::Between(false),
+        };
+        Self { marks, state }
+    }
+
+    fn between(&mut self, any: bool, held: &mut Held, end: bool) -> Step {
+        match held.skip_mark(self.marks.call, end) {
+            None => return Step::Wait,
+            Some(true) => {
+                self.state = State::Header;
+                return Step::Again;
+            }
+            Some(false) if !any => {
+                // Nothing at all, at the end of the text or in a section that is empty.
+                return Step::NotACall;
+            }
+            Some(false) => {}
+        }
+        match held.skip_mark(self.marks.end, end) {
+            None => Step::Wait,
+            Some(_) => Step::Over,
+        }
+    }
+}
+
+impl CallReader for SectionReader {
+    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+        self.state = match self.state {
+            State::Between(any) => {
+                // Both marks may begin alike.
+                let text = held.text().trim_start();
+                let begun = |mark: &str| mark.len() > text.len() && mark.starts_with(text);
+                if !end && (begun(self.marks.call) || any && begun(self.marks.end)) {
+                    return Step::Wait;
+                }
+                return self.between(any, held, end);
+            }
+            State::Header => match (self.marks.header)(held.text()) {
+                Header::Of(name, at) => {
+                    held.settle(at);
+                    deltas.begin_call(name);
+                    State::Arguments
+                }
+                Header::Begun if held.text().len() <= MAX_HEADER_BYTES => return Step::Wait,
+                Header::Begun | Header::NoCall => return Step::NotACall,
+            },
+            State::Arguments => match deltas.take_arguments(held) {
+                None => return Step::Wait,
+                Some(Ended::Whole) if self.marks.fence.is_some() => State::Fence,
+                Some(_) => State::CallEnd,
+            },
+            State::Fence => {
+                let fence = self.marks.fence.unwrap_or_default();
+                match held.skip_mark(fence, end) {
+                    None => return Step::Wait,
+                    Some(_) => State::CallEnd,
+                }
+            }
+            State::CallEnd => match held.skip_mark(self.marks.call_end, end) {
+                None => return Step::Wait,
+                Some(_) => State::Between(true),
+            },
+        };
+        Step::Again
+    }
+}
