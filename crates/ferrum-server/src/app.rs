@@ -1,7 +1,8 @@
 //! What all routes have in common: the models, the limits, and the checks before and the counting after
 //! every request.
 
-use crate::auth;
+use crate::auth::{self, Rights};
+use crate::bodies::{Bodies, Paid};
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
@@ -13,10 +14,11 @@ use crate::page::Page;
 use crate::record::RequestRecord;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
+use crate::serve::Reserved;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
@@ -32,6 +34,7 @@ pub(crate) struct App {
     pub(crate) models: Arc<Models>,
     pub(crate) config: ServerConfig,
     pub(crate) http: HttpCounts,
+    bodies: Bodies,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
@@ -48,6 +51,7 @@ impl App {
         Self {
             models: Models::new(names, loader, &config),
             responses: ResponseStore::new(config.max_stored_bytes),
+            bodies: Bodies::new(config.max_body_bytes, config.max_bodies_bytes),
             config,
             http: HttpCounts::default(),
             page: Page::new(),
@@ -69,8 +73,19 @@ impl App {
 
     /// The fields of a request, whose body is read within the limits of size and time.
     pub(crate) async fn fields(&self, request: Request) -> Result<Fields, ApiError> {
-        let bytes = self.body(request).await?;
-        blocking(move || Fields::of_body(&bytes)).await
+        let rights = request.extensions().get::<Rights>().copied();
+        let (bytes, paid) = self.body(request).await?;
+        let read = blocking(move || Ok((Fields::of_body(&bytes)?, paid)));
+        let (fields, paid) = read.await?;
+        let urgent = || fields.peek("priority").as_f64().is_some_and(|p| p > 0.0);
+        if rights.is_some_and(|rights| !rights.priority) && urgent() {
+            let message = "priority: this API key may not ask for a priority above 0";
+            return Err(ApiError::forbidden(message));
+        }
+        if let Some(record) = RequestRecord::current() {
+            record.hold_body(paid);
+        }
+        Ok(fields)
     }
 
     /// The model that a request asks for, as soon as it is there.
@@ -106,10 +121,17 @@ impl App {
         parse: impl FnOnce(&Self, &Lease, Fields) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Lease), ApiError> {
         let app = Arc::clone(self);
-        blocking(move || Ok((parse(&app, &lease, fields)?, lease))).await
+        let paid = RequestRecord::current().and_then(|record| record.take_body());
+        blocking(move || {
+            let parsed = parse(&app, &lease, fields);
+            // Not before: until here it was in memory, also if nobody waits for it any more.
+            drop(paid);
+            Ok((parsed?, lease))
+        })
+        .await
     }
 
-    async fn body(&self, request: Request) -> Result<axum::body::Bytes, ApiError> {
+    async fn body(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
         let headers = request.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         // A page in a browser can send other types to a server on its own machine without asking.
@@ -122,14 +144,9 @@ impl App {
         if length.is_some_and(|length| length > limit) {
             return Err(ApiError::too_large(limit));
         }
-        let read = to_bytes(request.into_body(), limit);
+        let read = self.bodies.read(request.into_body());
         let read = tokio::time::timeout(self.config.read_timeout, read).await;
-        match read {
-            Err(_) => Err(ApiError::slow_body()),
-            Ok(Ok(bytes)) => Ok(bytes),
-            // Nobody is there to read what is said of a connection that broke.
-            Ok(Err(_)) => Err(ApiError::too_large(limit)),
-        }
+        read.unwrap_or_else(|_| Err(ApiError::slow_body()))
     }
 }
 
@@ -203,15 +220,15 @@ async fn observe(State(app): State<Arc<App>>, request: Request<Body>, next: Next
 }
 
 /// Before a request its key, after it the count.
-async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+async fn check(State(app): State<Arc<App>>, mut request: Request<Body>, next: Next) -> Response {
     let record = RequestRecord::current();
     let route = route_of(&request);
     let method = request.method().clone();
-    let open = route == routes::HEALTH;
-    let allowed = match open {
-        true => Ok(()),
-        false => auth::check(&app.config.api_keys, request.headers()),
-    };
+    let full = request.extensions().get::<Reserved>().is_some();
+    let allowed = rights(&app, &route, &request);
+    let allowed = allowed.map(|rights| {
+        request.extensions_mut().insert(rights);
+    });
     if let (Some(record), Ok(())) = (&record, &allowed)
         && let Some(trace) = trace_of(&app, &method, &route, &request)
     {
@@ -219,7 +236,7 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
     }
     let mut response = match allowed {
         Ok(()) => next.run(request).await,
-        Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
+        Err(_) if !full && route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -244,6 +261,22 @@ async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) 
     app.http
         .answered(&route, method, response.status().as_u16());
     response
+}
+
+/// What a request may do on a route, if it may be there at all.
+fn rights(app: &App, route: &str, request: &Request<Body>) -> Result<Rights, ApiError> {
+    if route == routes::HEALTH {
+        return Ok(Rights::NONE);
+    }
+    let full = request.extensions().get::<Reserved>().is_some();
+    if full && !routes::RESERVED.contains(&route) {
+        return Err(ApiError::no_connection());
+    }
+    let rights = auth::check(&app.config, request.headers())?;
+    match routes::ADMINISTRATIVE.contains(&route) && !rights.admin {
+        true => Err(auth::not_admin(request.headers())),
+        false => Ok(rights),
+    }
 }
 
 /// The trace of a request, if there is somebody to see it. Looking at the server is not traced.

@@ -5,6 +5,7 @@
 //! no care of its own. Neither prompts nor answers are in it. What clients choose (the name of a model) is
 //! bounded and escaped; what they invent otherwise (paths, names of fields) is left out.
 
+use crate::bodies::Paid;
 use crate::error::ApiError;
 use crate::request_id::RequestId;
 use crate::routes;
@@ -52,6 +53,8 @@ pub(crate) struct RequestRecord {
     /// Whether prompts and answers may be logged.
     pub(crate) log_prompts: bool,
     trace: OnceLock<RequestTrace>,
+    /// What its body has paid for, until it is taken apart.
+    paid: Mutex<Paid>,
     facts: Mutex<Facts>,
 }
 
@@ -65,6 +68,7 @@ impl RequestRecord {
             started: Instant::now(),
             log_prompts,
             trace: OnceLock::new(),
+            paid: Mutex::default(),
             facts: Mutex::default(),
         }
     }
@@ -88,6 +92,17 @@ impl RequestRecord {
 
     pub(crate) fn trace(&self) -> Option<&RequestTrace> {
         self.trace.get()
+    }
+
+    /// Keeps what its body has paid for.
+    pub(crate) fn hold_body(&self, paid: Paid) {
+        *self.paid.lock().unwrap_or_else(PoisonError::into_inner) = paid;
+    }
+
+    /// Gives it to whoever takes the body apart.
+    pub(crate) fn take_body(&self) -> Paid {
+        let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
+        paid.take()
     }
 
     fn facts(&self, change: impl FnOnce(&mut Facts)) {

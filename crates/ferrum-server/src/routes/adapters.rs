@@ -46,7 +46,9 @@ pub(crate) async fn unload(
     request: Request,
 ) -> Result<String, ApiError> {
     let name = read_unload(app.fields(request).await?)?;
-    app.models.unload_adapter(&name)?;
+    // With keys of administrators, only they come here.
+    let all = !app.config.admin_keys.is_empty();
+    app.models.unload_adapter(&name, all)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
