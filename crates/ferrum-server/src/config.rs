@@ -61,7 +61,8 @@ pub struct ServerConfig {
     /// How long answers may go on after the server was asked to stop.
     pub grace: Duration,
     /// How long the end may take in all, from when the server was asked to stop. Then it gives up whatever hangs.
-    pub shutdown_timeout: Duration,
+    /// `None`: 30 seconds more than the grace.
+    pub shutdown_timeout: Option<Duration>,
     /// Most models that are loaded at once; `None`: all.
     pub max_loaded_models: Option<usize>,
     /// Most requests that wait for a model to be loaded; further ones are refused.
@@ -98,7 +99,7 @@ impl Default for ServerConfig {
             write_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             grace: Duration::from_secs(30),
-            shutdown_timeout: Duration::from_secs(60),
+            shutdown_timeout: None,
             max_loaded_models: None,
             max_waiting: 256,
             idle_unload: None,

@@ -27,6 +27,9 @@ use tokio::time::{sleep, timeout};
 /// How long the last bytes of answers may take when all is done.
 const FLUSH: Duration = Duration::from_secs(5);
 
+/// How long the end may take beyond the grace, where nothing is said of that.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
 /// A pause when no connection can be accepted, as when there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -160,7 +163,9 @@ impl Server {
         }
         housekeeping.abort();
         models.drain();
-        let waited = self.app.config.shutdown_timeout;
+        let config = &self.app.config;
+        let waited = config.shutdown_timeout;
+        let waited = waited.unwrap_or_else(|| config.grace.saturating_add(SHUTDOWN));
         let end = async {
             tokio::select! {
                 never = self.accept(&listener, &connections) => match never {},

@@ -123,7 +123,7 @@ pub(crate) struct Timed<S> {
     stream: S,
     timeouts: Timeouts,
     activity: Arc<Activity>,
-    /// Requests that had begun at the last read.
+    /// Requests that had begun at the last look.
     seen: u64,
     reading: Reading,
     /// Runs while a read waits.
@@ -150,6 +150,18 @@ impl<S> Timed<S> {
             self.reading = reading;
             self.read_timer = None;
         }
+    }
+
+    /// Takes note of requests that began or ended since the last look.
+    fn look_at_requests(&mut self) -> bool {
+        let begun = self.activity.begun.load(Ordering::Relaxed);
+        let open = self.activity.open.load(Ordering::Relaxed) > 0;
+        // Also one that began and ended meanwhile.
+        if open || begun != self.seen {
+            self.seen = begun;
+            self.wait_for(Reading::Open);
+        }
+        open
     }
 
     /// Whether a read that has nothing has waited for long enough.
@@ -195,20 +207,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let begun = this.activity.begun.load(Ordering::Relaxed);
-        // Also one that began and ended since the last read.
-        if begun != this.seen {
-            this.seen = begun;
-            this.wait_for(Reading::Open);
-        }
-        let open = this.activity.open.load(Ordering::Relaxed) > 0;
+        let open = this.look_at_requests();
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut this.stream).poll_read(cx, buffer);
-        if open {
-            this.wait_for(Reading::Open);
-        } else if outcome.is_ready() && buffer.filled().len() > before {
+        if !open && outcome.is_ready() && buffer.filled().len() > before {
             this.wait_for(Reading::Head);
-        } else if this.reading == Reading::Open {
+        } else if !open && this.reading == Reading::Open {
             this.wait_for(Reading::Idle);
         }
         match outcome {
@@ -241,9 +245,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         self.stream.is_write_vectored()
     }
 
-    // A socket has nothing to flush: these neither stall nor tell of progress.
+    // A socket has nothing to flush: this and the end neither stall nor tell of progress.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let this = &mut *self;
+        // After an answer, HTTP flushes and does not read again while its last read waits: the clock has to be set
+        // here. When it is over, the read is asked again and ends.
+        if !this.look_at_requests() {
+            if this.reading == Reading::Open {
+                this.wait_for(Reading::Idle);
+            }
+            let _ = this.poll_silence(cx);
+        }
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -20,9 +20,6 @@ use tracing::level_filters::LevelFilter;
 #[cfg(target_os = "linux")]
 const OTHER_FILES: u32 = 256;
 
-/// Seconds that the end may take beyond the grace for answers.
-const SHUTDOWN: u32 = 30;
-
 /// Threads for what takes a while beside the engine, such as encoding long texts.
 const BLOCKING_THREADS: usize = 4;
 
@@ -184,7 +181,6 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
     }
     let admin_keys = args.admin_key_file.as_deref().map(keys_of).transpose()?;
     let admin_keys = admin_keys.unwrap_or_default().into_iter();
-    let shutdown = args.shutdown_timeout.unwrap_or(args.grace + SHUTDOWN);
     let seconds = |n: u32| Duration::from_secs(n.into());
     Ok(ServerConfig {
         api_keys,
@@ -199,7 +195,7 @@ fn config(args: &ServeArgs) -> Outcome<ServerConfig> {
         max_connections: max_connections(args.max_connections),
         idle_timeout: seconds(args.idle_timeout),
         write_timeout: seconds(args.write_timeout),
-        shutdown_timeout: seconds(shutdown),
+        shutdown_timeout: args.shutdown_timeout.map(seconds),
         max_stored_bytes: args.max_stored as usize,
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),

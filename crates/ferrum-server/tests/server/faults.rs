@@ -176,7 +176,7 @@ fn a_step_that_hangs_keeps_the_server_from_ending_for_a_while_only() {
     let hang = until.lock().unwrap();
     let config = ServerConfig {
         grace: Duration::from_millis(100),
-        shutdown_timeout: Duration::from_secs(7),
+        shutdown_timeout: Some(Duration::from_secs(7)),
         ..ServerConfig::default()
     };
     let mut server = hanging(config, &until);

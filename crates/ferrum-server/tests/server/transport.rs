@@ -18,6 +18,22 @@ fn connect(server: &Running) -> TcpStream {
     stream
 }
 
+/// A connection whose own end holds little, so that what is not read soon fills the other.
+fn narrow(server: &Running) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let stream = socket.connect(server.address).await.unwrap();
+        let stream = stream.into_std().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream
+    })
+}
+
 /// Asks again and again until the status is this.
 fn until_status(status: u16, ask: impl Fn() -> u16) {
     let began = Instant::now();
@@ -57,7 +73,7 @@ fn a_stream_that_nobody_reads_is_cancelled() {
         json!({"prompt": "Once upon a time", "max_tokens": CONTEXT, "n": 128, "ignore_eos": true,
                       "logprobs": 20, "stream": true})
         .to_string();
-    let mut rude = connect(&server);
+    let mut rude = narrow(&server);
     let head = format!(
         "POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
