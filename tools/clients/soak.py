@@ -5,6 +5,12 @@ the middle, read slowly, send bodies that are too long, broken JSON or fields th
 there must be no wrong answer, nothing left running, no KV block in use, and health must have been green all
 the while. Prints figures as JSON; the exit status says whether all of that held.
 
+With `--attack`, honest clients stream answers alone for half of the time, and for the other half beside attackers,
+who need no key: pipelined requests and streams of which nothing is read, methods that nobody knows, bodies of 16 MB of
+small numbers, and bodies that are announced and never come. It prints the time between tokens in both halves, how
+health was answered over time, and the server's memory (with `--pid`), and fails where health was not answered or an
+honest answer was wrong.
+
 Needs nothing but Python. The prompts are made for the demo model, which `ferrum serve` serves; any model
 whose answers do not depend on their neighbours will do.
 """
@@ -15,6 +21,8 @@ import argparse
 import asyncio
 import json
 import random
+import resource
+import socket
 import sys
 import time
 from collections import Counter
@@ -24,6 +32,8 @@ from urllib.parse import urlsplit
 ANIMALS = ["fox", "mouse", "bear", "owl", "cat", "dog", "frog", "duck"]
 OVERSIZE = 1 << 30
 PATIENCE = 300  # seconds that an answer may take
+HEALTH_PATIENCE = 10  # seconds that a look at the health may take
+LONGEST_BODY = 16 << 20
 
 
 class Broken(Exception):
@@ -102,6 +112,7 @@ class Soak:
         self.first: list[float] = []
         self.unhealthy: list[str] = []
         self.memory: list[int] = []
+        self.health: list[float] = []
 
     async def learn(self) -> None:
         for body in self.bodies:
@@ -115,7 +126,7 @@ class Soak:
         body = json.dumps(self.bodies[which] | {"stream": True}).encode()
         started = last = time.monotonic()
         status, headers, reader, writer = await self.http.open("POST", "/v1/chat/completions", body)
-        if status == 429:
+        if status == 429 or status == 503 and "retry-after" in headers:
             self.counts["told to come back"] += 1
             writer.close()
             return await asyncio.sleep(float(headers["retry-after"]))
@@ -179,13 +190,29 @@ class Soak:
     async def watch(self, pid: int | None) -> None:
         while time.monotonic() < self.end:
             started = time.monotonic()
-            status, data = await self.http.whole("GET", "/health")
-            if status != 200:
-                self.unhealthy.append(data.decode())
+            try:
+                async with asyncio.timeout(HEALTH_PATIENCE):
+                    status, data = await self.http.whole("GET", "/health")
+                if status != 200:
+                    self.unhealthy.append(data.decode())
+            except (OSError, Broken, asyncio.IncompleteReadError, TimeoutError) as error:
+                self.unhealthy.append(f"not answered: {type(error).__name__} {error}")
+            self.health.append(time.monotonic() - started)
             if pid:
                 pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
                 self.memory.append(int(pages) * 4096)
             await asyncio.sleep(max(0.0, 1 - (time.monotonic() - started)))
+
+    async def honest(self, number: int) -> None:
+        """A client that only streams answers, and goes on for as long as it is told to come back."""
+        random_ = random.Random(number)
+        while time.monotonic() < self.end:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self.stream(random_, "answer")
+                self.counts["answer"] += 1
+            except (OSError, Broken, asyncio.IncompleteReadError, TimeoutError) as error:
+                self.wrong.append(f"honest: {type(error).__name__} {error}")
 
     async def settle(self) -> dict[str, float]:
         """What is left when nobody asks any more."""
@@ -199,6 +226,129 @@ class Soak:
         return left
 
 
+class Attack:
+    """Clients that mean harm, until `end`."""
+
+    def __init__(self, host: str, port: int, end: float) -> None:
+        self.host, self.port, self.end = host, port, end
+        self.counts: Counter[str] = Counter()
+        numbers = b"1," * (LONGEST_BODY // 2 - 64) + b"1"
+        self.bodies = [b'{"prompt":[' + numbers + b"]}", b'{"prompt":"a","stop_token_ids":[' + numbers + b"]}"]
+
+    def head(self, method: str, path: str, length: int | None = None) -> bytes:
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\n"
+        if length is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n"
+        return head.encode() + b"\r\n"
+
+    async def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (self.host, self.port))
+        return sock
+
+    async def hold(self, name: str, said: bytes, more: bytes) -> None:
+        """Says something, reads nothing, and comes back whenever the server has had enough of it."""
+        loop = asyncio.get_running_loop()
+        while time.monotonic() < self.end:
+            sock = None
+            try:
+                async with asyncio.timeout(max(0.1, self.end - time.monotonic())):
+                    sock = await self.connect()
+                    self.counts[name] += 1
+                    await loop.sock_sendall(sock, said)
+                    while True:
+                        await asyncio.sleep(1)
+                        await loop.sock_sendall(sock, more)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(0.1)
+            finally:
+                if sock:
+                    sock.close()
+
+    async def ask(self, name: str, message: bytes) -> None:
+        """Sends one request as a whole, and reads the first line of what comes."""
+        try:
+            async with asyncio.timeout(60):
+                reader, writer = await asyncio.open_connection(self.host, self.port)
+                try:
+                    writer.write(message)
+                    await writer.drain()
+                    line = await reader.readline()
+                    status = line.split()[1].decode() if line else "nothing"
+                finally:
+                    writer.transport.abort()
+        except (OSError, TimeoutError):
+            status = "closed"
+        self.counts[f"{name}: {status}"] += 1
+
+    async def odd_methods(self, number: int) -> None:
+        random_ = random.Random(number)
+        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        while time.monotonic() < self.end:
+            method = "".join(random_.choices(letters, k=random_.choice([3, 7, 40, 2000])))
+            path = random_.choice(["/", "/v1/models", "/v1/chat/completions", f"/{random_.random()}"])
+            await self.ask("odd method", self.head(method, path, 0))
+            await asyncio.sleep(0.05)
+
+    async def long_bodies(self, number: int) -> None:
+        body = self.bodies[number % len(self.bodies)]
+        while time.monotonic() < self.end:
+            await self.ask("long body", self.head("POST", "/v1/completions", len(body)) + body)
+
+    def clients(self, holders: int) -> list:
+        """All of them as coroutines."""
+        get = self.head("GET", "/")
+        stream = json.dumps({
+            "prompt": "Once upon a time", "max_tokens": 500, "n": 4, "ignore_eos": True, "logprobs": 20, "stream": True,
+        }).encode()
+        stream = self.head("POST", "/v1/completions", len(stream)) + stream
+        never = self.head("POST", "/v1/completions", LONGEST_BODY)
+        return [
+            *(self.hold("unread pages", get * 50, get) for _ in range(holders)),
+            *(self.hold("unread stream", stream, b"") for _ in range(4)),
+            *(self.hold("body that never comes", never, b" ") for _ in range(32)),
+            *(self.odd_methods(n) for n in range(4)),
+            *(self.long_bodies(n) for n in range(16)),
+        ]
+
+
+async def attack(a: argparse.Namespace, soak: Soak) -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = a.holders + a.clients + 256
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, wanted)), hard))
+    halves = {}
+    for name in ["alone", "under attack"]:
+        soak.gaps, soak.first, soak.health, soak.memory = [], [], [], []
+        before = Counter(soak.counts)
+        soak.end = time.monotonic() + a.seconds / 2
+        attackers = Attack(soak.http.host, soak.http.port, soak.end)
+        clients = attackers.clients(a.holders) if name == "under attack" else []
+        honest = (soak.honest(n) for n in range(a.clients))
+        await asyncio.gather(soak.watch(a.pid), *honest, *clients)
+        halves[name] = {
+            "answers": soak.counts["answer"] - before["answer"],
+            "told_to_come_back": soak.counts["told to come back"] - before["told to come back"],
+            "time_to_first_token_s": {p: percentile(soak.first, p / 100) for p in (50, 99)},
+            "inter_token_s": {p: percentile(soak.gaps, p / 100) for p in (50, 99)},
+            "health_s": {"looks": len(soak.health), 50: percentile(soak.health, 0.5), "max": round(max(soak.health), 3)},
+            "memory_mb": [round(m / 1e6) for m in (soak.memory[0], max(soak.memory), soak.memory[-1])] if soak.memory else None,
+            "attackers": dict(attackers.counts),
+        }
+    left = await soak.settle()
+    print(json.dumps({
+        "clients": a.clients,
+        "seconds": a.seconds,
+        "halves": halves,
+        "wrong": soak.wrong[:10],
+        "wrong_count": len(soak.wrong),
+        "unhealthy": soak.unhealthy[:3],
+        "unhealthy_count": len(soak.unhealthy),
+        "left": left,
+    }, indent=2))
+    return int(bool(soak.wrong or soak.unhealthy or any(left.values())))
+
+
 def percentile(values: list[float], share: float) -> float | None:
     values = sorted(values)
     return round(values[min(len(values) - 1, int(share * len(values)))], 4) if values else None
@@ -208,6 +358,8 @@ async def run(a: argparse.Namespace) -> int:
     url = urlsplit(a.url)
     soak = Soak(Http(url.hostname or "127.0.0.1", url.port or 80, a.key), a.seconds)
     await soak.learn()
+    if a.attack:
+        return await attack(a, soak)
     soak.end = time.monotonic() + a.seconds
     await asyncio.gather(soak.watch(a.pid), *(soak.client(n) for n in range(a.clients)))
     left = await soak.settle()
@@ -234,6 +386,8 @@ def main() -> int:
     parser.add_argument("--pid", type=int, help="the server's process, to watch its memory")
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--attack", action="store_true", help="half of the time with attackers beside honest clients")
+    parser.add_argument("--holders", type=int, default=600, help="connections of --attack that send and do not read")
     return asyncio.run(run(parser.parse_args()))
 
 

@@ -68,6 +68,69 @@ fn a_hangup_without_a_certificate_ends_nothing() {
 
 #[test]
 #[cfg(unix)]
+fn a_process_that_cannot_end_in_time_says_why_and_fails() {
+    let server = Serving::start(&["--grace", "600", "--shutdown-timeout", "1"]);
+    let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+    // Far more than a second's work.
+    let body =
+        r#"{"prompt": "Once", "n": 128, "max_tokens": 1000, "ignore_eos": true, "stream": true}"#;
+    let mut stream = server.send(head, body);
+    let mut first = [0; 12];
+    stream.read_exact(&mut first).unwrap();
+    let said = server.end_badly();
+    let error = "the server did not end within 1 s of being asked to";
+    assert!(
+        said.contains(error) && said.contains("ferrum-demo"),
+        "{said}"
+    );
+}
+
+#[test]
+fn keys_of_files_have_their_rights() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let wrong = file("wrong", "one\ntwo everything\n");
+    for flag in ["--api-key-file", "--admin-key-file"] {
+        let output = serve(&["--port", "0", flag, &wrong]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{said}");
+        assert!(
+            said.contains("line 2: expected KEY or KEY priority"),
+            "{said}"
+        );
+        assert!(!said.contains("everything"), "{said}");
+    }
+    let users = file("users", "plain\n\n fast priority\n");
+    let admins = file("admins", "boss\n");
+    let server = Serving::start(&["--api-key-file", &users, "--admin-key-file", &admins]);
+    let status = |path: &str, key: &str, body: &str| {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nx-api-key: {key}\r\nContent-Type: application/json");
+        let answer = server.ask(&head, body);
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    let urgent = r#"{"prompt": "Once", "max_tokens": 1, "priority": 1}"#;
+    let unload = r#"{"lora_name": "none"}"#;
+    for (key, priority, admin) in [
+        ("plain", "403", "403"),
+        ("fast", "200", "403"),
+        ("boss", "200", "404"),
+    ] {
+        assert_eq!(status("/v1/completions", key, urgent), priority, "{key}");
+        assert_eq!(
+            status("/v1/unload_lora_adapter", key, unload),
+            admin,
+            "{key}"
+        );
+    }
+}
+
+#[test]
+#[cfg(unix)]
 fn several_models_are_served_and_come_and_go() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let dir = tempfile::tempdir().unwrap();

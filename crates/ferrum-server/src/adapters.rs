@@ -26,6 +26,8 @@ pub(crate) struct Adapter {
     /// Where it was loaded from.
     pub(crate) root: PathBuf,
     pub(crate) created: u64,
+    /// Whether it was given when the server started.
+    given: bool,
 }
 
 /// The adapters by name; `None` while one is being loaded.
@@ -83,15 +85,22 @@ impl Adapters {
         })
     }
 
-    /// Forgets an adapter.
+    /// Forgets an adapter; one that was given at the start only with `given_too`.
     ///
     /// # Errors
-    /// 404 when there is none of that name.
-    pub(crate) fn remove(&self, name: &str) -> Result<Adapter, ApiError> {
+    /// 404 when there is none of that name, 403 when it has to stay.
+    pub(crate) fn remove(&self, name: &str, given_too: bool) -> Result<Adapter, ApiError> {
         let mut all = self.all();
         let Some(adapter) = all.get(name).cloned().flatten() else {
             return Err(ApiError::no_adapter(name));
         };
+        if adapter.given && !given_too {
+            let message = format!(
+                "lora_name: {name:?} was given at the start; unloading it needs the key of an administrator, \
+                 and this server has none"
+            );
+            return Err(ApiError::forbidden(message));
+        }
         all.remove(name);
         Ok(adapter)
     }
@@ -109,12 +118,13 @@ impl Place<'_> {
         self.key
     }
 
-    pub(crate) fn fill(self, model: usize, root: &Path) {
+    pub(crate) fn fill(self, model: usize, root: &Path, given: bool) {
         let adapter = Adapter {
             key: self.key,
             model,
             root: root.to_owned(),
             created: unix_time(),
+            given,
         };
         self.adapters
             .all()

@@ -2,6 +2,7 @@
 //! stream of pieces that routes give their shape.
 
 use crate::error::ApiError;
+use crate::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
 use crate::models::Lease;
 use crate::record::RequestRecord;
 use crate::trace::{Attribute, RequestTrace};
@@ -10,7 +11,8 @@ use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{Event, EventStream, FinishReason, Request};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::time::timeout_at;
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,12 +56,29 @@ pub(crate) struct Answers {
     started: Instant,
     times: Vec<Times>,
     record: Option<Arc<RequestRecord>>,
-    /// Tokens of each prompt.
-    prompt_tokens: Vec<usize>,
+    prompts: Vec<Prompt>,
+    /// Has the adapter that was asked for told among the figures.
+    _adapter: Option<Arc<AdapterUse>>,
+    /// When all is over, whether it was told or not: the engine may hang, and the client need not read.
+    deadline: Option<Instant>,
+    /// Whether it was over before the end.
+    expired: bool,
     /// The answers so far, kept only to be logged; empty where that is not wanted.
     logged: Vec<String>,
     /// The model stays loaded until all have ended: after the streams, which are cancelled first.
     lease: Lease,
+}
+
+/// How much later than the engine the server takes a deadline to be over: what the engine says of it is better.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is known of a prompt from the start.
+#[derive(Clone, Copy, Debug)]
+struct Prompt {
+    tokens: usize,
+    max_tokens: usize,
+    /// Whether an embedding is wanted instead of answers.
+    pooled: bool,
 }
 
 /// When an answer got its tokens.
@@ -83,9 +102,15 @@ impl Answers {
         let started = Instant::now();
         let record = RequestRecord::current();
         let logs = record.as_ref().filter(|record| record.log_prompts);
-        let (mut streams, mut prompt_tokens) = (Vec::new(), Vec::new());
+        let (mut streams, mut prompts) = (Vec::new(), Vec::new());
+        let mut time = None;
         for request in requests {
-            prompt_tokens.push(request.prompt.len());
+            prompts.push(Prompt {
+                tokens: request.prompt.len(),
+                max_tokens: request.generation.max_tokens,
+                pooled: request.pooling.is_some(),
+            });
+            time = time.max(request.timeout);
             if let Some(record) = logs {
                 let prompt = lease.served.tokenizer.decode(&request.prompt, false);
                 let (request_id, prompt) = (record.id.as_str(), prompt.as_str());
@@ -96,9 +121,17 @@ impl Answers {
             streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
         }
         let answers = streams.len() * n;
+        let named = &lease.named;
+        let adapter = named.adapter.map(|_| {
+            let prompts = streams.iter().map(EventStream::progress).collect();
+            lease.metrics().use_adapter(&named.name, prompts)
+        });
         Ok(Self {
             logged: logs.map_or_else(Vec::new, |_| vec![String::new(); answers]),
-            prompt_tokens,
+            prompts,
+            _adapter: adapter,
+            deadline: time.and_then(|time| started.checked_add(time + PATIENCE)),
+            expired: false,
             record,
             times: vec![Times::default(); answers],
             streams: streams.into_iter().map(Some).collect(),
@@ -122,13 +155,53 @@ impl Answers {
 
     /// Waits for what comes next; `None` after the end.
     pub(crate) async fn next(&mut self) -> Option<Next> {
+        let deadline = self.deadline;
+        let next = std::future::poll_fn(|cx| self.poll_next(cx));
+        let Some(deadline) = deadline else {
+            return next.await;
+        };
+        if let Ok(next) = timeout_at(deadline.into(), next).await {
+            return next;
+        }
+        self.expire();
         std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// When [`expire`](Self::expire) is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Ends what has not ended: the engine is told, the model may be unloaded, and whoever still asks is
+    /// told that it took too long.
+    pub(crate) fn expire(&mut self) {
+        if !self.ended && !self.expired {
+            self.expired = true;
+            self.fail(&ApiError::timeout());
+            self.lease.release();
+        }
+    }
+
+    /// Books that there will be no more.
+    fn fail(&mut self, error: &ApiError) {
+        if let Some(record) = &self.record {
+            record.failed(error);
+        }
+        if let Some(trace) = self.trace() {
+            trace.fail();
+        }
+        self.end_rest();
+        self.streams.clear();
     }
 
     /// See [`next`](Self::next).
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Next>> {
         if self.ended {
             return Poll::Ready(None);
+        }
+        if self.expired {
+            self.ended = true;
+            return Poll::Ready(Some(Next::Failed(ApiError::timeout())));
         }
         let (count, turn) = (self.streams.len(), self.turn);
         for step in 0..count {
@@ -148,14 +221,7 @@ impl Answers {
                     let next = self.take(prompt, event);
                     if let Next::Failed(error) = &next {
                         self.ended = true;
-                        if let Some(record) = &self.record {
-                            record.failed(error);
-                        }
-                        if let Some(trace) = self.trace() {
-                            trace.fail();
-                        }
-                        self.end_rest();
-                        self.streams.clear();
+                        self.fail(error);
                     }
                     return Poll::Ready(Some(next));
                 }
@@ -278,6 +344,17 @@ impl Answers {
                 .metrics()
                 .prefilled(first.saturating_duration_since(admitted));
         }
+        let of = self.prompts[prompt];
+        self.lease.metrics().prompt_ended(EndedPrompt {
+            tokens: of.tokens,
+            preemptions: stream.progress().preemptions(),
+            computed: admitted.map(|admitted| now.saturating_duration_since(admitted)),
+            answers: (!of.pooled).then_some(EndedAnswers {
+                n: self.n,
+                max_tokens: of.max_tokens,
+                longest: answers.iter().map(|times| times.tokens).max().unwrap_or(0),
+            }),
+        });
         if let (Some(record), Some(admitted)) = (&self.record, admitted) {
             record.queued(admitted - self.started);
         }
@@ -298,6 +375,9 @@ impl Answers {
             return;
         }
         let (first, tokens) = (times.first, times.tokens);
+        if !self.prompts[index / self.n].pooled {
+            self.lease.metrics().generated(tokens);
+        }
         if let Some(record) = &self.record {
             record.finished(reason);
             if let Some(text) = self.logged.get_mut(index).map(std::mem::take) {
@@ -333,7 +413,7 @@ impl Answers {
                     let times = self.times[answers.clone()].iter();
                     // How much the prefix cache had is told at the end only.
                     record.add_usage(&Usage {
-                        prompt_tokens: self.prompt_tokens[prompt],
+                        prompt_tokens: self.prompts[prompt].tokens,
                         cached_tokens: 0,
                         completion_tokens: times.map(|times| times.tokens).sum(),
                     });
@@ -348,7 +428,7 @@ impl Answers {
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        if self.ended {
+        if self.ended || self.expired {
             return;
         }
         if let Some(record) = &self.record {

@@ -1,7 +1,8 @@
 //! What all routes have in common: the models, the limits, and the checks before and the counting after
 //! every request.
 
-use crate::auth;
+use crate::auth::{self, Rights};
+use crate::bodies::{Bodies, Paid};
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
@@ -13,10 +14,11 @@ use crate::record::RequestRecord;
 use crate::request::Body;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
+use crate::serve::Reserved;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
-use axum::body::{Body as HttpBody, Bytes, to_bytes};
+use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
 use axum::http::header::{
@@ -34,6 +36,7 @@ pub(crate) struct App {
     pub(crate) models: Arc<Models>,
     pub(crate) config: ServerConfig,
     pub(crate) http: HttpCounts,
+    bodies: Bodies,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
@@ -50,6 +53,7 @@ impl App {
         Self {
             models: Models::new(names, loader, &config),
             responses: ResponseStore::new(config.max_stored_bytes),
+            bodies: Bodies::new(config.max_body_bytes, config.max_bodies_bytes),
             config,
             http: HttpCounts::default(),
             page: Page::new(),
@@ -87,8 +91,15 @@ impl App {
 
     /// The fields of a request, whose body is read within the limits of size and time.
     pub(crate) async fn fields(&self, request: Request) -> Result<Body, ApiError> {
-        let bytes = self.body(request).await?;
-        blocking(move || Body::new(bytes.into())).await
+        let rights = request.extensions().get::<Rights>().copied();
+        let (bytes, paid) = self.body(request).await?;
+        let body = blocking(move || Body::new(bytes.into(), paid)).await?;
+        let urgent = || body.value("priority").as_f64().is_some_and(|p| p > 0.0);
+        if rights.is_some_and(|rights| !rights.priority) && urgent() {
+            let message = "priority: this API key may not ask for a priority above 0";
+            return Err(ApiError::forbidden(message));
+        }
+        Ok(body)
     }
 
     /// The model that a request asks for, as soon as it is there.
@@ -134,7 +145,7 @@ impl App {
         Ok((read, lease))
     }
 
-    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+    async fn body(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
         let headers = request.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         // A page in a browser can send other types to a server on its own machine without asking.
@@ -147,14 +158,9 @@ impl App {
         if length.is_some_and(|length| length > limit) {
             return Err(ApiError::too_large(limit));
         }
-        let read = to_bytes(request.into_body(), limit);
+        let read = self.bodies.read(request.into_body());
         let read = tokio::time::timeout(self.config.read_timeout, read).await;
-        match read {
-            Err(_) => Err(ApiError::slow_body()),
-            Ok(Ok(bytes)) => Ok(bytes),
-            // Nobody is there to read what is said of a connection that broke.
-            Ok(Err(_)) => Err(ApiError::too_large(limit)),
-        }
+        read.unwrap_or_else(|_| Err(ApiError::slow_body()))
     }
 }
 
@@ -243,15 +249,15 @@ async fn observe(State(app): State<Arc<App>>, request: Request<HttpBody>, next: 
 }
 
 /// Before a request its key, after it the count.
-async fn check(State(app): State<Arc<App>>, request: Request<HttpBody>, next: Next) -> Response {
+async fn check(State(app): State<Arc<App>>, mut request: Request<HttpBody>, next: Next) -> Response {
     let record = RequestRecord::current();
     let route = route_of(&request);
     let method = request.method().clone();
-    let open = route == routes::HEALTH;
-    let allowed = match open {
-        true => Ok(()),
-        false => auth::check(&app.config.api_keys, request.headers()),
-    };
+    let full = request.extensions().get::<Reserved>().is_some();
+    let allowed = rights(&app, &route, &request);
+    let allowed = allowed.map(|rights| {
+        request.extensions_mut().insert(rights);
+    });
     if let (Some(record), Ok(())) = (&record, &allowed)
         && let Some(trace) = trace_of(&app, &method, &route, &request)
     {
@@ -259,7 +265,7 @@ async fn check(State(app): State<Arc<App>>, request: Request<HttpBody>, next: Ne
     }
     let mut response = match allowed {
         Ok(()) => next.run(request).await,
-        Err(_) if route == routes::PAGE && method == Method::GET => app.page.locked(),
+        Err(_) if !full && route == routes::PAGE && method == Method::GET => app.page.locked(),
         Err(error) => error.into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -285,6 +291,22 @@ async fn check(State(app): State<Arc<App>>, request: Request<HttpBody>, next: Ne
     app.http
         .answered(&route, method, response.status().as_u16());
     response
+}
+
+/// What a request may do on a route, if it may be there at all.
+fn rights(app: &App, route: &str, request: &Request<HttpBody>) -> Result<Rights, ApiError> {
+    if route == routes::HEALTH {
+        return Ok(Rights::NONE);
+    }
+    let full = request.extensions().get::<Reserved>().is_some();
+    if full && !routes::RESERVED.contains(&route) {
+        return Err(ApiError::no_connection());
+    }
+    let rights = auth::check(&app.config, request.headers())?;
+    match routes::ADMINISTRATIVE.contains(&route) && !rights.admin {
+        true => Err(auth::not_admin(request.headers())),
+        false => Ok(rights),
+    }
 }
 
 /// The trace of a request, if there is somebody to see it. Looking at the server is not traced.

@@ -1,15 +1,79 @@
-//! API keys: who may ask.
+//! API keys: who may ask, and for what.
 
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use std::fmt;
 use std::hint::black_box;
+use std::str::FromStr;
 
-/// Lets requests pass that bring one of `keys`, or all when there are none.
-pub(crate) fn check(keys: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
-    if keys.is_empty() {
-        return Ok(());
+/// A key of a client, with what it may do beside asking.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    /// What the client sends.
+    pub key: String,
+    /// Whether its requests may go before those of others: ask for a `priority` above 0.
+    pub priority: bool,
+}
+
+impl fmt::Debug for ApiKey {
+    /// Without the key, which belongs into no log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let priority = self.priority;
+        f.debug_struct("ApiKey")
+            .field("priority", &priority)
+            .finish_non_exhaustive()
     }
+}
+
+impl From<&str> for ApiKey {
+    /// A key without rights.
+    fn from(key: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            priority: false,
+        }
+    }
+}
+
+impl FromStr for ApiKey {
+    type Err = String;
+
+    /// A line of a file of keys: `KEY`, or `KEY priority`.
+    fn from_str(line: &str) -> Result<Self, String> {
+        let mut words = line.split_whitespace();
+        let mut key = Self::from(words.next().ok_or("there is no key")?);
+        for right in words {
+            // Not the line itself: it is a secret.
+            match right {
+                "priority" => key.priority = true,
+                _ => return Err("expected KEY or KEY priority".into()),
+            }
+        }
+        Ok(key)
+    }
+}
+
+/// What a request may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rights {
+    /// Use the routes that change the server.
+    pub(crate) admin: bool,
+    /// Go before others.
+    pub(crate) priority: bool,
+}
+
+impl Rights {
+    /// Where nothing is asked for that needs some.
+    pub(crate) const NONE: Self = Self {
+        admin: false,
+        priority: false,
+    };
+}
+
+/// What a request brings as its key.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
     let bearer = bearer.and_then(|value| {
         let (scheme, key) = value.split_at_checked("Bearer ".len())?;
@@ -17,15 +81,39 @@ pub(crate) fn check(keys: &[String], headers: &HeaderMap) -> Result<(), ApiError
     });
     // Anthropic's clients send it so.
     let plain = headers.get("x-api-key").map(|value| value.as_bytes());
-    let Some(found) = bearer.or(plain) else {
-        return Err(ApiError::unauthorized(false));
-    };
-    // Every key is looked at, so that the time does not tell which one came close.
-    let matches = keys.iter().filter(|key| same(key.as_bytes(), found));
-    match matches.count() {
-        0 => Err(ApiError::unauthorized(true)),
-        _ => Ok(()),
+    bearer.or(plain)
+}
+
+/// What is said to a request that needs the key of an administrator and brings none.
+pub(crate) fn not_admin(headers: &HeaderMap) -> ApiError {
+    match key(headers) {
+        None => ApiError::unauthorized(false),
+        Some(_) => ApiError::forbidden("this needs the key of an administrator"),
     }
+}
+
+/// The rights of a request by the key that it brings.
+///
+/// # Errors
+/// 401 where a key is needed and there is none, or another.
+pub(crate) fn check(config: &ServerConfig, headers: &HeaderMap) -> Result<Rights, ApiError> {
+    let (users, admins) = (&config.api_keys, &config.admin_keys);
+    let found = key(headers);
+    let is = |key: &str| found.is_some_and(|found| same(key.as_bytes(), found));
+    // Every key is looked at, so that the time does not tell which one came close.
+    let admin = admins.iter().filter(|key| is(key)).count() > 0;
+    let matching = users.iter().filter(|user| is(&user.key));
+    let (known, priority) = matching.fold((0, false), |(known, priority), user| {
+        (known + 1, priority | user.priority)
+    });
+    let none = users.is_empty() && admins.is_empty();
+    if !users.is_empty() && known == 0 && !admin {
+        return Err(ApiError::unauthorized(found.is_some()));
+    }
+    Ok(Rights {
+        admin: admin || admins.is_empty(),
+        priority: admin || priority || none,
+    })
 }
 
 /// Whether both are equal, in a time that depends on the length of `found` alone.
@@ -59,20 +147,72 @@ mod tests {
         }
     }
 
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        headers
+    }
+
     #[test]
     fn a_key_comes_in_either_header() {
-        let keys = ["one".to_owned(), "two".to_owned()];
-        let with = |name: &'static str, value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(name, value.parse().unwrap());
-            headers
+        let config = ServerConfig {
+            api_keys: vec!["one".into(), "two".into()],
+            ..ServerConfig::default()
         };
-        assert!(check(&keys, &with("authorization", "Bearer two")).is_ok());
-        assert!(check(&keys, &with("authorization", "bearer one")).is_ok());
-        assert!(check(&keys, &with("x-api-key", "one")).is_ok());
-        assert!(check(&keys, &with("authorization", "Basic one")).is_err());
-        assert!(check(&keys, &with("authorization", "Bearer three")).is_err());
-        assert!(check(&keys, &HeaderMap::new()).is_err());
-        assert!(check(&[], &HeaderMap::new()).is_ok());
+        let check = |headers: HeaderMap| check(&config, &headers);
+        assert!(check(with("authorization", "Bearer two")).is_ok());
+        assert!(check(with("authorization", "bearer one")).is_ok());
+        assert!(check(with("x-api-key", "one")).is_ok());
+        assert!(check(with("authorization", "Basic one")).is_err());
+        assert!(check(with("authorization", "Bearer three")).is_err());
+        assert!(check(HeaderMap::new()).is_err());
+    }
+
+    #[test]
+    fn rights_are_those_of_the_key() {
+        let (users, admins) = (["plain", "fast priority"], ["boss"]);
+        // Which keys there are, which one is sent, and whether it passes, administrates and goes first.
+        type Case = (bool, bool, &'static str, Option<(bool, bool)>);
+        let cases: [Case; 10] = [
+            (false, false, "", Some((true, true))),
+            (false, false, "any", Some((true, true))),
+            (true, false, "plain", Some((true, false))),
+            (true, false, "fast", Some((true, true))),
+            (true, false, "boss", None),
+            (true, true, "plain", Some((false, false))),
+            (true, true, "fast", Some((false, true))),
+            (true, true, "boss", Some((true, true))),
+            (false, true, "", Some((false, false))),
+            (false, true, "boss", Some((true, true))),
+        ];
+        for (some_users, some_admins, sent, expected) in cases {
+            let users = users.iter().filter(|_| some_users);
+            let config = ServerConfig {
+                api_keys: users.map(|line| line.parse().unwrap()).collect(),
+                admin_keys: admins
+                    .iter()
+                    .filter(|_| some_admins)
+                    .map(|key| (*key).to_owned())
+                    .collect(),
+                ..ServerConfig::default()
+            };
+            let headers = match sent {
+                "" => HeaderMap::new(),
+                key => with("x-api-key", key),
+            };
+            let found = check(&config, &headers).ok();
+            let found = found.map(|rights| (rights.admin, rights.priority));
+            assert_eq!(found, expected, "{some_users} {some_admins} {sent}");
+        }
+    }
+
+    #[test]
+    fn lines_of_keys_have_known_rights_and_are_not_repeated() {
+        let fast: ApiKey = "secret  priority".parse().unwrap();
+        assert_eq!((fast.key.as_str(), fast.priority), ("secret", true));
+        assert!(!format!("{fast:?}").contains("secret"));
+        let wrong = "secret admin".parse::<ApiKey>().unwrap_err();
+        assert_eq!(wrong, "expected KEY or KEY priority");
+        assert!("".parse::<ApiKey>().is_err());
     }
 }

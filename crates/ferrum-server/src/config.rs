@@ -1,5 +1,6 @@
 //! Settings of a server, with defaults that are safe on a machine of one's own.
 
+use crate::auth::ApiKey;
 use crate::cors::CorsOrigin;
 use crate::otlp::OtlpEndpoint;
 use crate::tls::Tls;
@@ -10,7 +11,10 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Keys of which a request must bring one; with none, everybody is served.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
+    /// Keys of which a request must bring one to change the server (load and unload adapters), and which are good
+    /// for everything else. With none, the rest of the settings says what requests may change.
+    pub admin_keys: Vec<String>,
     /// Sites whose pages may ask.
     pub cors_origins: Vec<CorsOrigin>,
     /// What connections are encrypted with, if they are.
@@ -28,9 +32,13 @@ pub struct ServerConfig {
     pub log_prompts: bool,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
+    /// Most bytes of long bodies that are read or taken apart at a time, over all requests; at least one body of
+    /// full length is always taken.
+    pub max_bodies_bytes: usize,
     /// Most bytes of a request's line and headers.
     pub max_header_bytes: usize,
-    /// Most connections at a time; more wait to be accepted.
+    /// Most connections at a time. Some more are accepted and asked for health and readiness only: everything
+    /// else gets 503 there.
     pub max_connections: usize,
     /// Most prompts of a request.
     pub max_prompts: usize,
@@ -50,10 +58,18 @@ pub struct ServerConfig {
     pub max_stored_bytes: usize,
     /// How long the headers of a request may take, and then its body.
     pub read_timeout: Duration,
+    /// How long a connection may be without a request.
+    pub idle_timeout: Duration,
+    /// How long a client may take nothing of what is written to it, before its connection is closed and what it
+    /// asked for is cancelled.
+    pub write_timeout: Duration,
     /// How long an answer may take, its time in the queue and the loading of its model included.
     pub request_timeout: Duration,
     /// How long answers may go on after the server was asked to stop.
     pub grace: Duration,
+    /// How long the end may take in all, from when the server was asked to stop. Then it gives up whatever hangs.
+    /// `None`: 30 seconds more than the grace.
+    pub shutdown_timeout: Option<Duration>,
     /// Most models that are loaded at once; `None`: all.
     pub max_loaded_models: Option<usize>,
     /// Most requests that wait for a model to be loaded; further ones are refused.
@@ -68,6 +84,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            admin_keys: Vec::new(),
             cors_origins: Vec::new(),
             tls: None,
             otlp: None,
@@ -76,6 +93,7 @@ impl Default for ServerConfig {
             strict: false,
             log_prompts: false,
             max_body_bytes: 16 << 20,
+            max_bodies_bytes: 256 << 20,
             max_header_bytes: 32 << 10,
             max_connections: 1024,
             max_prompts: 128,
@@ -87,8 +105,11 @@ impl Default for ServerConfig {
             max_adapters: 16,
             max_stored_bytes: 64 << 20,
             read_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            write_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             grace: Duration::from_secs(30),
+            shutdown_timeout: None,
             max_loaded_models: None,
             max_waiting: 256,
             idle_unload: None,

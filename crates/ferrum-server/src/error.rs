@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 /// All places for models are taken.
 const NO_PLACE: &str = "models_busy";
 
+/// There is more of something than the server takes at a time.
+const TOO_MANY: &str = "overloaded";
+
 /// A refusal or a failure, with its status.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
@@ -87,6 +90,12 @@ impl ApiError {
         };
         let status = StatusCode::UNAUTHORIZED;
         Self::new(status, "authentication_error", message).coded("invalid_api_key")
+    }
+
+    /// 403 about something that the key of a request is not good for.
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        let status = StatusCode::FORBIDDEN;
+        Self::new(status, "permission_error", message).coded("forbidden")
     }
 
     /// 404 about a model that a field names.
@@ -169,6 +178,17 @@ impl ApiError {
         Self::new(status, "timeout_error", message).coded("timeout")
     }
 
+    /// 503 on a connection beyond the limit.
+    pub(crate) fn no_connection() -> Self {
+        Self::unavailable("the server has as many connections as it takes").coded(TOO_MANY)
+    }
+
+    /// 503 about a body for which there was no memory in time.
+    pub(crate) fn many_bodies() -> Self {
+        Self::unavailable("the bodies of other requests take all memory that is there for them")
+            .coded(TOO_MANY)
+    }
+
     /// A fault of this server.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
@@ -194,6 +214,7 @@ impl ApiError {
     pub(crate) fn anthropic_body(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             413 => "request_too_large",
             429 => "rate_limit_error",
@@ -275,7 +296,7 @@ impl IntoResponse for ApiError {
         let header = match self.status {
             StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer")),
             StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "1")),
-            _ if self.code == Some(NO_PLACE) => Some((RETRY_AFTER, "1")),
+            _ if [Some(NO_PLACE), Some(TOO_MANY)].contains(&self.code) => Some((RETRY_AFTER, "1")),
             _ => None,
         };
         if let Some((name, value)) = header {

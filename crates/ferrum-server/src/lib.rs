@@ -5,9 +5,9 @@
 //! devices, models' files and scheduling it knows nothing. Models are loaded by a [`ModelLoader`] that it
 //! is given.
 //!
-//! A request's life: `serve` accepts the connection, `record` takes note of what becomes of it for the access
+//! A request's life: `serve` accepts the connection, whose clocks are in `transport`, `record` takes note of what becomes of it for the access
 //! log, `app` checks the key and reads the body within its
-//! limits, `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
+//! limits (`bodies`), `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
 //! `sampling`; what is left over is told), text becomes tokens on a thread that may block, the
 //! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
 //! whole or sent as server-sent events (`sse`). When the client goes away, its answers are dropped, and that
@@ -17,6 +17,7 @@ mod adapters;
 mod answers;
 mod app;
 mod auth;
+mod bodies;
 mod config;
 mod conversation;
 mod cors;
@@ -41,7 +42,9 @@ mod store;
 mod structured;
 mod tls;
 mod trace;
+mod transport;
 
+pub use auth::ApiKey;
 pub use config::ServerConfig;
 pub use cors::CorsOrigin;
 pub use error::ApiError;
@@ -49,5 +52,5 @@ pub use model::ServedModel;
 pub use models::{LoadedModel, ModelEvent, ModelLoader, ModelSummary};
 pub use otlp::OtlpEndpoint;
 pub use output::CallFormat;
-pub use serve::{Server, stop_signal};
+pub use serve::{Server, ShutdownError, stop_signal};
 pub use tls::{Tls, TlsError};

@@ -5,12 +5,12 @@
 
 use crate::otlp::Fate;
 use ferrum_engine::FinishReason;
-use ferrum_engine::engine::EngineStats;
-use std::collections::BTreeMap;
+use ferrum_engine::engine::{EngineStats, Progress, STEP_TOKENS};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Upper bounds in seconds, as vLLM has them.
 const FIRST_TOKEN: &[f64] = &[
@@ -26,15 +26,24 @@ const WHOLE: &[f64] = &[
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
+/// Upper bounds in tokens: vLLM's go on to the context of its model; these are the same for all models.
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
+    5e5, 1e6,
+];
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
+
 const REASONS: [&str; 4] = ["stop", "length", "abort", "timeout"];
 
-/// Counts of durations below bounds.
+/// Counts of values below bounds.
 #[derive(Debug)]
 struct Histogram {
     bounds: &'static [f64],
     /// One for each bound, and one for what is above them all.
     counts: Vec<AtomicU64>,
-    micros: AtomicU64,
+    /// In millionths.
+    sum: AtomicU64,
 }
 
 impl Histogram {
@@ -42,17 +51,52 @@ impl Histogram {
         Self {
             bounds,
             counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            micros: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
         }
     }
 
     fn observe(&self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        let at = self.bounds.partition_point(|&bound| bound < seconds);
-        self.counts[at].fetch_add(1, Ordering::Relaxed);
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.micros.fetch_add(micros, Ordering::Relaxed);
+        self.add(time.as_secs_f64(), micros);
     }
+
+    fn count(&self, number: usize) {
+        let number = number as u64;
+        self.add(number as f64, number.saturating_mul(1_000_000));
+    }
+
+    fn add(&self, value: f64, millionths: u64) {
+        let at = self.bounds.partition_point(|&bound| bound < value);
+        self.counts[at].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(millionths, Ordering::Relaxed);
+    }
+}
+
+/// A request for an adapter, for as long as it is answered.
+#[derive(Debug)]
+pub(crate) struct AdapterUse {
+    name: String,
+    prompts: Vec<Arc<Progress>>,
+}
+
+/// A prompt whose answers have ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndedPrompt {
+    pub(crate) tokens: usize,
+    pub(crate) preemptions: u32,
+    /// From its first step on, if it came to that.
+    pub(crate) computed: Option<Duration>,
+    /// Unless it was for an embedding.
+    pub(crate) answers: Option<EndedAnswers>,
+}
+
+/// What was asked for, and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndedAnswers {
+    pub(crate) n: usize,
+    pub(crate) max_tokens: usize,
+    /// Tokens of the longest.
+    pub(crate) longest: usize,
 }
 
 /// What is counted of a model's requests beside its engine, for as long as the server runs.
@@ -64,7 +108,16 @@ pub(crate) struct Metrics {
     queued: Histogram,
     prefilled: Histogram,
     decoded: Histogram,
+    computed: Histogram,
+    prompt_tokens: Histogram,
+    generated_tokens: Histogram,
+    longest_tokens: Histogram,
+    max_tokens: Histogram,
+    choices: Histogram,
+    preemptions: Histogram,
     finished: [AtomicU64; REASONS.len()],
+    /// Those that have ended are taken out when another comes.
+    adapters: Mutex<Vec<Weak<AdapterUse>>>,
 }
 
 impl Metrics {
@@ -76,7 +129,15 @@ impl Metrics {
             queued: Histogram::new(WHOLE),
             prefilled: Histogram::new(WHOLE),
             decoded: Histogram::new(WHOLE),
+            computed: Histogram::new(WHOLE),
+            prompt_tokens: Histogram::new(TOKENS),
+            generated_tokens: Histogram::new(TOKENS),
+            longest_tokens: Histogram::new(TOKENS),
+            max_tokens: Histogram::new(TOKENS),
+            choices: Histogram::new(CHOICES),
+            preemptions: Histogram::new(PREEMPTIONS),
             finished: std::array::from_fn(|_| AtomicU64::new(0)),
+            adapters: Mutex::default(),
         }
     }
 
@@ -101,6 +162,52 @@ impl Metrics {
     /// How long an answer took from its first token on.
     pub(crate) fn decoded(&self, time: Duration) {
         self.decoded.observe(time);
+    }
+
+    /// The answers to a prompt have ended, or will not come.
+    pub(crate) fn prompt_ended(&self, prompt: EndedPrompt) {
+        self.prompt_tokens.count(prompt.tokens);
+        self.preemptions.count(prompt.preemptions as usize);
+        if let Some(time) = prompt.computed {
+            self.computed.observe(time);
+        }
+        if let Some(answers) = prompt.answers {
+            self.choices.count(answers.n);
+            self.max_tokens.count(answers.max_tokens);
+            self.longest_tokens.count(answers.longest);
+        }
+    }
+
+    /// An answer has so many tokens and gets no more.
+    pub(crate) fn generated(&self, tokens: usize) {
+        self.generated_tokens.count(tokens);
+    }
+
+    /// Prompts for an adapter, which are told of for as long as the caller keeps what this gives.
+    pub(crate) fn use_adapter(&self, name: &str, prompts: Vec<Arc<Progress>>) -> Arc<AdapterUse> {
+        let name = name.to_owned();
+        let new = Arc::new(AdapterUse { name, prompts });
+        let adapters = self.adapters.lock();
+        let mut adapters = adapters.unwrap_or_else(PoisonError::into_inner);
+        adapters.retain(|other| other.strong_count() > 0);
+        adapters.push(Arc::downgrade(&new));
+        new
+    }
+
+    /// Names of adapters with prompts that wait, and of those with prompts that are computed.
+    fn adapters(&self) -> [String; 2] {
+        let adapters = self.adapters.lock();
+        let adapters = adapters.unwrap_or_else(PoisonError::into_inner);
+        let adapters: Vec<_> = adapters.iter().filter_map(Weak::upgrade).collect();
+        let names = |runs: bool| {
+            let with = adapters.iter().filter(|one| {
+                let mut prompts = one.prompts.iter();
+                prompts.any(|prompt| prompt.queued().is_some() == runs)
+            });
+            let names: BTreeSet<_> = with.map(|one| one.name.as_str()).collect();
+            names.into_iter().collect::<Vec<_>>().join(",")
+        };
+        [names(false), names(true)]
     }
 
     /// An answer has ended.
@@ -138,6 +245,8 @@ pub(crate) struct Figures<'a> {
     /// Loads that have ended, and those of them that came to nothing.
     pub(crate) loads: u64,
     pub(crate) failed_loads: u64,
+    /// Most adapters at a time; `None` where there can be none.
+    pub(crate) max_adapters: Option<usize>,
     pub(crate) stats: EngineStats,
     pub(crate) metrics: &'a Metrics,
 }
@@ -161,6 +270,7 @@ pub(crate) fn render(models: &[Figures<'_>], http: &HttpCounts, spans: Option<&F
             page.histogram(name, label, histogram(figures.metrics));
         }
     }
+    page.engine_tables(&models);
     let name = "vllm:request_success_total";
     page.head(name, "counter", "Answers that ended, by reason.");
     for (label, figures) in &models {
@@ -274,6 +384,12 @@ const ENGINE: &[Figure] = &[
         |f| f.stats.preemptions as f64,
     ),
     (
+        "vllm:spec_decode_num_drafts_total",
+        "counter",
+        "Drafts that were checked.",
+        |f| f.stats.drafts.drafts as f64,
+    ),
+    (
         "vllm:spec_decode_num_draft_tokens_total",
         "counter",
         "Tokens that were guessed and checked.",
@@ -305,10 +421,10 @@ const ENGINE: &[Figure] = &[
     ),
 ];
 
-type Durations = (&'static str, &'static str, fn(&Metrics) -> &Histogram);
+type Distribution = (&'static str, &'static str, fn(&Metrics) -> &Histogram);
 
-/// Durations: name, meaning and counts.
-const HISTOGRAMS: &[Durations] = &[
+/// Durations and sizes: name, meaning and counts.
+const HISTOGRAMS: &[Distribution] = &[
     (
         "vllm:time_to_first_token_seconds",
         "Time to the first token of an answer, its time in the queue included.",
@@ -339,6 +455,39 @@ const HISTOGRAMS: &[Durations] = &[
         "Time from an answer's first token to its end.",
         |m| &m.decoded,
     ),
+    (
+        "vllm:request_inference_time_seconds",
+        "Time from a prompt's first step to the end of its answers.",
+        |m| &m.computed,
+    ),
+    ("vllm:request_prompt_tokens", "Tokens of prompts.", |m| {
+        &m.prompt_tokens
+    }),
+    (
+        "vllm:request_generation_tokens",
+        "Generated tokens of answers.",
+        |m| &m.generated_tokens,
+    ),
+    (
+        "vllm:request_max_num_generation_tokens",
+        "Generated tokens of the longest answer to a prompt.",
+        |m| &m.longest_tokens,
+    ),
+    (
+        "vllm:request_params_max_tokens",
+        "Most tokens that were asked for, or that hold where none are.",
+        |m| &m.max_tokens,
+    ),
+    (
+        "vllm:request_params_n",
+        "Answers that were asked for to a prompt.",
+        |m| &m.choices,
+    ),
+    (
+        "vllm:request_num_preemptions",
+        "Times that a prompt's sequences lost their places in the KV cache.",
+        |m| &m.preemptions,
+    ),
 ];
 
 /// A page in the making.
@@ -361,17 +510,89 @@ impl Page {
     }
 
     fn histogram(&mut self, name: &str, label: &str, histogram: &Histogram) {
+        let counts = histogram.counts.iter();
+        let counts = counts.map(|count| count.load(Ordering::Relaxed));
+        let sum = histogram.sum.load(Ordering::Relaxed) as f64 / 1e6;
+        self.distribution(name, label, histogram.bounds.iter(), counts, sum);
+    }
+
+    fn distribution(
+        &mut self,
+        name: &str,
+        label: &str,
+        bounds: impl Iterator<Item = impl ToString>,
+        counts: impl Iterator<Item = u64>,
+        sum: f64,
+    ) {
         let bucket = format!("{name}_bucket");
         let mut below = 0;
-        let bounds = histogram.bounds.iter().map(|bound| bound.to_string());
-        for (bound, count) in bounds.chain(["+Inf".into()]).zip(&histogram.counts) {
-            below += count.load(Ordering::Relaxed);
+        let bounds = bounds.map(|bound| bound.to_string());
+        for (bound, count) in bounds.chain(["+Inf".into()]).zip(counts) {
+            below += count;
             let labels = format!("{label},le=\"{bound}\"");
             self.line(&bucket, &labels, below as f64);
         }
-        let sum = histogram.micros.load(Ordering::Relaxed) as f64 / 1e6;
         self.line(&format!("{name}_sum"), label, sum);
         self.line(&format!("{name}_count"), label, below as f64);
+    }
+
+    /// Figures of engines with labels of their own.
+    fn engine_tables(&mut self, models: &[(String, &Figures<'_>)]) {
+        let name = "vllm:num_requests_waiting_by_reason";
+        self.head(name, "gauge", "Sequences that wait for a step, by reason.");
+        for (label, figures) in models {
+            let waiting = figures.stats.waiting + figures.stats.preempted;
+            // Nothing is put off here: a constraint that is not ready delays its row, not its admission.
+            for (reason, count) in [("capacity", waiting), ("deferred", 0)] {
+                self.line(name, &format!("{label},reason=\"{reason}\""), count as f64);
+            }
+        }
+        let name = "vllm:iteration_tokens_total";
+        self.head(name, "histogram", "Tokens that a step computed.");
+        for (label, figures) in models {
+            let stats = &figures.stats;
+            let counts = stats.step_sizes.0.into_iter();
+            let sum = stats.computed_tokens as f64;
+            self.distribution(name, label, STEP_TOKENS.iter(), counts, sum);
+        }
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        let help = "Guessed tokens that were right, by their place in the draft.";
+        self.head(name, "counter", help);
+        for (label, figures) in models {
+            let drafts = &figures.stats.drafts;
+            let counts = drafts.accepted_at.iter().take(drafts.longest);
+            for (position, &count) in counts.enumerate() {
+                let labels = format!("{label},position=\"{position}\"");
+                self.line(name, &labels, count as f64);
+            }
+        }
+        let name = "vllm:cache_config_info";
+        self.head(name, "gauge", "The KV cache of a loaded model.");
+        for (label, figures) in models.iter().filter(|(_, figures)| figures.loaded) {
+            let stats = &figures.stats;
+            // As Python writes it.
+            let shared = if stats.prefix_cache { "True" } else { "False" };
+            let labels = format!(
+                "{label},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{shared}\"",
+                stats.kv_block_size, stats.kv_blocks,
+            );
+            self.line(name, &labels, 1.0);
+        }
+        let name = "vllm:lora_requests_info";
+        let help = "When this was read (Unix time), with the adapters that have requests.";
+        self.head(name, "gauge", help);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default().as_secs_f64();
+        for (label, figures) in models {
+            if let Some(most) = figures.max_adapters {
+                let [waiting, running] = figures.metrics.adapters().map(|names| escape(&names));
+                let labels = format!(
+                    "{label},max_lora=\"{most}\",running_lora_adapters=\"{running}\",\
+                     waiting_lora_adapters=\"{waiting}\""
+                );
+                self.line(name, &labels, now);
+            }
+        }
     }
 }
 
@@ -400,6 +621,7 @@ mod tests {
             loaded: true,
             loads: 2,
             failed_loads: 1,
+            max_adapters: None,
             stats: EngineStats::default(),
             metrics: &metrics,
         };

@@ -6,33 +6,87 @@ use crate::error::ApiError;
 use crate::models::{ModelLoader, ModelSummary};
 use crate::otlp::{Exporter, Shipper};
 use crate::tls::Tls;
+use crate::transport::{Activity, Timed, Timeouts, counted};
+use axum::Extension;
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 /// How long the last bytes of answers may take when all is done.
 const FLUSH: Duration = Duration::from_secs(5);
 
+/// How long the end may take beyond the grace, where nothing is said of that.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
 /// A pause when no connection can be accepted, as when there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections beyond the limit that are answered all the same, so that health can be asked of a full server.
+const RESERVED: usize = 128;
+
+/// How long one of them may last in all, and how long it lasts at least while others wait for its place.
+const RESERVED_TIME: Duration = Duration::from_secs(10);
+const RESERVED_TURN: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether one of them has ended, while others wait.
+const RESERVED_LOOK: Duration = Duration::from_millis(5);
+
+/// A server that was asked to stop and could not end in time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the server did not end within {} s of being asked to{}",
+    waited.as_secs(),
+    Self::reason(models)
+)]
+pub struct ShutdownError {
+    /// How long it was waited for.
+    pub waited: Duration,
+    /// Models whose engines had not ended.
+    pub models: Vec<String>,
+}
+
+impl ShutdownError {
+    fn reason(models: &[String]) -> String {
+        match models {
+            [] => String::new(),
+            models => format!(
+                ": still at work or in a step that hangs: the engine of {}",
+                models.join(", ")
+            ),
+        }
+    }
+}
+
+/// Marks requests that came on a connection beyond the limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserved;
 
 /// Serves models on one listener.
 pub struct Server {
     app: Arc<App>,
-    router: axum::Router,
+    /// For connections within the limit, and for those beyond it.
+    lanes: [Lane; 2],
     places: Arc<Semaphore>,
-    http: http1::Builder,
     shipper: Option<Shipper>,
+}
+
+/// How the requests of a connection are answered.
+#[derive(Clone)]
+struct Lane {
+    router: axum::Router,
+    http: http1::Builder,
 }
 
 impl Server {
@@ -40,19 +94,25 @@ impl Server {
     /// requests that name none; none is loaded yet.
     pub fn new(names: Vec<String>, loader: Arc<dyn ModelLoader>, config: ServerConfig) -> Self {
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(config.read_timeout)
+        // How long headers may take is told by the stream, which knows silence from slowness.
+        http.header_read_timeout(None)
             // hyper refuses buffers below 8 KiB.
             .max_buf_size(config.max_header_bytes.max(8 << 10));
         let places = Arc::new(Semaphore::new(config.max_connections));
         let traces = config.otlp.clone().map(Exporter::new);
         let (exporter, shipper) = traces.unzip();
         let app = Arc::new(App::new(names, loader, config, exporter));
+        let router = app::router(Arc::clone(&app));
+        let mut once = http.clone();
+        once.keep_alive(false);
+        let reserved = Lane {
+            router: router.clone().layer(Extension(Reserved)),
+            http: once,
+        };
         Self {
-            router: app::router(Arc::clone(&app)),
+            lanes: [Lane { router, http }, reserved],
             app,
             places,
-            http,
             shipper,
         }
     }
@@ -82,7 +142,15 @@ impl Server {
     /// Answers until `stop` is ready. Then new requests are refused while the answers that have begun
     /// go on, for at most the configured grace; health can be asked all the while. At the end all models
     /// are unloaded.
-    pub async fn serve(mut self, listener: TcpListener, stop: impl Future<Output = ()>) {
+    ///
+    /// # Errors
+    /// [`ShutdownError`] when the end takes longer than it may: a step of an engine hangs, say. The process should
+    /// end then; threads of it may not.
+    pub async fn serve(
+        mut self,
+        listener: TcpListener,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), ShutdownError> {
         let connections = GracefulShutdown::new();
         let (all_told, told) = oneshot::channel();
         let shipping = self.shipper.take();
@@ -95,59 +163,132 @@ impl Server {
         }
         housekeeping.abort();
         models.drain();
-        tokio::select! {
-            never = self.accept(&listener, &connections) => match never {},
-            () = models.stopped() => {}
-            () = sleep(self.app.config.grace) => {}
+        let config = &self.app.config;
+        let waited = config.shutdown_timeout;
+        let waited = waited.unwrap_or_else(|| config.grace.saturating_add(SHUTDOWN));
+        let end = async {
+            tokio::select! {
+                never = self.accept(&listener, &connections) => match never {},
+                () = models.stopped() => {}
+                () = sleep(self.app.config.grace) => {}
+            }
+            drop(listener);
+            // Who does not read its answer to the end by then is cut off.
+            let _ = timeout(FLUSH, connections.shutdown()).await;
+            if let Some(shipping) = shipping {
+                let _ = all_told.send(());
+                let _ = timeout(FLUSH, shipping).await;
+            }
+            models.shut_down().await;
+        };
+        if timeout(waited, end).await.is_ok() {
+            return Ok(());
         }
-        drop(listener);
-        // Who does not read its answer to the end by then is cut off.
-        let _ = timeout(FLUSH, connections.shutdown()).await;
-        if let Some(shipping) = shipping {
-            let _ = all_told.send(());
-            let _ = timeout(FLUSH, shipping).await;
-        }
-        models.shut_down().await;
+        let models_left = models.unended();
+        models.abandon();
+        Err(ShutdownError {
+            waited,
+            models: models_left,
+        })
     }
 
     async fn accept(&self, listener: &TcpListener, connections: &GracefulShutdown) -> Infallible {
+        let mut reserved = ReservedTasks::default();
+        let [full, beyond] = &self.lanes;
         loop {
-            let place = Arc::clone(&self.places).acquire_owned().await;
             let Ok((stream, _)) = listener.accept().await else {
+                reserved.end_oldest();
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             // Chunks are small and each is wanted at once; a socket that cannot do that still works.
             let _ = stream.set_nodelay(true);
-            let config = &self.app.config;
-            let tls = config.tls.as_ref().map(Tls::acceptor);
-            let (http, router) = (self.http.clone(), self.router.clone());
-            let (patience, watcher) = (config.read_timeout, connections.watcher());
-            // What goes wrong with a connection is the client's to see.
-            tokio::spawn(async move {
-                match tls {
-                    None => answer(stream, http, router, watcher).await,
-                    Some(tls) => {
-                        if let Ok(Ok(stream)) = timeout(patience, tls.accept(stream)).await {
-                            answer(stream, http, router, watcher).await;
-                        }
+            match Arc::clone(&self.places).try_acquire_owned() {
+                Ok(place) => {
+                    let answer = self.answer(stream, full, connections.watcher());
+                    tokio::spawn(async move {
+                        answer.await;
+                        drop(place);
+                    });
+                }
+                Err(_) => {
+                    reserved.make_room().await;
+                    let answer = self.answer(stream, beyond, connections.watcher());
+                    reserved.add(tokio::spawn(timeout(RESERVED_TIME, answer)).abort_handle());
+                }
+            }
+        }
+    }
+
+    /// Answers the requests of a connection until it ends.
+    fn answer(
+        &self,
+        stream: TcpStream,
+        lane: &Lane,
+        watcher: Watcher,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let config = &self.app.config;
+        let timeouts = Timeouts {
+            head: config.read_timeout,
+            idle: config.idle_timeout,
+            write: config.write_timeout,
+        };
+        let activity = Arc::new(Activity::default());
+        let stream = Timed::new(stream, timeouts, Arc::clone(&activity));
+        let tls = config.tls.as_ref().map(Tls::acceptor);
+        let (lane, patience) = (lane.clone(), config.read_timeout);
+        // What goes wrong with a connection is the client's to see.
+        async move {
+            match tls {
+                None => http(stream, lane, activity, watcher).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = timeout(patience, tls.accept(stream)).await {
+                        http(stream, lane, activity, watcher).await;
                     }
                 }
-                drop(place);
-            });
+            }
         }
     }
 }
 
-/// Answers the requests of a connection until it ends.
-async fn answer(
+/// The connections beyond the limit, the oldest first. What asks for something is answered at once and ends; what
+/// only holds a connection does so for a turn.
+#[derive(Default)]
+struct ReservedTasks(VecDeque<(Instant, AbortHandle)>);
+
+impl ReservedTasks {
+    /// Waits until there is room for one more.
+    async fn make_room(&mut self) {
+        while self.0.len() >= RESERVED {
+            self.0.retain(|(_, task)| !task.is_finished());
+            let oldest = self.0.front().filter(|_| self.0.len() >= RESERVED);
+            match oldest.map(|(since, _)| since.elapsed() >= RESERVED_TURN) {
+                Some(true) => self.end_oldest(),
+                Some(false) => sleep(RESERVED_LOOK).await,
+                None => return,
+            }
+        }
+    }
+
+    fn add(&mut self, task: AbortHandle) {
+        self.0.push_back((Instant::now(), task));
+    }
+
+    fn end_oldest(&mut self) {
+        if let Some((_, task)) = self.0.pop_front() {
+            task.abort();
+        }
+    }
+}
+
+async fn http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    http: http1::Builder,
-    router: axum::Router,
+    lane: Lane,
+    activity: Arc<Activity>,
     watcher: Watcher,
 ) {
-    let service = TowerToHyperService::new(router);
-    let connection = http.serve_connection(TokioIo::new(stream), service);
+    let service = counted(TowerToHyperService::new(lane.router), activity);
+    let connection = lane.http.serve_connection(TokioIo::new(stream), service);
     let _ = watcher.watch(connection).await;
 }
 

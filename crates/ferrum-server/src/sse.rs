@@ -9,9 +9,11 @@ use hyper::body::Frame;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
 /// How often a comment is sent while there is nothing to say, for proxies that end silent connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -47,8 +49,48 @@ pub(crate) trait Chunks: Send + Unpin + 'static {
     }
 }
 
-struct EventBody<C> {
+/// The answers of a body. They end at their deadline also where the body is not asked for more, because nobody
+/// reads what was sent.
+struct Shared {
     answers: Answers,
+    /// Who waits for what comes next.
+    reader: Option<Waker>,
+}
+
+/// Ends the answers at their deadline, unless they are gone by then.
+struct Reaper(JoinHandle<()>);
+
+impl Reaper {
+    fn of(shared: &Arc<Mutex<Shared>>) -> Option<Self> {
+        let deadline = lock(shared).answers.deadline()?;
+        let shared = Arc::downgrade(shared);
+        Some(Self(tokio::spawn(async move {
+            sleep_until(deadline.into()).await;
+            if let Some(shared) = shared.upgrade() {
+                let mut shared = lock(&shared);
+                shared.answers.expire();
+                if let Some(reader) = shared.reader.take() {
+                    reader.wake();
+                }
+            }
+        })))
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    // What a panic left half done ends the request, not the server.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct EventBody<C> {
+    answers: Arc<Mutex<Shared>>,
+    _reaper: Option<Reaper>,
     shape: C,
     keep_alive: Interval,
     begun: bool,
@@ -75,6 +117,13 @@ impl<C: Chunks> EventBody<C> {
         }
         text
     }
+}
+
+fn poll_next(shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+    let mut shared = lock(shared);
+    let next = shared.answers.poll_next(cx);
+    shared.reader = next.is_pending().then(|| cx.waker().clone());
+    next
 }
 
 /// Chunks as events.
@@ -110,7 +159,7 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
                 return Poll::Ready(Some(Ok(Frame::data(text.into()))));
             }
         }
-        while let Poll::Ready(next) = this.answers.poll_next(cx) {
+        while let Poll::Ready(next) = poll_next(&this.answers, cx) {
             let Some(next) = next else {
                 this.ended = true;
                 return Poll::Ready(None);
@@ -142,7 +191,12 @@ pub(crate) fn response(answers: Answers, shape: impl Chunks) -> Response {
     keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick of an interval is at once.
     keep_alive.reset();
+    let answers = Arc::new(Mutex::new(Shared {
+        answers,
+        reader: None,
+    }));
     let body = EventBody {
+        _reaper: Reaper::of(&answers),
         answers,
         shape,
         keep_alive,
@@ -155,4 +209,54 @@ pub(crate) fn response(answers: Answers, shape: impl Chunks) -> Response {
     headers.insert(CONTENT_TYPE, kind);
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServerConfig;
+    use crate::models::{Models, Status, demo};
+    use ferrum_engine::{Generation, Request, SamplingParams};
+    use std::time::Instant;
+
+    struct Nothing;
+
+    impl Chunks for Nothing {
+        const EVENTS: Events = Events::Plain;
+
+        fn chunks(&mut self, _: Next, _: &mut Vec<Value>) {}
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_stream_that_nobody_reads_holds_its_model_until_its_deadline() {
+        let config = ServerConfig {
+            idle_unload: Some(Duration::from_millis(1)),
+            ..ServerConfig::default()
+        };
+        let loader = |_: &str| Ok(demo());
+        let models = Models::new(vec!["demo".into()], Arc::new(loader), &config);
+        let lease = models.lease(None).await.unwrap();
+        let house = tokio::spawn(Arc::clone(&models).keep_house());
+        let generation = Generation {
+            sampling: SamplingParams::default(),
+            max_tokens: 1,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+        };
+        let request = Request {
+            timeout: Some(Duration::from_millis(1)),
+            ..Request::new(vec![5], generation)
+        };
+        let answers = Answers::begin(&lease, "prompt", 1, [request]).unwrap();
+        drop(lease);
+        // Never asked for a frame.
+        let response = response(answers, Nothing);
+        let began = Instant::now();
+        while models.list().any(|(_, status)| status != Status::Unloaded) {
+            assert!(began.elapsed() < Duration::from_secs(120), "still held");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(response);
+        house.abort();
+    }
 }

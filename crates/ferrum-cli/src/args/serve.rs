@@ -116,9 +116,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 
-    /// File with such keys, one a line
+    /// File with such keys, one a line; `KEY priority` is one whose requests may ask for a priority above 0
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+
+    /// File with keys of administrators, one a line: only with them can adapters be loaded and unloaded
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_key_file: Option<PathBuf>,
 
     /// LoRA adapter of the first model, which requests choose as the model NAME; can be given several times
     #[arg(long, value_name = "NAME=DIR", value_parser = named_folder)]
@@ -222,6 +226,27 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1024..=1 << 30))]
     pub(crate) max_body: u32,
 
+    /// Bytes that the bodies of all requests together may take while they are read; further ones wait a moment and
+    /// then get 503. Bodies up to 64 KiB do not count
+    #[arg(long, value_name = "N", default_value_t = 256 << 20,
+          value_parser = clap::value_parser!(u64).range(1024..=1 << 40))]
+    pub(crate) max_body_total: u64,
+
+    /// Most connections at a time; beyond them only /health and /ready are answered, and all else gets 503
+    #[arg(long, value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) max_connections: u32,
+
+    /// Seconds that a connection may be without a request
+    #[arg(long, value_name = "SECONDS", default_value_t = 75,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) idle_timeout: u32,
+
+    /// Seconds that a client may read nothing of its answer; then its request is cancelled
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) write_timeout: u32,
+
     /// Bytes of responses to keep for requests that go on from them, the oldest going first; 0: none
     #[arg(long, value_name = "N", default_value_t = 64 << 20,
           value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
@@ -236,6 +261,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     pub(crate) grace: u32,
+
+    /// Seconds after which the process ends in any case, with an error [default: 30 more than --grace]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) shutdown_timeout: Option<u32>,
 
     #[command(flatten)]
     pub(crate) hub: HubArgs,

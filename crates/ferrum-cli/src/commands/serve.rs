@@ -7,13 +7,18 @@ use crate::args::{Preload, ServeArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use announce::{Start, announce};
-use ferrum_server::{Server, ServerConfig, Tls, stop_signal};
+use ferrum_server::{ApiKey, Server, ServerConfig, Tls, stop_signal};
 use models::Models;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tracing::level_filters::LevelFilter;
+
+/// Open files that are not connections of clients within the limit: those beyond it, models, what the system needs.
+#[cfg(target_os = "linux")]
+const OTHER_FILES: u32 = 256;
 
 /// Threads for what takes a while beside the engine, such as encoding long texts.
 const BLOCKING_THREADS: usize = 4;
@@ -46,7 +51,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         loaded.map_err(|e| Failure::new(format!("--lora {name}={}: {e}", dir.display())))?;
     }
     let address = listener.local_addr()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let stop = stop_signal()?;
         let start = Start {
             address,
@@ -58,13 +63,13 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         reload_on_hangup(tls)?;
         announce(&start);
         models.serve();
-        server.serve(listener, stop).await;
-        Outcome::Ok(())
-    })?;
+        let ended = server.serve(listener, stop).await;
+        ended.map_err(|e| Failure::new(e.to_string()))
+    });
     models.cancel_writing();
     // What did not end within the grace is cut off.
     runtime.shutdown_background();
-    Ok(())
+    outcome
 }
 
 /// The models that are loaded before anybody asks.
@@ -137,25 +142,66 @@ fn aliases(args: &ServeArgs, names: &[String]) -> Outcome<Vec<(String, String)>>
     Ok(args.alias.clone())
 }
 
-fn config(args: &ServeArgs, names: &[String]) -> Outcome<ServerConfig> {
-    let mut api_keys = args.api_key.clone();
-    if let Some(path) = &args.api_key_file {
-        let text = open::read_json_text(path)?;
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let before = api_keys.len();
-        api_keys.extend(lines.map(str::to_owned));
-        if api_keys.len() == before {
-            // Serving everybody is not what somebody wants who names a file of keys.
-            let message = format!("{}: there is no key in it", path.display());
-            return Err(Failure::new(message));
+/// The keys of a file: a line each.
+fn keys_of(path: &Path) -> Outcome<Vec<ApiKey>> {
+    let text = open::read_json_text(path)?;
+    let lines = text.lines().enumerate();
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let keys = lines.map(|(i, line)| {
+        let wrong = |e| Failure::new(format!("{}, line {}: {e}", path.display(), i + 1));
+        line.parse::<ApiKey>().map_err(wrong)
+    });
+    let keys = keys.collect::<Outcome<Vec<_>>>()?;
+    if keys.is_empty() {
+        // Serving everybody is not what somebody wants who names a file of keys.
+        let message = format!("{}: there is no key in it", path.display());
+        return Err(Failure::new(message));
+    }
+    Ok(keys)
+}
+
+/// As many connections as are asked for, or as the process can have.
+fn max_connections(asked: u32) -> usize {
+    #[cfg(target_os = "linux")]
+    {
+        // Without a file left, not even health could be asked.
+        let most = open_files().map(|files| files.saturating_sub(OTHER_FILES).max(1));
+        if let Some(most) = most.filter(|&most| most < asked) {
+            tracing::debug!(
+                asked,
+                connections = most,
+                "fewer connections: the process may have no more open files (ulimit -n)"
+            );
+            return most as usize;
         }
     }
-    if api_keys.iter().any(|key| key.is_empty()) {
+    asked as usize
+}
+
+/// Most files that the process may have open, where the system says.
+#[cfg(target_os = "linux")]
+fn open_files() -> Option<u32> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let mut lines = limits.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn config(args: &ServeArgs, names: &[String]) -> Outcome<ServerConfig> {
+    let typed = args.api_key.iter().map(String::as_str);
+    let mut api_keys: Vec<ApiKey> = typed.map(ApiKey::from).collect();
+    if let Some(path) = &args.api_key_file {
+        api_keys.extend(keys_of(path)?);
+    }
+    if api_keys.iter().any(|key| key.key.is_empty()) {
         return Err(Failure::new("an API key is empty"));
     }
+    let admin_keys = args.admin_key_file.as_deref().map(keys_of).transpose()?;
+    let admin_keys = admin_keys.unwrap_or_default().into_iter();
     let seconds = |n: u32| Duration::from_secs(n.into());
     Ok(ServerConfig {
         api_keys,
+        admin_keys: admin_keys.map(|key| key.key).collect(),
         cors_origins: args.cors_origin.clone(),
         tls: tls(args)?,
         otlp: args.otlp_endpoint.clone(),
@@ -164,6 +210,12 @@ fn config(args: &ServeArgs, names: &[String]) -> Outcome<ServerConfig> {
         strict: args.strict,
         log_prompts: args.log_prompts,
         max_body_bytes: args.max_body as usize,
+        // What does not fit here does not fit into memory either.
+        max_bodies_bytes: usize::try_from(args.max_body_total).unwrap_or(usize::MAX),
+        max_connections: max_connections(args.max_connections),
+        idle_timeout: seconds(args.idle_timeout),
+        write_timeout: seconds(args.write_timeout),
+        shutdown_timeout: args.shutdown_timeout.map(seconds),
         max_stored_bytes: args.max_stored as usize,
         max_tokens: args.max_tokens as usize,
         request_timeout: seconds(args.timeout),

@@ -99,6 +99,19 @@ impl Serving {
     pub(crate) fn end(mut self) -> String {
         self.signal("-TERM");
         assert!(self.process.wait().unwrap().success());
+        self.rest()
+    }
+
+    /// The same where it cannot end well.
+    #[cfg(unix)]
+    pub(crate) fn end_badly(mut self) -> String {
+        self.signal("-TERM");
+        assert_eq!(self.process.wait().unwrap().code(), Some(1));
+        self.rest()
+    }
+
+    #[cfg(unix)]
+    fn rest(&mut self) -> String {
         let mut rest = String::new();
         if let Some(words) = &mut self.words {
             words.read_to_string(&mut rest).unwrap();

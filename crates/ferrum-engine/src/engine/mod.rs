@@ -38,7 +38,7 @@ pub use request::{
     EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROBS, MAX_STOP_BYTES,
     MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
-pub use stats::EngineStats;
+pub use stats::{DraftCounts, EngineStats, Progress, STEP_TOKENS, StepSizes};
 
 use crate::StepRunner;
 use crate::pool::BlockPool;
@@ -352,7 +352,7 @@ impl EngineHandle {
             came: now,
             deadline,
             events,
-            queued: stream.queued_cell(),
+            progress: stream.progress(),
         };
         // If nobody reads it, the stream ends with the reason.
         let _ = self.commands.send(Command::Submit(Box::new(submission)));
@@ -376,6 +376,7 @@ impl EngineHandle {
         let stats = *stats.unwrap_or_else(PoisonError::into_inner);
         EngineStats {
             waiting: self.shared.queued.load(Ordering::Acquire),
+            prefix_cache: self.shared.config.prefix_cache,
             ..stats
         }
     }

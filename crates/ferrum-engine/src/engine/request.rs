@@ -1,11 +1,12 @@
 //! What an engine is asked, and what it answers.
 
+use super::stats::Progress;
 use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
 use crate::sampler::Logprobs;
 use crate::{FinishReason, Generation};
 use ferrum_types::{AdapterId, TokenId};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -196,7 +197,7 @@ pub struct EventStream {
     id: RequestId,
     events: mpsc::Receiver<Event>,
     engine: EngineHandle,
-    queued: Arc<OnceLock<Duration>>,
+    progress: Arc<Progress>,
     ended: bool,
 }
 
@@ -206,19 +207,19 @@ impl EventStream {
             id,
             events,
             engine,
-            queued: Arc::default(),
+            progress: Arc::default(),
             ended: false,
         }
     }
 
     /// How long it waited for its first step; `None` while it waits.
     pub fn queued(&self) -> Option<Duration> {
-        self.queued.get().copied()
+        self.progress.queued()
     }
 
-    /// Where the engine writes that down.
-    pub(super) fn queued_cell(&self) -> Arc<OnceLock<Duration>> {
-        Arc::clone(&self.queued)
+    /// How far it has come, also for those who look on without the stream.
+    pub fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.progress)
     }
 
     /// The request's name.
@@ -276,7 +277,7 @@ pub(super) struct Submission {
     pub(super) came: Duration,
     pub(super) deadline: Option<Duration>,
     pub(super) events: mpsc::Sender<Event>,
-    pub(super) queued: Arc<OnceLock<Duration>>,
+    pub(super) progress: Arc<Progress>,
 }
 
 /// What a request is held against before anything is kept for it.

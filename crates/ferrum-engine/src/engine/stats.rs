@@ -1,6 +1,92 @@
 //! Figures of an engine, for metrics.
 
+use super::request::MAX_DRAFT_TOKENS;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+/// Upper bounds by which [`StepSizes`] counts steps.
+pub const STEP_TOKENS: [usize; 13] = [
+    1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
+];
+
+/// Steps by how many tokens they computed: one count for each bound, and one for what is above them all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSizes(pub [u64; STEP_TOKENS.len() + 1]);
+
+impl StepSizes {
+    /// Counts a step.
+    pub(super) fn add(&mut self, tokens: usize) {
+        self.0[STEP_TOKENS.partition_point(|&bound| bound < tokens)] += 1;
+    }
+
+    fn after(mut self, past: &Self) -> Self {
+        for (count, past) in self.0.iter_mut().zip(past.0) {
+            *count += past;
+        }
+        self
+    }
+}
+
+/// What drafts were, and what came of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Drafts that were computed.
+    pub drafts: u64,
+    /// Tokens of the longest.
+    pub longest: usize,
+    /// By place in the draft, from the first: how often the token there was right.
+    pub accepted_at: [u64; MAX_DRAFT_TOKENS],
+}
+
+impl Default for DraftCounts {
+    fn default() -> Self {
+        Self {
+            drafts: 0,
+            longest: 0,
+            accepted_at: [0; MAX_DRAFT_TOKENS],
+        }
+    }
+}
+
+impl DraftCounts {
+    /// Counts a draft whose first `right` tokens were.
+    pub(super) fn add(&mut self, tokens: usize, right: usize) {
+        self.drafts += 1;
+        self.longest = self.longest.max(tokens);
+        for count in self.accepted_at.iter_mut().take(right) {
+            *count += 1;
+        }
+    }
+
+    fn after(mut self, past: &Self) -> Self {
+        self.drafts += past.drafts;
+        self.longest = self.longest.max(past.longest);
+        for (count, past) in self.accepted_at.iter_mut().zip(past.accepted_at) {
+            *count += past;
+        }
+        self
+    }
+}
+
+/// How far a request has come, for whoever waits for it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub(super) queued: OnceLock<Duration>,
+    pub(super) preemptions: AtomicU32,
+}
+
+impl Progress {
+    /// How long it waited for its first step; `None` while it waits.
+    pub fn queued(&self) -> Option<Duration> {
+        self.queued.get().copied()
+    }
+
+    /// How often one of its sequences lost its blocks and had to wait again.
+    pub fn preemptions(&self) -> u32 {
+        self.preemptions.load(Ordering::Relaxed)
+    }
+}
 
 /// What an engine did since its start, and what it is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -11,6 +97,8 @@ pub struct EngineStats {
     pub waiting: usize,
     /// Sequences that were preempted and wait for their next turn.
     pub preempted: usize,
+    /// Tokens of a block of the KV pool.
+    pub kv_block_size: usize,
     /// Blocks of the KV pool.
     pub kv_blocks: usize,
     /// Blocks that sequences refer to.
@@ -29,12 +117,18 @@ pub struct EngineStats {
     pub draft_tokens: u64,
     /// Those of them that were right.
     pub accepted_tokens: u64,
+    /// Drafts by what came of them.
+    pub drafts: DraftCounts,
+    /// Whether requests share what they have in common.
+    pub prefix_cache: bool,
     /// Times that a sequence lost its blocks and had to wait again.
     pub preemptions: u64,
     /// Requests that have ended.
     pub finished_requests: u64,
     /// Steps.
     pub steps: u64,
+    /// Steps by how many tokens they computed.
+    pub step_sizes: StepSizes,
     /// Time of all steps, from planning to the last event.
     pub step_time: Duration,
     /// Time of it that the model took, until its logits were here. The rest is planning, guessing with a
@@ -59,6 +153,8 @@ impl EngineStats {
             preemptions: past.preemptions + self.preemptions,
             finished_requests: past.finished_requests + self.finished_requests,
             steps: past.steps + self.steps,
+            step_sizes: self.step_sizes.after(&past.step_sizes),
+            drafts: self.drafts.after(&past.drafts),
             step_time: past.step_time + self.step_time,
             model_time: past.model_time + self.model_time,
             // What is going on is only here.

@@ -6,6 +6,7 @@ use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
 use super::pooling::{Pool, Pooling};
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
+use super::stats::{DraftCounts, Progress};
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::{BlockTable, CacheSalt};
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
@@ -27,8 +28,8 @@ use tokio::sync::mpsc::Sender;
 pub(super) struct Open {
     events: Sender<Event>,
     came: Duration,
-    /// How long it waited for its first step.
-    queued: Arc<OnceLock<Duration>>,
+    /// Told to whoever waits for it.
+    progress: Arc<Progress>,
     /// Choices that have not ended.
     seqs: Vec<SeqId>,
     pub(super) adapter: Option<AdapterId>,
@@ -68,6 +69,7 @@ pub(super) struct StepLoop<'a> {
     model_time: Duration,
     /// Tokens that were guessed, and those that were right.
     drafted: (u64, u64),
+    drafts: DraftCounts,
 }
 
 impl<'a> StepLoop<'a> {
@@ -101,6 +103,7 @@ impl<'a> StepLoop<'a> {
             generated: 0,
             model_time: Duration::ZERO,
             drafted: (0, 0),
+            drafts: DraftCounts::default(),
         }
     }
 
@@ -178,7 +181,7 @@ impl<'a> StepLoop<'a> {
         let open = Open {
             events: submission.events.clone(),
             came: submission.came,
-            queued: Arc::clone(&submission.queued),
+            progress: Arc::clone(&submission.progress),
             seqs: Vec::with_capacity(request.n),
             adapter: request.adapter,
             stop_tokens: request.generation.stop_tokens.clone(),
@@ -279,10 +282,7 @@ impl<'a> StepLoop<'a> {
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
-        let preempted = plan.preempted().len();
-        if preempted > 0 {
-            tracing::debug!(preempted, "KV cache full, sequences wait again");
-        }
+        self.note_preemptions(&plan);
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
         self.begin_masks(&plan);
         let model_started = Instant::now();
@@ -395,6 +395,7 @@ impl<'a> StepLoop<'a> {
         let right = (self.generated - before).saturating_sub(1);
         self.drafted.0 += work.draft as u64;
         self.drafted.1 += right;
+        self.drafts.add(work.draft, right as usize);
         let answer = self.answers.get_mut(&work.seq);
         if let Some(lookup) = answer.and_then(|answer| answer.lookup.as_mut()) {
             lookup.learn(work.draft, right as usize);
@@ -460,6 +461,22 @@ impl<'a> StepLoop<'a> {
         self.runner.read_logits(&mut self.logits)
     }
 
+    /// Sequences that have lost their blocks to others.
+    fn note_preemptions(&self, plan: &StepPlan) {
+        let preempted = plan.preempted();
+        if preempted.is_empty() {
+            return;
+        }
+        let count = preempted.len();
+        tracing::debug!(preempted = count, "KV cache full, sequences wait again");
+        for id in preempted {
+            let request = self.answers.get(id).map(|answer| answer.request);
+            if let Some(open) = request.and_then(|request| self.open.get(&request)) {
+                open.progress.preemptions.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// The first step of a sequence, which began then: it no longer counts as waiting.
     fn note_admission(&mut self, id: SeqId, began: Duration) {
         let Some(answer) = self.answers.get_mut(&id) else {
@@ -475,7 +492,7 @@ impl<'a> StepLoop<'a> {
             let cached = self.scheduler.sequence(id).and_then(|seq| seq.cached());
             open.usage.cached_tokens = cached.unwrap_or(0);
             // Nobody else writes it, and a sequence is admitted once.
-            let _ = open.queued.set(began.saturating_sub(open.came));
+            let _ = open.progress.queued.set(began.saturating_sub(open.came));
         }
     }
 
@@ -681,6 +698,7 @@ impl<'a> StepLoop<'a> {
         let admitted = self.answers.values().filter(|a| a.admitted).count();
         stats.preempted = admitted.saturating_sub(stats.running);
         stats.kv_blocks = pool.blocks();
+        stats.kv_block_size = pool.block_size();
         stats.kv_blocks_used = pool.used();
         stats.kv_blocks_cached = pool.cached();
         stats.prompt_tokens = counters.prompt_tokens;
@@ -689,9 +707,11 @@ impl<'a> StepLoop<'a> {
         stats.generated_tokens = self.generated;
         stats.model_time = self.model_time;
         (stats.draft_tokens, stats.accepted_tokens) = self.drafted;
+        stats.drafts = self.drafts;
         if let Some((tokens, time)) = step {
             stats.computed_tokens += tokens as u64;
             stats.steps += 1;
+            stats.step_sizes.add(tokens);
             stats.step_time += time;
             stats.last_step_time = time;
             stats.last_step = self.shared.config.clock.now();

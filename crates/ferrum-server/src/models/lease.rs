@@ -42,7 +42,9 @@ pub(crate) struct Lease {
     pub(crate) named: Named,
     /// How long the request waited for it.
     pub(crate) waited: Duration,
-    hold: Hold,
+    models: Arc<Models>,
+    index: usize,
+    hold: Option<Hold>,
 }
 
 impl Lease {
@@ -53,7 +55,12 @@ impl Lease {
 
     /// Where its requests are counted.
     pub(crate) fn metrics(&self) -> &Metrics {
-        &self.hold.models.known[self.hold.index].metrics
+        &self.models.known[self.index].metrics
+    }
+
+    /// Lets go of the model: it may be unloaded from now on.
+    pub(crate) fn release(&mut self) {
+        self.hold = None;
     }
 }
 
@@ -132,7 +139,9 @@ impl Waiter {
                     model,
                     named: Named::model(known),
                     waited: self.since.elapsed(),
-                    hold,
+                    models: Arc::clone(&models),
+                    index: self.index,
+                    hold: Some(hold),
                 }));
             }
             Answer::Load => models.begin_load(&mut places, self.index),

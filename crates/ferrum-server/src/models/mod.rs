@@ -514,12 +514,22 @@ impl Models {
         dir: &Path,
         base: Option<&str>,
     ) -> Result<(), ApiError> {
+        self.add_adapter(name, dir, base, false).await
+    }
+
+    async fn add_adapter(
+        self: &Arc<Self>,
+        name: &str,
+        dir: &Path,
+        base: Option<&str>,
+        given: bool,
+    ) -> Result<(), ApiError> {
         let model = self.base(base)?;
         let place = self.adapter_place(name)?;
         let lease = self.lease(Some(&self.known[model].name)).await?;
         let id = adapters::load(&lease.served.engine, dir).await?;
         lease.adapters.insert(place.key(), id);
-        place.fill(model, dir);
+        place.fill(model, dir, given);
         Ok(())
     }
 
@@ -531,11 +541,11 @@ impl Models {
         dir: &Path,
     ) -> Result<(), ApiError> {
         if matches!(self.lock().slots[0].state, State::Loaded(_)) {
-            return self.load_adapter(name, dir, None).await;
+            return self.add_adapter(name, dir, None, true).await;
         }
         let place = self.adapter_place(name)?;
         adapters::open(dir).await?;
-        place.fill(0, dir);
+        place.fill(0, dir, true);
         Ok(())
     }
 
@@ -579,12 +589,13 @@ impl Models {
         Ok(id)
     }
 
-    /// Takes an adapter away; answers that have begun with it go on.
+    /// Takes an adapter away; answers that have begun with it go on. One that was given at the start goes only
+    /// with `given_too`.
     ///
     /// # Errors
-    /// 404 when there is none of that name.
-    pub(crate) fn unload_adapter(&self, name: &str) -> Result<(), ApiError> {
-        let adapter = self.adapters.remove(name)?;
+    /// 404 when there is none of that name, 403 when it has to stay.
+    pub(crate) fn unload_adapter(&self, name: &str, given_too: bool) -> Result<(), ApiError> {
+        let adapter = self.adapters.remove(name, given_too)?;
         let places = self.lock();
         if let Some(resident) = places.slots[adapter.model].resident() {
             let model = &resident.model;
@@ -611,6 +622,9 @@ impl Models {
 
     /// Figures of all models.
     pub(crate) fn figures(&self) -> Vec<Figures<'_>> {
+        let adapters = self.adapters().into_iter();
+        let adapted: Vec<_> = adapters.map(|(_, _, known)| &known.name).collect();
+        let most = self.limits.max_adapters;
         let places = self.lock();
         let models = self.known.iter().zip(&places.slots);
         let figures = models.map(|(known, slot)| {
@@ -623,6 +637,7 @@ impl Models {
                 loaded: matches!(&slot.state, State::Loaded(resident) if !resident.has_failed()),
                 loads: known.loads.load(Ordering::Relaxed),
                 failed_loads: known.failed_loads.load(Ordering::Relaxed),
+                max_adapters: adapted.contains(&&known.name).then_some(most),
                 stats: stats.unwrap_or_default().after(&past),
                 metrics: &known.metrics,
             }
@@ -643,6 +658,26 @@ impl Models {
     pub(crate) async fn stopped(&self) {
         for (_, engine) in self.engines() {
             engine.stopped().await;
+        }
+    }
+
+    /// The models whose engines have not ended.
+    pub(crate) fn unended(&self) -> Vec<String> {
+        let engines = self.engines().into_iter();
+        let unended = engines.filter(|(_, engine)| {
+            matches!(
+                engine.health(),
+                Health::Alive { .. } | Health::Stalled { .. }
+            )
+        });
+        unended.map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// Lets go of engines that do not end; the process has to.
+    pub(crate) fn abandon(&self) {
+        for engine in self.take_engines() {
+            // Dropping it would wait for its step.
+            std::mem::forget(engine);
         }
     }
 

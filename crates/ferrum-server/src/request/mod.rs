@@ -23,6 +23,7 @@ pub(crate) use items::*;
 pub(crate) use others::*;
 pub(crate) use value::*;
 
+use crate::bodies::Paid;
 use crate::error::ApiError;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
@@ -51,6 +52,8 @@ pub(crate) struct Body {
     text: String,
     fields: Vec<Field>,
     ignored: Vec<String>,
+    /// Its share of what bodies may take, for as long as it is there.
+    _paid: Paid,
 }
 
 /// A top-level field that is not null.
@@ -64,7 +67,7 @@ struct Field {
 
 impl Body {
     /// A request as JSON text.
-    pub(crate) fn new(bytes: Vec<u8>) -> Result<Self> {
+    pub(crate) fn new(bytes: Vec<u8>, paid: Paid) -> Result<Self> {
         let not_json = |e: String| ApiError::malformed(format!("the body is not JSON: {e}"));
         let text = String::from_utf8(bytes).map_err(|e| not_json(e.to_string()))?;
         let whole: &RawValue = serde_json::from_str(&text).map_err(|e| not_json(e.to_string()))?;
@@ -93,6 +96,7 @@ impl Body {
             fields: fields.collect(),
             text,
             ignored: Vec::new(),
+            _paid: paid,
         })
     }
 

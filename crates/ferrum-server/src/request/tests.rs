@@ -2,7 +2,7 @@ use super::*;
 use serde_json::{Value, json};
 
 fn body(value: &Value) -> Body {
-    Body::new(value.to_string().into_bytes()).unwrap()
+    Body::new(value.to_string().into_bytes(), None).unwrap()
 }
 
 /// What is ignored of a chat completion.
@@ -155,9 +155,9 @@ fn lists_and_objects_are_bounded() {
     let error = body(&schema).part::<Forms>().unwrap_err();
     assert!(error.to_string().contains("expected at most 262144"));
     let deep = format!("{{\"user\": {}1{}}}", "[".repeat(500), "]".repeat(500));
-    assert!(Body::new(deep.into_bytes()).is_err());
+    assert!(Body::new(deep.into_bytes(), None).is_err());
     let many: Value = (0..1000).map(|i| (format!("f{i}"), json!(1))).collect();
-    assert!(Body::new(many.to_string().into_bytes()).is_err());
+    assert!(Body::new(many.to_string().into_bytes(), None).is_err());
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn bodies_are_objects() {
         ("{}x", "not JSON"),
         ("", "not JSON"),
     ] {
-        let error = Body::new(text.into()).unwrap_err().to_string();
+        let error = Body::new(text.into(), None).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
-    assert!(Body::new(vec![b'"', 0xff, b'"']).is_err());
+    assert!(Body::new(vec![b'"', 0xff, b'"'], None).is_err());
 }

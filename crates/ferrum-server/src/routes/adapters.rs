@@ -50,7 +50,9 @@ pub(crate) async fn unload(
 ) -> Result<String, ApiError> {
     let fields: request::UnloadAdapter = app.read_plain(request, |body| body.part()).await?;
     let name = fields.lora_name;
-    app.models.unload_adapter(&name)?;
+    // With keys of administrators, only they come here.
+    let all = !app.config.admin_keys.is_empty();
+    app.models.unload_adapter(&name, all)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))

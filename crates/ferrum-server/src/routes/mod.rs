@@ -21,11 +21,20 @@ pub(crate) const HEALTH: &str = "/health";
 /// Whether requests are taken.
 pub(crate) const READY: &str = "/ready";
 
+/// What is answered on connections beyond the limit, too. `/ping` is here in case it is a route.
+pub(crate) const RESERVED: [&str; 3] = [HEALTH, READY, "/ping"];
+
 /// Figures for Prometheus.
 pub(crate) const METRICS: &str = "/metrics";
 
 /// The chat page, which asks for a key itself.
 pub(crate) const PAGE: &str = "/";
+
+const LOAD_ADAPTER: &str = "/v1/load_lora_adapter";
+const UNLOAD_ADAPTER: &str = "/v1/unload_lora_adapter";
+
+/// What changes the server: where there are keys of administrators, it needs one.
+pub(crate) const ADMINISTRATIVE: [&str; 2] = [LOAD_ADAPTER, UNLOAD_ADAPTER];
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
@@ -70,8 +79,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/chat/completions", post(chat::chat)),
         ("/embeddings", post(embeddings::embeddings)),
         ("/responses", post(responses::create)),
-        ("/v1/load_lora_adapter", post(adapters::load)),
-        ("/v1/unload_lora_adapter", post(adapters::unload)),
+        (LOAD_ADAPTER, post(adapters::load)),
+        (UNLOAD_ADAPTER, post(adapters::unload)),
         (MESSAGES, post(anthropic::messages)),
         (COUNT_TOKENS, post(anthropic::count_tokens)),
     ]

@@ -1,6 +1,6 @@
 //! LoRA adapters: loaded and unloaded by request, chosen as models.
 
-use super::Running;
+use super::{Running, load as load_model};
 use ferrum_engine::EngineConfig;
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -8,6 +8,7 @@ use ferrum_models::read_model;
 use ferrum_server::ServerConfig;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const LOAD: &str = "/v1/load_lora_adapter";
 const UNLOAD: &str = "/v1/unload_lora_adapter";
@@ -27,6 +28,21 @@ fn server(lora_dir: Option<PathBuf>) -> Running {
     };
     let engine = (EngineConfig::default(), 4);
     Running::with(model, (tokenizer, None), config, engine, |runner| runner)
+}
+
+/// With the adapter "given" from the start.
+fn with_given(config: ServerConfig) -> Running {
+    let loader = |_: &str| {
+        let folder = fixtures().join("models/llama3-tied");
+        let model = read_model(ModelSource::open(&folder).unwrap()).unwrap();
+        let tokenizer = Tokenizer::from_hf_dir(&folder).unwrap();
+        let engine = (EngineConfig::default(), 4);
+        Ok(load_model(model, (tokenizer, None), engine, |runner| {
+            runner
+        }))
+    };
+    let given = [("given", fixtures().join("lora/llama-up"))];
+    Running::adapted(&["demo"], Arc::new(loader), 1, &given, config)
 }
 
 fn complete(server: &Running, model: &str) -> Value {
@@ -178,4 +194,65 @@ fn what_cannot_be_loaded_is_refused_by_name() {
     let closed = server(None).post(LOAD, &load("a", "llama-up"));
     assert_eq!(closed.status, 400);
     assert!(closed.text().contains("--lora-dir"));
+}
+
+#[test]
+fn adapters_of_the_start_stay_where_there_are_no_administrators() {
+    let server = with_given(ServerConfig {
+        lora_dir: Some(fixtures().join("lora")),
+        ..ServerConfig::default()
+    });
+    let reply = server.post(UNLOAD, &json!({"lora_name": "given"}));
+    assert_eq!(reply.status, 403);
+    assert_eq!(reply.json()["error"]["type"], "permission_error");
+    complete(&server, "given");
+    // What came by request goes by request.
+    assert_eq!(server.post(LOAD, &load("new", "llama-all")).status, 200);
+    let unload = json!({"lora_name": "new"});
+    assert_eq!(server.post(UNLOAD, &unload).status, 200);
+}
+
+#[test]
+fn where_there_are_administrators_only_they_change_adapters() {
+    let server = with_given(ServerConfig {
+        api_keys: vec!["user".into()],
+        admin_keys: vec!["boss".into()],
+        ..ServerConfig::default()
+    });
+    let unload = json!({"lora_name": "given"}).to_string();
+    let json = ("Content-Type", "application/json");
+    for (key, status) in [
+        (None, 401),
+        (Some("other"), 401),
+        (Some("user"), 403),
+        (Some("boss"), 200),
+    ] {
+        let key = key.map(|key| ("x-api-key", key));
+        let headers: Vec<_> = [json].into_iter().chain(key).collect();
+        let reply = server.send("POST", UNLOAD, &headers, unload.as_bytes());
+        assert_eq!(reply.status, status, "{key:?}");
+    }
+    let listed = server
+        .send("GET", "/v1/models", &[("x-api-key", "boss")], b"")
+        .json();
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn adapters_with_requests_are_among_the_figures() {
+    let server = with_given(ServerConfig::default());
+    let line = |running: &str| {
+        format!(
+            "vllm:lora_requests_info{{model_name=\"demo\",max_lora=\"16\",\
+             running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"}} "
+        )
+    };
+    let page = server.get("/metrics").text();
+    assert!(page.contains(&line("")), "{page}");
+    let body = json!({"model": "given", "prompt": [5, 6], "max_tokens": 400, "n": 128, "ignore_eos": true,
+                      "stream": true});
+    let mut stream = server.post("/v1/completions", &body);
+    assert!(stream.chunk().is_some());
+    let page = server.get("/metrics").text();
+    assert!(page.contains(&line("given")), "{page}");
 }

@@ -8,16 +8,25 @@ use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
 use ferrum_server::ServerConfig;
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use serde_json::json;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const TEXT: &str = "/v1/completions";
+
+/// What comes after the last good step.
+#[derive(Clone)]
+pub(super) enum Then {
+    Error,
+    Panic,
+    /// A step that does not end while somebody else has this.
+    Hang(Arc<Mutex<()>>),
+}
 
 /// A runner that has this many good steps in it.
 pub(super) struct Breaking {
     pub(super) inner: Box<dyn StepRunner>,
     pub(super) good_steps: usize,
-    pub(super) panics: bool,
+    pub(super) then: Then,
     /// Gone with the runner; to be counted, not read.
     pub(super) _life: Arc<()>,
 }
@@ -26,8 +35,11 @@ impl StepRunner for Breaking {
     fn step(&mut self, batch: &StepBatch) -> Result<()> {
         match self.good_steps.checked_sub(1) {
             Some(left) => self.good_steps = left,
-            None if self.panics => panic!("the device has gone"),
-            None => return Err(Error::invalid("step", "the device has gone")),
+            None => match &self.then {
+                Then::Error => return Err(Error::invalid("step", "the device has gone")),
+                Then::Panic => panic!("the device has gone"),
+                Then::Hang(until) => drop(until.lock().unwrap()),
+            },
         }
         self.inner.step(batch)
     }
@@ -75,14 +87,14 @@ impl StepRunner for Breaking {
 
 #[test]
 fn a_fault_fails_requests_clearly_and_turns_health_red() {
-    for panics in [false, true] {
+    for then in [Then::Error, Then::Panic] {
         let (model, text) = demo_model();
         let engine = (EngineConfig::default(), 4);
         let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
             Box::new(Breaking {
                 inner,
                 good_steps: 20,
-                panics,
+                then,
                 _life: Arc::default(),
             })
         });
@@ -123,4 +135,58 @@ fn a_fault_fails_requests_clearly_and_turns_health_red() {
         // The server itself goes on to say so.
         assert_eq!(server.get("/metrics").status, 200);
     }
+}
+
+/// A server whose engine hangs from its fifth step on, for as long as `until` is locked.
+fn hanging(config: ServerConfig, until: &Arc<Mutex<()>>) -> Running {
+    let (model, text) = demo_model();
+    let engine = (EngineConfig::default(), 4);
+    Running::with(model, text, config, engine, |inner| {
+        Box::new(Breaking {
+            inner,
+            good_steps: 4,
+            then: Then::Hang(Arc::clone(until)),
+            _life: Arc::default(),
+        })
+    })
+}
+
+#[test]
+fn an_engine_that_hangs_holds_no_answer_beyond_its_deadline() {
+    let until = Arc::new(Mutex::new(()));
+    let hang = until.lock().unwrap();
+    let config = ServerConfig {
+        request_timeout: Duration::from_millis(500),
+        ..ServerConfig::default()
+    };
+    let server = hanging(config, &until);
+    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true});
+    let whole = server.post(TEXT, &body);
+    assert_eq!(whole.status, 504);
+    assert_eq!(whole.json()["error"]["code"], "timeout");
+    body["stream"] = true.into();
+    let text = server.post(TEXT, &body).text();
+    assert!(text.contains("\"code\":\"timeout\""), "{text}");
+    drop(hang);
+}
+
+#[test]
+fn a_step_that_hangs_keeps_the_server_from_ending_for_a_while_only() {
+    let until = Arc::new(Mutex::new(()));
+    let hang = until.lock().unwrap();
+    let config = ServerConfig {
+        grace: Duration::from_millis(100),
+        shutdown_timeout: Some(Duration::from_secs(7)),
+        ..ServerConfig::default()
+    };
+    let mut server = hanging(config, &until);
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 400, "stream": true});
+    let mut stream = server.post(TEXT, &body);
+    assert!(stream.chunk().is_some());
+    server.stop();
+    let error = server.outcome().unwrap_err();
+    assert_eq!(error.models, ["demo"]);
+    let said = error.to_string();
+    assert!(said.contains("did not end within 7 s"), "{said}");
+    drop(hang);
 }

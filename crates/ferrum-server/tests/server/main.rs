@@ -17,6 +17,7 @@ mod routes;
 mod structured;
 mod tls;
 mod traces;
+mod transport;
 
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
@@ -27,10 +28,11 @@ use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
 use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
-use ferrum_server::{LoadedModel, ModelLoader, ServedModel, Server, ServerConfig};
+use ferrum_server::{LoadedModel, ModelLoader, ServedModel, Server, ServerConfig, ShutdownError};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -109,7 +111,7 @@ struct Running {
     /// Of the first model that was loaded before the server began, if one was.
     engine: Option<EngineHandle>,
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), ShutdownError>>>,
 }
 
 impl Running {
@@ -145,6 +147,21 @@ impl Running {
         preload: usize,
         config: ServerConfig,
     ) -> Self {
+        Self::adapted(names, loader, preload, &[], config)
+    }
+
+    /// With adapters from the start.
+    fn adapted(
+        names: &[&str],
+        loader: Arc<dyn ModelLoader>,
+        preload: usize,
+        adapters: &[(&str, PathBuf)],
+        config: ServerConfig,
+    ) -> Self {
+        let given = adapters
+            .iter()
+            .map(|(name, dir)| ((*name).to_owned(), dir.clone()));
+        let given: Vec<_> = given.collect();
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
@@ -161,10 +178,13 @@ impl Running {
                 for name in &names[..preload] {
                     server.load(name).await.unwrap();
                 }
+                for (name, dir) in &given {
+                    server.load_adapter(name, dir).await.unwrap();
+                }
                 server
                     .serve(listener, async { stopped.await.unwrap_or(()) })
-                    .await;
-            });
+                    .await
+            })
         });
         Self {
             address: told.recv().unwrap(),
@@ -196,9 +216,14 @@ impl Running {
     }
 
     fn wait(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        self.outcome().unwrap();
+    }
+
+    /// How it ended.
+    fn outcome(&mut self) -> Result<(), ShutdownError> {
+        self.thread
+            .take()
+            .map_or(Ok(()), |thread| thread.join().unwrap())
     }
 
     /// Sends a request, and reads the head of its answer.

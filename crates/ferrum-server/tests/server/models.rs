@@ -1,6 +1,6 @@
 //! Several models: loaded when they are asked for, unloaded when they are not, and never mixed up.
 
-use super::faults::Breaking;
+use super::faults::{Breaking, Then};
 use super::traces::{attribute, collector, spans};
 use super::{CONTEXT, PATIENCE, Running, demo_model, load};
 use ferrum_engine::EngineConfig;
@@ -87,7 +87,7 @@ impl ModelLoader for Zoo {
             Box::new(Breaking {
                 inner,
                 good_steps: good_steps.unwrap_or(usize::MAX),
-                panics: false,
+                then: Then::Error,
                 _life: life,
             })
         }))

@@ -187,3 +187,111 @@ fn answers_that_have_begun_end_before_the_server_does() {
     server.wait();
     assert!(std::net::TcpStream::connect(server.address).is_err());
 }
+
+#[test]
+fn a_priority_above_0_is_a_right_where_there_are_keys() {
+    let config = ServerConfig {
+        api_keys: vec!["plain".into(), "fast priority".parse().unwrap()],
+        ..ServerConfig::default()
+    };
+    let server = Running::configured(config);
+    let json = ("Content-Type", "application/json");
+    let cases = [
+        ("plain", json!(1), 403),
+        ("plain", json!(0), 200),
+        ("plain", json!(-1), 200),
+        ("plain", Value::Null, 200),
+        ("fast", json!(1), 200),
+    ];
+    for (key, priority, status) in cases {
+        let body = json!({"prompt": "a", "max_tokens": 1, "priority": priority}).to_string();
+        let headers = [json, ("x-api-key", key)];
+        let reply = server.send("POST", TEXT, &headers, body.as_bytes());
+        assert_eq!(reply.status, status, "{key} {priority}");
+    }
+    let open = Running::demo();
+    open.ask(
+        TEXT,
+        &json!({"prompt": "a", "max_tokens": 1, "priority": 1}),
+    );
+}
+
+/// The value of a figure, over all its labels.
+fn figure(page: &str, name: &str) -> f64 {
+    let lines = page.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+    });
+    let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    values.sum()
+}
+
+#[test]
+fn requests_and_steps_are_told_by_size() {
+    let server = Running::demo();
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 5, "n": 2, "ignore_eos": true,
+                      "temperature": 0});
+    let answer = server.ask(TEXT, &body);
+    let prompt = answer["usage"]["prompt_tokens"].as_f64().unwrap();
+    server.until(|stats| stats.running == 0 && stats.generated_tokens == 10);
+    let page = server.get("/metrics").text();
+    for (name, expected) in [
+        ("vllm:request_prompt_tokens_count", 1.0),
+        ("vllm:request_prompt_tokens_sum", prompt),
+        ("vllm:request_generation_tokens_count", 2.0),
+        ("vllm:request_generation_tokens_sum", 10.0),
+        ("vllm:request_max_num_generation_tokens_sum", 5.0),
+        ("vllm:request_params_max_tokens_sum", 5.0),
+        ("vllm:request_params_n_sum", 2.0),
+        ("vllm:request_inference_time_seconds_count", 1.0),
+        ("vllm:request_num_preemptions_count", 1.0),
+        ("vllm:request_num_preemptions_sum", 0.0),
+        ("vllm:num_requests_waiting_by_reason", 0.0),
+        ("vllm:spec_decode_num_drafts_total", 0.0),
+    ] {
+        assert!(page.contains(&format!("{name}{{")), "{name}\n{page}");
+        assert_eq!(figure(&page, name), expected, "{name}\n{page}");
+    }
+    let stats = server.engine.as_ref().unwrap().stats();
+    assert_eq!(
+        figure(&page, "vllm:iteration_tokens_total_count"),
+        stats.steps as f64
+    );
+    assert_eq!(
+        figure(&page, "vllm:iteration_tokens_total_sum"),
+        stats.computed_tokens as f64
+    );
+    let blocks = 4 * CONTEXT / 16;
+    let cache = format!(
+        "vllm:cache_config_info{{model_name=\"demo\",block_size=\"16\",num_gpu_blocks=\"{blocks}\",\
+         enable_prefix_caching=\"True\"}} 1"
+    );
+    assert!(page.lines().any(|line| line == cache), "{cache}\n{page}");
+}
+
+#[test]
+fn drafts_are_told_by_position() {
+    let config = ServerConfig {
+        lookup_tokens: 4,
+        ..ServerConfig::default()
+    };
+    let server = Running::configured(config);
+    let prompt: Vec<u32> = (0..60).map(|i| 300 + i % 5).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 64, "ignore_eos": true, "temperature": 0});
+    server.ask(TEXT, &body);
+    server.until(|stats| stats.running == 0);
+    let page = server.get("/metrics").text();
+    let total = |name: &str| figure(&page, &format!("vllm:spec_decode_num_{name}_total"));
+    assert!(
+        total("drafts") > 0.0 && total("drafts") <= total("draft_tokens"),
+        "{page}"
+    );
+    assert_eq!(
+        total("accepted_tokens_per_pos"),
+        total("accepted_tokens"),
+        "{page}"
+    );
+    assert!(page.contains(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"demo\",position=\"0\"}"
+    ));
+}

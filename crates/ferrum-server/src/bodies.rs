@@ -1,0 +1,149 @@
+//! The bodies of requests on their way into memory: one bound for each, and one for all together.
+//!
+//! A body pays for its bytes as they come, so whoever announces a long one and sends nothing takes nothing from
+//! others. Short bodies are free: connections bound them, and long ones of others cannot keep them out.
+//!
+//! Taken apart, a body is many times as long: the values of `[1,1,…]` take sixteen times its bytes. So a body pays again
+//! before that happens, by how many values there are, out of as large a budget. All that was paid comes back when the
+//! request has been taken apart, or is gone.
+
+use crate::error::ApiError;
+use axum::body::{Body, Bytes};
+use hyper::body::Body as _;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+
+/// Bytes of a body that are free, and by which it pays for more.
+const STEP: usize = 64 << 10;
+
+/// How long a body waits for others in all.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Bytes that a value of JSON takes beside its text, about.
+const VALUE: usize = 32;
+
+/// Memory that a body has paid for: its bytes, and its values.
+pub(crate) type Paid = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    /// Longest body.
+    most: usize,
+    /// Permits of the budget.
+    budget: u32,
+    /// A permit for each step of bytes.
+    bytes: Arc<Semaphore>,
+    /// A permit for each step of what values take. Whoever has some never waits for bytes.
+    values: Arc<Semaphore>,
+}
+
+impl Bodies {
+    /// Bodies of `most` bytes each and `all` together, but at least one of them.
+    pub(crate) fn new(most: usize, all: usize) -> Self {
+        let most_steps = Semaphore::MAX_PERMITS.min(u32::MAX as usize);
+        let steps = all.max(most).div_ceil(STEP).min(most_steps);
+        Self {
+            most,
+            budget: u32::try_from(steps).unwrap_or(u32::MAX),
+            bytes: Arc::new(Semaphore::new(steps)),
+            values: Arc::new(Semaphore::new(steps)),
+        }
+    }
+
+    /// Reads a body to its end.
+    ///
+    /// # Errors
+    /// 413 when it is too long, 503 when others leave it no room for a while.
+    pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, Paid), ApiError> {
+        let (mut bytes, mut paid, mut room) = (Vec::new(), None, STEP);
+        let (mut length, mut patience, mut refusal) = (0, PATIENCE, None);
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            // Nobody is there to read what is said of a connection that broke.
+            let frame = frame.map_err(|_| ApiError::too_large(self.most))?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            length += data.len();
+            if length > self.most {
+                return Err(ApiError::too_large(self.most));
+            }
+            if refusal.is_some() {
+                continue;
+            }
+            while length > room && refusal.is_none() {
+                match pay(&self.bytes, 1, &mut patience).await {
+                    Ok(step) => add(&mut paid, step),
+                    Err(error) => refusal = Some(error),
+                }
+                room += STEP;
+            }
+            match refusal {
+                None => bytes.extend_from_slice(&data),
+                // The rest is read and dropped: to a client that is still sending, a refusal would be a broken
+                // connection.
+                Some(_) => (bytes, paid) = (Vec::new(), None),
+            }
+        }
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
+        let Some(of_bytes) = paid else {
+            return Ok((bytes.into(), None));
+        };
+        let of_values = pay(&self.values, self.price(&bytes), &mut patience).await?;
+        Ok((bytes.into(), Some((of_bytes, of_values))))
+    }
+
+    /// Steps that the values of a body take, but never more than there are: alone, every body is taken.
+    fn price(&self, bytes: &[u8]) -> u32 {
+        let values = bytes.iter().filter(|byte| b",:[{".contains(byte)).count();
+        let steps = values.saturating_mul(VALUE).div_ceil(STEP);
+        u32::try_from(steps).unwrap_or(u32::MAX).min(self.budget)
+    }
+}
+
+fn add(paid: &mut Option<OwnedSemaphorePermit>, step: OwnedSemaphorePermit) {
+    match paid {
+        Some(paid) => paid.merge(step),
+        None => *paid = Some(step),
+    }
+}
+
+/// Takes permits, waiting no longer than `patience`, of which the time is taken.
+async fn pay(
+    budget: &Arc<Semaphore>,
+    steps: u32,
+    patience: &mut Duration,
+) -> Result<OwnedSemaphorePermit, ApiError> {
+    let began = Instant::now();
+    let permits = Arc::clone(budget).acquire_many_owned(steps);
+    let permits = timeout(*patience, permits).await;
+    *patience = patience.saturating_sub(began.elapsed());
+    match permits {
+        Ok(Ok(permits)) => Ok(permits),
+        // It is never closed.
+        Ok(Err(_)) | Err(_) => Err(ApiError::many_bodies()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_pays_for_its_values() {
+        let bodies = Bodies::new(1 << 20, 16 << 20);
+        let text = format!("\"{}\"", "x".repeat(1 << 20));
+        assert_eq!(bodies.price(text.as_bytes()), 0);
+        // 32 bytes for each of the numbers.
+        let numbers = "1,".repeat(1 << 17);
+        assert_eq!(bodies.price(numbers.as_bytes()), 64);
+        let most = ",".repeat(1 << 20);
+        assert_eq!(bodies.price(most.as_bytes()), 256);
+    }
+}

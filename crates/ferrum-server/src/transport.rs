@@ -1,0 +1,265 @@
+//! The clocks of a connection: no client holds one for ever by not sending, or by not reading.
+//!
+//! [`Timed`] is a stream between the socket and HTTP (below TLS, so that handshakes cannot stall either).
+//! It sees bytes only. What it has to know of requests, that one is open, [`Activity`] tells it.
+
+use axum::body::{Body, Bytes};
+use axum::response::Response;
+use hyper::Request;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::Service;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// How long a connection may stand still.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    /// From the first byte of a request to the end of its headers.
+    pub(crate) head: Duration,
+    /// Without a request.
+    pub(crate) idle: Duration,
+    /// With bytes to write of which the client takes none.
+    pub(crate) write: Duration,
+}
+
+/// The requests of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    /// All that have begun.
+    begun: AtomicU64,
+    /// Those whose answers have not been handed on to their end.
+    open: AtomicUsize,
+}
+
+/// A request that is open.
+struct Open(Arc<Activity>);
+
+impl Open {
+    fn begin(activity: &Arc<Activity>) -> Self {
+        activity.begun.fetch_add(1, Ordering::Relaxed);
+        activity.open.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What answers requests, and tells `activity` of each until the last byte of its answer.
+pub(crate) fn counted<S>(
+    service: S,
+    activity: Arc<Activity>,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Response,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response, Infallible>> + Send,
+>
+where
+    S: Service<Request<Incoming>, Response = Response, Error = Infallible>,
+    S::Future: Send,
+{
+    hyper::service::service_fn(move |request| {
+        let open = Open::begin(&activity);
+        let answer = service.call(request);
+        async move {
+            let answer = answer.await?;
+            Ok(answer.map(|body| Body::new(OpenBody { body, _open: open })))
+        }
+    })
+}
+
+/// A body that keeps its request open.
+struct OpenBody {
+    body: Body,
+    _open: Open,
+}
+
+impl hyper::body::Body for OpenBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What a connection is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// A request is open: its body has a limit of its own.
+    Open,
+    /// Nothing has come since the last request.
+    Idle,
+    /// The head of a request is under way.
+    Head,
+}
+
+/// See the [module](self). A read that takes too long is the end of the stream; so is it to HTTP.
+#[derive(Debug)]
+pub(crate) struct Timed<S> {
+    stream: S,
+    timeouts: Timeouts,
+    activity: Arc<Activity>,
+    /// Requests that had begun at the last look.
+    seen: u64,
+    reading: Reading,
+    /// Runs while a read waits.
+    read_timer: Option<Pin<Box<Sleep>>>,
+    /// Runs while a write waits.
+    write_timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Timed<S> {
+    pub(crate) fn new(stream: S, timeouts: Timeouts, activity: Arc<Activity>) -> Self {
+        Self {
+            stream,
+            timeouts,
+            activity,
+            seen: 0,
+            reading: Reading::Open,
+            read_timer: None,
+            write_timer: None,
+        }
+    }
+
+    fn wait_for(&mut self, reading: Reading) {
+        if self.reading != reading {
+            self.reading = reading;
+            self.read_timer = None;
+        }
+    }
+
+    /// Takes note of requests that began or ended since the last look.
+    fn look_at_requests(&mut self) -> bool {
+        let begun = self.activity.begun.load(Ordering::Relaxed);
+        let open = self.activity.open.load(Ordering::Relaxed) > 0;
+        // Also one that began and ended meanwhile.
+        if open || begun != self.seen {
+            self.seen = begun;
+            self.wait_for(Reading::Open);
+        }
+        open
+    }
+
+    /// Whether a read that has nothing has waited for long enough.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let limit = match self.reading {
+            Reading::Open => return Poll::Pending,
+            Reading::Idle => self.timeouts.idle,
+            Reading::Head => self.timeouts.head,
+        };
+        let timer = self
+            .read_timer
+            .get_or_insert_with(|| Box::pin(sleep(limit)));
+        timer.as_mut().poll(cx)
+    }
+
+    /// Passes on what came of a write, and ends one that waits for too long.
+    fn written(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if outcome.is_ready() {
+            self.write_timer = None;
+            if self.reading == Reading::Idle {
+                // Somebody who reads the last of a long answer is not silent.
+                self.read_timer = None;
+            }
+            return outcome;
+        }
+        let limit = self.timeouts.write;
+        let timer = self
+            .write_timer
+            .get_or_insert_with(|| Box::pin(sleep(limit)));
+        let stalled = || io::Error::new(io::ErrorKind::TimedOut, "the client does not read");
+        timer.as_mut().poll(cx).map(|()| Err(stalled()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let open = this.look_at_requests();
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut this.stream).poll_read(cx, buffer);
+        if !open && outcome.is_ready() && buffer.filled().len() > before {
+            this.wait_for(Reading::Head);
+        } else if !open && this.reading == Reading::Open {
+            this.wait_for(Reading::Idle);
+        }
+        match outcome {
+            Poll::Pending => this.poll_silence(cx).map(Ok),
+            ready => ready,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, outcome)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.written(cx, outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    // A socket has nothing to flush: this and the end neither stall nor tell of progress.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        // After an answer, HTTP flushes and does not read again while its last read waits: the clock has to be set
+        // here. When it is over, the read is asked again and ends.
+        if !this.look_at_requests() {
+            if this.reading == Reading::Open {
+                this.wait_for(Reading::Idle);
+            }
+            let _ = this.poll_silence(cx);
+        }
+        Pin::new(&mut this.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
