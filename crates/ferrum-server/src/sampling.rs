@@ -10,7 +10,7 @@ use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
 use ferrum_engine::sampler::MAX_LOGIT_BIAS;
-use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
+use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_types::TokenId;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
@@ -97,6 +97,7 @@ impl Wanted {
             max_tokens: 0,
             stop: Vec::new(),
             stop_tokens: stop_tokens(fields, lease)?,
+            ..Generation::default()
         };
         Ok(Self {
             generation,
@@ -262,11 +263,10 @@ fn sampling(fields: &mut Fields, model: &Model) -> Result<SamplingParams> {
             .number("typical_p", SHARE)?
             .unwrap_or(default.typical_p),
         repeat_penalty: repeat.unwrap_or(default.repeat_penalty),
-        // vLLM's penalty looks at everything; llama.cpp's field limits it.
-        repeat_last_n: match (last_n, repeat) {
-            (Some(n), _) => usize::try_from(n).unwrap_or(usize::MAX),
-            (None, Some(_)) => usize::MAX,
-            (None, None) => default.repeat_last_n,
+        // vLLM's penalty looks at everything, a model's own too; llama.cpp's field limits it.
+        repeat_last_n: match last_n {
+            Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
+            None => default.repeat_last_n,
         },
         presence_penalty: fields
             .number("presence_penalty", -2.0..=2.0)?
@@ -289,6 +289,7 @@ fn sampling(fields: &mut Fields, model: &Model) -> Result<SamplingParams> {
             Some(seed) => fields::int("seed", &seed, i64::MIN..=i64::MAX)? as u64,
             None => RandomState::new().hash_one("seed"),
         },
+        ..SamplingParams::default()
     })
 }
 
@@ -309,12 +310,12 @@ fn dry(fields: &mut Fields, model: &Model) -> Result<Dry> {
             let texts = values.iter().map(text).collect::<Result<Vec<_>>>()?;
             let texts: Vec<_> = texts.iter().map(String::as_str).collect();
             match acts {
-                true => Dry::breaker_tokens(&model.served.tokenizer, &texts),
-                false => Vec::new(),
+                true => DryBreakers::find(&model.served.tokenizer, &texts),
+                false => DryBreakers::default(),
             }
         }
-        None if acts => model.default_breakers().to_vec(),
-        None => Vec::new(),
+        None if acts => model.default_breakers().clone(),
+        None => DryBreakers::default(),
     };
     Ok(Dry {
         multiplier: multiplier.unwrap_or(0.0),

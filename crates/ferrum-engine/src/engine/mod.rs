@@ -18,7 +18,9 @@
 //! next step computes.
 //!
 //! What fails: an error or a panic in a step ends the engine. All requests get
-//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused.
+//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused. A row
+//! of logits that is nothing but NaN fails the request that it is for ([`EngineError::NotANumber`]) and nobody
+//! else; several in a row make the engine [`Health::Degraded`].
 
 mod adapters;
 mod answer;
@@ -32,15 +34,15 @@ mod request;
 mod stats;
 mod step_loop;
 
-pub use health::{Clock, Health};
+pub use health::{Clock, DEGRADED_AFTER, Health};
 pub use pooling::Pooling;
 pub use request::{
-    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROBS, MAX_STOP_BYTES,
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS, MAX_STOP_BYTES,
     MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
 pub use stats::EngineStats;
 
-use crate::StepRunner;
+use crate::{AdapterLoader, StepRunner};
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use adapters::NewAdapter;
@@ -54,7 +56,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use step_loop::StepLoop;
@@ -127,15 +129,36 @@ struct Shared {
     queued: AtomicUsize,
     next_request: AtomicU64,
     next_adapter: AtomicU32,
+    /// Requests in a row for which the model computed no numbers.
+    nan_streak: AtomicU32,
+    adapter_loader: AdapterLoader,
+    /// Held while an adapter is being loaded.
+    adapter_loading: Mutex<()>,
     /// LoRA adapters that requests may name.
     adapters: Mutex<BTreeSet<AdapterId>>,
     stats: Mutex<EngineStats>,
 }
 
+impl Shared {
+    /// A row of logits had numbers: whatever was odd is over.
+    fn numbers_came(&self) {
+        if self.nan_streak.load(Ordering::Relaxed) > 0 {
+            self.nan_streak.store(0, Ordering::Release);
+        }
+    }
+
+    /// What the engine did.
+    fn stats(&self) -> MutexGuard<'_, EngineStats> {
+        // Nothing panics while it holds the lock.
+        let stats = self.stats.lock();
+        stats.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
-    LoadAdapter(Box<NewAdapter>),
+    AddAdapter(Box<NewAdapter>),
     /// An adapter is not to be used any more.
     RetireAdapter(AdapterId),
     /// Run a step for the sake of it; asked at this time.
@@ -225,6 +248,9 @@ impl Engine {
             queued: AtomicUsize::new(0),
             next_request: AtomicU64::new(0),
             next_adapter: AtomicU32::new(0),
+            nan_streak: AtomicU32::new(0),
+            adapter_loader: runner.adapter_loader(),
+            adapter_loading: Mutex::default(),
             adapters: Mutex::default(),
             stats: Mutex::new(EngineStats::default()),
             config,
@@ -372,8 +398,7 @@ impl EngineHandle {
 
     /// What the engine did and is doing.
     pub fn stats(&self) -> EngineStats {
-        let stats = self.shared.stats.lock();
-        let stats = *stats.unwrap_or_else(PoisonError::into_inner);
+        let stats = *self.shared.stats();
         EngineStats {
             waiting: self.shared.queued.load(Ordering::Acquire),
             ..stats
@@ -395,8 +420,10 @@ impl EngineHandle {
             shared.pulse.work_came(now);
             let _ = self.commands.send(Command::Probe(now));
         }
+        let failures = shared.nan_streak.load(Ordering::Acquire);
         match waited {
             Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
+            _ if failures >= DEGRADED_AFTER => Health::Degraded { failures },
             _ => Health::Alive { since_step },
         }
     }
