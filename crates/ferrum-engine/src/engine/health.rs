@@ -92,6 +92,8 @@ pub(super) struct Pulse {
     last_step: AtomicU64,
     /// When the first work came that no step has ended for; [`NEVER`]: there is none.
     work_since: AtomicU64,
+    /// What the step under way should take, in microseconds; 0: nobody knows.
+    expected: AtomicU64,
 }
 
 impl Pulse {
@@ -99,7 +101,17 @@ impl Pulse {
         Self {
             last_step: AtomicU64::new(micros(now)),
             work_since: AtomicU64::new(NEVER),
+            expected: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn step_begins(&self, expected: Duration) {
+        self.expected.store(micros(expected), Ordering::Release);
+    }
+
+    /// What the step under way, or the last one, should take.
+    pub(super) fn expected(&self) -> Duration {
+        Duration::from_micros(self.expected.load(Ordering::Acquire))
     }
 
     pub(super) fn work_came(&self, now: Duration) {
@@ -113,6 +125,7 @@ impl Pulse {
 
     pub(super) fn idle(&self) {
         self.work_since.store(NEVER, Ordering::Release);
+        self.expected.store(0, Ordering::Release);
     }
 
     /// Time since the last step, and for how long a step is overdue.

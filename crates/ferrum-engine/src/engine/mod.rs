@@ -29,6 +29,7 @@ mod draft;
 mod guess;
 mod health;
 mod lookup;
+mod pace;
 mod pooling;
 mod request;
 mod stats;
@@ -37,14 +38,14 @@ mod step_loop;
 pub use health::{Clock, DEGRADED_AFTER, Health};
 pub use pooling::Pooling;
 pub use request::{
-    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS, MAX_STOP_BYTES,
-    MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROB_ENTRIES,
+    MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
 pub use stats::EngineStats;
 
-use crate::{AdapterLoader, StepRunner};
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::{AdapterLoader, StepRunner};
 use adapters::NewAdapter;
 use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -71,8 +72,14 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Steps by which one level of priority lets a request go before its turn.
     pub head_start: u32,
-    /// How long a step may take before the engine counts as stalled.
+    /// How long a step with prompts may take while others decode, which decides how many tokens of prompts are in
+    /// it; `None`: four times a step without prompts, and at least 50 ms.
+    pub step_time: Option<Duration>,
+    /// How long any step may take before the engine counts as stalled.
     pub stall_after: Duration,
+    /// How many times as long as steps like it a step may take, where that is longer than
+    /// [`stall_after`](Self::stall_after).
+    pub stall_factor: u32,
     /// How old the last step may be before a look at the health of an idle engine asks for a step.
     pub probe_after: Duration,
     /// How often the books of the block pool are checked, when there is nothing else to do.
@@ -87,7 +94,9 @@ impl Default for EngineConfig {
             max_waiting: 1024,
             prefix_cache: true,
             head_start: 256,
+            step_time: None,
             stall_after: Duration::from_secs(60),
+            stall_factor: 20,
             probe_after: Duration::from_secs(5),
             check_every: Duration::from_secs(10),
             clock: Clock::system(),
@@ -420,9 +429,12 @@ impl EngineHandle {
             shared.pulse.work_came(now);
             let _ = self.commands.send(Command::Probe(now));
         }
+        let expected = shared.pulse.expected();
+        let patience = expected.saturating_mul(shared.config.stall_factor);
+        let patience = patience.max(shared.config.stall_after);
         let failures = shared.nan_streak.load(Ordering::Acquire);
         match waited {
-            Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
+            Some(waited) if waited > patience => Health::Stalled { waited },
             _ if failures >= DEGRADED_AFTER => Health::Degraded { failures },
             _ => Health::Alive { since_step },
         }

@@ -4,6 +4,7 @@ use super::adapters::AdapterState;
 use super::answer::{Answer, AnswerText, Chosen, Ending};
 use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
+use super::pace::{self, StepPace};
 use super::pooling::{Pool, Pooling};
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::{Command, Phase, Shared};
@@ -68,6 +69,7 @@ pub(super) struct StepLoop<'a> {
     model_time: Duration,
     /// Tokens that were guessed, and those that were right.
     drafted: (u64, u64),
+    pace: StepPace,
 }
 
 impl<'a> StepLoop<'a> {
@@ -101,6 +103,7 @@ impl<'a> StepLoop<'a> {
             generated: 0,
             model_time: Duration::ZERO,
             drafted: (0, 0),
+            pace: StepPace::new(shared.config.step_time),
         }
     }
 
@@ -275,6 +278,8 @@ impl<'a> StepLoop<'a> {
         let began = self.shared.config.clock.now();
         let mut plan = std::mem::take(&mut self.plan);
         let guessed = self.guess()?;
+        let most = self.pace.most_prompt_tokens();
+        self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut plan);
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
@@ -285,9 +290,16 @@ impl<'a> StepLoop<'a> {
         }
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
         self.begin_masks(&plan);
-        let model_started = Instant::now();
+        let prompt_tokens = pace::prompt_tokens(plan.work());
+        let expected = self.pace.expected(prompt_tokens);
+        self.shared.pulse.step_begins(expected);
+        let shared = self.shared;
+        let clock = &shared.config.clock;
+        let (model_started, on_clock) = (Instant::now(), clock.now());
         self.runner.step(&self.batch)?;
         self.read_rows(&plan)?;
+        let took = clock.now().saturating_sub(on_clock);
+        self.pace.learn(prompt_tokens, took);
         self.model_time += model_started.elapsed();
         self.scheduler.commit(&plan);
         self.probe_wanted = false;

@@ -129,6 +129,41 @@ fn a_step_that_does_not_end_is_a_stall() {
 }
 
 #[test]
+fn a_slow_model_is_given_the_time_that_it_takes() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        stall_after: Duration::from_secs(2),
+        stall_factor: 10,
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    let second = Duration::from_secs(1);
+    let (runner, gate) = Scripted::new(CONFIG)
+        .costing(&clock, second, Duration::ZERO)
+        .gated();
+    let engine = runner.start(config);
+    let handle = engine.handle();
+    let stream = handle.submit(greedy(&[1, 2, 3], 5)).unwrap();
+    // A prompt and three tokens; then one more step is under way.
+    for steps in 1..=4 {
+        gate.send(()).unwrap();
+        while handle.stats().steps < steps {
+            std::thread::yield_now();
+        }
+    }
+    while !handle.health().is_alive() {
+        std::thread::yield_now();
+    }
+    clock.advance(9 * second);
+    assert!(handle.health().is_alive(), "steps take a second");
+    clock.advance(2 * second);
+    let health = handle.health();
+    assert!(matches!(health, Health::Stalled { .. }), "{health:?}");
+    drop(gate);
+    assert!(collect(stream).failed.is_none());
+}
+
+#[test]
 fn an_idle_engine_proves_with_a_step_that_it_is_alive() {
     let clock = Clock::manual();
     let config = EngineConfig {

@@ -1,12 +1,14 @@
 //! A runner without arithmetic: its KV pool remembers what was written where, and its logits are a
 //! function of what a sequence reads there, or a script.
 
+use ferrum_engine::engine::Clock;
 use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
 use ferrum_kernels::{PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch};
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What a step does instead of ending well.
 #[derive(Clone, Copy, PartialEq)]
@@ -32,6 +34,8 @@ pub(crate) struct Scripted {
     nan_for: Option<TokenId>,
     nan_rows: Vec<bool>,
     steps: usize,
+    /// By how much a step moves a clock, and each of its tokens.
+    cost: Option<(Clock, Duration, Duration)>,
     /// A step waits for a word.
     gate: Option<Receiver<()>>,
     /// Loading an adapter waits for a word.
@@ -64,6 +68,7 @@ impl Scripted {
             nan_for: None,
             nan_rows: Vec::new(),
             steps: 0,
+            cost: None,
             gate: None,
             adapter_gate: None,
             seen: Arc::default(),
@@ -106,6 +111,12 @@ impl Scripted {
         let (sender, gate) = channel();
         self.adapter_gate = Some(Arc::new(Mutex::new(gate)));
         (self, sender)
+    }
+
+    /// Moves `clock` by `step` in each step, and by `token` for each of its tokens.
+    pub(crate) fn costing(mut self, clock: &Clock, step: Duration, token: Duration) -> Self {
+        self.cost = Some((clock.clone(), step, token));
+        self
     }
 
     /// What the steps were.
@@ -184,6 +195,9 @@ impl StepRunner for Scripted {
             });
         }
         self.steps += 1;
+        if let Some((clock, step, token)) = &self.cost {
+            clock.advance(*step + *token * batch.tokens.len() as u32);
+        }
         assert!(batch.tokens.len() <= self.config.max_tokens);
         assert!(batch.logit_rows.len() <= self.config.max_logit_rows);
         let block_size = self.pool().block_size;
