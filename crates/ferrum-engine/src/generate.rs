@@ -1,8 +1,9 @@
 //! Prompt in, text out, for one sequence.
 
+use crate::sampler::NoToken;
 use crate::{Sampler, SamplingParams, Session, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_types::{Result, TokenId};
+use ferrum_types::{Error, Result, TokenId};
 use std::time::{Duration, Instant};
 
 /// What is wanted of a generation.
@@ -16,6 +17,29 @@ pub struct Generation {
     pub stop: Vec<String>,
     /// Tokens that end the text and are not part of it.
     pub stop_tokens: Vec<TokenId>,
+    /// Tokens before which nothing ends the text: no stop token is chosen, and a stop string counts only if a
+    /// later token completes it. At most `max_tokens`. A grammar that lets nothing follow, cancelling and deadlines still end it.
+    pub min_tokens: usize,
+    /// Whether the stop string that was met stays at the end of the text. The text of a stop token does not.
+    pub include_stop: bool,
+    /// Whether the text of special tokens is a part of the text, instead of left out.
+    pub show_special_tokens: bool,
+}
+
+impl Generation {
+    /// Says when the text is at a stop string.
+    pub(crate) fn stop_matcher(&self) -> StopMatcher {
+        StopMatcher::new(&self.stop).including_stop(self.include_stop)
+    }
+
+    /// Chooses tokens after a prompt of `prompt_len`; see [`Sampler::new`].
+    ///
+    /// # Errors
+    /// Those of [`Sampler::new`].
+    pub(crate) fn sampler(&self, prompt_len: usize, choice: u64) -> Result<Sampler> {
+        let sampler = Sampler::new(self.sampling.clone(), prompt_len, choice)?;
+        Ok(sampler.with_min_tokens(self.min_tokens, &self.stop_tokens))
+    }
 }
 
 /// Why a generation ended.
@@ -62,14 +86,14 @@ pub fn generate(
     wanted: &Generation,
     on_text: &mut dyn FnMut(&str) -> bool,
 ) -> Result<GenerationStats> {
-    let mut sampler = Sampler::new(wanted.sampling.clone(), prompt.len(), 0)?;
-    let mut stops = StopMatcher::new(&wanted.stop);
-    let mut text = tokenizer.decode_stream(true);
+    let mut sampler = wanted.sampler(prompt.len(), 0)?;
+    let mut stops = wanted.stop_matcher();
+    let mut text = tokenizer.decode_stream(!wanted.show_special_tokens);
     let start = Instant::now();
     let computed_tokens = session.prefill(prompt)?;
     let mut history = prompt.to_vec();
     // The device works behind the host's back: only a read of the result ends the prefill.
-    let mut next = choose(session, &mut sampler, &history)?;
+    let mut next = choose(session, &mut sampler, (&history, prompt.len()))?;
     let prefill = start.elapsed();
     let decode_start = Instant::now();
     let mut decode_steps = 0;
@@ -82,7 +106,11 @@ pub fn generate(
             break FinishReason::Stop;
         }
         history.push(next);
-        let piece = stops.push(&text.push(next));
+        let piece = text.push(next);
+        let piece = match generated < wanted.min_tokens {
+            true => stops.push_unstopped(&piece),
+            false => stops.push(&piece),
+        };
         if !piece.is_empty() && !on_text(&piece) {
             break FinishReason::Cancelled;
         }
@@ -94,7 +122,7 @@ pub fn generate(
         }
         session.decode(next)?;
         decode_steps += 1;
-        next = choose(session, &mut sampler, &history)?;
+        next = choose(session, &mut sampler, (&history, prompt.len()))?;
     };
     let decode = decode_start.elapsed();
     if finish != FinishReason::Cancelled && !stops.stopped() {
@@ -115,9 +143,25 @@ pub fn generate(
     })
 }
 
-fn choose(session: &mut Session, sampler: &mut Sampler, history: &[TokenId]) -> Result<TokenId> {
-    if sampler.params().is_plain_greedy() {
-        return session.argmax();
+fn choose(
+    session: &mut Session,
+    sampler: &mut Sampler,
+    (history, prompt_len): (&[TokenId], usize),
+) -> Result<TokenId> {
+    if sampler.is_plain_greedy(history.len() - prompt_len) {
+        let best = session.argmax()?;
+        // Token 0 is also what a row without a number gives; the sampler tells them apart.
+        if best != 0 {
+            return Ok(best);
+        }
     }
-    Ok(sampler.sample(session.logits()?, history))
+    let chosen = sampler.sample(session.logits()?, history);
+    chosen.map_err(|why| match why {
+        NoToken::NotANumber => Error::Device {
+            backend: session.backend(),
+            op: "sampling",
+            reason: why.to_string(),
+        },
+        NoToken::Forbidden => Error::invalid("sampling", why.to_string()),
+    })
 }

@@ -23,7 +23,7 @@ pub use engine::{
     Request, Runners,
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
-pub use sampler::{Dry, Mirostat, Sampler, SamplingParams, Xtc};
-pub use session::{Session, StepRunner};
+pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
+pub use session::{AdapterLoader, LoadedAdapter, Session, StepRunner};
 pub use stop::StopMatcher;
 pub use weight_cache::{CacheOutcome, KeptWeights};

@@ -4,6 +4,9 @@ use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, LogitRows, ModelRunner, RunnerConfig, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
 /// An object-safe view on a [`ModelRunner`]: whole steps, no generics.
 pub trait StepRunner: Send {
@@ -34,8 +37,11 @@ pub trait StepRunner: Send {
     /// See [`ModelRunner::take_spans`].
     fn take_spans(&mut self) -> Result<Vec<Span>>;
 
-    /// See [`ModelRunner::load_adapter`].
-    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()>;
+    /// See [`ModelRunner::adapter_loader`].
+    fn adapter_loader(&self) -> AdapterLoader;
+
+    /// See [`ModelRunner::add_adapter`].
+    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()>;
 
     /// See [`ModelRunner::unload_adapter`].
     fn unload_adapter(&mut self, id: AdapterId) -> bool;
@@ -78,12 +84,66 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
         ModelRunner::take_spans(self)
     }
 
-    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
-        ModelRunner::load_adapter(self, id, folder)
+    fn adapter_loader(&self) -> AdapterLoader {
+        let loader = ModelRunner::adapter_loader(self);
+        AdapterLoader::new(move |folder| Ok(LoadedAdapter::new(loader.load(folder)?)))
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        ModelRunner::add_adapter(self, id, adapter.take()?)
     }
 
     fn unload_adapter(&mut self, id: AdapterId) -> bool {
         ModelRunner::unload_adapter(self, id)
+    }
+}
+
+/// A LoRA adapter on its way to the runner that it was loaded for, whose type it has in it.
+pub struct LoadedAdapter(Box<dyn Any + Send>);
+
+impl LoadedAdapter {
+    /// Hides the type of `adapter`.
+    pub fn new<T: Send + 'static>(adapter: T) -> Self {
+        Self(Box::new(adapter))
+    }
+
+    /// What was given to [`new`](Self::new).
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is of another type: it was loaded for another runner.
+    pub fn take<T: 'static>(self) -> Result<T> {
+        let reason = "it was loaded for another runner";
+        let adapter = self.0.downcast();
+        adapter.map_or_else(|_| Err(Error::invalid("adapter", reason)), |a| Ok(*a))
+    }
+}
+
+type LoadAdapter = dyn Fn(&LoraFolder) -> Result<LoadedAdapter> + Send + Sync;
+
+/// Loads LoRA adapters for a runner, on any thread and while it makes steps. Clones are the same.
+#[derive(Clone)]
+pub struct AdapterLoader(Arc<LoadAdapter>);
+
+impl AdapterLoader {
+    /// One that loads as `load` does.
+    pub fn new(
+        load: impl Fn(&LoraFolder) -> Result<LoadedAdapter> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(load))
+    }
+
+    /// Reads an adapter, holds it against the model, and brings it to the device.
+    ///
+    /// # Errors
+    /// `Model` names the module that does not fit the model; what the device says.
+    pub fn load(&self, folder: &LoraFolder) -> Result<LoadedAdapter> {
+        (self.0)(folder)
+    }
+}
+
+impl fmt::Debug for AdapterLoader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AdapterLoader").finish_non_exhaustive()
     }
 }
 
@@ -120,10 +180,11 @@ impl Session {
     /// Runs a LoRA adapter beside the weights from now on. The cache is emptied: it was computed without.
     ///
     /// # Errors
-    /// As [`StepRunner::load_adapter`].
+    /// As [`AdapterLoader::load`] and [`StepRunner::add_adapter`].
     pub fn use_adapter(&mut self, folder: &LoraFolder) -> Result<()> {
         let id = AdapterId(0);
-        self.runner.load_adapter(id, folder)?;
+        let adapter = self.runner.adapter_loader().load(folder)?;
+        self.runner.add_adapter(id, adapter)?;
         self.adapter = Some(id);
         self.cached.clear();
         Ok(())
@@ -132,6 +193,11 @@ impl Session {
     /// The runner, whose whole pool is free again.
     pub fn into_runner(self) -> Box<dyn StepRunner> {
         self.runner
+    }
+
+    /// Name of the backend.
+    pub fn backend(&self) -> &'static str {
+        self.runner.backend()
     }
 
     /// What is being run.

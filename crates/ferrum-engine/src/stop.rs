@@ -8,6 +8,8 @@ pub struct StopMatcher {
     held: String,
     /// Index of the stop string that was met.
     met: Option<usize>,
+    /// Whether it stays in the text.
+    included: bool,
 }
 
 impl StopMatcher {
@@ -18,7 +20,25 @@ impl StopMatcher {
             stops,
             held: String::new(),
             met: None,
+            included: false,
         }
+    }
+
+    /// Whether the text that is given ends with the stop string that was met, instead of before it.
+    #[must_use]
+    pub fn including_stop(mut self, included: bool) -> Self {
+        self.included = included;
+        self
+    }
+
+    /// Takes a piece of text in which no stop string counts, and gives what may be shown. A stop string that
+    /// begins in it and is completed by a later [`push`](Self::push) counts.
+    pub fn push_unstopped(&mut self, piece: &str) -> String {
+        if self.stopped() {
+            return String::new();
+        }
+        self.held.push_str(piece);
+        self.release()
     }
 
     /// Takes the next piece of text and gives what may be shown. After a stop: nothing more.
@@ -32,9 +52,16 @@ impl StopMatcher {
         let first = found.filter_map(|(i, stop)| Some((at(stop)?, i))).min();
         if let Some((at, index)) = first {
             self.met = Some(index);
-            self.held.truncate(at);
+            let stop = self.stops[index].len();
+            self.held
+                .truncate(if self.included { at + stop } else { at });
             return std::mem::take(&mut self.held);
         }
+        self.release()
+    }
+
+    /// What no stop string can begin in.
+    fn release(&mut self) -> String {
         let keep = self
             .stops
             .iter()
@@ -98,6 +125,27 @@ mod tests {
         shown += &m.finish();
         assert_eq!(shown, "xENExEN");
         assert!(!m.stopped());
+    }
+
+    #[test]
+    fn a_stop_may_stay() {
+        let mut m = StopMatcher::new(&["END".into()]).including_stop(true);
+        let shown: String = ["a", "bE", "N", "Dc"].iter().map(|p| m.push(p)).collect();
+        assert_eq!(shown, "abEND");
+        assert_eq!(m.push("x") + &m.finish(), "");
+    }
+
+    #[test]
+    fn a_stop_before_its_time_is_text() {
+        let mut m = StopMatcher::new(&["END".into()]);
+        let mut shown = m.push_unstopped("a END b") + &m.push_unstopped("EN");
+        assert_eq!(shown, "a END b");
+        // Completed in time.
+        shown += &m.push("D and");
+        assert_eq!((&*shown, m.matched()), ("a END b", Some("END")));
+        let mut m = StopMatcher::new(&["END".into()]);
+        let shown = m.push_unstopped("END") + &m.push("EN") + &m.finish();
+        assert_eq!((&*shown, m.stopped()), ("ENDEN", false));
     }
 
     proptest! {

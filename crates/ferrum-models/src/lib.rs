@@ -30,6 +30,7 @@ pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackFor
 pub use families::{Family, WeightNames, family_for};
 pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
+pub use lora::{AdapterLoader, LoadedAdapter};
 pub use plan::{MemoryPlan, memory_plan};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, KvLayout, LayerKv, ModelRunner, RunnerConfig};

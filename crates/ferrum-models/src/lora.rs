@@ -100,6 +100,28 @@ struct Adapter<B: Backend> {
     layers: Vec<[Option<Delta<B>>; 4]>,
 }
 
+/// An adapter that is on the device and has no runner yet.
+pub struct LoadedAdapter<B: Backend>(Adapter<B>);
+
+/// Loads adapters for a runner on any thread, while the runner makes steps.
+#[derive(Clone)]
+pub struct AdapterLoader<B: Backend> {
+    pub(crate) device: B,
+    pub(crate) spec: DecoderSpec,
+}
+
+impl<B: Backend> AdapterLoader<B> {
+    /// Reads an adapter, holds it against the model, and writes it to the device.
+    ///
+    /// # Errors
+    /// [`Error::Model`] names the module that does not fit the model; what the device says.
+    pub fn load(&self, folder: &LoraFolder) -> Result<LoadedAdapter<B>> {
+        let adapter = Adapter::load(&self.device, &self.spec, folder)?;
+        folder.tensors().release();
+        Ok(LoadedAdapter(adapter))
+    }
+}
+
 /// The pairs of one projection, in the order of its parts.
 type Parts<'a> = [Option<LoraPair<'a>>; 3];
 
@@ -271,17 +293,15 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
-    /// Loads an adapter, and sees to it that `scratch` is large enough for steps with it.
-    pub(crate) fn load(
+    /// Takes an adapter, and sees to it that `scratch` is large enough for steps with it.
+    pub(crate) fn insert(
         &mut self,
         device: &B,
         spec: &DecoderSpec,
         max_tokens: usize,
-        (id, folder): (AdapterId, &LoraFolder),
+        (id, LoadedAdapter(adapter)): (AdapterId, LoadedAdapter<B>),
         scratch: &mut Option<LoraScratch<B>>,
     ) -> Result<()> {
-        let adapter = Adapter::load(device, spec, folder)?;
-        folder.tensors().release();
         let rank = adapter.rank();
         if scratch.as_ref().is_none_or(|scratch| scratch.rank < rank) {
             let widest = scratch_widths(spec).into_iter().max().unwrap_or(0);

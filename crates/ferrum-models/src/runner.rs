@@ -3,7 +3,7 @@
 use crate::batch::StepBatch;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
-use crate::lora::Adapters;
+use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
@@ -439,16 +439,33 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.scratch.profiler.take_spans(&mut self.ctx)
     }
 
-    /// Loads a LoRA adapter, for batches that name it. Memory for what adapters add is allocated with the
-    /// first of them.
+    /// What loads LoRA adapters for this runner, on whatever thread.
+    pub fn adapter_loader(&self) -> AdapterLoader<B> {
+        AdapterLoader {
+            device: B::device(&self.ctx).clone(),
+            spec: self.spec.clone(),
+        }
+    }
+
+    /// Takes a LoRA adapter of this runner's [`adapter_loader`](Self::adapter_loader), for batches that name
+    /// it. Memory for what adapters add is allocated with the first of them.
     ///
     /// # Errors
-    /// [`Error::Model`] names the module that does not fit the model; what the device says.
-    pub fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+    /// What the device says.
+    pub fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter<B>) -> Result<()> {
         let (device, most) = (B::device(&self.ctx), self.config.max_tokens);
         let lora = &mut self.scratch.lora;
         self.adapters
-            .load(device, &self.spec, most, (id, folder), lora)
+            .insert(device, &self.spec, most, (id, adapter), lora)
+    }
+
+    /// Loads a LoRA adapter and takes it.
+    ///
+    /// # Errors
+    /// Those of [`AdapterLoader::load`] and [`add_adapter`](Self::add_adapter).
+    pub fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+        let adapter = self.adapter_loader().load(folder)?;
+        self.add_adapter(id, adapter)
     }
 
     /// Forgets an adapter; whether it was there.

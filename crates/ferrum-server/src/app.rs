@@ -249,7 +249,11 @@ async fn observe(State(app): State<Arc<App>>, request: Request<HttpBody>, next: 
 }
 
 /// Before a request its key, after it the count.
-async fn check(State(app): State<Arc<App>>, mut request: Request<HttpBody>, next: Next) -> Response {
+async fn check(
+    State(app): State<Arc<App>>,
+    mut request: Request<HttpBody>,
+    next: Next,
+) -> Response {
     let record = RequestRecord::current();
     let route = route_of(&request);
     let method = request.method().clone();

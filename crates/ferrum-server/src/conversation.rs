@@ -231,6 +231,7 @@ impl Conversation {
             };
             wanted.grammar = form.compile(model)?;
             wanted.shown_tokens = shown_tokens(model, &looks);
+            wanted.goes_on = !self.prefill.is_empty();
         }
         let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
         let text = text + before.unwrap_or_default() + &self.prefill;

@@ -259,6 +259,9 @@ impl From<EngineError> for ApiError {
                     "logit bias" => "logit_bias",
                     "stop tokens" => "stop_token_ids",
                     "prompt logprobs" => "logprobs",
+                    "min tokens" => "min_tokens",
+                    "bad words" => "bad_words",
+                    "allowed tokens" => "allowed_token_ids",
                     other => other,
                 };
                 Self::invalid(param, reason)

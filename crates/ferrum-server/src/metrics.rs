@@ -408,6 +408,12 @@ const ENGINE: &[Figure] = &[
         |f| f.stats.steps as f64,
     ),
     (
+        "ferrum:nan_failures_total",
+        "counter",
+        "Requests that failed because the model computed NaN for them.",
+        |f| f.stats.nan_failures as f64,
+    ),
+    (
         "ferrum:step_seconds_total",
         "counter",
         "Time of the engine's steps.",

@@ -6,7 +6,7 @@ use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
-use ferrum_engine::{Dry, EngineHandle, SamplingParams};
+use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_types::TokenId;
@@ -48,7 +48,7 @@ pub(crate) struct Model {
     pub(crate) served: ServedModel,
     pub(crate) adapters: LoadedAdapters,
     pub(crate) grammars: GrammarCompiler,
-    breakers: OnceLock<Vec<TokenId>>,
+    breakers: OnceLock<DryBreakers>,
 }
 
 impl Model {
@@ -103,10 +103,10 @@ impl Model {
         template.and_then(|t| t.source(true)).unwrap_or_default()
     }
 
-    /// Tokens at which DRY's passages end, when a request names none. They take a look at the whole
-    /// vocabulary, so they are found when they are first needed.
-    pub(crate) fn default_breakers(&self) -> &[TokenId] {
-        let find = || Dry::breaker_tokens(&self.served.tokenizer, &Dry::DEFAULT_BREAKERS);
+    /// Texts at which DRY's passages end, when a request names none. They take a look at the whole
+    /// vocabulary, so they are prepared when they are first needed.
+    pub(crate) fn default_breakers(&self) -> &DryBreakers {
+        let find = || DryBreakers::find(&self.served.tokenizer, &Dry::DEFAULT_BREAKERS);
         self.breakers.get_or_init(find)
     }
 

@@ -10,11 +10,12 @@ use crate::request::{Body, Choices, Forms, Int, Number, Sampling, Standing, Stre
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
-use ferrum_engine::{Dry, Generation, Mirostat, Request, SamplingParams, Xtc};
+use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -34,6 +35,8 @@ pub(crate) struct Wanted {
     seeded: bool,
     /// Special tokens whose text is needed.
     pub(crate) shown_tokens: Vec<TokenId>,
+    /// Whether answers go on with the text of their prompt.
+    pub(crate) goes_on: bool,
     pub(crate) place: Place,
 }
 
@@ -96,12 +99,15 @@ impl Wanted {
     pub(crate) fn one(body: &mut Body, lease: &Lease) -> Result<Self> {
         let place = Place::read(body, lease)?;
         let fields: Sampling = body.part()?;
-        harmless(&fields)?;
+        supported(&fields)?;
         let generation = Generation {
             stop_tokens: stop_tokens(&fields, lease)?,
             sampling: sampling(&fields, lease)?,
             max_tokens: 0,
             stop: Vec::new(),
+            min_tokens: fields.min_tokens.and_then(Int::count).unwrap_or(0),
+            include_stop: fields.include_stop_str_in_output.unwrap_or(false),
+            show_special_tokens: fields.skip_special_tokens == Some(false),
         };
         Ok(Self {
             generation,
@@ -112,6 +118,7 @@ impl Wanted {
             grammar: None,
             seeded: fields.seed.is_some(),
             shown_tokens: Vec::new(),
+            goes_on: false,
             place,
         })
     }
@@ -127,6 +134,7 @@ impl Wanted {
             draft_tokens: config.lookup_tokens,
             grammar: self.grammar.clone(),
             shown_tokens: self.shown_tokens.clone(),
+            goes_on: self.goes_on,
             ..self.place.request(prompt, generation, config)
         }
     }
@@ -215,25 +223,15 @@ pub(crate) fn only_for_streams(stream: bool) -> Result<()> {
     }
 }
 
-/// Fields that are accepted where they ask for what happens anyway.
-fn harmless(fields: &Sampling) -> Result<()> {
-    let refused = |name: &str, expected: &str| {
-        let reason = format!("not supported; expected {expected} or no such field");
-        Err(ApiError::unsupported(name, reason))
-    };
-    if fields.skip_special_tokens == Some(false) {
-        return refused("skip_special_tokens", "true");
+/// What this engine does not do.
+fn supported(fields: &Sampling) -> Result<()> {
+    match fields.use_beam_search {
+        Some(true) => {
+            let reason = "not supported; expected false or no such field";
+            Err(ApiError::unsupported("use_beam_search", reason))
+        }
+        _ => Ok(()),
     }
-    if fields.include_stop_str_in_output == Some(true) {
-        return refused("include_stop_str_in_output", "false");
-    }
-    if fields.use_beam_search == Some(true) {
-        return refused("use_beam_search", "false");
-    }
-    if fields.min_tokens.is_some_and(|min| min.0 > 0) {
-        return refused("min_tokens", "0");
-    }
-    Ok(())
 }
 
 /// A count that a server bounds.
@@ -322,11 +320,10 @@ fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
             fields.repetition_penalty.map(|x| x.0),
             default.repeat_penalty,
         ),
-        // vLLM's penalty looks at everything; llama.cpp's field limits it.
-        repeat_last_n: match (last_n, fields.repetition_penalty) {
-            (Some(n), _) => n.count().unwrap_or(usize::MAX),
-            (None, Some(_)) => usize::MAX,
-            (None, None) => default.repeat_last_n,
+        // vLLM's penalty looks at everything, a model's own too; llama.cpp's field limits it.
+        repeat_last_n: match last_n {
+            Some(n) => n.count().unwrap_or(usize::MAX),
+            None => default.repeat_last_n,
         },
         presence_penalty: number(
             fields.presence_penalty.map(|x| x.0),
@@ -344,12 +341,38 @@ fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
         mirostat: mirostat(fields, default.mirostat)?,
         logit_bias: logit_bias(fields, model)?,
         seed: fields.seed.map_or(0, |seed| seed.0 as u64),
+        bad_words: bad_words(fields, model)?,
+        allowed_tokens: allowed_tokens(fields, model)?,
     })
 }
 
 /// A seed that nobody knows.
 fn fresh_seed() -> u64 {
     RandomState::new().hash_one("seed")
+}
+
+fn bad_words(fields: &Sampling, model: &Model) -> Result<Vec<Vec<TokenId>>> {
+    let words = fields.bad_words.iter().flat_map(|list| &list.0);
+    let words: Vec<_> = words.map(String::as_str).collect();
+    if words.iter().any(|word| word.len() > MAX_STOP_BYTES) {
+        let reason = format!("expected at most {MAX_STOP_BYTES} bytes");
+        return Err(ApiError::invalid("bad_words", reason));
+    }
+    let tokens = SamplingParams::bad_word_tokens(&model.served.tokenizer, &words);
+    tokens.map_err(|e| ApiError::invalid("bad_words", e.to_string()))
+}
+
+fn allowed_tokens(fields: &Sampling, model: &Model) -> Result<Option<Arc<[TokenId]>>> {
+    let Some(ids) = &fields.allowed_token_ids else {
+        return Ok(None);
+    };
+    let ids = ids.0.iter();
+    let ids = ids.map(|id| token(model, "allowed_token_ids", id.0));
+    let ids = ids.collect::<Result<Vec<_>>>()?;
+    match ids.is_empty() {
+        true => Err(ApiError::invalid("allowed_token_ids", "found no token")),
+        false => Ok(Some(ids.into())),
+    }
 }
 
 fn dry(fields: &Sampling, model: &Model) -> Result<Dry> {
@@ -364,12 +387,12 @@ fn dry(fields: &Sampling, model: &Model) -> Result<Dry> {
             }
             let texts: Vec<_> = texts.0.iter().map(String::as_str).collect();
             match acts {
-                true => Dry::breaker_tokens(&model.served.tokenizer, &texts),
-                false => Vec::new(),
+                true => DryBreakers::find(&model.served.tokenizer, &texts),
+                false => DryBreakers::default(),
             }
         }
-        None if acts => model.default_breakers().to_vec(),
-        None => Vec::new(),
+        None if acts => model.default_breakers().clone(),
+        None => DryBreakers::default(),
     };
     Ok(Dry {
         multiplier,

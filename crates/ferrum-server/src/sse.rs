@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::config::ServerConfig;
     use crate::models::{Models, Status, demo};
-    use ferrum_engine::{Generation, Request, SamplingParams};
+    use ferrum_engine::{Generation, Request};
     use std::time::Instant;
 
     struct Nothing;
@@ -238,10 +238,8 @@ mod tests {
         let lease = models.lease(None).await.unwrap();
         let house = tokio::spawn(Arc::clone(&models).keep_house());
         let generation = Generation {
-            sampling: SamplingParams::default(),
             max_tokens: 1,
-            stop: Vec::new(),
-            stop_tokens: Vec::new(),
+            ..Generation::default()
         };
         let request = Request {
             timeout: Some(Duration::from_millis(1)),

@@ -2,7 +2,7 @@
 
 use super::count;
 use clap::Args;
-use ferrum_engine::{Dry, Mirostat, SamplingParams, Xtc};
+use ferrum_engine::{Dry, DryBreakers, Mirostat, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::Tokenizer;
 use std::str::FromStr;
 
@@ -70,7 +70,7 @@ impl FromStr for Seed {
 #[command(next_help_heading = "Further samplers")]
 pub(crate) struct SamplerArgs {
     /// Tokens that --repeat-penalty looks back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = 64, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
     repeat_last_n: i32,
 
     /// Taken once from the logit of each token of the answer
@@ -167,9 +167,9 @@ impl SamplerArgs {
         }
     }
 
-    fn breakers(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+    fn breakers(&self, tokenizer: &Tokenizer) -> DryBreakers {
         if self.dry_multiplier <= 0.0 {
-            return Vec::new();
+            return DryBreakers::default();
         }
         let given: Vec<_> = self
             .dry_sequence_breaker
@@ -177,8 +177,8 @@ impl SamplerArgs {
             .map(String::as_str)
             .collect();
         match given.is_empty() {
-            true => Dry::breaker_tokens(tokenizer, &Dry::DEFAULT_BREAKERS),
-            false => Dry::breaker_tokens(tokenizer, &given),
+            true => DryBreakers::find(tokenizer, &Dry::DEFAULT_BREAKERS),
+            false => DryBreakers::find(tokenizer, &given),
         }
     }
 }

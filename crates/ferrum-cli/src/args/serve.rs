@@ -216,6 +216,21 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_waiting: u32,
 
+    /// Time that a step with tokens of prompts may take while others wait for their next token, in
+    /// milliseconds; decides how many of them are in it [default: four times a step without them, at least 50]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    pub(crate) step_time_ms: Option<u32>,
+
+    /// Seconds that any step may take before the server says that it is stalled
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(crate) stall_after: u32,
+
+    /// How many times as long as steps like it a step may take before that, where that is longer
+    #[arg(long, value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) stall_factor: u32,
+
     /// Most that a request may say in max_tokens
     #[arg(long, value_name = "N", default_value_t = 1 << 20,
           value_parser = clap::value_parser!(u32).range(1..=1 << 24))]

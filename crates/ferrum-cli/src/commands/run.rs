@@ -78,6 +78,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
         stop: args.stop.clone(),
         stop_tokens: stop_tokens(&model, &prompter.tokenizer),
+        ..Generation::default()
     };
     match prompt {
         Some(prompt) => answer(&args, &model, &prompter, &wanted, &prompt),

@@ -1,7 +1,9 @@
-//! LoRA adapters of a running engine: loaded between steps, forgotten when nobody uses them any more.
+//! LoRA adapters of a running engine: loaded beside the steps, taken between two of them, forgotten when
+//! nobody uses them any more.
 
 use super::step_loop::StepLoop;
 use super::{Command, EngineError, EngineHandle, Request, Shared};
+use crate::LoadedAdapter;
 use ferrum_formats::LoraFolder;
 use ferrum_types::AdapterId;
 use std::collections::BTreeSet;
@@ -12,7 +14,7 @@ use tokio::sync::oneshot;
 /// An adapter on its way to the engine's thread.
 pub(super) struct NewAdapter {
     id: AdapterId,
-    folder: LoraFolder,
+    adapter: LoadedAdapter,
     done: oneshot::Sender<Result<(), EngineError>>,
 }
 
@@ -42,14 +44,17 @@ impl Shared {
 }
 
 fn unknown(AdapterId(id): AdapterId) -> EngineError {
-    EngineError::Invalid {
-        field: "adapter",
-        reason: format!("number {id} is not loaded"),
-    }
+    refused(format!("number {id} is not loaded"))
+}
+
+fn refused(reason: String) -> EngineError {
+    let field = "adapter";
+    EngineError::Invalid { field, reason }
 }
 
 impl EngineHandle {
-    /// Loads a LoRA adapter between two steps, for requests that name it.
+    /// Loads a LoRA adapter for requests that name it, on a thread of its own: steps go on meanwhile. One
+    /// adapter is loaded at a time.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] when it does not fit the model or its memory; what
@@ -61,11 +66,39 @@ impl EngineHandle {
         }
         let id = AdapterId(shared.next_adapter.fetch_add(1, Ordering::Relaxed));
         let (done, answer) = oneshot::channel();
-        let new = NewAdapter { id, folder, done };
-        // If nobody reads it, there is no answer.
-        let _ = self.commands.send(Command::LoadAdapter(Box::new(new)));
+        let engine = self.clone();
+        let load = move || engine.load_here(id, &folder, done);
+        let thread = std::thread::Builder::new().name("ferrum-adapter".into());
+        thread
+            .spawn(load)
+            .map_err(|e| refused(format!("cannot start a thread: {e}")))?;
         answer.await.unwrap_or_else(|_| Err(self.ending()))?;
         Ok(id)
+    }
+
+    /// Loads an adapter on this thread and hands it to the engine, which says how that went.
+    fn load_here(
+        &self,
+        id: AdapterId,
+        folder: &LoraFolder,
+        done: oneshot::Sender<Result<(), EngineError>>,
+    ) {
+        // Nothing is behind the lock that a panic could leave half done.
+        let turn = self.shared.adapter_loading.lock();
+        let turn = turn.unwrap_or_else(PoisonError::into_inner);
+        let loaded = self.shared.adapter_loader.load(folder);
+        drop(turn);
+        match loaded {
+            Ok(adapter) => {
+                let new = NewAdapter { id, adapter, done };
+                // If nobody reads it, there is no answer.
+                let _ = self.commands.send(Command::AddAdapter(Box::new(new)));
+            }
+            Err(error) => {
+                // Whoever wanted it may have gone.
+                let _ = done.send(Err(refused(error.to_string())));
+            }
+        }
     }
 
     /// Refuses new requests with an adapter; requests that have it go on, and with the last of them its
@@ -81,18 +114,15 @@ impl EngineHandle {
 }
 
 impl StepLoop<'_> {
-    pub(super) fn load_adapter(&mut self, new: NewAdapter) {
-        let loaded = self.runner.load_adapter(new.id, &new.folder);
-        let answer = match loaded {
+    pub(super) fn add_adapter(&mut self, new: NewAdapter) {
+        let added = self.runner.add_adapter(new.id, new.adapter);
+        let answer = match added {
             Ok(()) => {
                 self.adapters.insert(new.id, AdapterState::Usable);
                 self.shared.adapters().insert(new.id);
                 Ok(())
             }
-            Err(error) => Err(EngineError::Invalid {
-                field: "adapter",
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(refused(error.to_string())),
         };
         if new.done.send(answer).is_err() {
             // Whoever wanted it has gone, and nobody else knows its name.

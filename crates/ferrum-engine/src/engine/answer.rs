@@ -2,9 +2,9 @@
 
 use super::lookup::PromptLookup;
 use super::pooling::Pool;
-use super::request::{RequestId, StopMatch};
-use crate::grammar::Guide;
-use crate::sampler::{Logprobs, Sampler, logprobs};
+use super::request::{EngineError, Request, RequestId, StopMatch};
+use crate::grammar::{Guide, Mask};
+use crate::sampler::{Logprobs, NoToken, Sampler, logprobs};
 use crate::{FinishReason, StopMatcher};
 use ferrum_formats::tokenizer::{DecodeStream, Tokenizer};
 use ferrum_types::TokenId;
@@ -37,8 +37,8 @@ pub(super) enum Chosen {
     Token(TokenId, Option<Logprobs>),
     /// The grammar lets nothing follow, and the model need not say so.
     End,
-    /// The grammar cannot be kept to.
-    Failed(String),
+    /// There is no token, and so no answer.
+    Failed(EngineError),
 }
 
 /// The text of an answer in the making.
@@ -47,20 +47,28 @@ pub(super) struct AnswerText<'t> {
     stream: DecodeStream<'t>,
     /// Special tokens that are not left out.
     shown: Vec<TokenId>,
+    /// Whether all special tokens are left out but those.
+    skip_special: bool,
 }
 
 impl<'t> AnswerText<'t> {
-    pub(super) fn new(tokenizer: &'t Tokenizer, shown: &[TokenId]) -> Self {
-        let special = shown.iter().copied().filter(|&t| tokenizer.is_special(t));
+    pub(super) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Self {
+        let shown = request.shown_tokens.iter().copied();
+        let skip_special = !request.generation.show_special_tokens;
+        let stream = tokenizer.decode_stream(skip_special);
         Self {
-            stream: tokenizer.decode_stream(true),
-            shown: special.collect(),
+            stream: match request.goes_on {
+                true => stream.continued(),
+                false => stream,
+            },
+            shown: shown.filter(|&t| tokenizer.is_special(t)).collect(),
+            skip_special,
             tokenizer,
         }
     }
 
     fn push(&mut self, token: TokenId) -> String {
-        if !self.shown.contains(&token) {
+        if !self.skip_special || !self.shown.contains(&token) {
             return self.stream.push(token);
         }
         let after = self.tokenizer.decode_stream(true).continued();
@@ -88,10 +96,16 @@ impl From<FinishReason> for Ending {
     }
 }
 
+fn grammar_fault(reason: String) -> EngineError {
+    let field = "grammar";
+    EngineError::Invalid { field, reason }
+}
+
 impl Answer<'_> {
     /// Whether the token can be picked on the device.
     pub(super) fn is_plain_greedy(&self) -> bool {
-        self.guide.is_none() && self.logprobs.is_none() && self.sampler.params().is_plain_greedy()
+        let greedy = self.sampler.is_plain_greedy(self.generated);
+        self.guide.is_none() && self.logprobs.is_none() && greedy
     }
 
     /// Chooses the token after `tokens` by a row of logits, which it may change.
@@ -99,7 +113,7 @@ impl Answer<'_> {
         let mask = match self.guide.as_mut().map(Guide::mask).transpose() {
             Ok(Some(mask)) if mask.is_empty() => return Chosen::End,
             Ok(mask) => mask,
-            Err(reason) => return Chosen::Failed(reason),
+            Err(reason) => return Chosen::Failed(grammar_fault(reason)),
         };
         // Sampling bends the logits; what is told is what the model said.
         let mut bent = Vec::new();
@@ -113,25 +127,48 @@ impl Answer<'_> {
         if let Some(mask) = &mask {
             mask.apply(row);
         }
-        let token = self.sampler.sample(row, tokens);
-        if mask.is_some_and(|mask| !mask.allows(token)) {
-            let reason = "the grammar and the logit bias together leave no token";
-            return Chosen::Failed(reason.into());
+        match self.sampler.sample(row, tokens) {
+            Ok(token) => {
+                Chosen::Token(token, self.logprobs.map(|top| logprobs(logits, token, top)))
+            }
+            Err(NoToken::NotANumber) => Chosen::Failed(EngineError::NotANumber),
+            Err(NoToken::Forbidden) => self.no_way_on(mask.as_ref()),
         }
-        Chosen::Token(token, self.logprobs.map(|top| logprobs(logits, token, top)))
+    }
+
+    /// What comes of it when everything is forbidden.
+    fn no_way_on(&self, mask: Option<&Mask>) -> Chosen {
+        let Some(mask) = mask else {
+            let reason = NoToken::Forbidden.to_string();
+            let field = "sampling";
+            return Chosen::Failed(EngineError::Invalid { field, reason });
+        };
+        // The grammar has come to its end, whatever the least number of tokens.
+        let too_short = self.sampler.is_too_short(self.generated);
+        if too_short && self.guide.as_ref().is_some_and(|g| g.only_ends(mask)) {
+            return Chosen::End;
+        }
+        let reason = "the grammar and the logit bias together leave no token";
+        Chosen::Failed(grammar_fault(reason.into()))
     }
 
     /// Takes a token that is part of the answer, and gives the text that is certain now.
     ///
     /// # Errors
     /// Why the grammar cannot go on.
-    pub(super) fn push(&mut self, token: TokenId) -> Result<String, String> {
+    pub(super) fn push(&mut self, token: TokenId) -> Result<String, EngineError> {
         if let Some(guide) = &mut self.guide {
-            self.whole = guide.accept(token)?;
+            self.whole = guide.accept(token).map_err(grammar_fault)?;
         }
+        let too_short = self.sampler.is_too_short(self.generated);
         self.generated += 1;
-        let piece = self.text.as_mut().map(|text| text.push(token));
-        Ok(piece.map_or(String::new(), |piece| self.stops.push(&piece)))
+        let Some(piece) = self.text.as_mut().map(|text| text.push(token)) else {
+            return Ok(String::new());
+        };
+        Ok(match too_short {
+            true => self.stops.push_unstopped(&piece),
+            false => self.stops.push(&piece),
+        })
     }
 
     /// Why the answer ends with the token that was pushed last, if it does.
@@ -155,8 +192,39 @@ impl Answer<'_> {
         }
         let last = self.text.take();
         let last = last.map_or(String::new(), |text| text.stream.finish());
-        let mut rest = self.stops.push(&last);
+        let mut rest = match self.sampler.is_too_short(self.generated) {
+            true => self.stops.push_unstopped(&last),
+            false => self.stops.push(&last),
+        };
         rest.push_str(&self.stops.finish());
         rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Generation;
+    use ferrum_formats::tokenizer::GgufVocab;
+
+    #[test]
+    fn a_space_where_a_text_goes_on_is_meant() {
+        let vocab = GgufVocab {
+            model: "llama".into(),
+            tokens: ["<unk>", "<s>", "</s>", "▁Paris"].map(String::from).into(),
+            token_types: Some(vec![2, 3, 3, 1]),
+            scores: Some(vec![0.0, 0.0, 0.0, -1.0]),
+            bos: Some(1),
+            eos: Some(2),
+            ..GgufVocab::default()
+        };
+        let tokenizer = Tokenizer::from_gguf_vocab(&vocab).unwrap();
+        for (goes_on, text) in [(false, "Paris"), (true, " Paris")] {
+            let request = Request {
+                goes_on,
+                ..Request::new(vec![1, 3], Generation::default())
+            };
+            assert_eq!(AnswerText::new(&tokenizer, &request).push(3), text);
+        }
     }
 }

@@ -4,6 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Requests in a row for which the model computed no numbers, from which on an engine is degraded: fewer may
+/// be the requests' fault.
+pub const DEGRADED_AFTER: u32 = 3;
+
 /// What an engine goes by for deadlines and health: the time since some start.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
@@ -50,6 +54,13 @@ pub enum Health {
         /// Time since the last step ended (or since the start).
         since_step: Duration,
     },
+    /// Steps end, but the last requests were failed because the model computed NaN for them, at least
+    /// [`DEGRADED_AFTER`] and none that went well between. Requests are still taken: it may be they that
+    /// are odd. The first row of numbers ends it.
+    Degraded {
+        /// Requests that failed in a row.
+        failures: u32,
+    },
     /// There is work, and no step ends.
     Stalled {
         /// For how long.
@@ -64,7 +75,7 @@ pub enum Health {
 impl Health {
     /// Whether requests can be expected to be answered.
     pub fn is_alive(&self) -> bool {
-        matches!(self, Health::Alive { .. })
+        matches!(self, Health::Alive { .. } | Health::Degraded { .. })
     }
 }
 
@@ -81,6 +92,8 @@ pub(super) struct Pulse {
     last_step: AtomicU64,
     /// When the first work came that no step has ended for; [`NEVER`]: there is none.
     work_since: AtomicU64,
+    /// What the step under way should take, in microseconds; 0: nobody knows.
+    expected: AtomicU64,
 }
 
 impl Pulse {
@@ -88,7 +101,17 @@ impl Pulse {
         Self {
             last_step: AtomicU64::new(micros(now)),
             work_since: AtomicU64::new(NEVER),
+            expected: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn step_begins(&self, expected: Duration) {
+        self.expected.store(micros(expected), Ordering::Release);
+    }
+
+    /// What the step under way, or the last one, should take.
+    pub(super) fn expected(&self) -> Duration {
+        Duration::from_micros(self.expected.load(Ordering::Acquire))
     }
 
     pub(super) fn work_came(&self, now: Duration) {
@@ -102,6 +125,7 @@ impl Pulse {
 
     pub(super) fn idle(&self) {
         self.work_since.store(NEVER, Ordering::Release);
+        self.expected.store(0, Ordering::Release);
     }
 
     /// Time since the last step, and for how long a step is overdue.

@@ -18,7 +18,9 @@
 //! next step computes.
 //!
 //! What fails: an error or a panic in a step ends the engine. All requests get
-//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused.
+//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused. A row
+//! of logits that is nothing but NaN fails the request that it is for ([`EngineError::NotANumber`]) and nobody
+//! else; several in a row make the engine [`Health::Degraded`].
 
 mod adapters;
 mod answer;
@@ -27,22 +29,23 @@ mod draft;
 mod guess;
 mod health;
 mod lookup;
+mod pace;
 mod pooling;
 mod request;
 mod stats;
 mod step_loop;
 
-pub use health::{Clock, Health};
+pub use health::{Clock, DEGRADED_AFTER, Health};
 pub use pooling::Pooling;
 pub use request::{
-    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROBS, MAX_STOP_BYTES,
-    MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROB_ENTRIES,
+    MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
 pub use stats::{DraftCounts, EngineStats, Progress, STEP_TOKENS, StepSizes};
 
-use crate::StepRunner;
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::{AdapterLoader, StepRunner};
 use adapters::NewAdapter;
 use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -54,7 +57,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use step_loop::StepLoop;
@@ -69,8 +72,14 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Steps by which one level of priority lets a request go before its turn.
     pub head_start: u32,
-    /// How long a step may take before the engine counts as stalled.
+    /// How long a step with prompts may take while others decode, which decides how many tokens of prompts are in
+    /// it; `None`: four times a step without prompts, and at least 50 ms.
+    pub step_time: Option<Duration>,
+    /// How long any step may take before the engine counts as stalled.
     pub stall_after: Duration,
+    /// How many times as long as steps like it a step may take, where that is longer than
+    /// [`stall_after`](Self::stall_after).
+    pub stall_factor: u32,
     /// How old the last step may be before a look at the health of an idle engine asks for a step.
     pub probe_after: Duration,
     /// How often the books of the block pool are checked, when there is nothing else to do.
@@ -85,7 +94,9 @@ impl Default for EngineConfig {
             max_waiting: 1024,
             prefix_cache: true,
             head_start: 256,
+            step_time: None,
             stall_after: Duration::from_secs(60),
+            stall_factor: 20,
             probe_after: Duration::from_secs(5),
             check_every: Duration::from_secs(10),
             clock: Clock::system(),
@@ -127,15 +138,36 @@ struct Shared {
     queued: AtomicUsize,
     next_request: AtomicU64,
     next_adapter: AtomicU32,
+    /// Requests in a row for which the model computed no numbers.
+    nan_streak: AtomicU32,
+    adapter_loader: AdapterLoader,
+    /// Held while an adapter is being loaded.
+    adapter_loading: Mutex<()>,
     /// LoRA adapters that requests may name.
     adapters: Mutex<BTreeSet<AdapterId>>,
     stats: Mutex<EngineStats>,
 }
 
+impl Shared {
+    /// A row of logits had numbers: whatever was odd is over.
+    fn numbers_came(&self) {
+        if self.nan_streak.load(Ordering::Relaxed) > 0 {
+            self.nan_streak.store(0, Ordering::Release);
+        }
+    }
+
+    /// What the engine did.
+    fn stats(&self) -> MutexGuard<'_, EngineStats> {
+        // Nothing panics while it holds the lock.
+        let stats = self.stats.lock();
+        stats.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
-    LoadAdapter(Box<NewAdapter>),
+    AddAdapter(Box<NewAdapter>),
     /// An adapter is not to be used any more.
     RetireAdapter(AdapterId),
     /// Run a step for the sake of it; asked at this time.
@@ -225,6 +257,9 @@ impl Engine {
             queued: AtomicUsize::new(0),
             next_request: AtomicU64::new(0),
             next_adapter: AtomicU32::new(0),
+            nan_streak: AtomicU32::new(0),
+            adapter_loader: runner.adapter_loader(),
+            adapter_loading: Mutex::default(),
             adapters: Mutex::default(),
             stats: Mutex::new(EngineStats::default()),
             config,
@@ -372,8 +407,7 @@ impl EngineHandle {
 
     /// What the engine did and is doing.
     pub fn stats(&self) -> EngineStats {
-        let stats = self.shared.stats.lock();
-        let stats = *stats.unwrap_or_else(PoisonError::into_inner);
+        let stats = *self.shared.stats();
         EngineStats {
             waiting: self.shared.queued.load(Ordering::Acquire),
             prefix_cache: self.shared.config.prefix_cache,
@@ -396,8 +430,13 @@ impl EngineHandle {
             shared.pulse.work_came(now);
             let _ = self.commands.send(Command::Probe(now));
         }
+        let expected = shared.pulse.expected();
+        let patience = expected.saturating_mul(shared.config.stall_factor);
+        let patience = patience.max(shared.config.stall_after);
+        let failures = shared.nan_streak.load(Ordering::Acquire);
         match waited {
-            Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
+            Some(waited) if waited > patience => Health::Stalled { waited },
+            _ if failures >= DEGRADED_AFTER => Health::Degraded { failures },
             _ => Health::Alive { since_step },
         }
     }

@@ -21,6 +21,9 @@ pub const MAX_STOP_BYTES: usize = 1024;
 pub const MAX_STOP_TOKENS: usize = 1024;
 /// Most alternatives of which log-probabilities are given.
 pub const MAX_LOGPROBS: usize = 20;
+/// Most log-probabilities that a request may be given: of all choices and the prompt, with alternatives. Whoever
+/// takes them may have to keep them all.
+pub const MAX_LOGPROB_ENTRIES: usize = 1 << 22;
 /// Most tokens that are guessed at a time.
 pub const MAX_DRAFT_TOKENS: usize = 64;
 
@@ -46,6 +49,9 @@ pub struct Request {
     pub grammar: Option<Constraint>,
     /// Special tokens whose text is a part of the answer's; those of others is left out.
     pub shown_tokens: Vec<TokenId>,
+    /// Whether an answer goes on with the prompt's text, so that a space at its beginning is meant: decoders of
+    /// SentencePiece take it off where a text begins.
+    pub goes_on: bool,
     /// Instead of an answer, one vector for the prompt: [`Event::Embedding`]. The fields about answers
     /// mean nothing then, and there is one choice.
     pub pooling: Option<Pooling>,
@@ -71,6 +77,7 @@ impl Request {
             draft_tokens: 0,
             grammar: None,
             shown_tokens: Vec::new(),
+            goes_on: false,
             pooling: None,
             priority: 0,
             timeout: None,
@@ -118,6 +125,9 @@ pub enum EngineError {
     /// The engine has failed.
     #[error("the engine has failed: {0}")]
     Failed(String),
+    /// The model computed no numbers for this request; others are not affected.
+    #[error("the model failed on this request: it computed no numbers (NaN)")]
+    NotANumber,
 }
 
 /// What ended an answer early.
@@ -302,7 +312,11 @@ impl Limits {
                 capacity: self.capacity,
             });
         }
-        let bias = &generation.sampling.logit_bias;
+        if generation.min_tokens > generation.max_tokens {
+            let (found, most) = (generation.min_tokens, generation.max_tokens);
+            let reason = format!("found {found}, expected at most max_tokens, which is {most}");
+            return invalid("min tokens", reason);
+        }
         let sizes = [
             ("n", request.n, MAX_CHOICES),
             ("stop", generation.stop.len(), MAX_STOPS),
@@ -321,6 +335,7 @@ impl Limits {
                 return invalid(field, format!("found {found}, expected at most {most}"));
             }
         }
+        self.check_logprobs(request)?;
         if request.n == 0 {
             return invalid("n", "found 0, expected at least 1".into());
         }
@@ -349,7 +364,6 @@ impl Limits {
             return invalid("grammar", reason);
         }
         let known = |&token: &TokenId| (token as usize) < self.vocab_size;
-        let biased = bias.iter().map(|&(token, _)| token);
         let unknown = |token: TokenId| {
             format!(
                 "token {token} is outside the vocabulary of {}",
@@ -359,14 +373,50 @@ impl Limits {
         if let Some(&token) = request.prompt.iter().find(|t| !known(t)) {
             return invalid("prompt", unknown(token));
         }
-        if let Some(token) = biased.into_iter().find(|t| !known(t)) {
-            return invalid("logit bias", unknown(token));
+        let sampling = &generation.sampling;
+        let mut biased = sampling.logit_bias.iter().map(|(token, _)| token);
+        let mut banned = sampling.bad_words.iter().flatten();
+        let mut allowed = sampling.allowed_tokens.iter().flat_map(|tokens| &**tokens);
+        let lists: [(_, &mut dyn Iterator<Item = &TokenId>); 3] = [
+            ("logit bias", &mut biased),
+            ("bad words", &mut banned),
+            ("allowed tokens", &mut allowed),
+        ];
+        for (field, mut tokens) in lists {
+            if let Some(&token) = Iterator::find(&mut tokens, |t| !known(t)) {
+                return invalid(field, unknown(token));
+            }
+        }
+        let most = self.vocab_size;
+        let allowed = sampling.allowed_tokens.as_ref();
+        if let Some(found) = allowed.map(|t| t.len()).filter(|&found| found > most) {
+            let reason = format!("found {found}, the vocabulary has {most}");
+            return invalid("allowed tokens", reason);
         }
         match generation.sampling.validate() {
             Ok(()) => Ok(()),
             Err(ferrum_types::Error::InvalidArgument { op, reason }) => invalid(op, reason),
             Err(other) => invalid("sampling", other.to_string()),
         }
+    }
+
+    /// Holds what may have to be gathered against its bound.
+    fn check_logprobs(&self, request: &Request) -> Result<(), EngineError> {
+        let entries = |wanted: Option<usize>, positions: usize| {
+            wanted.map_or(0, |top| positions.saturating_mul(top + 1))
+        };
+        let answers = request.n.saturating_mul(self.most_tokens(request));
+        let prompt = entries(request.prompt_logprobs, request.prompt.len());
+        let found = prompt.saturating_add(entries(request.logprobs, answers));
+        if found <= MAX_LOGPROB_ENTRIES {
+            return Ok(());
+        }
+        let reason = format!(
+            "up to {found} log-probabilities, expected at most {MAX_LOGPROB_ENTRIES}: choices times tokens \
+             times alternatives and the token itself, prompts included; lower max_tokens, n or the \
+             alternatives"
+        );
+        invalid("logprobs", reason)
     }
 
     /// Most tokens that an answer can have.

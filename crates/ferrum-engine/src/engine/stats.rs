@@ -125,6 +125,8 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Requests that have ended.
     pub finished_requests: u64,
+    /// Requests that failed because the model computed no numbers for them.
+    pub nan_failures: u64,
     /// Steps.
     pub steps: u64,
     /// Steps by how many tokens they computed.
@@ -152,6 +154,7 @@ impl EngineStats {
             accepted_tokens: past.accepted_tokens + self.accepted_tokens,
             preemptions: past.preemptions + self.preemptions,
             finished_requests: past.finished_requests + self.finished_requests,
+            nan_failures: past.nan_failures + self.nan_failures,
             steps: past.steps + self.steps,
             step_sizes: self.step_sizes.after(&past.step_sizes),
             drafts: self.drafts.after(&past.drafts),

@@ -4,23 +4,24 @@ use super::adapters::AdapterState;
 use super::answer::{Answer, AnswerText, Chosen, Ending};
 use super::draft::{Ask, DraftModel};
 use super::lookup::PromptLookup;
+use super::pace::{self, StepPace};
 use super::pooling::{Pool, Pooling};
 use super::request::{EngineError, Event, RequestId, StopMatch, Submission, Usage};
 use super::stats::{DraftCounts, Progress};
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::{BlockTable, CacheSalt};
-use crate::sampler::{Sampler, logprobs};
+use crate::sampler::{has_number, logprobs};
 use crate::scheduler::{NewSequence, Scheduler, StepPlan, Work};
-use crate::{FinishReason, StepRunner, StopMatcher};
+use crate::{FinishReason, StepRunner};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, Result, SeqId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
@@ -70,6 +71,7 @@ pub(super) struct StepLoop<'a> {
     /// Tokens that were guessed, and those that were right.
     drafted: (u64, u64),
     drafts: DraftCounts,
+    pace: StepPace,
 }
 
 impl<'a> StepLoop<'a> {
@@ -104,6 +106,7 @@ impl<'a> StepLoop<'a> {
             model_time: Duration::ZERO,
             drafted: (0, 0),
             drafts: DraftCounts::default(),
+            pace: StepPace::new(shared.config.step_time),
         }
     }
 
@@ -147,7 +150,7 @@ impl<'a> StepLoop<'a> {
             match command {
                 Command::Submit(submission) => self.open(&submission),
                 Command::Cancel(id) => self.cancel(id),
-                Command::LoadAdapter(new) => self.load_adapter(*new),
+                Command::AddAdapter(new) => self.add_adapter(*new),
                 Command::RetireAdapter(id) => self.retire_adapter(id),
                 Command::Probe(asked) => {
                     self.shared.pulse.work_came(asked);
@@ -212,8 +215,8 @@ impl<'a> StepLoop<'a> {
     /// Makes a sequence of one choice. The first computes the prompt, the others wait for it.
     fn add_choice(&mut self, submission: &Submission, choice: usize) -> Result<()> {
         let (id, request) = (submission.id, &submission.request);
-        let sampling = request.generation.sampling.clone();
-        let sampler = Sampler::new(sampling, request.prompt.len(), choice as u64)?;
+        let generation = &request.generation;
+        let sampler = generation.sampler(request.prompt.len(), choice as u64)?;
         let spec = self.runner.spec();
         let (depends, dim) = (spec.rope.scaling.depends_on_length(), spec.hidden_size);
         let siblings = self.open.get(&id).map(|open| &open.seqs);
@@ -243,13 +246,13 @@ impl<'a> StepLoop<'a> {
             sampler,
             text: self
                 .tokenizer
-                .map(|tokenizer| AnswerText::new(tokenizer, &request.shown_tokens)),
+                .map(|tokenizer| AnswerText::new(tokenizer, request)),
             guide: request
                 .grammar
                 .as_ref()
                 .map(|grammar| grammar.guide(&request.generation.stop_tokens)),
             whole: false,
-            stops: StopMatcher::new(&request.generation.stop),
+            stops: generation.stop_matcher(),
             logprobs: request.logprobs,
             max_tokens: self.shared.limits.most_tokens(request),
             generated: 0,
@@ -278,6 +281,8 @@ impl<'a> StepLoop<'a> {
         let began = self.shared.config.clock.now();
         let mut plan = std::mem::take(&mut self.plan);
         let guessed = self.guess()?;
+        let most = self.pace.most_prompt_tokens();
+        self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut plan);
         if plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
@@ -285,9 +290,16 @@ impl<'a> StepLoop<'a> {
         self.note_preemptions(&plan);
         self.scheduler.fill_batch(&plan, &mut self.batch)?;
         self.begin_masks(&plan);
-        let model_started = Instant::now();
+        let prompt_tokens = pace::prompt_tokens(plan.work());
+        let expected = self.pace.expected(prompt_tokens);
+        self.shared.pulse.step_begins(expected);
+        let shared = self.shared;
+        let clock = &shared.config.clock;
+        let (model_started, on_clock) = (Instant::now(), clock.now());
         self.runner.step(&self.batch)?;
         self.read_rows(&plan)?;
+        let took = clock.now().saturating_sub(on_clock);
+        self.pace.learn(prompt_tokens, took);
         self.model_time += model_started.elapsed();
         self.scheduler.commit(&plan);
         self.probe_wanted = false;
@@ -423,9 +435,14 @@ impl<'a> StepLoop<'a> {
         if !seq.is_computed() {
             return;
         }
+        let vector = pool.vector();
+        if vector.iter().any(|x| x.is_nan()) {
+            return self.fail_answer(work.seq, EngineError::NotANumber);
+        }
+        self.shared.numbers_came();
         if let Some(open) = self.open.get_mut(&answer.request) {
             // Whoever is gone has cancelled, too.
-            let _ = open.events.try_send(Event::Embedding(pool.vector()));
+            let _ = open.events.try_send(Event::Embedding(vector));
         }
         self.finish(work.seq, FinishReason::Stop.into());
     }
@@ -454,7 +471,12 @@ impl<'a> StepLoop<'a> {
         };
         if plan.work().iter().all(greedy) {
             self.best.resize(rows, 0);
-            return self.runner.read_argmax(&mut self.best);
+            self.runner.read_argmax(&mut self.best)?;
+            // A row of NaN gives token 0, too. That is rare enough to look at the logits then.
+            if !self.best.contains(&0) {
+                return Ok(());
+            }
+            self.best.clear();
         }
         let vocab = self.shared.limits.vocab_size;
         self.logits.resize(rows * vocab, 0.0);
@@ -520,9 +542,12 @@ impl<'a> StepLoop<'a> {
         open.prompt_rows = end;
         let of = |at: usize| {
             let row = &self.logits[(first + at - work.start) * vocab..][..vocab];
-            logprobs(row, seq.tokens()[at + 1], top)
+            has_number(row).then(|| logprobs(row, seq.tokens()[at + 1], top))
         };
-        let event = Event::PromptLogprobs(fresh.map(of).collect());
+        let Some(found) = fresh.map(of).collect() else {
+            return self.fail_answer(work.seq, EngineError::NotANumber);
+        };
+        let event = Event::PromptLogprobs(found);
         // Whoever is gone has cancelled, too.
         let _ = open.events.try_send(event);
     }
@@ -549,9 +574,12 @@ impl<'a> StepLoop<'a> {
             }),
         };
         let (token, logprobs) = match chosen {
-            Chosen::Token(token, logprobs) => (token, logprobs),
+            Chosen::Token(token, logprobs) => {
+                self.shared.numbers_came();
+                (token, logprobs)
+            }
             Chosen::End => return self.finish(id, FinishReason::Stop.into()),
-            Chosen::Failed(reason) => return self.fail_grammar(id, reason),
+            Chosen::Failed(error) => return self.fail_answer(id, error),
         };
         let Some(open) = self.open.get_mut(&answer.request) else {
             return;
@@ -566,7 +594,7 @@ impl<'a> StepLoop<'a> {
         }
         let text = match answer.push(token) {
             Ok(text) => text,
-            Err(reason) => return self.fail_grammar(id, reason),
+            Err(error) => return self.fail_answer(id, error),
         };
         open.usage.completion_tokens += 1;
         self.generated += 1;
@@ -621,12 +649,17 @@ impl<'a> StepLoop<'a> {
         }
     }
 
-    /// Ends a request whose grammar one of its answers cannot keep to.
-    fn fail_grammar(&mut self, id: SeqId, reason: String) {
-        if let Some(request) = self.answers.get(&id).map(|answer| answer.request) {
-            let field = "grammar";
-            self.fail_request(request, EngineError::Invalid { field, reason });
+    /// Ends a request of whose answers one cannot go on.
+    fn fail_answer(&mut self, id: SeqId, error: EngineError) {
+        let Some(request) = self.answers.get(&id).map(|answer| answer.request) else {
+            return;
+        };
+        if error == EngineError::NotANumber {
+            tracing::error!(request = request.0, "the model computed NaN for a request");
+            self.shared.nan_streak.fetch_add(1, Ordering::AcqRel);
+            self.shared.stats().nan_failures += 1;
         }
+        self.fail_request(request, error);
     }
 
     /// Ends a request that cannot be answered.
@@ -673,27 +706,26 @@ impl<'a> StepLoop<'a> {
             logits: LogitRows::Last,
             adapter: None,
         })?;
-        self.best.resize(1, 0);
         self.runner.step(&self.batch)?;
-        self.runner.read_argmax(&mut self.best)?;
+        self.logits.resize(self.shared.limits.vocab_size, 0.0);
+        self.runner.read_logits(&mut self.logits)?;
+        if has_number(&self.logits) {
+            self.shared.numbers_came();
+        }
         self.scheduler.take_back(&mut table);
         self.shared.pulse.step_ended(self.shared.config.clock.now());
         Ok(())
     }
 
     fn count_finished(&self) {
-        let stats = self.shared.stats.lock();
-        stats
-            .unwrap_or_else(PoisonError::into_inner)
-            .finished_requests += 1;
+        self.shared.stats().finished_requests += 1;
     }
 
     /// `step`: tokens and time of a step that has ended.
     fn update_stats(&self, step: Option<(usize, Duration)>) {
         let counters = self.scheduler.counters();
         let pool = self.scheduler.pool();
-        let stats = self.shared.stats.lock();
-        let mut stats = stats.unwrap_or_else(PoisonError::into_inner);
+        let mut stats = self.shared.stats();
         stats.running = self.scheduler.running();
         let admitted = self.answers.values().filter(|a| a.admitted).count();
         stats.preempted = admitted.saturating_sub(stats.running);

@@ -1,8 +1,9 @@
 //! From a [`Grammar`] to a [`Constraint`].
 
+use super::cache::GrammarCache;
 use super::{
-    Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, MAX_GRAMMAR_PARTS,
-    MAX_REPETITIONS, Mask, check_size, gbnf, lark_string,
+    Constraint, GRAMMAR_CACHE_BYTES, Grammar, GrammarError, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH,
+    MAX_GRAMMAR_PARTS, MAX_REPETITIONS, Mask, check_size, gbnf, lark_string,
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::TokenId;
@@ -29,6 +30,7 @@ pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     factory: OnceLock<Result<ParserFactory, GrammarError>>,
+    cache: GrammarCache,
 }
 
 impl fmt::Debug for GrammarCompiler {
@@ -46,15 +48,21 @@ impl GrammarCompiler {
             tokenizer,
             vocab_size,
             factory: OnceLock::new(),
+            cache: GrammarCache::new(GRAMMAR_CACHE_BYTES),
         }
     }
 
-    /// Compiles a grammar, within limits on its size and on the work that it takes: milliseconds as a
+    /// The constraint of a grammar: one that was compiled lately, or a new one. It is compiled within limits on its size and on the work that it takes: milliseconds as a
     /// rule, tenths of a second at most (and once as long for the trie).
     ///
     /// # Errors
     /// What is wrong with the grammar, or that the vocabulary does not allow any.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let compile = || self.compile_anew(grammar);
+        self.cache.get_or_compile(grammar, compile)
+    }
+
+    fn compile_anew(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let build = || {
             let grammars = lower(grammar)?;
             let factory = self.factory.get_or_init(|| self.factory());

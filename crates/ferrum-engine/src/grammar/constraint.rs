@@ -11,12 +11,38 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time of a token that is not counted: most take less than a hundredth of it.
-const FAIR_TIME: Duration = Duration::from_millis(50);
+/// Time that each token of an answer adds to its budget: most take less than a tenth of it.
+const TIME_PER_TOKEN: Duration = Duration::from_millis(10);
 
-/// Most time of an answer beyond that. The work on a grammar is bounded in other ways first; this is for
+/// Budget of an answer at its beginning. The work on a grammar is bounded in other ways first; this is for
 /// what they do not see, as others wait meanwhile.
-const MAX_EXTRA_TIME: Duration = Duration::from_secs(2);
+const FIRST_TIME: Duration = Duration::from_secs(2);
+
+/// The time that an answer's masks may take. All of it is charged, so an answer delays the steps that it is in by
+/// [`TIME_PER_TOKEN`] each in the mean, and by [`FIRST_TIME`] beyond that in all.
+#[derive(Clone, Copy, Debug)]
+struct TimeBudget {
+    left: Duration,
+}
+
+impl TimeBudget {
+    fn new() -> Self {
+        Self { left: FIRST_TIME }
+    }
+
+    /// A token was accepted. Quick tokens do not save up for slow ones.
+    fn earn(&mut self) {
+        self.left = (self.left + TIME_PER_TOKEN).min(FIRST_TIME);
+    }
+
+    /// # Errors
+    /// That there is less left than `time`.
+    fn charge(&mut self, time: Duration) -> Result<(), String> {
+        let left = self.left.checked_sub(time);
+        self.left = left.ok_or("it takes too much time to keep to it")?;
+        Ok(())
+    }
+}
 
 /// A compiled grammar at its beginning. Clones share it.
 #[derive(Clone)]
@@ -40,6 +66,12 @@ impl Constraint {
             matcher: Arc::new(Mutex::new(matcher)),
             vocab_size,
         }
+    }
+
+    /// Whether both came from one compilation.
+    #[cfg(test)]
+    pub(super) fn is_shared_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.matcher, &other.matcher)
     }
 
     /// Number of logits of the models that it is for.
@@ -79,7 +111,7 @@ impl Constraint {
             matcher: Some(Box::new(matcher)),
             coming: None,
             masks: VecDeque::new(),
-            extra_time: Duration::ZERO,
+            budget: TimeBudget::new(),
             vocab_size: self.vocab_size,
         }
     }
@@ -94,8 +126,7 @@ pub(crate) struct Guide {
     masks: VecDeque<Mask>,
     /// Tokens that end the answer and are no text.
     ends: Arc<[TokenId]>,
-    /// What it took beyond what is fair.
-    extra_time: Duration,
+    budget: TimeBudget,
     vocab_size: usize,
 }
 
@@ -133,7 +164,7 @@ impl Guide {
         if let Some(done) = done {
             self.matcher = Some(done.matcher);
             self.masks = done.masks?.into();
-            self.count(done.time)?;
+            self.budget.charge(done.time)?;
         }
         let lost = || "the masks of this answer are lost".to_owned();
         self.masks.pop_front().ok_or_else(lost)
@@ -143,6 +174,11 @@ impl Guide {
     fn may_end(&mut self) -> bool {
         let matcher = self.matcher.as_mut();
         matcher.is_some_and(|matcher| matcher.is_accepting().unwrap_or(false))
+    }
+
+    /// Whether `mask` allows nothing but ends of the answer.
+    pub(crate) fn only_ends(&self, mask: &Mask) -> bool {
+        mask.allows_only(&self.ends)
     }
 
     /// Goes on by a token that the last mask allowed and that does not end the answer. Says whether the
@@ -158,15 +194,39 @@ impl Guide {
         let accepted = matcher.consume_token(token);
         accepted.map_err(|e| words(&e.to_string()))?;
         let whole = matcher.is_stopped();
-        self.count(started.elapsed())?;
+        self.budget.earn();
+        self.budget.charge(started.elapsed())?;
         Ok(whole)
     }
+}
 
-    fn count(&mut self, time: Duration) -> Result<(), String> {
-        self.extra_time += time.saturating_sub(FAIR_TIME);
-        if self.extra_time > MAX_EXTRA_TIME {
-            return Err("it takes too much time to keep to it".into());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_every_mask_is_charged() {
+        // Milliseconds of each mask, and the tokens after which that is too much.
+        let cases = [
+            (1, None),
+            (10, None),
+            (11, Some(1990)),
+            (49, Some(51)),
+            (2001, Some(0)),
+        ];
+        for (each, expected) in cases {
+            let mut budget = TimeBudget::new();
+            let failed = (0..4000).find(|_| {
+                let charged = budget.charge(Duration::from_millis(each));
+                budget.earn();
+                charged.is_err()
+            });
+            assert_eq!(failed, expected, "{each}");
         }
-        Ok(())
+        // Short masks save nothing up.
+        let mut budget = TimeBudget::new();
+        (0..4000).for_each(|_| budget.earn());
+        assert!(budget.charge(FIRST_TIME).is_ok());
+        assert!(budget.charge(Duration::from_millis(1)).is_err());
     }
 }

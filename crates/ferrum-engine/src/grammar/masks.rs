@@ -59,6 +59,15 @@ impl Mask {
         (token as usize) < self.bits.len() && self.bits.is_allowed(token)
     }
 
+    /// Whether it allows nothing but some of `tokens`.
+    pub(super) fn allows_only(&self, tokens: &[TokenId]) -> bool {
+        let mut rest = self.bits.clone();
+        for &token in tokens.iter().filter(|&&token| self.allows(token)) {
+            rest.set(token as usize, false);
+        }
+        rest.is_zero()
+    }
+
     /// Makes logits of what is not allowed minus infinity.
     pub(crate) fn apply(&self, logits: &mut [f32]) {
         let words = self.bits.as_slice();

@@ -5,6 +5,9 @@
 //! of every next token whether the grammar allows it. Threads of their own compute the masks while the
 //! step runs that computes the logits they are for, so nothing waits for them in between.
 //!
+//! A compiler keeps the grammars that it compiled last. What the masks of an answer take is charged to a
+//! budget of that answer, and one that takes too much fails: others wait for its masks.
+//!
 //! Parsing and masks are `llguidance`'s. What is here: the vocabulary in its form, limits on what comes
 //! from outside, and the languages that it lacks.
 //!
@@ -13,6 +16,7 @@
 //! them. Tokens that end an answer are allowed exactly where the grammar may end. Which token is chosen
 //! of those allowed is the model's business, so a text need not be split as the tokenizer would.
 
+mod cache;
 mod compile;
 mod constraint;
 mod gbnf;
@@ -33,6 +37,8 @@ pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 pub const MAX_GRAMMAR_DEPTH: usize = 64;
 /// Most that a schema or a grammar may count to: items, characters, repetitions.
 pub const MAX_REPETITIONS: u64 = 10_000;
+/// Memory for grammars that were compiled lately, by estimate.
+pub const GRAMMAR_CACHE_BYTES: usize = 64 << 20;
 /// Most parts of a grammar, and most strings of a choice.
 pub const MAX_GRAMMAR_PARTS: usize = 1024;
 

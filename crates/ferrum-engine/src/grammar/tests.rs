@@ -650,3 +650,50 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_grammar_is_compiled_once_for_as_long_as_there_is_room() {
+    let one = schema(json!({"type": "object", "properties": {"a": {}, "b": {}}}));
+    let other_order = schema(json!({"type": "object", "properties": {"b": {}, "a": {}}}));
+    let lenient = Grammar::JsonSchema {
+        schema: json!({"type": "object", "properties": {"a": {}, "b": {}}}),
+        lenient: true,
+    };
+    let compiled = compile(&one);
+    assert!(compiled.is_shared_with(&compile(&one.clone())));
+    for other in [&other_order, &lenient] {
+        assert!(!compiled.is_shared_with(&compile(other)), "{other:?}");
+    }
+    // Room for two of this size.
+    let cache = cache::GrammarCache::new(3 * (256 << 10) - 1);
+    let get = |text: &str| {
+        let grammar = Grammar::Regex(text.into());
+        let mut compiled = false;
+        let constraint = cache.get_or_compile(&grammar, || {
+            compiled = true;
+            compiler().compile(&grammar)
+        });
+        constraint.unwrap();
+        compiled
+    };
+    assert!(get("a") && get("b") && !get("a") && get("c"));
+    assert!(get("b"), "the least recent one has gone");
+    assert!(!get("c") && get("a"));
+    // Faults are found again, and what is larger than all is not kept.
+    let wrong = Grammar::Regex("(".into());
+    for _ in 0..2 {
+        let fault = cache.get_or_compile(&wrong, || compiler().compile(&wrong));
+        assert!(fault.is_err());
+    }
+    let tight = cache::GrammarCache::new(1000);
+    let never = || Err::<Constraint, ()>(());
+    assert!(
+        tight
+            .get_or_compile(&one, || Ok::<_, ()>(compiled.clone()))
+            .is_ok()
+    );
+    assert!(
+        tight.get_or_compile(&one, never).is_err(),
+        "there is no room"
+    );
+}

@@ -29,6 +29,7 @@ pub use prefix::CacheSalt;
 use ferrum_types::{BlockId, TokenId};
 use lru::LruList;
 use prefix::{Parent, PrefixCache, Registered};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 /// The blocks of one sequence, in order of position.
@@ -194,6 +195,17 @@ impl<S: BuildHasher> BlockPool<S> {
         }
         table.registered = 0;
         table.sealed = false;
+    }
+
+    /// Blocks that can be had in addition once `table` has been released, after those tables that `lost` counts
+    /// the references of. Blocks that others refer to are not among them.
+    pub fn freed_by(&self, table: &BlockTable, lost: &mut HashMap<BlockId, u32>) -> usize {
+        let mut frees = |block: &BlockId| {
+            let lost = lost.entry(*block).or_insert(0);
+            *lost += 1;
+            *lost == self.refs[block.0 as usize]
+        };
+        table.blocks.iter().filter(|block| frees(block)).count()
     }
 
     /// Forgets every idle block of the prefix cache.

@@ -21,7 +21,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-/// See the [module](self). Probabilities are in proportion to `exp(logit / temperature)`.
+/// See the [module](self). Probabilities are in proportion to `exp(logit / temperature)`, in every filter.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Candidates {
     /// Tokens, and beside them their logits.
@@ -29,6 +29,7 @@ pub(super) struct Candidates {
     logits: Vec<f32>,
     /// The greatest logit.
     top: f32,
+    temperature: f32,
     /// How many at the front are the best ones in order.
     sorted: usize,
     /// Space for orders.
@@ -39,8 +40,10 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Begins anew with the `k` most likely of the logits that are numbers; 0: with all.
-    pub(super) fn load(&mut self, logits: &[f32], k: usize) {
+    /// Begins anew with the `k` most likely of the logits that are numbers; 0: with all. `temperature`
+    /// is above 0 and holds for all that follows.
+    pub(super) fn load(&mut self, logits: &[f32], k: usize, temperature: f32) {
+        self.temperature = temperature;
         self.order.clear();
         let cut = k > 0 && k < logits.len();
         if cut {
@@ -95,7 +98,7 @@ impl Candidates {
         if p >= 1.0 {
             return;
         }
-        let enough = f64::from(p) * self.total(1.0);
+        let enough = f64::from(p) * self.total();
         let (mut sum, mut kept) = (0.0, 0);
         while kept < self.logits.len() && (kept == 0 || sum < enough) {
             // Mostly a few are enough; if not, many more are.
@@ -104,7 +107,8 @@ impl Candidates {
             }
             let end = self.sorted.min(kept + CHUNK);
             self.weights.resize(end - kept, 0.0);
-            weigh(&self.logits[kept..end], self.top, 1.0, &mut self.weights);
+            let (logits, weights) = (&self.logits[kept..end], &mut self.weights);
+            weigh(logits, self.top, self.temperature, weights);
             for &weight in &self.weights {
                 sum += f64::from(weight);
                 kept += 1;
@@ -120,7 +124,7 @@ impl Candidates {
     /// Keeps those at least `p` times as probable as the best.
     pub(super) fn min_p(&mut self, p: f32) {
         if p > 0.0 {
-            let (top, least) = (self.top, self.top + p.ln());
+            let (top, least) = (self.top, self.top + self.temperature * p.ln());
             self.retain(|c| c.logit >= least || c.logit == top);
         }
     }
@@ -131,7 +135,7 @@ impl Candidates {
         if p >= 1.0 || self.logits.is_empty() {
             return;
         }
-        let total = self.weigh_all(1.0);
+        let total = self.weigh_all();
         let surprise = |p: f64| if p > 0.0 { -p.ln() } else { f64::INFINITY };
         let shares = self.weights.iter().map(|&w| f64::from(w) / total);
         let expected: f64 = shares
@@ -151,7 +155,7 @@ impl Candidates {
         self.order.clear();
         self.order.extend(self.keyed.iter().map(|(_, c)| *c));
         self.take_order(0);
-        self.weigh_all(1.0);
+        self.weigh_all();
         let mut sum = 0.0;
         let passed = self.weights.iter().position(|&weight| {
             sum += f64::from(weight) / total;
@@ -164,7 +168,7 @@ impl Candidates {
 
     /// Of those with a probability of at least `threshold`, keeps only the last.
     pub(super) fn exclude_top(&mut self, threshold: f32) {
-        let least = f64::from(threshold) * self.weigh_all(1.0);
+        let least = f64::from(threshold) * self.weigh_all();
         let candidates = self.tokens.iter().zip(&self.logits).zip(&self.weights);
         let last = candidates
             .filter(|&(_, &weight)| f64::from(weight) >= least)
@@ -178,17 +182,17 @@ impl Candidates {
         self.top = max(&self.logits);
     }
 
-    /// Keeps those whose surprise at `temperature` is at most `bits`, and the best in any case.
-    pub(super) fn limit_surprise(&mut self, temperature: f32, bits: f64) {
-        let least = (self.total(temperature) * (-bits).exp2()).ln() * f64::from(temperature);
+    /// Keeps those whose surprise is at most `bits`, and the best in any case.
+    pub(super) fn limit_surprise(&mut self, bits: f64) {
+        let least = (self.total() * (-bits).exp2()).ln() * f64::from(self.temperature);
         let top = self.top;
         self.retain(|c| c.logit == top || f64::from(c.logit - top) >= least);
     }
 
     /// The token at which the cumulative probability passes `unit`, with its probability. An empty
     /// list gives token 0.
-    pub(super) fn draw(&mut self, temperature: f32, unit: f64) -> (TokenId, f64) {
-        let drawn = draw(&self.logits, temperature, unit, &mut self.weights);
+    pub(super) fn draw(&mut self, unit: f64) -> (TokenId, f64) {
+        let drawn = draw(&self.logits, self.temperature, unit, &mut self.weights);
         drawn.map_or((0, 1.0), |(at, probability)| (self.tokens[at], probability))
     }
 
@@ -203,20 +207,21 @@ impl Candidates {
         self.tokens.clone()
     }
 
-    fn total(&mut self, temperature: f32) -> f64 {
-        chunk_sums(&self.logits, temperature, &mut self.weights);
+    fn total(&mut self) -> f64 {
+        chunk_sums(&self.logits, self.temperature, &mut self.weights);
         self.weights.iter().copied().map(f64::from).sum()
     }
 
     /// Fills `weights`, and gives their sum.
-    fn weigh_all(&mut self, temperature: f32) -> f64 {
+    fn weigh_all(&mut self) -> f64 {
+        let (top, temperature) = (self.top, self.temperature);
         self.weights.resize(self.logits.len(), 0.0);
         let chunks = self
             .logits
             .chunks(CHUNK)
             .zip(self.weights.chunks_mut(CHUNK));
         chunks
-            .map(|(logits, weights)| f64::from(weigh(logits, self.top, temperature, weights)))
+            .map(|(logits, weights)| f64::from(weigh(logits, top, temperature, weights)))
             .sum()
     }
 

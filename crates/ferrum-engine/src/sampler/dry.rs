@@ -1,8 +1,8 @@
 //! DRY ("don't repeat yourself"): the longer a passage that is being repeated, the less likely the
 //! token that would go on with it.
 
+use super::breakers::{BreakScan, DryBreakers};
 use crate::suffix::suffix_matches;
-use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::TokenId;
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ pub struct Dry {
     pub allowed_length: usize,
     /// How many tokens it looks back at; `usize::MAX`: all.
     pub last_n: usize,
-    /// Tokens over which no passage reaches; see [`Dry::breaker_tokens`].
-    pub breakers: Vec<TokenId>,
+    /// Texts over which no passage reaches; see [`DryBreakers::find`].
+    pub breakers: DryBreakers,
 }
 
 impl Default for Dry {
@@ -28,7 +28,7 @@ impl Default for Dry {
             base: 1.75,
             allowed_length: 2,
             last_n: usize::MAX,
-            breakers: Vec::new(),
+            breakers: DryBreakers::default(),
         }
     }
 }
@@ -36,20 +36,6 @@ impl Default for Dry {
 impl Dry {
     /// Texts that usually break passages.
     pub const DEFAULT_BREAKERS: [&'static str; 4] = ["\n", ":", "\"", "*"];
-
-    /// All tokens of a vocabulary whose text contains one of `texts`. Looks at every token: a result
-    /// is worth keeping.
-    pub fn breaker_tokens(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<TokenId> {
-        let breaks = |id: &TokenId| {
-            tokenizer.token_bytes(*id).is_some_and(|bytes| {
-                let text = String::from_utf8_lossy(&bytes);
-                texts.iter().any(|t| !t.is_empty() && text.contains(t))
-            })
-        };
-        (0..tokenizer.vocab_size() as TokenId)
-            .filter(breaks)
-            .collect()
-    }
 }
 
 /// Greatest exponent of e that is still a number.
@@ -58,8 +44,7 @@ const LOG_MAX: f32 = 88.0;
 /// What a step needs, kept to spare allocations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DryScratch {
-    /// Ascending.
-    breakers: Vec<TokenId>,
+    breaks: BreakScan,
     /// See [`suffix_matches`].
     matches: Vec<usize>,
     /// Longest repeated passage that each token would go on with.
@@ -67,25 +52,13 @@ pub(super) struct DryScratch {
 }
 
 impl DryScratch {
-    pub(super) fn new(dry: &Dry) -> Self {
-        let mut breakers = dry.breakers.clone();
-        breakers.sort_unstable();
-        Self {
-            breakers,
-            ..Self::default()
-        }
-    }
-
     pub(super) fn apply(&mut self, dry: &Dry, logits: &mut [f32], tokens: &[TokenId]) {
         if dry.multiplier == 0.0 {
             return;
         }
         let window = &tokens[tokens.len().saturating_sub(dry.last_n)..];
-        let unbroken = window
-            .iter()
-            .rev()
-            .take_while(|token| self.breakers.binary_search(token).is_err())
-            .count();
+        let unbroken = self.breaks.unbroken(&dry.breakers, tokens);
+        let unbroken = unbroken.min(window.len());
         let least = dry.allowed_length.max(1);
         if unbroken < least {
             return;

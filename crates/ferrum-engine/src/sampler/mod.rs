@@ -2,24 +2,28 @@
 //!
 //! A fixed chain; what is not asked for does nothing:
 //!
-//! 1. logit bias
-//! 2. repetition penalty (prompt and answer), then frequency and presence penalties (answer only)
-//! 3. DRY
-//! 4. a temperature of 0 ends here: the most likely token, lowest id of equals
-//! 5. top-k
-//! 6. typical
-//! 7. top-p
-//! 8. min-p
-//! 9. XTC
-//! 10. temperature, and a draw
+//! 1. bans: allowed tokens, bad words, the least number of tokens
+//! 2. logit bias
+//! 3. repetition penalty (prompt and answer), then frequency and presence penalties (answer only)
+//! 4. DRY
+//! 5. a temperature of 0 ends here: the most likely token, lowest id of equals
+//! 6. temperature
+//! 7. top-k
+//! 8. top-p
+//! 9. min-p
+//! 10. typical
+//! 11. XTC
+//! 12. a draw
 //!
-//! The order is llama.cpp's: 5 to 9 look at the probabilities that the model gave, before temperature
-//! flattens them, and each looks at what the ones before it left. Mirostat, where asked for, replaces
-//! 5 to 9 and comes after temperature.
+//! The order is that of vLLM and `transformers`: 8 to 11 look at the probabilities after temperature, and
+//! each looks at what the ones before it left. (llama.cpp applies temperature last.) Mirostat, where asked
+//! for, replaces 7 to 11.
 //!
 //! A grammar's mask ([`grammar`](crate::grammar)) comes before 1, on the same logits: a masked token is one of
 //! `-inf`.
 
+mod bans;
+mod breakers;
 mod candidates;
 mod dry;
 mod logprobs;
@@ -28,17 +32,37 @@ mod penalties;
 #[cfg(test)]
 mod tests;
 
+pub use breakers::DryBreakers;
 pub use dry::Dry;
 pub use logprobs::{Logprobs, TokenLogprob, logprobs};
-pub use params::{MAX_LOGIT_BIAS, Mirostat, SamplingParams, Xtc};
+pub use params::{
+    MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, Mirostat, SamplingParams, Xtc,
+};
 
+use bans::Bans;
 use candidates::Candidates;
 use dry::DryScratch;
 use ferrum_kernels::cpu::logits::max;
-use ferrum_types::{Result, TokenId};
+use ferrum_types::TokenId;
 use penalties::Penalties;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Why no token can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoToken {
+    /// No logit of those in question is a number.
+    #[error("the model gave no numbers for the next token: its logits are NaN")]
+    NotANumber,
+    /// Everything is forbidden.
+    #[error("the request leaves no token that may come next")]
+    Forbidden,
+}
+
+/// Whether a row of logits says anything: a model that has gone wrong gives nothing but NaN.
+pub fn has_number(logits: &[f32]) -> bool {
+    max(logits) > f32::NEG_INFINITY
+}
 
 /// Chooses tokens for one sequence.
 ///
@@ -47,7 +71,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
+    prompt_len: usize,
     rng: ChaCha8Rng,
+    bans: Bans,
     penalties: Penalties,
     dry: DryScratch,
     /// Candidates of the current step, kept to spare allocations.
@@ -62,13 +88,19 @@ impl Sampler {
     ///
     /// # Errors
     /// Those of [`SamplingParams::validate`].
-    pub fn new(params: SamplingParams, prompt_len: usize, choice: u64) -> Result<Self> {
+    pub fn new(
+        params: SamplingParams,
+        prompt_len: usize,
+        choice: u64,
+    ) -> ferrum_types::Result<Self> {
         params.validate()?;
         let mut rng = ChaCha8Rng::seed_from_u64(params.seed);
         rng.set_stream(choice);
         Ok(Self {
+            prompt_len,
+            bans: Bans::default(),
             penalties: Penalties::new(prompt_len),
-            dry: DryScratch::new(&params.dry),
+            dry: DryScratch::default(),
             mu: params.mirostat.map_or(0.0, |m| 2.0 * f64::from(m.tau)),
             candidates: Candidates::default(),
             rng,
@@ -76,14 +108,50 @@ impl Sampler {
         })
     }
 
+    /// Chooses none of `stop_tokens` before the answer has `min_tokens` tokens.
+    #[must_use]
+    pub fn with_min_tokens(mut self, min_tokens: usize, stop_tokens: &[TokenId]) -> Self {
+        self.bans = Bans::new(min_tokens, stop_tokens);
+        self
+    }
+
     /// The settings.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// Chooses a token. `tokens` is the sequence so far, prompt included; `logits` is changed by bias
+    /// Whether the answer has fewer tokens than it needs to end.
+    pub(crate) fn is_too_short(&self, generated: usize) -> bool {
+        self.bans.is_too_short(generated)
+    }
+
+    /// Whether the choice after `generated` tokens is the plain most likely one, which a device can pick by
+    /// itself.
+    pub fn is_plain_greedy(&self, generated: usize) -> bool {
+        self.params.is_plain_greedy() && !self.bans.is_too_short(generated)
+    }
+
+    /// Chooses a token. `tokens` is the sequence so far, prompt included; `logits` is changed by bans, bias
     /// and penalties.
-    pub fn sample(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> TokenId {
+    ///
+    /// # Errors
+    /// Why there is none: nothing is a number, or all is forbidden.
+    pub fn sample(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> Result<TokenId, NoToken> {
+        let token = self.choose(logits, tokens);
+        let chosen = logits.get(token as usize);
+        // Without candidates the lowest id is what is left of all choosing.
+        if chosen.is_some_and(|&x| x > f32::NEG_INFINITY) {
+            return Ok(token);
+        }
+        match logits.iter().any(|x| x.is_nan()) {
+            true => Err(NoToken::NotANumber),
+            false => Err(NoToken::Forbidden),
+        }
+    }
+
+    fn choose(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> TokenId {
+        let answer = &tokens[self.prompt_len.min(tokens.len())..];
+        self.bans.apply(&self.params, logits, answer);
         for &(token, bias) in &self.params.logit_bias {
             if let Some(x) = logits.get_mut(token as usize) {
                 *x += bias;
@@ -100,21 +168,21 @@ impl Sampler {
             return self.candidates.draw_of(logits, temperature, unit);
         }
         if let Some(mirostat) = self.params.mirostat {
-            self.candidates.load(logits, 0);
+            self.candidates.load(logits, 0, temperature);
             return self.draw_by_surprise(mirostat);
         }
-        self.candidates.load(logits, self.params.top_k);
+        self.candidates.load(logits, self.params.top_k, temperature);
         self.cut();
         let unit = unit(&mut self.rng);
-        self.candidates.draw(temperature, unit).0
+        self.candidates.draw(unit).0
     }
 
-    /// Steps 6 to 9; at least one candidate stays.
+    /// Steps 8 to 11; at least one candidate stays.
     fn cut(&mut self) {
         let (params, candidates) = (&self.params, &mut self.candidates);
-        candidates.typical(params.typical_p);
         candidates.top_p(params.top_p);
         candidates.min_p(params.min_p);
+        candidates.typical(params.typical_p);
         // No random number is spent on what cannot happen.
         if params.xtc.can_act() && unit(&mut self.rng) < f64::from(params.xtc.probability) {
             candidates.exclude_top(params.xtc.threshold);
@@ -123,10 +191,9 @@ impl Sampler {
 
     /// Mirostat v2 (Basu et al., 2021): keeps the surprise of the text near `tau` bits.
     fn draw_by_surprise(&mut self, mirostat: Mirostat) -> TokenId {
-        let temperature = self.params.temperature;
-        self.candidates.limit_surprise(temperature, self.mu);
+        self.candidates.limit_surprise(self.mu);
         let unit = unit(&mut self.rng);
-        let (token, probability) = self.candidates.draw(temperature, unit);
+        let (token, probability) = self.candidates.draw(unit);
         let error = -probability.log2() - f64::from(mirostat.tau);
         self.mu -= f64::from(mirostat.eta) * error;
         token

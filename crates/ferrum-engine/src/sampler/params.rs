@@ -1,17 +1,24 @@
 //! How tokens are chosen, as plain data.
 
 use super::Dry;
+use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use ferrum_types::{Error, Result, TokenId};
+use std::sync::Arc;
 
 /// Most entries of a logit bias.
 pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most sequences of tokens that may not be completed.
+pub const MAX_BAD_WORDS: usize = 1024;
+/// Most tokens of one of them.
+pub const MAX_BAD_WORD_TOKENS: usize = 64;
 
 /// How tokens are chosen. The default is plain greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// 0: greedy; otherwise logits are divided by it.
     pub temperature: f32,
-    /// Only the most likely `top_k` tokens; 0: all.
+    /// Only the most likely `top_k` tokens; 0: all. This filter and those below look at the probabilities
+    /// after temperature; the order is in the [module](super).
     pub top_k: usize,
     /// Only the most likely tokens that together reach this probability; 1: all.
     pub top_p: f32,
@@ -23,7 +30,8 @@ pub struct SamplingParams {
     /// Divides positive and multiplies negative logits of tokens among the last `repeat_last_n`, prompt
     /// included; 1: none.
     pub repeat_penalty: f32,
-    /// How many tokens the repetition penalty looks back at; `usize::MAX`: all.
+    /// How many tokens the repetition penalty looks back at; `usize::MAX`: all, as `transformers` and vLLM
+    /// have it. llama.cpp's option of that name makes it fewer.
     pub repeat_last_n: usize,
     /// Taken from the logit of each token of the answer, once; 0: none.
     pub presence_penalty: f32,
@@ -37,6 +45,13 @@ pub struct SamplingParams {
     pub mirostat: Option<Mirostat>,
     /// Added to logits; `-inf` forbids a token.
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// Sequences of tokens that the answer may not have: the last token of one is forbidden where those before it
+    /// stand at the end of the answer. At most [`MAX_BAD_WORDS`] of at most [`MAX_BAD_WORD_TOKENS`];
+    /// [`bad_word_tokens`](Self::bad_word_tokens) makes them of text.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// Only these tokens may be chosen, at least one; `None`: all. An answer can end by itself only if a
+    /// token that ends it is among them.
+    pub allowed_tokens: Option<Arc<[TokenId]>>,
     /// Start of the random sequence.
     pub seed: u64,
 }
@@ -90,13 +105,15 @@ impl Default for SamplingParams {
             min_p: 0.0,
             typical_p: 1.0,
             repeat_penalty: 1.0,
-            repeat_last_n: 64,
+            repeat_last_n: usize::MAX,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             dry: Dry::default(),
             xtc: Xtc::default(),
             mirostat: None,
             logit_bias: Vec::new(),
+            bad_words: Vec::new(),
+            allowed_tokens: None,
             seed: 0,
         }
     }
@@ -143,7 +160,55 @@ impl SamplingParams {
         for bias in biases.filter(|&bias| bias != f32::NEG_INFINITY) {
             check("logit-bias", bias, ANY)?;
         }
+        self.validate_lists()
+    }
+
+    fn validate_lists(&self) -> Result<()> {
+        let words = self.bad_words.len();
+        if words > MAX_BAD_WORDS {
+            let reason = format!("bad-words: found {words}, expected {MAX_BAD_WORDS} at most");
+            return Err(Error::invalid("sampling", reason));
+        }
+        let lengths = self.bad_words.iter().map(Vec::len);
+        if let Some(found) = lengths
+            .into_iter()
+            .find(|n| !(1..=MAX_BAD_WORD_TOKENS).contains(n))
+        {
+            let reason = format!(
+                "bad-words: found a sequence of {found} tokens, expected 1 to {MAX_BAD_WORD_TOKENS}"
+            );
+            return Err(Error::invalid("sampling", reason));
+        }
+        if self.allowed_tokens.as_ref().is_some_and(|t| t.is_empty()) {
+            let reason = "allowed-tokens: found none, expected at least 1";
+            return Err(Error::invalid("sampling", reason));
+        }
         Ok(())
+    }
+
+    /// The sequences of tokens that `texts` usually are, for [`bad_words`](Self::bad_words): of each text
+    /// at the beginning of an answer and of the same as the next word. As in vLLM, other ways to
+    /// write a text with tokens are not found. Texts without a token are left out.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn bad_word_tokens(
+        tokenizer: &Tokenizer,
+        texts: &[&str],
+    ) -> std::result::Result<Vec<Vec<TokenId>>, TokenizerError> {
+        let mut words = Vec::with_capacity(2 * texts.len());
+        for text in texts {
+            let text = text.trim_start();
+            for written in [text.to_owned(), format!(" {text}")] {
+                let tokens = tokenizer.encode(&written, EncodeOptions::PLAIN)?;
+                // A space that is a token of its own is not a part of the word.
+                let is_word = !tokens.is_empty() && !text.is_empty();
+                if is_word && !words.contains(&tokens) {
+                    words.push(tokens);
+                }
+            }
+        }
+        Ok(words)
     }
 
     /// Whether every token stays in question, so that only temperature and chance decide.
@@ -157,13 +222,15 @@ impl SamplingParams {
     }
 
     /// Whether the choice is the plain most likely token, which a device can pick by itself.
-    pub fn is_plain_greedy(&self) -> bool {
+    pub(super) fn is_plain_greedy(&self) -> bool {
         self.temperature == 0.0
             && self.repeat_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.frequency_penalty == 0.0
             && self.dry.multiplier == 0.0
             && self.logit_bias.is_empty()
+            && self.bad_words.is_empty()
+            && self.allowed_tokens.is_none()
     }
 }
 

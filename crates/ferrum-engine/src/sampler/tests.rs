@@ -27,7 +27,7 @@ fn counts(params: &SamplingParams, logits: &[f32], draws: usize) -> Vec<usize> {
     let mut sampler = sampler(params.clone());
     let mut counts = vec![0; logits.len()];
     for _ in 0..draws {
-        counts[sampler.sample(&mut logits.to_vec(), &[]) as usize] += 1;
+        counts[sampler.sample(&mut logits.to_vec(), &[]).unwrap() as usize] += 1;
     }
     counts
 }
@@ -62,7 +62,7 @@ fn assert_follows(params: &SamplingParams, logits: &[f32], expected: &[f64]) {
 #[test]
 fn greedy_takes_the_lowest_of_equals_and_never_nan() {
     let mut sampler = sampler(SamplingParams::default());
-    assert_eq!(sampler.sample(&mut [f32::NAN, 1.0, 3.0, 3.0], &[]), 2);
+    assert_eq!(sampler.sample(&mut [f32::NAN, 1.0, 3.0, 3.0], &[]), Ok(2));
 }
 
 #[test]
@@ -105,14 +105,32 @@ fn draws_follow_the_exact_distribution() {
             },
             [0.0, 0.4, 0.0, 0.25, 0.2],
         ),
-        // Before temperature, which flattens what is left.
+        // After temperature, which makes 0.1 more than 0.3 of the best, and 0.85 of the three best less
+        // than 0.8.
         (
             SamplingParams {
                 min_p: 0.3,
                 temperature: 1.5,
                 ..warm()
             },
-            [0.0, hot[1], 0.0, hot[3], hot[4]],
+            [hot[0], hot[1], 0.0, hot[3], hot[4]],
+        ),
+        (
+            SamplingParams {
+                top_p: 0.8,
+                temperature: 1.5,
+                ..warm()
+            },
+            [hot[0], hot[1], 0.0, hot[3], hot[4]],
+        ),
+        // Typical of what top-p leaves: of 0.62 and 0.38 the first is nearer.
+        (
+            SamplingParams {
+                top_p: 0.6,
+                typical_p: 0.3,
+                ..warm()
+            },
+            [0.0, 1.0, 0.0, 0.0, 0.0],
         ),
         // Of 0.4, 0.25 and 0.2, the first two together have 0.76.
         (
@@ -237,11 +255,11 @@ fn filters_leave_at_least_the_best() {
         typical_p: 0.5,
         ..warm()
     });
-    assert!(sampler.sample(&mut [f32::NEG_INFINITY; 3], &[]) < 3);
-    assert_eq!(sampler.sample(&mut [f32::NAN; 3], &[]), 0);
-    assert_eq!(sampler.sample(&mut [], &[]), 0);
+    let nothing = sampler.sample(&mut [f32::NEG_INFINITY; 3], &[]);
+    assert_eq!(nothing, Err(NoToken::Forbidden));
+    assert_eq!(sampler.sample(&mut [], &[]), Err(NoToken::Forbidden));
     // Infinity is certain.
-    assert_eq!(sampler.sample(&mut [1.0, f32::INFINITY, 2.0], &[]), 1);
+    assert_eq!(sampler.sample(&mut [1.0, f32::INFINITY, 2.0], &[]), Ok(1));
 }
 
 #[test]
@@ -255,7 +273,7 @@ fn large_vocabularies_are_cut_as_small_ones() {
     let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     for top_p in [0.05, 0.5, 0.9, 0.99] {
         let mut candidates = Candidates::default();
-        candidates.load(&logits, 0);
+        candidates.load(&logits, 0, 1.0);
         candidates.top_p(top_p);
         let mut kept = candidates.tokens();
         kept.sort_unstable();
@@ -316,7 +334,7 @@ fn the_best_of_a_large_vocabulary_are_found_in_one_pass() {
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
         for k in [1, 2, 40, 511, 512, 513, 1024, 1536, 2048, 3072, 4096, 4999] {
             let mut candidates = Candidates::default();
-            candidates.load(&logits, k);
+            candidates.load(&logits, k, 1.0);
             let expected: Vec<_> = order.iter().take(k).map(|&i| i as TokenId).collect();
             assert_eq!(candidates.tokens(), expected, "{k}");
         }
@@ -328,7 +346,7 @@ fn one_seed_one_sequence() {
     let run = |params: SamplingParams, choice| {
         let mut sampler = Sampler::new(params, 0, choice).unwrap();
         (0..32)
-            .map(|_| sampler.sample(&mut [0.0; 50], &[]))
+            .map(|_| sampler.sample(&mut [0.0; 50], &[]).unwrap())
             .collect::<Vec<_>>()
     };
     assert_eq!(run(warm(), 0), run(warm(), 0));
@@ -390,7 +408,7 @@ fn penalties_by_table() {
     for (what, params, expected) in cases {
         let mut sampler = Sampler::new(params, 4, 0).unwrap();
         let mut logits = before;
-        sampler.sample(&mut logits, &tokens);
+        sampler.sample(&mut logits, &tokens).unwrap();
         assert_eq!(logits, expected, "{what}");
     }
 }
@@ -413,11 +431,102 @@ proptest! {
         for len in lens {
             let tokens = &tokens[..len.min(tokens.len())];
             let (mut a, mut b) = ([1.0f32; 6], [1.0f32; 6]);
-            warm.sample(&mut a, tokens);
-            Sampler::new(params.clone(), 2, 0).unwrap().sample(&mut b, tokens);
+            warm.sample(&mut a, tokens).unwrap();
+            Sampler::new(params.clone(), 2, 0).unwrap().sample(&mut b, tokens).unwrap();
             prop_assert_eq!(a, b);
         }
     }
+}
+
+#[test]
+fn a_row_without_a_number_gives_no_token() {
+    let cases = [
+        SamplingParams::default(),
+        warm(),
+        SamplingParams {
+            top_p: 0.5,
+            ..warm()
+        },
+        SamplingParams { top_k: 2, ..warm() },
+        SamplingParams {
+            mirostat: Some(Mirostat::default()),
+            ..warm()
+        },
+    ];
+    for params in cases {
+        let found = sampler(params.clone()).sample(&mut [f32::NAN; 3], &[]);
+        assert_eq!(found, Err(NoToken::NotANumber), "{params:?}");
+        // One that is left will do.
+        let found = sampler(params.clone()).sample(&mut [f32::NAN, f32::NAN, 1.0], &[]);
+        assert_eq!(found, Ok(2), "{params:?}");
+        // Of those that may be chosen, none is a number.
+        let mut params = params;
+        params.allowed_tokens = Some([0, 1].into());
+        let found = sampler(params.clone()).sample(&mut [f32::NAN, f32::NAN, 1.0], &[]);
+        assert_eq!(found, Err(NoToken::NotANumber), "{params:?}");
+    }
+}
+
+#[test]
+fn bans_by_table() {
+    let none = SamplingParams::default;
+    // Prompt 0 1, answer 2 3.
+    let tokens = [0, 1, 2, 3];
+    let bad = |words: &[&[TokenId]]| SamplingParams {
+        bad_words: words.iter().map(|word| word.to_vec()).collect(),
+        ..none()
+    };
+    let allowed = |tokens: &[TokenId]| SamplingParams {
+        allowed_tokens: Some(tokens.into()),
+        ..none()
+    };
+    // The tokens that stay possible of 0 to 4, of which 4 ends an answer of at least `least` tokens.
+    let cases = [
+        ("nothing", none(), 0, "01234"),
+        ("a word of one token", bad(&[&[1]]), 0, "0234"),
+        ("the end of a word", bad(&[&[2, 3, 1], &[3, 0]]), 0, "234"),
+        ("another beginning", bad(&[&[3, 2, 1], &[2, 0]]), 0, "01234"),
+        (
+            "the prompt is not the answer's",
+            bad(&[&[1, 2, 3, 0]]),
+            0,
+            "01234",
+        ),
+        ("longer than the answer", bad(&[&[9; 64]]), 0, "01234"),
+        ("outside the row", bad(&[&[77]]), 0, "01234"),
+        ("a list", allowed(&[3, 0, 3, 77]), 0, "03"),
+        ("long enough", none(), 2, "01234"),
+        ("too short", none(), 3, "0123"),
+        (
+            "bias does not lift a ban",
+            SamplingParams {
+                logit_bias: vec![(1, 100.0), (4, 100.0)],
+                ..bad(&[&[1]])
+            },
+            3,
+            "023",
+        ),
+    ];
+    for (what, params, least, expected) in cases {
+        let sampler = Sampler::new(params, 2, 0).unwrap();
+        let mut sampler = sampler.with_min_tokens(least, &[4, 99]);
+        let mut logits = [0.5, 0.25, 1.0, 0.75, 2.0];
+        sampler.sample(&mut logits, &tokens).unwrap();
+        let left = (0..5).filter(|&i| logits[i] > f32::NEG_INFINITY);
+        let left: String = left.map(|i| i.to_string()).collect();
+        assert_eq!(left, expected, "{what}");
+    }
+    let mut nothing_left = Sampler::new(allowed(&[4]), 2, 0)
+        .unwrap()
+        .with_min_tokens(3, &[4]);
+    let found = nothing_left.sample(&mut [0.0; 5], &tokens);
+    assert_eq!(found, Err(NoToken::Forbidden));
+}
+
+/// Breakers of a vocabulary whose tokens are the digits of their numbers.
+fn breakers(texts: &[&str]) -> DryBreakers {
+    let digits = (0..10).map(|i: TokenId| (i, i.to_string().into_bytes()));
+    DryBreakers::of_tokens(digits, texts)
 }
 
 #[test]
@@ -452,7 +561,7 @@ fn dry_by_table() {
         (
             "not over a breaker",
             Dry {
-                breakers: vec![2],
+                breakers: breakers(&["2"]),
                 ..dry.clone()
             },
             &[1, 2, 3, 4, 1, 2, 3],
@@ -461,11 +570,20 @@ fn dry_by_table() {
         (
             "a breaker shortens",
             Dry {
-                breakers: vec![9, 1],
+                breakers: breakers(&["9", "1"]),
                 ..dry.clone()
             },
             &[1, 2, 3, 4, 1, 2, 3],
             1.0,
+        ),
+        (
+            "a breaker of two tokens",
+            Dry {
+                breakers: breakers(&["12"]),
+                ..dry.clone()
+            },
+            &[1, 2, 3, 4, 1, 2, 3],
+            0.0,
         ),
         (
             "not before the window",
@@ -485,7 +603,7 @@ fn dry_by_table() {
             ..Default::default()
         };
         let mut logits = [0.0; 6];
-        sampler(params).sample(&mut logits, tokens);
+        sampler(params).sample(&mut logits, tokens).unwrap();
         assert_eq!(logits, [0.0, 0.0, 0.0, 0.0, -penalty, 0.0], "{what}");
     }
     // However long the repetition, the penalty is a number.
@@ -494,7 +612,7 @@ fn dry_by_table() {
         ..Default::default()
     };
     let mut logits = [0.0; 6];
-    sampler(params).sample(&mut logits, &[4; 4000]);
+    sampler(params).sample(&mut logits, &[4; 4000]).unwrap();
     assert!(logits[4] < -1e30 && logits[4].is_finite(), "{logits:?}");
 }
 
@@ -524,7 +642,7 @@ fn mirostat_keeps_surprise_near_its_aim() {
     let mut sum = 0.0;
     for _ in 0..4000 {
         let before = sampler.mu;
-        sampler.sample(&mut logits.clone(), &[]);
+        sampler.sample(&mut logits.clone(), &[]).unwrap();
         sum += 3.0 - (sampler.mu - before) / f64::from(0.1f32);
     }
     assert!((sum / 4000.0 - 3.0).abs() < 0.1, "{}", sum / 4000.0);
@@ -629,6 +747,21 @@ fn settings_out_of_range_are_named() {
         ),
     ];
     for (params, words) in cases {
+        let error = params.validate().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}, expected {words}");
+    }
+    let lists = [
+        (vec![vec![1]; 1025], None, "bad-words: found 1025"),
+        (vec![vec![1; 65]], None, "a sequence of 65 tokens"),
+        (vec![vec![]], None, "a sequence of 0 tokens"),
+        (vec![], Some([].into()), "allowed-tokens: found none"),
+    ];
+    for (bad_words, allowed_tokens, words) in lists {
+        let params = SamplingParams {
+            bad_words,
+            allowed_tokens,
+            ..base()
+        };
         let error = params.validate().unwrap_err().to_string();
         assert!(error.contains(words), "{error}, expected {words}");
     }

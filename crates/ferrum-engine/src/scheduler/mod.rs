@@ -6,7 +6,8 @@
 //!
 //! - **Decode first.** Every running sequence whose prompt is computed is in every step, so the time
 //!   between its tokens is that of one step, and a step is at most `max_tokens` tokens long. What is
-//!   left of the budget goes to chunks of prompts. A prompt that does not end within the step takes at
+//!   left of the budget goes to chunks of prompts, while somebody decodes at most as much as
+//!   [`Scheduler::limit_prompts`] says. A prompt that does not end within the step takes at
 //!   most half of what is left, so a short prompt does not wait for a long one.
 //! - **One order.** A sequence's rank is the step at which it came, less a head start for each level
 //!   of priority. Admission goes by rank and nobody overtakes; preemption takes the last rank first.
@@ -88,6 +89,8 @@ pub struct Scheduler {
     deadlines: BTreeSet<(Duration, SeqId)>,
     arrivals: u64,
     counters: SchedulerCounters,
+    /// See [`Scheduler::limit_prompts`].
+    most_prompt_tokens: usize,
 }
 
 impl Scheduler {
@@ -120,6 +123,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             arrivals: 0,
             counters: SchedulerCounters::default(),
+            most_prompt_tokens: usize::MAX,
         })
     }
 
@@ -240,6 +244,12 @@ impl Scheduler {
             let computed = &seq.tokens[..seq.computed];
             self.pool.register(&mut seq.table, &seq.salt, computed);
         }
+    }
+
+    /// From now on a step in which somebody decodes has at most so many tokens of prompts, so that those who
+    /// decode do not wait for long. Answers do not depend on it.
+    pub fn limit_prompts(&mut self, most: usize) {
+        self.most_prompt_tokens = most.max(1);
     }
 
     /// Proposes the tokens that come next in a sequence, for the next step only. If the step has room

@@ -4,6 +4,7 @@ use super::sequence::State;
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, SeqStep, StepBatch};
 use ferrum_types::{Result, SeqId};
+use std::collections::HashMap;
 
 /// What one sequence computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,15 @@ impl Scheduler {
             rows: self.config.max_logit_rows,
         };
         self.plan_decodes(plan, &mut left);
+        let most = match plan.work.is_empty() {
+            true => usize::MAX,
+            false => self.most_prompt_tokens,
+        };
+        // What prompts may not have is still there for drafts.
+        let kept = left.tokens.saturating_sub(most);
+        left.tokens -= kept;
         self.plan_prefills(plan, &mut left);
+        left.tokens += kept;
         self.plan_drafts(plan, &mut left);
     }
 
@@ -184,12 +193,7 @@ impl Scheduler {
         let Some(seq) = self.seqs.get_mut(&id) else {
             return false;
         };
-        let first_row = match seq.logits_from {
-            Some(from) if seq.wants_rows(from) => from,
-            _ => usize::MAX,
-        };
-        // The last token is always computed, for its logits.
-        let most = first_row.min(seq.tokens.len() - 1) / self.pool.block_size();
+        let most = seq.most_cached() / self.pool.block_size();
         seq.table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
         let found = seq.table.blocks().len();
         let needed = self.pool.blocks_for(seq.tokens.len()) - found;
@@ -213,39 +217,38 @@ impl Scheduler {
     }
 
     /// Admits a sequence at the cost of running ones with lower priority and a later rank, if they
-    /// have what it takes.
+    /// have what it takes; else nobody loses anything.
     fn push_in(&mut self, id: SeqId, plan: &mut StepPlan) -> bool {
-        let Some(seq) = self.seqs.get(&id) else {
+        let Some(victims) = self.victims_for(id) else {
             return false;
         };
-        let (rank, priority) = (seq.rank, seq.priority);
-        let yields = |s: &&Sequence| s.priority < priority && s.rank > rank;
-        let last = |running: &std::collections::BTreeMap<_, SeqId>| {
-            running.last_key_value().map(|(_, &id)| id)
-        };
-        let victims = self
-            .running
-            .values()
-            .rev()
-            .map_while(|id| self.seqs.get(id));
-        let victims = victims.take_while(yields);
-        let (count, blocks) = victims.fold((0, 0), |(count, blocks), victim| {
-            (count + 1, blocks + victim.table.blocks().len())
-        });
-        let needed = self.pool.blocks_for(seq.tokens.len()) + self.running.len() - count;
-        if count == 0 || needed > self.pool.available() + blocks {
-            return false;
-        }
-        while let Some(victim) = last(&self.running).and_then(|id| self.seqs.get(&id)) {
-            if !yields(&victim) {
-                return false;
-            }
+        for _ in 0..victims {
             self.preempt_last(plan);
-            if self.admit_one(id) {
-                return true;
-            }
         }
         self.admit_one(id)
+    }
+
+    /// How many of the last running sequences have to go so that `id` can be admitted; `None` when all that
+    /// may be asked to are not enough. Blocks that they share with others do not come free.
+    fn victims_for(&mut self, id: SeqId) -> Option<usize> {
+        let seq = self.seqs.get(&id)?;
+        let yields = |s: &&Sequence| s.priority < seq.priority && s.rank > seq.rank;
+        let most = seq.most_cached() / self.pool.block_size();
+        // Held meanwhile, so that what both have does not count as freed.
+        let mut table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
+        let needed = self.pool.blocks_for(seq.tokens.len()) - table.blocks().len();
+        let mut lost = HashMap::new();
+        let (mut free, mut left) = (self.pool.available(), self.running.len());
+        let mut last = self.running.values().rev();
+        let victims = std::iter::from_fn(|| self.seqs.get(last.next()?).filter(yields));
+        let fits = victims.map(|victim| {
+            left -= 1;
+            free += self.pool.freed_by(&victim.table, &mut lost);
+            left < self.config.max_seqs && needed + left <= free
+        });
+        let count = fits.into_iter().position(|fits| fits);
+        self.pool.release(&mut table);
+        count.map(|before| before + 1)
     }
 
     /// Sends the running sequence of the last rank back to wait.

@@ -124,6 +124,16 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Tokens that need not be computed if the prefix cache has them.
+    pub(super) fn most_cached(&self) -> usize {
+        let first_row = match self.logits_from {
+            Some(from) if self.wants_rows(from) => from,
+            _ => usize::MAX,
+        };
+        // The last token is always computed, for its logits.
+        first_row.min(self.tokens.len() - 1)
+    }
+
     /// Whether prompt tokens from `start` on still want logits of their own.
     pub(super) fn wants_rows(&self, start: usize) -> bool {
         // The last prompt token's logits are those of the first generated token, wanted anyway.

@@ -449,6 +449,59 @@ fn an_urgent_request_takes_the_place_of_a_lesser_one() {
 }
 
 #[test]
+fn prompts_have_a_share_of_steps_in_which_somebody_decodes() {
+    let config = SchedulerConfig {
+        max_tokens: 30,
+        ..CONFIG
+    };
+    let mut sim = Sim::new(config, 40, 4);
+    sim.scheduler.limit_prompts(5);
+    let first = sim.add(new(0, vec![1; 20]), 12);
+    sim.step();
+    assert_eq!(sim.plan.tokens(), 20, "nobody waits for anything else");
+    sim.add(new(0, vec![2; 18]), 2);
+    sim.add(new(0, vec![3; 18]), 2);
+    while sim.asked.contains_key(&first) {
+        sim.step();
+        let tokens: usize = sim.plan.work().iter().map(|work| work.len).sum();
+        let decodes = sim.plan.work().iter().filter(|work| work.len == 1).count();
+        assert!(tokens <= 5 + decodes, "{:?}", sim.plan);
+    }
+    sim.drain();
+}
+
+#[test]
+fn nobody_loses_a_place_that_does_not_help() {
+    let config = SchedulerConfig {
+        max_tokens: 64,
+        ..CONFIG
+    };
+    // Needs more blocks than the lesser one has for itself, and fewer than it has with those it shares.
+    for (needed, helps) in [(5, true), (7, false)] {
+        let mut sim = Sim::new(config, 10, 4);
+        let prompt: Vec<_> = (0..14).collect();
+        let urgent = |priority, prompt| NewSequence {
+            priority,
+            ..new(0, prompt)
+        };
+        sim.add(urgent(2, prompt.clone()), 9);
+        sim.step();
+        let lesser = sim.add(urgent(0, prompt), 9);
+        sim.step();
+        let seq = sim.scheduler.sequence(lesser).unwrap();
+        assert_eq!((seq.cached(), seq.table.blocks().len()), (Some(12), 4));
+        assert_eq!(sim.scheduler.pool().available(), 5);
+        let pusher = sim.add(urgent(1, vec![99; needed * 4]), 2);
+        sim.step();
+        let expected: &[SeqId] = if helps { &[lesser] } else { &[] };
+        assert_eq!(sim.plan.preempted(), expected);
+        let worked = sim.plan.work().iter().any(|work| work.seq == pusher);
+        assert_eq!(worked, helps);
+        sim.drain();
+    }
+}
+
+#[test]
 fn followers_wait_for_their_leader_and_share_its_blocks() {
     let mut sim = Sim::new(CONFIG, 40, 4);
     let prompt: Vec<_> = (0..30).collect();

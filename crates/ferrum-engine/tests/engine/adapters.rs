@@ -1,5 +1,6 @@
 //! LoRA adapters on a running engine: loaded, chosen by request, mixed, and forgotten.
 
+use crate::scripted::{CONFIG, Scripted};
 use crate::{collect, greedy};
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineError, KvDtype,
@@ -111,6 +112,43 @@ fn an_adapter_is_forgotten_after_the_last_of_its_requests() {
         (found.tokens(), found.usage.unwrap().cached_tokens),
         (&*expected, 0)
     );
+}
+
+#[test]
+fn steps_go_on_while_an_adapter_is_loaded() {
+    let (runner, gate) = Scripted::new(CONFIG).gated_adapters();
+    let engine = runner.start(EngineConfig::default());
+    let handle = engine.handle();
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| block_on(handle.load_adapter(adapter("llama-all"))));
+        // Nobody lets it end before these have.
+        for _ in 0..3 {
+            assert_eq!(answer(&engine, None).len(), TOKENS);
+        }
+        assert!(!loading.is_finished());
+        let early = handle.submit(request(Some(AdapterId(0))));
+        assert!(early.is_err(), "nobody can name it yet");
+        drop(gate);
+        let id = loading.join().unwrap().unwrap();
+        assert_eq!(answer(&engine, Some(id)).len(), TOKENS);
+    });
+}
+
+#[test]
+fn an_engine_that_ends_waits_for_no_adapter() {
+    let (runner, gate) = Scripted::new(CONFIG).gated_adapters();
+    let engine = runner.start(EngineConfig::default());
+    let handle = engine.handle();
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| block_on(handle.load_adapter(adapter("llama-all"))));
+        engine.shutdown();
+        drop(gate);
+        let refused = loading.join().unwrap();
+        assert!(
+            matches!(refused, Err(EngineError::ShuttingDown)),
+            "{refused:?}"
+        );
+    });
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use crate::scripted::{CONFIG, Fault, Scripted};
 use crate::{collect, greedy};
-use ferrum_engine::engine::Clock;
-use ferrum_engine::{EngineConfig, EngineError, Health};
+use ferrum_engine::engine::{Clock, DEGRADED_AFTER, Pooling};
+use ferrum_engine::{EngineConfig, EngineError, Health, Request};
 use std::time::Duration;
 
 #[test]
@@ -47,6 +47,64 @@ fn a_fault_in_a_step_fails_every_request_and_turns_health_red() {
 }
 
 #[test]
+fn nan_fails_its_request_and_nobody_else() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        probe_after: Duration::from_secs(5),
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    type Change = fn(&mut Request);
+    let changes: [Change; 6] = [
+        |_| (),
+        |r| r.generation.sampling.temperature = 1.0,
+        |r| r.logprobs = Some(2),
+        |r| r.prompt_logprobs = Some(2),
+        |r| r.n = 3,
+        |r| r.pooling = Some(Pooling::Mean),
+    ];
+    let (runner, gate) = Scripted::new(CONFIG).nan_for(9).gated();
+    let engine = runner.start(config);
+    let handle = engine.handle();
+    let ask = |first, change: Change| {
+        let mut request = greedy(&[first, 2, 3], 5);
+        change(&mut request);
+        handle.submit(request).unwrap()
+    };
+    let streams: Vec<_> = changes
+        .iter()
+        .flat_map(|&change| [(true, ask(9, change)), (false, ask(1, change))])
+        .collect();
+    drop(gate);
+    for (bad, stream) in streams {
+        let failed = collect(stream).failed;
+        assert_eq!(failed, bad.then_some(EngineError::NotANumber));
+    }
+    assert_eq!(handle.stats().nan_failures, changes.len() as u64);
+    // Others went well between; three in a row are not theirs alone.
+    for failures in 1..5 {
+        collect(ask(9, |_| ()));
+        let health = handle.health();
+        match failures >= DEGRADED_AFTER {
+            true => assert_eq!(health, Health::Degraded { failures }),
+            false => assert!(matches!(health, Health::Alive { .. }), "{health:?}"),
+        }
+        assert!(health.is_alive());
+    }
+    // An answer ends it, and so does the step that a look asks for.
+    assert!(collect(ask(1, |_| ())).failed.is_none());
+    assert!(matches!(handle.health(), Health::Alive { .. }));
+    for _ in 0..3 {
+        collect(ask(9, |_| ()));
+    }
+    assert!(matches!(handle.health(), Health::Degraded { .. }));
+    clock.advance(Duration::from_secs(6));
+    while matches!(handle.health(), Health::Degraded { .. }) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_step_that_does_not_end_is_a_stall() {
     let clock = Clock::manual();
     let config = EngineConfig {
@@ -68,6 +126,41 @@ fn a_step_that_does_not_end_is_a_stall() {
     while !handle.health().is_alive() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_slow_model_is_given_the_time_that_it_takes() {
+    let clock = Clock::manual();
+    let config = EngineConfig {
+        stall_after: Duration::from_secs(2),
+        stall_factor: 10,
+        clock: clock.clone(),
+        ..EngineConfig::default()
+    };
+    let second = Duration::from_secs(1);
+    let (runner, gate) = Scripted::new(CONFIG)
+        .costing(&clock, second, Duration::ZERO)
+        .gated();
+    let engine = runner.start(config);
+    let handle = engine.handle();
+    let stream = handle.submit(greedy(&[1, 2, 3], 5)).unwrap();
+    // A prompt and three tokens; then one more step is under way.
+    for steps in 1..=4 {
+        gate.send(()).unwrap();
+        while handle.stats().steps < steps {
+            std::thread::yield_now();
+        }
+    }
+    while !handle.health().is_alive() {
+        std::thread::yield_now();
+    }
+    clock.advance(9 * second);
+    assert!(handle.health().is_alive(), "steps take a second");
+    clock.advance(2 * second);
+    let health = handle.health();
+    assert!(matches!(health, Health::Stalled { .. }), "{health:?}");
+    drop(gate);
+    assert!(collect(stream).failed.is_none());
 }
 
 #[test]

@@ -134,6 +134,51 @@ fn a_long_prompt_leaves_everybody_a_token_in_every_step() {
 }
 
 #[test]
+fn prompts_get_the_share_of_a_step_that_its_time_allows() {
+    let config = RunnerConfig {
+        max_tokens: 256,
+        ..CONFIG
+    };
+    let long: Vec<_> = (2..502).collect();
+    let longest_chunk = |step_time| {
+        let clock = Clock::manual();
+        let (step, token) = (Duration::from_millis(10), Duration::from_millis(1));
+        let runner = Scripted::new(config).costing(&clock, step, token);
+        let (runner, gate) = runner.gated();
+        let seen = runner.seen();
+        let engine = runner.start(EngineConfig {
+            step_time,
+            clock,
+            ..checking()
+        });
+        let handle = engine.handle();
+        let decoding = handle.submit(greedy(&[1; 40], 60)).unwrap();
+        gate.send(()).unwrap();
+        gate.send(()).unwrap();
+        while handle.stats().steps < 2 {
+            std::thread::yield_now();
+        }
+        let prompt = handle.submit(greedy(&long, 3)).unwrap();
+        drop(gate);
+        let answers = [collect(decoding), collect(prompt)];
+        let seen = seen.lock().unwrap();
+        let beside = seen.iter().filter(|step| step.len() == 2);
+        let chunks = beside.flat_map(|step| step.iter().filter(|s| s.0 == 2));
+        let longest = chunks.map(|s| s.2).max().unwrap();
+        (longest, answers.map(|a| a.choices[0].tokens.clone()))
+    };
+    let ms = |ms| Some(Duration::from_millis(ms));
+    let (all, expected) = longest_chunk(ms(10_000));
+    assert_eq!(all, 255, "all that the step has room for");
+    // A decode takes 11 ms, and a token of a prompt 1 ms or a little more.
+    for (step_time, shares) in [(ms(111), 80..=101), (ms(1), 32..=32), (None, 34..=40)] {
+        let (share, answers) = longest_chunk(step_time);
+        assert!(shares.contains(&share), "{step_time:?}: {share}");
+        assert_eq!(answers, expected, "{step_time:?}");
+    }
+}
+
+#[test]
 fn choosing_for_many_gives_each_what_it_gets_alone() {
     // Rows so long that several are read by several threads.
     let start = || Scripted::new(CONFIG).with_vocab(1 << 17);

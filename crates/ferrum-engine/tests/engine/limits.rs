@@ -35,6 +35,21 @@ fn hostile_requests_are_refused_by_name() {
         ("sampling: logit-bias: found 1025 entries", |r| {
             r.generation.sampling.logit_bias = vec![(1, 1.0); 1025];
         }),
+        ("min tokens: found 5, expected at most max_tokens", |r| {
+            r.generation.min_tokens = 5
+        }),
+        ("bad words: token 4000000", |r| {
+            r.generation.sampling.bad_words = vec![vec![1, 4_000_000]];
+        }),
+        ("sampling: bad-words: found 1025", |r| {
+            r.generation.sampling.bad_words = vec![vec![1]; 1025];
+        }),
+        ("allowed tokens: token 4000000", |r| {
+            r.generation.sampling.allowed_tokens = Some([1, 4_000_000].into());
+        }),
+        ("allowed tokens: found 5000, the vocabulary has", |r| {
+            r.generation.sampling.allowed_tokens = Some(vec![1; 5000].into());
+        }),
         ("sampling: top-p: found 2", |r| {
             r.generation.sampling.top_p = 2.0
         }),
@@ -66,6 +81,42 @@ fn hostile_requests_are_refused_by_name() {
     request.timeout = Some(Duration::MAX);
     let answered = collect(engine.handle().submit(request).unwrap());
     assert!(answered.choices.iter().all(|c| c.tokens.len() == 3));
+}
+
+#[test]
+fn what_log_probabilities_are_gathered_has_a_bound() {
+    let config = ferrum_models::RunnerConfig {
+        context: 1 << 20,
+        kv_tokens: 1 << 20,
+        ..CONFIG
+    };
+    let engine = Scripted::new(config).start(EngineConfig::default());
+    let ask = |change: &dyn Fn(&mut Request)| {
+        let mut request = greedy(&[1, 2, 3], 1 << 19);
+        change(&mut request);
+        // Whoever is not refused is cancelled at once.
+        engine.handle().submit(request).map(drop)
+    };
+    let within: [fn(&mut Request); 3] = [
+        |r| r.logprobs = Some(7),
+        |r| (r.n, r.generation.max_tokens, r.logprobs) = (8, 1 << 16, Some(7)),
+        |r| (r.n, r.prompt_logprobs) = (128, Some(20)),
+    ];
+    for (case, change) in within.iter().enumerate() {
+        assert_eq!(ask(change), Ok(()), "{case}");
+    }
+    let beyond: [fn(&mut Request); 3] = [
+        |r| r.logprobs = Some(8),
+        |r| (r.n, r.logprobs) = (128, Some(0)),
+        |r| (r.prompt, r.prompt_logprobs) = (vec![1; 1 << 19], Some(8)),
+    ];
+    for (case, change) in beyond.iter().enumerate() {
+        let error = ask(change).unwrap_err().to_string();
+        assert!(
+            error.contains("log-probabilities, expected at most 4194304"),
+            "{case}: {error}"
+        );
+    }
 }
 
 #[test]

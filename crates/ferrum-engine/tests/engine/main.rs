@@ -9,6 +9,7 @@ mod grammar;
 mod invariance;
 mod life;
 mod limits;
+mod options;
 mod scripted;
 mod text;
 

@@ -1,13 +1,14 @@
 //! A runner without arithmetic: its KV pool remembers what was written where, and its logits are a
 //! function of what a sequence reads there, or a script.
 
-use ferrum_engine::{Engine, EngineConfig, StepRunner};
-use ferrum_formats::LoraFolder;
+use ferrum_engine::engine::Clock;
+use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
 use ferrum_kernels::{PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch};
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What a step does instead of ending well.
 #[derive(Clone, Copy, PartialEq)]
@@ -29,9 +30,16 @@ pub(crate) struct Scripted {
     /// Token for each position of the answer, after a prompt of known length.
     script: Option<(usize, Vec<TokenId>)>,
     fault: Option<(usize, Fault)>,
+    /// Sequences that begin with this token get rows of NaN.
+    nan_for: Option<TokenId>,
+    nan_rows: Vec<bool>,
     steps: usize,
+    /// By how much a step moves a clock, and each of its tokens.
+    cost: Option<(Clock, Duration, Duration)>,
     /// A step waits for a word.
     gate: Option<Receiver<()>>,
+    /// Loading an adapter waits for a word.
+    adapter_gate: Option<Arc<Mutex<Receiver<()>>>>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
@@ -57,8 +65,12 @@ impl Scripted {
             hidden: Vec::new(),
             script: None,
             fault: None,
+            nan_for: None,
+            nan_rows: Vec::new(),
             steps: 0,
+            cost: None,
             gate: None,
+            adapter_gate: None,
             seen: Arc::default(),
         }
     }
@@ -81,11 +93,30 @@ impl Scripted {
         self
     }
 
+    /// Computes NaN for sequences that begin with `token`.
+    pub(crate) fn nan_for(mut self, token: TokenId) -> Self {
+        self.nan_for = Some(token);
+        self
+    }
+
     /// Waits before each step for a word; all steps run once nobody can say one any more.
     pub(crate) fn gated(mut self) -> (Self, Sender<()>) {
         let (sender, gate) = channel();
         self.gate = Some(gate);
         (self, sender)
+    }
+
+    /// Waits for a word while it loads an adapter.
+    pub(crate) fn gated_adapters(mut self) -> (Self, Sender<()>) {
+        let (sender, gate) = channel();
+        self.adapter_gate = Some(Arc::new(Mutex::new(gate)));
+        (self, sender)
+    }
+
+    /// Moves `clock` by `step` in each step, and by `token` for each of its tokens.
+    pub(crate) fn costing(mut self, clock: &Clock, step: Duration, token: Duration) -> Self {
+        self.cost = Some((clock.clone(), step, token));
+        self
     }
 
     /// What the steps were.
@@ -115,8 +146,18 @@ fn mix(a: u64, b: u64) -> u64 {
 }
 
 impl StepRunner for Scripted {
-    fn load_adapter(&mut self, _: AdapterId, _: &LoraFolder) -> Result<()> {
-        Ok(())
+    fn adapter_loader(&self) -> AdapterLoader {
+        let gate = self.adapter_gate.clone();
+        AdapterLoader::new(move |_| {
+            if let Some(gate) = &gate {
+                let _ = gate.lock().unwrap().recv();
+            }
+            Ok(LoadedAdapter::new(()))
+        })
+    }
+
+    fn add_adapter(&mut self, _: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        adapter.take::<()>()
     }
 
     fn unload_adapter(&mut self, _: AdapterId) -> bool {
@@ -154,10 +195,14 @@ impl StepRunner for Scripted {
             });
         }
         self.steps += 1;
+        if let Some((clock, step, token)) = &self.cost {
+            clock.advance(*step + *token * batch.tokens.len() as u32);
+        }
         assert!(batch.tokens.len() <= self.config.max_tokens);
         assert!(batch.logit_rows.len() <= self.config.max_logit_rows);
         let block_size = self.pool().block_size;
         let mut states = Vec::new();
+        let mut nan = Vec::new();
         let mut seen = Vec::new();
         for seq in 0..batch.seqs() {
             let table = batch.table(seq);
@@ -172,11 +217,15 @@ impl StepRunner for Scripted {
             }
             let rows = batch.rows(seq);
             let first = self.cells[cell(0)].1;
+            nan.resize(states.len(), self.nan_for == Some(first));
             seen.push((first, batch.positions[rows.start] as usize, rows.len()));
         }
         self.rows.clear();
         let wanted = batch.logit_rows.iter().map(|&row| states[row as usize]);
         self.rows.extend(wanted);
+        let wanted = batch.logit_rows.iter().chain(&batch.hidden_rows);
+        self.nan_rows.clear();
+        self.nan_rows.extend(wanted.map(|&row| nan[row as usize]));
         self.hidden.clear();
         let wanted = batch.hidden_rows.iter().map(|&row| states[row as usize].0);
         self.hidden.extend(wanted);
@@ -193,6 +242,11 @@ impl StepRunner for Scripted {
             }
             row[self.token_at(state, at) as usize] = 3.0;
         }
+        for (row, &nan) in out.chunks_exact_mut(vocab).zip(&self.nan_rows) {
+            if nan {
+                row.fill(f32::NAN);
+            }
+        }
         Ok(())
     }
 
@@ -204,6 +258,12 @@ impl StepRunner for Scripted {
                 *x = (mix(state, i as u64) >> 40) as f32 / (1 << 24) as f32;
             }
         }
+        let nan = &self.nan_rows[self.rows.len()..];
+        for (row, &nan) in out.chunks_exact_mut(dim).zip(nan) {
+            if nan {
+                row.fill(f32::NAN);
+            }
+        }
         Ok(())
     }
 
@@ -211,6 +271,10 @@ impl StepRunner for Scripted {
         assert_eq!(out.len(), self.rows.len());
         for (out, &(state, at)) in out.iter_mut().zip(&self.rows) {
             *out = self.token_at(state, at);
+        }
+        // As backends do, which pass over NaN.
+        for (out, &nan) in out.iter_mut().zip(&self.nan_rows) {
+            *out = if nan { 0 } else { *out };
         }
         Ok(())
     }

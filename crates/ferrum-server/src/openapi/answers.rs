@@ -8,6 +8,7 @@ pub(super) fn meaning(status: u16) -> &'static str {
     match status {
         400 => "A field is wrong, unknown or not supported, or the prompt does not fit.",
         401 => "There is no key, or a wrong one.",
+        403 => "The key does not have this right.",
         404 => "There is no such thing.",
         408 => "The body did not come in time.",
         413 => "The body is too long.",

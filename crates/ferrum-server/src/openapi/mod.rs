@@ -86,7 +86,9 @@ fn written(operation: &Operation, app: &App) -> Value {
     responses.insert("200".into(), fine);
     let open = operation.path == crate::routes::HEALTH;
     let locked = !open && !app.config.api_keys.is_empty();
-    let errors = operation.errors.iter().chain(locked.then_some(&401));
+    let errors = operation.errors.iter();
+    let locks: &[u16] = if locked { &[401, 403] } else { &[] };
+    let errors = errors.chain(locks);
     for status in errors {
         let schema = match (open, crate::routes::is_anthropic(operation.path)) {
             (true, _) => answers::health(),

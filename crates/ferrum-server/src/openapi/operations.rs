@@ -98,6 +98,12 @@ fn looks() -> Vec<Operation> {
             answers::ready(),
             &[503],
         ),
+        get(
+            "/ping",
+            "The same, as SageMaker asks.",
+            answers::ready(),
+            &[503],
+        ),
         text(
             PLAIN,
             get("/metrics", "Figures for Prometheus.", Value::Null, &[]),

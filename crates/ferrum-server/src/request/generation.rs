@@ -2,9 +2,9 @@
 //! the same on every route that generates.
 
 use super::{
-    Anything, Biases, ChoiceList, Count, Integer, MirostatMode, Natural, NonNegative, OneOrMore,
-    PassageLength, Penalty, PositiveNumber, PositiveShare, Priority, Quantity, Schemata, Share,
-    StopList, StopTokens, Strings, Temperature, Window,
+    AllowedTokens, Anything, BadWords, Biases, ChoiceList, Count, Integer, MirostatMode, Natural,
+    NonNegative, OneOrMore, PassageLength, Penalty, PositiveNumber, PositiveShare, Priority,
+    Quantity, Schemata, Share, StopList, StopTokens, Strings, Temperature, Window,
 };
 use ferrum_engine::engine::MAX_LOGPROBS;
 use serde::Deserialize;
@@ -74,11 +74,18 @@ pub(crate) struct Sampling {
     pub(crate) stop_token_ids: Option<StopTokens>,
     /// Whether answers go on after the model's own last token.
     pub(crate) ignore_eos: Option<bool>,
-    // Asks for what happens anyway, or for what vLLM has no more either.
-    pub(crate) skip_special_tokens: Option<bool>,
-    pub(crate) include_stop_str_in_output: Option<bool>,
-    pub(crate) use_beam_search: Option<bool>,
+    /// Tokens before which nothing ends an answer.
     pub(crate) min_tokens: Option<Natural>,
+    /// Words that may not be in an answer, as vLLM finds them.
+    pub(crate) bad_words: Option<BadWords>,
+    /// Only these tokens may be chosen.
+    pub(crate) allowed_token_ids: Option<AllowedTokens>,
+    /// Whether the text of special tokens is left out.
+    pub(crate) skip_special_tokens: Option<bool>,
+    /// Whether the stop string that was met stays at the end.
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    /// Not supported, as in newer versions of vLLM.
+    pub(crate) use_beam_search: Option<bool>,
     #[serde(rename = "spaces_between_special_tokens")]
     _spaces_between_special_tokens: Option<Anything>,
 }

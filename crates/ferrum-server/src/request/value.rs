@@ -3,6 +3,7 @@
 use super::{ChosenTool, DocumentSource, MAX_PARTS, MAX_TOOLS, Source, ToolChoice};
 use ferrum_engine::engine::{MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
+use ferrum_engine::sampler::MAX_BAD_WORDS;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -252,6 +253,9 @@ pub(crate) type Tools<T> = List<T, MAX_TOOLS>;
 pub(crate) type Words = List<String, MAX_PARTS>;
 pub(crate) type StopList = List<String, MAX_STOPS>;
 pub(crate) type StopTokens = List<Natural, { MAX_STOP_TOKENS / 2 }>;
+pub(crate) type BadWords = List<String, { MAX_BAD_WORDS / 2 }>;
+/// As many as vocabularies have tokens, and then some.
+pub(crate) type AllowedTokens = List<Natural, { 1 << 20 }>;
 pub(crate) type ChoiceList = List<String, MAX_GRAMMAR_PARTS>;
 
 impl<T, const MOST: usize> Default for List<T, MOST> {

@@ -48,6 +48,7 @@ pub(crate) async fn completions(
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.logprobs,
         prompt_logprobs: job.logprobs.filter(|_| job.echo),
+        goes_on: goes_on(&lease, &prompt.tokens),
         ..job.wanted.request(prompt.tokens.clone(), &app.config)
     });
     let mut answers = Answers::begin(&lease, "prompt", job.wanted.n, asked)?;
@@ -60,6 +61,12 @@ pub(crate) async fn completions(
         return Ok(sse::response(answers, shape));
     }
     gather(&mut answers, &mut text).await
+}
+
+/// Whether there is text for an answer to go on with.
+fn goes_on(model: &Model, prompt: &[TokenId]) -> bool {
+    let last = prompt.last();
+    last.is_some_and(|&last| !model.served.tokenizer.is_special(last))
 }
 
 /// Waits for all answers.

@@ -51,6 +51,7 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         (HEALTH, get(status::health)),
         (PAGE, get(page::page)),
         (READY, get(status::ready)),
+        ("/ping", get(status::ready).post(status::ready)),
         (METRICS, get(status::metrics)),
         ("/openapi.json", get(openapi::openapi)),
         ("/v1/models", get(status::models)),

@@ -25,6 +25,12 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
         return Json(json!({"status": "ok"})).into_response();
     };
     let mut body = match worst {
+        // It answers, so nobody should restart it for that.
+        Health::Degraded { failures } => {
+            let failures = *failures;
+            let body = json!({"status": "degraded", "nan_failures": failures, "model": *name});
+            return Json(body).into_response();
+        }
         // All of them, then; the one that stepped last counts.
         Health::Alive { .. } => {
             let steps = looks.iter().filter_map(|(_, health)| match health {
@@ -55,7 +61,8 @@ fn looks(app: &App) -> Vec<(&str, Health)> {
         Health::Failed(_) => 0,
         Health::Stalled { .. } => 1,
         Health::Stopped => 2,
-        Health::Alive { .. } => 3,
+        Health::Degraded { .. } => 3,
+        Health::Alive { .. } => 4,
     });
     looks
 }
@@ -67,7 +74,9 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     let (name, reason) = match looks(&app).into_iter().next() {
-        None | Some((_, Health::Alive { .. })) => return Ok(Json(json!({"status": "ready"}))),
+        None | Some((_, Health::Alive { .. } | Health::Degraded { .. })) => {
+            return Ok(Json(json!({"status": "ready"})));
+        }
         Some((name, Health::Stalled { .. })) => (name, "is stalled".to_owned()),
         Some((name, Health::Failed(reason))) => (name, format!("has failed: {reason}")),
         Some((name, Health::Stopped)) => (name, "has stopped".to_owned()),

@@ -1,8 +1,7 @@
 //! An engine that breaks while it answers: everybody is told, and health is red at once.
 
 use super::{Running, demo_model};
-use ferrum_engine::{EngineConfig, StepRunner};
-use ferrum_formats::LoraFolder;
+use ferrum_engine::{AdapterLoader, EngineConfig, LoadedAdapter, StepRunner};
 use ferrum_kernels::{PagedKvShape, Span};
 use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
 use ferrum_server::ServerConfig;
@@ -27,6 +26,8 @@ pub(super) struct Breaking {
     pub(super) inner: Box<dyn StepRunner>,
     pub(super) good_steps: usize,
     pub(super) then: Then,
+    /// Whether it computes nothing but NaN.
+    pub(super) nan: bool,
     /// Gone with the runner; to be counted, not read.
     pub(super) _life: Arc<()>,
 }
@@ -61,7 +62,11 @@ impl StepRunner for Breaking {
     }
 
     fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_logits(out)
+        self.inner.read_logits(out)?;
+        if self.nan {
+            out.fill(f32::NAN);
+        }
+        Ok(())
     }
 
     fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
@@ -69,15 +74,24 @@ impl StepRunner for Breaking {
     }
 
     fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        self.inner.read_argmax(out)
+        self.inner.read_argmax(out)?;
+        if self.nan {
+            // As backends do, which pass over NaN.
+            out.fill(0);
+        }
+        Ok(())
     }
 
     fn take_spans(&mut self) -> Result<Vec<Span>> {
         self.inner.take_spans()
     }
 
-    fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
-        self.inner.load_adapter(id, folder)
+    fn adapter_loader(&self) -> AdapterLoader {
+        self.inner.adapter_loader()
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        self.inner.add_adapter(id, adapter)
     }
 
     fn unload_adapter(&mut self, id: AdapterId) -> bool {
@@ -95,6 +109,7 @@ fn a_fault_fails_requests_clearly_and_turns_health_red() {
                 inner,
                 good_steps: 20,
                 then,
+                nan: false,
                 _life: Arc::default(),
             })
         });
@@ -146,6 +161,7 @@ fn hanging(config: ServerConfig, until: &Arc<Mutex<()>>) -> Running {
             inner,
             good_steps: 4,
             then: Then::Hang(Arc::clone(until)),
+            nan: false,
             _life: Arc::default(),
         })
     })
@@ -189,4 +205,38 @@ fn a_step_that_hangs_keeps_the_server_from_ending_for_a_while_only() {
     let said = error.to_string();
     assert!(said.contains("did not end within 7 s"), "{said}");
     drop(hang);
+}
+
+#[test]
+fn nan_fails_requests_and_degrades_health_but_not_readiness() {
+    let (model, text) = demo_model();
+    let engine = (EngineConfig::default(), 4);
+    let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
+        Box::new(Breaking {
+            inner,
+            good_steps: usize::MAX,
+            then: Then::Error,
+            nan: true,
+            _life: Arc::default(),
+        })
+    });
+    for temperature in [0, 1, 0] {
+        assert_eq!(server.get("/health").json()["status"], "ok");
+        let request = json!({"prompt": "Once", "max_tokens": 4, "temperature": temperature});
+        let failed = server.post(TEXT, &request);
+        assert_eq!(failed.status, 500);
+        let error = failed.json();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("NaN"), "{message}");
+    }
+    let health = server.get("/health");
+    assert_eq!(health.status, 200);
+    let expected = json!({"status": "degraded", "nan_failures": 3, "model": "demo"});
+    assert_eq!(health.json(), expected);
+    assert_eq!(server.get("/ready").status, 200);
+    let metrics = server.get("/metrics").text();
+    let line = metrics
+        .lines()
+        .find(|line| line.starts_with("ferrum:nan_failures_total{"));
+    assert!(line.is_some_and(|line| line.ends_with(" 3")), "{line:?}");
 }

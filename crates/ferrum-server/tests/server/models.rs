@@ -88,6 +88,7 @@ impl ModelLoader for Zoo {
                 inner,
                 good_steps: good_steps.unwrap_or(usize::MAX),
                 then: Then::Error,
+                nan: false,
                 _life: life,
             })
         }))

@@ -18,6 +18,7 @@ use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Tokens of a block of the KV cache.
 const BLOCK_SIZE: usize = 32;
@@ -195,6 +196,9 @@ fn start(
     let loaded = open::load_on(&device, &args.weights, &model, sizes, kv)?;
     let settings = EngineConfig {
         max_waiting: args.max_waiting as usize,
+        step_time: args.step_time_ms.map(|ms| Duration::from_millis(ms.into())),
+        stall_after: Duration::from_secs(args.stall_after.into()),
+        stall_factor: args.stall_factor,
         ..EngineConfig::default()
     };
     let runners = Runners {

@@ -1,0 +1,135 @@
+//! How many tokens of prompts a step takes beside those who wait for their next token, and how long a step
+//! may be expected to take: by what the steps before it took on this machine with this model.
+//!
+//! A step is taken to need a fixed time, that of a step in which everybody decodes, and the same more for each
+//! token of a prompt. What the figures are changes when tokens come and never which.
+
+use crate::scheduler::Work;
+use std::time::Duration;
+
+/// Fewest prompt tokens of a step that has room for them: fewer would read all weights for little.
+pub(super) const MIN_PROMPT_TOKENS: usize = 32;
+/// Without a setting, a step with prompts may take so many times as long as one without.
+const DEFAULT_FACTOR: f64 = 4.0;
+/// Without a setting, it may take at least so long: nobody notices less between two tokens.
+const DEFAULT_LEAST: f64 = 0.05;
+/// Weight of the last step in a mean.
+const NEWEST: f64 = 0.2;
+
+/// See the [module](self). Times are in seconds.
+#[derive(Debug, Default)]
+pub(super) struct StepPace {
+    target: Option<f64>,
+    /// Mean time of steps in which all decode.
+    decode: Option<f64>,
+    /// Mean time beyond that of each prompt token.
+    prompt_token: Option<f64>,
+}
+
+/// Tokens of prompts in a step's work; a decode may have a draft.
+pub(super) fn prompt_tokens(work: &[Work]) -> usize {
+    let prompts = work.iter().filter(|work| work.len != work.draft + 1);
+    prompts.map(|work| work.len).sum()
+}
+
+impl StepPace {
+    /// Aims at steps of `target`; `None`: derived from the first steps.
+    pub(super) fn new(target: Option<Duration>) -> Self {
+        Self {
+            target: target.map(|target| target.as_secs_f64()),
+            ..Self::default()
+        }
+    }
+
+    /// A step with so many tokens of prompts took `time`.
+    pub(super) fn learn(&mut self, prompt_tokens: usize, time: Duration) {
+        let time = time.as_secs_f64();
+        if prompt_tokens == 0 {
+            mean(&mut self.decode, time);
+            return;
+        }
+        // A few tokens say little about many.
+        if prompt_tokens >= MIN_PROMPT_TOKENS / 2 {
+            let more = (time - self.decode.unwrap_or(0.0)).max(0.0);
+            mean(&mut self.prompt_token, more / prompt_tokens as f64);
+        }
+    }
+
+    /// Most prompt tokens of the next step in which somebody decodes.
+    pub(super) fn most_prompt_tokens(&self) -> usize {
+        let Some(each) = self.prompt_token.filter(|&each| each > 0.0) else {
+            return usize::MAX;
+        };
+        let decode = self.decode.unwrap_or(0.0);
+        let derived = || (DEFAULT_FACTOR * decode).max(DEFAULT_LEAST);
+        let left = self.target.unwrap_or_else(derived) - decode;
+        // As a number that is too large becomes the largest, and one below zero zero.
+        ((left / each) as usize).max(MIN_PROMPT_TOKENS)
+    }
+
+    /// What a step with so many tokens of prompts should take; zero where that is not known.
+    pub(super) fn expected(&self, prompt_tokens: usize) -> Duration {
+        let prompts = self.prompt_token.unwrap_or(0.0) * prompt_tokens as f64;
+        let seconds = self.decode.unwrap_or(0.0) + prompts;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+fn mean(mean: &mut Option<f64>, new: f64) {
+    *mean = Some(mean.map_or(new, |old| old + NEWEST * (new - old)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn prompts_get_what_the_target_leaves() {
+        // Target, time of a decode, of a step of 100 prompt tokens, and the share of the next.
+        let cases = [
+            (Some(500), 100, 300, 200),
+            (Some(500), 100, 1100, 40),
+            // Four times the decode, and at least 50 ms.
+            (None, 100, 300, 150),
+            (None, 5, 105, 45),
+            // Never too few.
+            (Some(500), 100, 5100, 32),
+            (Some(50), 100, 300, 32),
+            (None, 2000, 90_000, 32),
+        ];
+        for (target, decode, step, expected) in cases {
+            let mut pace = StepPace::new(target.map(ms));
+            assert_eq!(pace.most_prompt_tokens(), usize::MAX, "nothing is known");
+            assert_eq!(pace.expected(512), Duration::ZERO);
+            pace.learn(0, ms(decode));
+            pace.learn(100, ms(step));
+            let found = pace.most_prompt_tokens();
+            assert!(
+                found.abs_diff(expected) <= 1,
+                "{found} {target:?} {decode} {step}"
+            );
+            let expected = ms(decode + 2 * (step - decode));
+            assert!(pace.expected(200).abs_diff(expected) < ms(1));
+        }
+    }
+
+    #[test]
+    fn the_share_follows_the_machine_and_ignores_crumbs() {
+        let mut pace = StepPace::new(Some(ms(500)));
+        pace.learn(0, ms(100));
+        pace.learn(100, ms(300));
+        pace.learn(3, ms(900));
+        assert!(pace.most_prompt_tokens().abs_diff(200) <= 1);
+        // Four times as slow from now on.
+        (0..50).for_each(|_| pace.learn(100, ms(900)));
+        assert!(pace.most_prompt_tokens().abs_diff(50) <= 1);
+        // A clock that stands still takes nothing away.
+        let mut still = StepPace::new(None);
+        still.learn(64, Duration::ZERO);
+        assert_eq!(still.most_prompt_tokens(), usize::MAX);
+    }
+}
