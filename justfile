@@ -13,6 +13,11 @@ check:
 test:
     cargo test --workspace
 
+# Clients of the server, each a script: needs the packages `openai`, `anthropic` and `playwright`, or skips what lacks
+clients:
+    cargo build --release
+    python tools/clients/run.py target/release/ferrum
+
 # Speed of a model (default: the demo model) beside this machine's limits
 bench *ARGS:
     cargo run --release -- bench {{ARGS}}

@@ -169,7 +169,7 @@ class Soak:
         chat = "/v1/chat/completions"
         while time.monotonic() < self.end:
             manner = random_.choices(
-                ["answer", "gone in the middle", "slow reader", "too long", "broken JSON", "unknown field"],
+                ["answer", "gone in the middle", "slow reader", "too long", "broken JSON", "no message"],
                 [70, 10, 5, 5, 5, 5],
             )[0]
             try:
@@ -179,7 +179,7 @@ class Soak:
                             await self.refused(chat, b"{", 413, OVERSIZE)
                         case "broken JSON":
                             await self.refused(chat, b'{"messages": [{]}', 400)
-                        case "unknown field":
+                        case "no message":
                             await self.refused(chat, b'{"messages": [], "surprise": 1}', 400)
                         case _:
                             await self.stream(random_, manner)
