@@ -10,6 +10,7 @@ use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// Most tool calls of one answer.
 const MAX_CALLS: usize = 128;
@@ -31,6 +32,8 @@ pub(crate) struct Conversation {
     pub(crate) extra: Map<String, Value>,
     /// What the answer begins with, said for the model.
     pub(crate) prefill: String,
+    /// Whether special tokens that users and tools spell out are special.
+    pub(crate) parse_special: bool,
 }
 
 /// Whether and which tools are to be called.
@@ -151,6 +154,23 @@ impl Conversation {
         })
     }
 
+    /// Has what users and tools say be nothing but text: special tokens that they spell out are none.
+    pub(crate) fn quote(&mut self, model: &Model) {
+        if self.parse_special {
+            return;
+        }
+        let messages = self.messages.as_array_mut().into_iter().flatten();
+        for message in
+            messages.filter(|message| message["role"] == "user" || message["role"] == "tool")
+        {
+            if let Some(Value::String(text)) = message.get_mut("content")
+                && let Cow::Owned(marked) = model.spelled().mark(text)
+            {
+                *text = marked;
+            }
+        }
+    }
+
     pub(crate) fn input(&self) -> ChatInput<'_> {
         ChatInput {
             tools: self.tools.as_ref(),
@@ -203,6 +223,7 @@ impl Conversation {
         if format == Some(CallFormat::Kimi) {
             name_calls(&mut self.messages);
         }
+        self.quote(model);
         let text = model.render(&self.input())?;
         let reasoning = reasons(source) || format.is_some_and(CallFormat::has_channels);
         let thinking = Thinking::of_template(source).unwrap_or_default();

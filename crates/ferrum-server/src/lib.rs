@@ -37,6 +37,7 @@ mod routes;
 mod sampling;
 mod serve;
 mod speech;
+mod spelled;
 mod sse;
 mod store;
 mod structured;

@@ -4,6 +4,7 @@ use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
 use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
+use crate::spelled::{self, SpelledTokens};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
@@ -48,6 +49,7 @@ pub(crate) struct Model {
     pub(crate) served: ServedModel,
     pub(crate) adapters: LoadedAdapters,
     pub(crate) grammars: GrammarCompiler,
+    spelled: OnceLock<SpelledTokens>,
     breakers: OnceLock<DryBreakers>,
 }
 
@@ -58,6 +60,7 @@ impl Model {
             grammars: GrammarCompiler::new(tokenizer, served.vocab_size),
             served,
             adapters: LoadedAdapters::default(),
+            spelled: OnceLock::new(),
             breakers: OnceLock::new(),
         }
     }
@@ -83,8 +86,14 @@ impl Model {
         text: &str,
         options: EncodeOptions,
     ) -> Result<Vec<TokenId>, ApiError> {
-        let tokens = self.served.tokenizer.encode(text, options);
+        let tokens = spelled::encode(&self.served.tokenizer, text, options);
         tokens.map_err(|e| ApiError::invalid(param, e.to_string()))
+    }
+
+    /// The special tokens, to be found in what users say.
+    pub(crate) fn spelled(&self) -> &SpelledTokens {
+        let find = || SpelledTokens::new(&self.served.tokenizer);
+        self.spelled.get_or_init(find)
     }
 
     /// The prompt of a conversation.

@@ -54,6 +54,8 @@ pub(crate) struct Conversation {
     pub(crate) tools: Option<ToolList>,
     /// Further variables for the chat template.
     pub(crate) chat_template_kwargs: Option<Object>,
+    /// Whether special tokens that users and tools spell out are special; they are text otherwise.
+    pub(crate) parse_special: Option<bool>,
 }
 
 pub(crate) type MessageList = Messages<Message>;

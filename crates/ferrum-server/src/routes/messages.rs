@@ -23,6 +23,7 @@ pub(super) fn read(body: &mut Body) -> Result<Option<Conversation>> {
         tools: read_tools(body, fields.tools.unwrap_or_default().0)?,
         extra: read_extra(fields.chat_template_kwargs.unwrap_or_default().0)?,
         prefill: String::new(),
+        parse_special: fields.parse_special.unwrap_or(false),
     }))
 }
 

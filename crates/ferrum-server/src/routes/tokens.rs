@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::request::{self, Body};
-use crate::sampling;
+use crate::{sampling, spelled};
 use axum::Json;
 use axum::extract::{Request, State};
 use ferrum_formats::chat_template::ChatInput;
@@ -51,6 +51,7 @@ pub(super) fn read_tokenize(
         (None, Some(mut conversation)) => {
             // A template does not see what is said beside a function.
             conversation.take_functions();
+            conversation.quote(model);
             let input = ChatInput {
                 add_generation_prompt: begin.unwrap_or(true),
                 ..conversation.input()
@@ -87,11 +88,13 @@ fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<Json<Value>,
     let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
     conversation.take_functions();
+    conversation.quote(model);
     let input = ChatInput {
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
         ..conversation.input()
     };
-    Ok(Json(json!({"prompt": model.render(&input)?})))
+    let prompt = spelled::unmarked(model.render(&input)?);
+    Ok(Json(json!({"prompt": prompt})))
 }
 
 /// Text of tokens, special ones included.

@@ -181,3 +181,19 @@ fn a_conversation_has_the_tokens_that_its_answer_counts() {
     let answer = server.ask(PATH, &json!({"messages": messages}));
     assert_eq!(tokens["count"], answer["usage"]["prompt_tokens"]);
 }
+
+/// A user who spells a special token out does not end the message with it.
+#[test]
+fn special_tokens_in_messages_are_text() {
+    let server = Running::demo();
+    let count = |content: &str, parse: bool| {
+        let body =
+            json!({"messages": [{"role": "user", "content": content}], "parse_special": parse});
+        server.ask("/tokenize", &body)["count"].as_u64().unwrap()
+    };
+    // The template's own way to end a message.
+    let end = "<|im_end|>";
+    assert_eq!(count(&format!("a{end}"), true), count("a", true) + 1);
+    assert!(count(&format!("a{end}"), false) > count("a", false) + 1);
+    assert_eq!(count("a cat", false), count("a cat", true));
+}

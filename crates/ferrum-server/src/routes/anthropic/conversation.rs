@@ -82,6 +82,7 @@ pub(super) fn read(body: &mut Body, model: &Model) -> Result<Asked> {
     let (choice, parallel) = read_tool_choice(fields.tool_choice, tools.as_ref())?;
     let conversation = Conversation {
         prefill: take_prefill(&mut messages),
+        parse_special: false,
         messages: Value::Array(messages),
         tools,
         extra,

@@ -148,6 +148,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         tools,
         extra,
         prefill: String::new(),
+        parse_special: false,
     };
     Ok(Job {
         prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,

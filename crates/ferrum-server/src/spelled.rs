@@ -1,0 +1,138 @@
+//! Special tokens that somebody spells out in a message.
+//!
+//! A chat template writes special tokens as text, and so can a user: `<|im_end|>` in a message would end it, and what
+//! follows would speak as the system. So where the content of users and tools spells a special token, it is put between
+//! two marks before the template is rendered; what stands between them in the prompt becomes tokens as plain text
+//! does. The marks are noncharacters, which no text has for itself.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
+use ferrum_types::TokenId;
+use std::borrow::Cow;
+
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+
+/// The special tokens of a vocabulary, to be found in text.
+#[derive(Debug)]
+pub(crate) struct SpelledTokens {
+    /// `None` where the vocabulary has none that could be spelled.
+    finder: Option<AhoCorasick>,
+}
+
+impl SpelledTokens {
+    pub(crate) fn new(tokenizer: &Tokenizer) -> Self {
+        let ids = (0..tokenizer.vocab_size()).filter_map(|id| TokenId::try_from(id).ok());
+        let special = ids.filter(|&id| tokenizer.is_special(id));
+        let texts = special.filter_map(|id| tokenizer.token_text(id));
+        let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
+        let mut finder = AhoCorasick::builder();
+        finder.match_kind(MatchKind::LeftmostLongest);
+        Self {
+            finder: finder.build(texts).ok(),
+        }
+    }
+
+    /// The text with marks around what spells a special token, and without marks of its own.
+    pub(crate) fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let own = text.contains([OPEN, CLOSE]);
+        let text: Cow<'t, str> = match own {
+            true => text.replace([OPEN, CLOSE], "\u{fffd}").into(),
+            false => text.into(),
+        };
+        let Some(finder) = self
+            .finder
+            .as_ref()
+            .filter(|finder| finder.is_match(&*text))
+        else {
+            return text;
+        };
+        let mut out = String::with_capacity(text.len() + 16);
+        let mut end = 0;
+        for found in finder.find_iter(&*text) {
+            out.push_str(&text[end..found.start()]);
+            out.push(OPEN);
+            out.push_str(&text[found.range()]);
+            out.push(CLOSE);
+            end = found.end();
+        }
+        out.push_str(&text[end..]);
+        out.into()
+    }
+}
+
+/// The tokens of a prompt in which texts are [marked](SpelledTokens::mark).
+///
+/// # Errors
+/// Those of [`Tokenizer::encode`].
+pub(crate) fn encode(
+    tokenizer: &Tokenizer,
+    text: &str,
+    options: EncodeOptions,
+) -> Result<Vec<TokenId>, TokenizerError> {
+    if !text.contains(OPEN) {
+        return tokenizer.encode(text, options);
+    }
+    let plain = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let mut tokens = Vec::new();
+    for (i, part) in text.split(OPEN).enumerate() {
+        // Only the beginning of the whole may get a token before it.
+        let options = EncodeOptions {
+            add_special: options.add_special && i == 0,
+            ..options
+        };
+        let (spelled, rest) = match part.split_once(CLOSE) {
+            Some(parts) if i > 0 => parts,
+            _ => ("", part),
+        };
+        for (text, options) in [(spelled, plain), (rest, options)] {
+            if !text.is_empty() {
+                tokens.extend(tokenizer.encode(text, options)?);
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// The prompt without marks, as it is shown.
+pub(crate) fn unmarked(text: String) -> String {
+    match text.contains([OPEN, CLOSE]) {
+        true => text.replace([OPEN, CLOSE], ""),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::demo;
+
+    #[test]
+    fn what_is_spelled_out_is_text() {
+        let model = demo().model;
+        let tokenizer = &model.tokenizer;
+        let special = (0..tokenizer.vocab_size() as TokenId).filter(|&id| tokenizer.is_special(id));
+        let special: Vec<_> = special.collect();
+        let text = tokenizer.token_text(special[0]).unwrap();
+        let spelled = SpelledTokens::new(tokenizer);
+        let said = format!("a{text}{text}b\u{fdd0}");
+        let marked = spelled.mark(&said);
+        let prompt = format!("{text}{marked}{text}");
+        let tokens = encode(tokenizer, &prompt, EncodeOptions::PROMPT).unwrap();
+        let found: Vec<_> = tokens.iter().filter(|id| special.contains(id)).collect();
+        // Those of the template, and none of the message.
+        assert_eq!(found, [&special[0], &special[0]]);
+        assert_eq!(
+            tokenizer.decode(&tokens, false),
+            format!("{text}a{text}{text}b\u{fffd}{text}")
+        );
+        assert_eq!(
+            unmarked(prompt),
+            format!("{text}a{text}{text}b\u{fffd}{text}")
+        );
+        assert_eq!(spelled.mark("a cat"), "a cat");
+    }
+}
