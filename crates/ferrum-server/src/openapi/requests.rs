@@ -2,7 +2,7 @@
 
 use crate::request::{
     Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, LoadAdapter, Messaging,
-    Respond, Sampling, Score, Standing, Template, Tokenize, Turns, UnloadAdapter,
+    Respond, Sampling, Score, Source, Standing, Template, Tokenize, Turns, UnloadAdapter,
 };
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -84,6 +84,8 @@ pub(super) fn schemas() -> Map<String, Value> {
         Respond,
         Messaging,
         Turns,
+        // Blocks may hold blocks, so what they refer to is not followed.
+        Source,
         Tokenize,
         Template,
         Score,
