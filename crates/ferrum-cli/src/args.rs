@@ -61,7 +61,7 @@ pub(crate) enum Command {
     /// Answer a prompt, or chat when there is none
     Run(RunArgs),
     /// Serve models over HTTP, with OpenAI's routes
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Fetch a model from a hub, or what is new or missing of it
     Pull(PullArgs),
     /// List the models that are in the cache

@@ -3,7 +3,7 @@
 //! There is no second list of settings: keys, types and defaults are those of the command line's
 //! definition. What a file says becomes flags beside those that were typed, and those that were typed win.
 
-use crate::args::{self, Cli, Command as Wanted, ServeArgs};
+use crate::args::{self, Cli, Command as Wanted};
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui, version};
 use clap::builder::ValueParser;
@@ -39,9 +39,8 @@ pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
     let mut matches = command.clone().get_matches_from(&typed);
     let mut cli = read(&matches)?;
     ui::init(cli.output.verbosity(), cli.output.color);
-    if let Wanted::Serve(ServeArgs {
-        config: Some(path), ..
-    }) = &cli.command
+    if let Wanted::Serve(args) = &cli.command
+        && let Some(path) = &args.config
     {
         let text = open::read_json_text(path)?;
         let flags = flags(serve(&command)?, &text, path, of_serve(&matches))?;
@@ -297,6 +296,7 @@ fn print(command: &Command, matches: Option<&ArgMatches>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::ServeArgs;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
     const SAMPLES: [&str; 15] = [
@@ -322,7 +322,7 @@ mod tests {
         let matches =
             built(ColorChoice::Never).try_get_matches_from(words.chain(flags.iter().cloned()))?;
         match Cli::from_arg_matches(&matches)?.command {
-            Wanted::Serve(args) => Ok(args),
+            Wanted::Serve(args) => Ok(*args),
             other => panic!("{other:?}"),
         }
     }
