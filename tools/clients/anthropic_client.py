@@ -26,8 +26,14 @@ TOOLS = [{
 }]
 
 
+# Newer versions of the client have no argument for it.
+GREEDY = {"temperature": 0}
+
+
 def create(**fields):
-    return client.messages.create(**{"model": MODEL, "max_tokens": 64, "messages": SUM, "temperature": 0, **fields})
+    return client.messages.create(
+        **{"model": MODEL, "max_tokens": 64, "messages": SUM, "extra_body": GREEDY, **fields}
+    )
 
 
 def messages():
@@ -48,7 +54,7 @@ def messages():
 def stream():
     kinds = [event.type for event in create(stream=True)]
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop", kinds
-    with client.messages.stream(model=MODEL, max_tokens=64, messages=SUM, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=64, messages=SUM, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == "7 plus 5 is 12.", final
@@ -65,7 +71,7 @@ def tools():
         (call,) = answer.content
         assert answer.stop_reason == "tool_use" and call.input == {"city": "Paris"}, answer
         with client.messages.stream(
-            model=MODEL, max_tokens=64, temperature=0, messages=[WEATHER], tools=TOOLS, tool_choice=choice
+            model=MODEL, max_tokens=64, extra_body=GREEDY, messages=[WEATHER], tools=TOOLS, tool_choice=choice
         ) as stream:
             (streamed,) = stream.get_final_message().content
         assert (streamed.name, streamed.input) == (call.name, call.input), streamed

@@ -211,7 +211,13 @@ def errors(model):
         raise AssertionError(f"{fields} was not refused")
 
     assert refused(openai.BadRequestError, temperature=7).param == "temperature"
-    assert refused(openai.BadRequestError, reasoning_effort="low").param == "reasoning_effort"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    assert refused(openai.BadRequestError, messages=image).param == "messages[0].content[0].type"
+    # A hint that cannot be followed is told, and refuses nothing.
+    told = client.chat.completions.with_raw_response.create(
+        model=model, messages=SUM, max_tokens=2, reasoning_effort="low"
+    )
+    assert told.headers["x-ferrum-ignored"] == "reasoning_effort"
     assert refused(openai.NotFoundError, model="another").code == "model_not_found"
 
 
