@@ -197,6 +197,11 @@ fn join(path: &str, field: &str) -> String {
     }
 }
 
+/// A field of the object at `path`, which its type says has to be there.
+pub(crate) fn need<T>(value: Option<T>, path: &str, field: &str) -> Result<T> {
+    value.ok_or_else(|| ApiError::invalid(join(path, field), "it is missing"))
+}
+
 /// What a value at `path` is refused with.
 fn refusal(path: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();

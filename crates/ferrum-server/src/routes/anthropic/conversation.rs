@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use crate::model::Model;
 use crate::request::{
     AnthropicChoice, AnthropicTool, Block, Body, ChoiceKind, Content, Format, Function,
-    FunctionName, OutputConfig, Source, Speaker, Thinking, ThinkingKind, Turn, Turns,
+    FunctionName, OutputConfig, Source, Speaker, Thinking, ThinkingKind, Turn, Turns, need,
 };
 use crate::routes::messages::function_json;
 use crate::sampling::Wanted;
@@ -155,10 +155,6 @@ fn block_text(block: Block, path: &str) -> Result<String> {
             Err(not_text(reason))
         }
     }
-}
-
-fn need<T>(value: Option<T>, path: &str, field: &str) -> Result<T> {
-    value.ok_or_else(|| ApiError::invalid(format!("{path}.{field}"), "it is missing"))
 }
 
 fn read_turn(body: &mut Body, turn: Turn, path: &str, out: &mut Vec<Value>) -> Result<()> {

@@ -6,7 +6,7 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::request::{
-    Body, Content, Function, FunctionName, Input, Item, ItemPart, ResponseTool, Role,
+    Body, Content, Function, FunctionName, Input, Item, ItemPart, ResponseTool, Role, need,
 };
 use crate::routes::messages::function_json;
 use serde_json::{Map, Value, json};
@@ -94,10 +94,6 @@ fn end_turn(turn: &mut Map<String, Value>, messages: &mut Vec<Value>) {
         }
         messages.push(message.into());
     }
-}
-
-fn need<T>(value: Option<T>, path: &str, field: &str) -> Result<T> {
-    value.ok_or_else(|| ApiError::invalid(format!("{path}.{field}"), "it is missing"))
 }
 
 fn read_message(
