@@ -217,7 +217,7 @@ pub(crate) struct ServeArgs {
     pub(crate) max_waiting: u32,
 
     /// Time that a step with tokens of prompts may take while others wait for their next token, in
-    /// milliseconds; decides how many of them are in it [default: four times a step without them, at least 50]
+    /// milliseconds; decides how many of them are in it [default: eight times a step without them, at least 100]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
     pub(crate) step_time_ms: Option<u32>,
 

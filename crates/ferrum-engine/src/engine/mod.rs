@@ -73,7 +73,7 @@ pub struct EngineConfig {
     /// Steps by which one level of priority lets a request go before its turn.
     pub head_start: u32,
     /// How long a step with prompts may take while others decode, which decides how many tokens of prompts are in
-    /// it; `None`: four times a step without prompts, and at least 50 ms.
+    /// it; `None`: eight times a step without prompts, and at least 100 ms.
     pub step_time: Option<Duration>,
     /// How long any step may take before the engine counts as stalled.
     pub stall_after: Duration,

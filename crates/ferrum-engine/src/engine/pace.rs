@@ -10,9 +10,9 @@ use std::time::Duration;
 /// Fewest prompt tokens of a step that has room for them: fewer would read all weights for little.
 pub(super) const MIN_PROMPT_TOKENS: usize = 32;
 /// Without a setting, a step with prompts may take so many times as long as one without.
-const DEFAULT_FACTOR: f64 = 4.0;
-/// Without a setting, it may take at least so long: nobody notices less between two tokens.
-const DEFAULT_LEAST: f64 = 0.05;
+const DEFAULT_FACTOR: f64 = 8.0;
+/// Without a setting, it may take at least so long: few notice less between two tokens.
+const DEFAULT_LEAST: f64 = 0.1;
 /// Weight of the last step in a mean.
 const NEWEST: f64 = 0.2;
 
@@ -93,9 +93,9 @@ mod tests {
         let cases = [
             (Some(500), 100, 300, 200),
             (Some(500), 100, 1100, 40),
-            // Four times the decode, and at least 50 ms.
-            (None, 100, 300, 150),
-            (None, 5, 105, 45),
+            // Eight times the decode, and at least 100 ms.
+            (None, 100, 300, 350),
+            (None, 5, 105, 95),
             // Never too few.
             (Some(500), 100, 5100, 32),
             (Some(50), 100, 300, 32),

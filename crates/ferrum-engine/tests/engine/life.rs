@@ -171,7 +171,7 @@ fn prompts_get_the_share_of_a_step_that_its_time_allows() {
     let (all, expected) = longest_chunk(ms(10_000));
     assert_eq!(all, 255, "all that the step has room for");
     // A decode takes 11 ms, and a token of a prompt 1 ms or a little more.
-    for (step_time, shares) in [(ms(111), 80..=101), (ms(1), 32..=32), (None, 34..=40)] {
+    for (step_time, shares) in [(ms(111), 80..=101), (ms(1), 32..=32), (None, 60..=90)] {
         let (share, answers) = longest_chunk(step_time);
         assert!(shares.contains(&share), "{step_time:?}: {share}");
         assert_eq!(answers, expected, "{step_time:?}");
