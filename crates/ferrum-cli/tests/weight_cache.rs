@@ -120,6 +120,15 @@ fn names(dir: &Path) -> Vec<String> {
 
 const HIT: &str = "come from the cache";
 
+/// Whether the disk has no room for what the test keeps, by what a start said.
+fn skipped(said: &str) -> bool {
+    let reason = said.lines().find(|line| line.contains("stay free"));
+    if let Some(reason) = reason {
+        println!("skipped: {reason}");
+    }
+    reason.is_some()
+}
+
 #[test]
 fn the_second_start_uses_what_the_first_kept() {
     let setup = Setup::new();
@@ -129,6 +138,9 @@ fn the_second_start_uses_what_the_first_kept() {
         "{said}"
     );
     let (first, said) = run(setup.logits(&[]));
+    if skipped(&said) {
+        return;
+    }
     assert!(said.contains("are written to the cache"), "{said}");
     let (second, said) = run(setup.logits(&[]));
     assert!(said.contains(HIT), "{said}");
@@ -185,6 +197,9 @@ fn starts_at_the_same_time_write_one_file() {
         .map(|child| child.wait_with_output().unwrap());
     let first = outputs.next().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
+    if skipped(&stderr(&first)) {
+        return;
+    }
     for output in outputs {
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(output.stdout == first.stdout);

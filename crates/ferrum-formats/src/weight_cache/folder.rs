@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -22,8 +23,8 @@ const PARTIAL: &str = "partial";
 const LOCK: &str = "lock";
 /// Longest note that is read.
 const MAX_STATE: u64 = 64 << 10;
-/// Least that stays free of a disk.
-const RESERVE: u64 = 2 << 30;
+/// What stays free of a disk at least, and at most has to: between them a tenth of it.
+const RESERVE: RangeInclusive<u64> = 2 << 30..=8 << 30;
 
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
@@ -74,7 +75,7 @@ pub(super) struct Space {
 impl Space {
     /// What stays free.
     pub(super) fn reserve(&self) -> u64 {
-        (self.total / 10).max(RESERVE)
+        (self.total / 10).clamp(*RESERVE.start(), *RESERVE.end())
     }
 }
 
