@@ -51,6 +51,7 @@ fn nan_fails_its_request_and_nobody_else() {
     let clock = Clock::manual();
     let config = EngineConfig {
         probe_after: Duration::from_secs(5),
+        stall_after: Duration::from_secs(1 << 20),
         clock: clock.clone(),
         ..EngineConfig::default()
     };
@@ -98,10 +99,13 @@ fn nan_fails_its_request_and_nobody_else() {
         collect(ask(9, |_| ()));
     }
     assert!(matches!(handle.health(), Health::Degraded { .. }));
-    clock.advance(Duration::from_secs(6));
-    while matches!(handle.health(), Health::Degraded { .. }) {
-        std::thread::yield_now();
-    }
+    // An answer comes before its step has ended, which may be after the clock went on: so it goes on again.
+    let looks = (0..10_000).find(|_| {
+        clock.advance(Duration::from_secs(6));
+        std::thread::sleep(Duration::from_millis(1));
+        matches!(handle.health(), Health::Alive { .. })
+    });
+    assert!(looks.is_some(), "{:?}", handle.health());
 }
 
 #[test]
