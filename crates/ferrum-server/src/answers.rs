@@ -25,8 +25,23 @@ pub(crate) struct Piece {
     pub(crate) logprobs: Option<Logprobs>,
     /// Set with the last piece of an answer.
     pub(crate) finish: Option<FinishReason>,
-    /// The stop string that ended it.
-    pub(crate) stop: Option<String>,
+    /// What ended it, if it did not end by itself or for its length.
+    pub(crate) stop: Option<StopMatch>,
+}
+
+impl Piece {
+    /// Whether a token was generated for it.
+    pub(crate) fn is_token(&self) -> bool {
+        self.finish.is_none() || matches!(self.stop, Some(StopMatch::Token(_)))
+    }
+
+    /// The stop string that ended the answer.
+    pub(crate) fn stop_string(self) -> Option<String> {
+        match self.stop {
+            Some(StopMatch::Text(text)) => Some(text),
+            Some(StopMatch::Token(_)) | None => None,
+        }
+    }
 }
 
 /// What comes next.
@@ -280,6 +295,9 @@ impl Answers {
                     reason => finish_name(reason),
                 };
                 let index = prompt * self.n + choice;
+                if matches!(stop, Some(StopMatch::Token(_))) {
+                    self.time_token(index);
+                }
                 self.log(index, &text);
                 self.end_answer(index, ending);
                 match reason {
@@ -292,10 +310,7 @@ impl Answers {
                         text,
                         logprobs,
                         finish: Some(reason),
-                        stop: match stop {
-                            Some(StopMatch::Text(text)) => Some(text),
-                            Some(StopMatch::Token(_)) | None => None,
-                        },
+                        stop,
                     }),
                 }
             }

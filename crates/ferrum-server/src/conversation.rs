@@ -243,7 +243,12 @@ impl Conversation {
             let reason = "a model that always thinks first does not go on from a message; expected one of the user at the end";
             return Err(ApiError::unsupported("messages", reason));
         }
+        let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
+        let text = text + before.unwrap_or_default() + &self.prefill;
+        let mut tokens = model.encode("messages", &text, EncodeOptions::PROMPT)?;
         if let Some(wanted) = wanted {
+            let answer = wanted.least_answer();
+            wanted.truncation.apply(&mut tokens, model, answer);
             let form = ChatForm {
                 looks: looks.clone(),
                 functions: &looks.functions,
@@ -254,12 +259,7 @@ impl Conversation {
             wanted.shown_tokens = shown_tokens(model, &looks);
             wanted.goes_on = !self.prefill.is_empty();
         }
-        let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
-        let text = text + before.unwrap_or_default() + &self.prefill;
-        Ok(ChatPrompt {
-            tokens: model.encode("messages", &text, EncodeOptions::PROMPT)?,
-            looks,
-        })
+        Ok(ChatPrompt { tokens, looks })
     }
 }
 

@@ -270,15 +270,19 @@ impl From<EngineError> for ApiError {
                 requested,
                 capacity,
             } => {
+                let why = match requested > capacity {
+                    true => "",
+                    false => ", which leaves none for an answer",
+                };
                 // In OpenAI's words, which clients look for.
                 let message = format!(
                     "This model's maximum context length is {capacity} tokens. However, your prompt has \
-                     {requested} tokens. Please reduce its length."
+                     {requested} tokens{why}. Please reduce its length."
                 );
                 let error = Self::malformed(message).coded("context_length_exceeded");
                 Self {
                     param: Some("prompt".into()),
-                    overflow: Some((requested, capacity)),
+                    overflow: Some((requested.max(capacity + 1), capacity)),
                     ..error
                 }
             }

@@ -29,6 +29,27 @@ fn chat_token(model: &Model, token: &TokenLogprob) -> Value {
     })
 }
 
+/// vLLM's `prompt_logprobs`: for each token of a prompt but the first, which nothing foretold, the token itself and the
+/// `top` likeliest by their ids.
+pub(crate) fn prompt_entries(model: &Model, logprobs: &[Logprobs], top: usize) -> Value {
+    let entry = |logprobs: &Logprobs| {
+        let chosen = (logprobs.rank, &logprobs.chosen);
+        let top = (1..).zip(&logprobs.top).take(top);
+        let entries = std::iter::once(chosen).chain(top).map(|(rank, token)| {
+            let text = model.token_bytes(token.token);
+            let entry = json!({
+                "logprob": finite(token.logprob),
+                "rank": rank,
+                "decoded_token": String::from_utf8_lossy(&text),
+            });
+            (token.token.to_string(), entry)
+        });
+        Value::Object(entries.collect())
+    };
+    let rest = logprobs.iter().map(entry);
+    std::iter::once(Value::Null).chain(rest).collect()
+}
+
 /// The `logprobs` of a text completion, token by token.
 #[derive(Debug, Default)]
 pub(crate) struct TextLogprobs {
@@ -39,19 +60,26 @@ pub(crate) struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// A token and where its text begins, in characters. `offset` moves on to the next.
-    pub(crate) fn push(&mut self, model: &Model, logprobs: &Logprobs, offset: &mut usize) {
+    /// A token with its `top` likeliest rivals, and where its text begins, in characters. `offset` moves on to the
+    /// next.
+    pub(crate) fn push(
+        &mut self,
+        model: &Model,
+        logprobs: &Logprobs,
+        top: usize,
+        offset: &mut usize,
+    ) {
         let chosen = &logprobs.chosen;
-        let mut top = Map::new();
+        let mut rivals = Map::new();
         // Two tokens may have one text: the likelier one counts. The chosen token is always there.
-        for token in logprobs.top.iter().chain([chosen]) {
+        for token in logprobs.top.iter().take(top).chain([chosen]) {
             let text = name(&model.token_bytes(token.token));
             let value = finite(token.logprob);
-            top.entry(text).or_insert_with(|| value.into());
+            rivals.entry(text).or_insert_with(|| value.into());
         }
         self.token(model, chosen.token, offset);
         self.token_logprobs.push(Some(finite(chosen.logprob)));
-        self.top_logprobs.push(Some(top.into()));
+        self.top_logprobs.push(Some(rivals.into()));
     }
 
     /// The first token of a prompt, which nothing foretold.

@@ -6,7 +6,7 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::models::{Lease, Named};
-use crate::request::{Body, Choices, Forms, Int, Number, Sampling, Standing, StreamOptions};
+use crate::request::{Body, Choices, Forms, Int, Limit, Number, Sampling, Standing, StreamOptions};
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
@@ -33,6 +33,10 @@ pub(crate) struct Wanted {
     pub(crate) grammar: Option<Constraint>,
     /// Whether the request names a seed. Else each prompt gets a random sequence of its own.
     seeded: bool,
+    /// How many alternatives there are to each token of the prompt, where they are wanted.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Which tokens of a prompt count.
+    pub(crate) truncation: Truncation,
     /// Special tokens whose text is needed.
     pub(crate) shown_tokens: Vec<TokenId>,
     /// Whether answers go on with the text of their prompt.
@@ -90,8 +94,13 @@ impl Wanted {
             None => 1,
         };
         wanted.usage = UsageChunks::of(choices.stream_options.as_ref(), wanted.stream)?;
+        wanted.prompt_logprobs = choices.prompt_logprobs.and_then(Int::count);
+        if wanted.prompt_logprobs.is_some() && wanted.stream {
+            let reason = "only for requests without \"stream\": true";
+            return Err(ApiError::unsupported("prompt_logprobs", reason));
+        }
         wanted.generation.stop = stop_strings("stop", choices.stop.unwrap_or_default().0)?;
-        wanted.structured = structured::read(body.part::<Forms>()?)?;
+        wanted.structured = structured::read(body.part::<Forms>()?, lease)?;
         Ok(wanted)
     }
 
@@ -117,10 +126,20 @@ impl Wanted {
             structured: None,
             grammar: None,
             seeded: fields.seed.is_some(),
+            prompt_logprobs: None,
+            truncation: Truncation::of(fields.truncate_prompt_tokens)?,
             shown_tokens: Vec::new(),
             goes_on: false,
             place,
         })
+    }
+
+    /// Tokens that there has to be room for.
+    pub(crate) fn least_answer(&self) -> usize {
+        self.generation
+            .min_tokens
+            .max(1)
+            .min(self.generation.max_tokens)
     }
 
     /// The request to the engine for one prompt.
@@ -131,12 +150,56 @@ impl Wanted {
         }
         Request {
             n: self.n,
+            prompt_logprobs: self.prompt_logprobs,
             draft_tokens: config.lookup_tokens,
             grammar: self.grammar.clone(),
             shown_tokens: self.shown_tokens.clone(),
             goes_on: self.goes_on,
             ..self.place.request(prompt, generation, config)
         }
+    }
+}
+
+/// How much of a prompt is left out at its beginning, as vLLM does it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Truncation {
+    #[default]
+    Nothing,
+    /// All but so many of the last tokens.
+    Last(usize),
+    /// What leaves no room for the answer.
+    Overflow,
+}
+
+impl Truncation {
+    /// What the field says.
+    pub(crate) fn of(field: Option<Limit>) -> Result<Self> {
+        match field {
+            None => Ok(Self::Nothing),
+            Some(Int(-1)) => Ok(Self::Overflow),
+            Some(last) => match last.count() {
+                Some(last) if last > 0 => Ok(Self::Last(last)),
+                _ => {
+                    let reason = "found 0, expected -1 or at least 1";
+                    Err(ApiError::invalid("truncate_prompt_tokens", reason))
+                }
+            },
+        }
+    }
+
+    /// Shortens a prompt to an answer of `answer` tokens, and says whether it had to be.
+    pub(crate) fn apply(self, prompt: &mut Vec<TokenId>, model: &Model, answer: usize) -> bool {
+        let most = match self {
+            Self::Nothing => return false,
+            Self::Last(most) => most,
+            Self::Overflow => {
+                let capacity = model.served.context.min(model.served.engine.kv_tokens());
+                capacity.saturating_sub(answer).max(1)
+            }
+        };
+        let cut = prompt.len().saturating_sub(most);
+        prompt.drain(..cut);
+        cut > 0
     }
 }
 
@@ -176,7 +239,7 @@ impl UsageSoFar {
 
     /// Takes note of a piece of an answer.
     pub(crate) fn count(&mut self, piece: &Piece) {
-        if piece.finish.is_none() {
+        if piece.is_token() {
             self.answers[piece.index] += 1;
         }
     }

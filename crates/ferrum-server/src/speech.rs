@@ -7,7 +7,7 @@ use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
 use crate::output::{Delta, OutputParser};
 use ferrum_engine::FinishReason;
-use ferrum_engine::engine::Usage;
+use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use serde_json::{Value, json};
 
@@ -28,6 +28,8 @@ pub(crate) struct Part {
     /// Whether it is the first of its answer.
     pub(crate) first: bool,
     pub(crate) deltas: Vec<Delta>,
+    /// Whether it is a token that only added to reasoning.
+    pub(crate) is_reasoning: bool,
     pub(crate) logprobs: Option<Logprobs>,
     pub(crate) end: Option<End>,
 }
@@ -36,6 +38,8 @@ pub(crate) struct Part {
 pub(crate) struct Speech {
     parsers: Vec<OutputParser>,
     started: Vec<bool>,
+    /// Whether what each answer said last was reasoning.
+    reasons: Vec<bool>,
 }
 
 impl Speech {
@@ -44,6 +48,7 @@ impl Speech {
         Self {
             parsers: (0..answers).map(parser).collect(),
             started: vec![false; answers],
+            reasons: vec![false; answers],
         }
     }
 
@@ -53,21 +58,27 @@ impl Speech {
         let first = !std::mem::replace(&mut self.started[piece.index], true);
         let mut deltas = parser.push(&piece.text);
         if let Some(reason) = piece.finish {
-            let ended = reason == FinishReason::Stop && piece.stop.is_none();
+            let cut = matches!(piece.stop, Some(StopMatch::Text(_)));
+            let ended = reason == FinishReason::Stop && !cut;
             deltas.extend(parser.finish(!ended));
         }
-        let is_token = piece.finish.is_none();
-        let end = piece.finish.map(|reason| match reason {
-            FinishReason::Length => End::Length,
-            _ if parser.has_calls() => End::Calls,
-            _ => End::Stop(piece.stop),
-        });
+        let has_calls = parser.has_calls();
+        let reasons = &mut self.reasons[piece.index];
+        if let Some(last) = deltas.last() {
+            *reasons = matches!(last, Delta::Reasoning(_));
+        }
+        let finish = piece.finish;
         Part {
             first,
             deltas,
+            is_reasoning: finish.is_none() && *reasons,
             // Chats list what was said.
-            logprobs: piece.logprobs.filter(|_| is_token),
-            end,
+            logprobs: piece.logprobs.clone().filter(|_| finish.is_none()),
+            end: finish.map(|reason| match reason {
+                FinishReason::Length => End::Length,
+                _ if has_calls => End::Calls,
+                _ => End::Stop(piece.stop_string()),
+            }),
         }
     }
 }
@@ -133,7 +144,7 @@ impl Blocks {
 
     /// Takes a part, and tells of each change with the place of the block.
     pub(crate) fn add(&mut self, part: Part, mut tell: impl FnMut(usize, &Block, Change)) {
-        let is_token = part.end.is_none();
+        self.reasoning_tokens += usize::from(part.is_reasoning);
         for delta in part.deltas {
             let (kind, text) = match delta {
                 Delta::Reasoning(text) => (Some(Kind::Reasoning), text),
@@ -145,10 +156,6 @@ impl Blocks {
                 self.turn_to(kind, &mut tell);
             }
             self.grow(text, &mut tell);
-        }
-        let thinks = |block: &Block| block.kind == Kind::Reasoning;
-        if is_token && self.is_open && self.list.last().is_some_and(thinks) {
-            self.reasoning_tokens += 1;
         }
         if part.end.is_some() {
             if self.list.is_empty() {

@@ -40,24 +40,31 @@ impl SpelledTokens {
             true => text.replace([OPEN, CLOSE], "\u{fffd}").into(),
             false => text.into(),
         };
-        let Some(finder) = self
-            .finder
-            .as_ref()
-            .filter(|finder| finder.is_match(&*text))
-        else {
+        let parts = self.parts(&text);
+        if parts.iter().all(|(_, is_token)| !is_token) {
             return text;
-        };
+        }
         let mut out = String::with_capacity(text.len() + 16);
-        let mut end = 0;
-        for found in finder.find_iter(&*text) {
-            out.push_str(&text[end..found.start()]);
-            out.push(OPEN);
-            out.push_str(&text[found.range()]);
-            out.push(CLOSE);
+        for (part, is_token) in parts {
+            out.extend(is_token.then_some(OPEN));
+            out.push_str(part);
+            out.extend(is_token.then_some(CLOSE));
+        }
+        out.into()
+    }
+
+    /// The text in parts that are not empty, each with whether it spells a special token.
+    pub(crate) fn parts<'t>(&self, text: &'t str) -> Vec<(&'t str, bool)> {
+        let (mut parts, mut end) = (Vec::new(), 0);
+        let found = self.finder.iter().flat_map(|finder| finder.find_iter(text));
+        for found in found {
+            parts.push((&text[end..found.start()], false));
+            parts.push((&text[found.range()], true));
             end = found.end();
         }
-        out.push_str(&text[end..]);
-        out.into()
+        parts.push((&text[end..], false));
+        parts.retain(|(part, _)| !part.is_empty());
+        parts
     }
 }
 

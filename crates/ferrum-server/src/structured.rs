@@ -4,7 +4,7 @@
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::output::{Function, Looks, Marks};
-use crate::request::{Format, Forms, Outputs};
+use crate::request::{Format, Forms, Outputs, Schemata};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -20,10 +20,10 @@ pub(crate) struct Structured {
 }
 
 /// What the fields about the form of the answer say; at most one of them may be there.
-pub(crate) fn read(fields: Forms) -> Result<Option<Structured>> {
+pub(crate) fn read(fields: Forms, model: &Model) -> Result<Option<Structured>> {
     let mut found = Vec::new();
     if let Some(format) = fields.response_format {
-        found.extend(read_format(format, "response_format", false)?);
+        found.extend(read_format(format, "response_format", false, model)?);
     }
     let guided = Outputs {
         json: fields.guided_json,
@@ -31,12 +31,14 @@ pub(crate) fn read(fields: Forms) -> Result<Option<Structured>> {
         regex: fields.guided_regex,
         choice: fields.guided_choice,
         grammar: fields.guided_grammar,
+        structural_tag: None,
     };
-    found.extend(outputs(guided, "guided_")?);
+    found.extend(outputs(guided, "guided_", model)?);
     if let Some(inner) = fields.structured_outputs {
-        let inner = outputs(inner, "structured_outputs.")?;
+        let inner = outputs(inner, "structured_outputs.", model)?;
         if inner.is_empty() {
-            let reason = "expected one of json, json_object, regex, choice and grammar";
+            let reason =
+                "expected one of json, json_object, regex, choice, grammar and structural_tag";
             return Err(ApiError::invalid("structured_outputs", reason));
         }
         found.extend(inner);
@@ -73,7 +75,12 @@ fn one_form(found: Vec<Structured>) -> Result<Option<Structured>> {
 }
 
 /// The form in an object that has a `type`. Where it is flat, the schema has no object of its own.
-pub(crate) fn read_format(format: Format, path: &str, flat: bool) -> Result<Option<Structured>> {
+pub(crate) fn read_format(
+    format: Format,
+    path: &str,
+    flat: bool,
+    model: &Model,
+) -> Result<Option<Structured>> {
     let missing = |name: &str| ApiError::invalid(format!("{path}.{name}"), "it is missing");
     match &*format.r#type {
         "text" => Ok(None),
@@ -97,29 +104,56 @@ pub(crate) fn read_format(format: Format, path: &str, flat: bool) -> Result<Opti
                 param: format!("{path}.{param}"),
             }))
         }
+        "structural_tag" => {
+            let fields = [
+                ("format", format.format.map(|inner| inner.0)),
+                ("structures", format.structures.map(|inner| inner.0)),
+                ("triggers", format.triggers.map(|inner| inner.0)),
+            ];
+            let fields = fields.into_iter();
+            let fields = fields.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+            let document = Value::Object(fields.collect());
+            Ok(Some(structural_tag(document, path, model)?))
+        }
         other => {
-            let reason =
-                format!("found {other:?}, expected \"text\", \"json_object\" or \"json_schema\"");
+            let reason = format!(
+                "found {other:?}, expected \"text\", \"json_object\", \"json_schema\" or \"structural_tag\""
+            );
             Err(ApiError::invalid(format!("{path}.type"), reason))
         }
     }
 }
 
+fn structural_tag(document: Value, param: &str, model: &Model) -> Result<Structured> {
+    let marks = Marks(&model.served.tokenizer);
+    Ok(Structured {
+        grammar: tags::grammar(document, param, &marks, model.spelled())?,
+        param: param.to_owned(),
+    })
+}
+
+/// A value that may be there as its text.
+fn parsed(value: Schemata, param: &str) -> Result<Value> {
+    match value.0 {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|e| ApiError::invalid(param, format!("not JSON: {e}"))),
+        value => Ok(value),
+    }
+}
+
 /// vLLM's fields: `guided_json` and its like, or `json` and its like in `structured_outputs`.
-fn outputs(fields: Outputs, prefix: &str) -> Result<Vec<Structured>> {
+fn outputs(fields: Outputs, prefix: &str, model: &Model) -> Result<Vec<Structured>> {
     let mut found = Vec::new();
+    if let Some(value) = fields.structural_tag {
+        let param = format!("{prefix}structural_tag");
+        found.push(structural_tag(parsed(value, &param)?, &param, model)?);
+    }
     let mut add = |grammar, field: &str| {
         let param = format!("{prefix}{field}");
         found.push(Structured { grammar, param });
     };
     if let Some(value) = fields.json {
-        let schema = match value.0 {
-            // A schema as text.
-            Value::String(text) => serde_json::from_str(&text).map_err(|e| {
-                ApiError::invalid(format!("{prefix}json"), format!("not JSON: {e}"))
-            })?,
-            value => value,
-        };
+        let schema = parsed(value, &format!("{prefix}json"))?;
         add(json_schema(schema, true), "json");
     }
     if let Some(regex) = fields.regex {
@@ -254,5 +288,6 @@ impl ChatForm<'_> {
 }
 
 mod closed;
+mod tags;
 #[cfg(test)]
 mod tests;

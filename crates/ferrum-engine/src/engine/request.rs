@@ -103,7 +103,7 @@ pub enum EngineError {
         /// What was found and what was expected.
         reason: String,
     },
-    /// The prompt does not fit.
+    /// The prompt does not fit, or leaves no room for an answer.
     #[error("the prompt has {requested} tokens, the context holds {capacity}")]
     ContextOverflow {
         /// Tokens of the prompt.
@@ -146,7 +146,7 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Those of them that the prefix cache had when the request was admitted.
     pub cached_tokens: usize,
-    /// Generated tokens of all choices, stop tokens not among them.
+    /// Generated tokens of all choices, stop tokens among them.
     pub completion_tokens: usize,
 }
 
@@ -306,7 +306,9 @@ impl Limits {
         if request.prompt.is_empty() {
             return invalid("prompt", "it has no token".into());
         }
-        if request.prompt.len() > self.capacity {
+        // An answer has at least one token, and prompt and answer have the context together.
+        let answers = request.pooling.is_none() && generation.max_tokens > 0;
+        if request.prompt.len() + usize::from(answers) > self.capacity {
             return Err(EngineError::ContextOverflow {
                 requested: request.prompt.len(),
                 capacity: self.capacity,
@@ -421,8 +423,7 @@ impl Limits {
 
     /// Most tokens that an answer can have.
     pub(super) fn most_tokens(&self, request: &Request) -> usize {
-        // The last token need not be computed.
-        let room = self.capacity + 1 - request.prompt.len().min(self.capacity);
+        let room = self.capacity.saturating_sub(request.prompt.len());
         request.generation.max_tokens.min(room)
     }
 

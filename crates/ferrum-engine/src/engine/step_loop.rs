@@ -584,6 +584,9 @@ impl<'a> StepLoop<'a> {
         let Some(open) = self.open.get_mut(&answer.request) else {
             return;
         };
+        // What ends an answer was generated, too: OpenAI and vLLM count it.
+        open.usage.completion_tokens += 1;
+        self.generated += 1;
         if open.stop_tokens.contains(&token) {
             let ending = Ending {
                 stop: Some(StopMatch::Token(token)),
@@ -596,8 +599,6 @@ impl<'a> StepLoop<'a> {
             Ok(text) => text,
             Err(error) => return self.fail_answer(id, error),
         };
-        open.usage.completion_tokens += 1;
-        self.generated += 1;
         let event = Event::Token {
             choice: answer.choice,
             token,

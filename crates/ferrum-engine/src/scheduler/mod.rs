@@ -263,8 +263,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence its next token. Says whether there is room to compute it; if not, the
-    /// sequence has to end here.
+    /// Gives a sequence its next token. Says whether there is room for another; if not, the sequence has to end
+    /// here.
     pub fn append(&mut self, id: SeqId, token: TokenId) -> bool {
         let capacity = self.capacity();
         self.seqs.get_mut(&id).is_some_and(|seq| {
@@ -275,7 +275,7 @@ impl Scheduler {
             } else {
                 seq.draft.clear();
             }
-            seq.tokens.len() <= capacity
+            seq.tokens.len() < capacity
         })
     }
 

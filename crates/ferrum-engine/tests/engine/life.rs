@@ -414,14 +414,23 @@ fn the_context_and_the_pool_end_an_answer() {
         ..CONFIG
     };
     let engine = Scripted::new(small).start(checking());
-    // 16 tokens fit; the last one need not be computed.
-    for (prompt, tokens) in [(16, 1), (10, 7), (1, 16)] {
+    // 16 tokens fit, those of the answer among them.
+    for (prompt, tokens) in [(15, 1), (10, 6), (1, 15)] {
         let prompt = vec![5; prompt];
         let answered = collect(engine.handle().submit(greedy(&prompt, usize::MAX)).unwrap());
         assert_eq!(answered.tokens().len(), tokens);
         assert_eq!(answered.reason(), FinishReason::Length);
     }
-    let nothing = collect(engine.handle().submit(greedy(&[1; 9], 0)).unwrap());
+    let full = engine.handle().submit(greedy(&[5; 16], 1)).unwrap_err();
+    let (requested, capacity) = (16, 16);
+    assert_eq!(
+        full,
+        EngineError::ContextOverflow {
+            requested,
+            capacity
+        }
+    );
+    let nothing = collect(engine.handle().submit(greedy(&[1; 16], 0)).unwrap());
     assert!(nothing.choices[0].tokens.is_empty());
     assert_eq!(nothing.reason(), FinishReason::Length);
 }

@@ -189,7 +189,14 @@ pub(super) fn completion() -> Value {
         ("text", string()),
         ("logprobs", any(vec![logprobs, json!({"type": "null"})])),
     ];
-    whole("text_completion", choice, &["stop", "length"])
+    let mut whole = whole("text_completion", choice, &["stop", "length"]);
+    whole["properties"]["choices"]["items"]["properties"]["prompt_logprobs"] = prompt_logprobs();
+    whole
+}
+
+/// vLLM's, where they were asked for.
+fn prompt_logprobs() -> Value {
+    many(json!({"type": ["object", "null"]}))
 }
 
 fn called() -> Value {
@@ -224,7 +231,11 @@ pub(super) fn chat() -> Value {
         ("message", message),
         ("logprobs", any(vec![logprobs, json!({"type": "null"})])),
     ];
-    whole("chat.completion", choice, &["stop", "length", "tool_calls"])
+    let mut whole = whole("chat.completion", choice, &["stop", "length", "tool_calls"]);
+    let details = open(vec![("reasoning_tokens", natural())]);
+    whole["properties"]["usage"]["properties"]["completion_tokens_details"] = details;
+    whole["properties"]["prompt_logprobs"] = prompt_logprobs();
+    whole
 }
 
 pub(super) fn embeddings() -> Value {

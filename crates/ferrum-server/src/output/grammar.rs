@@ -291,7 +291,7 @@ impl Marks<'_> {
 }
 
 /// A mark in a regular expression between slashes.
-pub(super) fn mark_regex(mark: &str) -> String {
+pub(crate) fn mark_regex(mark: &str) -> String {
     let special = |c: char| c.is_ascii() && !c.is_ascii_alphanumeric() && !"<>_".contains(c);
     let escape = |c: char| match special(c) {
         true => format!("\\{c}"),

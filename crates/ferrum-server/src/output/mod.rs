@@ -34,7 +34,7 @@ mod thinking;
 mod values;
 
 pub use format::CallFormat;
-pub(crate) use grammar::{Function, Marks};
+pub(crate) use grammar::{Function, Marks, mark_regex};
 pub(crate) use kimi::name_calls;
 pub(crate) use thinking::Thinking;
 

@@ -2,9 +2,9 @@
 //! the same on every route that generates.
 
 use super::{
-    AllowedTokens, Anything, BadWords, Biases, ChoiceList, Count, Integer, MirostatMode, Natural,
-    NonNegative, OneOrMore, PassageLength, Penalty, PositiveNumber, PositiveShare, Priority,
-    Quantity, Schemata, Share, StopList, StopTokens, Strings, Temperature, Window,
+    AllowedTokens, Anything, BadWords, Biases, ChoiceList, Count, Integer, Limit, MirostatMode,
+    Natural, NonNegative, OneOrMore, PassageLength, Penalty, PositiveNumber, PositiveShare,
+    Priority, Quantity, Schemata, Share, StopList, StopTokens, Strings, Temperature, Window,
 };
 use ferrum_engine::engine::MAX_LOGPROBS;
 use serde::Deserialize;
@@ -84,6 +84,8 @@ pub(crate) struct Sampling {
     pub(crate) skip_special_tokens: Option<bool>,
     /// Whether the stop string that was met stays at the end.
     pub(crate) include_stop_str_in_output: Option<bool>,
+    /// Only so many of a prompt's last tokens; -1: as many as leave room for the answer.
+    pub(crate) truncate_prompt_tokens: Option<Limit>,
     /// Not supported, as in newer versions of vLLM.
     pub(crate) use_beam_search: Option<bool>,
     #[serde(rename = "spaces_between_special_tokens")]
@@ -98,6 +100,8 @@ pub(crate) struct Choices {
     pub(crate) n: Option<Quantity>,
     pub(crate) stop: Option<Strings>,
     pub(crate) stream_options: Option<StreamOptions>,
+    /// Log-probabilities of the tokens of the prompt, each with so many alternatives.
+    pub(crate) prompt_logprobs: Option<Alternatives>,
     #[serde(rename = "metadata")]
     _metadata: Option<Anything>,
 }
@@ -143,18 +147,26 @@ pub(crate) struct Outputs {
     pub(crate) regex: Option<String>,
     pub(crate) choice: Option<ChoiceList>,
     pub(crate) grammar: Option<String>,
+    /// XGrammar's structural tag, as JSON or as its text.
+    pub(crate) structural_tag: Option<Schemata>,
 }
 
 /// The form of an answer. A schema lies in an object of its own (chat completions) or not (responses, messages).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct Format {
-    /// `text`, `json_object` or `json_schema`.
+    /// `text`, `json_object`, `json_schema` or `structural_tag`.
     pub(crate) r#type: String,
     pub(crate) json_schema: Option<NamedSchema>,
     pub(crate) schema: Option<Schemata>,
     /// Whether what cannot be enforced is an error.
     pub(crate) strict: Option<bool>,
+    /// Of a structural tag: a form, or
+    pub(crate) format: Option<Schemata>,
+    /// tags
+    pub(crate) structures: Option<Schemata>,
+    /// and what begins them.
+    pub(crate) triggers: Option<Schemata>,
     #[serde(rename = "name")]
     _name: Option<Anything>,
     #[serde(rename = "description")]

@@ -28,6 +28,8 @@ pub(crate) struct Embeddings {
     pub(crate) dimensions: Option<Quantity>,
     /// `float` or `base64`.
     pub(crate) encoding_format: Option<String>,
+    /// Only so many of a text's last tokens; -1: as many as fit.
+    pub(crate) truncate_prompt_tokens: Option<Limit>,
 }
 
 /// `/v1/score`.
@@ -39,6 +41,7 @@ pub(crate) struct Score {
     pub(crate) text_1: Prompts,
     #[serde(alias = "documents")]
     pub(crate) text_2: Prompts,
+    pub(crate) truncate_prompt_tokens: Option<Limit>,
 }
 
 /// `/tokenize` beside a [`Conversation`](super::Conversation).

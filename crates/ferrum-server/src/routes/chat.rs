@@ -2,11 +2,11 @@
 
 use super::completions::usage_json;
 use super::messages;
-use crate::answers::{Answers, Next};
+use crate::answers::{Answers, Next, Piece};
 use crate::app::{App, fresh_id};
 use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::logprobs::chat_entry;
+use crate::logprobs::{chat_entry, prompt_entries};
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::output::{CallFormat, Delta};
@@ -129,6 +129,8 @@ struct Chat {
     id: String,
     created: u64,
     wants_logprobs: bool,
+    prompt_logprobs: Option<usize>,
+    reasoning_tokens: usize,
     format: CallFormat,
     speech: Speech,
 }
@@ -141,9 +143,24 @@ impl Chat {
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),
+            prompt_logprobs: job.wanted.prompt_logprobs,
+            reasoning_tokens: 0,
             format: job.prompt.looks.format,
             speech: Speech::new(&job.prompt, answers),
         }
+    }
+
+    /// What a piece of an answer adds to it.
+    fn part(&mut self, piece: Piece) -> Part {
+        let part = self.speech.part(piece);
+        self.reasoning_tokens += usize::from(part.is_reasoning);
+        part
+    }
+
+    fn usage(&self, usage: &Usage) -> Value {
+        let mut json = usage_json(usage);
+        json["completion_tokens_details"] = json!({"reasoning_tokens": self.reasoning_tokens});
+        json
     }
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
@@ -223,14 +240,16 @@ impl Message {
 async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiError> {
     let mut messages: Vec<Message> = (0..answers.count()).map(|_| Message::default()).collect();
     let mut usage = Usage::default();
+    let mut prompt = Vec::new();
     while let Some(next) = answers.next().await {
         match next {
             Next::Failed(error) => return Err(error),
             Next::Done(total) => usage = total,
-            Next::Prompt(..) | Next::Embedding(..) => {}
+            Next::Prompt(_, part) => prompt.extend(part),
+            Next::Embedding(..) => {}
             Next::Piece(piece) => {
                 let message = &mut messages[piece.index];
-                message.add(chat.speech.part(piece), &chat.model);
+                message.add(chat.part(piece), &chat.model);
             }
         }
     }
@@ -245,7 +264,10 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
     };
     let choices = messages.into_iter().enumerate().map(choice).collect();
     let mut whole = chat.envelope("chat.completion", choices);
-    whole["usage"] = usage_json(&usage);
+    whole["usage"] = chat.usage(&usage);
+    if let Some(top) = chat.prompt_logprobs {
+        whole["prompt_logprobs"] = prompt_entries(&chat.model, &prompt, top);
+    }
     Ok(Json(whole).into_response())
 }
 
@@ -284,14 +306,14 @@ impl Chunks for ChatChunks {
             Next::Piece(piece) => piece,
             Next::Done(usage) if self.usage.last() => {
                 let mut chunk = self.chat.envelope("chat.completion.chunk", Vec::new());
-                chunk["usage"] = usage_json(&usage);
+                chunk["usage"] = self.chat.usage(&usage);
                 return out.push(chunk);
             }
             Next::Done(_) | Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => return,
         };
         let index = piece.index;
         self.usage.count(&piece);
-        let part = self.chat.speech.part(piece);
+        let part = self.chat.part(piece);
         if part.first {
             let delta = json!({"role": "assistant", "content": ""});
             out.push(self.chunk(index, delta, Vec::new()));

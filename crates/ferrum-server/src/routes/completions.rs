@@ -3,7 +3,7 @@
 use crate::answers::{Answers, Next, Piece, finish_name};
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
-use crate::logprobs::TextLogprobs;
+use crate::logprobs::{TextLogprobs, prompt_entries};
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::request::{self, Body, Int, Prompts};
@@ -31,6 +31,15 @@ pub(super) struct Prompt {
     text: Option<String>,
 }
 
+impl Prompt {
+    fn truncate(&mut self, wanted: &Wanted, model: &Model) {
+        let answer = wanted.least_answer();
+        if wanted.truncation.apply(&mut self.tokens, model, answer) {
+            self.text = None;
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Job {
     wanted: Wanted,
@@ -47,7 +56,11 @@ pub(crate) async fn completions(
     let (job, lease) = app.read(request, read).await?;
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.logprobs,
-        prompt_logprobs: job.logprobs.filter(|_| job.echo),
+        // One list serves both.
+        prompt_logprobs: job
+            .logprobs
+            .filter(|_| job.echo)
+            .max(job.wanted.prompt_logprobs),
         goes_on: goes_on(&lease, &prompt.tokens),
         ..job.wanted.request(prompt.tokens.clone(), &app.config)
     });
@@ -85,7 +98,14 @@ async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response
         }
     }
     let choices = choices.iter().enumerate();
-    let choices = choices.map(|(index, part)| text.choice(index, part));
+    let choices = choices.map(|(index, part)| {
+        let mut choice = text.choice(index, part);
+        if let Some(top) = text.prompt_logprobs {
+            let (_, logprobs) = &text.prompts[index / text.n];
+            choice["prompt_logprobs"] = prompt_entries(&text.model, logprobs, top);
+        }
+        choice
+    });
     let mut whole = text.chunk(choices.collect());
     whole["usage"] = usage_json(&usage);
     Ok(Json(whole).into_response())
@@ -129,7 +149,10 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     if let Some(Structured { grammar, param }) = &wanted.structured {
         wanted.grammar = Some(structured::compile(lease, param, grammar)?);
     }
-    let prompts = read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?;
+    let mut prompts = read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?;
+    for prompt in &mut prompts {
+        prompt.truncate(&wanted, lease);
+    }
     let answers = prompts.len().saturating_mul(wanted.n);
     if answers > config.max_choices {
         let most = config.max_choices;
@@ -220,9 +243,12 @@ struct Completion {
     id: String,
     created: u64,
     n: usize,
-    wants_logprobs: bool,
-    /// Prompts that come before their answers, with what was said of their tokens so far.
-    echoes: Vec<Option<(Prompt, Vec<Logprobs>)>>,
+    logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
+    /// The prompts, with what was said of their tokens so far.
+    prompts: Vec<(Prompt, Vec<Logprobs>)>,
+    /// Whether they come before their answers.
+    echo: bool,
     /// Whether an answer has begun.
     begun: Vec<bool>,
     /// Characters of each answer whose tokens have been listed.
@@ -232,15 +258,16 @@ struct Completion {
 impl Completion {
     fn new(lease: &Lease, job: Job, answers: usize) -> Self {
         let prompts = job.prompts.into_iter();
-        let echo = |prompt| job.echo.then(|| (prompt, Vec::new()));
         Self {
             model: lease.model(),
             name: job.wanted.place.model.name,
             id: fresh_id("cmpl-"),
             created: unix_time(),
             n: job.wanted.n,
-            wants_logprobs: job.logprobs.is_some(),
-            echoes: prompts.map(echo).collect(),
+            logprobs: job.logprobs,
+            prompt_logprobs: job.wanted.prompt_logprobs,
+            prompts: prompts.map(|prompt| (prompt, Vec::new())).collect(),
+            echo: job.echo,
             begun: vec![false; answers],
             offsets: vec![0; answers],
         }
@@ -250,9 +277,7 @@ impl Completion {
     fn part(&mut self, next: Next) -> Option<(usize, Part)> {
         let piece = match next {
             Next::Prompt(prompt, part) => {
-                if let Some((_, logprobs)) = &mut self.echoes[prompt] {
-                    logprobs.extend(part);
-                }
+                self.prompts[prompt].1.extend(part);
                 return None;
             }
             Next::Piece(piece) => piece,
@@ -270,9 +295,9 @@ impl Completion {
             false => self.echo(index),
         };
         part.text.push_str(&text);
-        if let Some(logprobs) = logprobs {
+        if let (Some(logprobs), Some(top)) = (logprobs, self.logprobs) {
             let offset = &mut self.offsets[index];
-            part.logprobs.push(&self.model, &logprobs, offset);
+            part.logprobs.push(&self.model, &logprobs, top, offset);
         }
         part.finish = finish.map(finish_name);
         Some((index, part))
@@ -280,21 +305,22 @@ impl Completion {
 
     /// The prompt as the beginning of an answer.
     fn echo(&mut self, index: usize) -> Part {
-        let Some((prompt, logprobs)) = &self.echoes[index / self.n] else {
+        if !self.echo {
             return Part::default();
-        };
+        }
+        let (prompt, logprobs) = &self.prompts[index / self.n];
         let decode = || self.model.served.tokenizer.decode(&prompt.tokens, true);
         let mut part = Part {
             text: prompt.text.clone().unwrap_or_else(decode),
             ..Part::default()
         };
-        if self.wants_logprobs {
+        if let Some(top) = self.logprobs {
             let offset = &mut self.offsets[index];
             if let Some(&first) = prompt.tokens.first() {
                 part.logprobs.push_first(&self.model, first, offset);
             }
             for logprobs in logprobs {
-                part.logprobs.push(&self.model, logprobs, offset);
+                part.logprobs.push(&self.model, logprobs, top, offset);
             }
         }
         part
@@ -304,7 +330,7 @@ impl Completion {
         json!({
             "index": index,
             "text": part.text,
-            "logprobs": self.wants_logprobs.then(|| part.logprobs.json()),
+            "logprobs": self.logprobs.map(|_| part.logprobs.json()),
             "finish_reason": part.finish,
         })
     }
@@ -343,7 +369,7 @@ impl Chunks for TextChunks {
         let Some((index, part)) = self.text.part(next) else {
             return;
         };
-        if part.text.is_empty() && part.finish.is_none() && !self.text.wants_logprobs {
+        if part.text.is_empty() && part.finish.is_none() && self.text.logprobs.is_none() {
             return;
         }
         let choice = self.text.choice(index, &part);

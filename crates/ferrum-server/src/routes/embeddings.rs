@@ -7,8 +7,8 @@ use crate::app::{App, fresh_id};
 use crate::error::ApiError;
 use crate::model::unix_time;
 use crate::models::Lease;
-use crate::request::{self, Body, Prompts};
-use crate::sampling::{Place, within};
+use crate::request::{self, Body, Limit, Prompts};
+use crate::sampling::{Place, Truncation, within};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -37,8 +37,10 @@ impl Texts {
         app: &App,
         lease: &Lease,
         body: &mut Body,
+        truncation: Option<Limit>,
         inputs: impl IntoIterator<Item = (&'static str, Prompts)>,
     ) -> Result<Self, ApiError> {
+        let truncation = Truncation::of(truncation)?;
         let place = Place::read(body, lease)?;
         let Some(pooling) = lease.served.pooling else {
             let reason = "its files ask for a pooling that is not known here";
@@ -47,7 +49,10 @@ impl Texts {
         let mut tokens = Vec::new();
         for (param, prompts) in inputs {
             let texts = read_prompts(lease, param, prompts, app.config.max_inputs)?;
-            tokens.extend(texts.into_iter().map(|text| text.tokens));
+            tokens.extend(texts.into_iter().map(|mut text| {
+                truncation.apply(&mut text.tokens, lease, 0);
+                text.tokens
+            }));
         }
         Ok(Self {
             place,
@@ -178,7 +183,8 @@ fn read_score(app: &App, lease: &Lease, body: &mut Body) -> Result<(Texts, usize
         return Err(ApiError::invalid("text_1", reason));
     }
     let inputs = [("text_1", fields.text_1), ("text_2", fields.text_2)];
-    Ok((Texts::read(app, lease, body, inputs)?, left))
+    let truncation = fields.truncate_prompt_tokens;
+    Ok((Texts::read(app, lease, body, truncation, inputs)?, left))
 }
 
 fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
@@ -197,7 +203,13 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
         }
     };
     Ok(Job {
-        texts: Texts::read(app, lease, body, [("input", fields.input)])?,
+        texts: Texts::read(
+            app,
+            lease,
+            body,
+            fields.truncate_prompt_tokens,
+            [("input", fields.input)],
+        )?,
         dimensions,
         base64,
     })

@@ -25,8 +25,11 @@ fn the_demo_model_answers() {
     assert_eq!(message(&answer)["content"], "7 plus 5 is 12.");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer["usage"]["prompt_tokens"], 16);
-    assert_eq!(answer["usage"]["completion_tokens"], 9);
-    assert_eq!(answer["usage"]["total_tokens"], 25);
+    // The token that ends the answer was generated, too.
+    assert_eq!(answer["usage"]["completion_tokens"], 10);
+    assert_eq!(answer["usage"]["total_tokens"], 26);
+    let details = &answer["usage"]["completion_tokens_details"];
+    assert_eq!(details["reasoning_tokens"], 0);
 
     // A conversation with parts, nulls, and what clients send back with an answer.
     let messages = json!([

@@ -9,6 +9,13 @@ fn text(answer: &Value, choice: usize) -> &str {
     answer["choices"][choice]["text"].as_str().unwrap()
 }
 
+/// Why a request is refused.
+fn refused(server: &Running, body: &Value) -> Value {
+    let reply = server.post(PATH, body);
+    assert_eq!(reply.status, 400, "{body}");
+    reply.json()["error"].take()
+}
+
 #[test]
 fn texts_and_tokens_give_the_same_answer() {
     let server = Running::demo();
@@ -123,7 +130,7 @@ fn the_token_that_ends_an_answer_is_listed_and_not_said() {
         .unwrap();
     assert_eq!(*tokens.last().unwrap(), "<|im_end|>");
     let said = answer["usage"]["completion_tokens"].as_u64().unwrap() as usize;
-    assert_eq!(tokens.len(), said + 1);
+    assert_eq!(tokens.len(), said);
     // Who scores a prompt and takes one token more finds one more, whatever it is.
     let mut prompt = prompt["tokens"].as_array().unwrap().clone();
     let answered = server.ask(
@@ -137,6 +144,100 @@ fn the_token_that_ends_an_answer_is_listed_and_not_said() {
         .as_array()
         .unwrap();
     assert_eq!(scored.len(), prompt.len() + 1);
+}
+
+#[test]
+fn a_prompt_is_scored_beside_its_answer() {
+    let server = Running::demo();
+    let prompt = "Once upon a time, there";
+    let ids = server.ask("/tokenize", &json!({"prompt": prompt}))["tokens"].clone();
+    let mut body = json!({"prompt": prompt, "max_tokens": 2, "prompt_logprobs": 2, "echo": true, "logprobs": 0});
+    let answer = server.ask(PATH, &body);
+    let choice = &answer["choices"][0];
+    let scored = choice["prompt_logprobs"].as_array().unwrap();
+    let ids = ids.as_array().unwrap();
+    assert_eq!(scored.len(), ids.len());
+    assert_eq!(scored[0], Value::Null);
+    for (i, (entry, id)) in scored.iter().zip(ids).enumerate().skip(1) {
+        let own = &entry[id.to_string()];
+        assert_eq!(own["logprob"], choice["logprobs"]["token_logprobs"][i]);
+        assert_eq!(own["decoded_token"], choice["logprobs"]["tokens"][i]);
+        let tops = choice["logprobs"]["top_logprobs"][i].as_object().unwrap();
+        assert_eq!(tops.len(), 1, "each list has what was asked of it");
+        let entry = entry.as_object().unwrap();
+        let mut ranks: Vec<_> = entry
+            .values()
+            .map(|e| e["rank"].as_u64().unwrap())
+            .collect();
+        ranks.sort_unstable();
+        assert_eq!(ranks[..2], [1, 2]);
+        assert_eq!(
+            entry.len(),
+            if own["rank"].as_u64() > Some(2) { 3 } else { 2 }
+        );
+    }
+    body["stream"] = true.into();
+    assert_eq!(refused(&server, &body)["param"], "prompt_logprobs");
+    let messages = json!([{"role": "user", "content": "What is 7 plus 5?"}]);
+    let body = json!({"messages": messages, "max_tokens": 1, "prompt_logprobs": 0});
+    let chat = server.ask("/v1/chat/completions", &body);
+    let scored = chat["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(scored.len(), 16);
+    assert_eq!(scored[3].as_object().unwrap().len(), 1);
+}
+
+#[test]
+fn prompts_are_cut_at_their_beginning() {
+    let server = Running::demo();
+    let ids: Vec<u32> = (300..340).collect();
+    let ask = |prompt: &[u32], last: i64| {
+        let body = json!({"prompt": prompt, "max_tokens": 4, "truncate_prompt_tokens": last});
+        server.ask(PATH, &body)
+    };
+    let cut = ask(&ids, 5);
+    assert_eq!(cut["usage"]["prompt_tokens"], 5);
+    assert_eq!(text(&cut, 0), text(&ask(&ids[35..], 100), 0));
+    // -1: what leaves room for an answer, if only for its least.
+    let long: Vec<u32> = (0..3000).map(|i| 300 + i % 40).collect();
+    let models = server.get("/v1/models").json();
+    let context = models["data"][0]["max_model_len"].as_u64().unwrap();
+    let cut = ask(&long, -1);
+    assert_eq!(cut["usage"]["prompt_tokens"], context - 1);
+    assert_eq!(cut["usage"]["total_tokens"], context);
+    let vectors = json!({"input": [long, ids], "truncate_prompt_tokens": -1});
+    let vectors = server.ask("/v1/embeddings", &vectors);
+    assert_eq!(vectors["usage"]["prompt_tokens"], context + 40);
+    let messages = json!([{"role": "user", "content": "What is 7 plus 5?"}]);
+    let body = json!({"messages": messages, "max_tokens": 1, "truncate_prompt_tokens": 6});
+    let chat = server.ask("/v1/chat/completions", &body);
+    assert_eq!(chat["usage"]["prompt_tokens"], 6);
+    let body = json!({"prompt": "a", "truncate_prompt_tokens": 0});
+    assert_eq!(refused(&server, &body)["param"], "truncate_prompt_tokens");
+}
+
+#[test]
+fn prompt_and_answer_have_the_context_together() {
+    let server = Running::demo();
+    let models = server.get("/v1/models").json();
+    let context = models["data"][0]["max_model_len"].as_u64().unwrap();
+    let prompt = |tokens: u64| vec![300; tokens as usize];
+    let body = json!({"prompt": prompt(context - 3), "max_tokens": 50, "ignore_eos": true});
+    let answer = server.ask(PATH, &body);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["total_tokens"], context);
+    let error = refused(
+        &server,
+        &json!({"prompt": prompt(context), "max_tokens": 1}),
+    );
+    assert_eq!(error["code"], "context_length_exceeded");
+    let words = format!("This model's maximum context length is {context} tokens.");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with(&words), "{message}");
+    assert!(message.contains("leaves none for an answer"), "{message}");
+    server.ask(
+        PATH,
+        &json!({"prompt": prompt(context), "max_tokens": 0, "echo": true}),
+    );
 }
 
 #[test]

@@ -214,7 +214,13 @@ fn thoughts_are_items_of_their_own() {
     assert_eq!(thought["type"], "reasoning", "{whole}");
     assert_eq!(thought["content"][0]["type"], "reasoning_text");
     let details = &whole["usage"]["output_tokens_details"];
-    assert_eq!(details["reasoning_tokens"], whole["usage"]["output_tokens"]);
+    let reasoning = details["reasoning_tokens"].as_u64().unwrap();
+    // It ended in its thoughts, with a token that is none of them.
+    assert_eq!(whole["usage"]["output_tokens"], reasoning + 1);
+    let messages = json!([{"role": "user", "content": "What is 7 plus 5?"}]);
+    let chat = server.ask("/v1/chat/completions", &json!({"messages": messages}));
+    let details = &chat["usage"]["completion_tokens_details"];
+    assert_eq!(details["reasoning_tokens"], reasoning);
     body["stream"] = true.into();
     let streamed = check(&server.events(PATH, &body));
     assert_eq!(comparable(streamed), comparable(whole.clone()));

@@ -53,6 +53,18 @@ fn forms() -> Vec<(Value, Check)> {
         let mut parts = text.split('+');
         parts.all(|part| part.len() == 1 && part.bytes().all(|b| b.is_ascii_digit()))
     };
+    let tagged: Check = |text| {
+        let inner = text
+            .strip_prefix("<o>")
+            .and_then(|text| text.strip_suffix("</o>"));
+        inner.is_some_and(|text| serde_json::from_str(text).is_ok_and(|v| is_order(&v)))
+    };
+    let content = json!({"type": "json_schema", "json_schema": order()});
+    let tag = json!({"type": "tag", "begin": "<o>", "content": content, "end": "</o>"});
+    let tags = json!({"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<"], "tags": [tag],
+        "at_least_one": true, "stop_after_first": true,
+    }});
     let strict = json!({"name": "order", "strict": true, "schema": order()});
     let lark = "start: DIGIT (\"+\" DIGIT){1,4}\nDIGIT: /[0-9]/";
     let gbnf = "root ::= digit (\"+\" digit){1,4}\ndigit ::= [0-9]";
@@ -82,6 +94,14 @@ fn forms() -> Vec<(Value, Check)> {
             choice,
         ),
         (json!({"structured_outputs": {"grammar": gbnf}}), sum),
+        (
+            json!({"response_format": {"type": "structural_tag", "format": tag}}),
+            tagged,
+        ),
+        (
+            json!({"structured_outputs": {"structural_tag": tags.to_string()}}),
+            tagged,
+        ),
         (
             json!({"structured_outputs": {"json_object": true, "json": null}}),
             |text| serde_json::from_str::<Map<_, _>>(text).is_ok(),

@@ -32,7 +32,7 @@ impl Asked {
         mut wanted: Option<&mut Wanted>,
     ) -> Result<ChatPrompt> {
         if let (Some(wanted), Some((format, path))) = (&mut wanted, self.format) {
-            wanted.structured = structured::read_format(format, path, true)?;
+            wanted.structured = structured::read_format(format, path, true, model)?;
         }
         self.conversation
             .prompt(model, &self.choice, self.parallel, wanted)

@@ -117,7 +117,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     supported(body, &fields, wanted.stream)?;
     if let Some(format) = fields.text.and_then(|text| text.format) {
         echo.insert("format".into(), body.value("text")["format"].clone());
-        wanted.structured = structured::read_format(format, "text.format", true)?;
+        wanted.structured = structured::read_format(format, "text.format", true, lease)?;
     }
     let store = read_store(app, fields.store)?;
     echo.insert("store".into(), store.into());
