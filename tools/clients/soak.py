@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import resource
 import socket
@@ -313,19 +314,45 @@ class Attack:
         ]
 
 
-async def attack(a: argparse.Namespace, soak: Soak) -> int:
+class Attackers:
+    """All of them, in a process of their own: what they cost themselves is not what honest clients notice."""
+
+    def __init__(self, soak: Soak, holders: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.said = context.SimpleQueue()
+        seconds = soak.end - time.monotonic()
+        arguments = (soak.http.host, soak.http.port, seconds, holders, self.said)
+        self.process = context.Process(target=attackers, args=arguments)
+        self.process.start()
+
+    def counts(self) -> dict[str, int]:
+        counts = self.said.get()
+        self.process.join()
+        return counts
+
+
+def attackers(host: str, port: int, seconds: float, holders: int, said) -> None:
+    """The whole process: says at the end how often what was done."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = a.holders + a.clients + 256
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, wanted)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, holders + 256)), hard))
+    attack = Attack(host, port, time.monotonic() + seconds)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*attack.clients(holders))
+
+    asyncio.run(all_of_them())
+    said.put(dict(attack.counts))
+
+
+async def attack(a: argparse.Namespace, soak: Soak) -> int:
     halves = {}
     for name in ["alone", "under attack"]:
         soak.gaps, soak.first, soak.health, soak.memory = [], [], [], []
         before = Counter(soak.counts)
         soak.end = time.monotonic() + a.seconds / 2
-        attackers = Attack(soak.http.host, soak.http.port, soak.end)
-        clients = attackers.clients(a.holders) if name == "under attack" else []
+        attackers = Attackers(soak, a.holders) if name == "under attack" else None
         honest = (soak.honest(n) for n in range(a.clients))
-        await asyncio.gather(soak.watch(a.pid), *honest, *clients)
+        await asyncio.gather(soak.watch(a.pid), *honest)
         halves[name] = {
             "answers": soak.counts["answer"] - before["answer"],
             "told_to_come_back": soak.counts["told to come back"] - before["told to come back"],
@@ -333,7 +360,7 @@ async def attack(a: argparse.Namespace, soak: Soak) -> int:
             "inter_token_s": {p: percentile(soak.gaps, p / 100) for p in (50, 99)},
             "health_s": {"looks": len(soak.health), 50: percentile(soak.health, 0.5), "max": round(max(soak.health), 3)},
             "memory_mb": [round(m / 1e6) for m in (soak.memory[0], max(soak.memory), soak.memory[-1])] if soak.memory else None,
-            "attackers": dict(attackers.counts),
+            "attackers": attackers.counts() if attackers else {},
         }
     left = await soak.settle()
     print(json.dumps({

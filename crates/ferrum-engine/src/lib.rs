@@ -10,6 +10,7 @@ pub mod engine;
 mod generate;
 pub mod grammar;
 pub mod pool;
+pub mod priority;
 pub mod sampler;
 pub mod scheduler;
 mod session;

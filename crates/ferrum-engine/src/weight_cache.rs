@@ -4,6 +4,7 @@
 //! its own with the lowest priority, from the memory that the model computes with: the first start is as fast as
 //! without a cache. [`KeptWeights`] stands for that thread.
 
+use crate::priority::make_way;
 use ferrum_formats::weight_cache::{
     CacheKey, EntryName, Found, NewEntry, PackedFile, Room, WeightCache, Writer, entry_name,
 };
@@ -194,7 +195,7 @@ impl LoadStore {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let run = move || {
-            yield_to_others();
+            make_way(19);
             CpuBackend::interleave_thread();
             write.run(&|| !stopped.load(Ordering::Relaxed))
         };
@@ -234,16 +235,6 @@ fn populated(file: PackedFile) -> Arc<PackedFile> {
         mapped.use_all();
     });
     file
-}
-
-/// Has this thread run when no other wants to.
-fn yield_to_others() {
-    #[cfg(target_os = "linux")]
-    {
-        const LAST: i32 = 19;
-        // A priority belongs to a thread here. Without it, tokens are computed a little more slowly meanwhile.
-        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LAST);
-    }
 }
 
 /// Runs `work` with what was loaded, as a file takes it.

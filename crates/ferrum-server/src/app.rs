@@ -10,6 +10,7 @@ use crate::metrics::HttpCounts;
 use crate::models::{Lease, ModelLoader, Models};
 use crate::otlp::Exporter;
 use crate::page::Page;
+use crate::readers::Readers;
 use crate::record::RequestRecord;
 use crate::request::Body;
 use crate::request_id::{REQUEST_ID, RequestId};
@@ -37,6 +38,7 @@ pub(crate) struct App {
     pub(crate) config: ServerConfig,
     pub(crate) http: HttpCounts,
     bodies: Bodies,
+    readers: Readers,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
@@ -54,6 +56,7 @@ impl App {
             models: Models::new(names, loader, &config),
             responses: ResponseStore::new(config.max_stored_bytes),
             bodies: Bodies::new(config.max_body_bytes, config.max_bodies_bytes),
+            readers: Readers::new(),
             config,
             http: HttpCounts::default(),
             page: Page::new(),
@@ -79,12 +82,13 @@ impl App {
         parse: impl FnOnce(&mut Body) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let mut body = self.fields(request).await?;
+        let bytes = body.len();
         let strict = self.config.strict;
-        let (read, ignored) = blocking(move || {
+        let work = move || {
             let read = parse(&mut body)?;
             Ok((read, body.finish(strict)?))
-        })
-        .await?;
+        };
+        let (read, ignored) = self.readers.run(bytes, work).await?;
         note_ignored(ignored);
         Ok(read)
     }
@@ -93,7 +97,9 @@ impl App {
     pub(crate) async fn fields(&self, request: Request) -> Result<Body, ApiError> {
         let rights = request.extensions().get::<Rights>().copied();
         let (bytes, paid) = self.body(request).await?;
-        let body = blocking(move || Body::new(bytes.into(), paid)).await?;
+        let length = bytes.len();
+        let work = move || Body::new(bytes.into(), paid);
+        let body = self.readers.run(length, work).await?;
         let urgent = || body.value("priority").as_f64().is_some_and(|p| p > 0.0);
         if rights.is_some_and(|rights| !rights.priority) && urgent() {
             let message = "priority: this API key may not ask for a priority above 0";
@@ -136,11 +142,12 @@ impl App {
         parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Lease), ApiError> {
         let app = Arc::clone(self);
-        let (read, lease, ignored) = blocking(move || {
+        let bytes = body.len();
+        let work = move || {
             let read = parse(&app, &lease, &mut body)?;
             Ok((read, lease, body.finish(app.config.strict)?))
-        })
-        .await?;
+        };
+        let (read, lease, ignored) = self.readers.run(bytes, work).await?;
         note_ignored(ignored);
         Ok((read, lease))
     }
@@ -189,14 +196,6 @@ const KNOWN_METHODS: [Method; 7] = [
     Method::OPTIONS,
     Method::PATCH,
 ];
-
-/// Does what may take a while on a thread for that.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let failed = |_| ApiError::internal("the request could not be read");
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
-}
 
 /// All routes with their checks.
 pub(crate) fn router(app: Arc<App>) -> Router {

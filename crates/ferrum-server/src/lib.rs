@@ -30,6 +30,7 @@ mod openapi;
 mod otlp;
 mod output;
 mod page;
+mod readers;
 mod record;
 mod request;
 mod request_id;

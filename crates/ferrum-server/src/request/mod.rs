@@ -100,6 +100,11 @@ impl Body {
         })
     }
 
+    /// Bytes of the whole.
+    pub(crate) fn len(&self) -> usize {
+        self.text.len()
+    }
+
     /// Reads those fields that a struct names.
     ///
     /// # Errors
