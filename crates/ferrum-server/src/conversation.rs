@@ -15,8 +15,15 @@ use std::borrow::Cow;
 /// Most tool calls of one answer.
 const MAX_CALLS: usize = 128;
 
-/// The variable by which templates let a model think or not.
-const ENABLE_THINKING: &str = "enable_thinking";
+/// The variables by which templates let a model think or not, and what those say that have them: Qwen's, and that of
+/// DeepSeek and Granite.
+const THINKING: [(&str, &[&str]); 2] = [
+    ("enable_thinking", &["enable_thinking"]),
+    (
+        "thinking",
+        &["if thinking", "not thinking", "thinking is defined"],
+    ),
+];
 
 /// The variable by which templates say how much a model thinks.
 const REASONING_EFFORT: &str = "reasoning_effort";
@@ -107,11 +114,14 @@ impl ToolChoice {
 /// Has the template make the model think or not. Gives whether that is what happens.
 pub(crate) fn set_thinking(model: &Model, extra: &mut Map<String, Value>, think: bool) -> bool {
     let source = model.template_source();
-    if source.contains(ENABLE_THINKING) {
-        extra.insert(ENABLE_THINKING.into(), think.into());
-        return true;
+    let knows = |says: &[&str]| says.iter().any(|text| source.contains(text));
+    match THINKING.iter().find(|(_, says)| knows(says)) {
+        Some((variable, _)) => {
+            extra.insert((*variable).into(), think.into());
+            true
+        }
+        None => reasons(source) == think,
     }
-    reasons(source) == think
 }
 
 /// Has the model think as hard as a word says. Gives whether its template knows how.

@@ -227,6 +227,25 @@ fn figure(page: &str, name: &str) -> f64 {
 }
 
 #[test]
+fn who_had_to_make_room_is_told() {
+    // There is room for one.
+    let server = Running::start(ServerConfig::default(), EngineConfig::default(), 1);
+    let long = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true});
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| server.ask(TEXT, &long));
+        server.until(|stats| stats.generated_tokens > 2);
+        let urgent = json!({"prompt": "Hello", "max_tokens": 2, "priority": 100});
+        server.ask(TEXT, &urgent);
+        let answer = answer.join().unwrap();
+        assert_eq!(answer["usage"]["completion_tokens"], 400);
+    });
+    let page = server.get("/metrics").text();
+    assert_eq!(figure(&page, "vllm:num_preemptions_total"), 1.0, "{page}");
+    assert_eq!(figure(&page, "vllm:request_num_preemptions_count"), 2.0);
+    assert_eq!(figure(&page, "vllm:request_num_preemptions_sum"), 1.0);
+}
+
+#[test]
 fn requests_and_steps_are_told_by_size() {
     let server = Running::demo();
     let body = json!({"prompt": "Once upon a time", "max_tokens": 5, "n": 2, "ignore_eos": true,

@@ -206,6 +206,19 @@ fn a_response_goes_on_from_one_that_was_kept() {
 }
 
 #[test]
+fn whether_a_model_thinks_is_said_in_the_words_of_its_template() {
+    for variable in ["enable_thinking", "thinking"] {
+        let template = THINKING.replace("enable_thinking", variable);
+        let server = Running::with_template(&template);
+        for (effort, kind) in [("none", "message"), ("high", "reasoning")] {
+            let body = json!({"input": "What is 7 plus 5?", "reasoning": {"effort": effort}});
+            let answer = server.ask(PATH, &body);
+            assert_eq!(answer["output"][0]["type"], kind, "{variable} {effort}");
+        }
+    }
+}
+
+#[test]
 fn thoughts_are_items_of_their_own() {
     let server = Running::with_template(THINKING);
     let mut body = json!({"input": "What is 7 plus 5?", "reasoning": {"summary": "auto"}});
