@@ -209,13 +209,10 @@ pub(crate) fn load_adapted(
     Ok(loaded)
 }
 
-/// Opens a device that has room for the model.
+/// Opens a device for the model.
 pub(crate) fn open_device(model: &Model, device: &DeviceArgs) -> Outcome<BackendDispatch> {
-    let bytes = model.tensors().total_bytes();
     let (kind, options) = (device.backend, device.options());
-    Ok(BackendDispatch::from_kind_with_model_bytes(
-        kind, bytes, options,
-    )?)
+    Ok(BackendDispatch::for_model(kind, model, options)?)
 }
 
 /// Loads the model onto an open device, with a progress bar on a terminal.

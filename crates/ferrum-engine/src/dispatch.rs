@@ -11,8 +11,8 @@ use ferrum_kernels::{
     KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    DecoderWeights, Expanded, LoadProgress, Model, ModelRunner, Moe, Native, RunnerConfig,
-    WeightForm, load_weights,
+    DecoderWeights, Expanded, FeedForwardSpec, LoadProgress, Model, ModelRunner, Moe, Native,
+    RunnerConfig, WeightForm, load_weights,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
@@ -23,11 +23,13 @@ use std::sync::Arc;
 /// What `--backend` can say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendKind {
-    /// The fastest device on which the model fits.
+    /// The fastest device that computes the model as it is, with room for it.
     #[default]
     Auto,
     /// Threads and SIMD.
     Cpu,
+    /// Any GPU, by whichever interface this system has.
+    Gpu,
     /// NVIDIA.
     Cuda,
     /// Apple.
@@ -43,6 +45,7 @@ impl BackendKind {
     pub const NAMES: &'static [(&'static str, BackendKind)] = &[
         ("auto", BackendKind::Auto),
         ("cpu", BackendKind::Cpu),
+        ("gpu", BackendKind::Gpu),
         ("cuda", BackendKind::Cuda),
         ("metal", BackendKind::Metal),
         ("vulkan", BackendKind::Vulkan),
@@ -187,31 +190,61 @@ macro_rules! with_device {
 }
 pub(crate) use with_device;
 
-/// Memory that a device needs for a model of `bytes`: weights and headroom for KV.
-fn needed(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 2)
+/// What a device has to do for a model.
+#[derive(Clone, Copy, Debug, Default)]
+struct Demands {
+    /// Bytes of its weights.
+    bytes: u64,
+    /// Whether it has layers with experts.
+    experts: bool,
+    /// Whether weights are quantised.
+    quantised: bool,
+}
+
+impl Demands {
+    fn of(model: &Model) -> Self {
+        let mut layers = model.spec.layers.iter();
+        Self {
+            bytes: model.tensors().total_bytes(),
+            experts: layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_))),
+            quantised: !model.expanded(|_| false, |_| false).is_empty(),
+        }
+    }
+
+    /// Whether a GPU computes the model better than the CPU: it has no kernels for experts, and what is quantised
+    /// would take its size in f32.
+    fn suit_gpu(self, info: &DeviceInfo) -> bool {
+        // Weights, and headroom for KV.
+        let needed = self.bytes.saturating_add(self.bytes / 2);
+        let fits = info.memory_bytes.is_none_or(|memory| memory >= needed);
+        !info.software && fits && !self.experts && !self.quantised
+    }
 }
 
 impl BackendDispatch {
-    /// Opens a device; `Auto` looks at no model size.
+    /// Opens a device; `Auto` takes the fastest.
     ///
     /// # Errors
     /// [`Error::NoDevice`] names what an explicit choice was missing.
     pub fn from_kind(kind: BackendKind, options: BackendOptions) -> Result<Self> {
-        Self::from_kind_with_model_bytes(kind, 0, options)
+        Self::open(kind, Demands::default(), options)
     }
 
-    /// Opens a device. `Auto` takes the fastest one with memory for 1.5 times `model_bytes` (0:
-    /// unknown, any will do); a GPU that is only software does not count. An explicit choice is taken
-    /// whatever the size.
+    /// Opens a device for a model. `Auto` takes the fastest one that computes its weights as they are and has memory
+    /// for 1.5 times as much (where that is known); a GPU that is only software does not count. An explicit choice is
+    /// taken whatever the model.
     ///
     /// # Errors
     /// [`Error::NoDevice`] names what an explicit choice was missing.
-    pub fn from_kind_with_model_bytes(
-        kind: BackendKind,
-        model_bytes: u64,
-        options: BackendOptions,
-    ) -> Result<Self> {
+    pub fn for_model(kind: BackendKind, model: &Model, options: BackendOptions) -> Result<Self> {
+        let demands = match kind {
+            BackendKind::Auto => Demands::of(model),
+            _ => Demands::default(),
+        };
+        Self::open(kind, demands, options)
+    }
+
+    fn open(kind: BackendKind, demands: Demands, options: BackendOptions) -> Result<Self> {
         let ordinal = options.ordinal;
         if ordinal > 0 && matches!(kind, BackendKind::Auto | BackendKind::Cpu) {
             let hint = match kind {
@@ -224,21 +257,20 @@ impl BackendDispatch {
                 hint: hint.into(),
             });
         }
-        let gpu = |api| GpuBackend::open_kind(api, options.ordinal).map(Self::Gpu);
+        let gpu = |api| GpuBackend::open_kind(api, ordinal).map(Self::Gpu);
         match kind {
             BackendKind::Auto => {
-                let fits = |info: &DeviceInfo| {
-                    !info.software && info.memory_bytes.is_none_or(|m| m >= needed(model_bytes))
-                };
+                let suits = |info: &DeviceInfo| demands.suit_gpu(info);
                 let best = may_have_gpu()
                     .then(GpuBackend::devices)
-                    .and_then(|devices| devices.into_iter().find(fits));
+                    .and_then(|devices| devices.into_iter().find(suits));
                 match best.and_then(|info| GpuBackend::open(info.ordinal).ok()) {
                     Some(device) => Ok(Self::Gpu(device)),
                     None => Self::cpu(options),
                 }
             }
             BackendKind::Cpu => Self::cpu(options),
+            BackendKind::Gpu => GpuBackend::open(ordinal).map(Self::Gpu),
             BackendKind::Cuda => Err(Error::NoDevice {
                 backend: "cuda",
                 reason: "this version has no CUDA backend".into(),
@@ -246,7 +278,7 @@ impl BackendDispatch {
             }),
             BackendKind::Metal => gpu(GpuApi::Metal),
             BackendKind::Vulkan => gpu(GpuApi::Vulkan),
-            BackendKind::Reference => ReferenceBackend::open(options.ordinal).map(Self::Reference),
+            BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
         }
     }
 
@@ -327,7 +359,8 @@ impl BackendDispatch {
             (Self::Cpu(d), KvDtype::Int8) => cpu_runner::<KvInt8>(d, model, config, progress)?,
             (Self::Gpu(d), KvDtype::F32) => gpu_runner::<KvF32>(d, model, config, progress)?,
             (Self::Gpu(d), KvDtype::F16) => gpu_runner::<KvFp16>(d, model, config, progress)?,
-            (Self::Gpu(d), _) => return Err(unsupported(d.info().backend, "f32 or f16")),
+            (Self::Gpu(d), KvDtype::Bf16) => gpu_runner::<KvBf16>(d, model, config, progress)?,
+            (Self::Gpu(d), _) => return Err(unsupported(d.info().backend, "f32, f16 or bf16")),
             (Self::Reference(d), KvDtype::F32) => {
                 plain_runner::<KvF32>(d, model, config, progress)?
             }
@@ -441,4 +474,42 @@ pub fn list_devices() -> Vec<DeviceInfo> {
     all.extend(slow);
     all.extend(ReferenceBackend::devices());
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_what_it_computes_as_it_is() {
+        let info = |software, memory_bytes| DeviceInfo {
+            software,
+            memory_bytes,
+            ..ReferenceBackend::open(0).unwrap().info()
+        };
+        let plain = Demands {
+            bytes: 1 << 30,
+            ..Demands::default()
+        };
+        let experts = Demands {
+            experts: true,
+            ..plain
+        };
+        let quantised = Demands {
+            quantised: true,
+            ..plain
+        };
+        for (demands, software, memory, suits) in [
+            (plain, false, None, true),
+            (plain, false, Some(3 << 29), true),
+            (plain, false, Some((3 << 29) - 1), false),
+            (plain, true, None, false),
+            (experts, false, None, false),
+            (quantised, false, None, false),
+            (Demands::default(), false, None, true),
+        ] {
+            let found = demands.suit_gpu(&info(software, memory));
+            assert_eq!(found, suits, "{demands:?} {software} {memory:?}");
+        }
+    }
 }

@@ -59,6 +59,14 @@ fn every_backend_and_cache_gives_the_same_greedy_tokens() {
         let [expected, found] = [BackendKind::Reference, BackendKind::Cpu]
             .map(|kind| greedy(&mut session(kind, &model, kv).unwrap(), &prompt, 20));
         assert_eq!(found, expected, "{name}");
+        let on_gpu = matches!(kv, KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16);
+        if on_gpu && let Some(mut session) = session(BackendKind::Gpu, &model, kv) {
+            assert_eq!(
+                greedy(&mut session, &prompt, 20),
+                expected,
+                "{name} on a GPU"
+            );
+        }
     }
 }
 
@@ -84,10 +92,11 @@ fn a_cache_the_backend_lacks_is_refused_with_a_hint() {
 
 #[test]
 fn auto_never_takes_a_software_gpu() {
-    for bytes in [0, 1 << 20, u64::MAX] {
-        let options = BackendOptions::default();
-        let device =
-            BackendDispatch::from_kind_with_model_bytes(BackendKind::Auto, bytes, options).unwrap();
+    let options = BackendOptions::default();
+    let any = BackendDispatch::from_kind(BackendKind::Auto, options).unwrap();
+    let model = model("llama3-tied");
+    let fit = BackendDispatch::for_model(BackendKind::Auto, &model, options).unwrap();
+    for device in [any, fit] {
         assert!(!device.info().software, "{:?}", device.info());
     }
 }
@@ -149,5 +158,5 @@ fn names_of_kinds_are_read_and_listed() {
         assert_eq!(&kind.to_string(), name);
     }
     let error = "opengl".parse::<BackendKind>().unwrap_err();
-    assert!(error.contains("auto, cpu, cuda"), "{error}");
+    assert!(error.contains("auto, cpu, gpu, cuda"), "{error}");
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Which device.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Where to run: auto, cpu, vulkan, metal, cuda or reference
+    /// Where to run: auto, cpu, gpu, vulkan, metal, cuda or reference
     #[arg(long, default_value_t = BackendKind::Auto)]
     pub(crate) backend: BackendKind,
 

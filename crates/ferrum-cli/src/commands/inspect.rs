@@ -25,11 +25,8 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let context = open::context(&model, args.cache.context, 0);
     let kv = open::kv_dtype(&model, &args.cache);
     // A run holds what this process holds by now, device drivers included, less the pages of the file.
-    let device = BackendDispatch::from_kind_with_model_bytes(
-        BackendKind::Auto,
-        model.tensors().total_bytes(),
-        BackendOptions::default(),
-    )?;
+    let options = BackendOptions::default();
+    let device = BackendDispatch::for_model(BackendKind::Auto, &model, options)?;
     model.tensors().release();
     let mut plan = open::plan(&model, &RunnerConfig::single(context), kv);
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;

@@ -12,7 +12,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{HfConfig, ModelSource};
-use ferrum_models::{KvLayout, Model, RunnerConfig};
+use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
@@ -339,15 +339,56 @@ fn sizes(
             ..config
         };
     }
-    let plan = open::plan(model, &config, kv);
-    let Some(memory) = device.info().memory_bytes else {
-        return config;
-    };
-    let share = memory / places.max(1);
-    let left = share.saturating_sub(plan.weights.saturating_add(plan.scratch)) / 2;
-    let fits = usize::try_from(left / plan.kv_per_token.max(1)).unwrap_or(usize::MAX);
+    let fits = kv_that_fits(
+        &open::plan(model, &config, kv),
+        device.info().memory_bytes,
+        places,
+    );
     RunnerConfig {
         kv_tokens: config.kv_tokens.min(fits.max(context)),
         ..config
+    }
+}
+
+/// What a KV pool may take of a device that does not say how much memory it has.
+const BLIND_KV: u64 = 1 << 30;
+
+/// Tokens of KV in half of what the weights leave of a model's share of the memory.
+fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
+    let places = places.max(1);
+    let fixed = plan.weights.saturating_add(plan.scratch);
+    let room = match memory {
+        Some(memory) => (memory / places).saturating_sub(fixed) / 2,
+        None => BLIND_KV / places,
+    };
+    usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {
+        let plan = MemoryPlan {
+            weights: 3 << 30,
+            kv_per_token: 1 << 16,
+            kv: 0,
+            scratch: 1 << 30,
+            program: 0,
+        };
+        for (memory, places, tokens) in [
+            (Some(12 << 30), 1, 4 << 14),
+            (Some(12 << 30), 2, 1 << 14),
+            (Some(2 << 30), 1, 0),
+            (None, 1, 1 << 14),
+            (None, 4, 1 << 12),
+        ] {
+            assert_eq!(
+                kv_that_fits(&plan, memory, places),
+                tokens,
+                "{memory:?} {places}"
+            );
+        }
     }
 }
