@@ -136,6 +136,11 @@ pub(crate) fn set_effort(model: &Model, extra: &mut Map<String, Value>, effort: 
     known
 }
 
+/// What the model reads in place of something of a tool's that is no text, such as an image.
+pub(crate) fn unread(kind: &str) -> String {
+    format!("[{kind} left out: this model reads only text]")
+}
+
 /// Whether a template speaks of reasoning.
 fn reasons(source: &str) -> bool {
     Thinking::of_template(source).is_some()

@@ -1,6 +1,6 @@
 //! Conversations in Anthropic's form, brought into the form that chat templates read.
 
-use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking};
+use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking, unread};
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::request::{
@@ -157,6 +157,23 @@ fn block_text(block: Block, path: &str) -> Result<String> {
     }
 }
 
+/// The text of a block that a tool gave, or a note in its place where it is none: the model chose the tool, so it has to
+/// know that this leads nowhere. A refusal would end the conversation, which has the block in it from now on.
+fn tool_text(body: &mut Body, block: Block, path: &str) -> Result<String> {
+    let reads = match (&*block.r#type, &block.source) {
+        ("text" | "search_result", _) => true,
+        ("document", Some(Source::Document(source))) => {
+            matches!(source.r#type.as_deref(), Some("text" | "content"))
+        }
+        _ => false,
+    };
+    if reads {
+        return block_text(block, path);
+    }
+    body.ignore(path);
+    Ok(unread(&block.r#type))
+}
+
 fn read_turn(body: &mut Body, turn: Turn, path: &str, out: &mut Vec<Value>) -> Result<()> {
     let role = match turn.role {
         Speaker::User => "user",
@@ -169,7 +186,7 @@ fn read_turn(body: &mut Body, turn: Turn, path: &str, out: &mut Vec<Value>) -> R
             let text = text_of(content, path)?;
             out.push(json!({"role": role, "content": text}));
         }
-        (Content::Parts(blocks), Speaker::User) => read_user(path, blocks, out)?,
+        (Content::Parts(blocks), Speaker::User) => read_user(body, path, blocks, out)?,
         (Content::Parts(blocks), Speaker::Assistant) => {
             out.push(read_assistant(body, path, blocks)?);
         }
@@ -178,10 +195,12 @@ fn read_turn(body: &mut Body, turn: Turn, path: &str, out: &mut Vec<Value>) -> R
 }
 
 /// What a user says, and the results of tools, each of which is a message of its own to templates.
-fn read_user(path: &str, blocks: Vec<Block>, out: &mut Vec<Value>) -> Result<()> {
+fn read_user(body: &mut Body, path: &str, blocks: Vec<Block>, out: &mut Vec<Value>) -> Result<()> {
     if blocks.is_empty() {
         return Err(ApiError::invalid(path, "found no block"));
     }
+    // Clients put documents that a tool has read beside its result.
+    let of_tools = blocks.iter().any(|block| block.r#type == "tool_result");
     let mut texts: Vec<String> = Vec::new();
     let said = |texts: &mut Vec<String>, out: &mut Vec<Value>| {
         if !texts.is_empty() {
@@ -194,8 +213,9 @@ fn read_user(path: &str, blocks: Vec<Block>, out: &mut Vec<Value>) -> Result<()>
         match &*block.r#type {
             "tool_result" => {
                 said(&mut texts, out);
-                out.push(read_result(block, &path)?);
+                out.push(read_result(body, block, &path)?);
             }
+            _ if of_tools => texts.push(tool_text(body, block, &path)?),
             _ => texts.push(block_text(block, &path)?),
         }
     }
@@ -203,10 +223,17 @@ fn read_user(path: &str, blocks: Vec<Block>, out: &mut Vec<Value>) -> Result<()>
     Ok(())
 }
 
-fn read_result(block: Block, path: &str) -> Result<Value> {
+fn read_result(body: &mut Body, block: Block, path: &str) -> Result<Value> {
     let id = need(block.tool_use_id, path, "tool_use_id")?;
-    let text = match block.content {
-        Some(content) => text_of(*content, &format!("{path}.content"))?,
+    let text = match block.content.map(|content| *content) {
+        Some(Content::Parts(blocks)) => {
+            let mut texts = Vec::with_capacity(blocks.len());
+            for (i, block) in blocks.into_iter().enumerate() {
+                texts.push(tool_text(body, block, &format!("{path}.content[{i}]"))?);
+            }
+            texts.join("\n")
+        }
+        Some(Content::Text(text)) => text,
         None => String::new(),
     };
     let text = match block.is_error {

@@ -4,6 +4,7 @@
 //! and the calls after that are one message of the assistant.
 
 use crate::app::App;
+use crate::conversation::unread;
 use crate::error::ApiError;
 use crate::request::{
     Body, Content, Function, FunctionName, Input, Item, ItemPart, ResponseTool, Role, need,
@@ -54,7 +55,7 @@ pub(super) fn read(
             }
             Some("function_call_output") => {
                 end_turn(&mut turn, messages);
-                messages.push(read_output(item, &path)?);
+                messages.push(read_output(body, item, &path)?);
             }
             // What tools did that OpenAI's servers or clients run: the model does not know of them.
             Some(kind) if kind.ends_with("_call") || kind.ends_with("_call_output") => {
@@ -168,9 +169,20 @@ fn read_call(item: Item, path: &str) -> Result<Value> {
     Ok(json!({"type": "function", "id": id, "function": function}))
 }
 
-fn read_output(item: Item, path: &str) -> Result<Value> {
+/// The result of a call. What is no text in it is noted in its place: the model chose the tool, so it has to know that
+/// this leads nowhere. A refusal would end the conversation, which has the result in it from now on.
+fn read_output(body: &mut Body, item: Item, path: &str) -> Result<Value> {
     let id = need(item.call_id, path, "call_id")?;
-    let output = need(item.output, path, "output")?;
+    let mut output = need(item.output, path, "output")?;
+    if let Content::Parts(parts) = &mut output {
+        for (i, part) in parts.iter_mut().enumerate() {
+            if part.r#type.starts_with("input_") && part.r#type != "input_text" {
+                body.ignore(format!("{path}.output[{i}]"));
+                part.text = Some(unread(&part.r#type["input_".len()..]));
+                part.r#type = "input_text".into();
+            }
+        }
+    }
     let text = text_of(output, &format!("{path}.output"))?;
     Ok(json!({"role": "tool", "tool_call_id": id, "content": text}))
 }
