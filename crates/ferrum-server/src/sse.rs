@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
-/// How often a comment is sent while there is nothing to say, for proxies that end silent connections.
+/// How often something is sent while there is nothing to say, for proxies and clients that end silent connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How chunks are written.
@@ -44,7 +44,7 @@ pub(crate) trait Chunks: Send + Unpin + 'static {
     }
 
     /// What is sent while there is nothing to say; without it, a comment is.
-    fn keep_alive(&self) -> Option<Value> {
+    fn keep_alive(&mut self) -> Option<Value> {
         None
     }
 }

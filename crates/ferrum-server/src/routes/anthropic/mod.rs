@@ -221,7 +221,7 @@ impl Chunks for MessageEvents {
         out.push(error.anthropic_body());
     }
 
-    fn keep_alive(&self) -> Option<Value> {
+    fn keep_alive(&mut self) -> Option<Value> {
         Some(ping())
     }
 }

@@ -84,6 +84,16 @@ impl Chunks for ResponseEvents {
         }
         self.count(out, before);
     }
+
+    /// An event, as Codex ends a stream in which comments are all that comes for five minutes; a long prompt may take
+    /// more. Of the known events, this one says nothing new at any time.
+    fn keep_alive(&mut self) -> Option<Value> {
+        let response = self.shape.as_ref()?.going_on(&self.blocks);
+        let mut events = [json!({"type": "response.in_progress", "response": response})];
+        self.count(&mut events, 0);
+        let [event] = events;
+        Some(event)
+    }
 }
 
 /// The events of a change to a block; `status` is that of a block which ends.
@@ -155,5 +165,51 @@ fn tell(
             out.extend(whole_part.map(|part| part_event("done", part)));
             out.push(item_event("done", status));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::App;
+    use crate::config::ServerConfig;
+    use crate::conversation::ChatPrompt;
+    use crate::models::demo;
+    use crate::output::Looks;
+    use serde_json::Map;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_silent_stream_is_kept_alive_by_events_with_numbers() {
+        let loader = Arc::new(|_: &str| Ok(demo()));
+        let app = App::new(vec!["demo".into()], loader, ServerConfig::default(), None);
+        let shape = Shape::new(&Arc::new(app), Map::new(), None);
+        let prompt = ChatPrompt {
+            tokens: vec![5],
+            looks: Looks::default(),
+        };
+        let mut stream = ResponseEvents::new(shape, Speech::new(&prompt, 1));
+        let mut events = Vec::new();
+        stream.begin(&mut events);
+        events.extend(
+            [stream.keep_alive(), stream.keep_alive()]
+                .into_iter()
+                .flatten(),
+        );
+        let told = events.iter().map(|event| {
+            (
+                event["type"].as_str().unwrap_or_default(),
+                event["sequence_number"].as_u64(),
+            )
+        });
+        let in_progress = "response.in_progress";
+        let expected = [
+            ("response.created", Some(0)),
+            (in_progress, Some(1)),
+            (in_progress, Some(2)),
+            (in_progress, Some(3)),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        assert_eq!(events[1]["response"], events[3]["response"]);
     }
 }

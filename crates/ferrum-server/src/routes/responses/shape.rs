@@ -39,6 +39,12 @@ impl Shape {
         self.response("in_progress", Vec::new(), Value::Null)
     }
 
+    /// A response with what there is of it so far.
+    pub(super) fn going_on(&self, blocks: &Blocks) -> Value {
+        let output = self.items(blocks, "in_progress");
+        self.response("in_progress", output, Value::Null)
+    }
+
     /// A response that will not end; what there was of it is told.
     pub(super) fn failed(&self, blocks: &Blocks, error: &ApiError) -> Value {
         let mut response = self.response("failed", self.items(blocks, "incomplete"), Value::Null);
