@@ -13,9 +13,11 @@ check:
 test:
     cargo test --workspace
 
-# Clients of the server, each a script: needs the packages `openai`, `anthropic` and `playwright`, or skips what lacks
+# Clients of the server, each a script: needs Python's `openai`, `anthropic` and `playwright` and the npm packages of
+# Claude Code and Codex CLI, or skips what lacks
 clients:
     cargo build --release
+    cargo build --release --example scripted
     python tools/clients/run.py target/release/ferrum
 
 # Speed of a model (default: the demo model) beside this machine's limits

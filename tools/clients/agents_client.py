@@ -80,13 +80,16 @@ def claude_code():
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "toolu_1", "content": [
                 {"type": "text", "text": "7 plus 5 is 12."},
-                {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "twelve"}}]},
+                {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "twelve"}},
+                # Of a file that the agent read: the model is told that it cannot.
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}]},
             {"type": "text", "text": SUM}]},
     ]
-    whole = ask("/v1/messages", body, [*hints, "messages[1].content[1]"], version)
+    unread = ["messages[1].content[1]", "messages[2].content[0].content[2]"]
+    whole = ask("/v1/messages", body, [*hints, *unread], version)
     assert whole["stop_reason"] in ("end_turn", "tool_use"), whole
     count = {name: body[name] for name in ("model", "messages", "system", "tools", "thinking")}
-    assert ask("/v1/messages/count_tokens", count, ["thinking.type", "messages[1].content[1]"], version)["input_tokens"] > 10
+    assert ask("/v1/messages/count_tokens", count, ["thinking.type", *unread], version)["input_tokens"] > 10
 
 
 def structured_messages():
@@ -134,12 +137,13 @@ def codex():
     body["input"] += [
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "A sum."}], "encrypted_content": "x"},
         {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "shell", "namespace": "x", "arguments": "{\"city\":\"a\"}"},
-        {"type": "function_call_output", "call_id": "1", "output": "12"},
+        {"type": "function_call_output", "call_id": "1", "output": [
+            {"type": "input_text", "text": "12"}, {"type": "input_image", "image_url": "data:,", "detail": "high"}]},
         {"type": "web_search_call", "id": "ws_1", "status": "completed"},
         *response["output"],
         {"type": "message", "role": "user", "content": SUM},
     ]
-    assert ask("/v1/responses", body, [*hints, "input[4]"])["output"]
+    assert ask("/v1/responses", body, [*hints, "input[3].output[1]", "input[4]"])["output"]
 
 
 def kept_responses():

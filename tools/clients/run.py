@@ -1,6 +1,7 @@
 """Runs all clients against a server that it starts: `python tools/clients/run.py [FERRUM]`.
 
-FERRUM is the program (default: target/release/ferrum). A client whose package is not installed says `skipped: why`.
+FERRUM is the program (default: target/release/ferrum), beside which is `examples/scripted`. A client whose package is not
+installed says `skipped: why`.
 Ends with 1 if one of them fails.
 """
 
@@ -12,12 +13,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "target/release/ferrum"
 
-# Each with its arguments, in which URL stands for the server's address.
+# Each with its arguments, in which URL stands for the server's address, and SCRIPTED for the program that serves a
+# scripted model.
 CLIENTS = [
     ("openai_client.py", ["URL/v1"]),
     ("anthropic_client.py", ["URL"]),
     ("agents_client.py", ["URL"]),
     ("chat_page.py", ["URL"]),
+    ("claude_code.py", ["--demo", "URL", "--scripted", "SCRIPTED"]),
+    ("codex.py", ["--demo", "URL", "--scripted", "SCRIPTED"]),
 ]
 
 
@@ -42,7 +46,8 @@ def main():
 
 def run(name, arguments, address):
     print(f"== {name}", flush=True)
-    arguments = [argument.replace("URL", address) for argument in arguments]
+    scripted = str(Path(PROGRAM).parent / "examples" / "scripted")
+    arguments = [argument.replace("URL", address).replace("SCRIPTED", scripted) for argument in arguments]
     return subprocess.run([sys.executable, str(HERE / name), *arguments], check=False).returncode == 0
 
 

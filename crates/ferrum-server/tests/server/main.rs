@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod adapters;
+mod agents;
 mod anthropic;
 mod chat;
 mod completions;
@@ -14,6 +15,8 @@ mod page;
 mod refusals;
 mod responses;
 mod routes;
+#[path = "../../examples/scripted/model.rs"]
+mod scripted;
 mod structured;
 mod tls;
 mod traces;
