@@ -219,6 +219,12 @@ impl GgufVocab {
             ("padding", self.pad),
             ("cls", self.cls),
             ("mask", self.mask),
+            ("fim_pre", self.fim.prefix),
+            ("fim_suf", self.fim.suffix),
+            ("fim_mid", self.fim.middle),
+            ("fim_pad", self.fim.pad),
+            ("fim_rep", self.fim.repo),
+            ("fim_sep", self.fim.file),
         ];
         for (name, id) in ids {
             if let Some(id) = id {

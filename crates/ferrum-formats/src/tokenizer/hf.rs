@@ -264,6 +264,12 @@ impl HfTokenizer {
         self.inner.token_to_id(text)
     }
 
+    /// The token of that text, if it was added to the plain vocabulary.
+    pub(super) fn added_id(&self, text: &str) -> Option<TokenId> {
+        let added = self.inner.get_added_vocabulary().get_vocab();
+        added.get(text).copied()
+    }
+
     pub(super) fn is_special(&self, id: TokenId) -> bool {
         self.skipped.contains(&id)
     }

@@ -10,6 +10,7 @@ mod bytes;
 mod charsmap;
 mod error;
 mod export;
+mod fim;
 mod gguf;
 mod hf;
 mod prefix;
@@ -28,6 +29,7 @@ mod vocab;
 mod wordpiece;
 
 pub use error::TokenizerError;
+pub use fim::{FimIds, FimTokens};
 pub use stream::DecodeStream;
 pub use vocab::GgufVocab;
 
@@ -294,6 +296,15 @@ impl Tokenizer {
         match &self.inner {
             Inner::Hf(hf) => &hf.ends,
             Inner::Gguf(gguf) => &gguf.vocab.ends,
+        }
+    }
+
+    /// The tokens that fill in the middle, if the vocabulary has such.
+    pub fn fim(&self) -> Option<FimTokens> {
+        match &self.inner {
+            // A word of that name in the plain vocabulary is text; an added one is a marker.
+            Inner::Hf(hf) => fim::find(FimIds::default(), |text| hf.added_id(text)),
+            Inner::Gguf(gguf) => fim::find(gguf.vocab.fim, |text| gguf.vocab.id(text)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The vocabulary of a GGUF file: as the file has it, and as the tokenizers use it.
 
-use super::SpecialIds;
 use super::error::TokenizerError;
+use super::{FimIds, SpecialIds};
 use crate::Gguf;
 use ferrum_types::TokenId;
 use foldhash::fast::RandomState;
@@ -44,6 +44,8 @@ pub struct GgufVocab {
     pub cls: Option<TokenId>,
     /// `tokenizer.ggml.mask_token_id`.
     pub mask: Option<TokenId>,
+    /// `tokenizer.ggml.fim_pre_token_id` and its like.
+    pub fim: FimIds,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
@@ -79,6 +81,12 @@ impl GgufVocab {
         let owned = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect();
         let key = |name: &str| format!("tokenizer.ggml.{name}");
         let id = |name: &str| gguf.u32(&key(&format!("{name}_token_id")));
+        let either = |name: &str, older: &str| {
+            id(name).and_then(|found| match found {
+                Some(_) => Ok(found),
+                None => id(older),
+            })
+        };
         let flag = |name: &str| gguf.bool(&key(name));
         let text = |name: &str| gguf.str(name).map(|text| text.map(str::to_owned));
         // Bytes are written as either 8-bit type.
@@ -99,6 +107,14 @@ impl GgufVocab {
             pad: id("padding")?,
             cls: id("cls")?,
             mask: id("mask")?,
+            fim: FimIds {
+                prefix: either("fim_pre", "prefix")?,
+                suffix: either("fim_suf", "suffix")?,
+                middle: either("fim_mid", "middle")?,
+                pad: id("fim_pad")?,
+                repo: id("fim_rep")?,
+                file: id("fim_sep")?,
+            },
             add_bos: flag("add_bos_token")?,
             add_eos: flag("add_eos_token")?,
             add_sep: flag("add_sep_token")?,
@@ -146,6 +162,8 @@ pub(super) struct Vocab {
     /// Everything that ends a generation, the file's own EOS first.
     pub(super) ends: Vec<TokenId>,
     pub(super) strips: HashMap<TokenId, Strip>,
+    /// Tokens that fill in the middle, as far as the file names them.
+    pub(super) fim: FimIds,
 }
 
 /// Names that end a turn, in the order in which one is chosen as the end-of-turn token.
@@ -275,6 +293,7 @@ impl Vocab {
             special,
             ends: Vec::new(),
             strips: HashMap::new(),
+            fim: fim_ids(file.fim, count),
         };
         vocab.find_ends(file);
         vocab.find_strips(file);
@@ -397,6 +416,18 @@ fn kind_of(token_type: i32) -> TokenKind {
         5 => TokenKind::Unused,
         6 => TokenKind::Byte,
         _ => TokenKind::Normal,
+    }
+}
+
+fn fim_ids(file: FimIds, count: usize) -> FimIds {
+    let known = |id: Option<TokenId>| id.filter(|&id| (id as usize) < count);
+    FimIds {
+        prefix: known(file.prefix),
+        suffix: known(file.suffix),
+        middle: known(file.middle),
+        pad: known(file.pad),
+        repo: known(file.repo),
+        file: known(file.file),
     }
 }
 
