@@ -131,6 +131,8 @@ struct Shared {
     limits: Limits,
     /// Tokens that the KV pool holds.
     kv_tokens: usize,
+    /// Most sequences of a step.
+    max_seqs: usize,
     config: EngineConfig,
     phase: watch::Sender<Phase>,
     pulse: Pulse,
@@ -252,6 +254,7 @@ impl Engine {
                 has_text: tokenizer.is_some(),
             },
             kv_tokens: pool.blocks.saturating_mul(pool.block_size),
+            max_seqs: scheduling.max_seqs,
             phase: watch::Sender::new(Phase::Running),
             pulse: Pulse::new(config.clock.now()),
             queued: AtomicUsize::new(0),
@@ -403,6 +406,11 @@ impl EngineHandle {
     /// Tokens that the KV cache holds over all sequences.
     pub fn kv_tokens(&self) -> usize {
         self.shared.kv_tokens
+    }
+
+    /// Most sequences that are computed together.
+    pub fn max_seqs(&self) -> usize {
+        self.shared.max_seqs
     }
 
     /// What the engine did and is doing.

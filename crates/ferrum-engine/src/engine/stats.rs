@@ -2,7 +2,7 @@
 
 use super::request::MAX_DRAFT_TOKENS;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Upper bounds by which [`StepSizes`] counts steps.
@@ -73,6 +73,7 @@ impl DraftCounts {
 #[derive(Debug, Default)]
 pub struct Progress {
     pub(super) queued: OnceLock<Duration>,
+    pub(super) cached: AtomicUsize,
     pub(super) preemptions: AtomicU32,
 }
 
@@ -80,6 +81,11 @@ impl Progress {
     /// How long it waited for its first step; `None` while it waits.
     pub fn queued(&self) -> Option<Duration> {
         self.queued.get().copied()
+    }
+
+    /// Tokens of its prompt that the prefix cache had when it was admitted.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached.load(Ordering::Relaxed)
     }
 
     /// How often one of its sequences lost its blocks and had to wait again.

@@ -512,7 +512,9 @@ impl<'a> StepLoop<'a> {
             && let Some(open) = self.open.get_mut(&answer.request)
         {
             let cached = self.scheduler.sequence(id).and_then(|seq| seq.cached());
-            open.usage.cached_tokens = cached.unwrap_or(0);
+            let cached = cached.unwrap_or(0);
+            open.usage.cached_tokens = cached;
+            open.progress.cached.store(cached, Ordering::Relaxed);
             // Nobody else writes it, and a sequence is admitted once.
             let _ = open.progress.queued.set(began.saturating_sub(open.came));
         }
