@@ -5,10 +5,12 @@ use crate::error::ApiError;
 use crate::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
 use crate::models::Lease;
 use crate::record::RequestRecord;
+use crate::slots::{SlotParams, SlotTask};
 use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{Event, EventStream, FinishReason, Request};
+use ferrum_types::TokenId;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -27,6 +29,10 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<FinishReason>,
     /// What ended it, if it did not end by itself or for its length.
     pub(crate) stop: Option<StopMatch>,
+    /// The token that it is of, if it is of one.
+    pub(crate) token: Option<TokenId>,
+    /// How far the answer is.
+    pub(crate) timings: Timings,
 }
 
 impl Piece {
@@ -42,6 +48,21 @@ impl Piece {
             Some(StopMatch::Token(_)) | None => None,
         }
     }
+}
+
+/// What an answer took so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Timings {
+    /// Tokens of the prompt.
+    pub(crate) prompt_tokens: usize,
+    /// Those of them that the prefix cache had.
+    pub(crate) cached_tokens: usize,
+    /// From its first step to its first token.
+    pub(crate) prefill: Duration,
+    /// Tokens of the answer.
+    pub(crate) tokens: usize,
+    /// Since its first token.
+    pub(crate) decode: Duration,
 }
 
 /// What comes next.
@@ -72,6 +93,10 @@ pub(crate) struct Answers {
     times: Vec<Times>,
     record: Option<Arc<RequestRecord>>,
     prompts: Vec<Prompt>,
+    /// What others see of the answers that have not ended.
+    slots: Vec<Option<Arc<SlotTask>>>,
+    /// How long after its first token an answer goes on, once it has a line break.
+    time_limit: Option<Duration>,
     /// Has the adapter that was asked for told among the figures.
     _adapter: Option<Arc<AdapterUse>>,
     /// When all is over, whether it was told or not: the engine may hang, and the client need not read.
@@ -117,7 +142,7 @@ impl Answers {
         let started = Instant::now();
         let record = RequestRecord::current();
         let logs = record.as_ref().filter(|record| record.log_prompts);
-        let (mut streams, mut prompts) = (Vec::new(), Vec::new());
+        let (mut streams, mut prompts, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let mut time = None;
         for request in requests {
             prompts.push(Prompt {
@@ -131,9 +156,19 @@ impl Answers {
                 let (request_id, prompt) = (record.id.as_str(), prompt.as_str());
                 tracing::info!(target: "prompts", parent: None, request_id, prompt, "prompt");
             }
+            let pooled = request.pooling.is_some();
+            let params = (!pooled).then(|| SlotParams::of(&request.generation));
             // Those before it are cancelled when one is refused.
             let submitted = lease.served.engine.submit(request);
-            streams.push(submitted.map_err(|e| ApiError::from(e).of_prompt(param))?);
+            let stream = submitted.map_err(|e| ApiError::from(e).of_prompt(param))?;
+            match params {
+                Some(params) => {
+                    let tasks = lease.slots().begin(&params, &stream.progress(), n);
+                    slots.extend(tasks.into_iter().map(Some));
+                }
+                None => slots.resize_with(slots.len() + n, || None),
+            }
+            streams.push(stream);
         }
         let answers = streams.len() * n;
         let named = &lease.named;
@@ -144,6 +179,8 @@ impl Answers {
         Ok(Self {
             logged: logs.map_or_else(Vec::new, |_| vec![String::new(); answers]),
             prompts,
+            slots,
+            time_limit: None,
             _adapter: adapter,
             deadline: time.and_then(|time| started.checked_add(time + PATIENCE)),
             expired: false,
@@ -157,6 +194,11 @@ impl Answers {
             started,
             lease: lease.clone(),
         })
+    }
+
+    /// Ends the answers this long after their first token, once they have a line break. For one answer to a prompt.
+    pub(crate) fn limit_time(&mut self, limit: Option<Duration>) {
+        self.time_limit = limit.filter(|_| self.n == 1);
     }
 
     fn trace(&self) -> Option<&RequestTrace> {
@@ -264,19 +306,25 @@ impl Answers {
             Event::Embedding(states) => Next::Embedding(prompt, states),
             Event::Token {
                 choice,
+                token,
                 text,
                 logprobs,
-                ..
             } => {
                 let index = prompt * self.n + choice;
                 self.time_token(index);
+                if let Some(Some(slot)) = self.slots.get(index) {
+                    slot.token(&text);
+                }
                 self.log(index, &text);
+                let timings = self.timings(prompt, index);
                 Next::Piece(Piece {
                     index,
                     text,
                     logprobs,
-                    finish: None,
+                    finish: self.end_late(prompt, index, timings),
                     stop: None,
+                    token: Some(token),
+                    timings,
                 })
             }
             Event::Finished {
@@ -299,6 +347,7 @@ impl Answers {
                     self.time_token(index);
                 }
                 self.log(index, &text);
+                let timings = self.timings(prompt, index);
                 self.end_answer(index, ending);
                 match reason {
                     FinishReason::Deadline => Next::Failed(ApiError::timeout()),
@@ -311,6 +360,8 @@ impl Answers {
                         logprobs,
                         finish: Some(reason),
                         stop,
+                        token: None,
+                        timings,
                     }),
                 }
             }
@@ -341,6 +392,44 @@ impl Answers {
             None => self.lease.metrics().first_token(now - self.started),
             Some(before) => self.lease.metrics().next_token(now - before),
         }
+    }
+
+    /// What an answer to a prompt took so far.
+    fn timings(&self, prompt: usize, index: usize) -> Timings {
+        let (now, times) = (Instant::now(), &self.times[index]);
+        let first = times.first.unwrap_or(now);
+        let stream = self.streams[prompt].as_ref();
+        let queued = stream.and_then(EventStream::queued).unwrap_or_default();
+        Timings {
+            prompt_tokens: self.prompts[prompt].tokens,
+            cached_tokens: stream.map_or(0, |stream| stream.progress().cached_tokens()),
+            prefill: first.saturating_duration_since(self.started + queued),
+            tokens: times.tokens,
+            decode: now.saturating_duration_since(first),
+        }
+    }
+
+    /// Ends the only answer to a prompt if its time is over, as if it had all the tokens that it may have.
+    fn end_late(&mut self, prompt: usize, index: usize, so_far: Timings) -> Option<FinishReason> {
+        let late = self.time_limit.is_some_and(|limit| so_far.decode > limit);
+        let slot = self.slots.get(index).and_then(Option::as_ref);
+        if !late || !slot.is_some_and(|slot| slot.has_new_line()) {
+            return None;
+        }
+        let reason = FinishReason::Length;
+        let took = self.started.elapsed();
+        self.lease.metrics().finished(reason, took);
+        self.end_answer(index, finish_name(reason));
+        // The engine is told when the stream is dropped.
+        self.add(
+            prompt,
+            Usage {
+                prompt_tokens: so_far.prompt_tokens,
+                cached_tokens: so_far.cached_tokens,
+                completion_tokens: so_far.tokens,
+            },
+        );
+        Some(reason)
     }
 
     /// The phases of a prompt: its time in the queue, and from there to its first token.
@@ -390,6 +479,7 @@ impl Answers {
             return;
         }
         let (first, tokens) = (times.first, times.tokens);
+        self.slots[index] = None;
         if !self.prompts[index / self.n].pooled {
             self.lease.metrics().generated(tokens);
         }

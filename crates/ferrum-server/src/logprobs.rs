@@ -50,6 +50,18 @@ pub(crate) fn prompt_entries(model: &Model, logprobs: &[Logprobs], top: usize) -
     std::iter::once(Value::Null).chain(rest).collect()
 }
 
+/// An entry of llama.cpp's `completion_probabilities`.
+pub(crate) fn native_entry(model: &Model, logprobs: &Logprobs) -> Value {
+    let with_id = |token: &TokenLogprob| {
+        let mut entry = chat_token(model, token);
+        entry["id"] = token.token.into();
+        entry
+    };
+    let mut entry = with_id(&logprobs.chosen);
+    entry["top_logprobs"] = logprobs.top.iter().map(with_id).collect();
+    entry
+}
+
 /// The `logprobs` of a text completion, token by token.
 #[derive(Debug, Default)]
 pub(crate) struct TextLogprobs {

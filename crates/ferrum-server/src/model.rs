@@ -9,7 +9,7 @@ use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
-use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
+use ferrum_formats::tokenizer::{EncodeOptions, FimTokens, Tokenizer};
 use ferrum_types::TokenId;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -51,6 +51,7 @@ pub(crate) struct Model {
     pub(crate) grammars: GrammarCompiler,
     spelled: OnceLock<SpelledTokens>,
     breakers: OnceLock<DryBreakers>,
+    fim: OnceLock<Option<FimTokens>>,
 }
 
 impl Model {
@@ -62,6 +63,7 @@ impl Model {
             adapters: LoadedAdapters::default(),
             spelled: OnceLock::new(),
             breakers: OnceLock::new(),
+            fim: OnceLock::new(),
         }
     }
 
@@ -94,6 +96,12 @@ impl Model {
     pub(crate) fn spelled(&self) -> &SpelledTokens {
         let find = || SpelledTokens::new(&self.served.tokenizer);
         self.spelled.get_or_init(find)
+    }
+
+    /// The tokens that fill in the middle, if it has such.
+    pub(crate) fn fim(&self) -> Option<&FimTokens> {
+        let find = || self.served.tokenizer.fim();
+        self.fim.get_or_init(find).as_ref()
     }
 
     /// The prompt of a conversation.

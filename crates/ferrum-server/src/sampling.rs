@@ -6,11 +6,14 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::models::{Lease, Named};
-use crate::request::{Body, Choices, Forms, Int, Limit, Number, Sampling, Standing, StreamOptions};
+use crate::request::{
+    BiasedToken, Body, Choices, Forms, Int, Limit, Sampling, Standing, StreamOptions,
+};
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
 use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
+use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
@@ -37,6 +40,8 @@ pub(crate) struct Wanted {
     pub(crate) prompt_logprobs: Option<usize>,
     /// Which tokens of a prompt count.
     pub(crate) truncation: Truncation,
+    /// Whether the model's own last tokens end no answer.
+    ignores_eos: bool,
     /// Special tokens whose text is needed.
     pub(crate) shown_tokens: Vec<TokenId>,
     /// Whether answers go on with the text of their prompt.
@@ -125,7 +130,9 @@ impl Wanted {
             usage: UsageChunks::default(),
             structured: None,
             grammar: None,
-            seeded: fields.seed.is_some(),
+            // -1 asks for any, as llama.cpp's clients do.
+            seeded: fields.seed.is_some_and(|seed| seed.0 != -1),
+            ignores_eos: fields.ignore_eos.unwrap_or(false),
             prompt_logprobs: None,
             truncation: Truncation::of(fields.truncate_prompt_tokens)?,
             shown_tokens: Vec::new(),
@@ -140,6 +147,24 @@ impl Wanted {
             .min_tokens
             .max(1)
             .min(self.generation.max_tokens)
+    }
+
+    /// Further tokens that end an answer as the model's own do.
+    pub(crate) fn end_at(&mut self, tokens: &[TokenId]) {
+        if !self.ignores_eos {
+            let ends = &mut self.generation.stop_tokens;
+            ends.extend_from_slice(tokens);
+        }
+    }
+
+    /// The request's own seed, if it has one.
+    pub(crate) fn seed(&self) -> Option<u64> {
+        self.seeded.then_some(self.generation.sampling.seed)
+    }
+
+    /// Whether the model's own last tokens end no answer.
+    pub(crate) fn ignores_eos(&self) -> bool {
+        self.ignores_eos
     }
 
     /// The request to the engine for one prompt.
@@ -492,14 +517,59 @@ fn logit_bias(fields: &Sampling, model: &Model) -> Result<Vec<(TokenId, f32)>> {
     let Some(biases) = &fields.logit_bias else {
         return Ok(model.served.sampling.logit_bias.clone());
     };
-    let entry = |(id, bias): &(String, Number<-100, 100>)| {
-        let found = id.parse::<TokenId>().ok();
-        let found = found.filter(|&id| (id as usize) < model.served.vocab_size);
-        let Some(found) = found else {
-            let reason = format!("expected a token id below {}", model.served.vocab_size);
-            return Err(ApiError::invalid(format!("logit_bias.{id}"), reason));
-        };
-        Ok((found, bias.0))
-    };
-    biases.0.iter().map(entry).collect()
+    let mut found = Vec::new();
+    for (token, bias) in &biases.0 {
+        match token {
+            BiasedToken::Id(id) => found.push((biased(model, id)?, bias.0)),
+            BiasedToken::Text(text) => {
+                let param = format!("logit_bias.{text}");
+                let tokens = model.encode(&param, text, EncodeOptions::PLAIN)?;
+                found.extend(tokens.into_iter().map(|token| (token, bias.0)));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A token of a bias by its id.
+fn biased(model: &Model, id: &str) -> Result<TokenId> {
+    let found = id.parse::<TokenId>().ok();
+    let found = found.filter(|&id| (id as usize) < model.served.vocab_size);
+    found.ok_or_else(|| {
+        let reason = format!("expected a token id below {}", model.served.vocab_size);
+        ApiError::invalid(format!("logit_bias.{id}"), reason)
+    })
+}
+
+/// A number as it was written: an f32 as f64 has digits that nobody wrote.
+pub(crate) fn written(value: f32) -> f64 {
+    value.to_string().parse::<f64>().unwrap_or(value.into())
+}
+
+/// The numbers of samplers under llama.cpp's names, the seed apart.
+pub(crate) fn sampler_settings(sampling: &SamplingParams) -> Value {
+    // -1 stands for all.
+    let window = |n: usize| i64::try_from(n).unwrap_or(-1);
+    let dry = &sampling.dry;
+    let mirostat = sampling.mirostat.unwrap_or_default();
+    json!({
+        "temperature": written(sampling.temperature),
+        "top_k": sampling.top_k,
+        "top_p": written(sampling.top_p),
+        "min_p": written(sampling.min_p),
+        "typical_p": written(sampling.typical_p),
+        "xtc_probability": written(sampling.xtc.probability),
+        "xtc_threshold": written(sampling.xtc.threshold),
+        "repeat_last_n": window(sampling.repeat_last_n),
+        "repeat_penalty": written(sampling.repeat_penalty),
+        "presence_penalty": written(sampling.presence_penalty),
+        "frequency_penalty": written(sampling.frequency_penalty),
+        "dry_multiplier": written(dry.multiplier),
+        "dry_base": written(dry.base),
+        "dry_allowed_length": dry.allowed_length,
+        "dry_penalty_last_n": window(dry.last_n),
+        "mirostat": if sampling.mirostat.is_some() { 2 } else { 0 },
+        "mirostat_tau": written(mirostat.tau),
+        "mirostat_eta": written(mirostat.eta),
+    })
 }

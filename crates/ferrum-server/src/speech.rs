@@ -224,6 +224,7 @@ pub(crate) async fn whole(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answers::Timings;
     use crate::output::Looks;
 
     const TEXT: &str = "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"b\"";
@@ -235,6 +236,8 @@ mod tests {
             logprobs: None,
             finish,
             stop: None,
+            token: None,
+            timings: Timings::default(),
         }
     }
 

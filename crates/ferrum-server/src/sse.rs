@@ -23,6 +23,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub(crate) enum Events {
     /// As data alone, and at the end `[DONE]`.
     Plain,
+    /// As data alone; the last says itself that it is the last.
+    Bare,
     /// Each with its `type` as the event's name; the last says itself that it is the last.
     Named,
 }

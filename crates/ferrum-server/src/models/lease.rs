@@ -5,6 +5,7 @@ use super::{Models, Named};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::slots::Slots;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -56,6 +57,11 @@ impl Lease {
     /// Where its requests are counted.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.models.known[self.index].metrics
+    }
+
+    /// Where its answers are seen while they come.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.models.known[self.index].slots
     }
 
     /// Lets go of the model: it may be unloaded from now on.

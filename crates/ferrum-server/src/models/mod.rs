@@ -23,11 +23,13 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::{Figures, Metrics};
 use crate::model::{Model, ServedModel, unix_time};
+use crate::slots::Slots;
 use ferrum_engine::engine::EngineStats;
 use ferrum_engine::{Engine, EngineHandle, Health};
 use ferrum_types::AdapterId;
 use lease::Waiter;
 use places::{Places, Resident as _, State};
+use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -99,6 +101,8 @@ impl Named {
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) metrics: Metrics,
+    /// What is being answered.
+    pub(crate) slots: Slots,
     /// Set when it is loaded for the first time.
     facts: OnceLock<Facts>,
     /// What its engines counted that are no more.
@@ -204,6 +208,7 @@ impl Models {
         let known = names.into_iter().map(|name| Known {
             name,
             metrics: Metrics::new(),
+            slots: Slots::default(),
             facts: OnceLock::new(),
             past: Mutex::default(),
             loads: AtomicU64::new(0),
@@ -618,6 +623,22 @@ impl Models {
             (!told || engine.health() != Health::Stopped).then_some((known.name.as_str(), engine))
         });
         engines.collect()
+    }
+
+    /// What a model is answering, in llama.cpp's shape; nothing of one that is not loaded.
+    ///
+    /// # Errors
+    /// 404 for a name that nothing has.
+    pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Value>, ApiError> {
+        let (index, _) = self.find(asked)?;
+        let known = &self.known[index];
+        let sizes = self.lock().slots[index].resident().map(|resident| {
+            let served = &resident.model.served;
+            (served.engine.max_seqs(), served.context)
+        });
+        Ok(sizes.map_or_else(Vec::new, |(count, context)| {
+            known.slots.list(count, context)
+        }))
     }
 
     /// Figures of all models.

@@ -199,6 +199,73 @@ fn prompt_logprobs() -> Value {
     many(json!({"type": ["object", "null"]}))
 }
 
+/// An answer of llama.cpp's routes. With `response_fields` it has only those.
+pub(super) fn native_answer() -> Value {
+    let time = || number(0.0, None);
+    let timings = ["prompt", "predicted"].into_iter().flat_map(|phase| {
+        let name = |field: &str| format!("{phase}_{field}");
+        [
+            (name("n"), natural()),
+            (name("ms"), time()),
+            (name("per_token_ms"), time()),
+            (name("per_second"), time()),
+        ]
+    });
+    let timings: serde_json::Map<_, _> = timings.chain([("cache_n".into(), natural())]).collect();
+    let probability = open(vec![
+        ("id", natural()),
+        ("token", string()),
+        ("bytes", many(natural())),
+        ("logprob", json!({"type": "number"})),
+        ("top_logprobs", many(object())),
+    ]);
+    let types = ["eos", "limit", "word"].map(Value::from);
+    let fields: [Field; 17] = [
+        ("index", natural()),
+        ("content", string()),
+        ("tokens", many(natural())),
+        ("id_slot", json!({"type": "integer"})),
+        ("stop", boolean()),
+        ("model", string()),
+        ("tokens_predicted", natural()),
+        ("tokens_evaluated", natural()),
+        ("tokens_cached", natural()),
+        ("generation_settings", object()),
+        ("prompt", string()),
+        ("has_new_line", boolean()),
+        ("truncated", boolean()),
+        ("stop_type", only(&types)),
+        ("stopping_word", string()),
+        ("timings", json!({"type": "object", "properties": timings})),
+        ("completion_probabilities", many(probability)),
+    ];
+    let mut answer = open(fields.into());
+    answer["required"] = json!([]);
+    answer
+}
+
+/// One for one prompt, else a list.
+pub(super) fn native() -> Value {
+    any(vec![native_answer(), many(native_answer())])
+}
+
+pub(super) fn slots() -> Value {
+    let mut slot = open(vec![
+        ("id", natural()),
+        ("n_ctx", natural()),
+        ("speculative", boolean()),
+        ("is_processing", boolean()),
+    ]);
+    for (name, schema) in [
+        ("id_task", natural()),
+        ("params", object()),
+        ("next_token", object()),
+    ] {
+        slot["properties"][name] = schema;
+    }
+    many(slot)
+}
+
 fn called() -> Value {
     let function = open(vec![("name", string()), ("arguments", string())]);
     open(vec![

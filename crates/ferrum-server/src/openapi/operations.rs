@@ -32,6 +32,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(openai());
     all.extend(anthropic());
     all.extend(vllm());
+    all.extend(llama_cpp());
     all
 }
 
@@ -245,6 +246,32 @@ fn vllm() -> Vec<Operation> {
                 unload,
                 ENGINE,
             ),
+        ),
+    ]
+}
+
+/// llama.cpp's routes.
+fn llama_cpp() -> Vec<Operation> {
+    let completion = (requests::native(), answers::native());
+    let infill = (requests::infill(), answers::native_answer());
+    vec![
+        stream(post(
+            "/completion",
+            "Goes on with prompts, as llama.cpp has it.",
+            completion,
+            ENGINE,
+        )),
+        stream(post(
+            "/infill",
+            "Fills in what is between a prefix and a suffix, as llama.cpp has it.",
+            infill,
+            ENGINE,
+        )),
+        get(
+            "/slots",
+            "What a model is answering now (`?model=NAME`; without it, the first).",
+            answers::slots(),
+            &[400, 404, 503],
         ),
     ]
 }

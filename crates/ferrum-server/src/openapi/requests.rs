@@ -1,8 +1,9 @@
 //! What routes take: the types that they are read with.
 
 use crate::request::{
-    Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, LoadAdapter, Messaging,
-    Respond, Sampling, Score, Source, Standing, Template, Tokenize, Turns, UnloadAdapter,
+    Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, Infill, LoadAdapter,
+    Messaging, NativeCompletion, NativeOptions, Respond, Sampling, Score, Source, Standing,
+    Template, Tokenize, Turns, UnloadAdapter,
 };
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -17,6 +18,14 @@ macro_rules! request {
 
 pub(super) fn completions() -> Value {
     request!(Standing, Sampling, Choices, Forms, Completion)
+}
+
+pub(super) fn native() -> Value {
+    request!(Standing, Sampling, Forms, NativeOptions, NativeCompletion)
+}
+
+pub(super) fn infill() -> Value {
+    request!(Standing, Sampling, Forms, NativeOptions, Infill)
 }
 
 pub(super) fn chat() -> Value {
@@ -78,6 +87,9 @@ pub(super) fn schemas() -> Map<String, Value> {
         Choices,
         Forms,
         Completion,
+        NativeOptions,
+        NativeCompletion,
+        Infill,
         Chat,
         Conversation,
         Embeddings,

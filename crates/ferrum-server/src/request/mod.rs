@@ -10,16 +10,20 @@
 //! the server is strict.
 
 mod anthropic;
+mod bias;
 mod chat;
 mod generation;
 mod items;
+mod native;
 mod others;
 mod value;
 
 pub(crate) use anthropic::*;
+pub(crate) use bias::*;
 pub(crate) use chat::*;
 pub(crate) use generation::*;
 pub(crate) use items::*;
+pub(crate) use native::*;
 pub(crate) use others::*;
 pub(crate) use value::*;
 

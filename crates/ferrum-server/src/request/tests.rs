@@ -93,8 +93,94 @@ fn numbers_are_taken_as_clients_write_them() {
     assert_eq!(fields.seed, Some(Int(-3)));
     assert_eq!(
         fields.logit_bias.unwrap().0,
-        [("7".to_owned(), Number(1.0))]
+        [(BiasedToken::Id("7".into()), Bias(1.0))]
     );
+}
+
+#[test]
+fn biases_come_in_several_forms() {
+    let biases = |value: Value| {
+        let read = body(&json!({"logit_bias": value})).part::<Sampling>();
+        read.map(|fields| fields.logit_bias.unwrap().0)
+    };
+    let id = |id: &str| BiasedToken::Id(id.into());
+    let text = |text: &str| BiasedToken::Text(text.into());
+    let listed = biases(json!([[5, 1.5], ["7", false], [" cat", -100]])).unwrap();
+    assert_eq!(
+        listed,
+        [
+            (id("5"), Bias(1.5)),
+            (text("7"), Bias(f32::NEG_INFINITY)),
+            (text(" cat"), Bias(-100.0))
+        ]
+    );
+    let named = biases(json!({"5": false, "cat": 1})).unwrap();
+    assert_eq!(
+        named,
+        [(id("5"), Bias(f32::NEG_INFINITY)), (text("cat"), Bias(1.0))]
+    );
+    for (wrong, param) in [
+        (json!({"5": true}), "logit_bias.5"),
+        (json!([[5, 101]]), "logit_bias[0][1]"),
+        (json!([[-5, 1]]), "logit_bias[0][0]"),
+        (json!([[5]]), "logit_bias[0]"),
+        (json!([5]), "logit_bias[0]"),
+        (json!(5), "logit_bias"),
+    ] {
+        let error = biases(wrong).unwrap_err().body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}
+
+#[test]
+fn native_prompts_may_mix_tokens_and_texts() {
+    let prompts = |value: Value| {
+        let read = body(&json!({"prompt": value})).part::<NativeCompletion>();
+        read.map(|fields| (fields.prompt.list, fields.prompt.listed))
+    };
+    let text = |text: &str| PromptPart::Text(text.into());
+    let tokens = |ids: &[u32]| PromptPart::Tokens(ids.into());
+    let one = |parts: Vec<PromptPart>| (vec![NativePrompt(parts)], false);
+    let cases = [
+        (json!("a"), one(vec![text("a")])),
+        (json!([1, 2]), one(vec![tokens(&[1, 2])])),
+        (
+            json!([1, 2, "a", "b", 3]),
+            one(vec![tokens(&[1, 2]), text("a"), text("b"), tokens(&[3])]),
+        ),
+        (json!(["a", 1]), one(vec![text("a"), tokens(&[1])])),
+        (json!({"prompt_string": "a"}), one(vec![text("a")])),
+        (
+            json!(["a", [1, "b"], {"prompt_string": "c", "multimodal_data": []}]),
+            (
+                vec![
+                    NativePrompt(vec![text("a")]),
+                    NativePrompt(vec![tokens(&[1]), text("b")]),
+                    NativePrompt(vec![text("c")]),
+                ],
+                true,
+            ),
+        ),
+        (json!([]), (vec![], true)),
+    ];
+    for (value, expected) in cases {
+        assert_eq!(prompts(value.clone()).unwrap(), expected, "{value}");
+    }
+    for (wrong, param) in [
+        (json!(1), "prompt"),
+        (json!([1, [2]]), "prompt"),
+        (json!([[1, [2]]]), "prompt[0]"),
+        (json!([-1]), "prompt[0]"),
+        (json!(["a", 1.5]), "prompt[1]"),
+        (json!({"multimodal_data": []}), "prompt.prompt_string"),
+        (
+            json!({"prompt_string": "a", "multimodal_data": ["AA=="]}),
+            "prompt",
+        ),
+    ] {
+        let error = prompts(wrong).unwrap_err().body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{ChosenTool, DocumentSource, MAX_PARTS, MAX_TOOLS, Source, ToolChoice
 use ferrum_engine::engine::{MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
 use ferrum_engine::sampler::MAX_BAD_WORDS;
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{self, Deserialize, Deserializer, SeqAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -489,37 +489,6 @@ impl<'de> Deserialize<'de> for Arguments {
     }
 }
 
-/// A map of at most `MOST` numbers by token id, as text.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Biases(pub(crate) Vec<(String, Number<-100, 100>)>);
-
-impl<'de> Deserialize<'de> for Biases {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        use ferrum_engine::sampler::MAX_LOGIT_BIAS;
-        struct BiasVisitor;
-        impl<'de> Visitor<'de> for BiasVisitor {
-            type Value = Biases;
-
-            fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
-                write!(f, "an object of numbers by token id")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
-                let mut biases = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    if biases.len() == MAX_LOGIT_BIAS {
-                        let reason = format!("expected at most {MAX_LOGIT_BIAS} entries");
-                        return Err(de::Error::custom(reason));
-                    }
-                    biases.push(entry);
-                }
-                Ok(Biases(biases))
-            }
-        }
-        from.deserialize_map(BiasVisitor)
-    }
-}
-
 /// A text or its tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Prompt {
@@ -707,9 +676,6 @@ schemas! {
     Object, "Object", object();
     FunctionName, "FunctionName", string().pattern(Some("^[a-zA-Z0-9_.-]{1,64}$"));
     Arguments, "Arguments", OneOfBuilder::new().item(string()).item(object());
-    Biases, "Biases", object()
-        .property_names(Some(string().pattern(Some("^[0-9]+$"))))
-        .additional_properties(Some(Number::<-100, 100>::schema()));
     Prompts, "Prompts", OneOfBuilder::new()
         .item(string())
         .item(tokens())

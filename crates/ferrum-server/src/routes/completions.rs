@@ -2,7 +2,9 @@
 
 use crate::answers::{Answers, Next, Piece, finish_name};
 use crate::app::{App, fresh_id};
+use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::fim::{self, Gap};
 use crate::logprobs::{TextLogprobs, prompt_entries};
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
@@ -61,7 +63,7 @@ pub(crate) async fn completions(
             .logprobs
             .filter(|_| job.echo)
             .max(job.wanted.prompt_logprobs),
-        goes_on: goes_on(&lease, &prompt.tokens),
+        goes_on: job.wanted.goes_on || goes_on(&lease, &prompt.tokens),
         ..job.wanted.request(prompt.tokens.clone(), &app.config)
     });
     let mut answers = Answers::begin(&lease, "prompt", job.wanted.n, asked)?;
@@ -77,7 +79,7 @@ pub(crate) async fn completions(
 }
 
 /// Whether there is text for an answer to go on with.
-fn goes_on(model: &Model, prompt: &[TokenId]) -> bool {
+pub(super) fn goes_on(model: &Model, prompt: &[TokenId]) -> bool {
     let last = prompt.last();
     last.is_some_and(|&last| !model.served.tokenizer.is_special(last))
 }
@@ -139,17 +141,17 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         let reason = "not supported; expected the value of n or no such field";
         return Err(ApiError::unsupported("best_of", reason));
     }
-    if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-        let reason = "not supported; expected \"\" or no such field";
-        return Err(ApiError::unsupported("suffix", reason));
-    }
     if fields.store == Some(true) {
         body.ignore("store");
     }
     if let Some(Structured { grammar, param }) = &wanted.structured {
         wanted.grammar = Some(structured::compile(lease, param, grammar)?);
     }
-    let mut prompts = read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?;
+    let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
+    let mut prompts = match suffix {
+        Some(suffix) => fill_in(lease, fields.prompt, &suffix, &mut wanted, config)?,
+        None => read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?,
+    };
     for prompt in &mut prompts {
         prompt.truncate(&wanted, lease);
     }
@@ -167,6 +169,45 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     })
 }
 
+/// Prompts that are followed by a suffix: answers fill in what is between.
+fn fill_in(
+    model: &Model,
+    prompts: Prompts,
+    suffix: &str,
+    wanted: &mut Wanted,
+    config: &ServerConfig,
+) -> Result<Vec<Prompt>, ApiError> {
+    let marks = fim::tokens(model, "suffix")?;
+    let (found, most) = (prompts.list.len(), config.max_prompts);
+    count_prompts("prompt", found, most)?;
+    wanted.end_at(&marks.ends);
+    wanted.goes_on = true;
+    let suffix = fim::suffix(model, "suffix", suffix)?;
+    let read = prompts.list.into_iter().map(|prompt| {
+        let (prefix, text) = match prompt {
+            request::Prompt::Text(text) => (fim::prefix(model, "prompt", &text)?, Some(text)),
+            request::Prompt::Tokens(tokens) => (read_tokens(model, tokens, "prompt")?.tokens, None),
+        };
+        let gap = Gap {
+            prefix,
+            suffix: suffix.clone(),
+            extra: Vec::new(),
+        };
+        let tokens = fim::prompt(model, marks, &gap, wanted.generation.max_tokens)?;
+        Ok(Prompt { tokens, text })
+    });
+    read.collect()
+}
+
+/// Holds the number of prompts of a request against the most that there may be.
+pub(super) fn count_prompts(param: &str, found: usize, most: usize) -> Result<(), ApiError> {
+    if found == 0 || found > most {
+        let reason = format!("found {found} prompts, expected 1 to {most}");
+        return Err(ApiError::invalid(param, reason));
+    }
+    Ok(())
+}
+
 /// At most `most` prompts, as tokens.
 pub(super) fn read_prompts(
     model: &Model,
@@ -174,11 +215,7 @@ pub(super) fn read_prompts(
     prompts: Prompts,
     most: usize,
 ) -> Result<Vec<Prompt>, ApiError> {
-    let found = prompts.list.len();
-    if found == 0 || found > most {
-        let reason = format!("found {found} prompts, expected 1 to {most}");
-        return Err(ApiError::invalid(param, reason));
-    }
+    count_prompts(param, prompts.list.len(), most)?;
     let listed = prompts.listed;
     let read = prompts.list.into_iter().enumerate().map(|(i, prompt)| {
         let param = match listed {
@@ -193,7 +230,7 @@ pub(super) fn read_prompts(
     read.collect()
 }
 
-fn read_text(model: &Model, text: String, param: &str) -> Result<Prompt, ApiError> {
+pub(super) fn read_text(model: &Model, text: String, param: &str) -> Result<Prompt, ApiError> {
     let mut tokens = model.encode(param, &text, EncodeOptions::WRITTEN)?;
     // An empty text begins as any text does.
     tokens.extend(model.served.tokenizer.bos().filter(|_| tokens.is_empty()));
@@ -207,7 +244,11 @@ fn read_text(model: &Model, text: String, param: &str) -> Result<Prompt, ApiErro
     })
 }
 
-fn read_tokens(model: &Model, tokens: Vec<TokenId>, param: &str) -> Result<Prompt, ApiError> {
+pub(super) fn read_tokens(
+    model: &Model,
+    tokens: Vec<TokenId>,
+    param: &str,
+) -> Result<Prompt, ApiError> {
     if tokens.is_empty() {
         return Err(ApiError::invalid(param, "found no token"));
     }

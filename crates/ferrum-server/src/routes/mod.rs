@@ -6,7 +6,9 @@ mod chat;
 mod completions;
 mod embeddings;
 mod messages;
+mod native;
 mod responses;
+mod slots;
 mod status;
 mod tokens;
 
@@ -74,6 +76,9 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/apply-template", post(tokens::apply_template)),
         ("/props", get(status::props)),
         ("/version", get(status::version)),
+        ("/completion", post(native::completion)),
+        ("/infill", post(native::infill)),
+        ("/slots", get(slots::slots)),
         // For clients of llama.cpp and vLLM, and those whose base address lacks the version.
         ("/models", get(status::models)),
         ("/completions", post(completions::completions)),

@@ -5,6 +5,7 @@ use crate::error::ApiError;
 use crate::metrics;
 use crate::models::{Known, SamplingDefaults, Status};
 use crate::otlp::Exporter;
+use crate::sampling::written;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -107,6 +108,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
     params["n_predict"] = (-1).into();
     Ok(Json(json!({
         "default_generation_settings": {"n_ctx": served.context, "params": params},
+        "total_slots": served.engine.max_seqs(),
         "model_alias": lease.named.name,
         "chat_template": lease.template_source(),
         "modalities": {"vision": false, "audio": false},
@@ -129,8 +131,6 @@ fn status_json(status: &Status) -> Value {
 
 /// The samplers that hold where a request names none.
 fn defaults_json(defaults: &SamplingDefaults) -> Value {
-    // As they were written: an f32 as f64 has digits that nobody wrote.
-    let written = |value: f32| value.to_string().parse::<f64>().unwrap_or(value.into());
     json!({
         "temperature": written(defaults.temperature),
         "top_p": written(defaults.top_p),

@@ -126,7 +126,7 @@ fn cases() -> Vec<Case> {
         (TEXT, json!({"logprobs": 21}), "logprobs", "from 0 to 20"),
         (TEXT, json!({"logprobs": true}), "logprobs", "`true`"),
         (TEXT, json!({"best_of": 3}), "best_of", "not supported"),
-        (TEXT, json!({"suffix": "end"}), "suffix", "not supported"),
+        (TEXT, json!({"suffix": "end"}), "suffix", "cannot fill in"),
         (TEXT, json!({"stream": 1}), "stream", "a boolean"),
         (
             TEXT,

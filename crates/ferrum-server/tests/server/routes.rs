@@ -26,6 +26,7 @@ fn a_server_says_what_it_is() {
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
     assert!(props["chat_template"].as_str().unwrap().contains("message"));
     assert_eq!(props["modalities"]["vision"], false);
+    assert_eq!(props["total_slots"], 4);
 }
 
 #[test]

@@ -1,0 +1,496 @@
+//! `/completion` and `/infill`: llama.cpp's own routes, for clients that know no others, such as editors.
+
+use super::completions::{self, count_prompts};
+use crate::answers::{Answers, Next, Piece, Timings};
+use crate::app::App;
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::fim::{self, Gap};
+use crate::logprobs::native_entry;
+use crate::model::Model;
+use crate::models::Lease;
+use crate::request::{
+    Body, Content, Forms, Infill, Int, NativeCompletion, NativeOptions, NativePrompt, PromptPart,
+};
+use crate::sampling::{self, Wanted, sampler_settings, stop_strings, within};
+use crate::sse::{self, Chunks, Events};
+use crate::structured::{self, Structured};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use ferrum_engine::{Dry, FinishReason, SamplingParams, Xtc};
+use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_types::TokenId;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+#[derive(Debug)]
+struct Job {
+    wanted: Wanted,
+    prompts: Vec<Vec<TokenId>>,
+    shown: Shown,
+    time_limit: Option<Duration>,
+}
+
+/// What a request wants to be told beside the text.
+#[derive(Debug)]
+struct Shown {
+    /// As it was asked for; -1 for as many as fit.
+    n_predict: i64,
+    n_probs: Option<usize>,
+    tokens: bool,
+    timings: bool,
+    /// Paths of fields; `None`: all.
+    fields: Option<Vec<String>>,
+}
+
+/// Goes on with a prompt or several.
+pub(crate) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let (job, lease) = app.read(request, read_completion).await?;
+    answer(&app, job, &lease).await
+}
+
+/// Fills in what belongs between a prefix and a suffix.
+pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let (job, lease) = app.read(request, read_infill).await?;
+    answer(&app, job, &lease).await
+}
+
+async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
+    let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
+        logprobs: job.shown.n_probs,
+        goes_on: job.wanted.goes_on || completions::goes_on(lease, prompt),
+        ..job.wanted.request(prompt.clone(), &app.config)
+    });
+    let mut answers = Answers::begin(lease, "prompt", job.wanted.n, asked)?;
+    answers.limit_time(job.time_limit);
+    let stream = job.wanted.stream;
+    let mut shape = Native::new(lease, job, answers.count());
+    if stream {
+        return Ok(sse::response(answers, shape));
+    }
+    let mut whole = vec![Value::Null; answers.count()];
+    while let Some(next) = answers.next().await {
+        match next {
+            Next::Failed(error) => return Err(error),
+            Next::Piece(piece) => {
+                let index = piece.index;
+                if let Some(ended) = shape.take(piece) {
+                    whole[index] = shape.whole(index, &ended);
+                }
+            }
+            Next::Prompt(..) | Next::Embedding(..) | Next::Done(_) => {}
+        }
+    }
+    // One answer stands for itself.
+    let body = match whole.len() {
+        1 => whole.remove(0),
+        _ => whole.into(),
+    };
+    Ok(Json(body).into_response())
+}
+
+fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
+    let mut job = read(app, lease, body)?;
+    let NativeCompletion { prompt } = body.part()?;
+    count_prompts("prompt", prompt.list.len(), app.config.max_prompts)?;
+    let listed = prompt.listed;
+    let prompts = prompt.list.into_iter().enumerate().map(|(i, prompt)| {
+        let param = match listed {
+            true => format!("prompt[{i}]"),
+            false => "prompt".to_owned(),
+        };
+        read_prompt(lease, prompt, &param)
+    });
+    job.prompts = prompts.collect::<Result<_>>()?;
+    let (answers, most) = (job.prompts.len() * job.wanted.n, app.config.max_choices);
+    if answers > most {
+        let reason = format!("found {answers} answers over all prompts, expected at most {most}");
+        return Err(ApiError::invalid("n_cmpl", reason));
+    }
+    Ok(job)
+}
+
+fn read_infill(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
+    let marks = fim::tokens(lease, "/infill")?;
+    let mut job = read(app, lease, body)?;
+    let fields: Infill = body.part()?;
+    let before = fields.input_prefix.unwrap_or_default() + &fields.prompt.unwrap_or_default();
+    let after = fields.input_suffix.unwrap_or_default();
+    let files = fields.input_extra.unwrap_or_default().0;
+    let gap = Gap {
+        prefix: fim::prefix(lease, "input_prefix", &before)?,
+        suffix: fim::suffix(lease, "input_suffix", &after)?,
+        extra: fim::repository(lease, marks, &files, "input_extra")?,
+    };
+    let prompt = fim::prompt(lease, marks, &gap, job.wanted.generation.max_tokens)?;
+    job.prompts = vec![prompt];
+    job.wanted.end_at(&marks.ends);
+    job.wanted.goes_on = true;
+    Ok(job)
+}
+
+/// What both routes have, without the prompts.
+fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
+    let config = &app.config;
+    let mut wanted = Wanted::one(body, lease)?;
+    let options: NativeOptions = body.part()?;
+    wanted.generation.max_tokens = most_tokens(&options, config)?;
+    if let Some(n) = options.n_cmpl {
+        wanted.n = within("n_cmpl", n.0, 1..=config.max_choices)?;
+    }
+    // Clients send empty ones where there is nothing to say.
+    let stops = options.stop.unwrap_or_default().0.into_iter();
+    let stops = stops.filter(|stop| !stop.is_empty()).collect();
+    wanted.generation.stop = stop_strings("stop", stops)?;
+    let mut forms: Forms = body.part()?;
+    forms.grammar = forms.grammar.filter(|text| !text.is_empty());
+    wanted.structured = structured::read(forms, lease)?;
+    if let Some(Structured { grammar, param }) = &wanted.structured {
+        wanted.grammar = Some(structured::compile(lease, param, grammar)?);
+    }
+    if let Some(samplers) = &options.samplers {
+        keep_samplers(samplers, &mut wanted.generation.sampling, body);
+    }
+    let limit = options.t_max_predict_ms.filter(|limit| limit.0 > 0);
+    if limit.is_some() && wanted.n > 1 {
+        body.ignore("t_max_predict_ms");
+    }
+    Ok(Job {
+        prompts: Vec::new(),
+        shown: Shown {
+            n_predict: options.n_predict.map_or(-1, |most| most.0),
+            n_probs: options.n_probs.and_then(Int::count).filter(|&n| n > 0),
+            tokens: options.return_tokens.unwrap_or(false),
+            timings: options.timings_per_token.unwrap_or(false),
+            fields: options.response_fields.map(|fields| fields.0),
+        },
+        time_limit: limit.map(|limit| Duration::from_millis(limit.0.unsigned_abs())),
+        wanted,
+    })
+}
+
+fn most_tokens(options: &NativeOptions, config: &ServerConfig) -> Result<usize> {
+    let most = sampling::max_tokens(&[("n_predict", options.n_predict)], 0, config)?;
+    Ok(most.unwrap_or(config.max_tokens))
+}
+
+/// A prompt of texts and tokens. What begins with a text begins as any text does.
+fn read_prompt(model: &Model, prompt: NativePrompt, param: &str) -> Result<Vec<TokenId>> {
+    let mut tokens = Vec::new();
+    for (i, part) in prompt.0.into_iter().enumerate() {
+        match part {
+            PromptPart::Tokens(ids) => {
+                tokens.extend(completions::read_tokens(model, ids, param)?.tokens);
+            }
+            PromptPart::Text(text) if i == 0 => {
+                tokens.extend(completions::read_text(model, text, param)?.tokens);
+            }
+            PromptPart::Text(text) => {
+                tokens.extend(model.encode(param, &text, EncodeOptions::PROMPT)?);
+            }
+        }
+    }
+    match tokens.is_empty() {
+        true => Err(ApiError::invalid(param, "found no token")),
+        false => Ok(tokens),
+    }
+}
+
+/// What turns a sampler off.
+type TurnOff = fn(&mut SamplingParams);
+
+/// The samplers that a request can name, in the order in which they act.
+const SAMPLERS: [(&str, TurnOff); 8] = [
+    ("penalties", |sampling| {
+        (sampling.repeat_penalty, sampling.presence_penalty) = (1.0, 0.0);
+        sampling.frequency_penalty = 0.0;
+    }),
+    ("dry", |sampling| sampling.dry = Dry::default()),
+    ("temperature", |sampling| sampling.temperature = 1.0),
+    ("top_k", |sampling| sampling.top_k = 0),
+    ("top_p", |sampling| sampling.top_p = 1.0),
+    ("min_p", |sampling| sampling.min_p = 0.0),
+    ("typ_p", |sampling| sampling.typical_p = 1.0),
+    ("xtc", |sampling| sampling.xtc = Xtc::default()),
+];
+
+/// Turns off the samplers that a list does not name. What of it cannot be followed is told: another order than ours,
+/// samplers that there are not, and letters instead of names.
+fn keep_samplers(samplers: &Content<String>, sampling: &mut SamplingParams, body: &mut Body) {
+    let Content::Parts(names) = samplers else {
+        return body.ignore("samplers");
+    };
+    let mut kept = [false; SAMPLERS.len()];
+    let mut last = 0;
+    for (i, name) in names.iter().enumerate() {
+        let name = match name.as_str() {
+            "typical_p" | "typical" => "typ_p",
+            name => name,
+        };
+        match SAMPLERS.iter().position(|(known, _)| *known == name) {
+            Some(at) => {
+                kept[at] = true;
+                if at < last {
+                    body.ignore("samplers");
+                }
+                last = last.max(at);
+            }
+            None => body.ignore(format!("samplers[{i}]")),
+        }
+    }
+    for ((_, turn_off), kept) in SAMPLERS.iter().zip(kept) {
+        if !kept {
+            turn_off(sampling);
+        }
+    }
+}
+
+/// What has not been told of an answer.
+#[derive(Debug, Default)]
+struct Untold {
+    text: String,
+    tokens: Vec<TokenId>,
+    probs: Vec<Value>,
+    has_new_line: bool,
+}
+
+/// How an answer ended.
+#[derive(Debug)]
+struct Ended {
+    reason: FinishReason,
+    stop: Option<String>,
+    timings: Timings,
+}
+
+/// The shape of answers.
+struct Native {
+    model: Arc<Model>,
+    name: String,
+    n: usize,
+    prompts: Vec<Vec<TokenId>>,
+    shown: Shown,
+    max_tokens: usize,
+    settings: Value,
+    stream: bool,
+    answers: Vec<Untold>,
+}
+
+impl Native {
+    fn new(lease: &Lease, job: Job, answers: usize) -> Self {
+        Self {
+            model: lease.model(),
+            settings: settings(lease, &job),
+            name: job.wanted.place.model.name,
+            n: job.wanted.n,
+            prompts: job.prompts,
+            shown: job.shown,
+            max_tokens: job.wanted.generation.max_tokens,
+            stream: job.wanted.stream,
+            answers: (0..answers).map(|_| Untold::default()).collect(),
+        }
+    }
+
+    /// Takes note of a piece of an answer. `Some` if it is the last.
+    fn take(&mut self, piece: Piece) -> Option<Ended> {
+        let answer = &mut self.answers[piece.index];
+        answer.has_new_line |= piece.text.contains('\n');
+        answer.text.push_str(&piece.text);
+        // Those of the token that ended it are those of no text.
+        if let Some(token) = piece.token {
+            answer.tokens.push(token);
+            if let Some(logprobs) = piece.logprobs.filter(|_| self.shown.n_probs.is_some()) {
+                answer.probs.push(native_entry(&self.model, &logprobs));
+            }
+        }
+        piece.finish.map(|reason| Ended {
+            reason,
+            timings: piece.timings,
+            stop: piece.stop_string(),
+        })
+    }
+
+    /// A chunk of what has not been told of an answer.
+    fn chunk(&mut self, index: usize, timings: &Timings) -> Value {
+        let answer = &mut self.answers[index];
+        let mut chunk = json!({
+            "index": index,
+            "content": std::mem::take(&mut answer.text),
+            "tokens": std::mem::take(&mut answer.tokens),
+            "stop": false,
+            "id_slot": -1,
+            "tokens_predicted": timings.tokens,
+            "tokens_evaluated": timings.prompt_tokens,
+        });
+        if self.shown.n_probs.is_some() {
+            chunk["completion_probabilities"] = std::mem::take(&mut answer.probs).into();
+        }
+        if self.shown.timings {
+            chunk["timings"] = timings_json(timings);
+        }
+        chunk
+    }
+
+    /// An answer at its end, with what has not been told of it.
+    fn whole(&mut self, index: usize, ended: &Ended) -> Value {
+        let answer = std::mem::take(&mut self.answers[index]);
+        let timings = &ended.timings;
+        let limit = ended.reason == FinishReason::Length;
+        let stop_type = match (&ended.stop, limit) {
+            (_, true) => "limit",
+            (Some(_), false) => "word",
+            (None, false) => "eos",
+        };
+        let tokens = match self.shown.tokens && !self.stream {
+            true => answer.tokens,
+            false => Vec::new(),
+        };
+        let prompt = &self.prompts[index / self.n];
+        // The last token of an answer need not be computed.
+        let full = prompt.len() + timings.tokens > self.model.served.context;
+        let mut whole = json!({
+            "index": index,
+            "content": answer.text,
+            "tokens": tokens,
+            "id_slot": -1,
+            "stop": true,
+            "model": self.name,
+            "tokens_predicted": timings.tokens,
+            "tokens_evaluated": timings.prompt_tokens,
+            "generation_settings": self.settings,
+            "prompt": self.model.served.tokenizer.decode(prompt, false),
+            "has_new_line": answer.has_new_line,
+            "truncated": limit && full && timings.tokens < self.max_tokens,
+            "stop_type": stop_type,
+            "stopping_word": ended.stop.as_deref().unwrap_or_default(),
+            "tokens_cached": timings.cached_tokens,
+            "timings": timings_json(timings),
+        });
+        if self.shown.n_probs.is_some() && !self.stream {
+            whole["completion_probabilities"] = answer.probs.into();
+        }
+        match &self.shown.fields {
+            Some(fields) => select(&whole, fields),
+            None => whole,
+        }
+    }
+}
+
+impl Chunks for Native {
+    const EVENTS: Events = Events::Bare;
+
+    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+        let Next::Piece(piece) = next else {
+            return;
+        };
+        let (index, timings) = (piece.index, piece.timings);
+        let ended = self.take(piece);
+        let answer = &self.answers[index];
+        // Tokens without text wait for what they are a part of.
+        let told = answer.text.is_empty() && (ended.is_none() || answer.tokens.is_empty());
+        if !told {
+            out.push(self.chunk(index, &timings));
+        }
+        if let Some(ended) = ended {
+            out.push(self.whole(index, &ended));
+        }
+    }
+}
+
+/// The settings of a request, as they hold.
+fn settings(model: &Model, job: &Job) -> Value {
+    let generation = &job.wanted.generation;
+    let mut settings = sampler_settings(&generation.sampling);
+    let seed = job.wanted.seed().map_or(json!(-1), Value::from);
+    let samplers: Vec<_> = SAMPLERS.iter().map(|(name, _)| *name).collect();
+    let more = [
+        ("n_ctx", model.served.context.into()),
+        ("n_predict", job.shown.n_predict.into()),
+        ("max_tokens", job.shown.n_predict.into()),
+        ("seed", seed),
+        ("stop", generation.stop.clone().into()),
+        ("ignore_eos", job.wanted.ignores_eos().into()),
+        ("stream", job.wanted.stream.into()),
+        ("n_probs", job.shown.n_probs.unwrap_or(0).into()),
+        ("timings_per_token", job.shown.timings.into()),
+        ("samplers", samplers.into()),
+    ];
+    for (name, value) in more {
+        settings[name] = value;
+    }
+    settings
+}
+
+fn timings_json(timings: &Timings) -> Value {
+    let mut json = Map::new();
+    json.insert("cache_n".into(), timings.cached_tokens.into());
+    let computed = timings.prompt_tokens.saturating_sub(timings.cached_tokens);
+    let phases = [
+        ("prompt", computed, timings.prefill),
+        ("predicted", timings.tokens, timings.decode),
+    ];
+    for (name, tokens, time) in phases {
+        let (count, seconds) = (tokens as f64, time.as_secs_f64());
+        // Nothing took no time; there is no infinity in JSON.
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        json.insert(format!("{name}_n"), tokens.into());
+        json.insert(format!("{name}_ms"), (seconds * 1e3).into());
+        let per_token = ratio(seconds * 1e3, count);
+        json.insert(format!("{name}_per_token_ms"), per_token.into());
+        let per_second = ratio(count, seconds);
+        json.insert(format!("{name}_per_second"), per_second.into());
+    }
+    json.into()
+}
+
+/// Those fields of an answer that are asked for, each under its whole path. What is not there is left out.
+fn select(whole: &Value, fields: &[String]) -> Value {
+    let found = fields.iter().filter_map(|path| {
+        let value = path
+            .split('/')
+            .try_fold(whole, |value, name| value.get(name))?;
+        Some((path.clone(), value.clone()))
+    });
+    Value::Object(found.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_paths() {
+        let whole = json!({"content": "a", "timings": {"prompt_n": 3, "prompt_ms": 1.0}});
+        let select = |fields: &[&str]| {
+            let fields: Vec<_> = fields.iter().map(|field| (*field).to_owned()).collect();
+            select(&whole, &fields)
+        };
+        let some = select(&["content", "timings/prompt_n", "timings/x", "no/thing"]);
+        assert_eq!(some, json!({"content": "a", "timings/prompt_n": 3}));
+        assert_eq!(select(&[""]), json!({}));
+    }
+
+    #[test]
+    fn times_are_told_with_their_rates() {
+        let timings = Timings {
+            prompt_tokens: 12,
+            cached_tokens: 2,
+            prefill: Duration::from_millis(20),
+            tokens: 4,
+            decode: Duration::from_millis(8),
+        };
+        let told = timings_json(&timings);
+        assert_eq!(
+            (&told["cache_n"], &told["prompt_n"]),
+            (&json!(2), &json!(10))
+        );
+        let number = |name: &str| told[name].as_f64().unwrap();
+        assert_eq!(number("prompt_per_second").round(), 500.0);
+        assert_eq!(number("predicted_per_token_ms").round(), 2.0);
+        let nothing = timings_json(&Timings::default());
+        assert_eq!(nothing["predicted_per_second"], 0.0);
+    }
+}

@@ -1,0 +1,32 @@
+//! `/slots`: what a model is answering now, as llama.cpp has it.
+
+use crate::app::App;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Wanted {
+    /// Of which model; without it, the first.
+    model: Option<String>,
+    /// 503 where none is free; any value but 0.
+    fail_on_no_slot: Option<String>,
+}
+
+/// The route. It loads no model.
+pub(crate) async fn slots(
+    State(app): State<Arc<App>>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(wanted) = wanted.map_err(|e| ApiError::malformed(e.body_text()))?;
+    let slots = app.models.slots(wanted.model.as_deref())?;
+    let fail = wanted.fail_on_no_slot.is_some_and(|value| value != "0");
+    if fail && !slots.iter().any(|slot| slot["is_processing"] == false) {
+        return Err(ApiError::unavailable("no slot is free"));
+    }
+    Ok(Json(slots.into()))
+}

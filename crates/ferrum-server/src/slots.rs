@@ -1,0 +1,176 @@
+//! What is being answered now, for `/slots`: how far each answer has come and with which samplers, never its text.
+//!
+//! The engine has no slots: any sequence has any place. To whoever watches, an answer keeps the number that it had when
+//! it was first seen.
+
+use crate::sampling::sampler_settings;
+use ferrum_engine::Generation;
+use ferrum_engine::engine::Progress;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// An answer, for as long as it is being generated.
+#[derive(Debug)]
+pub(crate) struct SlotTask {
+    id: u64,
+    params: SlotParams,
+    tokens: AtomicUsize,
+    has_new_line: AtomicBool,
+    progress: Arc<Progress>,
+}
+
+/// The settings of an answer, as far as they say nothing of what it is about: no stop strings, tokens or grammars.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotParams {
+    samplers: Value,
+    max_tokens: usize,
+}
+
+impl SlotParams {
+    pub(crate) fn of(generation: &Generation) -> Self {
+        Self {
+            samplers: sampler_settings(&generation.sampling),
+            max_tokens: generation.max_tokens,
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut params = self.samplers.clone();
+        params["n_predict"] = self.max_tokens.into();
+        params["max_tokens"] = self.max_tokens.into();
+        params
+    }
+}
+
+impl SlotTask {
+    /// A token with the text that is certain since.
+    pub(crate) fn token(&self, text: &str) {
+        self.tokens.fetch_add(1, Ordering::Relaxed);
+        if text.contains('\n') {
+            self.has_new_line.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_new_line(&self) -> bool {
+        self.has_new_line.load(Ordering::Relaxed)
+    }
+}
+
+/// The answers of a model. Those that have ended are gone by themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    last: AtomicU64,
+    places: Mutex<Places>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    /// Those that were not seen in a place yet.
+    unplaced: Vec<Weak<SlotTask>>,
+    placed: Vec<Weak<SlotTask>>,
+}
+
+impl Slots {
+    /// Takes note of the answers to a prompt.
+    pub(crate) fn begin(
+        &self,
+        params: &SlotParams,
+        progress: &Arc<Progress>,
+        n: usize,
+    ) -> Vec<Arc<SlotTask>> {
+        let task = |_| {
+            Arc::new(SlotTask {
+                id: self.last.fetch_add(1, Ordering::Relaxed),
+                params: params.clone(),
+                tokens: AtomicUsize::new(0),
+                has_new_line: AtomicBool::new(false),
+                progress: Arc::clone(progress),
+            })
+        };
+        let tasks: Vec<_> = (0..n).map(task).collect();
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.unplaced.retain(|task| task.strong_count() > 0);
+        places.unplaced.extend(tasks.iter().map(Arc::downgrade));
+        tasks
+    }
+
+    /// `count` places of `context` tokens each, in llama.cpp's shape.
+    pub(crate) fn list(&self, count: usize, context: usize) -> Vec<Value> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let tasks = places.assign(count);
+        let slots = tasks.into_iter().enumerate().map(|(id, task)| {
+            let mut slot = json!({
+                "id": id,
+                "n_ctx": context,
+                "speculative": false,
+                "is_processing": task.is_some(),
+            });
+            if let Some(task) = task {
+                let tokens = task.tokens.load(Ordering::Relaxed);
+                slot["id_task"] = task.id.into();
+                slot["params"] = task.params.json();
+                slot["next_token"] = json!({
+                    "has_next_token": true,
+                    "has_new_line": task.has_new_line(),
+                    "n_remain": task.params.max_tokens.saturating_sub(tokens),
+                    "n_decoded": tokens,
+                });
+            }
+            slot
+        });
+        slots.collect()
+    }
+}
+
+impl Places {
+    /// Who is in which place: those that have begun take free ones.
+    fn assign(&mut self, count: usize) -> Vec<Option<Arc<SlotTask>>> {
+        self.placed.resize_with(count, Weak::new);
+        let mut tasks: Vec<_> = self.placed.iter().map(Weak::upgrade).collect();
+        let mut free = (0..count).filter(|&place| tasks[place].is_none());
+        let mut newly = Vec::new();
+        self.unplaced.retain(|task| {
+            let Some(strong) = task.upgrade() else {
+                return false;
+            };
+            if strong.progress.queued().is_none() {
+                return true;
+            }
+            match free.next() {
+                Some(place) => {
+                    newly.push((place, strong));
+                    false
+                }
+                None => true,
+            }
+        });
+        drop(free);
+        for (place, task) in newly {
+            self.placed[place] = Arc::downgrade(&task);
+            tasks[place] = Some(task);
+        }
+        tasks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_keep_their_places_and_leave_them() {
+        let slots = Slots::default();
+        let params = SlotParams::of(&Generation::default());
+        let begin = |n| slots.begin(&params, &Arc::default(), n);
+        // Nothing has begun.
+        let waiting = begin(1);
+        let listed = slots.list(2, 64);
+        assert!(listed.iter().all(|slot| slot["is_processing"] == false));
+        assert_eq!(listed[1]["n_ctx"], 64);
+        drop(waiting);
+        let mut places = slots.places.lock().unwrap();
+        assert_eq!(places.assign(3).len(), 3);
+        assert!(places.unplaced.is_empty());
+    }
+}
