@@ -163,10 +163,12 @@ mod tests {
         find(named, |text| id(text).map(|id| id as TokenId))
     }
 
+    /// Tokens that begin with prefix, suffix and middle; the middle if it is used, whether the suffix is first, the ends.
+    type Case<'a> = (&'a [&'a str], Option<TokenId>, bool, &'a [TokenId]);
+
     #[test]
     fn families_are_known_by_their_spellings() {
-        // Tokens in the order prefix, suffix, middle; where the last is `None`, it is not used.
-        let cases: [(&[&str], Option<u32>, bool, &[u32]); 5] = [
+        let cases: [Case<'_>; 5] = [
             (
                 &["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
                 Some(2),
