@@ -42,8 +42,8 @@ impl Piece {
     }
 
     /// The stop string that ended the answer.
-    pub(crate) fn stop_string(self) -> Option<String> {
-        match self.stop {
+    pub(crate) fn stop_string(&mut self) -> Option<String> {
+        match self.stop.take() {
             Some(StopMatch::Text(text)) => Some(text),
             Some(StopMatch::Token(_)) | None => None,
         }

@@ -7,7 +7,7 @@ use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
 use crate::output::{Delta, OutputParser};
 use ferrum_engine::FinishReason;
-use ferrum_engine::engine::{StopMatch, Usage};
+use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
 use serde_json::{Value, json};
 
@@ -53,13 +53,13 @@ impl Speech {
     }
 
     /// Takes what came of an answer.
-    pub(crate) fn part(&mut self, piece: Piece) -> Part {
+    pub(crate) fn part(&mut self, mut piece: Piece) -> Part {
+        let stop = piece.stop_string();
         let parser = &mut self.parsers[piece.index];
         let first = !std::mem::replace(&mut self.started[piece.index], true);
         let mut deltas = parser.push(&piece.text);
         if let Some(reason) = piece.finish {
-            let cut = matches!(piece.stop, Some(StopMatch::Text(_)));
-            let ended = reason == FinishReason::Stop && !cut;
+            let ended = reason == FinishReason::Stop && stop.is_none();
             deltas.extend(parser.finish(!ended));
         }
         let has_calls = parser.has_calls();
@@ -73,11 +73,11 @@ impl Speech {
             deltas,
             is_reasoning: finish.is_none() && *reasons,
             // Chats list what was said.
-            logprobs: piece.logprobs.clone().filter(|_| finish.is_none()),
+            logprobs: piece.logprobs.filter(|_| finish.is_none()),
             end: finish.map(|reason| match reason {
                 FinishReason::Length => End::Length,
                 _ if has_calls => End::Calls,
-                _ => End::Stop(piece.stop_string()),
+                _ => End::Stop(stop),
             }),
         }
     }

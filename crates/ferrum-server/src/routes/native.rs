@@ -295,7 +295,8 @@ impl Native {
     }
 
     /// Takes note of a piece of an answer. `Some` if it is the last.
-    fn take(&mut self, piece: Piece) -> Option<Ended> {
+    fn take(&mut self, mut piece: Piece) -> Option<Ended> {
+        let stop = piece.stop_string();
         let answer = &mut self.answers[piece.index];
         answer.has_new_line |= piece.text.contains('\n');
         answer.text.push_str(&piece.text);
@@ -309,7 +310,7 @@ impl Native {
         piece.finish.map(|reason| Ended {
             reason,
             timings: piece.timings,
-            stop: piece.stop_string(),
+            stop,
         })
     }
 
