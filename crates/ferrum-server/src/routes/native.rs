@@ -350,8 +350,7 @@ impl Native {
             false => Vec::new(),
         };
         let prompt = &self.prompts[index / self.n];
-        // The last token of an answer need not be computed.
-        let full = prompt.len() + timings.tokens > self.model.served.context;
+        let full = prompt.len() + timings.tokens >= self.model.served.context;
         let mut whole = json!({
             "index": index,
             "content": answer.text,

@@ -319,7 +319,7 @@ fn an_answer_ends_at_a_mark() {
     let answer = coder.server.ask("/infill", &body);
     assert_eq!(
         (&answer["stop_type"], &answer["tokens_predicted"]),
-        (&json!("eos"), &json!(0))
+        (&json!("eos"), &json!(1))
     );
     let mut body = body;
     body["ignore_eos"] = true.into();
