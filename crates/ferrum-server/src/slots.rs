@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_keep_their_places_and_leave_them() {
+    fn what_waits_and_what_has_ended_has_no_place() {
         let slots = Slots::default();
         let params = SlotParams::of(&Generation::default());
         let begin = |n| slots.begin(&params, &Arc::default(), n);
