@@ -169,8 +169,17 @@ impl Conversation {
         })
     }
 
+    /// Makes the messages ready for the template: what it would refuse or leave out is joined with its
+    /// neighbours, and special tokens are quoted.
+    pub(crate) fn prepare(&mut self, model: &Model) {
+        if let Value::Array(messages) = &mut self.messages {
+            model.template_limits().fit(messages);
+        }
+        self.quote(model);
+    }
+
     /// Has what users and tools say be nothing but text: special tokens that they spell out are none.
-    pub(crate) fn quote(&mut self, model: &Model) {
+    fn quote(&mut self, model: &Model) {
         if self.parse_special {
             return;
         }
@@ -238,7 +247,7 @@ impl Conversation {
         if format == Some(CallFormat::Kimi) {
             name_calls(&mut self.messages);
         }
-        self.quote(model);
+        self.prepare(model);
         let text = model.render(&self.input())?;
         let reasoning = reasons(source) || format.is_some_and(CallFormat::has_channels);
         let thinking = Thinking::of_template(source).unwrap_or_default();

@@ -44,6 +44,7 @@ mod spelled;
 mod sse;
 mod store;
 mod structured;
+mod template_limits;
 mod tls;
 mod trace;
 mod transport;

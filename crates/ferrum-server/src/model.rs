@@ -5,12 +5,14 @@ use crate::error::ApiError;
 use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
 use crate::spelled::{self, SpelledTokens};
+use crate::template_limits::TemplateLimits;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, FimTokens, Tokenizer};
 use ferrum_types::TokenId;
+use serde_json::Value;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -50,6 +52,7 @@ pub(crate) struct Model {
     pub(crate) adapters: LoadedAdapters,
     pub(crate) grammars: GrammarCompiler,
     spelled: OnceLock<SpelledTokens>,
+    limits: OnceLock<TemplateLimits>,
     breakers: OnceLock<DryBreakers>,
     fim: OnceLock<Option<FimTokens>>,
 }
@@ -62,6 +65,7 @@ impl Model {
             served,
             adapters: LoadedAdapters::default(),
             spelled: OnceLock::new(),
+            limits: OnceLock::new(),
             breakers: OnceLock::new(),
             fim: OnceLock::new(),
         }
@@ -102,6 +106,12 @@ impl Model {
     pub(crate) fn fim(&self) -> Option<&FimTokens> {
         let find = || self.served.tokenizer.fim();
         self.fim.get_or_init(find).as_ref()
+    }
+
+    /// What its template takes.
+    pub(crate) fn template_limits(&self) -> TemplateLimits {
+        let render = |messages: &Value| self.render(&ChatInput::new(messages)).ok();
+        *self.limits.get_or_init(|| TemplateLimits::probe(render))
     }
 
     /// The prompt of a conversation.

@@ -51,7 +51,7 @@ pub(super) fn read_tokenize(
         (None, Some(mut conversation)) => {
             // A template does not see what is said beside a function.
             conversation.take_functions();
-            conversation.quote(model);
+            conversation.prepare(model);
             let input = ChatInput {
                 add_generation_prompt: begin.unwrap_or(true),
                 ..conversation.input()
@@ -88,7 +88,7 @@ fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<Json<Value>,
     let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
     conversation.take_functions();
-    conversation.quote(model);
+    conversation.prepare(model);
     let input = ChatInput {
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
         ..conversation.input()

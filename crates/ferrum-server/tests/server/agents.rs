@@ -12,6 +12,9 @@ const CONTEXT: usize = 32_768;
 /// What the prompts of the task have in them.
 const TASK: &str = "Count the colours in colours.txt";
 
+/// Takes one system message, and turns that alternate, as the templates of Mistral's models.
+const STRICT: &str = "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{{ messages[0].content }}{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+
 const MESSAGES: &str = "/v1/messages?beta=true";
 const RESPONSES: &str = "/v1/responses";
 
@@ -381,4 +384,27 @@ fn a_full_context_is_refused_in_the_agents_words() {
         message.starts_with("This model's maximum context length is 32768 tokens."),
         "{message}"
     );
+}
+
+/// Mistral's templates take one system message and turns that alternate; both agents begin otherwise.
+#[test]
+fn strict_templates_take_what_agents_send() {
+    let running = Running::with_template(STRICT);
+    let system = json!({"role": "system", "content": "Be brief."});
+    let body = json!({
+        "model": "demo",
+        "max_tokens": 4,
+        "system": "You count.",
+        "messages": [{"role": "user", "content": "What is 7 plus 5?"}, system],
+    });
+    assert_eq!(running.ask(MESSAGES, &body)["role"], "assistant");
+    let said = |role: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]});
+    let input = [
+        said("developer", "You count."),
+        said("developer", "Be brief."),
+        said("user", "<cwd>/work</cwd>"),
+        said("user", "What is 7 plus 5?"),
+    ];
+    let body = json!({"model": "demo", "max_output_tokens": 4, "input": input});
+    assert_eq!(running.ask(RESPONSES, &body)["object"], "response");
 }
