@@ -94,7 +94,7 @@ def claude_code():
 
 def structured_messages():
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-    body = {"model": "ferrum-demo", "max_tokens": 64, "messages": [{"role": "user", "content": SUM}],
+    body = {"model": "ferrum-demo", "max_tokens": 64, "temperature": 0, "messages": [{"role": "user", "content": SUM}],
             "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     answer = json.loads(ask("/v1/messages", body)["content"][0]["text"])
     # No key is invented.

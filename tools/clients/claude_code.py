@@ -6,8 +6,8 @@ npm package `@anthropic-ai/claude-code`.
 """
 
 from agent_task import (
-    AFTER, BEFORE, CONTEXT, SUMMARY, TASK, answered, arguments, call, check_compaction, check_refusal, check_task,
-    prompt_tokens, run, run_checks, scripted, work_folder,
+    AFTER, BEFORE, SUMMARY, TASK, answered, arguments, call, check_compaction, check_refusal, check_task, run, run_checks,
+    scripted, work_folder,
 )
 
 # What a user sets, beside the address and the model. It has no telemetry, updates and error reports then.
@@ -47,17 +47,17 @@ def task(read):
 
 def compaction(read):
     """Claude Code does not know that the context is short before it is refused; then it sums up and tries again."""
-    count = call("Bash", {"command": "seq 1 $(cat lines.txt)", "description": "Count"})
-    with work_folder() as (work, home), scripted(read.scripted, ["Ready.", count, "Counted.", count], SUMMARY) as url:
-        ran = claude(read, url, "scripted", work, home, "-p", TASK)
-        assert ran.stdout.strip() == "Ready.", ran
-        # A line has some four tokens. The first result nearly fills the context, and the second is too much.
-        left = CONTEXT - prompt_tokens(url)
-        for lines, said in ((left // 4 - 500, "Counted."), (1000, SUMMARY)):
-            (work / "lines.txt").write_text(str(lines))
-            ran = claude(read, url, "scripted", work, home, "-c", "-p", "Count the lines.")
-            assert ran.stdout.strip() == said, ran
-        check_compaction(ran, url, ROUTE, refusals=[1, 2, 3])
+    # Each exchange adds more than a thousand tokens, until one of them does not fit.
+    count = call("Bash", {"command": "seq 1 500", "description": "Count"})
+    exchanges = 30
+    with work_folder() as (work, home), scripted(read.scripted, [count, "Counted."] * exchanges, SUMMARY) as url:
+        for goes_on in [[], *[["-c"]] * (exchanges - 1)]:
+            ran = claude(read, url, "scripted", work, home, *goes_on, "-p", TASK)
+            if answered(url).get((ROUTE, 400)):
+                break
+            assert ran.stdout.strip() == "Counted.", ran
+        # The first requests for the summary may have too much in them, too.
+        check_compaction(ran, url, ROUTE, refusals=[1, 2, 3], answers=("Counted.", SUMMARY))
 
 
 def refusal(read):
