@@ -2,8 +2,8 @@
 //! takes a while to compile.
 //!
 //! There are few such threads, and both the engine and other requests need what they use. So they make way for
-//! threads that compute, and requests with long bodies have only some of them at a time: a short request does not wait
-//! until the long ones of somebody else have been read.
+//! threads that compute, and requests with long bodies have one of them at a time: a short request does not wait until
+//! the long ones of somebody else have been read.
 
 use crate::error::ApiError;
 use ferrum_engine::priority;
@@ -18,7 +18,7 @@ const NICE: i32 = 10;
 const LONG: usize = 256 << 10;
 
 /// How many long bodies are read at a time, which is fewer than there are threads.
-const LONG_AT_A_TIME: usize = 2;
+const LONG_AT_A_TIME: usize = 1;
 
 thread_local! {
     /// Whether this thread makes way.

@@ -93,10 +93,15 @@ pub(super) fn models() -> Value {
 }
 
 pub(super) fn tokens() -> Value {
+    let bytes = many(natural());
+    let piece = open(vec![
+        ("id", natural()),
+        ("piece", any(vec![string(), bytes])),
+    ]);
     open(vec![
         ("count", natural()),
         ("max_model_len", natural()),
-        ("tokens", many(natural())),
+        ("tokens", many(any(vec![natural(), piece]))),
         (
             "token_strs",
             json!({"type": ["array", "null"], "items": string()}),
@@ -147,8 +152,12 @@ pub(super) fn pooled() -> Value {
     ]))
 }
 
-pub(super) fn text() -> Value {
+pub(super) fn template() -> Value {
     open(vec![("prompt", string())])
+}
+
+pub(super) fn text() -> Value {
+    open(vec![("prompt", string()), ("content", string())])
 }
 
 fn usage() -> Value {

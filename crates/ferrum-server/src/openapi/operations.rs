@@ -191,7 +191,7 @@ fn anthropic() -> Vec<Operation> {
 fn vllm() -> Vec<Operation> {
     let tokenize = (requests::tokenize(), answers::tokens());
     let detokenize = (requests::detokenize(), answers::text());
-    let template = (requests::template(), answers::text());
+    let template = (requests::template(), answers::template());
     let score = (requests::score(), answers::scores());
     let pooling = (requests::embeddings(), answers::pooled());
     let (load, unload) = (requests::load_adapter(), requests::unload_adapter());

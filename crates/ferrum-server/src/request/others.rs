@@ -54,6 +54,12 @@ pub(crate) struct Tokenize {
     pub(crate) prompt: Option<String>,
     pub(crate) add_special_tokens: Option<bool>,
     pub(crate) return_token_strs: Option<bool>,
+    /// llama.cpp's: a text.
+    pub(crate) content: Option<String>,
+    /// llama.cpp's, for `content`; false where it is not said.
+    pub(crate) add_special: Option<bool>,
+    /// llama.cpp's: whether tokens come with their text.
+    pub(crate) with_pieces: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, as vLLM and llama.cpp have them.
 
 use super::messages;
 use crate::app::App;
@@ -10,6 +10,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -28,10 +29,18 @@ pub(super) fn read_tokenize(
     body: &mut Body,
 ) -> Result<Json<Value>, ApiError> {
     let fields: request::Tokenize = body.part()?;
-    let add = fields.add_special_tokens;
+    let native = fields.content.is_some();
+    let add = match native {
+        true => Some(fields.add_special.unwrap_or(false)),
+        false => fields.add_special_tokens,
+    };
+    if native && fields.prompt.is_some() {
+        let reason = "there is a prompt, too; expected one of them";
+        return Err(ApiError::invalid("content", reason));
+    }
     let texts = fields.return_token_strs.unwrap_or(false);
     let begin = fields.add_generation_prompt;
-    let tokens = match (fields.prompt, messages::read(body)?) {
+    let tokens = match (fields.prompt.or(fields.content), messages::read(body)?) {
         (Some(_), Some(_)) => {
             let reason = "there is a prompt, too; expected one of them";
             return Err(ApiError::invalid("messages", reason));
@@ -65,10 +74,20 @@ pub(super) fn read_tokenize(
         }
     };
     let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
+    let piece = |token: &TokenId| {
+        // What is no text by itself comes as its bytes.
+        let bytes = model.token_bytes(*token);
+        let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.into_bytes()), Value::from);
+        json!({"id": token, "piece": piece})
+    };
+    let list = match fields.with_pieces {
+        Some(true) => tokens.iter().map(piece).collect(),
+        _ => json!(tokens),
+    };
     Ok(Json(json!({
         "count": tokens.len(),
         "max_model_len": model.served.context,
-        "tokens": tokens,
+        "tokens": list,
         "token_strs": texts.then(|| tokens.iter().map(text).collect::<Vec<_>>()),
     })))
 }
@@ -115,7 +134,7 @@ pub(super) fn read_detokenize(
     let tokens = fields.tokens.iter();
     let tokens = tokens.map(|id| sampling::token(model, "tokens", id.0));
     let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(
-        json!({"prompt": model.served.tokenizer.decode(&tokens, false)}),
-    ))
+    let text = model.served.tokenizer.decode(&tokens, false);
+    // vLLM's name of it, and llama.cpp's.
+    Ok(Json(json!({"prompt": text, "content": text})))
 }

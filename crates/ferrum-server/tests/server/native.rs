@@ -498,3 +498,37 @@ fn slots_need_a_key() {
     let key = [("x-api-key", "one")];
     assert_eq!(server.send("GET", "/slots", &key, b"").status, 200);
 }
+
+#[test]
+fn tokens_are_told_in_these_words_too() {
+    let server = Running::demo();
+    let text = "Hello there \u{1f98a}";
+    let plain = server.ask("/tokenize", &json!({"content": text}));
+    let same = json!({"prompt": text, "add_special_tokens": false});
+    assert_eq!(plain["tokens"], server.ask("/tokenize", &same)["tokens"]);
+    let pieces = server.ask("/tokenize", &json!({"content": text, "with_pieces": true}));
+    let mut bytes = Vec::new();
+    for (piece, id) in pieces["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(plain["tokens"].as_array().unwrap())
+    {
+        assert_eq!(piece["id"], *id);
+        match &piece["piece"] {
+            Value::String(text) => bytes.extend(text.bytes()),
+            list => bytes.extend(serde_json::from_value::<Vec<u8>>(list.clone()).unwrap()),
+        }
+    }
+    assert_eq!(bytes, text.as_bytes());
+    let back = server.ask("/detokenize", &json!({"tokens": plain["tokens"]}));
+    assert_eq!(
+        (&back["content"], &back["prompt"]),
+        (&json!(text), &json!(text))
+    );
+    let both = json!({"content": "a", "prompt": "b"});
+    assert_eq!(
+        server.post("/tokenize", &both).json()["error"]["param"],
+        "content"
+    );
+}
