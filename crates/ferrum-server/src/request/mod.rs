@@ -38,10 +38,10 @@ use std::ops::Range;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Most messages of a conversation, parts of a message, and tools.
+/// Most messages of a conversation, parts of a message, and tools: agents bring those of all their servers.
 pub(crate) const MAX_MESSAGES: usize = 4096;
 pub(crate) const MAX_PARTS: usize = 1024;
-pub(crate) const MAX_TOOLS: usize = 128;
+pub(crate) const MAX_TOOLS: usize = 512;
 
 /// Most names of ignored fields that are kept, and most characters of each.
 const MAX_IGNORED: usize = 32;

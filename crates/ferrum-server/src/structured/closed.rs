@@ -2,7 +2,8 @@
 //!
 //! By the letter of JSON Schema an object may have any further keys unless `additionalProperties` says otherwise.
 //! People who list properties mean those, and a model that may invent keys does: so, as in llama.cpp, an object
-//! that lists its properties has no others.
+//! that lists its properties has no others. And an integer that has no bound has those of numbers that every reader
+//! of JSON keeps exactly (RFC 8259, section 6): small models write digits without end otherwise.
 
 use ferrum_engine::grammar::Grammar;
 use serde_json::{Map, Value};
@@ -21,7 +22,10 @@ const OPEN: [&str; 9] = [
     "if",
 ];
 
-/// The same grammar where listed properties are all that there are.
+/// The largest integer that every reader of JSON keeps exactly.
+const LARGEST: i64 = (1 << 53) - 1;
+
+/// The same grammar where listed properties are all that there are, and integers have bounds.
 pub(super) fn closed(grammar: &Grammar) -> Cow<'_, Grammar> {
     match grammar {
         Grammar::JsonSchema { schema, lenient } => {
@@ -54,6 +58,7 @@ fn close(schema: &mut Value) {
     if lists && !OPEN.iter().any(|keyword| map.contains_key(*keyword)) {
         map.insert("additionalProperties".into(), false.into());
     }
+    bound_integers(map);
     for (keyword, value) in map.iter_mut() {
         match keyword.as_str() {
             "properties" | "$defs" | "definitions" | "patternProperties" => {
@@ -72,6 +77,26 @@ fn close(schema: &mut Value) {
     }
 }
 
+fn bound_integers(map: &mut Map<String, Value>) {
+    let is = |kind: &str| match map.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(|one| one == kind),
+        Some(one) => one == kind,
+        None => false,
+    };
+    let listed = map.contains_key("enum") || map.contains_key("const");
+    if listed || !is("integer") || is("number") {
+        return;
+    }
+    for (bound, open, limit) in [
+        ("minimum", "exclusiveMinimum", -LARGEST),
+        ("maximum", "exclusiveMaximum", LARGEST),
+    ] {
+        if !map.contains_key(bound) && !map.contains_key(open) {
+            map.insert(bound.into(), limit.into());
+        }
+    }
+}
+
 fn close_values(named: &mut Map<String, Value>) {
     named.values_mut().for_each(close);
 }
@@ -82,7 +107,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn objects_that_list_properties_have_no_others() {
+    fn objects_have_no_other_properties_and_integers_have_bounds() {
         let a = || json!({"type": "object", "properties": {"a": {}}});
         let only_a =
             || json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false});
@@ -113,6 +138,19 @@ mod tests {
                 json!({"properties": {"properties": only_a()}, "additionalProperties": true}),
             ),
             (json!({"enum": [a()]}), json!({"enum": [a()]})),
+            (
+                json!({"type": ["integer", "null"], "minimum": 3}),
+                json!({"type": ["integer", "null"], "minimum": 3, "maximum": LARGEST}),
+            ),
+            (
+                json!({"items": {"type": "integer", "exclusiveMaximum": 9}}),
+                json!({"items": {"type": "integer", "exclusiveMaximum": 9, "minimum": -LARGEST}}),
+            ),
+            (json!({"type": "number"}), json!({"type": "number"})),
+            (
+                json!({"type": "integer", "enum": [1]}),
+                json!({"type": "integer", "enum": [1]}),
+            ),
         ] {
             let mut found = schema.clone();
             close(&mut found);

@@ -403,3 +403,22 @@ fn messages_in_channels_are_reasoning_and_content() {
         "{answer}"
     );
 }
+
+#[test]
+fn an_integer_ends_though_the_model_would_not() {
+    let server = Running::demo();
+    let schema =
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let bias = server.ask(
+        "/tokenize",
+        &json!({"prompt": "1", "add_special_tokens": false}),
+    );
+    let digit = bias["tokens"][0].to_string();
+    // All that it wants to say are digits.
+    let body = json!({"prompt": "Once", "max_tokens": 60, "guided_json": schema, "logit_bias": {digit: 100}});
+    let answer = server.ask(TEXT, &body);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    let value: Value = serde_json::from_str(text).unwrap();
+    assert!(value["n"].as_i64().unwrap() < 1 << 53, "{text}");
+}
