@@ -46,7 +46,7 @@ pub struct ServerConfig {
     pub max_inputs: usize,
     /// Most answers of a request, over all its prompts.
     pub max_choices: usize,
-    /// Most that a request may say in `max_tokens`.
+    /// Most tokens of an answer, whatever `max_tokens` of its request says.
     pub max_tokens: usize,
     /// The folder from which requests may load LoRA adapters; with none, they may not.
     pub lora_dir: Option<PathBuf>,

@@ -73,7 +73,10 @@ impl ToolChoice {
                     Self::named(param, name.0, tools)?
                 }
                 // All tools are allowed, as a choice of some would need another prompt.
-                Some("allowed_tools") => Self::of_word(chosen.mode.as_deref().unwrap_or("auto")),
+                Some("allowed_tools") => {
+                    let mode = chosen.allowed_tools.and_then(|allowed| allowed.mode);
+                    Self::of_word(mode.or(chosen.mode).as_deref().unwrap_or("auto"))
+                }
                 Some(other) => {
                     let reason = format!("found {other:?}, expected \"function\"");
                     return Err(ApiError::unsupported("tool_choice.type", reason));

@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 /// All places for models are taken.
 const NO_PLACE: &str = "models_busy";
 
+/// What Anthropic's clients look for before they send a conversation as a whole.
+const NO_THREAD: &str = "thread_unsupported_request";
+
 /// There is more of something than the server takes at a time.
 const TOO_MANY: &str = "overloaded";
 
@@ -59,6 +62,12 @@ impl ApiError {
     /// 400 about a field that exists and that this server does not have.
     pub(crate) fn unsupported(param: impl Into<String>, reason: impl AsRef<str>) -> Self {
         Self::invalid(param, reason).coded("unsupported_parameter")
+    }
+
+    /// 400 about messages that go on from those of an answer before.
+    pub(crate) fn no_thread() -> Self {
+        let reason = "this server keeps no conversations; send it as a whole, without thread";
+        Self::invalid("thread", reason).coded(NO_THREAD)
     }
 
     /// 400 about a field that is not followed.
@@ -228,7 +237,11 @@ impl ApiError {
             Some((tokens, most)) => format!("prompt is too long: {tokens} tokens > {most} maximum"),
             None => self.message.clone(),
         };
-        json!({"type": "error", "error": {"type": kind, "message": message}})
+        let mut error = json!({"type": kind, "message": message});
+        if self.code == Some(NO_THREAD) {
+            error["details"] = json!({"error_code": NO_THREAD, "unsupported": ["thread"]});
+        }
+        json!({"type": "error", "error": error})
     }
 
     /// The body of the answer.
@@ -277,7 +290,8 @@ impl From<EngineError> for ApiError {
                 // In OpenAI's words, which clients look for.
                 let message = format!(
                     "This model's maximum context length is {capacity} tokens. However, your prompt has \
-                     {requested} tokens{why}. Please reduce its length."
+                     {requested} tokens{why}. Please reduce its length. \
+                     (context_length_exceeded)"
                 );
                 let error = Self::malformed(message).coded("context_length_exceeded");
                 Self {

@@ -43,11 +43,16 @@ pub(crate) fn read(fields: Forms, model: &Model) -> Result<Option<Structured>> {
         }
         found.extend(inner);
     }
-    if let Some(text) = fields.grammar {
-        found.push(Structured {
-            grammar: Grammar::Gbnf(text),
-            param: "grammar".into(),
-        });
+    let texts = [
+        ("grammar", fields.grammar.map(Grammar::Gbnf)),
+        ("ebnf", fields.ebnf.map(Grammar::Gbnf)),
+        ("regex", fields.regex.map(Grammar::Regex)),
+    ];
+    for (param, grammar) in texts {
+        found.extend(grammar.map(|grammar| Structured {
+            grammar,
+            param: param.into(),
+        }));
     }
     if let Some(schema) = fields.json_schema {
         found.push(Structured {

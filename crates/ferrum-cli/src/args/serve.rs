@@ -231,7 +231,7 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) stall_factor: u32,
 
-    /// Most that a request may say in max_tokens
+    /// Most tokens of an answer, whatever max_tokens of its request says
     #[arg(long, value_name = "N", default_value_t = 1 << 20,
           value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub(crate) max_tokens: u32,

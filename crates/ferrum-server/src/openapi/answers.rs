@@ -446,6 +446,13 @@ pub(super) fn message() -> Value {
     ])
 }
 
+pub(super) fn response_tokens() -> Value {
+    open(vec![
+        ("object", one("response.input_tokens")),
+        ("input_tokens", natural()),
+    ])
+}
+
 pub(super) fn count() -> Value {
     open(vec![("input_tokens", natural())])
 }

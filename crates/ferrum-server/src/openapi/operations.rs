@@ -127,6 +127,7 @@ fn openai() -> Vec<Operation> {
     let chat = (requests::chat(), answers::chat());
     let embeddings = (requests::embeddings(), answers::embeddings());
     let responses = (requests::responses(), answers::response());
+    let count = (requests::responses(), answers::response_tokens());
     let kept = "/v1/responses/{id}";
     vec![
         stream(post(
@@ -148,6 +149,12 @@ fn openai() -> Vec<Operation> {
             responses,
             ENGINE,
         )),
+        post(
+            "/v1/responses/input_tokens",
+            "Tokens that a request would have.",
+            count,
+            MODEL,
+        ),
         get(
             kept,
             "A response that was kept.",

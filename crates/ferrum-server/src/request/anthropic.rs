@@ -35,8 +35,18 @@ pub(crate) struct Turns {
     // The prefix cache keeps what it can without being asked.
     #[serde(rename = "cache_control")]
     _cache_control: Option<Anything>,
-    #[serde(rename = "thread")]
-    _thread: Option<Anything>,
+    /// A conversation that the server keeps.
+    pub(crate) thread: Option<Thread>,
+}
+
+/// Where a conversation is kept.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Thread {
+    /// `continue`: the messages go on from those that the server has.
+    pub(crate) r#type: Option<String>,
+    #[serde(rename = "previous_message_id")]
+    _previous_message_id: Option<Anything>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, ToSchema)]

@@ -92,8 +92,9 @@ pub(crate) struct Message {
     pub(crate) content: Option<PartContent>,
     pub(crate) name: Option<String>,
     /// Of an assistant: the thoughts before the answer.
-    #[serde(alias = "reasoning")]
     pub(crate) reasoning_content: Option<String>,
+    /// The same under another name.
+    pub(crate) reasoning: Option<String>,
     /// Of an assistant: what it said instead of an answer.
     pub(crate) refusal: Option<String>,
     pub(crate) tool_calls: Option<ToolCalls>,
@@ -213,7 +214,17 @@ pub(crate) struct ChosenTool {
     pub(crate) r#type: Option<String>,
     pub(crate) function: Option<ChosenFunction>,
     pub(crate) name: Option<FunctionName>,
-    /// Of `allowed_tools`: how many of those in `tools` are called.
+    /// Of `allowed_tools` on responses: how many of those in `tools` are called.
+    pub(crate) mode: Option<String>,
+    #[serde(rename = "tools")]
+    _tools: Option<Anything>,
+    /// The same on chat completions.
+    pub(crate) allowed_tools: Option<AllowedTools>,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct AllowedTools {
     pub(crate) mode: Option<String>,
     #[serde(rename = "tools")]
     _tools: Option<Anything>,

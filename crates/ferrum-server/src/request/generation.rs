@@ -133,6 +133,10 @@ pub(crate) struct Forms {
     pub(crate) grammar: Option<String>,
     /// llama.cpp's.
     pub(crate) json_schema: Option<Schemata>,
+    /// SGLang's.
+    pub(crate) regex: Option<String>,
+    /// SGLang's: a grammar in GBNF.
+    pub(crate) ebnf: Option<String>,
     // There is one engine for grammars.
     #[serde(rename = "guided_decoding_backend")]
     _guided_decoding_backend: Option<Anything>,
@@ -158,6 +162,8 @@ pub(crate) struct Format {
     /// `text`, `json_object`, `json_schema` or `structural_tag`.
     pub(crate) r#type: String,
     pub(crate) json_schema: Option<NamedSchema>,
+    /// Also under the name that clients of Hugging Face's servers give it.
+    #[serde(alias = "value")]
     pub(crate) schema: Option<Schemata>,
     /// Whether what cannot be enforced is an error.
     pub(crate) strict: Option<bool>,

@@ -465,7 +465,8 @@ impl<'de> Deserialize<'de> for FunctionName {
     }
 }
 
-/// The arguments of a call: an object, which OpenAI's clients send as JSON text.
+/// The arguments of a call: an object, which OpenAI's clients send as JSON text. A text that is no object, as that of a
+/// call that was cut off, stands for none: agents send back what they got, and go on from the tool's complaint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Arguments(pub(crate) Map<String, Value>);
 
@@ -476,9 +477,10 @@ impl<'de> Deserialize<'de> for Arguments {
             |found: &Value| de::Error::invalid_type(unexpected(found), &"an object as JSON text");
         let value: Value = serde_json::from_str(raw.get()).map_err(de::Error::custom)?;
         let value = match value {
-            Value::String(text) if text.trim().is_empty() => return Ok(Self::default()),
-            Value::String(text) => serde_json::from_str(&text)
-                .map_err(|e| de::Error::custom(format!("not JSON: {e}")))?,
+            Value::String(text) => {
+                let map = serde_json::from_str(&text);
+                return Ok(Self(map.unwrap_or_default()));
+            }
             other => other,
         };
         match value {

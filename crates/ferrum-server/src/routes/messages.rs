@@ -77,7 +77,7 @@ fn read_message(message: Message, i: usize) -> Result<Value> {
         .transpose()?;
     let mut calls = false;
     if message.role == Role::Assistant {
-        if let Some(text) = message.reasoning_content {
+        if let Some(text) = message.reasoning_content.or(message.reasoning) {
             out.insert("reasoning_content".into(), text.into());
         }
         let list = message.tool_calls.unwrap_or_default().0;

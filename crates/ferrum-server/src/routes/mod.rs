@@ -65,6 +65,7 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/v1/chat/completions", post(chat::chat)),
         ("/v1/embeddings", post(embeddings::embeddings)),
         ("/v1/responses", post(responses::create)),
+        ("/v1/responses/input_tokens", post(responses::count)),
         ("/v1/responses/{id}", response),
         (
             "/v1/responses/{id}/input_items",

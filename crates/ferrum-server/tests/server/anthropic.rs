@@ -490,3 +490,22 @@ fn errors_have_anthropics_shape() {
         "{text}"
     );
 }
+
+/// Anthropic's TypeScript client sends the whole conversation when it is told in these words.
+#[test]
+fn a_thread_is_not_gone_on_with() {
+    let server = Running::demo();
+    let with = |thread: Value| {
+        let body =
+            json!({"max_tokens": 20, "messages": [user("What is 7 plus 5?")], "thread": thread});
+        server.post(PATH, &body)
+    };
+    let refused = with(json!({"type": "continue", "previous_message_id": "msg_1"}));
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].take();
+    assert_eq!(error["details"]["error_code"], "thread_unsupported_request");
+    assert_eq!(error["details"]["unsupported"], json!(["thread"]));
+    for thread in [json!({"type": "new"}), Value::Null] {
+        assert_eq!(with(thread).status, 200);
+    }
+}

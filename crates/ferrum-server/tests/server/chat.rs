@@ -200,3 +200,39 @@ fn special_tokens_in_messages_are_text() {
     assert!(count(&format!("a{end}"), false) > count("a", false) + 1);
     assert_eq!(count("a cat", false), count("a cat", true));
 }
+
+/// What clients were told is no reason to refuse them when they send it back.
+#[test]
+fn what_was_said_can_be_sent_back() {
+    let server = Running::demo();
+    let function = json!({"name": "add", "arguments": "{\"a\": 7, \"b\":"});
+    let messages = json!([
+        {"role": "user", "content": "What is 7 plus 5?"},
+        {"role": "assistant", "content": null, "reasoning": null, "reasoning_content": null,
+         "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Error: bad arguments"},
+    ]);
+    server.ask(PATH, &json!({"messages": messages, "max_tokens": 4}));
+    // More than there is room for is no error.
+    server.ask(
+        PATH,
+        &json!({"messages": user("Hi"), "max_tokens": 2_147_483_647, "stop": "."}),
+    );
+}
+
+#[test]
+fn allowed_tools_may_have_to_be_called() {
+    let server = Running::demo();
+    let tool = json!({"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+    }}});
+    let only = json!([{"type": "function", "function": {"name": "add"}}]);
+    let choice =
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": only}});
+    let body = json!({"messages": user("Hello."), "tools": [tool], "tool_choice": choice});
+    let answer = server.ask(PATH, &body);
+    assert_eq!(
+        answer["choices"][0]["finish_reason"], "tool_calls",
+        "{answer}"
+    );
+}

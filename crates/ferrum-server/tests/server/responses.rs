@@ -323,9 +323,9 @@ fn what_is_wrong_is_named() {
             "missing",
         ),
         (
-            item(json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": "["})),
+            item(json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": 5})),
             "input[0].arguments",
-            "not JSON",
+            "an object as JSON text",
         ),
         (
             item(json!({"type": "function_call_output", "call_id": "1"})),
@@ -437,4 +437,14 @@ fn text_is_held_to_its_format() {
     let reply = server.post(PATH, &wrong);
     assert_eq!(reply.status, 400);
     assert_eq!(reply.json()["error"]["param"], "text.format.schema");
+}
+
+#[test]
+fn the_tokens_of_a_request_are_counted() {
+    let server = Running::demo();
+    let body = json!({"input": "What is 7 plus 5?"});
+    let counted = server.ask("/v1/responses/input_tokens", &body);
+    assert_eq!(counted["object"], "response.input_tokens");
+    let usage = server.ask(PATH, &body)["usage"].take();
+    assert_eq!(counted["input_tokens"], usage["input_tokens"]);
 }

@@ -77,6 +77,12 @@ fn forms() -> Vec<(Value, Check)> {
             json!({"response_format": {"type": "json_object", "schema": order()}}),
             json_order,
         ),
+        (
+            json!({"response_format": {"type": "json_object", "value": order()}}),
+            json_order,
+        ),
+        (json!({"regex": "[0-9]{2}-\\d{3}"}), digits),
+        (json!({"ebnf": gbnf}), sum),
         (json!({"guided_json": order()}), json_order),
         (json!({"guided_json": order().to_string()}), json_order),
         (json!({"guided_regex": "[0-9]{2}-\\d{3}"}), digits),

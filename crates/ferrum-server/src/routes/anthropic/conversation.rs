@@ -42,6 +42,12 @@ impl Asked {
 /// Reads the fields that make the prompt.
 pub(super) fn read(body: &mut Body, model: &Model) -> Result<Asked> {
     let fields: Turns = body.part()?;
+    if let Some(thread) = &fields.thread {
+        if thread.r#type.as_deref() == Some("continue") {
+            return Err(ApiError::no_thread());
+        }
+        body.ignore("thread");
+    }
     let mut messages = Vec::new();
     if let Some(system) = fields.system {
         let text = text_of(system, "system")?;

@@ -84,6 +84,17 @@ pub(crate) async fn retrieve(
     Ok(Json(response))
 }
 
+/// Tokens that a request would have.
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (job, _) = app.read(request, read).await?;
+    let tokens = job.prompt.tokens.len();
+    let object = "response.input_tokens";
+    Ok(Json(json!({"object": object, "input_tokens": tokens})))
+}
+
 /// Forgets a response.
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
