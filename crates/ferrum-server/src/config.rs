@@ -46,7 +46,7 @@ pub struct ServerConfig {
     pub max_inputs: usize,
     /// Most answers of a request, over all its prompts.
     pub max_choices: usize,
-    /// Most tokens of an answer, whatever `max_tokens` of its request says.
+    /// Most that a request may say in `max_tokens`. Clients say the largest number they know for no bound.
     pub max_tokens: usize,
     /// The folder from which requests may load LoRA adapters; with none, they may not.
     pub lora_dir: Option<PathBuf>,
@@ -99,7 +99,7 @@ impl Default for ServerConfig {
             max_prompts: 128,
             max_inputs: 2048,
             max_choices: 128,
-            max_tokens: 1 << 20,
+            max_tokens: i32::MAX as usize,
             lookup_tokens: 0,
             lora_dir: None,
             max_adapters: 16,

@@ -344,11 +344,7 @@ pub(crate) fn max_tokens<const LOW: i64, const HIGH: i64>(
         let Some(most) = most.filter(|most| most.0 != -1) else {
             continue;
         };
-        // More than there ever is room for is as good as no bound.
-        let most = most
-            .0
-            .min(i64::try_from(config.max_tokens).unwrap_or(i64::MAX));
-        let most = within(name, most, low..=config.max_tokens)?;
+        let most = within(name, most.0, low..=config.max_tokens)?;
         if let Some((before, _)) = found.filter(|(_, before)| *before != most) {
             return Err(ApiError::invalid(*name, format!("it contradicts {before}")));
         }

@@ -231,9 +231,9 @@ pub(crate) struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) stall_factor: u32,
 
-    /// Most tokens of an answer, whatever max_tokens of its request says
-    #[arg(long, value_name = "N", default_value_t = 1 << 20,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Most that a request may say in max_tokens
+    #[arg(long, value_name = "N", default_value_t = i32::MAX as u32,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub(crate) max_tokens: u32,
 
     /// Longest body of a request, in bytes
