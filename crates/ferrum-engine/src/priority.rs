@@ -1,8 +1,7 @@
-//! Threads that make way for those that compute: a step is as slow as its slowest thread.
+//! Priorities of threads: a step is as slow as its slowest thread, so work beside it runs at a lower one.
 
-/// Lets this thread run after others where there is more to do than cores: the higher `nice`, the less it gets, up to 19,
-/// which is next to nothing. Does nothing where a priority does not belong to a thread, as anywhere but on Linux.
-pub fn make_way(nice: i32) {
+/// Sets the nice value of this thread: the higher it is (up to 19), the smaller its share of a core that others want too. Does nothing where a priority does not belong to a thread, as anywhere but on Linux.
+pub fn set_nice(nice: i32) {
     #[cfg(target_os = "linux")]
     {
         // What is not allowed to wait goes on as it was.

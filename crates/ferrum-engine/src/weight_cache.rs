@@ -4,7 +4,7 @@
 //! its own with the lowest priority, from the memory that the model computes with: the first start is as fast as
 //! without a cache. [`KeptWeights`] stands for that thread.
 
-use crate::priority::make_way;
+use crate::priority::set_nice;
 use ferrum_formats::weight_cache::{
     CacheKey, EntryName, Found, NewEntry, PackedFile, Room, WeightCache, Writer, entry_name,
 };
@@ -195,7 +195,7 @@ impl LoadStore {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let run = move || {
-            make_way(19);
+            set_nice(19);
             CpuBackend::interleave_thread();
             write.run(&|| !stopped.load(Ordering::Relaxed))
         };

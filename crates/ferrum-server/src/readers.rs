@@ -1,8 +1,8 @@
 //! Where requests are read: on threads beside those of the connections, as a long text has many tokens and a schema
 //! takes a while to compile.
 //!
-//! There are few such threads, and both the engine and other requests need what they use. So they make way for
-//! threads that compute, and requests with long bodies have one of them at a time: a short request does not wait until
+//! There are few such threads, and both the engine and other requests need what they use. So they have a
+//! lower priority than threads that compute, and requests with long bodies have one of them at a time: a short request does not wait until
 //! the long ones of somebody else have been read.
 
 use crate::error::ApiError;
@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// How far these threads make way. Each still gets about a tenth of what a computing thread gets.
+/// The nice value of these threads: each gets about a tenth of what a computing thread gets where both want a core.
 const NICE: i32 = 10;
 
 /// Bytes from which a body is long: to read so much takes some hundredths of a second.
@@ -21,8 +21,8 @@ const LONG: usize = 256 << 10;
 const LONG_AT_A_TIME: usize = 1;
 
 thread_local! {
-    /// Whether this thread makes way.
-    static MAKES_WAY: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread has its lower priority.
+    static IS_LOWERED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The threads.
@@ -55,8 +55,8 @@ impl Readers {
         let work = move || {
             // Goes with the work, which goes on where nobody waits for it any more.
             let _place = place;
-            if !MAKES_WAY.replace(true) {
-                priority::make_way(NICE);
+            if !IS_LOWERED.replace(true) {
+                priority::set_nice(NICE);
             }
             work()
         };

@@ -106,6 +106,10 @@ fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
         read_prompt(lease, prompt, &param)
     });
     job.prompts = prompts.collect::<Result<_>>()?;
+    let answer = job.wanted.least_answer();
+    for prompt in &mut job.prompts {
+        job.wanted.truncation.apply(prompt, lease, answer);
+    }
     let (answers, most) = (job.prompts.len() * job.wanted.n, app.config.max_choices);
     if answers > most {
         let reason = format!("found {answers} answers over all prompts, expected at most {most}");
@@ -126,7 +130,9 @@ fn read_infill(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
         suffix: fim::suffix(lease, "input_suffix", &after)?,
         extra: fim::repository(lease, marks, &files, "input_extra")?,
     };
-    let prompt = fim::prompt(lease, marks, &gap, job.wanted.generation.max_tokens)?;
+    let mut prompt = fim::prompt(lease, marks, &gap, job.wanted.generation.max_tokens)?;
+    let answer = job.wanted.least_answer();
+    job.wanted.truncation.apply(&mut prompt, lease, answer);
     job.prompts = vec![prompt];
     job.wanted.end_at(&marks.ends);
     job.wanted.goes_on = true;

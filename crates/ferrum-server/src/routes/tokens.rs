@@ -30,9 +30,10 @@ pub(super) fn read_tokenize(
 ) -> Result<Json<Value>, ApiError> {
     let fields: request::Tokenize = body.part()?;
     let native = fields.content.is_some();
+    let add = fields.add_special_tokens;
     let add = match native {
-        true => Some(fields.add_special.unwrap_or(false)),
-        false => fields.add_special_tokens,
+        true => fields.add_special.or(add).or(Some(false)),
+        false => add,
     };
     if native && fields.prompt.is_some() {
         let reason = "there is a prompt, too; expected one of them";

@@ -123,7 +123,7 @@ fn message(events: &[Value]) -> (Vec<Value>, Value) {
 #[test]
 fn claude_code_does_a_task() {
     let (read, count) = (
-        json!({"file_path": "/work/colours.txt"}),
+        json!({"file_path": "colours.txt"}),
         json!({"command": "wc -l"}),
     );
     let running = server(&[

@@ -532,3 +532,10 @@ fn tokens_are_told_in_these_words_too() {
         "content"
     );
 }
+
+#[test]
+fn prompts_are_cut_here_too() {
+    let server = Running::demo();
+    let body = json!({"prompt": (300..340).collect::<Vec<u32>>(), "n_predict": 1, "truncate_prompt_tokens": 7});
+    assert_eq!(server.ask(PATH, &body)["tokens_evaluated"], 7);
+}

@@ -351,7 +351,7 @@ fn sizes(
 }
 
 /// What a KV pool may take of a device that does not say how much memory it has.
-const BLIND_KV: u64 = 1 << 30;
+const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 
 /// Tokens of KV in half of what the weights leave of a model's share of the memory.
 fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
@@ -359,7 +359,7 @@ fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
     let fixed = plan.weights.saturating_add(plan.scratch);
     let room = match memory {
         Some(memory) => (memory / places).saturating_sub(fixed) / 2,
-        None => BLIND_KV / places,
+        None => KV_OF_UNKNOWN_MEMORY / places,
     };
     usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
 }
