@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import resource
 import socket
@@ -332,7 +333,11 @@ class Attackers:
 
 
 def attackers(host: str, port: int, seconds: float, holders: int, said) -> None:
-    """The whole process: says at the end how often what was done."""
+    """The whole process: says at the end how often what was done.
+
+    Attackers have machines of their own. Here they take what the server and the honest clients leave of this one.
+    """
+    os.nice(19)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, holders + 256)), hard))
     attack = Attack(host, port, time.monotonic() + seconds)

@@ -62,6 +62,7 @@ mod cpu {
     }
     levels! {
         scalar: Scalar,
+        sse2: Sse2,
         avx2: Avx2,
         avx_vnni: AvxVnni,
         avx512: Avx512,

@@ -22,8 +22,8 @@ pub(crate) struct DeviceArgs {
 
     /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
     ///
-    /// One of scalar, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-bf16; `ferrum devices` shows the
-    /// fastest of this CPU. All give the same bits but the last, which rounds activations where weights are
+    /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16; neon, neon-dotprod; scalar on other processors.
+    /// `ferrum devices` shows the fastest of this CPU. All give the same bits but the last, which rounds activations where weights are
     /// bf16.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,

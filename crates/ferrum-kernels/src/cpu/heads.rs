@@ -7,7 +7,7 @@ use super::exec::{Exec, Scratch};
 use super::isa::Kernel;
 use super::math::{for_vectors, load_at, store_at};
 use super::norm::rms_factor;
-use super::simd::{Simd, scalar::Scalar};
+use super::simd::Simd;
 use crate::backend::{
     CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
 };
@@ -170,6 +170,17 @@ impl<'a> Strided<'a> {
         }
     }
 
+    /// [`HeadSink::store`], for which no vectors are needed.
+    ///
+    /// # Safety
+    /// That of [`HeadSink::store`].
+    unsafe fn put(&self, token: usize, head: usize, values: &[f32]) {
+        let at = self.start + token * self.token + head * self.head;
+        // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
+        // one thread (contract).
+        unsafe { self.out.part(at, values.len()) }.copy_from_slice(values);
+    }
+
     /// `[tokens, heads, head_dim]`.
     pub(crate) fn token_major(out: &'a mut [f32], shape: HeadsShape) -> Self {
         Self::new(out, HeadLayout::TokenMajor, shape)
@@ -206,10 +217,8 @@ impl<'a> Strided<'a> {
 impl HeadSink for Strided<'_> {
     #[inline(always)]
     unsafe fn store<S: Simd>(&self, _: S, token: usize, head: usize, values: &[f32]) {
-        let at = self.start + token * self.token + head * self.head;
-        // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
-        // one thread (contract).
-        unsafe { self.out.part(at, values.len()) }.copy_from_slice(values);
+        // SAFETY: the caller's contract.
+        unsafe { self.put(token, head, values) };
     }
 }
 
@@ -484,7 +493,7 @@ pub(crate) fn append_head_major(
             for (src, cache) in [(k, &k_cache), (v, &v_cache)] {
                 // The tokens of a head lie together on both sides.
                 // SAFETY: each head belongs to one task.
-                unsafe { cache.store(Scalar, 0, head, &src[head * part..][..part]) };
+                unsafe { cache.put(0, head, &src[head * part..][..part]) };
             }
         }
     });

@@ -2,7 +2,11 @@
 
 #[cfg(target_arch = "aarch64")]
 use super::simd::neon::Neon;
-use super::simd::{ByteProducts, Simd, scalar::Scalar};
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use super::simd::scalar::Scalar as Base;
+#[cfg(target_arch = "x86_64")]
+use super::simd::sse2::Sse2 as Base;
+use super::simd::{ByteProducts, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Avx2, avx512::Avx512};
 use ferrum_types::{Error, Result};
@@ -12,8 +16,10 @@ use std::str::FromStr;
 /// An instruction-set level that the kernels know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust.
+    /// Plain Rust, where there is no other.
     Scalar,
+    /// Any x86-64.
+    Sse2,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// The same with AVX-VNNI, which processors without AVX-512 may have.
@@ -30,8 +36,9 @@ pub enum Isa {
 
 impl Isa {
     /// All levels, slowest first.
-    pub const ALL: [Isa; 7] = [
+    pub const ALL: [Isa; 8] = [
         Isa::Scalar,
+        Isa::Sse2,
         Isa::Neon,
         Isa::NeonDot,
         Isa::Avx2,
@@ -40,10 +47,18 @@ impl Isa {
         Isa::Avx512Bf16,
     ];
 
+    /// The level that every CPU of this architecture has.
+    pub const BASE: Isa = match () {
+        () if cfg!(target_arch = "x86_64") => Isa::Sse2,
+        () if cfg!(target_arch = "aarch64") => Isa::Neon,
+        () => Isa::Scalar,
+    };
+
     /// Name as shown in `ferrum devices`.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Sse2 => "sse2",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
@@ -56,7 +71,7 @@ impl Isa {
     /// Whether this CPU has it.
     pub fn is_available(self) -> bool {
         match self {
-            Isa::Scalar => true,
+            Isa::Scalar | Isa::Sse2 | Isa::Neon if self == Isa::BASE => true,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -77,11 +92,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => {
-                Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
-            }
+            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[allow(unreachable_patterns)]
             _ => false,
         }
@@ -105,7 +116,7 @@ impl Isa {
 
     fn fastest(wanted: impl Fn(Isa) -> bool) -> Isa {
         let mut levels = Isa::ALL.into_iter().rev();
-        levels.find(|isa| wanted(*isa)).unwrap_or(Isa::Scalar)
+        levels.find(|isa| wanted(*isa)).unwrap_or(Isa::BASE)
     }
 }
 
@@ -177,11 +188,11 @@ impl Level {
         }
     }
 
-    /// Plain Rust, with dot products of bf16.
+    /// The least level, with dot products of bf16.
     #[cfg(test)]
-    pub(crate) fn scalar_bf16() -> Self {
+    pub(crate) fn base_bf16() -> Self {
         Self {
-            isa: Isa::Scalar,
+            isa: Isa::BASE,
             bf16: true,
         }
     }
@@ -202,10 +213,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; the level has all features of AVX2.
             Isa::Avx2 | Isa::AvxVnni => unsafe { run_avx2(kernel) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above; the level has all features of NEON.
-            Isa::Neon | Isa::NeonDot => unsafe { run_neon(kernel) },
-            _ => kernel.run(Scalar),
+            _ => run_base(kernel),
         }
     }
 
@@ -222,7 +230,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
             Isa::Avx512Bf16 => unsafe { bf16_avx512(kernel) },
-            _ => kernel.run(Scalar),
+            _ => run_base(kernel),
         }
     }
 
@@ -242,12 +250,29 @@ impl Level {
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as in `run`.
             Isa::NeonDot => unsafe { bytes_neon_dot(kernel) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as in `run`.
-            Isa::Neon => unsafe { bytes_neon(kernel) },
-            _ => kernel.run(Scalar),
+            _ => bytes_base(kernel),
         }
     }
+}
+
+/// A kernel at the [least level](Isa::BASE).
+#[inline]
+fn run_base<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: every aarch64 processor that the standard library runs on has NEON.
+    return unsafe { run_neon(kernel) };
+    #[cfg(not(target_arch = "aarch64"))]
+    kernel.run(Base)
+}
+
+/// The same for one that multiplies bytes.
+#[inline]
+fn bytes_base<K: ByteKernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as in `run_base`.
+    return unsafe { bytes_neon(kernel) };
+    #[cfg(not(target_arch = "aarch64"))]
+    kernel.run(Base)
 }
 
 /// Defines functions that run a kernel with the token `$token` in code that has `$features`.

@@ -93,8 +93,7 @@ trait Op {
 /// Devices that round rows to bf16 where weights are: with one thread and several, in plain Rust, and by
 /// instructions of this machine if it has any.
 fn rounding_devices() -> Vec<CpuBackend> {
-    let plain =
-        [1, 3].map(|threads| CpuBackend::with_level(Level::scalar_bf16(), threads).unwrap());
+    let plain = [1, 3].map(|threads| CpuBackend::with_level(Level::base_bf16(), threads).unwrap());
     plain
         .into_iter()
         .chain(devices().into_iter().filter(rounds))

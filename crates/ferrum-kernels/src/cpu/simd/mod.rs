@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes at every instruction-set level.
 //!
 //! A kernel is written once over [`Simd`], whose vector always has [`LANES`] lanes: one AVX-512
-//! register, two of AVX2, four of NEON, or an array. Every operation is exact lane by lane (IEEE 754
+//! register, two of AVX2, four of SSE2 or NEON, or an array. Every operation is exact lane by lane (IEEE 754
 //! with a fused multiply-add, no approximations of the hardware's own), and sums across lanes are
 //! built in one fixed tree. So a kernel gives the same bits at every level by construction (but for
 //! [dot products of bf16](Simd::dot_bf16)).
@@ -12,7 +12,10 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(super) mod scalar;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod sse2;
 #[cfg(test)]
 mod tests;
 

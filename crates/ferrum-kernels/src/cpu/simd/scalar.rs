@@ -1,4 +1,4 @@
-//! Plain Rust: the level of every machine, and the meaning of the others.
+//! Plain Rust: the level of processors for which there is no other, and what all levels mean.
 
 use super::{ByteProducts, LANES, Simd};
 use ferrum_quant::float8::e4m3_to_f32;

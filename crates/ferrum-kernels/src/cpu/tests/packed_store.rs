@@ -224,10 +224,10 @@ fn what_does_not_fit_is_packed_anew() {
 
 #[test]
 fn another_level_does_not_take_them() {
-    let rounding = CpuBackend::with_level(Level::scalar_bf16(), 1).unwrap();
+    let rounding = CpuBackend::with_level(Level::base_bf16(), 1).unwrap();
     let config = CpuConfig {
         threads: Some(1),
-        isa: Some(Isa::Scalar),
+        isa: Some(Isa::BASE),
     };
     let exact = CpuBackend::with_config(config).unwrap();
     assert_ne!(rounding.packed_layout(), exact.packed_layout());
@@ -247,11 +247,11 @@ fn another_level_does_not_take_them() {
 fn the_layout_has_its_version() {
     let config = CpuConfig {
         threads: Some(1),
-        isa: Some(Isa::Scalar),
+        isa: Some(Isa::BASE),
     };
     let devices = [
         CpuBackend::with_config(config).unwrap(),
-        CpuBackend::with_level(Level::scalar_bf16(), 1).unwrap(),
+        CpuBackend::with_level(Level::base_bf16(), 1).unwrap(),
     ];
     let found = devices.map(|device| {
         let store = Arc::new(Memory::default());
