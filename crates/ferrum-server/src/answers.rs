@@ -5,7 +5,8 @@ use crate::error::ApiError;
 use crate::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
 use crate::models::Lease;
 use crate::record::RequestRecord;
-use crate::slots::{SlotParams, SlotTask};
+use crate::response::SlotSettings;
+use crate::slots::SlotTask;
 use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
@@ -157,7 +158,7 @@ impl Answers {
                 tracing::info!(target: "prompts", parent: None, request_id, prompt, "prompt");
             }
             let pooled = request.pooling.is_some();
-            let params = (!pooled).then(|| SlotParams::of(&request.generation));
+            let params = (!pooled).then(|| SlotSettings::of(&request.generation));
             // Those before it are cancelled when one is refused.
             let submitted = lease.served.engine.submit(request);
             let stream = submitted.map_err(|e| ApiError::from(e).of_prompt(param))?;
@@ -544,7 +545,7 @@ impl Drop for Answers {
 }
 
 /// How OpenAI calls the end of an answer.
-pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
+fn finish_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Length => "length",
         _ => "stop",

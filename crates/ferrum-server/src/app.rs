@@ -278,8 +278,8 @@ async fn check(
         if routes::is_anthropic(&route) {
             let (mut head, _) = response.into_parts();
             head.headers.remove(CONTENT_LENGTH);
-            response =
-                Response::from_parts(head, HttpBody::from(error.anthropic_body().to_string()));
+            let body = serde_json::to_vec(&error.anthropic_body()).unwrap_or_default();
+            response = Response::from_parts(head, HttpBody::from(body));
         }
     }
     // Errors repeat what clients sent, and browsers like to guess.

@@ -2,12 +2,14 @@
 //! `{"error": {"message", "type", "param", "code"}}`, or in that of Anthropic's,
 //! `{"type": "error", "error": {"type", "message"}}`.
 
+use crate::response::{
+    AnthropicErrorBody, AnthropicErrorDetail, ErrorBody, ErrorDetail, ErrorReason, ErrorType,
+};
 use axum::extract::rejection::PathRejection;
 use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::EngineError;
-use serde_json::{Value, json};
 
 /// All places for models are taken.
 const NO_PLACE: &str = "models_busy";
@@ -220,7 +222,15 @@ impl ApiError {
     }
 
     /// The body of the answer to Anthropic's clients.
-    pub(crate) fn anthropic_body(&self) -> Value {
+    pub(crate) fn anthropic_body(&self) -> AnthropicErrorBody {
+        AnthropicErrorBody {
+            r#type: ErrorType,
+            error: self.anthropic_detail(),
+        }
+    }
+
+    /// What happened, for Anthropic's clients.
+    pub(crate) fn anthropic_detail(&self) -> AnthropicErrorDetail {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
@@ -237,21 +247,27 @@ impl ApiError {
             Some((tokens, most)) => format!("prompt is too long: {tokens} tokens > {most} maximum"),
             None => self.message.clone(),
         };
-        let mut error = json!({"type": kind, "message": message});
-        if self.code == Some(NO_THREAD) {
-            error["details"] = json!({"error_code": NO_THREAD, "unsupported": ["thread"]});
+        let no_thread = self.code == Some(NO_THREAD);
+        AnthropicErrorDetail {
+            r#type: kind,
+            message,
+            details: no_thread.then_some(ErrorReason {
+                error_code: NO_THREAD,
+                unsupported: &["thread"],
+            }),
         }
-        json!({"type": "error", "error": error})
     }
 
     /// The body of the answer.
-    pub(crate) fn body(&self) -> Value {
-        json!({"error": {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }})
+    pub(crate) fn body(&self) -> ErrorBody<'_> {
+        ErrorBody {
+            error: ErrorDetail {
+                message: &self.message,
+                r#type: self.kind,
+                param: self.param.as_deref(),
+                code: self.code,
+            },
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! limits (`bodies`), `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
 //! `sampling`; what is left over is told), text becomes tokens on a thread that may block, the
 //! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
-//! whole or sent as server-sent events (`sse`). When the client goes away, its answers are dropped, and that
+//! whole or sent as server-sent events (`sse`), both in types of `response`. When the client goes away, its answers are dropped, and that
 //! cancels them.
 
 mod adapters;
@@ -35,6 +35,7 @@ mod readers;
 mod record;
 mod request;
 mod request_id;
+mod response;
 mod routes;
 mod sampling;
 mod serve;

@@ -1,74 +1,84 @@
-//! Log-probabilities in the two shapes that OpenAI's API has for them.
+//! Log-probabilities in the shapes that OpenAI, vLLM and llama.cpp have for them.
 
 use crate::model::Model;
+use crate::response::{
+    PromptLogprob, PromptLogprobs, TextLogprobs, TextRivals, TokenLogprob as Token, TokenLogprobs,
+    TokenProbabilities, TokenProbability,
+};
 use ferrum_engine::sampler::{Logprobs, TokenLogprob};
 use ferrum_types::TokenId;
-use serde_json::{Map, Value, json};
 
 /// What stands for minus infinity, which JSON has not.
 const LOWEST: f32 = -9999.0;
 
-fn finite(logprob: f32) -> f32 {
-    logprob.max(LOWEST)
+fn finite(logprob: f32) -> f64 {
+    logprob.max(LOWEST).into()
 }
 
-/// Entries of a chat's `logprobs.content`.
-pub(crate) fn chat_entry(model: &Model, logprobs: &Logprobs) -> Value {
-    let mut entry = chat_token(model, &logprobs.chosen);
+/// An entry of a chat's `logprobs.content`.
+pub(crate) fn chat_entry(model: &Model, logprobs: &Logprobs) -> TokenLogprobs {
     let top = logprobs.top.iter().map(|token| chat_token(model, token));
-    entry["top_logprobs"] = top.collect();
-    entry
+    TokenLogprobs {
+        chosen: chat_token(model, &logprobs.chosen),
+        top_logprobs: top.collect(),
+    }
 }
 
-fn chat_token(model: &Model, token: &TokenLogprob) -> Value {
+fn chat_token(model: &Model, token: &TokenLogprob) -> Token {
     let bytes = model.token_bytes(token.token);
-    json!({
-        "token": String::from_utf8_lossy(&bytes),
-        "logprob": finite(token.logprob),
-        "bytes": bytes,
-    })
+    Token {
+        token: String::from_utf8_lossy(&bytes).into_owned(),
+        logprob: finite(token.logprob),
+        bytes,
+    }
 }
 
 /// vLLM's `prompt_logprobs`: for each token of a prompt but the first, which nothing foretold, the token itself and the
 /// `top` likeliest by their ids.
-pub(crate) fn prompt_entries(model: &Model, logprobs: &[Logprobs], top: usize) -> Value {
+pub(crate) fn prompt_entries(
+    model: &Model,
+    logprobs: &[Logprobs],
+    top: usize,
+) -> Vec<Option<PromptLogprobs>> {
     let entry = |logprobs: &Logprobs| {
         let chosen = (logprobs.rank, &logprobs.chosen);
         let top = (1..).zip(&logprobs.top).take(top);
-        let entries = std::iter::once(chosen).chain(top).map(|(rank, token)| {
-            let text = model.token_bytes(token.token);
-            let entry = json!({
-                "logprob": finite(token.logprob),
-                "rank": rank,
-                "decoded_token": String::from_utf8_lossy(&text),
-            });
-            (token.token.to_string(), entry)
-        });
-        Value::Object(entries.collect())
+        let mut entries = PromptLogprobs::default();
+        for (rank, token) in std::iter::once(chosen).chain(top) {
+            let entry = PromptLogprob {
+                logprob: finite(token.logprob),
+                rank,
+                decoded_token: String::from_utf8_lossy(&model.token_bytes(token.token))
+                    .into_owned(),
+            };
+            entries.add(token.token.to_string(), entry);
+        }
+        Some(entries)
     };
-    let rest = logprobs.iter().map(entry);
-    std::iter::once(Value::Null).chain(rest).collect()
+    std::iter::once(None)
+        .chain(logprobs.iter().map(entry))
+        .collect()
 }
 
 /// An entry of llama.cpp's `completion_probabilities`.
-pub(crate) fn native_entry(model: &Model, logprobs: &Logprobs) -> Value {
+pub(crate) fn native_entry(model: &Model, logprobs: &Logprobs) -> TokenProbabilities {
     let with_id = |token: &TokenLogprob| {
-        let mut entry = chat_token(model, token);
-        entry["id"] = token.token.into();
-        entry
+        let Token {
+            token: text,
+            logprob,
+            bytes,
+        } = chat_token(model, token);
+        TokenProbability {
+            token: text,
+            logprob,
+            bytes,
+            id: token.token,
+        }
     };
-    let mut entry = with_id(&logprobs.chosen);
-    entry["top_logprobs"] = logprobs.top.iter().map(with_id).collect();
-    entry
-}
-
-/// The `logprobs` of a text completion, token by token.
-#[derive(Debug, Default)]
-pub(crate) struct TextLogprobs {
-    tokens: Vec<String>,
-    token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<Value>>,
-    text_offset: Vec<usize>,
+    TokenProbabilities {
+        chosen: with_id(&logprobs.chosen),
+        top_logprobs: logprobs.top.iter().map(with_id).collect(),
+    }
 }
 
 impl TextLogprobs {
@@ -82,16 +92,15 @@ impl TextLogprobs {
         offset: &mut usize,
     ) {
         let chosen = &logprobs.chosen;
-        let mut rivals = Map::new();
+        let mut rivals = TextRivals::default();
         // Two tokens may have one text: the likelier one counts. The chosen token is always there.
         for token in logprobs.top.iter().take(top).chain([chosen]) {
             let text = name(&model.token_bytes(token.token));
-            let value = finite(token.logprob);
-            rivals.entry(text).or_insert_with(|| value.into());
+            rivals.add(text, finite(token.logprob));
         }
         self.token(model, chosen.token, offset);
         self.token_logprobs.push(Some(finite(chosen.logprob)));
-        self.top_logprobs.push(Some(rivals.into()));
+        self.top_logprobs.push(Some(rivals));
     }
 
     /// The first token of a prompt, which nothing foretold.
@@ -113,15 +122,6 @@ impl TextLogprobs {
         self.token_logprobs.append(&mut other.token_logprobs);
         self.top_logprobs.append(&mut other.top_logprobs);
         self.text_offset.append(&mut other.text_offset);
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!({
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "text_offset": self.text_offset,
-        })
     }
 }
 

@@ -9,13 +9,13 @@ use crate::models::{Lease, Named};
 use crate::request::{
     BiasedToken, Body, Choices, Forms, Int, Limit, Sampling, Standing, StreamOptions,
 };
+use crate::response::{SamplerSettings, Usage};
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
 use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
-use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -269,20 +269,11 @@ impl UsageSoFar {
         }
     }
 
-    /// Adds what is known to a chunk of an answer: null where only the last tells it.
-    pub(crate) fn mark(&self, index: usize, chunk: &mut Value) {
-        if !self.chunks.last {
-            return;
-        }
+    /// What a chunk of an answer tells: nothing, or null where only the last chunk tells it.
+    pub(crate) fn of_chunk(&self, index: usize) -> Option<Option<Usage>> {
         let (prompt, answer) = (self.prompts[index / self.n], self.answers[index]);
-        chunk["usage"] = match self.chunks.each {
-            true => json!({
-                "prompt_tokens": prompt,
-                "completion_tokens": answer,
-                "total_tokens": prompt + answer,
-            }),
-            false => Value::Null,
-        };
+        let so_far = || Usage::so_far(prompt, answer);
+        self.chunks.last.then(|| self.chunks.each.then(so_far))
     }
 }
 
@@ -547,29 +538,29 @@ pub(crate) fn written(value: f32) -> f64 {
 }
 
 /// The numbers of samplers under llama.cpp's names, the seed apart.
-pub(crate) fn sampler_settings(sampling: &SamplingParams) -> Value {
+pub(crate) fn sampler_settings(sampling: &SamplingParams) -> SamplerSettings {
     // -1 stands for all.
     let window = |n: usize| i64::try_from(n).unwrap_or(-1);
     let dry = &sampling.dry;
     let mirostat = sampling.mirostat.unwrap_or_default();
-    json!({
-        "temperature": written(sampling.temperature),
-        "top_k": sampling.top_k,
-        "top_p": written(sampling.top_p),
-        "min_p": written(sampling.min_p),
-        "typical_p": written(sampling.typical_p),
-        "xtc_probability": written(sampling.xtc.probability),
-        "xtc_threshold": written(sampling.xtc.threshold),
-        "repeat_last_n": window(sampling.repeat_last_n),
-        "repeat_penalty": written(sampling.repeat_penalty),
-        "presence_penalty": written(sampling.presence_penalty),
-        "frequency_penalty": written(sampling.frequency_penalty),
-        "dry_multiplier": written(dry.multiplier),
-        "dry_base": written(dry.base),
-        "dry_allowed_length": dry.allowed_length,
-        "dry_penalty_last_n": window(dry.last_n),
-        "mirostat": if sampling.mirostat.is_some() { 2 } else { 0 },
-        "mirostat_tau": written(mirostat.tau),
-        "mirostat_eta": written(mirostat.eta),
-    })
+    SamplerSettings {
+        temperature: written(sampling.temperature),
+        top_k: sampling.top_k,
+        top_p: written(sampling.top_p),
+        min_p: written(sampling.min_p),
+        typical_p: written(sampling.typical_p),
+        xtc_probability: written(sampling.xtc.probability),
+        xtc_threshold: written(sampling.xtc.threshold),
+        repeat_last_n: window(sampling.repeat_last_n),
+        repeat_penalty: written(sampling.repeat_penalty),
+        presence_penalty: written(sampling.presence_penalty),
+        frequency_penalty: written(sampling.frequency_penalty),
+        dry_multiplier: written(dry.multiplier),
+        dry_base: written(dry.base),
+        dry_allowed_length: dry.allowed_length,
+        dry_penalty_last_n: window(dry.last_n),
+        mirostat: if sampling.mirostat.is_some() { 2 } else { 0 },
+        mirostat_tau: written(mirostat.tau),
+        mirostat_eta: written(mirostat.eta),
+    }
 }

@@ -3,10 +3,10 @@
 //! The engine has no slots: any sequence has any place. To whoever watches, an answer keeps the number that it had when
 //! it was first seen.
 
+use crate::response::{Slot, SlotProgress, SlotSettings};
 use crate::sampling::sampler_settings;
 use ferrum_engine::Generation;
 use ferrum_engine::engine::Progress;
-use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -14,32 +14,20 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Debug)]
 pub(crate) struct SlotTask {
     id: u64,
-    params: SlotParams,
+    params: SlotSettings,
     tokens: AtomicUsize,
     has_new_line: AtomicBool,
     progress: Arc<Progress>,
 }
 
-/// The settings of an answer, as far as they say nothing of what it is about: no stop strings, tokens or grammars.
-#[derive(Clone, Debug)]
-pub(crate) struct SlotParams {
-    samplers: Value,
-    max_tokens: usize,
-}
-
-impl SlotParams {
+impl SlotSettings {
+    /// The settings of an answer, as far as they say nothing of what it is about: no stop strings, tokens or grammars.
     pub(crate) fn of(generation: &Generation) -> Self {
         Self {
             samplers: sampler_settings(&generation.sampling),
+            n_predict: generation.max_tokens,
             max_tokens: generation.max_tokens,
         }
-    }
-
-    fn json(&self) -> Value {
-        let mut params = self.samplers.clone();
-        params["n_predict"] = self.max_tokens.into();
-        params["max_tokens"] = self.max_tokens.into();
-        params
     }
 }
 
@@ -49,6 +37,16 @@ impl SlotTask {
         self.tokens.fetch_add(1, Ordering::Relaxed);
         if text.contains('\n') {
             self.has_new_line.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn next_token(&self) -> SlotProgress {
+        let tokens = self.tokens.load(Ordering::Relaxed);
+        SlotProgress {
+            has_next_token: true,
+            has_new_line: self.has_new_line(),
+            n_remain: self.params.max_tokens.saturating_sub(tokens),
+            n_decoded: tokens,
         }
     }
 
@@ -75,7 +73,7 @@ impl Slots {
     /// Takes note of the answers to a prompt.
     pub(crate) fn begin(
         &self,
-        params: &SlotParams,
+        params: &SlotSettings,
         progress: &Arc<Progress>,
         n: usize,
     ) -> Vec<Arc<SlotTask>> {
@@ -96,28 +94,20 @@ impl Slots {
     }
 
     /// `count` places of `context` tokens each, in llama.cpp's shape.
-    pub(crate) fn list(&self, count: usize, context: usize) -> Vec<Value> {
+    pub(crate) fn list(&self, count: usize, context: usize) -> Vec<Slot> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let tasks = places.assign(count);
         let slots = tasks.into_iter().enumerate().map(|(id, task)| {
-            let mut slot = json!({
-                "id": id,
-                "n_ctx": context,
-                "speculative": false,
-                "is_processing": task.is_some(),
-            });
-            if let Some(task) = task {
-                let tokens = task.tokens.load(Ordering::Relaxed);
-                slot["id_task"] = task.id.into();
-                slot["params"] = task.params.json();
-                slot["next_token"] = json!({
-                    "has_next_token": true,
-                    "has_new_line": task.has_new_line(),
-                    "n_remain": task.params.max_tokens.saturating_sub(tokens),
-                    "n_decoded": tokens,
-                });
+            let task = task.as_ref();
+            Slot {
+                id,
+                n_ctx: context,
+                speculative: false,
+                is_processing: task.is_some(),
+                id_task: task.map(|task| task.id),
+                params: task.map(|task| task.params.clone()),
+                next_token: task.map(|task| task.next_token()),
             }
-            slot
         });
         slots.collect()
     }
@@ -161,13 +151,13 @@ mod tests {
     #[test]
     fn what_waits_and_what_has_ended_has_no_place() {
         let slots = Slots::default();
-        let params = SlotParams::of(&Generation::default());
+        let params = SlotSettings::of(&Generation::default());
         let begin = |n| slots.begin(&params, &Arc::default(), n);
         // Nothing has begun.
         let waiting = begin(1);
         let listed = slots.list(2, 64);
-        assert!(listed.iter().all(|slot| slot["is_processing"] == false));
-        assert_eq!(listed[1]["n_ctx"], 64);
+        assert!(listed.iter().all(|slot| !slot.is_processing));
+        assert_eq!(listed[1].n_ctx, 64);
         drop(waiting);
         let mut places = slots.places.lock().unwrap();
         assert_eq!(places.assign(3).len(), 3);

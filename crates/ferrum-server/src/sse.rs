@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use axum::response::Response;
 use hyper::body::Frame;
-use serde_json::Value;
+use serde::Serialize;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,37 +18,77 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 /// How often something is sent while there is nothing to say, for proxies and clients that end silent connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How chunks are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Events {
-    /// As data alone, and at the end `[DONE]`.
-    Plain,
-    /// As data alone; the last says itself that it is the last.
-    Bare,
-    /// Each with its `type` as the event's name; the last says itself that it is the last.
-    Named,
+/// An event that says what it is: its name is its `type`.
+pub(crate) trait NamedEvent: Serialize {
+    fn name(&self) -> &'static str;
+}
+
+/// Events as they are sent. Values are written where they go, through no form between.
+#[derive(Debug, Default)]
+pub(crate) struct EventText(Vec<u8>);
+
+impl EventText {
+    /// An event without a name.
+    pub(crate) fn data(&mut self, data: &impl Serialize) {
+        self.write("", data);
+    }
+
+    /// An event with its name.
+    pub(crate) fn named(&mut self, event: &impl NamedEvent) {
+        self.write(event.name(), event);
+    }
+
+    fn write(&mut self, name: &str, data: &impl Serialize) {
+        let begin = self.0.len();
+        if !name.is_empty() {
+            for part in ["event: ", name, "\n"] {
+                self.0.extend_from_slice(part.as_bytes());
+            }
+        }
+        self.0.extend_from_slice(b"data: ");
+        // JSON has no line breaks outside of strings, and inside they are escaped.
+        match serde_json::to_writer(&mut self.0, data) {
+            Ok(()) => self.0.extend_from_slice(b"\n\n"),
+            // Only a type that JSON cannot have fails, and none of ours is.
+            Err(error) => {
+                tracing::error!(%error, "an event could not be written");
+                self.0.truncate(begin);
+            }
+        }
+    }
+
+    /// The data of each event.
+    #[cfg(test)]
+    pub(crate) fn data_values(&self) -> Vec<serde_json::Value> {
+        let text = str::from_utf8(&self.0).unwrap();
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// Gives answers the shape of a route's chunks.
 pub(crate) trait Chunks: Send + Unpin + 'static {
-    /// How they are written.
-    const EVENTS: Events;
+    /// Whether `[DONE]` is the end; else the last chunk says itself that it is the last.
+    const DONE: bool;
 
     /// The chunks before anything has come.
-    fn begin(&mut self, _out: &mut Vec<Value>) {}
+    fn begin(&mut self, _out: &mut EventText) {}
 
     /// The chunks for what came; of `Next::Done`, those at the end.
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>);
+    fn chunks(&mut self, next: Next, out: &mut EventText);
 
     /// The chunks at the end of an answer that failed.
-    fn failed(&mut self, error: &ApiError, out: &mut Vec<Value>) {
-        out.push(error.body());
+    fn failed(&mut self, error: &ApiError, out: &mut EventText) {
+        out.data(&error.body());
     }
 
-    /// What is sent while there is nothing to say; without it, a comment is.
-    fn keep_alive(&mut self) -> Option<Value> {
-        None
-    }
+    /// What is sent while there is nothing to say; if it is nothing, a comment is.
+    fn keep_alive(&mut self, _out: &mut EventText) {}
 }
 
 /// The answers of a body. They end at their deadline also where the body is not asked for more, because nobody
@@ -101,21 +141,20 @@ struct EventBody<C> {
 
 impl<C: Chunks> EventBody<C> {
     /// The text of what came next; empty when it shows nothing.
-    fn render(&mut self, next: Next) -> String {
-        let mut chunks = Vec::new();
+    fn render(&mut self, next: Next) -> EventText {
+        let mut text = EventText::default();
         match next {
             Next::Failed(error) => {
                 self.ended = true;
-                self.shape.failed(&error, &mut chunks);
+                self.shape.failed(&error, &mut text);
             }
             next => {
                 self.ended = matches!(next, Next::Done(_));
-                self.shape.chunks(next, &mut chunks);
+                self.shape.chunks(next, &mut text);
             }
         }
-        let mut text = written::<C>(&chunks);
-        if self.ended && C::EVENTS == Events::Plain {
-            text.push_str("data: [DONE]\n\n");
+        if self.ended && C::DONE {
+            text.0.extend_from_slice(b"data: [DONE]\n\n");
         }
         text
     }
@@ -126,19 +165,6 @@ fn poll_next(shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Option<Next>>
     let next = shared.answers.poll_next(cx);
     shared.reader = next.is_pending().then(|| cx.waker().clone());
     next
-}
-
-/// Chunks as events.
-fn written<C: Chunks>(chunks: &[Value]) -> String {
-    let mut text = String::new();
-    for chunk in chunks {
-        if let (Events::Named, Some(name)) = (C::EVENTS, chunk["type"].as_str()) {
-            text.push_str(&format!("event: {name}\n"));
-        }
-        // JSON has no line breaks outside of strings, and inside they are escaped.
-        text.push_str(&format!("data: {chunk}\n\n"));
-    }
-    text
 }
 
 impl<C: Chunks> hyper::body::Body for EventBody<C> {
@@ -154,11 +180,10 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
             return Poll::Ready(None);
         }
         if !std::mem::replace(&mut this.begun, true) {
-            let mut chunks = Vec::new();
-            this.shape.begin(&mut chunks);
-            if !chunks.is_empty() {
-                let text = written::<C>(&chunks);
-                return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+            let mut text = EventText::default();
+            this.shape.begin(&mut text);
+            if !text.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(text.0.into()))));
             }
         }
         while let Poll::Ready(next) = poll_next(&this.answers, cx) {
@@ -169,13 +194,15 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
             let text = this.render(next);
             if !text.is_empty() {
                 this.keep_alive.reset();
-                return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+                return Poll::Ready(Some(Ok(Frame::data(text.0.into()))));
             }
         }
         if this.keep_alive.poll_tick(cx).is_ready() {
-            let text = match this.shape.keep_alive() {
-                Some(chunk) => written::<C>(&[chunk]).into(),
-                None => Bytes::from_static(b": keep-alive\n\n"),
+            let mut text = EventText::default();
+            this.shape.keep_alive(&mut text);
+            let text = match text.is_empty() {
+                true => Bytes::from_static(b": keep-alive\n\n"),
+                false => text.0.into(),
             };
             return Poll::Ready(Some(Ok(Frame::data(text))));
         }
@@ -224,9 +251,9 @@ mod tests {
     struct Nothing;
 
     impl Chunks for Nothing {
-        const EVENTS: Events = Events::Plain;
+        const DONE: bool = true;
 
-        fn chunks(&mut self, _: Next, _: &mut Vec<Value>) {}
+        fn chunks(&mut self, _: Next, _: &mut EventText) {}
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -24,12 +24,13 @@ impl Stored {
         &self.model
     }
 
-    /// The response as it was given. `None` when it is nested too deeply to be read again.
-    pub(crate) fn response(&self) -> Option<Value> {
-        serde_json::from_str(&self.response).ok()
+    /// The response as it was given, as JSON text.
+    pub(crate) fn response(&self) -> &str {
+        &self.response
     }
 
-    /// The messages of the conversation up to it, the answer the last of them; `None` as above.
+    /// The messages of the conversation up to it, the answer the last of them. `None` when they are nested too deeply to be
+    /// read again.
     pub(crate) fn messages(&self) -> Option<Vec<Value>> {
         serde_json::from_str(&self.messages).ok()
     }
@@ -67,13 +68,13 @@ impl ResponseStore {
         self.most_bytes > 0
     }
 
-    /// Keeps a response; one that is larger than all that may be kept is not.
-    pub(crate) fn put(&self, id: &str, response: &Value, messages: &[Value]) {
-        let model = response["model"].as_str().unwrap_or_default();
+    /// Keeps a response to what the request called `model`, and the messages up to it, both as JSON text. What is larger
+    /// than all that may be kept is not.
+    pub(crate) fn put(&self, id: &str, model: &str, response: String, messages: String) {
         let stored = Stored {
             model: model.to_owned(),
-            response: response.to_string(),
-            messages: serde_json::to_string(messages).unwrap_or_default(),
+            response,
+            messages,
         };
         let bytes = stored.bytes();
         if bytes > self.most_bytes {
@@ -103,7 +104,7 @@ impl ResponseStore {
             .into_iter()
             .filter(|stored| stored.response.contains(&named));
         stored.into_iter().find_map(|stored| {
-            let response = stored.response()?;
+            let response: Value = serde_json::from_str(&stored.response).ok()?;
             let mut items = response["output"].as_array()?.iter();
             items.find(|item| item["id"] == id).map(Value::to_string)
         })
@@ -137,19 +138,22 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room() {
-        let answer = json!("a".repeat(500));
+        let answer = "a".repeat(500);
         let store = ResponseStore::new(2000);
+        let put = |id: &str, answer: &str, messages: &str| {
+            store.put(id, "", answer.to_owned(), messages.to_owned());
+        };
         for id in ["1", "2", "3"] {
-            store.put(id, &answer, &[json!({"role": "user"})]);
+            put(id, &answer, r#"[{"role":"user"}]"#);
         }
         assert!(store.get("1").is_none());
         let kept = store.get("3").unwrap();
-        assert_eq!(kept.response(), Some(answer.clone()));
+        assert_eq!(kept.response(), answer);
         assert_eq!(kept.messages(), Some(vec![json!({"role": "user"})]));
         assert!(store.remove("2") && !store.remove("2"));
-        store.put("4", &answer, &[]);
+        put("4", &answer, "[]");
         assert!(store.get("3").is_some() && store.get("4").is_some());
-        store.put("5", &json!("a".repeat(2000)), &[]);
+        put("5", &"a".repeat(2000), "[]");
         assert!(store.get("5").is_none() && store.get("3").is_some());
         let entries = store.lock();
         let bytes: usize = entries.by_id.values().map(|stored| stored.bytes()).sum();

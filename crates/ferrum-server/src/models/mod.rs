@@ -23,13 +23,13 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::{Figures, Metrics};
 use crate::model::{Model, ServedModel, unix_time};
+use crate::response::Slot;
 use crate::slots::Slots;
 use ferrum_engine::engine::EngineStats;
 use ferrum_engine::{Engine, EngineHandle, Health};
 use ferrum_types::AdapterId;
 use lease::Waiter;
 use places::{Places, Resident as _, State};
-use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -629,7 +629,7 @@ impl Models {
     ///
     /// # Errors
     /// 404 for a name that nothing has.
-    pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Value>, ApiError> {
+    pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Slot>, ApiError> {
         let (index, _) = self.find(asked)?;
         let known = &self.known[index];
         let sizes = self.lock().slots[index].resident().map(|resident| {

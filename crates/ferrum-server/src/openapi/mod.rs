@@ -1,17 +1,17 @@
 //! `GET /openapi.json`: what all routes take and give, as an OpenAPI 3.1 document.
 //!
-//! Requests are described by the types that they are read with.
+//! Requests are described by the types that they are read as, answers by those that they are made of.
 
-mod answers;
+mod components;
 mod operations;
-mod requests;
-mod schema;
 #[cfg(test)]
 mod tests;
 
 use crate::app::App;
+use crate::response::{AnthropicErrorBody, ErrorBody, HealthReport};
 use axum::Json;
 use axum::extract::State;
+use components::Components;
 use operations::{JSON, Operation};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -22,12 +22,13 @@ pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 fn document(app: &App) -> Value {
+    let mut components = Components::default();
     let mut paths = Map::new();
-    for operation in operations::all() {
+    for operation in operations::all(&mut components) {
         let path = paths
             .entry(operation.path)
             .or_insert_with(|| path_item(operation.path));
-        path[operation.method] = written(&operation, app);
+        path[operation.method] = written(&operation, app, &mut components);
     }
     let schemes = json!({
         "bearer": {"type": "http", "scheme": "bearer"},
@@ -37,10 +38,6 @@ fn document(app: &App) -> Value {
         true => json!([]),
         false => json!([{"bearer": []}, {"key": []}]),
     };
-    let mut schemas = requests::schemas();
-    if let Value::Object(errors) = answers::errors() {
-        schemas.extend(errors);
-    }
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -50,7 +47,7 @@ fn document(app: &App) -> Value {
                 x-ferrum-ignored names them.",
         },
         "paths": paths,
-        "components": {"securitySchemes": schemes, "schemas": schemas},
+        "components": {"securitySchemes": schemes, "schemas": components.schemas()},
         "security": security,
     })
 }
@@ -69,7 +66,7 @@ fn path_item(path: &str) -> Value {
     }
 }
 
-fn written(operation: &Operation, app: &App) -> Value {
+fn written(operation: &Operation, app: &App, components: &mut Components) -> Value {
     let content: Map<_, _> = operation
         .answers
         .iter()
@@ -91,11 +88,11 @@ fn written(operation: &Operation, app: &App) -> Value {
     let errors = errors.chain(locks);
     for status in errors {
         let schema = match (open, crate::routes::is_anthropic(operation.path)) {
-            (true, _) => answers::health(),
-            (_, true) => json!({"$ref": "#/components/schemas/AnthropicError"}),
-            _ => json!({"$ref": "#/components/schemas/Error"}),
+            (true, _) => components.of::<HealthReport>(),
+            (_, true) => components.of::<AnthropicErrorBody>(),
+            _ => components.of::<ErrorBody<'_>>(),
         };
-        let description = answers::meaning(*status);
+        let description = meaning(*status);
         let content = json!({JSON: {"schema": schema}});
         let response = json!({"description": description, "content": content});
         responses.insert(status.to_string(), response);
@@ -108,4 +105,21 @@ fn written(operation: &Operation, app: &App) -> Value {
         written["security"] = json!([]);
     }
     written
+}
+
+/// What a status means, in words.
+fn meaning(status: u16) -> &'static str {
+    match status {
+        400 => "A field is wrong, unknown or not supported, or the prompt does not fit.",
+        401 => "There is no key, or a wrong one.",
+        403 => "The key does not have this right.",
+        404 => "There is no such thing.",
+        408 => "The body did not come in time.",
+        413 => "The body is too long.",
+        415 => "The body is not said to be JSON.",
+        429 => "The queue is full; `Retry-After` says when to come back.",
+        503 => "The server is ending, its engine is not alive, or the model cannot be loaded.",
+        504 => "The answer took too long.",
+        _ => "An error.",
+    }
 }

@@ -1,7 +1,18 @@
 //! The routes with their methods.
 
-use super::schema::object;
-use super::{answers, requests};
+use super::components::{Components, all_of, any_of};
+use crate::request::{
+    Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, Infill, LoadAdapter,
+    Messaging, NativeCompletion, NativeOptions, Object, Respond, Sampling, Score, Source, Standing,
+    Template, Tokenize, Turns, UnloadAdapter,
+};
+use crate::response::{
+    AnthropicEvent, AnthropicMessage, AnthropicModel, AnthropicModelList, ChatCompletion,
+    ChatCompletionChunk, DeletedResponse, Detokenized, EmbeddingList, ErrorBody, HealthReport,
+    InputTokens, ModelCard, ModelList, NativeAnswer, NativeChunk, PoolingList, Props, Readiness,
+    Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList, Slot, Templated,
+    TextCompletion, Tokenized, Version,
+};
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
 
@@ -11,7 +22,7 @@ pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) summary: &'static str,
     pub(super) request: Option<Value>,
-    /// Type and schema of each form of the answer; null for no schema.
+    /// Type and schema of each form of the answer.
     pub(super) answers: Vec<(&'static str, Value)>,
     /// Statuses of errors beside those that any route may have.
     pub(super) errors: &'static [u16],
@@ -22,17 +33,16 @@ const EVENTS: &str = "text/event-stream";
 const HTML: &str = "text/html";
 const PLAIN: &str = "text/plain";
 
-/// Statuses of routes that ask for a model, which may have to be loaded.
+/// Statuses of routes that ask for a model, which may have to be loaded, and of those that ask its engine.
 const MODEL: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
-/// Statuses of routes that ask the engine.
-const ENGINE: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 
-pub(super) fn all() -> Vec<Operation> {
-    let mut all = looks();
-    all.extend(openai());
-    all.extend(anthropic());
-    all.extend(vllm());
-    all.extend(llama_cpp());
+pub(super) fn all(schemas: &mut Components) -> Vec<Operation> {
+    let mut all = looks(schemas);
+    all.extend(openai(schemas));
+    all.extend(responses(schemas));
+    all.extend(anthropic(schemas));
+    all.extend(vllm(schemas));
+    all.extend(llama_cpp(schemas));
     all
 }
 
@@ -52,26 +62,18 @@ fn get(
     }
 }
 
-fn post(
-    path: &'static str,
-    summary: &'static str,
-    (request, answer): (Value, Value),
-    errors: &'static [u16],
-) -> Operation {
+/// It asks for a model.
+fn post(path: &'static str, summary: &'static str, (request, answer): (Value, Value)) -> Operation {
     Operation {
-        path,
         method: "post",
-        summary,
         request: Some(request),
-        answers: vec![(JSON, answer)],
-        errors,
+        ..get(path, summary, answer, MODEL)
     }
 }
 
-/// Its answers can be streamed, too.
-fn stream(mut operation: Operation) -> Operation {
-    // OpenAPI 3.1 has no words for a stream of values.
-    operation.answers.push((EVENTS, Value::Null));
+/// Its answers can be streamed, too: events with data of this schema, which OpenAPI 3.1 has no better place for.
+fn stream(data: Value, mut operation: Operation) -> Operation {
+    operation.answers.push((EVENTS, data));
     operation
 }
 
@@ -83,166 +85,156 @@ fn text(kind: &'static str, operation: Operation) -> Operation {
     }
 }
 
+fn list(entry: Value) -> Value {
+    json!({"type": "array", "items": entry})
+}
+
 /// What there is to look at.
-fn looks() -> Vec<Operation> {
+fn looks(schemas: &mut Components) -> Vec<Operation> {
+    let health = schemas.of::<HealthReport>();
+    let ready = schemas.of::<Readiness>();
+    let models = any_of!(schemas; ModelList, AnthropicModelList);
+    let model = any_of!(schemas; ModelCard, AnthropicModel);
     let document = json!({"type": "object"});
     vec![
         get(
             HEALTH,
             "Whether the steps of all engines end.",
-            answers::health(),
+            health,
             &[503],
         ),
         get(
             "/ready",
             "Whether requests are taken.",
-            answers::ready(),
+            ready.clone(),
             &[503],
         ),
-        get(
-            "/ping",
-            "The same, as SageMaker asks.",
-            answers::ready(),
-            &[503],
-        ),
+        get("/ping", "The same, as SageMaker asks.", ready, &[503]),
         text(
             PLAIN,
             get("/metrics", "Figures for Prometheus.", Value::Null, &[]),
         ),
         text(HTML, get(PAGE, "The chat page.", Value::Null, &[])),
         get("/openapi.json", "This document.", document, &[]),
-        get(
-            "/v1/models",
-            "The models that are served.",
-            answers::models(),
-            &[],
-        ),
-        get("/v1/models/{name}", "A model.", answers::model(), &[404]),
+        get("/v1/models", "The models that are served.", models, &[]),
+        get("/v1/models/{name}", "A model.", model, &[404]),
     ]
 }
 
-/// OpenAI's routes.
-fn openai() -> Vec<Operation> {
-    let completions = (requests::completions(), answers::completion());
-    let chat = (requests::chat(), answers::chat());
-    let embeddings = (requests::embeddings(), answers::embeddings());
-    let responses = (requests::responses(), answers::response());
-    let count = (requests::responses(), answers::response_tokens());
+/// OpenAI's older routes.
+fn openai(schemas: &mut Components) -> Vec<Operation> {
+    let text = all_of!(schemas; Standing, Sampling, Choices, Forms, Completion);
+    let text = (text, schemas.of::<TextCompletion<'_>>());
+    let text_events = any_of!(schemas; TextCompletion<'_>, ErrorBody<'_>);
+    let chat = all_of!(schemas; Standing, Sampling, Choices, Forms, Chat, Conversation);
+    let chat = (chat, schemas.of::<ChatCompletion<'_>>());
+    let chat_events = any_of!(schemas; ChatCompletionChunk<'_>, ErrorBody<'_>);
+    let embeddings = all_of!(schemas; Standing, Embeddings);
+    let embeddings = (embeddings, schemas.of::<EmbeddingList<'_>>());
+    vec![
+        stream(
+            text_events,
+            post("/v1/completions", "Goes on with texts.", text),
+        ),
+        stream(
+            chat_events,
+            post(
+                "/v1/chat/completions",
+                "The next message of a conversation.",
+                chat,
+            ),
+        ),
+        post("/v1/embeddings", "Vectors of texts.", embeddings),
+    ]
+}
+
+/// OpenAI's responses.
+fn responses(schemas: &mut Components) -> Vec<Operation> {
+    let request = all_of!(schemas; Standing, Sampling, Respond);
+    let response = schemas.of::<Response<'_>>();
+    let events = schemas.of::<ResponseEvent<'_>>();
+    let count = schemas.of::<ResponseTokens>();
+    let items = schemas.of::<ResponseItemList<'_>>();
+    let deleted = schemas.of::<DeletedResponse<'_>>();
     let kept = "/v1/responses/{id}";
     vec![
-        stream(post(
-            "/v1/completions",
-            "Goes on with texts.",
-            completions,
-            ENGINE,
-        )),
-        stream(post(
-            "/v1/chat/completions",
-            "The next message of a conversation.",
-            chat,
-            ENGINE,
-        )),
-        post("/v1/embeddings", "Vectors of texts.", embeddings, ENGINE),
-        stream(post(
-            "/v1/responses",
-            "The next part of a conversation.",
-            responses,
-            ENGINE,
-        )),
+        stream(
+            events,
+            post(
+                "/v1/responses",
+                "The next part of a conversation.",
+                (request.clone(), response.clone()),
+            ),
+        ),
         post(
             "/v1/responses/input_tokens",
             "Tokens that a request would have.",
-            count,
-            MODEL,
+            (request, count),
         ),
-        get(
-            kept,
-            "A response that was kept.",
-            answers::response(),
-            &[404],
-        ),
+        get(kept, "A response that was kept.", response, &[404]),
         get(
             "/v1/responses/{id}/input_items",
             "What a response that was kept answers.",
-            answers::items(),
+            items,
             &[400, 404],
         ),
         Operation {
             method: "delete",
-            ..get(kept, "Forgets a response.", answers::deleted(), &[404])
+            ..get(kept, "Forgets a response.", deleted, &[404])
         },
     ]
 }
 
 /// Anthropic's routes.
-fn anthropic() -> Vec<Operation> {
-    let messages = (requests::messages(), answers::message());
-    let count = (requests::count_tokens(), answers::count());
+fn anthropic(schemas: &mut Components) -> Vec<Operation> {
+    // Blocks may hold blocks, so what they refer to is not followed.
+    schemas.add::<Source>();
+    let messages = all_of!(schemas; Standing, Sampling, Messaging, Turns);
+    let messages = (messages, schemas.of::<AnthropicMessage<'_>>());
+    let events = schemas.of::<AnthropicEvent<'_>>();
+    let count = all_of!(schemas; Standing, Turns);
+    let count = (count, schemas.of::<InputTokens>());
     vec![
-        stream(post(
-            "/v1/messages",
-            "The next message, as Anthropic has it.",
-            messages,
-            ENGINE,
-        )),
+        stream(
+            events,
+            post(
+                "/v1/messages",
+                "The next message, as Anthropic has it.",
+                messages,
+            ),
+        ),
         post(
             "/v1/messages/count_tokens",
             "Tokens of a conversation.",
             count,
-            MODEL,
         ),
     ]
 }
 
 /// vLLM's routes.
-fn vllm() -> Vec<Operation> {
-    let tokenize = (requests::tokenize(), answers::tokens());
-    let detokenize = (requests::detokenize(), answers::text());
-    let template = (requests::template(), answers::template());
-    let score = (requests::score(), answers::scores());
-    let pooling = (requests::embeddings(), answers::pooled());
-    let (load, unload) = (requests::load_adapter(), requests::unload_adapter());
-    let (load, unload) = ((load, Value::Null), (unload, Value::Null));
+fn vllm(schemas: &mut Components) -> Vec<Operation> {
+    let tokenize = all_of!(schemas; Tokenize, Conversation);
+    let tokenize = (tokenize, schemas.of::<Tokenized>());
+    let detokenize = (schemas.of::<Detokenize>(), schemas.of::<Detokenized>());
+    let score = all_of!(schemas; Standing, Score);
+    let score = (score, schemas.of::<ScoreList<'_>>());
+    let pooling = all_of!(schemas; Standing, Embeddings);
+    let pooling = (pooling, schemas.of::<PoolingList<'_>>());
+    let version = schemas.of::<Version>();
+    let load = (schemas.of::<LoadAdapter>(), Value::Null);
+    let unload = (schemas.of::<UnloadAdapter>(), Value::Null);
     vec![
-        post(
-            "/tokenize",
-            "Tokens of a text or a conversation.",
-            tokenize,
-            MODEL,
-        ),
-        post("/detokenize", "Text of tokens.", detokenize, MODEL),
-        post(
-            "/apply-template",
-            "The prompt of a conversation, as llama.cpp has it.",
-            template,
-            MODEL,
-        ),
-        post("/v1/score", "How alike texts are.", score, ENGINE),
-        post(
-            "/pooling",
-            "Vectors of texts, as vLLM has them.",
-            pooling,
-            ENGINE,
-        ),
-        get(
-            "/version",
-            "The version of the server.",
-            answers::version(),
-            &[],
-        ),
-        get(
-            "/props",
-            "The first model, as llama.cpp tells it.",
-            object(),
-            &[404, 503, 504],
-        ),
+        post("/tokenize", "Tokens of a text or a conversation.", tokenize),
+        post("/detokenize", "Text of tokens.", detokenize),
+        post("/v1/score", "How alike texts are.", score),
+        post("/pooling", "Vectors of texts, as vLLM has them.", pooling),
+        get("/version", "The version of the server.", version, &[]),
         text(
             PLAIN,
             post(
                 "/v1/load_lora_adapter",
                 "Loads a LoRA adapter from the server's folder.",
                 load,
-                ENGINE,
             ),
         ),
         text(
@@ -251,34 +243,57 @@ fn vllm() -> Vec<Operation> {
                 "/v1/unload_lora_adapter",
                 "Takes a LoRA adapter away.",
                 unload,
-                ENGINE,
             ),
         ),
     ]
 }
 
 /// llama.cpp's routes.
-fn llama_cpp() -> Vec<Operation> {
-    let completion = (requests::native(), answers::native());
-    let infill = (requests::infill(), answers::native_answer());
+fn llama_cpp(schemas: &mut Components) -> Vec<Operation> {
+    let template = all_of!(schemas; Template, Conversation);
+    let template = (template, schemas.of::<Templated>());
+    let completion = all_of!(schemas; Standing, Sampling, Forms, NativeOptions, NativeCompletion);
+    let infill = all_of!(schemas; Standing, Sampling, Forms, NativeOptions, Infill);
+    // With `response_fields` it has only those.
+    let answer = any_of!(schemas; NativeAnswer<'_>, Object);
+    // One for one prompt, else a list.
+    let answers = json!({"anyOf": [answer, list(answer.clone())]});
+    let events = any_of!(schemas; NativeChunk, NativeAnswer<'_>, Object, ErrorBody<'_>);
+    let slots = list(schemas.of::<Slot>());
+    let props = schemas.of::<Props<'_>>();
     vec![
-        stream(post(
-            "/completion",
-            "Goes on with prompts, as llama.cpp has it.",
-            completion,
-            ENGINE,
-        )),
-        stream(post(
-            "/infill",
-            "Fills in what is between a prefix and a suffix, as llama.cpp has it.",
-            infill,
-            ENGINE,
-        )),
+        stream(
+            events.clone(),
+            post(
+                "/completion",
+                "Goes on with prompts, as llama.cpp has it.",
+                (completion, answers),
+            ),
+        ),
+        stream(
+            events,
+            post(
+                "/infill",
+                "Fills in what is between a prefix and a suffix, as llama.cpp has it.",
+                (infill, answer),
+            ),
+        ),
         get(
             "/slots",
             "What a model is answering now (`?model=NAME`; without it, the first).",
-            answers::slots(),
+            slots,
             &[400, 404, 503],
+        ),
+        get(
+            "/props",
+            "The first model, as llama.cpp tells it.",
+            props,
+            &[404, 503, 504],
+        ),
+        post(
+            "/apply-template",
+            "The prompt of a conversation, as llama.cpp has it.",
+            template,
         ),
     ]
 }

@@ -25,6 +25,57 @@ fn every_route_is_described() {
     }
 }
 
+#[test]
+fn a_name_has_one_schema() {
+    let mut components = Components::default();
+    operations::all(&mut components);
+    let mut known = Map::new();
+    for (name, schema) in components.named() {
+        let before = known.entry(&*name).or_insert_with(|| schema.clone());
+        assert_eq!(*before, schema, "{name}");
+    }
+}
+
+#[test]
+fn what_is_streamed_is_described_as_what_comes_whole() {
+    let document = described();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let request = &item["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let mut asked = Vec::new();
+        references(request, &mut asked);
+        let can_stream = asked.contains(&"#/components/schemas/Sampling");
+        let content = &item["post"]["responses"]["200"]["content"];
+        let counts = path.ends_with("input_tokens");
+        assert_eq!(
+            content.get("text/event-stream").is_some(),
+            can_stream && !counts,
+            "{path}"
+        );
+    }
+}
+
+/// Whether a value has an object of which only words are said beside something else that it has to be.
+fn is_described_inline(value: &Value) -> bool {
+    let nothing = |part: &Value| part["type"] == "object" && part.get("properties").is_none();
+    let parts = value["allOf"].as_array().into_iter().flatten();
+    parts.clone().any(nothing)
+        || value
+            .as_object()
+            .into_iter()
+            .flatten()
+            .any(|(_, v)| is_described_inline(v))
+        || value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(is_described_inline)
+}
+
+#[test]
+fn what_is_inline_is_what_its_type_says() {
+    assert!(!is_described_inline(&described()["components"]["schemas"]));
+}
+
 /// All references of a value.
 fn references<'a>(value: &'a Value, out: &mut Vec<&'a str>) {
     match value {

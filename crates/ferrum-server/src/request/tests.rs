@@ -1,6 +1,11 @@
 use super::*;
 use serde_json::{Value, json};
 
+/// What a client is told.
+fn said(error: &ApiError) -> Value {
+    serde_json::to_value(error.body()).unwrap()
+}
+
 fn body(value: &Value) -> Body {
     Body::new(value.to_string().into_bytes(), None).unwrap()
 }
@@ -31,7 +36,7 @@ fn what_no_part_names_is_told_at_any_depth() {
     let mut strict = body(&request);
     strict.part::<Sampling>().unwrap();
     let error = strict.finish(true).unwrap_err();
-    assert_eq!(error.body()["error"]["code"], "unknown_parameter");
+    assert_eq!(said(&error)["error"]["code"], "unknown_parameter");
 }
 
 #[test]
@@ -68,7 +73,7 @@ fn errors_name_their_field_by_its_path() {
         (json!({"stream": 1}), "stream", "a boolean"),
     ];
     for (request, param, words) in cases {
-        let error = body(&request).part::<Sampling>().unwrap_err().body();
+        let error = said(&body(&request).part::<Sampling>().unwrap_err());
         assert_eq!(error["error"]["param"], param, "{error}");
         let message = error["error"]["message"].as_str().unwrap();
         assert!(
@@ -77,7 +82,7 @@ fn errors_name_their_field_by_its_path() {
         );
     }
     let request = json!({"messages": [{"role": "user"}, {"content": "a"}]});
-    let error = body(&request).part::<Conversation>().unwrap_err().body();
+    let error = said(&body(&request).part::<Conversation>().unwrap_err());
     assert_eq!(error["error"]["param"], "messages[1].role");
     assert_eq!(error["error"]["message"], "messages[1].role: it is missing");
 }
@@ -127,7 +132,7 @@ fn biases_come_in_several_forms() {
         (json!([5]), "logit_bias[0]"),
         (json!(5), "logit_bias"),
     ] {
-        let error = biases(wrong).unwrap_err().body();
+        let error = said(&biases(wrong).unwrap_err());
         assert_eq!(error["error"]["param"], param, "{error}");
     }
 }
@@ -178,7 +183,7 @@ fn native_prompts_may_mix_tokens_and_texts() {
             "prompt",
         ),
     ] {
-        let error = prompts(wrong).unwrap_err().body();
+        let error = said(&prompts(wrong).unwrap_err());
         assert_eq!(error["error"]["param"], param, "{error}");
     }
 }
@@ -205,7 +210,7 @@ fn prompts_come_in_four_forms() {
         (json!([[1], [-1]]), "prompt[1][0]"),
         (json!({}), "prompt"),
     ] {
-        let error = prompts(wrong).unwrap_err().body();
+        let error = said(&prompts(wrong).unwrap_err());
         assert_eq!(error["error"]["param"], param, "{error}");
     }
 }
@@ -228,7 +233,7 @@ fn arguments_are_objects_as_text_or_not() {
         assert_eq!(call(json!(text)).unwrap(), json!({}), "{text}");
     }
     for wrong in [json!(5), json!([])] {
-        let error = call(wrong).unwrap_err().body();
+        let error = said(&call(wrong).unwrap_err());
         let param = "messages[0].tool_calls[0].function.arguments";
         assert_eq!(error["error"]["param"], param, "{error}");
     }

@@ -1,6 +1,5 @@
 //! `/v1/chat/completions`: the next message of a conversation.
 
-use super::completions::usage_json;
 use super::messages;
 use crate::answers::{Answers, Next, Piece};
 use crate::app::{App, fresh_id};
@@ -11,14 +10,19 @@ use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::output::{CallFormat, Delta};
 use crate::request::{self, Body, Int};
+use crate::response::{
+    Assistant, ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk,
+    ChatCompletionChunkObject, ChatCompletionObject, ChatDelta, ChatFinishReason, ChatFunctionCall,
+    ChatFunctionDelta, ChatLogprobs, ChatMessage, ChatToolCall, ChatToolCallDelta,
+    CompletionTokensDetails, FunctionType, Null, TokenLogprobs, Usage,
+};
 use crate::sampling::{self, UsageSoFar, Wanted};
 use crate::speech::{End, Part, Speech};
-use crate::sse::{self, Chunks, Events};
+use crate::sse::{self, Chunks, EventText};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use ferrum_engine::engine::Usage;
-use serde_json::{Map, Value, json};
+use ferrum_engine::engine;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -157,28 +161,20 @@ impl Chat {
         part
     }
 
-    fn usage(&self, usage: &Usage) -> Value {
-        let mut json = usage_json(usage);
-        json["completion_tokens_details"] = json!({"reasoning_tokens": self.reasoning_tokens});
-        json
-    }
-
-    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.name,
-            "choices": choices,
-        })
+    fn usage(&self, usage: &engine::Usage) -> Usage {
+        let reasoning_tokens = self.reasoning_tokens;
+        Usage {
+            completion_tokens_details: Some(CompletionTokensDetails { reasoning_tokens }),
+            ..Usage::of(usage)
+        }
     }
 }
 
-fn end_name(end: &End) -> &'static str {
+fn finish_reason(end: &End) -> ChatFinishReason {
     match end {
-        End::Stop(_) => "stop",
-        End::Length => "length",
-        End::Calls => "tool_calls",
+        End::Stop(_) => ChatFinishReason::Stop,
+        End::Length => ChatFinishReason::Length,
+        End::Calls => ChatFinishReason::ToolCalls,
     }
 }
 
@@ -188,8 +184,8 @@ struct Message {
     content: String,
     reasoning: String,
     calls: Vec<(String, String)>,
-    logprobs: Vec<Value>,
-    finish: Option<&'static str>,
+    logprobs: Vec<TokenLogprobs>,
+    finish: Option<ChatFinishReason>,
 }
 
 impl Message {
@@ -208,38 +204,36 @@ impl Message {
         }
         let logprobs = part.logprobs.map(|logprobs| chat_entry(model, &logprobs));
         self.logprobs.extend(logprobs);
-        self.finish = part.end.as_ref().map(end_name).or(self.finish);
+        self.finish = part.end.as_ref().map(finish_reason).or(self.finish);
     }
 
-    fn json(self, format: CallFormat) -> Value {
+    fn choice(self, index: usize, chat: &Chat) -> ChatChoice {
         let silent = self.content.is_empty() && !self.calls.is_empty();
-        let mut message = Map::new();
-        message.insert("role".into(), "assistant".into());
-        let content = (!silent).then_some(self.content);
-        message.insert("content".into(), content.into());
-        message.insert("refusal".into(), Value::Null);
-        if !self.reasoning.is_empty() {
-            message.insert("reasoning_content".into(), self.reasoning.into());
+        let call = |(name, arguments)| ChatToolCall {
+            id: chat.format.call_id(),
+            r#type: FunctionType,
+            function: ChatFunctionCall { name, arguments },
+        };
+        ChatChoice {
+            index,
+            logprobs: chat.wants_logprobs.then(|| listed(self.logprobs)),
+            // An answer that is whole has one.
+            finish_reason: self.finish.unwrap_or(ChatFinishReason::Stop),
+            message: ChatMessage {
+                role: Assistant,
+                content: (!silent).then_some(self.content),
+                refusal: Null,
+                reasoning_content: Some(self.reasoning).filter(|text| !text.is_empty()),
+                tool_calls: self.calls.into_iter().map(call).collect(),
+            },
         }
-        if !self.calls.is_empty() {
-            let call = |(name, arguments)| {
-                json!({
-                    "id": format.call_id(),
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                })
-            };
-            let calls: Vec<_> = self.calls.into_iter().map(call).collect();
-            message.insert("tool_calls".into(), calls.into());
-        }
-        message.into()
     }
 }
 
 /// Waits for all answers.
 async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiError> {
     let mut messages: Vec<Message> = (0..answers.count()).map(|_| Message::default()).collect();
-    let mut usage = Usage::default();
+    let mut usage = engine::Usage::default();
     let mut prompt = Vec::new();
     while let Some(next) = answers.next().await {
         match next {
@@ -253,28 +247,26 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
             }
         }
     }
-    let choice = |(index, mut message): (usize, Message)| {
-        let logprobs = std::mem::take(&mut message.logprobs);
-        json!({
-            "index": index,
-            "logprobs": logprobs_json(chat.wants_logprobs, logprobs),
-            "finish_reason": message.finish,
-            "message": message.json(chat.format),
-        })
-    };
-    let choices = messages.into_iter().enumerate().map(choice).collect();
-    let mut whole = chat.envelope("chat.completion", choices);
-    whole["usage"] = chat.usage(&usage);
-    if let Some(top) = chat.prompt_logprobs {
-        whole["prompt_logprobs"] = prompt_entries(&chat.model, &prompt, top);
-    }
-    Ok(Json(whole).into_response())
+    let messages = messages.into_iter().enumerate();
+    let prompt_logprobs = chat.prompt_logprobs;
+    Ok(Json(ChatCompletion {
+        id: &chat.id,
+        object: ChatCompletionObject,
+        created: chat.created,
+        model: &chat.name,
+        choices: messages
+            .map(|(index, message)| message.choice(index, chat))
+            .collect(),
+        usage: chat.usage(&usage),
+        prompt_logprobs: prompt_logprobs.map(|top| prompt_entries(&chat.model, &prompt, top)),
+    })
+    .into_response())
 }
 
-fn logprobs_json(wanted: bool, content: Vec<Value>) -> Value {
-    match wanted {
-        true => json!({"content": content, "refusal": null}),
-        false => Value::Null,
+fn listed(content: Vec<TokenLogprobs>) -> ChatLogprobs {
+    ChatLogprobs {
+        content,
+        refusal: Null,
     }
 }
 
@@ -284,30 +276,48 @@ struct ChatChunks {
 }
 
 impl ChatChunks {
-    fn chunk(&self, index: usize, delta: Value, logprobs: Vec<Value>) -> Value {
-        let has_logprobs = self.chat.wants_logprobs && !logprobs.is_empty();
-        let choice = json!({
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs_json(has_logprobs, logprobs),
-            "finish_reason": null,
-        });
-        let mut chunk = self.chat.envelope("chat.completion.chunk", vec![choice]);
-        self.usage.mark(index, &mut chunk);
-        chunk
+    fn chunk(
+        &self,
+        choices: Vec<ChatChunkChoice>,
+        usage: Option<Option<Usage>>,
+    ) -> ChatCompletionChunk<'_> {
+        ChatCompletionChunk {
+            id: &self.chat.id,
+            object: ChatCompletionChunkObject,
+            created: self.chat.created,
+            model: &self.chat.name,
+            choices,
+            usage,
+        }
+    }
+
+    /// Writes what is new of an answer.
+    fn tell(
+        &self,
+        index: usize,
+        (delta, logprobs): (ChatDelta, Vec<TokenLogprobs>),
+        finish_reason: Option<ChatFinishReason>,
+        out: &mut EventText,
+    ) {
+        let choice = ChatChunkChoice {
+            index,
+            delta,
+            logprobs: (self.chat.wants_logprobs && !logprobs.is_empty()).then(|| listed(logprobs)),
+            finish_reason,
+        };
+        out.data(&self.chunk(vec![choice], self.usage.of_chunk(index)));
     }
 }
 
 impl Chunks for ChatChunks {
-    const EVENTS: Events = Events::Plain;
+    const DONE: bool = true;
 
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+    fn chunks(&mut self, next: Next, out: &mut EventText) {
         let piece = match next {
             Next::Piece(piece) => piece,
             Next::Done(usage) if self.usage.last() => {
-                let mut chunk = self.chat.envelope("chat.completion.chunk", Vec::new());
-                chunk["usage"] = self.chat.usage(&usage);
-                return out.push(chunk);
+                let usage = self.chat.usage(&usage);
+                return out.data(&self.chunk(Vec::new(), Some(Some(usage))));
             }
             Next::Done(_) | Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => return,
         };
@@ -315,42 +325,71 @@ impl Chunks for ChatChunks {
         self.usage.count(&piece);
         let part = self.chat.part(piece);
         if part.first {
-            let delta = json!({"role": "assistant", "content": ""});
-            out.push(self.chunk(index, delta, Vec::new()));
+            let delta = ChatDelta {
+                role: Some(Assistant),
+                ..ChatDelta::content(String::new())
+            };
+            self.tell(index, (delta, Vec::new()), None, out);
         }
         let logprobs = part.logprobs;
         let logprobs = logprobs.map(|logprobs| chat_entry(&self.chat.model, &logprobs));
         let mut logprobs: Vec<_> = logprobs.into_iter().collect();
         for delta in part.deltas {
             let logprobs = std::mem::take(&mut logprobs);
-            let delta = delta_json(delta, self.chat.format);
-            out.push(self.chunk(index, delta, logprobs));
+            let delta = ChatDelta::of(delta, self.chat.format);
+            self.tell(index, (delta, logprobs), None, out);
         }
         if !logprobs.is_empty() {
             // A token whose text is not certain yet.
-            out.push(self.chunk(index, json!({"content": ""}), logprobs));
+            let delta = ChatDelta::content(String::new());
+            self.tell(index, (delta, logprobs), None, out);
         }
         if let Some(end) = &part.end {
-            let mut chunk = self.chunk(index, json!({}), Vec::new());
-            chunk["choices"][0]["finish_reason"] = end_name(end).into();
-            out.push(chunk);
+            let nothing = (ChatDelta::default(), Vec::new());
+            self.tell(index, nothing, Some(finish_reason(end)), out);
         }
     }
 }
 
-fn delta_json(delta: Delta, format: CallFormat) -> Value {
-    match delta {
-        Delta::Content(text) => json!({"content": text}),
-        Delta::Reasoning(text) => json!({"reasoning_content": text}),
-        Delta::CallBegins(index, name) => json!({"tool_calls": [{
-            "index": index,
-            "id": format.call_id(),
-            "type": "function",
-            "function": {"name": name, "arguments": ""},
-        }]}),
-        Delta::CallArguments(index, text) => json!({"tool_calls": [{
-            "index": index,
-            "function": {"arguments": text},
-        }]}),
+impl ChatDelta {
+    fn content(text: String) -> Self {
+        Self {
+            content: Some(text),
+            ..Self::default()
+        }
+    }
+
+    fn of(delta: Delta, format: CallFormat) -> Self {
+        let call = match delta {
+            Delta::Content(text) => return Self::content(text),
+            Delta::Reasoning(text) => {
+                return Self {
+                    reasoning_content: Some(text),
+                    ..Self::default()
+                };
+            }
+            Delta::CallBegins(index, name) => ChatToolCallDelta {
+                index,
+                id: Some(format.call_id()),
+                r#type: Some(FunctionType),
+                function: ChatFunctionDelta {
+                    name: Some(name),
+                    arguments: String::new(),
+                },
+            },
+            Delta::CallArguments(index, arguments) => ChatToolCallDelta {
+                index,
+                id: None,
+                r#type: None,
+                function: ChatFunctionDelta {
+                    name: None,
+                    arguments,
+                },
+            },
+        };
+        Self {
+            tool_calls: Some([call]),
+            ..Self::default()
+        }
     }
 }

@@ -1,25 +1,27 @@
 //! `/v1/completions`: text or tokens go on.
 
-use crate::answers::{Answers, Next, Piece, finish_name};
+use crate::answers::{Answers, Next, Piece};
 use crate::app::{App, fresh_id};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
-use crate::logprobs::{TextLogprobs, prompt_entries};
+use crate::logprobs::prompt_entries;
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::request::{self, Body, Int, Prompts};
+use crate::response::{
+    TextChoice, TextCompletion, TextCompletionObject, TextFinishReason, TextLogprobs, Usage,
+};
 use crate::sampling::{self, UsageSoFar, Wanted};
-use crate::sse::{self, Chunks, Events};
+use crate::sse::{self, Chunks, EventText};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
+use ferrum_engine::{FinishReason, engine};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Tokens of an answer for which nobody said how many, as OpenAI has it.
@@ -87,7 +89,7 @@ pub(super) fn goes_on(model: &Model, prompt: &[TokenId]) -> bool {
 /// Waits for all answers.
 async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response, ApiError> {
     let mut choices: Vec<Part> = (0..answers.count()).map(|_| Part::default()).collect();
-    let mut usage = Usage::default();
+    let mut usage = engine::Usage::default();
     while let Some(next) = answers.next().await {
         match next {
             Next::Failed(error) => return Err(error),
@@ -99,28 +101,16 @@ async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response
             }
         }
     }
-    let choices = choices.iter().enumerate();
-    let choices = choices.map(|(index, part)| {
-        let mut choice = text.choice(index, part);
-        if let Some(top) = text.prompt_logprobs {
+    let choices = choices.into_iter().enumerate();
+    let choices = choices.map(|(index, part)| TextChoice {
+        prompt_logprobs: text.prompt_logprobs.map(|top| {
             let (_, logprobs) = &text.prompts[index / text.n];
-            choice["prompt_logprobs"] = prompt_entries(&text.model, logprobs, top);
-        }
-        choice
+            prompt_entries(&text.model, logprobs, top)
+        }),
+        ..text.choice(index, part)
     });
-    let mut whole = text.chunk(choices.collect());
-    whole["usage"] = usage_json(&usage);
-    Ok(Json(whole).into_response())
-}
-
-/// Tokens that a request took, as OpenAI counts them.
-pub(super) fn usage_json(usage: &Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+    let usage = Some(Some(Usage::of(&usage)));
+    Ok(Json(text.answer(choices.collect(), usage)).into_response())
 }
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
@@ -266,7 +256,7 @@ pub(super) fn read_tokens(
 struct Part {
     text: String,
     logprobs: TextLogprobs,
-    finish: Option<&'static str>,
+    finish: Option<TextFinishReason>,
 }
 
 impl Part {
@@ -340,7 +330,10 @@ impl Completion {
             let offset = &mut self.offsets[index];
             part.logprobs.push(&self.model, &logprobs, top, offset);
         }
-        part.finish = finish.map(finish_name);
+        part.finish = finish.map(|reason| match reason {
+            FinishReason::Length => TextFinishReason::Length,
+            _ => TextFinishReason::Stop,
+        });
         Some((index, part))
     }
 
@@ -367,23 +360,25 @@ impl Completion {
         part
     }
 
-    fn choice(&self, index: usize, part: &Part) -> Value {
-        json!({
-            "index": index,
-            "text": part.text,
-            "logprobs": self.logprobs.map(|_| part.logprobs.json()),
-            "finish_reason": part.finish,
-        })
+    fn choice(&self, index: usize, part: Part) -> TextChoice {
+        TextChoice {
+            index,
+            text: part.text,
+            logprobs: self.logprobs.map(|_| part.logprobs),
+            finish_reason: part.finish,
+            prompt_logprobs: None,
+        }
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.name,
-            "choices": choices,
-        })
+    fn answer(&self, choices: Vec<TextChoice>, usage: Option<Option<Usage>>) -> TextCompletion<'_> {
+        TextCompletion {
+            id: &self.id,
+            object: TextCompletionObject,
+            created: self.created,
+            model: &self.name,
+            choices,
+            usage,
+        }
     }
 }
 
@@ -393,14 +388,13 @@ struct TextChunks {
 }
 
 impl Chunks for TextChunks {
-    const EVENTS: Events = Events::Plain;
+    const DONE: bool = true;
 
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+    fn chunks(&mut self, next: Next, out: &mut EventText) {
         if let Next::Done(usage) = next {
             if self.usage.last() {
-                let mut chunk = self.text.chunk(Vec::new());
-                chunk["usage"] = usage_json(&usage);
-                out.push(chunk);
+                let usage = Some(Some(Usage::of(&usage)));
+                out.data(&self.text.answer(Vec::new(), usage));
             }
             return;
         }
@@ -413,9 +407,8 @@ impl Chunks for TextChunks {
         if part.text.is_empty() && part.finish.is_none() && self.text.logprobs.is_none() {
             return;
         }
-        let choice = self.text.choice(index, &part);
-        let mut chunk = self.text.chunk(vec![choice]);
-        self.usage.mark(index, &mut chunk);
-        out.push(chunk);
+        let choice = self.text.choice(index, part);
+        let usage = self.usage.of_chunk(index);
+        out.data(&self.text.answer(vec![choice], usage));
     }
 }

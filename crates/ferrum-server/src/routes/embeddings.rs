@@ -8,17 +8,19 @@ use crate::error::ApiError;
 use crate::model::unix_time;
 use crate::models::Lease;
 use crate::request::{self, Body, Limit, Prompts};
+use crate::response::{
+    Embedding, EmbeddingList, EmbeddingObject, ListObject, PairScore, Pooling, PoolingList,
+    PoolingObject, PromptUsage, ScoreList, ScoreObject,
+};
 use crate::sampling::{Place, Truncation, within};
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use ferrum_engine::Generation;
-use ferrum_engine::engine::Pooling;
+use ferrum_engine::{Generation, engine};
 use ferrum_types::TokenId;
-use serde_json::{Value, json};
+use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Texts that are with the engine at a time, so that one request does not fill its queue.
@@ -28,7 +30,7 @@ const AT_A_TIME: usize = 64;
 #[derive(Debug)]
 struct Texts {
     place: Place,
-    pooling: Pooling,
+    pooling: engine::Pooling,
     tokens: Vec<Vec<TokenId>>,
 }
 
@@ -104,7 +106,19 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (job, lease) = app.read(request, read).await?;
-    vectors(&app, &lease, &job, ("embedding", "embedding")).await
+    let (vectors, tokens) = vectors(&app, &lease, &job).await?;
+    let entry = |(index, embedding)| Embedding {
+        object: EmbeddingObject,
+        index,
+        embedding,
+    };
+    Ok(Json(EmbeddingList {
+        object: ListObject,
+        data: vectors.into_iter().enumerate().map(entry).collect(),
+        model: &job.texts.place.model.name,
+        usage: PromptUsage::of(tokens),
+    })
+    .into_response())
 }
 
 /// `/pooling`, which vLLM has for the same vectors.
@@ -113,40 +127,41 @@ pub(crate) async fn pooling(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (job, lease) = app.read(request, read).await?;
-    vectors(&app, &lease, &job, ("pooling", "data")).await
+    let (vectors, tokens) = vectors(&app, &lease, &job).await?;
+    let entry = |(index, data)| Pooling {
+        object: PoolingObject,
+        index,
+        data,
+    };
+    Ok(Json(PoolingList {
+        object: ListObject,
+        data: vectors.into_iter().enumerate().map(entry).collect(),
+        model: &job.texts.place.model.name,
+        usage: PromptUsage::of(tokens),
+    })
+    .into_response())
 }
 
-/// The list of vectors, each an object of this kind with the vector in this field.
+/// The vectors as JSON text, and the tokens that they took: as numbers of JSON they would take many times their length.
 async fn vectors(
     app: &App,
     lease: &Lease,
     job: &Job,
-    (object, field): (&str, &str),
-) -> Result<Response, ApiError> {
-    let mut vectors = vec![String::new(); job.texts.tokens.len()];
+) -> Result<(Vec<Box<RawValue>>, usize), ApiError> {
+    let mut vectors = vec![Box::<RawValue>::default(); job.texts.tokens.len()];
     let each = |index: usize, states| {
         vectors[index] = written(states, job)?;
         Ok(())
     };
     let tokens = job.texts.states(app, lease, "input", each).await?;
-    // Put together by hand: as JSON values, the numbers would take many times their length.
-    let entry = |(index, vector): (usize, &String)| {
-        format!("{{\"object\":\"{object}\",\"index\":{index},\"{field}\":{vector}}}")
-    };
-    let entries: Vec<_> = vectors.iter().enumerate().map(entry).collect();
-    let name = json!(job.texts.place.model.name);
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    let data = entries.join(",");
-    let body =
-        format!("{{\"object\":\"list\",\"data\":[{data}],\"model\":{name},\"usage\":{usage}}}");
-    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+    Ok((vectors, tokens))
 }
 
 /// `/v1/score`: how alike texts are, by the cosine of their vectors.
 pub(crate) async fn score(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let ((texts, first), lease) = app.read(request, read_score).await?;
     let mut vectors = vec![Vec::new(); texts.tokens.len()];
     let each = |index: usize, states: Vec<f32>| {
@@ -162,16 +177,21 @@ pub(crate) async fn score(
             .iter()
             .zip(right)
             .map(|(a, b)| f64::from(*a) * f64::from(*b));
-        json!({"index": index, "object": "score", "score": products.sum::<f64>()})
+        PairScore {
+            index,
+            object: ScoreObject,
+            score: products.sum(),
+        }
     });
-    Ok(Json(json!({
-        "id": fresh_id("score-"),
-        "object": "list",
-        "created": unix_time(),
-        "model": texts.place.model.name,
-        "data": scores.collect::<Vec<_>>(),
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    Ok(Json(ScoreList {
+        id: fresh_id("score-"),
+        object: ListObject,
+        created: unix_time(),
+        model: &texts.place.model.name,
+        data: scores.collect(),
+        usage: PromptUsage::of(tokens),
+    })
+    .into_response())
 }
 
 /// The texts, and how many of them are on the left.
@@ -231,13 +251,18 @@ fn unit(mut states: Vec<f32>) -> Result<Vec<f32>, ApiError> {
 }
 
 /// The first dimensions at length 1, as JSON.
-fn written(mut states: Vec<f32>, job: &Job) -> Result<String, ApiError> {
+fn written(mut states: Vec<f32>, job: &Job) -> Result<Box<RawValue>, ApiError> {
     states.truncate(job.dimensions);
     let states = unit(states)?;
-    if job.base64 {
-        let bytes: Vec<u8> = states.iter().flat_map(|x| x.to_le_bytes()).collect();
-        return Ok(format!("\"{}\"", BASE64_STANDARD.encode(bytes)));
-    }
-    let numbers: Vec<_> = states.iter().map(f32::to_string).collect();
-    Ok(format!("[{}]", numbers.join(",")))
+    let text = match job.base64 {
+        true => {
+            let bytes: Vec<u8> = states.iter().flat_map(|x| x.to_le_bytes()).collect();
+            format!("\"{}\"", BASE64_STANDARD.encode(bytes))
+        }
+        false => {
+            let numbers: Vec<_> = states.iter().map(f32::to_string).collect();
+            format!("[{}]", numbers.join(","))
+        }
+    };
+    RawValue::from_string(text).map_err(|e| ApiError::internal(e.to_string()))
 }

@@ -12,8 +12,11 @@ use crate::models::Lease;
 use crate::request::{
     Body, Content, Forms, Infill, Int, NativeCompletion, NativeOptions, NativePrompt, PromptPart,
 };
+use crate::response::{
+    GenerationSettings, NativeAnswer, NativeChunk, NativeTimings, StopType, TokenProbabilities,
+};
 use crate::sampling::{self, Wanted, sampler_settings, stop_strings, within};
-use crate::sse::{self, Chunks, Events};
+use crate::sse::{self, Chunks, EventText};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -21,7 +24,8 @@ use axum::response::{IntoResponse, Response};
 use ferrum_engine::{Dry, FinishReason, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,25 +76,31 @@ async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
     if stream {
         return Ok(sse::response(answers, shape));
     }
-    let mut whole = vec![Value::Null; answers.count()];
+    let mut ended: Vec<_> = (0..answers.count()).map(|_| None).collect();
     while let Some(next) = answers.next().await {
         match next {
             Next::Failed(error) => return Err(error),
             Next::Piece(piece) => {
                 let index = piece.index;
-                if let Some(ended) = shape.take(piece) {
-                    whole[index] = shape.whole(index, &ended);
-                }
+                ended[index] = shape.take(piece).or(ended[index].take());
             }
             Next::Prompt(..) | Next::Embedding(..) | Next::Done(_) => {}
         }
     }
+    let untold = std::mem::take(&mut shape.answers).into_iter().zip(ended);
+    let whole = untold.enumerate().filter_map(|(index, (untold, ended))| {
+        let whole = shape.whole(index, untold, ended?);
+        Some(shape.selected(whole))
+    });
+    let mut whole: Vec<_> = whole.collect();
     // One answer stands for itself.
-    let body = match whole.len() {
-        1 => whole.remove(0),
-        _ => whole.into(),
-    };
-    Ok(Json(body).into_response())
+    Ok(match (whole.pop(), whole.is_empty()) {
+        (Some(only), true) => Json(only).into_response(),
+        (last, _) => {
+            whole.extend(last);
+            Json(whole).into_response()
+        }
+    })
 }
 
 fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
@@ -260,7 +270,7 @@ fn keep_samplers(samplers: &Content<String>, sampling: &mut SamplingParams, body
 struct Untold {
     text: String,
     tokens: Vec<TokenId>,
-    probs: Vec<Value>,
+    probs: Vec<TokenProbabilities>,
     has_new_line: bool,
 }
 
@@ -280,7 +290,7 @@ struct Native {
     prompts: Vec<Vec<TokenId>>,
     shown: Shown,
     max_tokens: usize,
-    settings: Value,
+    settings: GenerationSettings,
     stream: bool,
     answers: Vec<Untold>,
 }
@@ -321,74 +331,85 @@ impl Native {
     }
 
     /// A chunk of what has not been told of an answer.
-    fn chunk(&mut self, index: usize, timings: &Timings) -> Value {
+    fn chunk(&mut self, index: usize, timings: &Timings) -> NativeChunk {
         let answer = &mut self.answers[index];
-        let mut chunk = json!({
-            "index": index,
-            "content": std::mem::take(&mut answer.text),
-            "tokens": std::mem::take(&mut answer.tokens),
-            "stop": false,
-            "id_slot": -1,
-            "tokens_predicted": timings.tokens,
-            "tokens_evaluated": timings.prompt_tokens,
-        });
-        if self.shown.n_probs.is_some() {
-            chunk["completion_probabilities"] = std::mem::take(&mut answer.probs).into();
+        let probs = std::mem::take(&mut answer.probs);
+        NativeChunk {
+            index,
+            content: std::mem::take(&mut answer.text),
+            tokens: std::mem::take(&mut answer.tokens),
+            stop: false,
+            id_slot: -1,
+            tokens_predicted: timings.tokens,
+            tokens_evaluated: timings.prompt_tokens,
+            completion_probabilities: self.shown.n_probs.map(|_| probs),
+            timings: self.shown.timings.then(|| timings.into()),
         }
-        if self.shown.timings {
-            chunk["timings"] = timings_json(timings);
-        }
-        chunk
     }
 
     /// An answer at its end, with what has not been told of it.
-    fn whole(&mut self, index: usize, ended: &Ended) -> Value {
-        let answer = std::mem::take(&mut self.answers[index]);
+    fn whole(&self, index: usize, untold: Untold, ended: Ended) -> NativeAnswer<'_> {
         let timings = &ended.timings;
         let limit = ended.reason == FinishReason::Length;
         let stop_type = match (&ended.stop, limit) {
-            (_, true) => "limit",
-            (Some(_), false) => "word",
-            (None, false) => "eos",
+            (_, true) => StopType::Limit,
+            (Some(_), false) => StopType::Word,
+            (None, false) => StopType::Eos,
         };
         let tokens = match self.shown.tokens && !self.stream {
-            true => answer.tokens,
+            true => untold.tokens,
             false => Vec::new(),
         };
         let prompt = &self.prompts[index / self.n];
         let full = prompt.len() + timings.tokens >= self.model.served.context;
-        let mut whole = json!({
-            "index": index,
-            "content": answer.text,
-            "tokens": tokens,
-            "id_slot": -1,
-            "stop": true,
-            "model": self.name,
-            "tokens_predicted": timings.tokens,
-            "tokens_evaluated": timings.prompt_tokens,
-            "generation_settings": self.settings,
-            "prompt": self.model.served.tokenizer.decode(prompt, false),
-            "has_new_line": answer.has_new_line,
-            "truncated": limit && full && timings.tokens < self.max_tokens,
-            "stop_type": stop_type,
-            "stopping_word": ended.stop.as_deref().unwrap_or_default(),
-            "tokens_cached": timings.cached_tokens,
-            "timings": timings_json(timings),
-        });
-        if self.shown.n_probs.is_some() && !self.stream {
-            whole["completion_probabilities"] = answer.probs.into();
+        let shows_probs = self.shown.n_probs.is_some() && !self.stream;
+        NativeAnswer {
+            index,
+            content: untold.text,
+            tokens,
+            id_slot: -1,
+            stop: true,
+            model: &self.name,
+            tokens_predicted: timings.tokens,
+            tokens_evaluated: timings.prompt_tokens,
+            generation_settings: &self.settings,
+            prompt: self.model.served.tokenizer.decode(prompt, false),
+            has_new_line: untold.has_new_line,
+            truncated: limit && full && timings.tokens < self.max_tokens,
+            stop_type,
+            tokens_cached: timings.cached_tokens,
+            timings: timings.into(),
+            stopping_word: ended.stop.unwrap_or_default(),
+            completion_probabilities: shows_probs.then_some(untold.probs),
         }
+    }
+
+    /// What is asked for of an answer.
+    fn selected<'a>(&self, whole: NativeAnswer<'a>) -> Selected<'a> {
         match &self.shown.fields {
-            Some(fields) => select(&whole, fields),
-            None => whole,
+            // What is serialised here is an object.
+            Some(fields) => {
+                let whole = serde_json::to_value(whole).unwrap_or_default();
+                Selected::Fields(select(&whole, fields))
+            }
+            None => Selected::All(whole),
         }
     }
 }
 
-impl Chunks for Native {
-    const EVENTS: Events = Events::Bare;
+/// An answer as it is told.
+#[derive(Serialize)]
+#[serde(untagged)]
+#[expect(clippy::large_enum_variant, reason = "there are few at a time")]
+enum Selected<'a> {
+    All(NativeAnswer<'a>),
+    Fields(Map<String, Value>),
+}
 
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+impl Chunks for Native {
+    const DONE: bool = false;
+
+    fn chunks(&mut self, next: Next, out: &mut EventText) {
         let Next::Piece(piece) = next else {
             return;
         };
@@ -398,81 +419,77 @@ impl Chunks for Native {
         // Tokens without text wait for what they are a part of.
         let told = answer.text.is_empty() && (ended.is_none() || answer.tokens.is_empty());
         if !told {
-            out.push(self.chunk(index, &timings));
+            out.data(&self.chunk(index, &timings));
         }
         if let Some(ended) = ended {
-            out.push(self.whole(index, &ended));
+            let untold = std::mem::take(&mut self.answers[index]);
+            out.data(&self.selected(self.whole(index, untold, ended)));
         }
     }
 }
 
 /// The settings of a request, as they hold.
-fn settings(model: &Model, job: &Job) -> Value {
+fn settings(model: &Model, job: &Job) -> GenerationSettings {
     let generation = &job.wanted.generation;
-    let mut settings = sampler_settings(&generation.sampling);
-    let seed = job.wanted.seed().map_or(json!(-1), Value::from);
-    let samplers: Vec<_> = SAMPLERS.iter().map(|(name, _)| *name).collect();
-    let more = [
-        ("n_ctx", model.served.context.into()),
-        ("n_predict", job.shown.n_predict.into()),
-        ("max_tokens", job.shown.n_predict.into()),
-        ("seed", seed),
-        ("stop", generation.stop.clone().into()),
-        ("ignore_eos", job.wanted.ignores_eos().into()),
-        ("stream", job.wanted.stream.into()),
-        ("n_probs", job.shown.n_probs.unwrap_or(0).into()),
-        ("timings_per_token", job.shown.timings.into()),
-        ("samplers", samplers.into()),
-    ];
-    for (name, value) in more {
-        settings[name] = value;
+    GenerationSettings {
+        samplers: sampler_settings(&generation.sampling),
+        n_ctx: model.served.context,
+        n_predict: job.shown.n_predict,
+        max_tokens: job.shown.n_predict,
+        seed: job.wanted.seed().map_or(-1, i128::from),
+        stop: generation.stop.clone(),
+        ignore_eos: job.wanted.ignores_eos(),
+        stream: job.wanted.stream,
+        n_probs: job.shown.n_probs.unwrap_or(0),
+        timings_per_token: job.shown.timings,
+        order: SAMPLERS.iter().map(|(name, _)| *name).collect(),
     }
-    settings
 }
 
-fn timings_json(timings: &Timings) -> Value {
-    let mut json = Map::new();
-    json.insert("cache_n".into(), timings.cached_tokens.into());
-    let computed = timings.prompt_tokens.saturating_sub(timings.cached_tokens);
-    let phases = [
-        ("prompt", computed, timings.prefill),
-        ("predicted", timings.tokens, timings.decode),
-    ];
-    for (name, tokens, time) in phases {
-        let (count, seconds) = (tokens as f64, time.as_secs_f64());
+impl From<&Timings> for NativeTimings {
+    fn from(timings: &Timings) -> Self {
+        let computed = timings.prompt_tokens.saturating_sub(timings.cached_tokens);
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
         // Nothing took no time; there is no infinity in JSON.
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
-        json.insert(format!("{name}_n"), tokens.into());
-        json.insert(format!("{name}_ms"), (seconds * 1e3).into());
-        let per_token = ratio(seconds * 1e3, count);
-        json.insert(format!("{name}_per_token_ms"), per_token.into());
-        let per_second = ratio(count, seconds);
-        json.insert(format!("{name}_per_second"), per_second.into());
+        let per_token = |n: usize, time| ratio(ms(time), n as f64);
+        let per_second = |n: usize, time: Duration| ratio(n as f64, time.as_secs_f64());
+        Self {
+            cache_n: timings.cached_tokens,
+            prompt_n: computed,
+            prompt_ms: ms(timings.prefill),
+            prompt_per_token_ms: per_token(computed, timings.prefill),
+            prompt_per_second: per_second(computed, timings.prefill),
+            predicted_n: timings.tokens,
+            predicted_ms: ms(timings.decode),
+            predicted_per_token_ms: per_token(timings.tokens, timings.decode),
+            predicted_per_second: per_second(timings.tokens, timings.decode),
+        }
     }
-    json.into()
 }
 
 /// Those fields of an answer that are asked for, each under its whole path. What is not there is left out.
-fn select(whole: &Value, fields: &[String]) -> Value {
+fn select(whole: &Value, fields: &[String]) -> Map<String, Value> {
     let found = fields.iter().filter_map(|path| {
         let value = path
             .split('/')
             .try_fold(whole, |value, name| value.get(name))?;
         Some((path.clone(), value.clone()))
     });
-    Value::Object(found.collect())
+    found.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn fields_are_found_by_their_paths() {
         let whole = json!({"content": "a", "timings": {"prompt_n": 3, "prompt_ms": 1.0}});
         let select = |fields: &[&str]| {
             let fields: Vec<_> = fields.iter().map(|field| (*field).to_owned()).collect();
-            select(&whole, &fields)
+            Value::Object(select(&whole, &fields))
         };
         let some = select(&["content", "timings/prompt_n", "timings/x", "no/thing"]);
         assert_eq!(some, json!({"content": "a", "timings/prompt_n": 3}));
@@ -488,15 +505,11 @@ mod tests {
             tokens: 4,
             decode: Duration::from_millis(8),
         };
-        let told = timings_json(&timings);
-        assert_eq!(
-            (&told["cache_n"], &told["prompt_n"]),
-            (&json!(2), &json!(10))
-        );
-        let number = |name: &str| told[name].as_f64().unwrap();
-        assert_eq!(number("prompt_per_second").round(), 500.0);
-        assert_eq!(number("predicted_per_token_ms").round(), 2.0);
-        let nothing = timings_json(&Timings::default());
-        assert_eq!(nothing["predicted_per_second"], 0.0);
+        let told = NativeTimings::from(&timings);
+        assert_eq!((told.cache_n, told.prompt_n), (2, 10));
+        assert_eq!(told.prompt_per_second.round(), 500.0);
+        assert_eq!(told.predicted_per_token_ms.round(), 2.0);
+        let nothing = NativeTimings::from(&Timings::default());
+        assert_eq!(nothing, NativeTimings::default());
     }
 }

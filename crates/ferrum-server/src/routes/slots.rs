@@ -2,11 +2,11 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::response::Slot;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
 
 #[derive(Debug, Default, Deserialize)]
@@ -21,12 +21,12 @@ pub(crate) struct Wanted {
 pub(crate) async fn slots(
     State(app): State<Arc<App>>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Vec<Slot>>, ApiError> {
     let Query(wanted) = wanted.map_err(|e| ApiError::malformed(e.body_text()))?;
     let slots = app.models.slots(wanted.model.as_deref())?;
     let fail = wanted.fail_on_no_slot.is_some_and(|value| value != "0");
-    if fail && !slots.iter().any(|slot| slot["is_processing"] == false) {
+    if fail && !slots.iter().any(|slot| !slot.is_processing) {
         return Err(ApiError::unavailable("no slot is free"));
     }
-    Ok(Json(slots.into()))
+    Ok(Json(slots))
 }

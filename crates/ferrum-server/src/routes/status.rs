@@ -5,6 +5,11 @@ use crate::error::ApiError;
 use crate::metrics;
 use crate::models::{Known, SamplingDefaults, Status};
 use crate::otlp::Exporter;
+use crate::response::{
+    AnthropicModel, AnthropicModelList, DefaultParams, DefaultSamplers, DefaultSettings,
+    HealthReport, HealthStatus, ListObject, Modalities, ModelCard, ModelExtras, ModelList,
+    ModelObject, ModelState, ModelStatus, Props, Readiness, Ready, Version,
+};
 use crate::sampling::written;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -14,42 +19,55 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::Health;
 use ferrum_formats::chat_template::strftime;
-use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Whether the engines really make steps; the one route that needs no key, so it tells little: of an
 /// engine that does not, whose it is. A model that is not loaded has nothing that could be ill.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    let looks = looks(&app);
-    let Some((name, worst)) = looks.first() else {
-        return Json(json!({"status": "ok"})).into_response();
+    let report = report(&app);
+    let status = match report.status {
+        // One that is degraded answers, so nobody should restart it for that.
+        HealthStatus::Ok | HealthStatus::Degraded => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let mut body = match worst {
-        // It answers, so nobody should restart it for that.
-        Health::Degraded { failures } => {
-            let failures = *failures;
-            let body = json!({"status": "degraded", "nan_failures": failures, "model": *name});
-            return Json(body).into_response();
-        }
+    (status, Json(report)).into_response()
+}
+
+fn report(app: &App) -> HealthReport {
+    let looks = looks(app);
+    let Some((name, worst)) = looks.first() else {
+        return HealthReport::default();
+    };
+    let ill = |status| HealthReport {
+        status,
+        model: Some((*name).to_owned()),
+        ..HealthReport::default()
+    };
+    match worst {
         // All of them, then; the one that stepped last counts.
         Health::Alive { .. } => {
             let steps = looks.iter().filter_map(|(_, health)| match health {
                 Health::Alive { since_step } => Some(*since_step),
                 _ => None,
             });
-            let since = steps.min().unwrap_or_default().as_secs_f64();
-            let body = json!({"status": "ok", "seconds_since_step": since});
-            return Json(body).into_response();
+            let since = steps.min().unwrap_or_default();
+            HealthReport {
+                seconds_since_step: Some(since.as_secs_f64()),
+                ..HealthReport::default()
+            }
         }
-        Health::Stalled { waited } => {
-            json!({"status": "stalled", "seconds_waited": waited.as_secs_f64()})
-        }
-        Health::Failed(_) => json!({"status": "failed"}),
-        Health::Stopped => json!({"status": "stopped"}),
-    };
-    body["model"] = (*name).into();
-    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+        Health::Degraded { failures } => HealthReport {
+            nan_failures: Some(u64::from(*failures)),
+            ..ill(HealthStatus::Degraded)
+        },
+        Health::Stalled { waited } => HealthReport {
+            seconds_waited: Some(waited.as_secs_f64()),
+            ..ill(HealthStatus::Stalled)
+        },
+        Health::Failed(_) => ill(HealthStatus::Failed),
+        Health::Stopped => ill(HealthStatus::Stopped),
+    }
 }
 
 /// How all engines do, the worst first.
@@ -70,13 +88,13 @@ fn looks(app: &App) -> Vec<(&str, Health)> {
 
 /// Whether a request would be taken. Models that are not loaded, be it because that failed, are no reason
 /// against it: the next request for them tries.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Readiness>, ApiError> {
     if app.models.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     let (name, reason) = match looks(&app).into_iter().next() {
         None | Some((_, Health::Alive { .. } | Health::Degraded { .. })) => {
-            return Ok(Json(json!({"status": "ready"})));
+            return Ok(Json(Readiness { status: Ready }));
         }
         Some((name, Health::Stalled { .. })) => (name, "is stalled".to_owned()),
         Some((name, Health::Failed(reason))) => (name, format!("has failed: {reason}")),
@@ -95,64 +113,80 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `/version`, as vLLM has it.
-pub(crate) async fn version() -> Json<Value> {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+pub(crate) async fn version() -> Json<Version> {
+    let version = env!("CARGO_PKG_VERSION");
+    Json(Version { version })
 }
 
 /// `/props`, as llama.cpp has it: what its clients ask before they chat, of the first model.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let lease = app.lease(None).await?;
     let served = &lease.served;
     let facts = lease.facts();
-    let mut params = defaults_json(&facts.defaults);
-    params["n_predict"] = (-1).into();
-    Ok(Json(json!({
-        "default_generation_settings": {"n_ctx": served.context, "params": params},
-        "total_slots": served.engine.max_seqs(),
-        "model_alias": lease.named.name,
-        "chat_template": lease.template_source(),
-        "modalities": {"vision": false, "audio": false},
-        "build_info": concat!("ferrum-", env!("CARGO_PKG_VERSION")),
-        "is_sleeping": false,
-    })))
-}
-
-/// Where a model is in its life, in the form that llama.cpp's router has for it.
-fn status_json(status: &Status) -> Value {
-    let value = match status {
-        Status::Unloaded => "unloaded",
-        Status::Loading => "loading",
-        Status::Loaded => "loaded",
-        Status::Unloading => "unloading",
-        Status::Failed(reason) => return json!({"value": "failed", "reason": reason}),
+    let params = DefaultParams {
+        samplers: (&facts.defaults).into(),
+        n_predict: -1,
     };
-    json!({"value": value})
+    Ok(Json(Props {
+        default_generation_settings: DefaultSettings {
+            n_ctx: served.context,
+            params,
+        },
+        total_slots: served.engine.max_seqs(),
+        model_alias: &lease.named.name,
+        chat_template: lease.template_source(),
+        modalities: Modalities {
+            vision: false,
+            audio: false,
+        },
+        build_info: concat!("ferrum-", env!("CARGO_PKG_VERSION")),
+        is_sleeping: false,
+    })
+    .into_response())
 }
 
-/// The samplers that hold where a request names none.
-fn defaults_json(defaults: &SamplingDefaults) -> Value {
-    json!({
-        "temperature": written(defaults.temperature),
-        "top_p": written(defaults.top_p),
-        "top_k": defaults.top_k,
-        "min_p": written(defaults.min_p),
-    })
+impl From<&Status> for ModelStatus {
+    fn from(status: &Status) -> Self {
+        let (value, reason) = match status {
+            Status::Unloaded => (ModelState::Unloaded, None),
+            Status::Loading => (ModelState::Loading, None),
+            Status::Loaded => (ModelState::Loaded, None),
+            Status::Unloading => (ModelState::Unloading, None),
+            Status::Failed(reason) => (ModelState::Failed, Some(reason.clone())),
+        };
+        Self { value, reason }
+    }
+}
+
+impl From<&SamplingDefaults> for DefaultSamplers {
+    fn from(defaults: &SamplingDefaults) -> Self {
+        Self {
+            temperature: written(defaults.temperature),
+            top_p: written(defaults.top_p),
+            top_k: defaults.top_k,
+            min_p: written(defaults.min_p),
+        }
+    }
 }
 
 /// The models, each with its adapters.
-fn descriptions(app: &App) -> Vec<Value> {
+fn descriptions(app: &App) -> Vec<ModelCard> {
     let adapters = app.models.adapters();
     let describe = |id: &str, created: u64, known: &Known, status: &Status| {
         let facts = known.facts();
-        json!({
-            "id": id,
-            "object": "model",
-            "created": created,
-            "owned_by": "ferrum",
-            "max_model_len": facts.map(|facts| facts.context),
-            "status": status_json(status),
-            "ferrum": {"defaults": facts.map(|facts| defaults_json(&facts.defaults))},
-        })
+        ModelCard {
+            id: id.to_owned(),
+            object: ModelObject,
+            created,
+            owned_by: "ferrum",
+            max_model_len: facts.map(|facts| facts.context),
+            status: status.into(),
+            ferrum: ModelExtras {
+                defaults: facts.map(|facts| (&facts.defaults).into()),
+            },
+            parent: None,
+            root: None,
+        }
     };
     let mut all = Vec::new();
     for (known, status) in app.models.list() {
@@ -162,16 +196,18 @@ fn descriptions(app: &App) -> Vec<Value> {
             .iter()
             .filter(|(_, _, base)| base.name == known.name);
         for (name, adapter, _) in of_model {
-            let mut one = describe(name, adapter.created, known, &status);
-            one["parent"] = known.name.as_str().into();
-            one["root"] = adapter.root.display().to_string().into();
-            all.push(one);
+            all.push(ModelCard {
+                parent: Some(known.name.clone()),
+                root: Some(adapter.root.display().to_string()),
+                ..describe(name, adapter.created, known, &status)
+            });
         }
         let aliases = app.models.aliases();
         for (alias, _) in aliases.filter(|(_, base)| base.name == known.name) {
-            let mut one = describe(alias, created, known, &status);
-            one["root"] = known.name.as_str().into();
-            all.push(one);
+            all.push(ModelCard {
+                root: Some(known.name.clone()),
+                ..describe(alias, created, known, &status)
+            });
         }
     }
     all
@@ -182,32 +218,38 @@ fn is_anthropic(headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version")
 }
 
-/// A model in Anthropic's shape.
-fn anthropic_json(model: &Value) -> Value {
-    let created = Duration::from_secs(model["created"].as_u64().unwrap_or_default());
-    json!({
-        "type": "model",
-        "id": model["id"],
-        "display_name": model["id"],
-        "created_at": strftime(UNIX_EPOCH + created, "%Y-%m-%dT%H:%M:%SZ"),
-        "max_input_tokens": model["max_model_len"],
-    })
+impl From<ModelCard> for AnthropicModel {
+    fn from(card: ModelCard) -> Self {
+        let created = UNIX_EPOCH + Duration::from_secs(card.created);
+        Self {
+            r#type: ModelObject,
+            display_name: card.id.clone(),
+            id: card.id,
+            created_at: strftime(created, "%Y-%m-%dT%H:%M:%SZ"),
+            max_input_tokens: card.max_model_len,
+        }
+    }
 }
 
 /// All that a request can name.
-pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
+pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let all = descriptions(&app);
     if is_anthropic(&headers) {
-        let all: Vec<_> = all.iter().map(anthropic_json).collect();
-        let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
-        return Json(json!({
-            "has_more": false,
-            "first_id": id(all.first()),
-            "last_id": id(all.last()),
-            "data": all,
-        }));
+        let data: Vec<AnthropicModel> = all.into_iter().map(Into::into).collect();
+        let id = |model: Option<&AnthropicModel>| model.map(|model| model.id.clone());
+        return Json(AnthropicModelList {
+            has_more: false,
+            first_id: id(data.first()),
+            last_id: id(data.last()),
+            data,
+        })
+        .into_response();
     }
-    Json(json!({"object": "list", "data": all}))
+    Json(ModelList {
+        object: ListObject,
+        data: all,
+    })
+    .into_response()
 }
 
 /// A model by name.
@@ -215,15 +257,15 @@ pub(crate) async fn model(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     path: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let Path(name) = path?;
     let mut all = descriptions(&app).into_iter();
-    let found = all.find(|one| one["id"] == name);
+    let found = all.find(|one| one.id == name);
     let found = found.ok_or_else(|| app.models.unknown(&name))?;
-    Ok(Json(match is_anthropic(&headers) {
-        true => anthropic_json(&found),
-        false => found,
-    }))
+    Ok(match is_anthropic(&headers) {
+        true => Json(AnthropicModel::from(found)).into_response(),
+        false => Json(found).into_response(),
+    })
 }
 
 #[cfg(test)]
@@ -238,7 +280,12 @@ mod tests {
             top_k: 20,
             min_p: 0.0,
         };
-        let shown = json!({"temperature": 0.7, "top_p": 0.95, "top_k": 20, "min_p": 0.0});
-        assert_eq!(defaults_json(&defaults), shown);
+        let shown = DefaultSamplers {
+            temperature: 0.7,
+            top_p: 0.95,
+            top_k: 20,
+            min_p: 0.0,
+        };
+        assert_eq!(DefaultSamplers::from(&defaults), shown);
     }
 }

@@ -5,29 +5,29 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::request::{self, Body};
+use crate::response::{Detokenized, ListedToken, Templated, TokenPiece, Tokenized};
 use crate::{sampling, spelled};
 use axum::Json;
 use axum::extract::{Request, State};
 use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Tokens of a prompt or of a conversation.
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Tokenized>, ApiError> {
     let (tokens, _) = app.read(request, read_tokenize).await?;
-    Ok(tokens)
+    Ok(Json(tokens))
 }
 
 pub(super) fn read_tokenize(
     _: &App,
     model: &Lease,
     body: &mut Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Tokenized, ApiError> {
     let fields: request::Tokenize = body.part()?;
     let native = fields.content.is_some();
     let add = fields.add_special_tokens;
@@ -75,34 +75,34 @@ pub(super) fn read_tokenize(
         }
     };
     let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
-    let piece = |token: &TokenId| {
-        // What is no text by itself comes as its bytes.
-        let bytes = model.token_bytes(*token);
-        let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.into_bytes()), Value::from);
-        json!({"id": token, "piece": piece})
+    let piece = |id: TokenId| {
+        let bytes = model.token_bytes(id);
+        let piece = String::from_utf8(bytes)
+            .map_or_else(|e| TokenPiece::Bytes(e.into_bytes()), TokenPiece::Text);
+        ListedToken::Piece { id, piece }
     };
-    let list = match fields.with_pieces {
-        Some(true) => tokens.iter().map(piece).collect(),
-        _ => json!(tokens),
+    let listed = |&id: &TokenId| match fields.with_pieces {
+        Some(true) => piece(id),
+        _ => ListedToken::Id(id),
     };
-    Ok(Json(json!({
-        "count": tokens.len(),
-        "max_model_len": model.served.context,
-        "tokens": list,
-        "token_strs": texts.then(|| tokens.iter().map(text).collect::<Vec<_>>()),
-    })))
+    Ok(Tokenized {
+        count: tokens.len(),
+        max_model_len: model.served.context,
+        tokens: tokens.iter().map(listed).collect(),
+        token_strs: texts.then(|| tokens.iter().map(text).collect()),
+    })
 }
 
 /// `/apply-template`: the prompt of a conversation, as llama.cpp has it.
 pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Templated>, ApiError> {
     let (prompt, _) = app.read(request, read_template).await?;
-    Ok(prompt)
+    Ok(Json(Templated { prompt }))
 }
 
-fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<Json<Value>, ApiError> {
+fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<String, ApiError> {
     let fields: request::Template = body.part()?;
     let conversation = messages::read(body)?;
     let mut conversation =
@@ -113,29 +113,23 @@ fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<Json<Value>,
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
         ..conversation.input()
     };
-    let prompt = spelled::unmarked(model.render(&input)?);
-    Ok(Json(json!({"prompt": prompt})))
+    Ok(spelled::unmarked(model.render(&input)?))
 }
 
 /// Text of tokens, special ones included.
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
-    let (text, _) = app.read(request, read_detokenize).await?;
-    Ok(text)
+) -> Result<Json<Detokenized>, ApiError> {
+    let (prompt, _) = app.read(request, read_detokenize).await?;
+    let content = prompt.clone();
+    Ok(Json(Detokenized { prompt, content }))
 }
 
-pub(super) fn read_detokenize(
-    _: &App,
-    model: &Lease,
-    body: &mut Body,
-) -> Result<Json<Value>, ApiError> {
+pub(super) fn read_detokenize(_: &App, model: &Lease, body: &mut Body) -> Result<String, ApiError> {
     let fields: request::Detokenize = body.part()?;
     let tokens = fields.tokens.iter();
     let tokens = tokens.map(|id| sampling::token(model, "tokens", id.0));
     let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-    let text = model.served.tokenizer.decode(&tokens, false);
-    // vLLM's name of it, and llama.cpp's.
-    Ok(Json(json!({"prompt": text, "content": text})))
+    Ok(model.served.tokenizer.decode(&tokens, false))
 }

@@ -7,6 +7,7 @@ mod anthropic;
 mod chat;
 mod completions;
 mod cors;
+mod documented;
 mod embeddings;
 mod faults;
 mod infill;
@@ -51,6 +52,9 @@ const THINKING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m
 
 /// The templates of these tests need no special tokens.
 const NO_SPECIALS: [(&str, &str); 0] = [];
+
+/// The type of streamed answers.
+const EVENTS: &str = "text/event-stream";
 
 /// Longest sequence of the test engine.
 const CONTEXT: usize = 512;
@@ -245,7 +249,10 @@ impl Running {
         let mut message = (head + "\r\n").into_bytes();
         message.extend_from_slice(body);
         stream.write_all(&message).unwrap();
-        Reply::read(stream)
+        Reply {
+            asked: Some((method.to_owned(), path.to_owned())),
+            ..Reply::read(stream)
+        }
     }
 
     /// With these settings.
@@ -303,6 +310,7 @@ impl Running {
             .collect()
     }
 
+    /// The events of a streamed answer as text; their data is held against the document of all routes.
     fn written_events(&self, path: &str, body: &Value) -> Vec<String> {
         let reply = self.post(path, body);
         let head = reply.head.to_lowercase();
@@ -310,6 +318,13 @@ impl Running {
         assert_eq!(status, 200, "{body}: {text}");
         assert!(head.contains("content-type: text/event-stream"));
         let events = text.strip_suffix("\n\n").unwrap().split("\n\n");
+        for data in events
+            .clone()
+            .filter_map(|event| event.split_once("data: {"))
+        {
+            let data = serde_json::from_str(&format!("{{{}", data.1)).unwrap();
+            documented::check("POST", path, 200, EVENTS, &data);
+        }
         events.map(str::to_owned).collect()
     }
 
@@ -341,6 +356,8 @@ impl Drop for Running {
 
 /// An answer whose body has not been read.
 struct Reply {
+    /// Method and path.
+    asked: Option<(String, String)>,
     status: u16,
     head: String,
     body: BufReader<TcpStream>,
@@ -358,7 +375,12 @@ impl Reply {
             );
         }
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Self { status, head, body }
+        Self {
+            asked: None,
+            status,
+            head,
+            body,
+        }
     }
 
     /// A header of the answer.
@@ -395,8 +417,14 @@ impl Reply {
         text
     }
 
-    fn json(self) -> Value {
+    /// Its body, held against the document of all routes.
+    fn json(mut self) -> Value {
+        let (asked, status) = (self.asked.take(), self.status);
         let text = self.text();
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+        let answer = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        if let Some((method, path)) = asked {
+            documented::check(&method, &path, status, "application/json", &answer);
+        }
+        answer
     }
 }

@@ -9,14 +9,18 @@ use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::request::{self, Body};
+use crate::response::{
+    AnthropicBlock, AnthropicDelta, AnthropicEvent, AnthropicMessage, AnthropicMessageType,
+    AnthropicRole, AnthropicStop, AnthropicStopReason, AnthropicUsage, InputTokens, ThinkingTokens,
+};
 use crate::sampling::{self, Wanted};
 use crate::speech::{self, Block, Blocks, Change, End, Kind, Speech};
-use crate::sse::{self, Chunks, Events};
+use crate::sse::{self, Chunks, EventText};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::engine::Usage;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -57,16 +61,16 @@ pub(crate) async fn messages(
 pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
-    let (count, _) = app.read(request, read_count).await?;
-    Ok(count)
+) -> Result<Json<InputTokens>, ApiError> {
+    let (input_tokens, _) = app.read(request, read_count).await?;
+    Ok(Json(InputTokens { input_tokens }))
 }
 
-pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<Json<Value>, ApiError> {
+pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<usize, ApiError> {
     body.part::<request::Standing>()?;
     let asked = conversation::read(body, lease)?;
     let tokens = asked.prompt(lease, None)?.tokens;
-    Ok(Json(json!({"input_tokens": tokens.len()})))
+    Ok(tokens.len())
 }
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
@@ -92,65 +96,66 @@ struct Shape {
 }
 
 impl Shape {
-    fn message(&self, blocks: &Blocks, usage: &Usage) -> Value {
-        let content: Vec<_> = blocks.list().iter().map(whole_block).collect();
-        let (reason, sequence) = stop_reason(blocks.end());
-        json!({
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "usage": usage_json(usage, blocks.reasoning_tokens()),
-        })
-    }
-}
-
-/// Tokens as Anthropic counts them: those from the cache apart.
-fn usage_json(usage: &Usage, thinking_tokens: usize) -> Value {
-    json!({
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens),
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": thinking_tokens},
-    })
-}
-
-/// Why an answer ended, and the stop string that it met.
-fn stop_reason(end: Option<&End>) -> (Value, Value) {
-    match end {
-        None => (Value::Null, Value::Null),
-        Some(End::Stop(None)) => ("end_turn".into(), Value::Null),
-        Some(End::Stop(Some(text))) => ("stop_sequence".into(), text.as_str().into()),
-        Some(End::Length) => ("max_tokens".into(), Value::Null),
-        Some(End::Calls) => ("tool_use".into(), Value::Null),
-    }
-}
-
-/// A block before it has any text.
-fn empty_block(block: &Block) -> Value {
-    match &block.kind {
-        Kind::Text => json!({"type": "text", "text": ""}),
-        // A signature lets Anthropic trust what comes back; nothing depends on it here.
-        Kind::Reasoning => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        Kind::Call(name) => {
-            let id = format!("toolu_{}", block.tag);
-            json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+    fn message<'a>(&'a self, blocks: &'a Blocks, usage: &Usage) -> AnthropicMessage<'a> {
+        AnthropicMessage {
+            id: &self.id,
+            r#type: AnthropicMessageType,
+            role: AnthropicRole,
+            model: &self.model,
+            content: blocks.list().iter().map(whole_block).collect(),
+            stop: stop(blocks.end()),
+            usage: tokens(usage, blocks.reasoning_tokens()),
         }
     }
 }
 
-fn whole_block(block: &Block) -> Value {
-    let mut whole = empty_block(block);
-    match &block.kind {
-        Kind::Text => whole["text"] = block.text.as_str().into(),
-        Kind::Reasoning => whole["thinking"] = block.text.as_str().into(),
-        Kind::Call(_) => whole["input"] = block.arguments(),
+/// Tokens as Anthropic counts them: those from the cache apart.
+fn tokens(usage: &Usage, thinking_tokens: usize) -> AnthropicUsage {
+    AnthropicUsage {
+        input_tokens: usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens),
+        cache_creation_input_tokens: 0,
+        cache_read_input_tokens: usage.cached_tokens,
+        output_tokens: usage.completion_tokens,
+        output_tokens_details: ThinkingTokens { thinking_tokens },
     }
-    whole
+}
+
+/// Why an answer ended, and the stop string that it met.
+fn stop(end: Option<&End>) -> AnthropicStop<'_> {
+    let stop_reason = end.map(|end| match end {
+        End::Stop(None) => AnthropicStopReason::EndTurn,
+        End::Stop(Some(_)) => AnthropicStopReason::StopSequence,
+        End::Length => AnthropicStopReason::MaxTokens,
+        End::Calls => AnthropicStopReason::ToolUse,
+    });
+    let stop_sequence = match end {
+        Some(End::Stop(Some(text))) => Some(text.as_str()),
+        _ => None,
+    };
+    AnthropicStop {
+        stop_reason,
+        stop_sequence,
+    }
+}
+
+fn whole_block(block: &Block) -> AnthropicBlock<'_> {
+    block_of(block, &block.text, block.arguments())
+}
+
+/// A block with its text, or with its arguments.
+fn block_of<'a>(block: &'a Block, text: &'a str, input: Value) -> AnthropicBlock<'a> {
+    match &block.kind {
+        Kind::Text => AnthropicBlock::Text { text },
+        Kind::Reasoning => AnthropicBlock::Thinking {
+            thinking: text,
+            signature: "",
+        },
+        Kind::Call(name) => AnthropicBlock::ToolUse {
+            id: format!("toolu_{}", block.tag),
+            name,
+            input,
+        },
+    }
 }
 
 struct MessageEvents {
@@ -160,68 +165,62 @@ struct MessageEvents {
     prompt_tokens: usize,
 }
 
-fn ping() -> Value {
-    json!({"type": "ping"})
-}
-
-fn event(index: usize, block: &Block, change: Change) -> Value {
+fn event<'a>(index: usize, block: &'a Block, change: &'a Change) -> AnthropicEvent<'a> {
     match change {
-        Change::Begins => json!({
-            "type": "content_block_start",
-            "index": index,
-            "content_block": empty_block(block),
-        }),
-        Change::Grows(text) => {
-            let delta = match &block.kind {
-                Kind::Text => json!({"type": "text_delta", "text": text}),
-                Kind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
-                Kind::Call(_) => json!({"type": "input_json_delta", "partial_json": text}),
-            };
-            json!({"type": "content_block_delta", "index": index, "delta": delta})
-        }
-        Change::Ends => json!({"type": "content_block_stop", "index": index}),
+        Change::Begins => AnthropicEvent::ContentBlockStart {
+            index,
+            content_block: block_of(block, "", Map::new().into()),
+        },
+        Change::Grows(text) => AnthropicEvent::ContentBlockDelta {
+            index,
+            delta: match &block.kind {
+                Kind::Text => AnthropicDelta::TextDelta { text },
+                Kind::Reasoning => AnthropicDelta::ThinkingDelta { thinking: text },
+                Kind::Call(_) => AnthropicDelta::InputJsonDelta { partial_json: text },
+            },
+        },
+        Change::Ends => AnthropicEvent::ContentBlockStop { index },
     }
 }
 
 impl Chunks for MessageEvents {
-    const EVENTS: Events = Events::Named;
+    const DONE: bool = false;
 
-    fn begin(&mut self, out: &mut Vec<Value>) {
+    fn begin(&mut self, out: &mut EventText) {
         // How much of it the cache has is known when the message ends.
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             ..Usage::default()
         };
         let message = self.shape.message(&self.blocks, &usage);
-        out.push(json!({"type": "message_start", "message": message}));
-        out.push(ping());
+        out.named(&AnthropicEvent::MessageStart { message });
+        out.named(&AnthropicEvent::Ping);
     }
 
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
+    fn chunks(&mut self, next: Next, out: &mut EventText) {
         match next {
             Next::Piece(piece) => {
                 let part = self.speech.part(piece);
-                let tell = |index, block: &Block, change| out.push(event(index, block, change));
+                let tell = |index, block: &Block, change| out.named(&event(index, block, &change));
                 self.blocks.add(part, tell);
             }
             Next::Done(usage) => {
-                let (reason, sequence) = stop_reason(self.blocks.end());
-                out.push(json!({
-                    "type": "message_delta",
-                    "delta": {"stop_reason": reason, "stop_sequence": sequence},
-                    "usage": usage_json(&usage, self.blocks.reasoning_tokens()),
-                }));
-                out.push(json!({"type": "message_stop"}));
+                out.named(&AnthropicEvent::MessageDelta {
+                    delta: stop(self.blocks.end()),
+                    usage: tokens(&usage, self.blocks.reasoning_tokens()),
+                });
+                out.named(&AnthropicEvent::MessageStop);
             }
             Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => {}
         }
     }
 
-    fn failed(&mut self, error: &ApiError, out: &mut Vec<Value>) {
-        out.push(error.anthropic_body());
+    fn failed(&mut self, error: &ApiError, out: &mut EventText) {
+        let error = error.anthropic_detail();
+        out.named(&AnthropicEvent::Error { error });
     }
 
-    fn keep_alive(&mut self) -> Option<Value> {
-        Some(ping())
+    fn keep_alive(&mut self, out: &mut EventText) {
+        out.named(&AnthropicEvent::Ping);
     }
 }

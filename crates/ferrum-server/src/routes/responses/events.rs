@@ -3,14 +3,13 @@
 use super::shape::{Shape, item_id, part};
 use crate::answers::Next;
 use crate::error::ApiError;
+use crate::response::{EmptyList, ResponseChange, ResponseEvent, ResponseStatus};
 use crate::speech::{Block, Blocks, Change, End, Kind, Speech};
-use crate::sse::{Chunks, Events};
-use serde_json::{Value, json};
+use crate::sse::{Chunks, EventText};
 
 /// See the [module](self).
 pub(super) struct ResponseEvents {
-    /// Gone when the response has ended.
-    shape: Option<Shape>,
+    shape: Shape,
     speech: Speech,
     blocks: Blocks,
     /// Events so far.
@@ -20,182 +19,209 @@ pub(super) struct ResponseEvents {
 impl ResponseEvents {
     pub(super) fn new(shape: Shape, speech: Speech) -> Self {
         Self {
-            shape: Some(shape),
+            shape,
             speech,
             blocks: Blocks::default(),
             number: 0,
         }
     }
+}
 
-    /// Numbers the events that were added after the first `before`.
-    fn count(&mut self, out: &mut [Value], before: usize) {
-        for event in &mut out[before..] {
-            event["sequence_number"] = self.number.into();
-            self.number += 1;
+/// Writes events with their numbers.
+struct Teller<'a> {
+    number: &'a mut u64,
+    out: &'a mut EventText,
+}
+
+impl Teller<'_> {
+    fn tell(&mut self, change: ResponseChange<'_>) {
+        self.out.named(&ResponseEvent {
+            change,
+            sequence_number: *self.number,
+        });
+        *self.number += 1;
+    }
+
+    /// The events of a change to a block; `status` is that of a block which ends.
+    fn change(
+        &mut self,
+        shape: &Shape,
+        (output_index, block): (usize, &Block),
+        change: &Change,
+        status: ResponseStatus,
+    ) {
+        let item_id = &*item_id(block);
+        let content_index = 0;
+        let is_call = matches!(block.kind, Kind::Call(_));
+        match change {
+            Change::Begins => {
+                let item = shape.item(block, ResponseStatus::InProgress);
+                self.tell(ResponseChange::ItemAdded { output_index, item });
+                if !is_call {
+                    self.tell(ResponseChange::PartAdded {
+                        item_id,
+                        output_index,
+                        content_index,
+                        part: part(block),
+                    });
+                }
+            }
+            Change::Grows(delta) => self.tell(match &block.kind {
+                Kind::Text => ResponseChange::TextDelta {
+                    item_id,
+                    output_index,
+                    content_index,
+                    delta,
+                    logprobs: EmptyList,
+                },
+                Kind::Reasoning => ResponseChange::ReasoningDelta {
+                    item_id,
+                    output_index,
+                    content_index,
+                    delta,
+                },
+                Kind::Call(_) => ResponseChange::ArgumentsDelta {
+                    item_id,
+                    output_index,
+                    delta,
+                },
+            }),
+            Change::Ends => {
+                let text = &block.text;
+                self.tell(match &block.kind {
+                    Kind::Text => ResponseChange::TextDone {
+                        item_id,
+                        output_index,
+                        content_index,
+                        text,
+                        logprobs: EmptyList,
+                    },
+                    Kind::Reasoning => ResponseChange::ReasoningDone {
+                        item_id,
+                        output_index,
+                        content_index,
+                        text,
+                    },
+                    Kind::Call(name) => ResponseChange::ArgumentsDone {
+                        item_id,
+                        output_index,
+                        arguments: text,
+                        name,
+                    },
+                });
+                if !is_call {
+                    self.tell(ResponseChange::PartDone {
+                        item_id,
+                        output_index,
+                        content_index,
+                        part: part(block),
+                    });
+                }
+                let item = shape.item(block, status);
+                self.tell(ResponseChange::ItemDone { output_index, item });
+            }
         }
     }
 }
 
 impl Chunks for ResponseEvents {
-    const EVENTS: Events = Events::Named;
+    const DONE: bool = false;
 
-    fn begin(&mut self, out: &mut Vec<Value>) {
-        let before = out.len();
-        if let Some(shape) = &self.shape {
-            let response = shape.begun();
-            out.push(json!({"type": "response.created", "response": response}));
-            out.push(json!({"type": "response.in_progress", "response": response}));
-        }
-        self.count(out, before);
+    fn begin(&mut self, out: &mut EventText) {
+        let number = &mut self.number;
+        let mut teller = Teller { number, out };
+        let response = &self.shape.going_on(&self.blocks);
+        teller.tell(ResponseChange::Created { response });
+        teller.tell(ResponseChange::InProgress { response });
     }
 
-    fn chunks(&mut self, next: Next, out: &mut Vec<Value>) {
-        let before = out.len();
+    fn chunks(&mut self, next: Next, out: &mut EventText) {
+        let number = &mut self.number;
+        let mut teller = Teller { number, out };
         match next {
             Next::Piece(piece) => {
                 let part = self.speech.part(piece);
                 let status = match part.end {
-                    Some(End::Length) => "incomplete",
-                    _ => "completed",
+                    Some(End::Length) => ResponseStatus::Incomplete,
+                    _ => ResponseStatus::Completed,
                 };
-                if let Some(shape) = &self.shape {
-                    let tell =
-                        |at, block: &Block, change| tell(shape, (at, block), change, status, out);
-                    self.blocks.add(part, tell);
-                }
+                let shape = &self.shape;
+                let tell = |at, block: &Block, change| {
+                    teller.change(shape, (at, block), &change, status);
+                };
+                self.blocks.add(part, tell);
             }
             Next::Done(usage) => {
-                if let Some(shape) = self.shape.take() {
-                    let response = shape.ended(&self.blocks, &usage);
-                    let kind = format!("response.{}", response["status"].as_str().unwrap_or(""));
-                    out.push(json!({"type": kind, "response": response}));
-                }
+                let response = &self.shape.ended(&self.blocks, &usage);
+                self.shape.keep(response, &self.blocks);
+                teller.tell(match response.status {
+                    ResponseStatus::Incomplete => ResponseChange::Incomplete { response },
+                    _ => ResponseChange::Completed { response },
+                });
             }
             Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => {}
         }
-        self.count(out, before);
     }
 
-    fn failed(&mut self, error: &ApiError, out: &mut Vec<Value>) {
-        let before = out.len();
-        if let Some(shape) = &self.shape {
-            let response = shape.failed(&self.blocks, error);
-            out.push(json!({"type": "response.failed", "response": response}));
-        }
-        self.count(out, before);
+    fn failed(&mut self, error: &ApiError, out: &mut EventText) {
+        let number = &mut self.number;
+        let response = &self.shape.failed(&self.blocks, error);
+        Teller { number, out }.tell(ResponseChange::Failed { response });
     }
 
     /// An event, as Codex ends a stream in which comments are all that comes for five minutes; a long prompt may take
     /// more. Of the known events, this one says nothing new at any time.
-    fn keep_alive(&mut self) -> Option<Value> {
-        let response = self.shape.as_ref()?.going_on(&self.blocks);
-        let mut events = [json!({"type": "response.in_progress", "response": response})];
-        self.count(&mut events, 0);
-        let [event] = events;
-        Some(event)
-    }
-}
-
-/// The events of a change to a block; `status` is that of a block which ends.
-fn tell(
-    shape: &Shape,
-    (at, block): (usize, &Block),
-    change: Change,
-    status: &str,
-    out: &mut Vec<Value>,
-) {
-    let id = item_id(block);
-    let whole_part = match &block.kind {
-        Kind::Call(_) => None,
-        _ => Some(part(block)),
-    };
-    // An event about the text of an item.
-    let text = |end: &str, field: &str, text: &str| {
-        let (kind, is_part) = match &block.kind {
-            Kind::Reasoning => ("reasoning_text", true),
-            Kind::Text => ("output_text", true),
-            Kind::Call(_) => ("function_call_arguments", false),
-        };
-        let mut event = json!({
-            "type": format!("response.{kind}.{end}"),
-            "item_id": id,
-            "output_index": at,
-        });
-        event[field] = text.into();
-        if is_part {
-            event["content_index"] = 0.into();
-        }
-        if block.kind == Kind::Text {
-            event["logprobs"] = json!([]);
-        }
-        event
-    };
-    let part_event = |kind: &str, part: Value| {
-        json!({
-            "type": format!("response.content_part.{kind}"),
-            "item_id": id,
-            "output_index": at,
-            "content_index": 0,
-            "part": part,
-        })
-    };
-    let item_event = |kind: &str, status: &str| {
-        json!({
-            "type": format!("response.output_item.{kind}"),
-            "output_index": at,
-            "item": shape.item(block, status),
-        })
-    };
-    match change {
-        Change::Begins => {
-            out.push(item_event("added", "in_progress"));
-            out.extend(whole_part.map(|part| part_event("added", part)));
-        }
-        Change::Grows(more) => out.push(text("delta", "delta", &more)),
-        Change::Ends => {
-            let field = match &block.kind {
-                Kind::Call(_) => "arguments",
-                _ => "text",
-            };
-            let mut done = text("done", field, &block.text);
-            if let Kind::Call(name) = &block.kind {
-                done["name"] = name.as_str().into();
-            }
-            out.push(done);
-            out.extend(whole_part.map(|part| part_event("done", part)));
-            out.push(item_event("done", status));
-        }
+    fn keep_alive(&mut self, out: &mut EventText) {
+        let number = &mut self.number;
+        let response = &self.shape.going_on(&self.blocks);
+        Teller { number, out }.tell(ResponseChange::InProgress { response });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::shape::Echo;
     use super::*;
     use crate::app::App;
     use crate::config::ServerConfig;
     use crate::conversation::ChatPrompt;
     use crate::models::demo;
     use crate::output::Looks;
-    use serde_json::Map;
+    use serde_json::{Map, Value, json};
     use std::sync::Arc;
 
     #[test]
     fn a_silent_stream_is_kept_alive_by_events_with_numbers() {
         let loader = Arc::new(|_: &str| Ok(demo()));
         let app = App::new(vec!["demo".into()], loader, ServerConfig::default(), None);
-        let shape = Shape::new(&Arc::new(app), Map::new(), None);
+        let echo = Echo {
+            instructions: None,
+            max_output_tokens: None,
+            metadata: json!({}),
+            model: "demo".into(),
+            parallel_tool_calls: true,
+            previous_response_id: None,
+            reasoning: json!({}),
+            store: false,
+            temperature: 1.0,
+            format: json!({}),
+            tool_choice: json!("auto"),
+            tools: json!([]),
+            top_p: 1.0,
+            user: Value::Null,
+            namespaces: Map::new(),
+        };
+        let shape = Shape::new(&Arc::new(app), echo, None);
         let prompt = ChatPrompt {
             tokens: vec![5],
             looks: Looks::default(),
         };
         let mut stream = ResponseEvents::new(shape, Speech::new(&prompt, 1));
-        let mut events = Vec::new();
-        stream.begin(&mut events);
-        events.extend(
-            [stream.keep_alive(), stream.keep_alive()]
-                .into_iter()
-                .flatten(),
-        );
+        let mut text = EventText::default();
+        stream.begin(&mut text);
+        stream.keep_alive(&mut text);
+        stream.keep_alive(&mut text);
+        let events = text.data_values();
         let told = events.iter().map(|event| {
             (
                 event["type"].as_str().unwrap_or_default(),

@@ -2,11 +2,15 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::response::{
+    EmptyList, ListObject, ResponseItem, ResponseItemList, ResponsePart, ResponseStatus,
+};
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Items on a page, where nothing is said, and at most.
@@ -27,7 +31,7 @@ pub(crate) async fn input_items(
     State(app): State<Arc<App>>,
     path: Result<Path<String>, PathRejection>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let Path(id) = path?;
     let Query(wanted) = wanted.map_err(|e| ApiError::malformed(e.body_text()))?;
     let limit = wanted.limit.unwrap_or(PAGE);
@@ -53,62 +57,68 @@ pub(crate) async fn input_items(
         }
     }
     let after = wanted.after.as_deref();
-    let first = after.and_then(|after| items.iter().position(|item| item["id"] == after));
-    let rest = items.split_off(first.map_or(0, |first| first + 1));
-    let page: Vec<_> = rest.iter().take(limit).cloned().collect();
-    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    Ok(Json(json!({
-        "object": "list",
-        "first_id": id(page.first()),
-        "last_id": id(page.last()),
-        "has_more": rest.len() > page.len(),
-        "data": page,
-    })))
+    let first = after.and_then(|after| items.iter().position(|item| item.id() == after));
+    let rest = &items[first.map_or(0, |first| first + 1)..];
+    let page = &rest[..limit.min(rest.len())];
+    Ok(Json(ResponseItemList {
+        object: ListObject,
+        first_id: page.first().map(ResponseItem::id),
+        last_id: page.last().map(ResponseItem::id),
+        has_more: rest.len() > page.len(),
+        data: page,
+    })
+    .into_response())
 }
 
 /// The items of which a message was made.
-fn add_items(message: &Value, id: &str, out: &mut Vec<Value>) {
-    let text = |field: &str| message[field].as_str().filter(|text| !text.is_empty());
-    if message["role"] == "tool" {
-        out.push(json!({
-            "id": format!("fco_{id}"),
-            "type": "function_call_output",
-            "status": "completed",
-            "call_id": message["tool_call_id"],
-            "output": message["content"],
-        }));
+fn add_items<'a>(message: &'a Value, id: &str, out: &mut Vec<ResponseItem<'a>>) {
+    let text = |value: &'a Value| value.as_str().unwrap_or_default();
+    let said = |field: &str| Some(text(&message[field])).filter(|text| !text.is_empty());
+    let status = ResponseStatus::Completed;
+    let role = text(&message["role"]);
+    if role == "tool" {
+        out.push(ResponseItem::FunctionCallOutput {
+            id: format!("fco_{id}"),
+            status,
+            call_id: text(&message["tool_call_id"]),
+            output: text(&message["content"]),
+        });
         return;
     }
-    if let Some(text) = text("reasoning_content") {
-        out.push(json!({
-            "id": format!("rs_{id}"),
-            "type": "reasoning",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": text}],
-        }));
+    if let Some(text) = said("reasoning_content") {
+        out.push(ResponseItem::Reasoning {
+            id: format!("rs_{id}"),
+            status: None,
+            summary: EmptyList,
+            content: vec![ResponsePart::ReasoningText { text }],
+        });
     }
-    if let Some(text) = text("content") {
-        let part = match message["role"] == "assistant" {
-            true => json!({"type": "output_text", "text": text, "annotations": []}),
-            false => json!({"type": "input_text", "text": text}),
+    if let Some(text) = said("content") {
+        let part = match role {
+            "assistant" => ResponsePart::OutputText {
+                text,
+                annotations: EmptyList,
+                logprobs: None,
+            },
+            _ => ResponsePart::InputText { text },
         };
-        out.push(json!({
-            "id": format!("msg_{id}"),
-            "type": "message",
-            "status": "completed",
-            "role": message["role"],
-            "content": [part],
-        }));
+        out.push(ResponseItem::Message {
+            id: format!("msg_{id}"),
+            status,
+            role,
+            content: vec![part],
+        });
     }
     let calls = message["tool_calls"].as_array().into_iter().flatten();
     for (c, call) in calls.enumerate() {
-        out.push(json!({
-            "id": format!("fc_{id}_{c}"),
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call["id"],
-            "name": call["function"]["name"],
-            "arguments": call["function"]["arguments"].to_string(),
-        }));
+        let function = &call["function"];
+        out.push(ResponseItem::FunctionCall {
+            id: format!("fc_{id}_{c}"),
+            status,
+            call_id: text(&call["id"]).into(),
+            name: text(&function["name"]),
+            arguments: function["arguments"].to_string().into(),
+            namespace: None,
+        });
     }
 }

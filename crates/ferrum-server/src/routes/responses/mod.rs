@@ -13,6 +13,7 @@ use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::request::{self, Body};
+use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
 use crate::sampling::{self, Wanted};
 use crate::speech::{self, Speech};
 use crate::sse;
@@ -20,23 +21,21 @@ use crate::structured;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
-use shape::Shape;
+use shape::{Echo, Shape};
 use std::sync::Arc;
 
 /// The field that names the response to go on from.
 const PREVIOUS: &str = "previous_response_id";
-
-/// Among what a response repeats: the namespaces of its functions, by their names.
-const NAMESPACES: &str = "namespaces";
 
 #[derive(Debug)]
 pub(super) struct Job {
     wanted: Wanted,
     prompt: ChatPrompt,
     /// The fields that the response repeats.
-    echo: Map<String, Value>,
+    echo: Echo,
     /// The conversation so far, if the response is to be kept.
     messages: Option<Vec<Value>>,
 }
@@ -61,7 +60,9 @@ pub(crate) async fn create(
         return Ok(sse::response(answers, shape));
     }
     let (blocks, usage) = speech::whole(&mut answers, speech).await?;
-    Ok(Json(shape.ended(&blocks, &usage)).into_response())
+    let response = shape.ended(&blocks, &usage);
+    shape.keep(&response, &blocks);
+    Ok(Json(response).into_response())
 }
 
 /// The model that a request means: one that names none goes on with that of the response before.
@@ -76,63 +77,63 @@ fn asked_model(app: &App, body: &Body) -> Result<Option<String>, ApiError> {
 pub(crate) async fn retrieve(
     State(app): State<Arc<App>>,
     path: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let Path(id) = path?;
     let stored = app.responses.get(&id);
-    let response = stored.and_then(|stored| stored.response());
-    let response = response.ok_or_else(|| ApiError::not_kept("response", &id))?;
-    Ok(Json(response))
+    let stored = stored.ok_or_else(|| ApiError::not_kept("response", &id))?;
+    let kind = [(CONTENT_TYPE, "application/json")];
+    Ok((kind, stored.response().to_owned()).into_response())
 }
 
 /// Tokens that a request would have.
 pub(crate) async fn count(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ResponseTokens>, ApiError> {
     let (job, _) = app.read(request, read).await?;
-    let tokens = job.prompt.tokens.len();
-    let object = "response.input_tokens";
-    Ok(Json(json!({"object": object, "input_tokens": tokens})))
+    Ok(Json(ResponseTokens {
+        object: InputTokensObject,
+        input_tokens: job.prompt.tokens.len(),
+    }))
 }
 
 /// Forgets a response.
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     path: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let Path(id) = path?;
-    match app.responses.remove(&id) {
-        true => Ok(Json(
-            json!({"id": id, "object": "response", "deleted": true}),
-        )),
-        false => Err(ApiError::not_kept("response", &id)),
+    if !app.responses.remove(&id) {
+        return Err(ApiError::not_kept("response", &id));
     }
+    Ok(Json(DeletedResponse {
+        id: &id,
+        object: ResponseObject,
+        deleted: true,
+    })
+    .into_response())
 }
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut echo = Map::new();
-    for field in ["metadata", "tools", "tool_choice", "user", "reasoning"] {
-        echo.insert(field.into(), body.value(field));
-    }
+    let said = |body: &Body, field: &str, default: Value| match body.value(field) {
+        Value::Null => default,
+        value => value,
+    };
     let mut wanted = Wanted::one(body, lease)?;
     let fields: request::Respond = body.part()?;
-    echo.insert("model".into(), wanted.place.model.name.as_str().into());
     let most = [("max_output_tokens", fields.max_output_tokens)];
     let most = sampling::max_tokens(&most, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
-    echo.insert("max_output_tokens".into(), json!(most));
-    let sampling = &wanted.generation.sampling;
-    echo.insert("temperature".into(), shape::short(sampling.temperature));
-    echo.insert("top_p".into(), shape::short(sampling.top_p));
     supported(body, &fields, wanted.stream)?;
+    let mut shown_format = json!({"type": "text"});
     if let Some(format) = fields.text.and_then(|text| text.format) {
-        echo.insert("format".into(), body.value("text")["format"].clone());
+        shown_format = body.value("text")["format"].take();
         wanted.structured = structured::read_format(format, "text.format", true, lease)?;
     }
     let store = read_store(app, fields.store)?;
-    echo.insert("store".into(), store.into());
-    let mut messages = read_previous(app, fields.previous_response_id, &mut echo)?;
+    let previous = fields.previous_response_id;
+    let mut messages = read_previous(app, previous.as_deref())?;
     let Some(input) = fields.input else {
         return Err(ApiError::invalid("input", "it is missing"));
     };
@@ -144,13 +145,10 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         body.ignore("reasoning.effort");
     }
     let (tools, namespaces) = input::read_tools(body, fields.tools.unwrap_or_default().0)?;
-    echo.insert(NAMESPACES.into(), namespaces.into());
     let choice = ToolChoice::of(fields.tool_choice, tools.as_ref())?;
     let parallel = fields.parallel_tool_calls.unwrap_or(true);
-    echo.insert("parallel_tool_calls".into(), parallel.into());
-    echo.insert("instructions".into(), json!(fields.instructions));
     let kept = store.then(|| messages.clone());
-    if let Some(text) = fields.instructions {
+    if let Some(text) = &fields.instructions {
         // Those of an earlier response are gone.
         messages.insert(0, json!({"role": "system", "content": text}));
     }
@@ -160,6 +158,24 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         extra,
         prefill: String::new(),
         parse_special: false,
+    };
+    let sampling = &wanted.generation.sampling;
+    let echo = Echo {
+        instructions: fields.instructions,
+        max_output_tokens: most,
+        metadata: said(body, "metadata", json!({})),
+        model: wanted.place.model.name.clone(),
+        parallel_tool_calls: parallel,
+        previous_response_id: previous,
+        reasoning: said(body, "reasoning", json!({"effort": null, "summary": null})),
+        store,
+        temperature: sampling::written(sampling.temperature),
+        format: shown_format,
+        tool_choice: said(body, "tool_choice", json!("auto")),
+        tools: said(body, "tools", json!([])),
+        top_p: sampling::written(sampling.top_p),
+        user: body.value("user"),
+        namespaces,
     };
     Ok(Job {
         prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
@@ -230,16 +246,11 @@ fn read_store(app: &App, asked: Option<bool>) -> Result<bool, ApiError> {
 }
 
 /// The conversation that the request goes on with.
-fn read_previous(
-    app: &App,
-    id: Option<String>,
-    echo: &mut Map<String, Value>,
-) -> Result<Vec<Value>, ApiError> {
-    echo.insert(PREVIOUS.into(), json!(id));
+fn read_previous(app: &App, id: Option<&str>) -> Result<Vec<Value>, ApiError> {
     let Some(id) = id else {
         return Ok(Vec::new());
     };
-    let stored = app.responses.get(&id);
+    let stored = app.responses.get(id);
     let messages = stored.and_then(|stored| stored.messages());
     messages.ok_or_else(|| {
         let reason = format!(

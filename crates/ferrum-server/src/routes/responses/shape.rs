@@ -1,30 +1,52 @@
 //! Responses as OpenAI's clients read them.
 
-use super::NAMESPACES;
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
 use crate::model::unix_time;
+use crate::response::{
+    CompletionTokensDetails, EmptyList, IncompleteDetails, IncompleteReason, PromptTokensDetails,
+    Response, ResponseError, ResponseItem, ResponseObject, ResponsePart, ResponseStatus,
+    ResponseText, ResponseUsage, ServiceTier, Truncation, Verbosity,
+};
 use crate::speech::{Block, Blocks, End, Kind};
 use ferrum_engine::engine::Usage;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
+
+/// What a response repeats of its request, with what held where that said nothing.
+#[derive(Debug)]
+pub(super) struct Echo {
+    pub(super) instructions: Option<String>,
+    pub(super) max_output_tokens: Option<usize>,
+    pub(super) metadata: Value,
+    pub(super) model: String,
+    pub(super) parallel_tool_calls: bool,
+    pub(super) previous_response_id: Option<String>,
+    pub(super) reasoning: Value,
+    pub(super) store: bool,
+    pub(super) temperature: f64,
+    pub(super) format: Value,
+    pub(super) tool_choice: Value,
+    pub(super) tools: Value,
+    pub(super) top_p: f64,
+    pub(super) user: Value,
+    /// Of functions by their names; of those that have one.
+    pub(super) namespaces: Map<String, Value>,
+}
 
 /// What all forms of a response have, and where it is kept.
 pub(super) struct Shape {
     app: Arc<App>,
     id: String,
     created: u64,
-    echo: Map<String, Value>,
+    echo: Echo,
     /// The conversation so far, if the response is to be kept.
     messages: Option<Vec<Value>>,
 }
 
 impl Shape {
-    pub(super) fn new(
-        app: &Arc<App>,
-        echo: Map<String, Value>,
-        messages: Option<Vec<Value>>,
-    ) -> Self {
+    pub(super) fn new(app: &Arc<App>, echo: Echo, messages: Option<Vec<Value>>) -> Self {
         Self {
             app: Arc::clone(app),
             id: fresh_id("resp_"),
@@ -34,137 +56,137 @@ impl Shape {
         }
     }
 
-    /// A response of which nothing is there.
-    pub(super) fn begun(&self) -> Value {
-        self.response("in_progress", Vec::new(), Value::Null)
-    }
-
     /// A response with what there is of it so far.
-    pub(super) fn going_on(&self, blocks: &Blocks) -> Value {
-        let output = self.items(blocks, "in_progress");
-        self.response("in_progress", output, Value::Null)
+    pub(super) fn going_on<'a>(&'a self, blocks: &'a Blocks) -> Response<'a> {
+        self.response(ResponseStatus::InProgress, blocks)
     }
 
     /// A response that will not end; what there was of it is told.
-    pub(super) fn failed(&self, blocks: &Blocks, error: &ApiError) -> Value {
-        let mut response = self.response("failed", self.items(blocks, "incomplete"), Value::Null);
-        let code = error.code().unwrap_or("server_error");
-        response["error"] = json!({"code": code, "message": error.to_string()});
-        response
+    pub(super) fn failed<'a>(&'a self, blocks: &'a Blocks, error: &ApiError) -> Response<'a> {
+        Response {
+            error: Some(ResponseError {
+                code: error.code().unwrap_or("server_error"),
+                message: error.to_string(),
+            }),
+            ..self.response(ResponseStatus::Failed, blocks)
+        }
     }
 
-    /// The whole response, which is kept if that is wanted.
-    pub(super) fn ended(self, blocks: &Blocks, usage: &Usage) -> Value {
+    /// The whole response.
+    pub(super) fn ended<'a>(&'a self, blocks: &'a Blocks, usage: &Usage) -> Response<'a> {
         let cut = blocks.end() == Some(&End::Length);
-        let status = if cut { "incomplete" } else { "completed" };
-        let usage = json!({
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": blocks.reasoning_tokens()},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        });
-        let mut response = self.response(status, self.items(blocks, status), usage);
-        match cut {
-            true => response["incomplete_details"] = json!({"reason": "max_output_tokens"}),
-            false => response["completed_at"] = unix_time().into(),
-        }
-        if let Some(mut messages) = self.messages {
-            messages.push(message(blocks));
-            self.app.responses.put(&self.id, &response, &messages);
-        }
-        response
-    }
-
-    fn response(&self, status: &str, output: Vec<Value>, usage: Value) -> Value {
-        let echo = |field: &str| self.echo.get(field).cloned().unwrap_or_default();
-        let or = |field: &str, default: Value| match echo(field) {
-            Value::Null => default,
-            value => value,
+        let status = match cut {
+            true => ResponseStatus::Incomplete,
+            false => ResponseStatus::Completed,
         };
-        json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "completed_at": null,
-            "status": status,
-            "background": false,
-            "error": null,
-            "incomplete_details": null,
-            "instructions": echo("instructions"),
-            "max_output_tokens": echo("max_output_tokens"),
-            "metadata": or("metadata", json!({})),
-            "model": echo("model"),
-            "output": output,
-            "parallel_tool_calls": echo("parallel_tool_calls"),
-            "previous_response_id": echo("previous_response_id"),
-            "reasoning": or("reasoning", json!({"effort": null, "summary": null})),
-            "service_tier": "default",
-            "store": echo("store"),
-            "temperature": echo("temperature"),
-            "text": {"format": or("format", json!({"type": "text"})), "verbosity": "medium"},
-            "tool_choice": or("tool_choice", json!("auto")),
-            "tools": or("tools", json!([])),
-            "top_logprobs": 0,
-            "top_p": echo("top_p"),
-            "truncation": "disabled",
-            "usage": usage,
-            "user": echo("user"),
-        })
+        let (cached_tokens, reasoning_tokens) = (usage.cached_tokens, blocks.reasoning_tokens());
+        let reason = IncompleteReason::MaxOutputTokens;
+        Response {
+            completed_at: (!cut).then(unix_time),
+            incomplete_details: cut.then_some(IncompleteDetails { reason }),
+            usage: Some(ResponseUsage {
+                input_tokens: usage.prompt_tokens,
+                input_tokens_details: PromptTokensDetails { cached_tokens },
+                output_tokens: usage.completion_tokens,
+                output_tokens_details: CompletionTokensDetails { reasoning_tokens },
+                total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            }),
+            ..self.response(status, blocks)
+        }
     }
 
-    /// Finished items; the last has the status of the response.
-    fn items(&self, blocks: &Blocks, status: &str) -> Vec<Value> {
+    /// Keeps a whole response, if that is wanted.
+    pub(super) fn keep(&self, response: &Response<'_>, blocks: &Blocks) {
+        let Some(messages) = &self.messages else {
+            return;
+        };
+        let answer = message(blocks);
+        let messages: Vec<_> = messages.iter().chain([&answer]).collect();
+        // Both are of types that JSON has.
+        let response = serde_json::to_string(response).unwrap_or_default();
+        let messages = serde_json::to_string(&messages).unwrap_or_default();
+        let model = &self.echo.model;
+        self.app.responses.put(&self.id, model, response, messages);
+    }
+
+    fn response<'a>(&'a self, status: ResponseStatus, blocks: &'a Blocks) -> Response<'a> {
+        let echo = &self.echo;
+        Response {
+            id: &self.id,
+            object: ResponseObject,
+            created_at: self.created,
+            completed_at: None,
+            status,
+            background: false,
+            error: None,
+            incomplete_details: None,
+            instructions: echo.instructions.as_deref(),
+            max_output_tokens: echo.max_output_tokens,
+            metadata: &echo.metadata,
+            model: &echo.model,
+            output: self.items(blocks, status),
+            parallel_tool_calls: echo.parallel_tool_calls,
+            previous_response_id: echo.previous_response_id.as_deref(),
+            reasoning: &echo.reasoning,
+            service_tier: ServiceTier,
+            store: echo.store,
+            temperature: echo.temperature,
+            text: ResponseText {
+                format: &echo.format,
+                verbosity: Verbosity,
+            },
+            tool_choice: &echo.tool_choice,
+            tools: &echo.tools,
+            top_logprobs: 0,
+            top_p: echo.top_p,
+            truncation: Truncation,
+            usage: None,
+            user: &echo.user,
+        }
+    }
+
+    /// Finished items; the last has the status of the response, or is as incomplete as that.
+    fn items<'a>(&'a self, blocks: &'a Blocks, status: ResponseStatus) -> Vec<ResponseItem<'a>> {
         let list = blocks.list();
+        let last = match status {
+            ResponseStatus::Failed => ResponseStatus::Incomplete,
+            status => status,
+        };
         let item = |(i, block)| match i + 1 == list.len() {
-            true => self.item(block, status),
-            false => self.item(block, "completed"),
+            true => self.item(block, last),
+            false => self.item(block, ResponseStatus::Completed),
         };
         list.iter().enumerate().map(item).collect()
     }
 
-    pub(super) fn item(&self, block: &Block, status: &str) -> Value {
-        let mut item = item(block, status);
-        let namespaces = self.echo.get(NAMESPACES);
-        if let Kind::Call(name) = &block.kind
-            && let Some(namespace) = namespaces.and_then(|all| all.get(name))
-        {
-            item["namespace"] = namespace.clone();
+    pub(super) fn item<'a>(&'a self, block: &'a Block, status: ResponseStatus) -> ResponseItem<'a> {
+        let content = match status {
+            ResponseStatus::InProgress => Vec::new(),
+            _ => vec![part(block)],
+        };
+        let id = item_id(block);
+        match &block.kind {
+            Kind::Reasoning => ResponseItem::Reasoning {
+                id,
+                status: Some(status),
+                summary: EmptyList,
+                content,
+            },
+            Kind::Text => ResponseItem::Message {
+                id,
+                status,
+                role: "assistant",
+                content,
+            },
+            Kind::Call(name) => ResponseItem::FunctionCall {
+                id,
+                status,
+                call_id: Cow::Owned(format!("call_{}", block.tag)),
+                name,
+                arguments: Cow::Borrowed(&block.text),
+                namespace: self.echo.namespaces.get(name).and_then(Value::as_str),
+            },
         }
-        item
-    }
-}
-
-fn item(block: &Block, status: &str) -> Value {
-    let begun = status == "in_progress";
-    let content = match begun {
-        true => Vec::new(),
-        false => vec![part(block)],
-    };
-    let id = item_id(block);
-    match &block.kind {
-        Kind::Reasoning => json!({
-            "id": id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [],
-            "content": content,
-        }),
-        Kind::Text => json!({
-            "id": id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }),
-        Kind::Call(name) => json!({
-            "id": id,
-            "type": "function_call",
-            "status": status,
-            "call_id": format!("call_{}", block.tag),
-            "name": name,
-            "arguments": block.text,
-        }),
     }
 }
 
@@ -178,15 +200,15 @@ pub(super) fn item_id(block: &Block) -> String {
 }
 
 /// The one part of the content of an item.
-pub(super) fn part(block: &Block) -> Value {
+pub(super) fn part(block: &Block) -> ResponsePart<'_> {
+    let text = &block.text;
     match block.kind {
-        Kind::Reasoning => json!({"type": "reasoning_text", "text": block.text}),
-        _ => json!({
-            "type": "output_text",
-            "text": block.text,
-            "annotations": [],
-            "logprobs": [],
-        }),
+        Kind::Reasoning => ResponsePart::ReasoningText { text },
+        _ => ResponsePart::OutputText {
+            text,
+            annotations: EmptyList,
+            logprobs: Some(EmptyList),
+        },
     }
 }
 
@@ -217,10 +239,4 @@ fn message(blocks: &Blocks) -> Value {
         message["tool_calls"] = calls.into();
     }
     message
-}
-
-/// A number as it was written: 0.7 and not 0.699999988.
-pub(super) fn short(x: f32) -> Value {
-    let written = x.to_string().parse::<f64>();
-    json!(written.unwrap_or_else(|_| x.into()))
 }
