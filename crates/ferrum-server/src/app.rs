@@ -256,6 +256,7 @@ async fn check(
     let record = RequestRecord::current();
     let route = route_of(&request);
     let method = request.method().clone();
+    let anthropic = routes::is_anthropic(request.uri().path());
     let full = request.extensions().get::<Reserved>().is_some();
     let allowed = rights(&app, &route, &request);
     let allowed = allowed.map(|rights| {
@@ -275,7 +276,7 @@ async fn check(
         if let Some(record) = &record {
             record.failed(&error);
         }
-        if routes::is_anthropic(&route) {
+        if anthropic {
             let (mut head, _) = response.into_parts();
             head.headers.remove(CONTENT_LENGTH);
             let body = serde_json::to_vec(&error.anthropic_body()).unwrap_or_default();

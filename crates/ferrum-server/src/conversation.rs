@@ -155,6 +155,8 @@ fn reasons(source: &str) -> bool {
 pub(crate) struct ChatPrompt {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) looks: Looks,
+    /// Whether the answer can be nothing but calls.
+    pub(crate) must_call: bool,
 }
 
 impl Conversation {
@@ -273,20 +275,25 @@ impl Conversation {
         let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
         let text = text + before.unwrap_or_default() + &self.prefill;
         let mut tokens = model.encode("messages", &text, EncodeOptions::PROMPT)?;
+        let must_call = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
         if let Some(wanted) = wanted {
             let answer = wanted.least_answer();
             wanted.truncation.apply(&mut tokens, model, answer);
             let form = ChatForm {
                 looks: looks.clone(),
                 functions: &looks.functions,
-                must_call: matches!(choice, ToolChoice::Required | ToolChoice::Named(_)),
+                must_call,
                 structured: wanted.structured.as_ref(),
             };
             wanted.grammar = form.compile(model)?;
             wanted.shown_tokens = shown_tokens(model, &looks);
             wanted.goes_on = !self.prefill.is_empty();
         }
-        Ok(ChatPrompt { tokens, looks })
+        Ok(ChatPrompt {
+            tokens,
+            looks,
+            must_call,
+        })
     }
 }
 

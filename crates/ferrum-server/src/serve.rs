@@ -5,10 +5,12 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::models::{ModelLoader, ModelSummary};
 use crate::otlp::{Exporter, Shipper};
+use crate::routes::trim_path;
 use crate::tls::Tls;
 use crate::transport::{Activity, Timed, Timeouts, counted};
 use axum::Extension;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
@@ -287,7 +289,13 @@ async fn http(
     activity: Arc<Activity>,
     watcher: Watcher,
 ) {
-    let service = counted(TowerToHyperService::new(lane.router), activity);
+    let routes = TowerToHyperService::new(lane.router);
+    let trimmed = service_fn(move |mut request| {
+        // Before a route is looked for, so that nothing behind knows of two names for it.
+        trim_path(&mut request);
+        routes.call(request)
+    });
+    let service = counted(trimmed, activity);
     let connection = lane.http.serve_connection(TokioIo::new(stream), service);
     let _ = watcher.watch(connection).await;
 }

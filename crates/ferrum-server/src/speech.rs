@@ -247,6 +247,7 @@ mod tests {
         finish: FinishReason,
     ) -> Vec<(Kind, String)> {
         let prompt = ChatPrompt {
+            must_call: false,
             tokens: Vec::new(),
             looks: Looks {
                 reasoning: true,

@@ -249,6 +249,8 @@ impl<'de> Deserialize<'de> for ToolChoice {
             fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ToolChoice, E> {
                 match word {
                     "none" | "auto" | "required" => Ok(ToolChoice::Word(word.to_owned())),
+                    // As Mistral's clients say it.
+                    "any" => Ok(ToolChoice::Word("required".to_owned())),
                     _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
                 }
             }

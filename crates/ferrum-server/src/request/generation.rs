@@ -3,8 +3,8 @@
 
 use super::{
     AllowedTokens, Anything, BadWords, Biases, ChoiceList, Count, Integer, Limit, MirostatMode,
-    Natural, NonNegative, OneOrMore, PassageLength, Penalty, PositiveNumber, PositiveShare,
-    Priority, Quantity, Schemata, Share, StopList, StopTokens, Strings, Temperature, Window,
+    Natural, NonNegative, OneOrMore, PassageLength, Penalty, PositiveNumber, Priority, Quantity,
+    Schemata, Share, StopList, StopTokens, Strings, Temperature, Window,
 };
 use ferrum_engine::engine::MAX_LOGPROBS;
 use serde::Deserialize;
@@ -45,8 +45,8 @@ pub(crate) struct Sampling {
     pub(crate) temperature: Option<Temperature>,
     /// Only so many of the likeliest tokens; -1 and 0 both mean all.
     pub(crate) top_k: Option<Window>,
-    /// Only the likeliest tokens that have this share together.
-    pub(crate) top_p: Option<PositiveShare>,
+    /// Only the likeliest tokens that have this share together, and one at least.
+    pub(crate) top_p: Option<Share>,
     /// Only tokens with at least this share of the likeliest token's probability.
     pub(crate) min_p: Option<Share>,
     pub(crate) typical_p: Option<Share>,

@@ -40,7 +40,6 @@ pub(crate) type Count<const HIGH: i64> = Int<0, HIGH>;
 // Ranges by name: fields have no generic types, which their schemas are derived from.
 pub(crate) type Temperature = Number<0, 2>;
 pub(crate) type Share = Number<0, 1>;
-pub(crate) type PositiveShare = Positive<1>;
 pub(crate) type PositiveNumber = Positive<FREE>;
 pub(crate) type NonNegative = Number<0, FREE>;
 pub(crate) type OneOrMore = Number<1, FREE>;
@@ -604,13 +603,14 @@ impl<'de> Deserialize<'de> for Prompts {
     }
 }
 
-/// A string or a list of strings.
+/// A string or a list of strings; an empty string is as good as none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Strings(pub(crate) Vec<String>);
 
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Content::<String>::deserialize(from).map(|content| match content {
+            Content::Text(text) if text.is_empty() => Self(Vec::new()),
             Content::Text(text) => Self(vec![text]),
             Content::Parts(list) => Self(list),
         })
@@ -641,7 +641,7 @@ macro_rules! word_or {
 
 word_or! {
     Source, "Source", None, DocumentSource;
-    ToolChoice, "ToolChoice", Some(&["none", "auto", "required"]), ChosenTool;
+    ToolChoice, "ToolChoice", Some(&["none", "auto", "required", "any"]), ChosenTool;
 }
 
 /// Types whose schema is given in words.

@@ -110,9 +110,10 @@ pub(crate) struct ChatDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(inline, nullable = false)]
     pub(crate) role: Option<Assistant>,
+    /// Null in the first chunk of an answer that is nothing but calls.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub(crate) content: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub(crate) content: Option<Option<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(crate) reasoning_content: Option<String>,

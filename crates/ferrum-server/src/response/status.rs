@@ -62,6 +62,9 @@ pub(crate) struct Props<'a> {
     pub(crate) total_slots: usize,
     pub(crate) model_alias: &'a str,
     pub(crate) chat_template: &'a str,
+    /// Empty without one, like the next.
+    pub(crate) bos_token: String,
+    pub(crate) eos_token: String,
     pub(crate) modalities: Modalities,
     pub(crate) build_info: &'static str,
     pub(crate) is_sleeping: bool,

@@ -136,6 +136,7 @@ struct Chat {
     prompt_logprobs: Option<usize>,
     reasoning_tokens: usize,
     format: CallFormat,
+    must_call: bool,
     speech: Speech,
 }
 
@@ -150,6 +151,7 @@ impl Chat {
             prompt_logprobs: job.wanted.prompt_logprobs,
             reasoning_tokens: 0,
             format: job.prompt.looks.format,
+            must_call: job.prompt.must_call,
             speech: Speech::new(&job.prompt, answers),
         }
     }
@@ -327,7 +329,8 @@ impl Chunks for ChatChunks {
         if part.first {
             let delta = ChatDelta {
                 role: Some(Assistant),
-                ..ChatDelta::content(String::new())
+                content: Some((!self.chat.must_call).then(String::new)),
+                ..ChatDelta::default()
             };
             self.tell(index, (delta, Vec::new()), None, out);
         }
@@ -341,7 +344,10 @@ impl Chunks for ChatChunks {
         }
         if !logprobs.is_empty() {
             // A token whose text is not certain yet.
-            let delta = ChatDelta::content(String::new());
+            let delta = match self.chat.must_call {
+                true => ChatDelta::default(),
+                false => ChatDelta::content(String::new()),
+            };
             self.tell(index, (delta, logprobs), None, out);
         }
         if let Some(end) = &part.end {
@@ -354,7 +360,7 @@ impl Chunks for ChatChunks {
 impl ChatDelta {
     fn content(text: String) -> Self {
         Self {
-            content: Some(text),
+            content: Some(Some(text)),
             ..Self::default()
         }
     }

@@ -14,6 +14,7 @@ mod tokens;
 
 use crate::app::App;
 use crate::{openapi, page};
+use axum::http::{Request, Uri};
 use axum::routing::{MethodRouter, get, post};
 use std::sync::Arc;
 
@@ -41,9 +42,28 @@ pub(crate) const ADMINISTRATIVE: [&str; 2] = [LOAD_ADAPTER, UNLOAD_ADAPTER];
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
-/// Whether errors of a route have Anthropic's shape.
-pub(crate) fn is_anthropic(route: &str) -> bool {
-    [MESSAGES, COUNT_TOKENS].contains(&route)
+/// Whether errors at a path have Anthropic's shape: at its routes, and at what could be one below them.
+pub(crate) fn is_anthropic(path: &str) -> bool {
+    let below = path.strip_prefix(MESSAGES);
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+}
+
+/// Has a path with a slash at its end be the one without, as which routes have it.
+pub(crate) fn trim_path<B>(request: &mut Request<B>) {
+    let uri = request.uri();
+    let trimmed = uri.path().trim_end_matches('/');
+    if trimmed.is_empty() || trimmed.len() == uri.path().len() {
+        return;
+    }
+    let path = match uri.query() {
+        Some(query) => format!("{trimmed}?{query}").parse(),
+        None => trimmed.parse(),
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = path.ok();
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
 }
 
 /// Every route.
@@ -91,4 +111,32 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         (MESSAGES, post(anthropic::messages)),
         (COUNT_TOKENS, post(anthropic::count_tokens)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_at_the_end_of_a_path_are_taken_off() {
+        for (given, expected) in [
+            ("/", "/"),
+            ("//", "//"),
+            ("/v1/models", "/v1/models"),
+            ("/v1/models/", "/v1/models"),
+            ("/v1/models//?a=/", "/v1/models?a=/"),
+            ("http://host/v1/models/", "http://host/v1/models"),
+        ] {
+            let mut request = Request::builder().uri(given).body(()).unwrap();
+            trim_path(&mut request);
+            assert_eq!(request.uri(), expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn errors_below_messages_are_anthropics() {
+        assert!(is_anthropic(MESSAGES) && is_anthropic(COUNT_TOKENS));
+        assert!(is_anthropic("/v1/messages/batches"));
+        assert!(!is_anthropic("/v1/messages2") && !is_anthropic("/v1/models"));
+    }
 }

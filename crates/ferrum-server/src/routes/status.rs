@@ -19,6 +19,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::Health;
 use ferrum_formats::chat_template::strftime;
+use ferrum_types::TokenId;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -123,6 +124,11 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
     let lease = app.lease(None).await?;
     let served = &lease.served;
     let facts = lease.facts();
+    let tokenizer = &served.tokenizer;
+    let text = |token: Option<TokenId>| {
+        let bytes = token.map(|token| lease.token_bytes(token));
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+    };
     let params = DefaultParams {
         samplers: (&facts.defaults).into(),
         n_predict: -1,
@@ -135,6 +141,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
         total_slots: served.engine.max_seqs(),
         model_alias: &lease.named.name,
         chat_template: lease.template_source(),
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos_ids().first().copied()),
         modalities: Modalities {
             vision: false,
             audio: false,

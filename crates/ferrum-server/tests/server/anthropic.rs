@@ -459,6 +459,15 @@ fn errors_have_anthropics_shape() {
         ),
         (PATH, "POST", vec![key], &good, 415, "invalid_request_error"),
         (PATH, "PUT", vec![key], &good, 405, "invalid_request_error"),
+        (COUNT, "GET", vec![key], &good, 405, "invalid_request_error"),
+        (
+            "/v1/messages/batches",
+            "POST",
+            vec![json_type, key],
+            &good,
+            404,
+            "not_found_error",
+        ),
         (
             PATH,
             "POST",

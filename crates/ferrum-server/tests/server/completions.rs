@@ -343,3 +343,23 @@ fn prompts_do_not_share_their_randomness() {
     let [one, other] = texts(&body);
     assert_eq!(one, other);
 }
+
+/// What clients send where nothing was asked.
+#[test]
+fn an_empty_stop_string_is_none_and_the_smallest_nucleus_is_one_token() {
+    let server = Running::demo();
+    let text = |more: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24});
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        server.ask(PATH, &body)["choices"][0]["text"].clone()
+    };
+    let greedy = text(json!({"temperature": 0}));
+    assert_eq!(text(json!({"temperature": 0, "stop": ""})), greedy);
+    assert_eq!(
+        text(json!({"temperature": 2, "seed": 1, "top_p": 0})),
+        greedy
+    );
+    assert_ne!(text(json!({"temperature": 2, "seed": 1})), greedy);
+}

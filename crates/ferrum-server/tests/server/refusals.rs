@@ -67,7 +67,7 @@ fn cases() -> Vec<Case> {
             "temperature",
             "from 0 to 2",
         ),
-        (TEXT, json!({"top_p": 0}), "top_p", "above 0, 1 at most"),
+        (TEXT, json!({"top_p": 1.5}), "top_p", "from 0 to 1"),
         (TEXT, json!({"top_k": -2}), "top_k", "from -1 to"),
         (TEXT, json!({"min_p": 2}), "min_p", "from 0 to 1"),
         (

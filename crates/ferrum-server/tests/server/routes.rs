@@ -1,6 +1,6 @@
 //! Routes that clients of llama.cpp and vLLM call beside OpenAI's.
 
-use super::Running;
+use super::{Running, demo_model};
 use serde_json::{Value, json};
 
 #[test]
@@ -18,6 +18,19 @@ fn routes_without_a_version_are_the_same() {
 }
 
 #[test]
+fn a_slash_at_the_end_of_a_path_changes_nothing() {
+    let server = Running::demo();
+    let listed = server.get("/v1/models").json();
+    assert_eq!(server.get("/v1/models/").json(), listed);
+    assert_eq!(server.get("/v1/models/demo/").json(), listed["data"][0]);
+    let say = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    assert_eq!(server.post("/v1/chat/completions/", &say).status, 200);
+    let lines = server.get("/metrics/").text();
+    assert!(lines.contains("handler=\"/v1/chat/completions\""));
+    assert_eq!(server.get("/nowhere/").status, 404);
+}
+
+#[test]
 fn a_server_says_what_it_is() {
     let server = Running::demo();
     let version = server.get("/version").json();
@@ -27,6 +40,15 @@ fn a_server_says_what_it_is() {
     assert!(props["chat_template"].as_str().unwrap().contains("message"));
     assert_eq!(props["modalities"]["vision"], false);
     assert_eq!(props["total_slots"], 4);
+    let (_, (tokenizer, _)) = demo_model();
+    let text = |id: Option<u32>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id));
+        String::from_utf8(bytes.unwrap_or_default()).unwrap()
+    };
+    let end = text(tokenizer.eos_ids().first().copied());
+    assert!(!end.is_empty());
+    assert_eq!(props["eos_token"], end);
+    assert_eq!(props["bos_token"], text(tokenizer.bos()));
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn calls_are_held_to_their_schema_in_every_format() {
         });
         for (choice, parallel) in [
             (json!("required"), true),
-            (json!("required"), false),
+            (json!("any"), false),
             (named.clone(), true),
         ] {
             let more = json!({"tool_choice": choice, "parallel_tool_calls": parallel});
@@ -320,6 +320,11 @@ fn calls_are_held_to_their_schema_in_every_format() {
                 "{source:?} {more}: {found:?}"
             );
             assert!(parallel || found.len() == 1, "{source:?} {more}: {found:?}");
+            // There is nothing to say beside them.
+            let begin = with(&more, &json!({"stream": true, "max_tokens": 2}));
+            let chunks = server.stream(CHAT, &with(&body, &begin));
+            let first = json!({"role": "assistant", "content": null});
+            assert_eq!(chunks[0]["choices"][0]["delta"], first);
             if choice.is_object() {
                 assert!(found.iter().all(|call| call.1 == "get_weather"));
             }

@@ -213,6 +213,7 @@ mod tests {
         };
         let shape = Shape::new(&Arc::new(app), echo, None);
         let prompt = ChatPrompt {
+            must_call: false,
             tokens: vec![5],
             looks: Looks::default(),
         };
