@@ -99,6 +99,8 @@ pub(crate) struct Block {
     /// A part of names that no other block has.
     pub(crate) tag: String,
     pub(crate) text: String,
+    /// Of the tokens of a text, where they were asked for.
+    pub(crate) logprobs: Vec<Logprobs>,
 }
 
 impl Block {
@@ -113,8 +115,8 @@ impl Block {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Change {
     Begins,
-    /// By this text.
-    Grows(String),
+    /// By this text, of these tokens where their log-probabilities were asked for.
+    Grows(String, Vec<Logprobs>),
     Ends,
 }
 
@@ -123,6 +125,8 @@ pub(crate) enum Change {
 pub(crate) struct Blocks {
     list: Vec<Block>,
     is_open: bool,
+    /// Of tokens whose text is not certain yet.
+    pending: Vec<Logprobs>,
     /// Tokens that only added to reasoning.
     reasoning_tokens: usize,
     end: Option<End>,
@@ -145,7 +149,17 @@ impl Blocks {
     /// Takes a part, and tells of each change with the place of the block.
     pub(crate) fn add(&mut self, part: Part, mut tell: impl FnMut(usize, &Block, Change)) {
         self.reasoning_tokens += usize::from(part.is_reasoning);
+        // Those of reasoning and of marks are not listed.
+        let mut own = part.logprobs.filter(|_| !part.is_reasoning);
+        if part.deltas.is_empty() {
+            self.pending.extend(own.take());
+        }
         for delta in part.deltas {
+            let mut logprobs = std::mem::take(&mut self.pending);
+            match &delta {
+                Delta::Content(_) => logprobs.extend(own.take()),
+                _ => logprobs.clear(),
+            }
             let (kind, text) = match delta {
                 Delta::Reasoning(text) => (Some(Kind::Reasoning), text),
                 Delta::Content(text) => (Some(Kind::Text), text),
@@ -155,7 +169,7 @@ impl Blocks {
             if let Some(kind) = kind {
                 self.turn_to(kind, &mut tell);
             }
-            self.grow(text, &mut tell);
+            self.grow(text, logprobs, &mut tell);
         }
         if part.end.is_some() {
             if self.list.is_empty() {
@@ -178,19 +192,26 @@ impl Blocks {
             kind,
             tag: fresh_id(""),
             text: String::new(),
+            logprobs: Vec::new(),
         };
         tell(self.list.len(), &block, Change::Begins);
         self.list.push(block);
         self.is_open = true;
     }
 
-    fn grow(&mut self, text: String, tell: &mut impl FnMut(usize, &Block, Change)) {
+    fn grow(
+        &mut self,
+        text: String,
+        logprobs: Vec<Logprobs>,
+        tell: &mut impl FnMut(usize, &Block, Change),
+    ) {
         let at = self.list.len().saturating_sub(1);
         if let Some(block) = self.list.last_mut()
             && !text.is_empty()
         {
             block.text.push_str(&text);
-            tell(at, block, Change::Grows(text));
+            block.logprobs.extend_from_slice(&logprobs);
+            tell(at, block, Change::Grows(text, logprobs));
         }
     }
 
@@ -266,7 +287,7 @@ mod tests {
                     assert_eq!(at, told.len());
                     told.push((String::new(), false));
                 }
-                Change::Grows(text) => told[at].0 += &text,
+                Change::Grows(text, _) => told[at].0 += &text,
                 Change::Ends => told[at].1 = true,
             });
         }
@@ -317,6 +338,7 @@ mod tests {
                 kind: Kind::Call("f".into()),
                 tag: String::new(),
                 text: text.into(),
+                logprobs: Vec::new(),
             };
             assert_eq!(block.arguments(), expected);
         }

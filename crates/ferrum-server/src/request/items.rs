@@ -1,8 +1,8 @@
 //! `/v1/responses`: OpenAI's items.
 
 use super::{
-    Anything, Arguments, Content, Format, FunctionName, Limit, List, MAX_MESSAGES, MAX_PARTS,
-    Natural, Object, Reasoning, Role, StreamOptions, ToolChoice, Tools, Words,
+    Alternatives, Anything, Arguments, Content, Format, FunctionName, Limit, List, MAX_MESSAGES,
+    MAX_PARTS, Natural, Object, Reasoning, Role, StreamOptions, ToolChoice, Tools, Words,
 };
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -26,7 +26,8 @@ pub(crate) struct Respond {
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) background: Option<bool>,
     pub(crate) truncation: Option<String>,
-    pub(crate) top_logprobs: Option<Natural>,
+    /// Likeliest rivals of each token, where `include` asks for log-probabilities.
+    pub(crate) top_logprobs: Option<Alternatives>,
     pub(crate) max_tool_calls: Option<Natural>,
     /// Conversations and prompts that OpenAI's servers keep.
     pub(crate) conversation: Option<Anything>,

@@ -1,6 +1,9 @@
 //! `/v1/responses`: OpenAI's items.
 
-use super::{CompletionTokensDetails, EmptyList, ListObject, PromptTokensDetails};
+use super::{
+    CompletionTokensDetails, EmptyList, ListObject, PromptTokensDetails, TokenLogprob,
+    TokenLogprobs,
+};
 use crate::sse::NamedEvent;
 use serde::Serialize;
 use serde_json::Value;
@@ -150,10 +153,10 @@ pub(crate) enum ResponsePart<'a> {
         text: &'a str,
         #[schema(inline)]
         annotations: EmptyList,
-        // Not of an input.
+        /// Empty where they were not asked for; absent of an input.
         #[serde(skip_serializing_if = "Option::is_none")]
-        #[schema(inline, nullable = false)]
-        logprobs: Option<EmptyList>,
+        #[schema(nullable = false)]
+        logprobs: Option<Vec<TokenLogprobs>>,
     },
     ReasoningText {
         text: &'a str,
@@ -161,6 +164,33 @@ pub(crate) enum ResponsePart<'a> {
     InputText {
         text: &'a str,
     },
+}
+
+/// A token and its likeliest rivals, as events of text have them.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EventLogprobs {
+    pub(crate) token: String,
+    pub(crate) logprob: f64,
+    pub(crate) top_logprobs: Vec<EventLogprob>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EventLogprob {
+    pub(crate) token: String,
+    pub(crate) logprob: f64,
+}
+
+impl From<TokenLogprobs> for EventLogprobs {
+    fn from(logprobs: TokenLogprobs) -> Self {
+        let TokenLogprob { token, logprob, .. } = logprobs.chosen;
+        let top = logprobs.top_logprobs.into_iter();
+        let rival = |TokenLogprob { token, logprob, .. }| EventLogprob { token, logprob };
+        Self {
+            token,
+            logprob,
+            top_logprobs: top.map(rival).collect(),
+        }
+    }
 }
 
 /// A part of a response that is streamed.
@@ -216,8 +246,7 @@ pub(crate) enum ResponseChange<'a> {
         output_index: usize,
         content_index: usize,
         delta: &'a str,
-        #[schema(inline)]
-        logprobs: EmptyList,
+        logprobs: Vec<EventLogprobs>,
     },
     #[serde(rename = "response.output_text.done")]
     TextDone {
@@ -225,8 +254,7 @@ pub(crate) enum ResponseChange<'a> {
         output_index: usize,
         content_index: usize,
         text: &'a str,
-        #[schema(inline)]
-        logprobs: EmptyList,
+        logprobs: Vec<EventLogprobs>,
     },
     #[serde(rename = "response.reasoning_text.delta")]
     ReasoningDelta {

@@ -448,3 +448,53 @@ fn the_tokens_of_a_request_are_counted() {
     let usage = server.ask(PATH, &body)["usage"].take();
     assert_eq!(counted["input_tokens"], usage["input_tokens"]);
 }
+
+#[test]
+fn tokens_of_a_text_come_with_their_log_probabilities() {
+    let server = Running::with_template(THINKING);
+    let mut body = json!({"input": "What is 7 plus 5?", "temperature": 0, "max_output_tokens": 40,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 2, "reasoning": {"effort": "none"}});
+    let reply = server.post(PATH, &body);
+    assert_eq!(reply.header("x-ferrum-ignored"), None);
+    let whole = reply.json();
+    assert_eq!(whole["top_logprobs"], 2);
+    let items = whole["output"].as_array().unwrap();
+    let message = items.iter().find(|item| item["type"] == "message").unwrap();
+    let listed = message["content"][0]["logprobs"].as_array().unwrap();
+    // All of the text, and nothing beside it.
+    let bytes =
+        |entry: &Value| -> Vec<u8> { serde_json::from_value(entry["bytes"].clone()).unwrap() };
+    let said: Vec<u8> = listed.iter().flat_map(bytes).collect();
+    assert_eq!(String::from_utf8(said).unwrap().trim(), text(&whole));
+    for entry in listed {
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
+        assert_eq!(entry["top_logprobs"][0]["token"], entry["token"]);
+    }
+    body["stream"] = true.into();
+    let events = server.events(PATH, &body);
+    let response = check(&events);
+    assert_eq!(comparable(response), comparable(whole.clone()));
+    let of = |kind: &str| -> Vec<Value> {
+        let events = events.iter().filter(|event| event["type"] == kind);
+        let lists = events.map(|event| event["logprobs"].as_array().unwrap().clone());
+        lists.flatten().collect()
+    };
+    let told = of("response.output_text.delta");
+    assert_eq!(told, of("response.output_text.done"));
+    assert_eq!(told.len(), listed.len());
+    for (told, listed) in told.iter().zip(listed) {
+        for field in ["token", "logprob"] {
+            assert_eq!(told[field], listed[field]);
+            let second = |entry: &Value| entry["top_logprobs"][1][field].clone();
+            assert_eq!(second(told), second(listed));
+        }
+    }
+    // They are asked for by name only.
+    let reply = server.post(
+        PATH,
+        &json!({"input": "Hi", "max_output_tokens": 1, "top_logprobs": 2}),
+    );
+    assert_eq!(reply.header("x-ferrum-ignored"), Some("top_logprobs"));
+    assert_eq!(reply.json()["top_logprobs"], 0);
+}

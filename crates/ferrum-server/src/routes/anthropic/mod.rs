@@ -171,7 +171,7 @@ fn event<'a>(index: usize, block: &'a Block, change: &'a Change) -> AnthropicEve
             index,
             content_block: block_of(block, "", Map::new().into()),
         },
-        Change::Grows(text) => AnthropicEvent::ContentBlockDelta {
+        Change::Grows(text, _) => AnthropicEvent::ContentBlockDelta {
             index,
             delta: match &block.kind {
                 Kind::Text => AnthropicDelta::TextDelta { text },

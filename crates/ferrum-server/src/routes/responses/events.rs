@@ -1,9 +1,9 @@
 //! Responses as they come: events with a type and a number.
 
-use super::shape::{Shape, item_id, part};
+use super::shape::{Shape, item_id};
 use crate::answers::Next;
 use crate::error::ApiError;
-use crate::response::{EmptyList, ResponseChange, ResponseEvent, ResponseStatus};
+use crate::response::{ResponseChange, ResponseEvent, ResponseStatus};
 use crate::speech::{Block, Blocks, Change, End, Kind, Speech};
 use crate::sse::{Chunks, EventText};
 
@@ -62,17 +62,17 @@ impl Teller<'_> {
                         item_id,
                         output_index,
                         content_index,
-                        part: part(block),
+                        part: shape.part(block),
                     });
                 }
             }
-            Change::Grows(delta) => self.tell(match &block.kind {
+            Change::Grows(delta, logprobs) => self.tell(match &block.kind {
                 Kind::Text => ResponseChange::TextDelta {
                     item_id,
                     output_index,
                     content_index,
                     delta,
-                    logprobs: EmptyList,
+                    logprobs: shape.listed(logprobs),
                 },
                 Kind::Reasoning => ResponseChange::ReasoningDelta {
                     item_id,
@@ -94,7 +94,7 @@ impl Teller<'_> {
                         output_index,
                         content_index,
                         text,
-                        logprobs: EmptyList,
+                        logprobs: shape.listed(&block.logprobs),
                     },
                     Kind::Reasoning => ResponseChange::ReasoningDone {
                         item_id,
@@ -114,7 +114,7 @@ impl Teller<'_> {
                         item_id,
                         output_index,
                         content_index,
-                        part: part(block),
+                        part: shape.part(block),
                     });
                 }
                 let item = shape.item(block, status);
@@ -190,8 +190,8 @@ mod tests {
     use serde_json::{Map, Value, json};
     use std::sync::Arc;
 
-    #[test]
-    fn a_silent_stream_is_kept_alive_by_events_with_numbers() {
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_silent_stream_is_kept_alive_by_events_with_numbers() {
         let loader = Arc::new(|_: &str| Ok(demo()));
         let app = App::new(vec!["demo".into()], loader, ServerConfig::default(), None);
         let echo = Echo {
@@ -207,11 +207,13 @@ mod tests {
             format: json!({}),
             tool_choice: json!("auto"),
             tools: json!([]),
+            top_logprobs: 0,
             top_p: 1.0,
             user: Value::Null,
             namespaces: Map::new(),
         };
-        let shape = Shape::new(&Arc::new(app), echo, None);
+        let model = app.lease(None).await.unwrap().model();
+        let shape = Shape::new(&Arc::new(app), model, echo, None);
         let prompt = ChatPrompt {
             must_call: false,
             tokens: vec![5],

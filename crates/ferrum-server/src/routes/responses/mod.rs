@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
 use crate::models::Lease;
-use crate::request::{self, Body};
+use crate::request::{self, Body, Int};
 use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
 use crate::sampling::{self, Wanted};
 use crate::speech::{self, Speech};
@@ -30,12 +30,17 @@ use std::sync::Arc;
 /// The field that names the response to go on from.
 const PREVIOUS: &str = "previous_response_id";
 
+/// What `include` names to have log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
 #[derive(Debug)]
 pub(super) struct Job {
     wanted: Wanted,
     prompt: ChatPrompt,
     /// The fields that the response repeats.
     echo: Echo,
+    /// Whether log-probabilities of its text are wanted.
+    wants_logprobs: bool,
     /// The conversation so far, if the response is to be kept.
     messages: Option<Vec<Value>>,
 }
@@ -50,11 +55,12 @@ pub(crate) async fn create(
     let lease = app.lease(model.as_deref()).await?;
     let (mut job, lease) = app.parse(body, lease, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
-    let asked = job.wanted.request(prompt, &app.config);
+    let mut asked = job.wanted.request(prompt, &app.config);
+    asked.logprobs = job.wants_logprobs.then_some(job.echo.top_logprobs);
     let mut answers = Answers::begin(&lease, "input", 1, [asked])?;
     let speech = Speech::new(&job.prompt, answers.count());
     let stream = job.wanted.stream;
-    let shape = Shape::new(&app, job.echo, job.messages);
+    let shape = Shape::new(&app, lease.model(), job.echo, job.messages);
     if stream {
         let shape = events::ResponseEvents::new(shape, speech);
         return Ok(sse::response(answers, shape));
@@ -126,6 +132,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     let most = sampling::max_tokens(&most, 1, config)?;
     wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
     supported(body, &fields, wanted.stream)?;
+    let (wants_logprobs, top_logprobs) = read_logprobs(body, &fields);
     let mut shown_format = json!({"type": "text"});
     if let Some(format) = fields.text.and_then(|text| text.format) {
         shown_format = body.value("text")["format"].take();
@@ -173,6 +180,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         format: shown_format,
         tool_choice: said(body, "tool_choice", json!("auto")),
         tools: said(body, "tools", json!([])),
+        top_logprobs,
         top_p: sampling::written(sampling.top_p),
         user: body.value("user"),
         namespaces,
@@ -181,6 +189,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
         wanted,
         echo,
+        wants_logprobs,
         messages: kept,
     })
 }
@@ -208,12 +217,10 @@ fn supported(body: &mut Body, fields: &request::Respond, stream: bool) -> Result
         sampling::only_for_streams(stream)?;
     }
     // Reasoning comes in the clear, which serves what encrypted reasoning is asked for.
+    let known = ["reasoning.encrypted_content", LOGPROBS];
     let mut include = fields.include.iter().flat_map(|list| &list.0);
-    if include.any(|entry| entry != "reasoning.encrypted_content") {
+    if include.any(|entry| !known.contains(&entry.as_str())) {
         body.ignore("include");
-    }
-    if fields.top_logprobs.is_some_and(|top| top.0 > 0) {
-        body.ignore("top_logprobs");
     }
     if fields.max_tool_calls.is_some() {
         // Calls are the client's to make.
@@ -234,6 +241,17 @@ fn supported(body: &mut Body, fields: &request::Respond, stream: bool) -> Result
         body.ignore("text.verbosity");
     }
     Ok(())
+}
+
+/// Whether log-probabilities of the text are wanted, and how many rivals of each token.
+fn read_logprobs(body: &mut Body, fields: &request::Respond) -> (bool, usize) {
+    let mut include = fields.include.iter().flat_map(|list| &list.0);
+    let wanted = include.any(|entry| entry == LOGPROBS);
+    let top = fields.top_logprobs.and_then(Int::count).unwrap_or(0);
+    if top > 0 && !wanted {
+        body.ignore("top_logprobs");
+    }
+    (wanted, if wanted { top } else { 0 })
 }
 
 /// Whether the response is kept; it is, as with OpenAI, unless the request says otherwise.

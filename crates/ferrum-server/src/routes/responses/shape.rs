@@ -2,14 +2,16 @@
 
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
-use crate::model::unix_time;
+use crate::logprobs::chat_entry;
+use crate::model::{Model, unix_time};
 use crate::response::{
     CompletionTokensDetails, EmptyList, IncompleteDetails, IncompleteReason, PromptTokensDetails,
     Response, ResponseError, ResponseItem, ResponseObject, ResponsePart, ResponseStatus,
-    ResponseText, ResponseUsage, ServiceTier, Truncation, Verbosity,
+    ResponseText, ResponseUsage, ServiceTier, TokenLogprobs, Truncation, Verbosity,
 };
 use crate::speech::{Block, Blocks, End, Kind};
 use ferrum_engine::engine::Usage;
+use ferrum_engine::sampler::Logprobs;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,6 +31,7 @@ pub(super) struct Echo {
     pub(super) format: Value,
     pub(super) tool_choice: Value,
     pub(super) tools: Value,
+    pub(super) top_logprobs: usize,
     pub(super) top_p: f64,
     pub(super) user: Value,
     /// Of functions by their names; of those that have one.
@@ -38,6 +41,7 @@ pub(super) struct Echo {
 /// What all forms of a response have, and where it is kept.
 pub(super) struct Shape {
     app: Arc<App>,
+    model: Arc<Model>,
     id: String,
     created: u64,
     echo: Echo,
@@ -46,9 +50,15 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn new(app: &Arc<App>, echo: Echo, messages: Option<Vec<Value>>) -> Self {
+    pub(super) fn new(
+        app: &Arc<App>,
+        model: Arc<Model>,
+        echo: Echo,
+        messages: Option<Vec<Value>>,
+    ) -> Self {
         Self {
             app: Arc::clone(app),
+            model,
             id: fresh_id("resp_"),
             created: unix_time(),
             echo,
@@ -137,7 +147,7 @@ impl Shape {
             },
             tool_choice: &echo.tool_choice,
             tools: &echo.tools,
-            top_logprobs: 0,
+            top_logprobs: echo.top_logprobs,
             top_p: echo.top_p,
             truncation: Truncation,
             usage: None,
@@ -162,7 +172,7 @@ impl Shape {
     pub(super) fn item<'a>(&'a self, block: &'a Block, status: ResponseStatus) -> ResponseItem<'a> {
         let content = match status {
             ResponseStatus::InProgress => Vec::new(),
-            _ => vec![part(block)],
+            _ => vec![self.part(block)],
         };
         let id = item_id(block);
         match &block.kind {
@@ -188,6 +198,25 @@ impl Shape {
             },
         }
     }
+
+    /// The one part of the content of an item.
+    pub(super) fn part<'a>(&self, block: &'a Block) -> ResponsePart<'a> {
+        let text = &block.text;
+        match block.kind {
+            Kind::Reasoning => ResponsePart::ReasoningText { text },
+            _ => ResponsePart::OutputText {
+                text,
+                annotations: EmptyList,
+                logprobs: Some(self.listed(&block.logprobs)),
+            },
+        }
+    }
+
+    /// Tokens of a text.
+    pub(super) fn listed<T: From<TokenLogprobs>>(&self, tokens: &[Logprobs]) -> Vec<T> {
+        let entry = |logprobs| chat_entry(&self.model, logprobs).into();
+        tokens.iter().map(entry).collect()
+    }
 }
 
 pub(super) fn item_id(block: &Block) -> String {
@@ -197,19 +226,6 @@ pub(super) fn item_id(block: &Block) -> String {
         Kind::Call(_) => "fc_",
     };
     format!("{prefix}{}", block.tag)
-}
-
-/// The one part of the content of an item.
-pub(super) fn part(block: &Block) -> ResponsePart<'_> {
-    let text = &block.text;
-    match block.kind {
-        Kind::Reasoning => ResponsePart::ReasoningText { text },
-        _ => ResponsePart::OutputText {
-            text,
-            annotations: EmptyList,
-            logprobs: Some(EmptyList),
-        },
-    }
 }
 
 /// An answer as templates read it in the next turn.
