@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_formats::LoraFolder;
+use ferrum_formats::gguf::Writer;
+use ferrum_types::GgufQuantType;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -74,6 +76,94 @@ fn pairs_have_their_module_and_scale() {
 }
 
 #[test]
+fn modules_are_named_in_every_way_that_peft_has() {
+    const MODULE: &str = "model.layers.1.self_attn.q_proj";
+    for prefix in ["base_model.model.", ""] {
+        for adapter in ["", ".default", ".my-adapter_2"] {
+            let name = |half: &str| format!("{prefix}{MODULE}.{half}{adapter}.weight");
+            let (down, up) = (name("lora_A"), name("lora_B"));
+            let dir = folder(&json!({}), &[(&down, &[2, 4]), (&up, &[6, 2])]);
+            let open = LoraFolder::open(dir.path()).unwrap();
+            let modules: Vec<_> = open.pairs().map(|pair| pair.module.to_owned()).collect();
+            assert_eq!(modules, [MODULE], "{down}");
+        }
+    }
+}
+
+/// A GGUF adapter with one pair of rank 2, of 4 inputs and 6 outputs, but for `keys` and `tensors`.
+fn gguf(keys: &[(&str, Option<&str>)], alpha: f32, tensors: Tensors<'_>) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("adapter.gguf");
+    let mut head = Writer::new(&path);
+    let all = [
+        ("general.type", Some("adapter")),
+        ("general.architecture", Some("llama")),
+        ("adapter.type", Some("lora")),
+    ];
+    for (key, value) in all {
+        let changed = keys.iter().find(|(changed, _)| *changed == key);
+        if let Some(value) = changed.map_or(value, |(_, value)| *value) {
+            head.set(key, value).unwrap();
+        }
+    }
+    head.set("adapter.lora.alpha", alpha).unwrap();
+    for (name, shape) in tensors {
+        head.declare(name, shape, GgufQuantType::F32).unwrap();
+    }
+    let mut body = head.start(std::fs::File::create(&path).unwrap()).unwrap();
+    for (name, shape) in tensors {
+        let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+        body.push(name, &bytes).unwrap();
+    }
+    body.finish().unwrap();
+    dir
+}
+
+#[test]
+fn gguf_files_have_pairs_too() {
+    const PAIR: Tensors<'static> = &[
+        ("blk.1.attn_q.weight.lora_a", &[2, 4]),
+        ("blk.1.attn_q.weight.lora_b", &[6, 2]),
+    ];
+    for (alpha, scale) in [(6.0, 3.0), (0.0, 1.0)] {
+        let dir = gguf(&[], alpha, PAIR);
+        let open = LoraFolder::open(dir.path().join("adapter.gguf")).unwrap();
+        assert_eq!(open.gguf_architecture(), Some("llama"));
+        let pairs: Vec<_> = open.pairs().collect();
+        let [pair] = pairs.as_slice() else {
+            panic!("{pairs:?}")
+        };
+        assert_eq!((pair.module, pair.scale), ("blk.1.attn_q", scale));
+        assert_eq!((pair.down.shape, pair.up.shape), (&[2, 4][..], &[6, 2][..]));
+    }
+    type Keys<'a> = &'a [(&'a str, Option<&'a str>)];
+    let cases: [(Keys<'_>, Tensors<'_>, &str); 5] = [
+        (
+            &[("general.type", Some("model"))],
+            PAIR,
+            "found string \"model\"",
+        ),
+        (
+            &[("adapter.type", None)],
+            PAIR,
+            "\"adapter.type\" is missing",
+        ),
+        (&[], &PAIR[..1], "blk.1.attn_q.lora_b\" is missing"),
+        (
+            &[],
+            &[("blk.1.attn_norm.weight", &[4])],
+            "expected pairs lora_a and lora_b",
+        ),
+        (&[], &[], "holds no pair"),
+    ];
+    for (keys, tensors, words) in cases {
+        let dir = gguf(keys, 1.0, tensors);
+        let error = LoraFolder::open(dir.path().join("adapter.gguf")).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
 fn what_is_more_or_less_than_pairs_is_refused_by_name() {
     const EMBEDDING: &str = "base_model.model.model.embed_tokens.lora_embedding_A";
     let cases: Vec<(Value, Tensors<'_>, &str)> = vec![
@@ -115,6 +205,18 @@ fn what_is_more_or_less_than_pairs_is_refused_by_name() {
             json!({"init_lora_weights": "pissa_niter_4"}),
             PAIR,
             "path_initial_model_for_weight_conversion",
+        ),
+        (
+            json!({}),
+            &[
+                (DOWN, &[2, 4]),
+                (UP, &[6, 2]),
+                (
+                    "model.layers.1.self_attn.q_proj.lora_A.other.weight",
+                    &[2, 4],
+                ),
+            ],
+            "expected one pair for each module",
         ),
         (json!({}), &[], "holds no pair"),
         (json!({}), &PAIR[..1], "lora_B.weight\" is missing"),
