@@ -10,8 +10,7 @@ use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
-use ferrum_kernels::{KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
-use ferrum_models::{MemoryPlan, Model, RunnerConfig, memory_plan, read_model};
+use ferrum_models::{Model, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::io::Read;
 use std::path::Path;
@@ -151,17 +150,6 @@ pub(crate) fn exactly(model: &Model, tokens: usize) -> usize {
 /// The element of the KV cache: what was asked for, else what fits the model.
 pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
     cache.kv_dtype.unwrap_or_else(|| KvDtype::for_model(model))
-}
-
-/// What a run with this cache will take on its device.
-pub(crate) fn plan(model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
-    match kv {
-        KvDtype::F32 => memory_plan::<KvF32>(model, config),
-        KvDtype::F16 => memory_plan::<KvFp16>(model, config),
-        KvDtype::Bf16 => memory_plan::<KvBf16>(model, config),
-        KvDtype::Fp8 => memory_plan::<KvFp8>(model, config),
-        KvDtype::Int8 => memory_plan::<KvInt8>(model, config),
-    }
 }
 
 /// A model on a device.

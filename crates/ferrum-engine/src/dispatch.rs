@@ -7,12 +7,12 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, PackedStore};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BackendMarlinExperts, BackendQuantMarlin, DeviceInfo, KvBf16,
-    KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
+    Backend, BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    LlmBackend,
 };
 use ferrum_models::{
-    DecoderWeights, Expanded, FeedForwardSpec, LoadProgress, Model, ModelRunner, Moe, Native,
-    RunnerConfig, WeightForm, load_weights,
+    DecoderWeights, Expanded, FeedForwardSpec, LoadProgress, MemoryPlan, Model, ModelRunner, Moe,
+    Native, RunnerConfig, WeightForm, WeightPolicy, load_weights, memory_plan,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
@@ -207,7 +207,7 @@ impl Demands {
         Self {
             bytes: model.tensors().total_bytes(),
             experts: layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_))),
-            quantised: !model.expanded(|_| false, |_| false).is_empty(),
+            quantised: !model.expanded(WeightPolicy::floats()).is_empty(),
         }
     }
 
@@ -295,13 +295,31 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
+    /// What of a model's weights this device keeps as they are. [`load`](Self::load) loads them so.
+    pub fn weight_policy(&self, model: &Model) -> WeightPolicy {
+        match self {
+            Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
+            Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
+            Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
+            Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
+        }
+    }
+
     /// Quantised weights of a model that are expanded to f32 when it is loaded onto this device.
     pub fn expanded_types(&self, model: &Model) -> Vec<String> {
-        let keeps = matches!(self, Self::Cpu(_)) && model.keeps_blocks();
-        model.expanded(
-            |weights| keeps && CpuBackend::is_native_layer(weights),
-            |weights| keeps && CpuBackend::is_native_expert(weights),
-        )
+        model.expanded(self.weight_policy(model))
+    }
+
+    /// The memory that a run of a model on this device takes, with a cache of `kv`.
+    pub fn memory_plan(&self, model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
+        let policy = self.weight_policy(model);
+        match kv {
+            KvDtype::F32 => memory_plan::<KvF32>(model, policy, config),
+            KvDtype::F16 => memory_plan::<KvFp16>(model, policy, config),
+            KvDtype::Bf16 => memory_plan::<KvBf16>(model, policy, config),
+            KvDtype::Fp8 => memory_plan::<KvFp8>(model, policy, config),
+            KvDtype::Int8 => memory_plan::<KvInt8>(model, policy, config),
+        }
     }
 
     /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
@@ -381,7 +399,17 @@ impl BackendDispatch {
     }
 }
 
-/// A runner on a GPU, which has no kernels for experts.
+/// How the CPU loads models that are large enough for their blocks to be kept, and the others.
+type CpuNative = Moe<Native>;
+type CpuExpanded = Moe<Expanded>;
+
+/// How GPUs load models: they have no kernels for blocks, nor for experts.
+type GpuForm = Expanded;
+
+/// How the reference backend loads models.
+type ReferenceForm = Moe<Expanded>;
+
+/// A runner on a GPU.
 fn gpu_runner<K: KvDtypeKind>(
     device: &GpuBackend,
     model: &Model,
@@ -391,7 +419,7 @@ fn gpu_runner<K: KvDtypeKind>(
 where
     GpuBackend: BackendKvDtype<K>,
 {
-    runner::<_, K, Expanded>(device, model, config, progress)
+    runner::<_, K, GpuForm>(device, model, config, progress)
 }
 
 /// A runner on the reference backend.
@@ -404,7 +432,7 @@ fn plain_runner<K: KvDtypeKind>(
 where
     ReferenceBackend: BackendKvDtype<K>,
 {
-    runner::<_, K, Moe<Expanded>>(device, model, config, progress)
+    runner::<_, K, ReferenceForm>(device, model, config, progress)
 }
 
 /// A runner on the CPU, which keeps the blocks of models that are large enough.
@@ -418,9 +446,9 @@ where
     CpuBackend: BackendKvDtype<K>,
 {
     let weights = if model.keeps_blocks() {
-        load_weights::<_, Moe<Native>>(device, model, progress)?
+        load_weights::<_, CpuNative>(device, model, progress)?
     } else {
-        load_weights::<_, Moe<Expanded>>(device, model, progress)?
+        load_weights::<_, CpuExpanded>(device, model, progress)?
     };
     // What is loaded later, such as adapters, belongs to no model's cache.
     with_weights::<_, K>(&device.without_packed_store(), model, weights, config)

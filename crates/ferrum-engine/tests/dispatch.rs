@@ -3,7 +3,8 @@
 
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session};
 use ferrum_formats::ModelSource;
-use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_kernels::KvF32;
+use ferrum_models::{Model, RunnerConfig, WeightPolicy, memory_plan, read_model};
 use ferrum_types::{Error, TokenId};
 use std::path::Path;
 
@@ -88,6 +89,27 @@ fn a_cache_the_backend_lacks_is_refused_with_a_hint() {
         error.to_string().contains("hint: use --kv-dtype"),
         "{error}"
     );
+}
+
+#[test]
+fn the_memory_plan_is_that_of_the_device() {
+    let config = RunnerConfig::single(64);
+    for name in ["qwen3", "llama-gptq4", "llama-quantized/model-q4_0.gguf"] {
+        let model = model(name);
+        let in_f32 = memory_plan::<KvF32>(&model, WeightPolicy::floats(), &config);
+        for kind in [
+            BackendKind::Reference,
+            BackendKind::Cpu,
+            BackendKind::Vulkan,
+        ] {
+            let Some(device) = open(kind) else { continue };
+            let plan = device.memory_plan(&model, &config, KvDtype::F32);
+            let kept = memory_plan::<KvF32>(&model, device.weight_policy(&model), &config);
+            assert_eq!(plan, kept, "{name} on {kind}");
+            // No model of this size is kept in blocks, and only the CPU keeps any.
+            assert_eq!(plan, in_f32, "{name} on {kind}");
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! alone, so it is the same code on backends that have no such kernels.
 
 use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
-use crate::weights::{Expanded, Native, WeightForm, dense_bytes};
+use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, Backend, BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput,
     ExpertShape, GemmShape, LlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape,
@@ -36,6 +36,14 @@ pub enum ExpertSource<'a> {
 }
 
 impl ExpertSource<'_> {
+    /// Calls `f` with each tensor, or part of one.
+    pub(crate) fn each(&self, mut f: impl FnMut(QuantWeights<'_>)) {
+        match self {
+            ExpertSource::Stack(part) => f(QuantWeights::Gguf(*part)),
+            ExpertSource::Each(all) => all.iter().for_each(|one| f(*one)),
+        }
+    }
+
     /// Bytes in the file.
     pub(crate) fn stored_bytes(&self) -> u64 {
         match self {
@@ -47,6 +55,9 @@ impl ExpertSource<'_> {
 
 /// A form of weights in which stacks of experts are loaded too.
 pub trait StackForm<B: BackendMoeFused> {
+    /// As [`WeightForm::keeps_experts`].
+    fn keeps_stack(source: &ExpertSource<'_>) -> bool;
+
     /// Loads one stack.
     ///
     /// # Errors
@@ -55,6 +66,10 @@ pub trait StackForm<B: BackendMoeFused> {
 }
 
 impl<B: BackendMoeFused> StackForm<B> for Expanded {
+    fn keeps_stack(source: &ExpertSource<'_>) -> bool {
+        experts_are_floats(source)
+    }
+
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         load_expanded(device, source, shape)
     }
@@ -68,30 +83,40 @@ fn load_expanded<B: BackendMoeFused>(
 ) -> Result<B::Experts> {
     let all = match source {
         ExpertSource::Stack(part) => {
-            let (bytes, dtype) = dense_bytes(&QuantWeights::Gguf(*part), shape.k)?;
-            return device.load_experts(&bytes, dtype, shape);
+            let stack = Prepared::floats(&QuantWeights::Gguf(*part), shape.k)?;
+            let WeightPart { bytes, dtype, .. } = float_part(&stack.weights())?;
+            return device.load_experts(bytes, dtype, shape);
         }
         ExpertSource::Each(all) => all,
     };
-    let dense = all.iter().map(|one| dense_bytes(one, shape.k));
-    let dense = dense.collect::<Result<Vec<_>>>()?;
-    let part = |(bytes, dtype)| WeightPart {
-        bytes,
-        dtype,
-        rows: shape.n,
-    };
-    let parts: Vec<_> = dense.iter().map(|(b, d)| part((&**b, *d))).collect();
+    let floats = all.iter().map(|one| Prepared::floats(one, shape.k));
+    let floats = floats.collect::<Result<Vec<_>>>()?;
+    let parts = floats.iter().map(|one| float_part(&one.weights()));
+    let parts = parts.collect::<Result<Vec<_>>>()?;
     device.load_expert_parts(&parts, shape.k)
 }
 
 impl<B: BackendQuantExperts + BackendMarlinExperts> StackForm<B> for Native {
+    fn keeps_stack(source: &ExpertSource<'_>) -> bool {
+        if experts_are_floats(source) {
+            return true;
+        }
+        match source {
+            ExpertSource::Stack(part) => B::is_native(part.ty),
+            ExpertSource::Each(all) => all.iter().all(B::is_native_expert),
+        }
+    }
+
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         match source {
-            ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
-            ExpertSource::Each(all) if all.iter().any(|one| one.floats().is_none()) => {
-                device.load_layer_experts(all, shape.k)
+            _ if !<Self as StackForm<B>>::keeps_stack(source) => {
+                load_expanded(device, source, shape)
             }
-            ExpertSource::Each(_) => load_expanded(device, source, shape),
+            ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
+            ExpertSource::Each(_) if experts_are_floats(source) => {
+                load_expanded(device, source, shape)
+            }
+            ExpertSource::Each(all) => device.load_layer_experts(all, shape.k),
         }
     }
 }
@@ -109,6 +134,14 @@ where
     type Stack = B::Experts;
 
     const EXPERTS: bool = true;
+
+    fn keeps(weights: &QuantWeights<'_>) -> bool {
+        W::keeps(weights)
+    }
+
+    fn keeps_experts(source: &ExpertSource<'_>) -> bool {
+        <W as StackForm<B>>::keeps_stack(source)
+    }
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
         W::load(device, parts, cols)

@@ -1,12 +1,13 @@
-//! One decoder layer, composed from the three choices of its [`LayerSpec`].
+//! One decoder layer, composed from the two choices of its [`LayerSpec`].
 //!
 //! The residual stream is updated by the norm that follows it: a part leaves its output in
 //! `scratch.delta`, and the next norm adds it (`fused_add_rms_norm`). So a layer starts with the
 //! previous layer's output pending, and leaves its own pending.
 
 use crate::experts::{Experts, MoeScratch, MoeWidths};
+use crate::inventory::Projection;
 use crate::linear::Linear;
-use crate::lora::{Adapters, LoraScratch, Projection};
+use crate::lora::{Adapters, LoraScratch};
 use crate::profile::Profiler;
 use crate::rope::RopeTables;
 use crate::spec::{

@@ -12,6 +12,7 @@ mod checkpoint;
 mod decode;
 mod experts;
 pub mod families;
+mod inventory;
 mod layer;
 mod linear;
 mod load;
@@ -22,12 +23,17 @@ pub mod quantize;
 mod rope;
 mod runner;
 mod spec;
+mod stored;
 mod weights;
 
 pub use batch::{LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
-pub use families::{Family, WeightNames, family_for};
+pub use families::{Family, family_for};
+pub use inventory::{
+    CutAxis, DecoderTensor, ExpertNames, TensorId, TensorLocation, TensorPart, TensorRole,
+    TensorShape, TensorSlice, WeightNames,
+};
 pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use lora::{AdapterLoader, LoadedAdapter};
@@ -36,6 +42,6 @@ pub use rope::RopeTables;
 pub use runner::{DecoderWeights, KvLayout, LayerKv, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
-    LayerSpec, MoeSpec, NormPlacement, RopeScaling, RopeSpec,
+    LayerSpec, MoeSpec, RopeScaling, RopeSpec,
 };
-pub use weights::{Expanded, Native, NativeMatrix, WeightForm};
+pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

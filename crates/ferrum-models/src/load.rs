@@ -3,21 +3,18 @@
 //! Each tensor's bytes go from the mapped file to the device once. Shapes are held against the spec
 //! before anything is allocated for them.
 
-use crate::checkpoint::{Checkpoint, block_type};
 use crate::experts::{ExpertSource, ExpertStacks};
-use crate::families::{self, Family, WeightNames};
+use crate::families::{self, Family};
+use crate::inventory::{DecoderTensor, Projection, TensorId, TensorRole, TensorShape, WeightNames};
 use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
 use crate::linear::{Embedding, Linear, MatrixLinear};
-use crate::plan::parameters;
 use crate::runner::DecoderWeights;
-use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,
-};
-use crate::weights::{WeightForm, no_experts};
-use ferrum_formats::{ModelSource, TensorDtype, TensorSource, TensorView};
-use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantPart, QuantWeights};
-use ferrum_types::{Dtype, Error, GgufQuantType, Result};
-use std::collections::BTreeMap;
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec};
+use crate::stored::to_f32;
+use crate::weights::{Prepared, WeightForm, no_experts};
+use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
+use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
+use ferrum_types::{Dtype, Error, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -73,187 +70,7 @@ impl Model {
     /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
     pub fn keeps_blocks(&self) -> bool {
         const CACHES: u64 = 64 << 20;
-        4 * parameters(&self.spec) > CACHES
-    }
-
-    /// How the matrix `name` (less `.weight`) lies in the file.
-    ///
-    /// # Errors
-    /// [`Error::Model`] names the tensor that is missing, or has another shape or type than expected.
-    pub(crate) fn matrix(&self, name: &str, shape: MatShape) -> Result<QuantWeights<'_>> {
-        Checkpoint::new(&self.source).matrix(name, shape)
-    }
-
-    /// Names (less `.weight`) and shapes of all matrices but the experts', the embedding first.
-    pub(crate) fn matrices(&self) -> Vec<(String, MatShape)> {
-        let (names, spec) = (self.names, &self.spec);
-        let shape = |rows: usize, cols: usize| MatShape { rows, cols };
-        let hidden = spec.hidden_size;
-        let table = shape(spec.vocab_size, hidden);
-        let mut all = vec![(names.embedding.to_owned(), table)];
-        if !spec.tie_embeddings {
-            all.push((names.lm_head.to_owned(), table));
-        }
-        for (i, layer) in spec.layers.iter().enumerate() {
-            let AttentionSpec::Gqa(gqa) = &layer.attention;
-            let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
-            let mut parts = vec![
-                (names.q, shape(q_dim, hidden)),
-                (names.k, shape(kv_dim, hidden)),
-                (names.v, shape(kv_dim, hidden)),
-                (names.attn_out, shape(hidden, q_dim)),
-            ];
-            match &layer.feed_forward {
-                FeedForwardSpec::GatedMlp(mlp) => parts.extend([
-                    (names.gate, shape(mlp.intermediate, hidden)),
-                    (names.up, shape(mlp.intermediate, hidden)),
-                    (names.down, shape(hidden, mlp.intermediate)),
-                ]),
-                FeedForwardSpec::Moe(moe) => parts.push((names.router, shape(moe.experts, hidden))),
-            }
-            let named = parts.into_iter();
-            all.extend(named.map(|(part, shape)| (names.in_layer(i, part), shape)));
-        }
-        all
-    }
-
-    /// The experts of layer `index` as they lie in the file.
-    ///
-    /// # Errors
-    /// As [`matrix`](Self::matrix).
-    pub(crate) fn experts(
-        &self,
-        index: usize,
-        moe: &MoeSpec,
-    ) -> Result<ExpertStacks<ExpertSource<'_>>> {
-        let (stacks, hidden) = (&self.names.experts, self.spec.hidden_size);
-        let shape = |n, k| ExpertShape {
-            experts: moe.experts,
-            n,
-            k,
-        };
-        let (wide, narrow) = (
-            shape(moe.intermediate, hidden),
-            shape(hidden, moe.intermediate),
-        );
-        let joined = stacks.joined.map(|(gate_up, down)| {
-            let name = |part| self.names.in_layer(index, part);
-            (name(gate_up), name(down))
-        });
-        let joined = joined.filter(|(gate_up, _)| self.tensors().get(gate_up).is_some());
-        let (gate, up, down) = match joined {
-            Some((gate_up, down)) => (
-                self.stack_part(&gate_up, (0, 2), wide)?,
-                self.stack_part(&gate_up, (1, 2), wide)?,
-                self.stack_part(&down, (0, 1), narrow)?,
-            ),
-            None => (
-                self.stack(index, stacks.gate, wide)?,
-                self.stack(index, stacks.up, wide)?,
-                self.stack(index, stacks.down, narrow)?,
-            ),
-        };
-        Ok(ExpertStacks {
-            gate,
-            up,
-            down,
-            hidden,
-        })
-    }
-
-    /// The matrices called `part` of all experts in a layer: one tensor, or one for each expert.
-    fn stack(&self, index: usize, part: &str, shape: ExpertShape) -> Result<ExpertSource<'_>> {
-        let ExpertShape { experts, n, k } = shape;
-        let name = self.names.in_layer(index, part);
-        if part.contains("{}") {
-            let name = |expert: usize| name.replace("{}", &expert.to_string());
-            let matrix = MatShape { rows: n, cols: k };
-            let all = (0..experts).map(|e| self.matrix(&name(e), matrix));
-            return Ok(ExpertSource::Each(all.collect::<Result<_>>()?));
-        }
-        let whole = tensor(self.tensors(), &format!("{name}.weight"), &[experts, n, k])?;
-        Ok(ExpertSource::Stack(QuantPart {
-            bytes: whole.bytes,
-            ty: float_type(self.tensors(), &whole)?,
-            rows: experts * n,
-        }))
-    }
-
-    /// Part `which` of `count` below each other in every matrix of the stack called `name`.
-    fn stack_part(
-        &self,
-        name: &str,
-        (which, count): (usize, usize),
-        shape: ExpertShape,
-    ) -> Result<ExpertSource<'_>> {
-        let ExpertShape { experts, n, k } = shape;
-        let whole = tensor(self.tensors(), name, &[experts, count * n, k])?;
-        let ty = float_type(self.tensors(), &whole)?;
-        // Checked with the tensor's shape: all parts are equally long.
-        let size = whole.bytes.len() / (experts * count);
-        let part = |bytes| QuantWeights::Gguf(QuantPart { bytes, ty, rows: n });
-        let parts = whole.bytes.chunks_exact(size.max(1));
-        let parts = parts.skip(which).step_by(count).map(part).collect();
-        Ok(ExpertSource::Each(parts))
-    }
-
-    /// What of the weights is expanded to f32 by a device that computes as they are on those for
-    /// which `native` holds, and `native_expert` of experts that are a matrix each; each scheme once,
-    /// with the number of its matrices where not all are.
-    pub fn expanded(
-        &self,
-        native: impl Fn(&QuantWeights<'_>) -> bool,
-        native_expert: impl Fn(&QuantWeights<'_>) -> bool,
-    ) -> Vec<String> {
-        let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-        let mut count = |weights: &QuantWeights<'_>, native: bool| {
-            if weights.floats().is_none() {
-                let (expanded, all) = found.entry(weights.label()).or_default();
-                *expanded += usize::from(!native);
-                *all += 1;
-            }
-        };
-        // A matrix that cannot be read is for the loader to report.
-        for (name, shape) in self.matrices() {
-            if let Ok(weights) = self.matrix(&name, shape) {
-                count(&weights, native(&weights));
-            }
-        }
-        for (i, layer) in self.spec.layers.iter().enumerate() {
-            let FeedForwardSpec::Moe(moe) = &layer.feed_forward else {
-                continue;
-            };
-            let Ok(stacks) = self.experts(i, moe) else {
-                continue;
-            };
-            for source in [stacks.gate, stacks.up, stacks.down] {
-                match source {
-                    ExpertSource::Stack(part) => {
-                        let weights = QuantWeights::Gguf(part);
-                        count(&weights, native(&weights));
-                    }
-                    ExpertSource::Each(all) => {
-                        let native = all.iter().all(&native_expert);
-                        all.iter().for_each(|weights| count(weights, native));
-                    }
-                }
-            }
-        }
-        let found = found.into_iter().filter(|(_, (expanded, _))| *expanded > 0);
-        found
-            .map(|(label, (expanded, all))| match expanded == all {
-                true => label,
-                false => format!("{label} ({expanded} of {all} matrices)"),
-            })
-            .collect()
-    }
-
-    /// Whether a matrix is stored as integers, which a device may multiply as such.
-    pub fn has_integers(&self) -> bool {
-        self.matrices().into_iter().any(|(name, shape)| {
-            let weights = self.matrix(&name, shape);
-            weights.is_ok_and(|w| w.floats().is_none() && !matches!(w, QuantWeights::Fp8(_)))
-        })
+        4 * self.spec.parameters() > CACHES
     }
 
     /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
@@ -301,31 +118,26 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
         total,
         form: PhantomData,
     };
-    let spec = &model.spec;
-    let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
-    let table = MatShape {
-        rows: vocab,
-        cols: hidden,
-    };
+    let (weight, shape) = loader.table()?;
     let embedding = MatrixLinear::<B, W> {
-        weight: loader.table(model.names.embedding, table)?,
+        weight,
         bias: None,
-        shape: table,
+        shape,
     };
-    let lm_head: Box<dyn Linear<B>> = if spec.tie_embeddings {
+    let lm_head: Box<dyn Linear<B>> = if model.spec.tie_embeddings {
         Box::new(MatrixLinear::<B, W> {
             weight: Arc::clone(&embedding.weight),
             bias: None,
-            shape: table,
+            shape,
         })
     } else {
-        loader.linear(&[(model.names.lm_head, vocab)], hidden, false)?
+        loader.linear(&[TensorId::global(TensorRole::Output)])?
     };
-    let layers = spec.layers.iter().enumerate();
+    let layers = model.spec.layers.iter().enumerate();
     let layers = layers
         .map(|(i, layer)| loader.layer(i, layer))
         .collect::<Result<Vec<_>>>()?;
-    let final_norm = loader.vector(model.names.final_norm, hidden)?;
+    let final_norm = loader.vector(TensorId::global(TensorRole::FinalNorm))?;
     model.tensors().release();
     let loader_total = loader.total;
     (loader.progress)(loader_total, loader_total);
@@ -347,18 +159,16 @@ struct Loader<'a, 'p, B: LlmBackend, W> {
     form: PhantomData<W>,
 }
 
-impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
+impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
-        let names = self.model.names;
-        let hidden = self.model.spec.hidden_size;
         let AttentionSpec::Gqa(gqa) = &spec.attention;
         Ok(LayerWeights {
-            attn_norm: self.vector(&names.in_layer(index, names.attn_norm), hidden)?,
+            attn_norm: self.vector(TensorId::in_layer(index, TensorRole::AttentionNorm))?,
             attention: self.gqa(index, gqa)?,
-            ffn_norm: self.vector(&names.in_layer(index, names.ffn_norm), hidden)?,
+            ffn_norm: self.vector(TensorId::in_layer(index, TensorRole::FeedForwardNorm))?,
             feed_forward: match &spec.feed_forward {
-                FeedForwardSpec::GatedMlp(mlp) => {
-                    FeedForwardWeights::GatedMlp(self.gated_mlp(index, mlp)?)
+                FeedForwardSpec::GatedMlp(_) => {
+                    FeedForwardWeights::GatedMlp(self.gated_mlp(index)?)
                 }
                 FeedForwardSpec::Moe(moe) => FeedForwardWeights::Moe(self.moe(index, moe)?),
             },
@@ -366,90 +176,48 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
     }
 
     fn gqa(&mut self, index: usize, gqa: &GqaSpec) -> Result<GqaWeights<B>> {
-        let names = self.model.names;
-        let hidden = self.model.spec.hidden_size;
-        let name = |part: &str| names.in_layer(index, part);
-        let (q, k, v) = (name(names.q), name(names.k), name(names.v));
-        let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
-        let parts = [(&*q, q_dim), (&*k, kv_dim), (&*v, kv_dim)];
-        let mut head_norm = |part: &str| -> Result<Option<B::Buffer<f32>>> {
-            if !gqa.qk_norm {
-                return Ok(None);
-            }
-            self.vector(&name(part), gqa.head_dim).map(Some)
+        let mut head_norm = |role| {
+            let id = gqa.qk_norm.then(|| TensorId::in_layer(index, role));
+            id.map(|id| self.vector(id)).transpose()
         };
-        let (q_norm, k_norm) = (head_norm(names.q_norm)?, head_norm(names.k_norm)?);
+        let q_norm = head_norm(TensorRole::QueryNorm)?;
+        let k_norm = head_norm(TensorRole::KeyNorm)?;
         Ok(GqaWeights {
-            qkv: self.linear(&parts, hidden, gqa.qkv_bias)?,
+            qkv: self.projection(index, Projection::Qkv)?,
             q_norm,
             k_norm,
-            out: self.linear(&[(&name(names.attn_out), hidden)], q_dim, gqa.out_bias)?,
+            out: self.projection(index, Projection::AttnOut)?,
         })
     }
 
-    fn gated_mlp(&mut self, index: usize, mlp: &GatedMlpSpec) -> Result<GatedMlpWeights<B>> {
-        let names = self.model.names;
-        let hidden = self.model.spec.hidden_size;
-        let name = |part: &str| names.in_layer(index, part);
-        let (gate, up) = (name(names.gate), name(names.up));
-        let parts = [(&*gate, mlp.intermediate), (&*up, mlp.intermediate)];
+    fn gated_mlp(&mut self, index: usize) -> Result<GatedMlpWeights<B>> {
         Ok(GatedMlpWeights {
-            gate_up: self.linear(&parts, hidden, mlp.bias)?,
-            down: self.linear(&[(&name(names.down), hidden)], mlp.intermediate, mlp.bias)?,
+            gate_up: self.projection(index, Projection::GateUp)?,
+            down: self.projection(index, Projection::Down)?,
         })
     }
 
     fn moe(&mut self, index: usize, moe: &MoeSpec) -> Result<MoeWeights<B>> {
-        let (names, hidden) = (self.model.names, self.model.spec.hidden_size);
-        let router = names.in_layer(index, names.router);
-        let shape = |n, k| ExpertShape {
-            experts: moe.experts,
-            n,
-            k,
-        };
-        let (wide, narrow) = (
-            shape(moe.intermediate, hidden),
-            shape(hidden, moe.intermediate),
-        );
-        let router = self.router(&router, moe.experts)?;
-        let stacks = self.model.experts(index, moe)?;
+        let at = |role| TensorId::in_layer(index, role);
+        let router = self.linear(&[at(TensorRole::Router)])?;
+        // All are looked up before one is loaded.
+        let roles = [
+            TensorRole::ExpertGate,
+            TensorRole::ExpertUp,
+            TensorRole::ExpertDown,
+        ];
+        let [gate, up, down] = roles.map(|role| self.experts(at(role)));
+        let [(gate, wide), (up, _), (down, narrow)] = [gate?, up?, down?];
         let stacks = ExpertStacks {
-            gate: self.stack(&stacks.gate, wide)?,
-            up: self.stack(&stacks.up, wide)?,
-            down: self.stack(&stacks.down, narrow)?,
-            hidden,
+            gate: self.stack(&gate, wide)?,
+            up: self.stack(&up, wide)?,
+            down: self.stack(&down, narrow)?,
+            hidden: self.model.spec.hidden_size,
         };
         Ok(MoeWeights {
             router,
             experts: W::experts(stacks, moe),
         })
-    }
-
-    /// Floats in f32: some levels round what they multiply by less, and a rounded score could choose
-    /// other experts.
-    fn router(&mut self, name: &str, experts: usize) -> Result<Box<dyn Linear<B>>> {
-        let shape = MatShape {
-            rows: experts,
-            cols: self.model.spec.hidden_size,
-        };
-        let weights = self.model.matrix(name, shape)?;
-        let weight = match weights.floats() {
-            Some(_) => {
-                let values = weights.expand("load_weights", shape.cols)?;
-                let part = QuantPart {
-                    bytes: bytemuck::cast_slice(&values),
-                    ty: GgufQuantType::F32,
-                    rows: shape.rows,
-                };
-                self.load(&[QuantWeights::Gguf(part)], shape.cols)?
-            }
-            None => self.load(&[weights], shape.cols)?,
-        };
-        Ok(Box::new(MatrixLinear::<B, W> {
-            weight,
-            bias: None,
-            shape,
-        }))
     }
 
     fn stack(&mut self, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<W::Stack> {
@@ -459,71 +227,107 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         Ok(stack)
     }
 
-    /// One projection from named parts `(name without suffix, rows)`, with the biases of all of them.
-    fn linear(
-        &mut self,
-        parts: &[(&str, usize)],
-        cols: usize,
-        bias: bool,
-    ) -> Result<Box<dyn Linear<B>>> {
-        let rows = parts.iter().map(|part| part.1).sum();
-        let bias = if bias {
-            let mut values = Vec::with_capacity(rows);
-            for (name, rows) in parts {
-                values.extend(self.values(&format!("{name}.bias"), *rows)?);
+    /// The maps that a layer computes as one product.
+    fn projection(&mut self, index: usize, projection: Projection) -> Result<Box<dyn Linear<B>>> {
+        let roles = projection.roles().iter();
+        let ids: Vec<_> = roles.map(|&role| TensorId::in_layer(index, role)).collect();
+        self.linear(&ids)
+    }
+
+    /// One product of maps with equally many inputs, with the biases of those that have one.
+    fn linear(&mut self, ids: &[TensorId]) -> Result<Box<dyn Linear<B>>> {
+        let maps = ids.iter().map(|&id| self.matrix(id));
+        let maps = maps.collect::<Result<Vec<_>>>()?;
+        let rows = maps.iter().map(|(_, shape)| shape.rows).sum();
+        let cols = maps.first().map_or(0, |(_, shape)| shape.cols);
+        let biases: Vec<_> = ids
+            .iter()
+            .map(|id| self.model.spec.tensor(id.bias()))
+            .collect();
+        let bias = match biases.iter().any(Option::is_some) {
+            true => {
+                let mut values = Vec::with_capacity(rows);
+                for (bias, (_, shape)) in biases.iter().zip(&maps) {
+                    match bias {
+                        Some(bias) => values.extend(self.values(bias)?),
+                        None => values.resize(values.len() + shape.rows, 0.0),
+                    }
+                }
+                Some(self.device.from_slice(&values)?)
             }
-            Some(self.device.from_slice(&values)?)
-        } else {
-            None
+            false => None,
         };
-        let weight = self.weight(parts, cols)?;
+        let weights: Vec<_> = maps.iter().map(|(weights, _)| *weights).collect();
         Ok(Box::new(MatrixLinear::<B, W> {
-            weight,
+            weight: self.load(ids, &weights, cols)?,
             bias,
             shape: MatShape { rows, cols },
         }))
     }
 
-    /// The weight of [`linear`](Self::linear).
-    fn weight(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<Arc<W::Matrix>> {
-        let mut weights = Vec::with_capacity(parts.len());
-        for &(name, rows) in parts {
-            weights.push(self.model.matrix(name, MatShape { rows, cols })?);
-        }
-        self.load(&weights, cols)
-    }
-
     /// The embedding table: rows are looked up, so it must be floats or ggml blocks.
-    fn table(&mut self, name: &str, shape: MatShape) -> Result<Arc<W::Matrix>> {
-        let weights = self.model.matrix(name, shape)?;
+    fn table(&mut self) -> Result<(Arc<W::Matrix>, MatShape)> {
+        let id = TensorId::global(TensorRole::TokenEmbedding);
+        let (weights, shape) = self.matrix(id)?;
         if !matches!(weights, QuantWeights::Gguf(_)) {
             let path = self.model.tensors().path_hint().display();
-            let found = weights.label();
+            let (name, found) = (self.model.names.embedding, weights.label());
             return Err(Error::Model(format!(
                 "{path}: layer \"{name}\" is quantised ({found}), expected an embedding table of floats"
             )));
         }
-        self.load(&[weights], shape.cols)
+        Ok((self.load(&[id], &[weights], shape.cols)?, shape))
     }
 
-    fn load(&mut self, weights: &[QuantWeights<'_>], cols: usize) -> Result<Arc<W::Matrix>> {
-        let matrix = W::load(self.device, weights, cols)?;
+    fn load(
+        &mut self,
+        ids: &[TensorId],
+        weights: &[QuantWeights<'_>],
+        cols: usize,
+    ) -> Result<Arc<W::Matrix>> {
+        let prepared = ids.iter().zip(weights).map(|(id, weights)| {
+            let keep = !id.role.widens_floats() || weights.floats().is_none();
+            Prepared::new(weights, cols, keep)
+        });
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
+        let matrix = W::load(self.device, &parts, cols)?;
         self.model.tensors().release();
         self.advance(weights.iter().map(|part| part.stored_bytes() as u64).sum());
         Ok(Arc::new(matrix))
     }
 
-    /// A vector on the device, in f32. `name` is the whole name less `.weight`.
-    fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer<f32>> {
-        let values = self.values(&format!("{name}.weight"), len)?;
+    /// A tensor that the model has by its spec.
+    fn tensor(&self, id: TensorId) -> Result<DecoderTensor> {
+        let tensor = self.model.spec.tensor(id);
+        tensor.ok_or_else(|| not_of_the_spec(id))
+    }
+
+    fn matrix(&self, id: TensorId) -> Result<(QuantWeights<'a>, MatShape)> {
+        let shape = self.tensor(id)?.matrix();
+        let shape = shape.ok_or_else(|| not_of_the_spec(id))?;
+        Ok((self.model.matrix(id, shape)?, shape))
+    }
+
+    fn experts(&self, id: TensorId) -> Result<(ExpertSource<'a>, ExpertShape)> {
+        let tensor = self.tensor(id)?;
+        match tensor.shape {
+            TensorShape::Stack(shape) => Ok((self.model.experts(&tensor, shape)?, shape)),
+            TensorShape::Vector(_) | TensorShape::Matrix(_) => Err(not_of_the_spec(id)),
+        }
+    }
+
+    /// A vector on the device, in f32.
+    fn vector(&mut self, id: TensorId) -> Result<B::Buffer<f32>> {
+        let tensor = self.tensor(id)?;
+        let values = self.values(&tensor)?;
         self.device.from_slice(&values)
     }
 
     /// A vector on the host, in f32.
-    fn values(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let tensors = self.model.tensors();
-        let view = tensor(tensors, name, &[len])?;
-        let values = to_f32(tensors, &view)?;
+    fn values(&mut self, tensor: &DecoderTensor) -> Result<Vec<f32>> {
+        let view = self.model.vector(tensor)?;
+        let values = to_f32(self.model.tensors(), &view)?;
         self.advance(view.bytes.len() as u64);
         Ok(values)
     }
@@ -534,42 +338,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
     }
 }
 
-/// A tensor that must be there and have this shape.
-fn tensor<'a>(
-    tensors: &'a dyn TensorSource,
-    name: &str,
-    shape: &[usize],
-) -> Result<TensorView<'a>> {
-    let view = tensors.require(name)?;
-    if view.shape != shape {
-        return Err(Error::Model(format!(
-            "{}: tensor \"{name}\" has shape {:?}, expected {shape:?} from the model's config",
-            tensors.path_hint().display(),
-            view.shape
-        )));
-    }
-    Ok(view)
-}
-
-fn wrong_tensor(tensors: &dyn TensorSource, view: &TensorView<'_>, reason: &str) -> Error {
-    let path = tensors.path_hint().display();
-    Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
-}
-
-/// The type of a tensor that must be floats or ggml blocks.
-fn float_type(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<GgufQuantType> {
-    block_type(view).ok_or_else(|| {
-        let found = view.dtype.name();
-        let reason = format!("has element type {found}, expected a float type");
-        wrong_tensor(tensors, view, &reason)
-    })
-}
-
-/// All elements in f32.
-pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<Vec<f32>> {
-    let ty = float_type(tensors, view)?;
-    let mut values = vec![0f32; view.elements()];
-    ferrum_quant::dequantize(ty, view.bytes, &mut values)
-        .map_err(|e| wrong_tensor(tensors, view, &format!("cannot be expanded: {e}")))?;
-    Ok(values)
+/// The loader asks for what the inventory of the same spec lists, so this is a defect of one of them.
+fn not_of_the_spec(id: TensorId) -> Error {
+    Error::invalid("load_weights", format!("{id}: the spec has no such tensor"))
 }

@@ -1,5 +1,8 @@
 //! LoRA adapters beside the weights of a runner, chosen for each sequence.
 //!
+//! Which maps there are, their shapes and their names come from the inventory. An adapter names them as
+//! checkpoints of the family do, or as its GGUF files do, where rows of a head may be ordered otherwise.
+//!
 //! A fused projection has one pair of matrices too: `down` is stacked, and `up` has the parts' matrices
 //! on its diagonal. So adapters know nothing of how a layer splits its rows, and work on any backend and
 //! any form of weights.
@@ -8,80 +11,35 @@
 //! as everything else, row by row, so a sequence's bits do not depend on the adapters of others.
 
 use crate::batch::StepBatch;
-use crate::families::HF_NAMES;
+use crate::families::{self, GGUF_NAMES, HF_NAMES};
+use crate::inventory::{DecoderTensor, Projection, TensorId, TensorRole, WeightNames};
 use crate::layer::scratch_widths;
-use crate::load::to_f32;
-use crate::rope::paired_row;
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec};
+use crate::rope::{halved_row, paired_row};
+use crate::spec::DecoderSpec;
+use crate::stored::to_f32;
 use ferrum_formats::{LoraFolder, LoraPair};
 use ferrum_kernels::{Act, Backend, GemmShape, RopeStyle, WeightPart};
 use ferrum_types::{AdapterId, Error, Result, SrcDtype};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The projections of a layer to which an adapter can add.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Projection {
-    Qkv,
-    AttnOut,
-    GateUp,
-    Down,
-}
-
-impl Projection {
-    const ALL: [Projection; 4] = [Self::Qkv, Self::AttnOut, Self::GateUp, Self::Down];
-
-    /// The maps that it joins, by their names in Hugging Face checkpoints.
-    fn parts(self) -> &'static [&'static str] {
-        const QKV: [&str; 3] = [HF_NAMES.q, HF_NAMES.k, HF_NAMES.v];
-        const ATTN_OUT: [&str; 1] = [HF_NAMES.attn_out];
-        const GATE_UP: [&str; 2] = [HF_NAMES.gate, HF_NAMES.up];
-        const DOWN: [&str; 1] = [HF_NAMES.down];
-        match self {
-            Self::Qkv => &QKV,
-            Self::AttnOut => &ATTN_OUT,
-            Self::GateUp => &GATE_UP,
-            Self::Down => &DOWN,
-        }
-    }
-}
-
-/// A map as the adapter must fit it.
+/// A map to which a pair of matrices adds.
 #[derive(Clone, Copy, Debug)]
-struct PartShape {
-    rows: usize,
-    cols: usize,
-    /// Heads whose rows lie in pairs here and in halves in the adapter; 0: rows keep their order.
-    heads: usize,
+struct Target {
+    layer: usize,
+    role: TensorRole,
+    projection: Projection,
+    /// Which of the maps that the projection joins.
+    part: usize,
+    /// How the adapter pairs up the rows of a head that rotate together.
+    style: RopeStyle,
 }
 
-/// The shapes of a projection's parts; `None` where the layer has experts instead.
-fn part_shapes(spec: &DecoderSpec, layer: &LayerSpec, at: Projection) -> Option<Vec<PartShape>> {
-    let AttentionSpec::Gqa(gqa) = &layer.attention;
-    let (hidden, q_dim, kv_dim) = (
-        spec.hidden_size,
-        gqa.heads * gqa.head_dim,
-        gqa.kv_heads * gqa.head_dim,
-    );
-    let paired = |heads| match spec.rope.style {
-        RopeStyle::Interleaved => heads,
-        RopeStyle::HalfSplit => 0,
-    };
-    let shape = |rows, cols, heads| PartShape { rows, cols, heads };
-    let inner = match &layer.feed_forward {
-        FeedForwardSpec::GatedMlp(mlp) => Some(mlp.intermediate),
-        FeedForwardSpec::Moe(_) => None,
-    };
-    match at {
-        Projection::Qkv => Some(vec![
-            shape(q_dim, hidden, paired(gqa.heads)),
-            shape(kv_dim, hidden, paired(gqa.kv_heads)),
-            shape(kv_dim, hidden, 0),
-        ]),
-        Projection::AttnOut => Some(vec![shape(hidden, q_dim, 0)]),
-        Projection::GateUp => inner.map(|inner| vec![shape(inner, hidden, 0); 2]),
-        Projection::Down => inner.map(|inner| vec![shape(hidden, inner, 0)]),
-    }
+/// The maps that a layer's projection joins; empty where the layer has experts instead.
+fn maps_of(spec: &DecoderSpec, layer: usize, projection: Projection) -> Vec<DecoderTensor> {
+    let roles = projection.roles().iter();
+    let ids = roles.map(|&role| TensorId::in_layer(layer, role));
+    ids.filter_map(|id| spec.tensor(id)).collect()
 }
 
 /// What an adapter adds to one projection.
@@ -122,25 +80,34 @@ impl<B: Backend> AdapterLoader<B> {
     }
 }
 
-/// The pairs of one projection, in the order of its parts.
-type Parts<'a> = [Option<LoraPair<'a>>; 3];
+/// A pair of matrices, and how it pairs up rows of a head.
+type Placed<'a> = (LoraPair<'a>, RopeStyle);
+
+/// The pairs of one projection, in the order of its maps.
+type Parts<'a> = [Option<Placed<'a>>; 3];
 
 impl<B: Backend> Adapter<B> {
     fn load(device: &B, spec: &DecoderSpec, folder: &LoraFolder) -> Result<Self> {
+        check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; 4]> = vec![Default::default(); spec.layers.len()];
         for pair in folder.pairs() {
-            let (layer, at, part) = place(spec, folder, &pair)?;
-            found[layer][at as usize][part] = Some(pair);
+            let target = place(spec, folder, &pair)?;
+            let place = &mut found[target.layer][target.projection as usize][target.part];
+            if place.is_some() {
+                let reason = format!("is a second one for the {}", target.role);
+                return Err(wrong_module(folder, pair.module, &reason));
+            }
+            *place = Some((pair, target.style));
         }
         let mut layers = Vec::with_capacity(found.len());
-        for (layer, parts) in spec.layers.iter().zip(&found) {
+        for (layer, parts) in found.iter().enumerate() {
             let mut deltas = [None, None, None, None];
             for at in Projection::ALL {
                 let pairs = &parts[at as usize];
-                if let Some(shapes) = part_shapes(spec, layer, at)
-                    && pairs.iter().any(Option::is_some)
-                {
-                    deltas[at as usize] = Some(fuse(device, folder, pairs, &shapes)?);
+                if pairs.iter().any(Option::is_some) {
+                    let maps = maps_of(spec, layer, at);
+                    let style = spec.rope.style;
+                    deltas[at as usize] = Some(fuse(device, folder, pairs, (&maps, style))?);
                 }
             }
             layers.push(deltas);
@@ -155,84 +122,151 @@ impl<B: Backend> Adapter<B> {
     }
 }
 
-/// To which part of which projection of which layer a pair belongs; its shape fits there.
-fn place(
-    spec: &DecoderSpec,
-    folder: &LoraFolder,
-    pair: &LoraPair<'_>,
-) -> Result<(usize, Projection, usize)> {
-    let fail = |reason: String| {
-        let (path, module) = (folder.path().display(), pair.module.escape_debug());
-        Err(Error::Model(format!(
-            "{path}: module \"{module}\" {reason}"
-        )))
+/// Holds the architecture that a GGUF adapter names against the model's, as rows are ordered by it.
+fn check_architecture(spec: &DecoderSpec, folder: &LoraFolder) -> Result<()> {
+    let family = families::named(spec.family);
+    let (Some(family), Some(found)) = (family, folder.gguf_architecture()) else {
+        return Ok(());
     };
-    let Some((index, part)) = HF_NAMES.layer_part(pair.module) else {
-        return fail("cannot be adapted, expected the linear maps of layers only".into());
-    };
-    let Some(layer) = spec.layers.get(index) else {
-        let layers = spec.layers.len();
-        return fail(format!(
-            "is of layer {index}, and the model has {layers} layers"
-        ));
-    };
-    for at in Projection::ALL {
-        let Some(number) = at.parts().iter().position(|&name| name == part) else {
-            continue;
-        };
-        let Some(shape) =
-            part_shapes(spec, layer, at).and_then(|shapes| shapes.get(number).copied())
-        else {
-            return fail("does not exist in a layer with experts".into());
-        };
-        let found = (pair.up.shape.first(), pair.down.shape.get(1));
-        if found != (Some(&shape.rows), Some(&shape.cols)) {
-            return fail(format!(
-                "has {} outputs of {} inputs in this adapter, and {} of {} in the model\nhint: the \
-                 adapter is for another model{}",
-                found.0.copied().unwrap_or(0),
-                found.1.copied().unwrap_or(0),
-                shape.rows,
-                shape.cols,
-                folder
-                    .base_model()
-                    .map_or(String::new(), |base| format!(" ({})", base.escape_debug())),
-            ));
-        }
-        return Ok((index, at, number));
+    let form = family.gguf_form.map(|form| form.architecture);
+    let mut known = family.gguf_architectures.iter().chain(&form);
+    if known.any(|&name| name == found) {
+        return Ok(());
     }
-    let known: Vec<_> = Projection::ALL
-        .iter()
-        .flat_map(|at| at.parts())
-        .copied()
-        .collect();
-    fail(format!(
-        "cannot be adapted, expected one of {}",
-        known.join(", ")
+    let (path, expected) = (folder.path().display(), form.unwrap_or(family.name));
+    Err(Error::Model(format!(
+        "{path}: field \"general.architecture\": found \"{}\", expected \"{expected}\"\nhint: the adapter \
+         is for another model",
+        found.escape_debug()
+    )))
+}
+
+fn wrong_module(folder: &LoraFolder, module: &str, reason: &str) -> Error {
+    let (path, module) = (folder.path().display(), module.escape_debug());
+    Error::Model(format!("{path}: module \"{module}\" {reason}"))
+}
+
+/// A module that an adapter names, in whichever naming scheme.
+struct Module<'n> {
+    names: &'static WeightNames,
+    layer: usize,
+    /// What follows the layer's prefix.
+    part: &'n str,
+    /// How files of this scheme pair up the rows of a head that rotate together.
+    style: RopeStyle,
+}
+
+/// Reads the name of a module: that of the family's checkpoints, with or without what wraps the decoder in
+/// them, or that of its GGUF files.
+fn module<'n>(spec: &DecoderSpec, name: &'n str) -> Option<Module<'n>> {
+    let family = families::named(spec.family);
+    let hf = family.map_or(&HF_NAMES, |family| family.hf_names);
+    let gguf_style = family
+        .and_then(|family| family.gguf_form)
+        .map(|form| form.rope);
+    let module = |(names, style), (layer, part)| Module {
+        names,
+        layer,
+        part,
+        style,
+    };
+    let in_hf = hf
+        .layer_part(name)
+        .or_else(|| hf.unwrapped_layer_part(name));
+    if let Some(found) = in_hf {
+        return Some(module((hf, RopeStyle::HalfSplit), found));
+    }
+    let found = GGUF_NAMES.layer_part(name)?;
+    Some(module(
+        (&GGUF_NAMES, gguf_style.unwrap_or(spec.rope.style)),
+        found,
     ))
 }
 
-/// One pair of matrices for a projection.
+/// To which map a pair belongs; its shape fits there.
+fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result<Target> {
+    let fail = |reason: String| Err(wrong_module(folder, pair.module, &reason));
+    let Some(module) = module(spec, pair.module) else {
+        return fail("cannot be adapted, expected the linear maps of layers only".into());
+    };
+    let layers = spec.layers.len();
+    if module.layer >= layers {
+        let index = module.layer;
+        return fail(format!(
+            "is of layer {index}, and the model has {layers} layers"
+        ));
+    }
+    let role = module.names.role_in_layer(module.part);
+    let Some((role, projection)) = role.and_then(|role| Some((role, role.projection()?))) else {
+        let known = Projection::ALL.iter().flat_map(|at| at.roles());
+        let known: Vec<_> = known.filter_map(|&role| module.names.stem(role)).collect();
+        return fail(format!(
+            "cannot be adapted, expected one of {}",
+            known.join(", ")
+        ));
+    };
+    let tensor = spec.tensor(TensorId::in_layer(module.layer, role));
+    let Some(shape) = tensor.and_then(|tensor| tensor.matrix()) else {
+        return fail("does not exist in a layer with experts".into());
+    };
+    let found = (pair.up.shape.first(), pair.down.shape.get(1));
+    if found != (Some(&shape.rows), Some(&shape.cols)) {
+        return fail(format!(
+            "has {} outputs of {} inputs in this adapter, and {} of {} in the model\nhint: the \
+             adapter is for another model{}",
+            found.0.copied().unwrap_or(0),
+            found.1.copied().unwrap_or(0),
+            shape.rows,
+            shape.cols,
+            folder
+                .base_model()
+                .map_or(String::new(), |base| format!(" ({})", base.escape_debug())),
+        ));
+    }
+    let part = projection.roles().iter().position(|&other| other == role);
+    Ok(Target {
+        layer: module.layer,
+        role,
+        projection,
+        part: part.unwrap_or(0),
+        style: module.style,
+    })
+}
+
+/// One pair of matrices for a projection, whose maps pair up rows as `style`.
 fn fuse<B: Backend>(
     device: &B,
     folder: &LoraFolder,
     pairs: &Parts<'_>,
-    shapes: &[PartShape],
+    (maps, style): (&[DecoderTensor], RopeStyle),
 ) -> Result<Delta<B>> {
-    let rows = shapes.iter().map(|shape| shape.rows).sum::<usize>();
-    let cols = shapes.first().map_or(0, |shape| shape.cols);
-    let ranks = pairs.iter().flatten().map(|pair| pair.down.shape[0]);
+    let shapes: Vec<_> = maps
+        .iter()
+        .filter_map(|map| Some((map.matrix()?, map.rotated_heads)))
+        .collect();
+    let rows = shapes.iter().map(|(shape, _)| shape.rows).sum::<usize>();
+    let cols = shapes.first().map_or(0, |(shape, _)| shape.cols);
+    let ranks = pairs.iter().flatten().map(|(pair, _)| pair.down.shape[0]);
     let rank = ranks.sum::<usize>();
     let mut down = Vec::with_capacity(rank * cols);
     let mut up = vec![0f32; rows * rank];
     let (mut first_row, mut first_rank) = (0, 0);
-    for (pair, shape) in pairs.iter().zip(shapes) {
-        if let Some(pair) = pair {
+    for (pair, (shape, heads)) in pairs.iter().zip(&shapes) {
+        if let Some((pair, from_style)) = pair {
             let own = pair.down.shape[0];
             down.extend(to_f32(folder.tensors(), &pair.down)?);
             let values = to_f32(folder.tensors(), &pair.up)?;
             for row in 0..shape.rows {
-                let from = &values[paired_row(row, shape.rows, shape.heads) * own..][..own];
+                let from = match (from_style, style) {
+                    (RopeStyle::HalfSplit, RopeStyle::Interleaved) => {
+                        paired_row(row, shape.rows, *heads)
+                    }
+                    (RopeStyle::Interleaved, RopeStyle::HalfSplit) => {
+                        halved_row(row, shape.rows, *heads)
+                    }
+                    _ => row,
+                };
+                let from = &values[from * own..][..own];
                 let to = &mut up[(first_row + row) * rank + first_rank..][..own];
                 for (to, from) in to.iter_mut().zip(from) {
                     *to = pair.scale * from;

@@ -171,6 +171,16 @@ pub(crate) fn paired_row(row: usize, rows: usize, heads: usize) -> usize {
     head * dim + at % 2 * (dim / 2) + at / 2
 }
 
+/// The source row of row `row`, when the pairs of each of `heads` heads become halves.
+pub(crate) fn halved_row(row: usize, rows: usize, heads: usize) -> usize {
+    let dim = rows.checked_div(heads).unwrap_or(0);
+    if dim < 2 {
+        return row;
+    }
+    let (head, at) = (row / dim, row % dim);
+    head * dim + at % (dim / 2) * 2 + at / (dim / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +190,9 @@ mod tests {
         let rows: Vec<_> = (0..12).map(|row| paired_row(row, 12, 2)).collect();
         assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
         assert_eq!(paired_row(5, 12, 0), 5);
+        let back = |row| halved_row(paired_row(row, 12, 2), 12, 2);
+        assert!((0..12).all(|row| back(row) == row));
+        assert_eq!(halved_row(5, 12, 0), 5);
     }
     use ferrum_kernels::RopeStyle;
 

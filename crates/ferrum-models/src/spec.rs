@@ -1,7 +1,8 @@
 //! [`DecoderSpec`]: everything the forward path needs to know of a decoder, as plain data.
 //!
-//! A layer is three choices: attention, feed-forward and norm placement. A new family fits by a new
-//! value, or by a new variant with its branch in `layer.rs`; nothing else changes.
+//! A layer is two choices, attention and feed-forward, each behind a norm: `x += part(norm(x))`. A new
+//! family fits by a new value, or by a new variant with its tensors in `inventory/` and its branch in
+//! `layer.rs`; nothing else changes.
 
 use ferrum_kernels::RopeStyle;
 use std::fmt;
@@ -34,8 +35,6 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The part that looks at each token alone.
     pub feed_forward: FeedForwardSpec,
-    /// Where norms stand.
-    pub norms: NormPlacement,
 }
 
 /// How a layer mixes tokens.
@@ -129,13 +128,6 @@ impl fmt::Display for Activation {
             Activation::GeluTanh => "gelu (tanh)",
         })
     }
-}
-
-/// Where norms stand around the two parts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlacement {
-    /// Before each part: `x += part(norm(x))`.
-    Pre,
 }
 
 /// Rotary position embedding of a model.

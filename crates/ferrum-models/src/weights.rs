@@ -1,6 +1,10 @@
 //! In what form the weights of a file are kept on a device.
 //!
 //! A form is a choice at load; the forward path sees [`Linear`](crate::Linear) and [`Embedding`] only.
+//! Whether a weight stays as its file has it is asked of the form, by the loader as by the memory plan;
+//! what does not stay is expanded to f32 here, before a backend sees it.
+//!
+//! [`Embedding`]: crate::Embedding
 
 use crate::experts::{ExpertSource, ExpertStacks, Experts};
 use crate::spec::MoeSpec;
@@ -8,8 +12,7 @@ use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
     RowShape, WeightPart,
 };
-use ferrum_types::{Error, Result, SrcDtype};
-use std::borrow::Cow;
+use ferrum_types::{Error, GgufQuantType, Result};
 use std::convert::Infallible;
 
 /// How matrices are loaded and used.
@@ -21,6 +24,12 @@ pub trait WeightForm<B: Backend>: 'static {
 
     /// Whether experts are loaded in this form.
     const EXPERTS: bool;
+
+    /// Whether a matrix stays as its file has it. The others are expanded to f32.
+    fn keeps(weights: &QuantWeights<'_>) -> bool;
+
+    /// Whether the experts of a stack stay as their file has them: all of them, or none.
+    fn keeps_experts(source: &ExpertSource<'_>) -> bool;
 
     /// Loads one matrix from parts, one below the other, with rows of `cols` numbers.
     ///
@@ -57,6 +66,53 @@ pub trait WeightForm<B: Backend>: 'static {
     fn experts(stacks: ExpertStacks<Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
 }
 
+/// What of a model's weights stays as its file has it on a device. The loader of a form decides by the
+/// same functions.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightPolicy {
+    keeps: fn(&QuantWeights<'_>) -> bool,
+    keeps_experts: fn(&ExpertSource<'_>) -> bool,
+}
+
+impl WeightPolicy {
+    /// That of the form `W` on the backend `B`.
+    pub fn of<B: Backend, W: WeightForm<B>>() -> Self {
+        Self {
+            keeps: W::keeps,
+            keeps_experts: W::keeps_experts,
+        }
+    }
+
+    /// That of a device which computes on floats alone.
+    pub fn floats() -> Self {
+        Self {
+            keeps: are_floats,
+            keeps_experts: experts_are_floats,
+        }
+    }
+
+    /// Whether a matrix stays as it is.
+    pub fn keeps(&self, weights: &QuantWeights<'_>) -> bool {
+        (self.keeps)(weights)
+    }
+
+    /// Whether the experts of a stack stay as they are.
+    pub fn keeps_experts(&self, source: &ExpertSource<'_>) -> bool {
+        (self.keeps_experts)(source)
+    }
+}
+
+fn are_floats(weights: &QuantWeights<'_>) -> bool {
+    weights.floats().is_some()
+}
+
+pub(crate) fn experts_are_floats(source: &ExpertSource<'_>) -> bool {
+    match source {
+        ExpertSource::Stack(part) => are_floats(&QuantWeights::Gguf(*part)),
+        ExpertSource::Each(all) => all.iter().all(are_floats),
+    }
+}
+
 /// What a backend without expert kernels says.
 pub(crate) fn no_experts<B: Backend>() -> Error {
     Error::Unsupported {
@@ -73,6 +129,10 @@ macro_rules! without_experts {
         type Stack = Infallible;
 
         const EXPERTS: bool = false;
+
+        fn keeps_experts(_: &ExpertSource<'_>) -> bool {
+            false
+        }
 
         fn load_stack(_: &$b, _: &ExpertSource<'_>, _: ExpertShape) -> Result<Infallible> {
             Err(no_experts::<$b>())
@@ -106,22 +166,15 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
     type Matrix = B::Weight;
     without_experts!(B);
 
+    fn keeps(weights: &QuantWeights<'_>) -> bool {
+        are_floats(weights)
+    }
+
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<B::Weight> {
-        let dense = parts
-            .iter()
-            .map(|part| {
-                let (bytes, dtype) = dense_bytes(part, cols)?;
-                Ok((bytes, dtype, part.rows()))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let parts: Vec<WeightPart<'_>> = dense
-            .iter()
-            .map(|(bytes, dtype, rows)| WeightPart {
-                bytes,
-                dtype: *dtype,
-                rows: *rows,
-            })
-            .collect();
+        let floats = parts.iter().map(|part| Prepared::floats(part, cols));
+        let floats = floats.collect::<Result<Vec<_>>>()?;
+        let parts = floats.iter().map(|part| float_part(&part.weights()));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
         device.from_weight_parts(&parts, cols)
     }
 
@@ -150,7 +203,21 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
     type Matrix = NativeMatrix<B>;
     without_experts!(B);
 
+    fn keeps(weights: &QuantWeights<'_>) -> bool {
+        match weights {
+            _ if are_floats(weights) => true,
+            QuantWeights::Gguf(part) => B::is_native(part.ty),
+            layer => B::is_native_layer(layer),
+        }
+    }
+
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<NativeMatrix<B>> {
+        let keeps = <Self as WeightForm<B>>::keeps;
+        let prepared = parts
+            .iter()
+            .map(|part| Prepared::new(part, cols, keeps(part)));
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
         let blocks: Option<Vec<QuantPart<'_>>> = parts
             .iter()
             .map(|part| match part {
@@ -159,12 +226,14 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             })
             .collect();
         match blocks {
-            Some(blocks) if blocks.iter().any(|part| part.ty.is_quantized()) => device
+            _ if parts.iter().all(are_floats) => {
+                Expanded::load(device, &parts, cols).map(NativeMatrix::Dense)
+            }
+            Some(blocks) => device
                 .load_quant_fused(&blocks, cols)
                 .map(NativeMatrix::Blocks),
-            Some(_) => Expanded::load(device, parts, cols).map(NativeMatrix::Dense),
             None => device
-                .load_layers_fused(parts, cols)
+                .load_layers_fused(&parts, cols)
                 .map(NativeMatrix::Layers),
         }
     }
@@ -202,15 +271,56 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
     }
 }
 
-/// A part's bytes in a dtype that every backend can load: floats as they are, the rest in f32.
-pub(crate) fn dense_bytes<'a>(
-    part: &QuantWeights<'a>,
-    cols: usize,
-) -> Result<(Cow<'a, [u8]>, SrcDtype)> {
-    if let (Some(dtype), QuantWeights::Gguf(part)) = (part.floats(), part) {
-        return Ok((Cow::Borrowed(part.bytes), dtype));
+/// A weight as it goes to a device.
+pub(crate) enum Prepared<'a> {
+    /// As its file has it.
+    Kept(QuantWeights<'a>),
+    /// Expanded: numbers and rows.
+    Expanded(Vec<f32>, usize),
+}
+
+impl<'a> Prepared<'a> {
+    /// A weight with rows of `cols` numbers, which stays as it is if `keep`. Nothing else above the
+    /// backends expands weights.
+    pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, keep: bool) -> Result<Self> {
+        Ok(match keep {
+            true => Self::Kept(*weights),
+            false => Self::Expanded(weights.expand("load_weights", cols)?, weights.rows()),
+        })
     }
-    let values = part.expand("load_weights", cols)?;
-    let bytes = bytemuck::allocation::pod_collect_to_vec(&values);
-    Ok((Cow::Owned(bytes), SrcDtype::F32))
+
+    /// Floats as they are, the rest in f32.
+    pub(crate) fn floats(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+        Self::new(weights, cols, are_floats(weights))
+    }
+
+    /// The weight, expanded or not.
+    pub(crate) fn weights(&self) -> QuantWeights<'_> {
+        match self {
+            Self::Kept(weights) => *weights,
+            Self::Expanded(values, rows) => QuantWeights::Gguf(QuantPart {
+                bytes: bytemuck::cast_slice(values),
+                ty: GgufQuantType::F32,
+                rows: *rows,
+            }),
+        }
+    }
+}
+
+/// Floats as every backend loads them.
+///
+/// # Errors
+/// `InvalidArgument` for a weight that is none: [`Prepared::floats`] makes some of it.
+pub(crate) fn float_part<'a>(weights: &QuantWeights<'a>) -> Result<WeightPart<'a>> {
+    match (weights, weights.floats()) {
+        (QuantWeights::Gguf(part), Some(dtype)) => Ok(WeightPart {
+            bytes: part.bytes,
+            dtype,
+            rows: part.rows,
+        }),
+        _ => {
+            let reason = format!("found {}, expected floats", weights.label());
+            Err(Error::invalid("load_weights", reason))
+        }
+    }
 }

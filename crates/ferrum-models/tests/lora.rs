@@ -5,14 +5,17 @@
 mod support;
 
 use ferrum_formats::LoraFolder;
+use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
-use ferrum_types::{AdapterId, Error, TokenId};
+use ferrum_types::{AdapterId, Error, GgufQuantType, TokenId};
+use safetensors::SafeTensors;
 use std::path::PathBuf;
 use support::{blocks, exact_cpu, fixtures, max_difference, open, read_expected, runner_in};
+use tempfile::TempDir;
 
 /// Adapter and the model that it was made for.
 const ADAPTERS: [(&str, &str); 3] = [
@@ -115,6 +118,134 @@ fn gpu_backend_equals_peft() {
         Ok(device) => check_all(&device),
         Err(e) => println!("skipped: {e}"),
     }
+}
+
+/// Logits that an adapter gives on a base file.
+fn adapted(adapter: &LoraFolder, base: &str, tokens: &[TokenId]) -> Vec<f32> {
+    let mut runner = runner(&exact_cpu(), base);
+    let id = AdapterId(7);
+    runner.load_adapter(id, adapter).unwrap();
+    logits(&mut runner, &[(tokens, Some(id))], 96).remove(0)
+}
+
+/// The adapter of a fixture whose modules are called otherwise.
+fn renamed(name: &str, new_name: impl Fn(&str) -> String) -> (TempDir, LoraFolder) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "adapter_config.json";
+    std::fs::copy(folder(name).join(config), dir.path().join(config)).unwrap();
+    let weights = "adapter_model.safetensors";
+    let bytes = std::fs::read(folder(name).join(weights)).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors();
+    let tensors = tensors.iter().map(|(name, view)| (new_name(name), view));
+    let bytes = safetensors::serialize(tensors, None).unwrap();
+    std::fs::write(dir.path().join(weights), bytes).unwrap();
+    let adapter = LoraFolder::open(dir.path()).unwrap();
+    (dir, adapter)
+}
+
+#[test]
+fn modules_are_found_whatever_wraps_them() {
+    let (tokens, _) = read_expected(&folder("llama-all").join("expected.safetensors"));
+    let expected = adapted(&adapter("llama-all"), "llama3-tied", &tokens);
+    type NewName = fn(&str) -> String;
+    let wrappings: [NewName; 4] = [
+        |name| name.replace("base_model.model.", ""),
+        // An adapter of the decoder without its output projection.
+        |name| name.replace("base_model.model.model.", "base_model.model."),
+        |name| name.replace("base_model.model.model.", ""),
+        |name| name.replace(".weight", ".default.weight"),
+    ];
+    for new_name in wrappings {
+        let (_dir, adapter) = renamed("llama-all", new_name);
+        let found = adapted(&adapter, "llama3-tied", &tokens);
+        assert_eq!(
+            found,
+            expected,
+            "{:?}",
+            adapter.pairs().next().unwrap().module
+        );
+    }
+}
+
+/// The adapter of a fixture as llama.cpp's converter writes it: names of GGUF files and, for `llama`, rows
+/// of queries and keys in pairs. Its scales, which may differ, are in the numbers.
+fn converted(name: &str, base: &str, arch: &str) -> (TempDir, LoraFolder) {
+    let (adapter, model) = (adapter(name), open(&fixtures().join(base)));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("adapter.gguf");
+    let mut head = Writer::new(&path);
+    head.set("general.type", "adapter").unwrap();
+    head.set("general.architecture", arch).unwrap();
+    head.set("adapter.type", "lora").unwrap();
+    head.set("adapter.lora.alpha", 0f32).unwrap();
+    let mut tensors = Vec::new();
+    for pair in adapter.pairs() {
+        let id = model
+            .family
+            .hf_names
+            .parse(&format!("{}.weight", pair.module));
+        let id = id.unwrap();
+        let name = ferrum_models::families::gguf_names().name(id).unwrap();
+        let [rows, rank] = *pair.up.shape else {
+            panic!()
+        };
+        let heads = match arch {
+            "llama" => model.spec.tensor(id).unwrap().rotated_heads,
+            _ => 0,
+        };
+        let mut up = Vec::new();
+        for row in 0..rows {
+            let dim = rows.checked_div(heads).unwrap_or(rows);
+            let (head, at) = (row / dim, row % dim);
+            let from = match heads {
+                0 => row,
+                _ => head * dim + at % 2 * (dim / 2) + at / 2,
+            };
+            let row = &pair.up.bytes[4 * rank * from..][..4 * rank];
+            up.extend(row.chunks_exact(4).flat_map(|bytes| {
+                let value = f32::from_le_bytes(bytes.try_into().unwrap());
+                (pair.scale * value).to_le_bytes()
+            }));
+        }
+        tensors.push((
+            format!("{name}.lora_a"),
+            pair.down.shape,
+            pair.down.bytes.to_vec(),
+        ));
+        tensors.push((format!("{name}.lora_b"), pair.up.shape, up));
+    }
+    for (name, shape, _) in &tensors {
+        head.declare(name, shape, GgufQuantType::F32).unwrap();
+    }
+    let mut body = head.start(std::fs::File::create(&path).unwrap()).unwrap();
+    for (name, _, bytes) in &tensors {
+        body.push(name, bytes).unwrap();
+    }
+    body.finish().unwrap();
+    let adapter = LoraFolder::open(&path).unwrap();
+    (dir, adapter)
+}
+
+#[test]
+fn gguf_adapters_equal_peft_on_every_kind_of_base() {
+    for (name, base) in ADAPTERS {
+        let arch = if base == "qwen3" { "qwen3" } else { "llama" };
+        let (tokens, expected) = read_expected(&folder(name).join("expected.safetensors"));
+        let (_dir, adapter) = converted(name, base, arch);
+        for file in ["", "model.gguf"] {
+            let model = format!("{base}/{file}");
+            let difference = max_difference(&adapted(&adapter, &model, &tokens), &expected);
+            assert!(difference <= 1e-4, "{name} on {model}: {difference}");
+        }
+    }
+    let (_dir, adapter) = converted("qwen3-patterns", "qwen3", "llama");
+    let error = runner(&exact_cpu(), "qwen3").load_adapter(AdapterId(0), &adapter);
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("found \"llama\", expected \"qwen3\""),
+        "{error}"
+    );
 }
 
 #[test]

@@ -5,8 +5,11 @@
 mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::{Backend, BackendMarlinExperts, BackendQuantMarlin, KvF32};
-use ferrum_models::{Expanded, KvLayout, Moe, Native};
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32};
+use ferrum_models::{
+    Expanded, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
+};
 use std::path::Path;
 use support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 
@@ -118,10 +121,45 @@ fn what_is_expanded_is_named() {
     ];
     for (name, expected) in cases {
         let model = open(&fixtures().join(name));
-        let expanded = model.expanded(CpuBackend::is_native_layer, CpuBackend::is_native_expert);
+        let native = WeightPolicy::of::<CpuBackend, Moe<Native>>();
+        let expanded = model.expanded(native);
         assert_eq!(expanded, expected, "{name}");
-        let all = model.expanded(|_| false, |_| false);
+        let all = model.expanded(WeightPolicy::floats());
         assert_eq!(all.len(), 1, "{name}: {all:?}");
+    }
+}
+
+/// Bytes of weights by the plan of a form.
+fn planned<B: Backend, W: WeightForm<B>>(model: &Model) -> u64 {
+    let policy = WeightPolicy::of::<B, W>();
+    memory_plan::<KvF32>(model, policy, &RunnerConfig::single(64)).weights
+}
+
+#[test]
+fn the_plan_counts_weights_in_the_form_of_the_device() {
+    let quantised = LAYERS.iter().map(|name| (*name).to_owned());
+    let blocks = NAMES.iter().map(|name| format!("{name}/model-q4_0.gguf"));
+    for name in quantised.chain(blocks) {
+        let model = open(&fixtures().join(&name));
+        let native = planned::<CpuBackend, Moe<Native>>(&model);
+        let expanded = planned::<CpuBackend, Moe<Expanded>>(&model);
+        // Of quantised weights, the CPU keeps those that are not said to be expanded.
+        let kept = model.expanded(WeightPolicy::of::<CpuBackend, Moe<Native>>());
+        assert_eq!(native < expanded, kept.is_empty(), "{name}: {kept:?}");
+        // The reference backend has no quantised products, whatever form is asked of it.
+        let reference = planned::<ReferenceBackend, Moe<Native>>(&model);
+        assert_eq!(reference, expanded, "{name}");
+    }
+    // Fixtures of f32 stay as they are.
+    for name in ["qwen2", "qwen3-moe"] {
+        let model = open(&fixtures().join(name));
+        let stored = model.tensors().total_bytes();
+        assert_eq!(planned::<CpuBackend, Moe<Native>>(&model), stored, "{name}");
+        assert_eq!(
+            planned::<CpuBackend, Moe<Expanded>>(&model),
+            stored,
+            "{name}"
+        );
     }
 }
 

@@ -55,8 +55,8 @@ pub(crate) struct CacheArgs {
 /// What runs beside the model's weights.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AdapterArgs {
-    /// LoRA adapter for the model: a folder that PEFT wrote
-    #[arg(long, value_name = "DIR")]
+    /// LoRA adapter for the model: a folder that PEFT wrote, or a GGUF file
+    #[arg(long, value_name = "PATH")]
     pub(crate) lora: Option<PathBuf>,
 }
 

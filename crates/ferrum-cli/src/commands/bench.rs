@@ -91,7 +91,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         prompt_len,
         gen_len,
         kv: kv.to_string(),
-        kv_per_token: open::plan(&model, &RunnerConfig::single(needed), kv).kv_per_token,
+        kv_per_token: dispatch
+            .memory_plan(&model, &RunnerConfig::single(needed), kv)
+            .kv_per_token,
         load_s,
         weights_from,
         first_token_s: median(samples.iter().map(|s| s.first_token_s)),

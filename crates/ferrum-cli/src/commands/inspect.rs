@@ -28,7 +28,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let options = BackendOptions::default();
     let device = BackendDispatch::for_model(BackendKind::Auto, &model, options)?;
     model.tensors().release();
-    let mut plan = open::plan(&model, &RunnerConfig::single(context), kv);
+    let mut plan = device.memory_plan(&model, &RunnerConfig::single(context), kv);
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
     if args.model.path().is_none() {
         // Weights inside the program cannot be given back once they are loaded.

@@ -1,9 +1,12 @@
 //! What Llama-like decoders have in common, read once for all families.
 
+use super::Family;
+use super::names::GGUF_NAMES;
 use super::rope;
+use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
-    NormPlacement, RopeScaling,
+    RopeScaling,
 };
 use ferrum_formats::gguf::PerLayer;
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
@@ -58,11 +61,10 @@ pub(super) fn from_hf(
 }
 
 /// Reads the common metadata of a GGUF file. Biases are there if their tensors are.
-pub(super) fn from_gguf(
-    family: &'static str,
-    gguf: &Gguf,
-    style: RopeStyle,
-) -> Result<DecoderSpec> {
+pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
+    let style = family
+        .gguf_form
+        .map_or(RopeStyle::HalfSplit, |form| form.rope);
     let arch = gguf.architecture()?;
     let key = |name: &str| format!("{arch}.{name}");
     let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
@@ -93,22 +95,26 @@ pub(super) fn from_gguf(
         size("feed_forward_length")?,
         Activation::Silu,
     );
-    let has = |name: &str| gguf.get(name).is_some();
+    let has = |id: TensorId| {
+        let name = GGUF_NAMES.name(id);
+        name.is_some_and(|name| gguf.get(&name).is_some())
+    };
+    let has_bias = |role: TensorRole| has(TensorId::in_layer(0, role).bias());
     let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-    gqa.qkv_bias = has("blk.0.attn_q.bias");
-    gqa.out_bias = has("blk.0.attn_output.bias");
+    gqa.qkv_bias = has_bias(TensorRole::Query);
+    gqa.out_bias = has_bias(TensorRole::AttentionOutput);
     if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
-        mlp.bias = has("blk.0.ffn_gate.bias");
+        mlp.bias = has_bias(TensorRole::Gate);
     }
     let mut spec = DecoderSpec {
-        family,
+        family: family.name,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
         context_length,
         layers: vec![layer; gguf_layer_count(gguf, &key("block_count"))?],
         norm_eps: gguf.require_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope::from_gguf(gguf, head_dim, context_length, style)?,
-        tie_embeddings: !has("output.weight"),
+        tie_embeddings: !has(TensorId::global(TensorRole::Output)),
     };
     gguf_windows(gguf, &mut spec)?;
     Ok(spec)
@@ -217,7 +223,6 @@ fn layer(
             activation,
             bias: false,
         }),
-        norms: NormPlacement::Pre,
     }
 }
 
@@ -270,11 +275,13 @@ fn activation(config: &HfConfig) -> Result<Activation> {
 }
 
 fn vocab_size(gguf: &Gguf) -> Result<usize> {
-    let table = gguf.require("token_embd.weight")?;
+    let id = TensorId::global(TensorRole::TokenEmbedding);
+    let name = GGUF_NAMES.name(id).unwrap_or_default();
+    let table = gguf.require(&name)?;
     match table.shape {
         [rows, _] => Ok(*rows),
         other => Err(Error::Model(format!(
-            "{}: tensor \"token_embd.weight\" has shape {other:?}, expected two dimensions",
+            "{}: tensor \"{name}\" has shape {other:?}, expected two dimensions",
             gguf.path().display()
         ))),
     }

@@ -1,5 +1,7 @@
 //! The experts of families that have some, read from their configs.
 
+use super::names::GGUF_NAMES;
+use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{Activation, DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
 use ferrum_types::{Error, Result};
@@ -89,7 +91,8 @@ pub(super) fn place(
 pub(super) fn place_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
     match from_gguf(gguf)? {
         Some(moe) => place(spec, &moe, |i| {
-            gguf.get(&format!("blk.{i}.ffn_gate_inp.weight")).is_some()
+            let router = GGUF_NAMES.name(TensorId::in_layer(i, TensorRole::Router));
+            router.is_some_and(|name| gguf.get(&name).is_some())
         }),
         None => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 use super::common::{self, HfDefaults};
 use super::experts;
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::{DecoderSpec, FeedForwardSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -15,6 +15,10 @@ pub(super) static FAMILY: Family = Family {
     hf_names: &names::HF_NAMES,
     // Mistral's and Mixtral's GGUF files say "llama" too; they differ only by values.
     gguf_architectures: &["llama"],
+    gguf_form: Some(GgufForm {
+        architecture: "llama",
+        rope: RopeStyle::Interleaved,
+    }),
     from_hf,
     from_gguf,
 };
@@ -42,7 +46,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 
 pub(super) fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     // Converters reorder the rows of q and k so that rotated pairs are neighbours.
-    let mut spec = common::from_gguf("llama", gguf, RopeStyle::Interleaved)?;
+    let mut spec = common::from_gguf(&FAMILY, gguf)?;
     experts::place_gguf(gguf, &mut spec)?;
     Ok(spec)
 }

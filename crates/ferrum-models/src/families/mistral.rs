@@ -1,7 +1,7 @@
 //! Mistral: Llama with a sliding window in every layer.
 
 use super::common::{self, HfDefaults};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -13,6 +13,10 @@ pub(super) static FAMILY: Family = Family {
     hf_model_types: &["mistral"],
     hf_names: &names::HF_NAMES,
     gguf_architectures: &["mistral"],
+    gguf_form: Some(GgufForm {
+        architecture: "llama",
+        rope: RopeStyle::Interleaved,
+    }),
     from_hf,
     from_gguf,
 };
@@ -36,5 +40,5 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    common::from_gguf("mistral", gguf, RopeStyle::Interleaved)
+    common::from_gguf(&FAMILY, gguf)
 }

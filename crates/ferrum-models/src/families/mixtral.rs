@@ -2,9 +2,10 @@
 
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::HfConfig;
+use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -13,6 +14,10 @@ pub(super) static FAMILY: Family = Family {
     hf_model_types: &["mixtral"],
     hf_names: &names::MIXTRAL_NAMES,
     gguf_architectures: &[],
+    gguf_form: Some(GgufForm {
+        architecture: "llama",
+        rope: RopeStyle::Interleaved,
+    }),
     from_hf,
     from_gguf: super::llama::from_gguf,
 };

@@ -15,11 +15,12 @@ mod qwen3;
 mod qwen3_moe;
 mod rope;
 
-pub use names::WeightNames;
-pub(crate) use names::{GGUF_NAMES, HF_NAMES, gguf_name};
+pub(crate) use names::{GGUF_NAMES, HF_NAMES};
 
+use crate::inventory::WeightNames;
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig, ModelSource, TensorSource};
+use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
 
 /// A group of models that share a config format and a layer structure.
@@ -33,12 +34,33 @@ pub struct Family {
     pub hf_model_types: &'static [&'static str],
     /// Names of weights in Hugging Face folders.
     pub hf_names: &'static WeightNames,
-    /// Values of `general.architecture` in GGUF files.
+    /// Values of `general.architecture` in GGUF files that it reads.
     pub gguf_architectures: &'static [&'static str],
+    /// What GGUF files are like that are made of its checkpoints; `None`: none are.
+    pub gguf_form: Option<GgufForm>,
     /// Reads `config.json`.
     pub from_hf: fn(&HfConfig) -> Result<DecoderSpec>,
     /// Reads GGUF metadata.
     pub from_gguf: fn(&Gguf) -> Result<DecoderSpec>,
+}
+
+/// GGUF files made of a family's checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufForm {
+    /// Value of `general.architecture`.
+    pub architecture: &'static str,
+    /// How rows of query and key heads pair up for rotation; in checkpoints they are halves.
+    pub rope: RopeStyle,
+}
+
+/// The names of tensors in GGUF files, whatever the family.
+pub fn gguf_names() -> &'static WeightNames {
+    &names::GGUF_NAMES
+}
+
+/// The family called `name`.
+pub(crate) fn named(name: &str) -> Option<&'static Family> {
+    find(|family| family.name == name)
 }
 
 /// Every family.

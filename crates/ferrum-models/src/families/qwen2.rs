@@ -1,7 +1,7 @@
 //! Qwen 2 and 2.5: biases on q, k and v; windows in the upper layers, if at all.
 
 use super::common::{self, HfDefaults};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -13,6 +13,10 @@ pub(super) static FAMILY: Family = Family {
     hf_model_types: &["qwen2"],
     hf_names: &names::HF_NAMES,
     gguf_architectures: &["qwen2"],
+    gguf_form: Some(GgufForm {
+        architecture: "qwen2",
+        rope: RopeStyle::HalfSplit,
+    }),
     from_hf,
     from_gguf,
 };
@@ -30,5 +34,5 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    common::from_gguf("qwen2", gguf, RopeStyle::HalfSplit)
+    common::from_gguf(&FAMILY, gguf)
 }

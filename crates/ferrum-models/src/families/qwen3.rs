@@ -1,7 +1,7 @@
 //! Qwen 3 (dense): RMS norm of each q and k head before rotation, no biases by default.
 
 use super::common::{self, HfDefaults};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -13,6 +13,10 @@ pub(super) static FAMILY: Family = Family {
     hf_model_types: &["qwen3"],
     hf_names: &names::HF_NAMES,
     gguf_architectures: &["qwen3"],
+    gguf_form: Some(GgufForm {
+        architecture: "qwen3",
+        rope: RopeStyle::HalfSplit,
+    }),
     from_hf,
     from_gguf,
 };
@@ -35,7 +39,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    let mut spec = common::from_gguf("qwen3", gguf, RopeStyle::HalfSplit)?;
+    let mut spec = common::from_gguf(&FAMILY, gguf)?;
     common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
     Ok(spec)
 }

@@ -3,7 +3,7 @@
 
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::DecoderSpec;
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
@@ -15,6 +15,10 @@ pub(super) static FAMILY: Family = Family {
     hf_model_types: &["qwen3_moe"],
     hf_names: &names::HF_NAMES,
     gguf_architectures: &["qwen3moe"],
+    gguf_form: Some(GgufForm {
+        architecture: "qwen3moe",
+        rope: RopeStyle::HalfSplit,
+    }),
     from_hf,
     from_gguf,
 };
@@ -61,7 +65,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    let mut spec = common::from_gguf("qwen3moe", gguf, RopeStyle::HalfSplit)?;
+    let mut spec = common::from_gguf(&FAMILY, gguf)?;
     common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
     experts::place_gguf(gguf, &mut spec)?;
     Ok(spec)

@@ -1,5 +1,7 @@
 //! RoPE settings of configs and GGUF metadata.
 
+use super::names::GGUF_NAMES;
+use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{RopeScaling, RopeSpec};
 use ferrum_formats::{Gguf, HfConfig, RopeConfigs, RopeKind, TensorSource};
 use ferrum_kernels::RopeStyle;
@@ -131,13 +133,15 @@ pub(super) fn from_gguf(
             return Err(bad(gguf, &key("scaling.type"), &reason));
         }
     };
-    let scaling = match gguf.get("rope_freqs.weight") {
+    let divisors = GGUF_NAMES.name(TensorId::global(TensorRole::RopeDivisors));
+    let divisors = divisors.as_deref().unwrap_or_default();
+    let scaling = match gguf.get(divisors) {
         Some(view) if scaling == RopeScaling::None => {
-            RopeScaling::Divisors(crate::load::to_f32(gguf, &view)?)
+            RopeScaling::Divisors(crate::stored::to_f32(gguf, &view)?)
         }
         Some(_) => {
             let reason = "found together with another scaling, expected only one of them";
-            return Err(bad(gguf, "rope_freqs.weight", reason));
+            return Err(bad(gguf, divisors, reason));
         }
         None => scaling,
     };

@@ -4,6 +4,8 @@
 //! from rounding take more bits. The rules are those that users of llama.cpp expect, written as a
 //! table; a row whose length the type cannot hold falls back to a type with shorter blocks.
 
+use crate::families::GGUF_NAMES;
+use crate::inventory::TensorRole;
 use ferrum_types::GgufQuantType::{self as T, *};
 use std::fmt;
 use std::str::FromStr;
@@ -187,10 +189,10 @@ const FALLBACKS: &[(T, T)] = &[
     (Q6_K, Q8_0),
 ];
 
-/// Parts of names of matrices that stay as they are: they are small, and what they choose matters.
+/// Parts of names of matrices that stay as they are: they are small, and what they choose matters. GGUF
+/// files of every architecture are quantised, so these are beside the routers of the inventory.
 const KEPT: &[&str] = &[
     "_norm.weight",
-    "ffn_gate_inp",
     "position_embd",
     "token_types",
     "ssm_conv1d",
@@ -217,7 +219,9 @@ pub(super) fn choose(
     shape: &[usize],
 ) -> Option<Choice> {
     let row = *shape.last()?;
-    let kept = !name.ends_with(".weight") || KEPT.iter().any(|part| name.contains(part));
+    let kept = !name.ends_with(".weight")
+        || name.contains(GGUF_NAMES.router)
+        || KEPT.iter().any(|part| name.contains(part));
     if shape.len() < 2 || kept {
         return None;
     }
@@ -258,29 +262,36 @@ pub(super) fn choose(
     })
 }
 
+/// Ends of names of matrices that architectures beyond the inventory join or compress.
+const JOINED: &[(&str, Role)] = &[("attn_qkv", Value), ("attn_kv_b", Value)];
+
 fn role_of(model: &Shape, name: &str) -> Role {
-    // A table that also serves as the output projection is treated as one.
-    if name == "output.weight" || (name == "token_embd.weight" && !model.has_output) {
-        return Output;
+    let whole = GGUF_NAMES.parse(name).map(|id| id.role);
+    match whole {
+        Some(TensorRole::Output) => return Output,
+        // A table that also serves as the output projection is treated as one.
+        Some(TensorRole::TokenEmbedding) if !model.has_output => return Output,
+        _ => {}
     }
+    // The words of the inventory, as they also end names of decoders beside encoders and the like.
     let parts = [
-        ("attn_v.weight", Value),
-        ("attn_k.weight", Key),
-        ("attn_qkv.weight", Value),
-        ("attn_kv_b.weight", Value),
-        ("attn_output.weight", AttnOut),
-        ("ffn_down", Down),
+        (GGUF_NAMES.v, Value),
+        (GGUF_NAMES.k, Key),
+        (GGUF_NAMES.attn_out, AttnOut),
     ];
-    let found = parts.iter().find(|(part, _)| name.contains(part));
-    found.map_or(Other, |found| found.1)
+    let stem = name.strip_suffix(".weight").unwrap_or(name);
+    let mut all = parts.iter().chain(JOINED);
+    match all.find(|(part, _)| stem.ends_with(part)) {
+        Some(found) => found.1,
+        // Experts, shared ones too, have more at the end.
+        None if name.contains(GGUF_NAMES.down) => Down,
+        None => Other,
+    }
 }
 
-/// The layer in `blk.N.`; 0 outside layers.
+/// The layer of a name; 0 outside layers.
 fn layer_of(name: &str) -> usize {
-    let rest = name
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.split_once('.'));
-    rest.and_then(|(index, _)| index.parse().ok()).unwrap_or(0)
+    GGUF_NAMES.layer_part(name).map_or(0, |(layer, _)| layer)
 }
 
 fn holds(when: When, model: &Shape, layer: usize, stacked: bool) -> bool {

@@ -1,12 +1,24 @@
 //! The tensors of a model as a GGUF file has them, whatever kind of file they come from.
 
 use super::recipe::Shape;
-use crate::families::{self, GGUF_NAMES, WeightNames, gguf_name};
+use crate::families::{self, FAMILIES, GGUF_NAMES};
+use crate::inventory::{
+    DecoderTensor, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, WeightNames,
+    of_expert,
+};
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
 use ferrum_formats::{Gguf, HfFolder, ModelSource, TensorDtype, TensorSource};
+use ferrum_kernels::{ExpertShape, RopeStyle};
 use ferrum_types::{Dtype, Error, GgufQuantType, Result};
 use std::collections::HashSet;
+
+/// The output projection.
+const OUTPUT: TensorId = TensorId {
+    layer: None,
+    role: TensorRole::Output,
+    part: TensorPart::Weight,
+};
 
 /// A tensor of the new file.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,18 +71,9 @@ pub(super) struct HfModel<'m> {
     pub(super) names: &'static WeightNames,
     /// `general.architecture`.
     pub(super) arch: &'static str,
+    /// How the rows of query and key heads pair up in the new file.
+    rope: RopeStyle,
 }
-
-/// `(family, architecture, whether q and k rows are reordered)`: Mistral and Mixtral go by Llama's
-/// name, and Llama's files have the two numbers that rotate together side by side.
-const ARCHITECTURES: &[(&str, &str, bool)] = &[
-    ("llama", "llama", true),
-    ("mistral", "llama", true),
-    ("mixtral", "llama", true),
-    ("qwen2", "qwen2", false),
-    ("qwen3", "qwen3", false),
-    ("qwen3moe", "qwen3moe", false),
-];
 
 /// The tensors of the source, those of layers in their order.
 pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
@@ -83,7 +86,9 @@ pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
 /// What the rules of a recipe ask of the model.
 pub(super) fn shape_of(source: &ModelSource, items: &[Item]) -> Result<Shape> {
     let mut shape = Shape {
-        has_output: items.iter().any(|item| item.name == "output.weight"),
+        has_output: items
+            .iter()
+            .any(|item| GGUF_NAMES.parse(&item.name) == Some(OUTPUT)),
         ..Shape::default()
     };
     match source {
@@ -125,9 +130,9 @@ pub(super) fn hf_model<'m>(source: &ModelSource, folder: &'m HfFolder) -> Result
     let (family, spec, names) = families::read_spec(source)?;
     spec.validate()
         .map_err(|reason| Error::Model(format!("{path}: {reason}")))?;
-    let row = ARCHITECTURES.iter().find(|row| row.0 == family.name);
-    let Some(&(_, arch, _)) = row else {
-        let known: Vec<_> = ARCHITECTURES.iter().map(|row| row.0).collect();
+    let Some(form) = family.gguf_form else {
+        let known = FAMILIES.iter().filter(|family| family.gguf_form.is_some());
+        let known: Vec<_> = known.map(|family| family.name).collect();
         return Err(Error::Model(format!(
             "{path}: the family {} cannot be converted, expected one of {}\nhint: make a float GGUF \
              file of it with llama.cpp's convert_hf_to_gguf.py and quantise that",
@@ -139,7 +144,8 @@ pub(super) fn hf_model<'m>(source: &ModelSource, folder: &'m HfFolder) -> Result
         folder,
         spec,
         names,
-        arch,
+        arch: form.architecture,
+        rope: form.rope,
     })
 }
 
@@ -160,13 +166,12 @@ fn gguf_items(gguf: &Gguf) -> Vec<Item> {
 
 fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     let spec = &model.spec;
-    let pairs = ARCHITECTURES
-        .iter()
-        .any(|row| row.0 == spec.family && row.2);
     let mut items = Vec::new();
-    if let Some(divisors) = rope_divisors(&spec.rope) {
+    if let Some(divisors) = rope_divisors(&spec.rope)
+        && let Some(name) = GGUF_NAMES.name(TensorId::global(TensorRole::RopeDivisors))
+    {
         items.push(Item {
-            name: "rope_freqs.weight".into(),
+            name,
             shape: vec![divisors.len()],
             from: From::Values(divisors),
         });
@@ -177,7 +182,8 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         if stacked.contains(&*info.name) {
             continue;
         }
-        let Some(name) = gguf_name(model.names, &info.name) else {
+        let id = model.names.parse(&info.name);
+        let Some((id, name)) = id.and_then(|id| Some((id, GGUF_NAMES.name(id)?))) else {
             // Frequencies that follow from the config; old checkpoints hold them.
             if info.name.ends_with(".rotary_emb.inv_freq") {
                 continue;
@@ -190,25 +196,29 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
                 model.arch
             )));
         };
-        if name == "output.weight" && spec.tie_embeddings {
+        if id == OUTPUT && spec.tie_embeddings {
             continue;
         }
-        let heads = if pairs { heads_of(spec, &name) } else { 0 };
+        let pairs = match model.rope {
+            RopeStyle::Interleaved => rotated_heads(spec, id),
+            RopeStyle::HalfSplit => 0,
+        };
         items.push(Item {
             name,
             shape: info.shape.clone(),
             from: From::Rows {
                 parts: vec![Part::whole(&info.name)],
                 ty: number_type(info.dtype),
-                pairs: heads,
+                pairs,
             },
         });
     }
     // Readers would take the embedding in its place without a word.
-    if !spec.tie_embeddings && !items.iter().any(|item| item.name == "output.weight") {
+    let output = model.names.name(OUTPUT).unwrap_or_default();
+    if !spec.tie_embeddings && model.folder.tensors.get(&output).is_none() {
         let path = model.folder.tensors.path_hint().display();
         return Err(Error::Model(format!(
-            "{path}: no tensor \"lm_head.weight\", expected it as the config does not tie it to the \
+            "{path}: no tensor \"{output}\", expected it as the config does not tie it to the \
              embedding\nhint: the checkpoint is incomplete, fetch it again"
         )));
     }
@@ -229,66 +239,68 @@ impl Item {
 
 /// The experts of all layers in stacks.
 fn expert_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
-    let (tensors, names) = (&model.folder.tensors, &model.names.experts);
-    let mut items = Vec::new();
-    for (i, layer) in model.spec.layers.iter().enumerate() {
-        let FeedForwardSpec::Moe(moe) = &layer.feed_forward else {
-            continue;
+    let experts = model
+        .spec
+        .tensors()
+        .filter(|tensor| tensor.id.role.is_expert());
+    let items = experts.filter_map(|tensor| {
+        let TensorShape::Stack(shape) = tensor.shape else {
+            return None;
         };
-        let joined = names.joined.filter(|(gate_up, _)| {
-            let name = model.names.in_layer(i, gate_up);
-            tensors.get(&name).is_some()
-        });
-        let (hidden, inner) = (model.spec.hidden_size, moe.intermediate);
-        let to = &GGUF_NAMES.experts;
-        let kinds = [
-            (
-                to.gate,
-                names.gate,
-                joined.map(|j| (j.0, 2 * inner, 0)),
-                [inner, hidden],
-            ),
-            (
-                to.up,
-                names.up,
-                joined.map(|j| (j.0, 2 * inner, inner)),
-                [inner, hidden],
-            ),
-            (
-                to.down,
-                names.down,
-                joined.map(|j| (j.1, hidden, 0)),
-                [hidden, inner],
-            ),
-        ];
-        for (to, each, joined, [rows, cols]) in kinds {
-            let part = |expert: usize| match joined {
-                Some((name, height, first)) => Part {
-                    name: model.names.in_layer(i, name),
-                    first: expert * height + first,
-                },
-                None => {
-                    let each = each.replace("{}", &expert.to_string());
-                    Part::whole(&format!("{}.weight", model.names.in_layer(i, &each)))
-                }
-            };
-            let expected = match joined {
-                Some((_, height, _)) => vec![moe.experts, height, cols],
-                None => vec![rows, cols],
-            };
-            let parts: Vec<_> = (0..moe.experts).map(part).collect();
-            items.push(Item {
-                name: format!("{}.weight", GGUF_NAMES.in_layer(i, to)),
-                shape: vec![moe.experts, rows, cols],
-                from: From::Rows {
-                    ty: type_of_parts(model, &parts, &expected)?,
-                    parts,
-                    pairs: 0,
-                },
-            });
+        Some(expert_item(model, &tensor, shape))
+    });
+    items.collect()
+}
+
+/// One stack, of whatever the folder has.
+fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) -> Result<Item> {
+    let tensors = &model.folder.tensors;
+    let ExpertShape { experts, n, k } = shape;
+    let mut places = model.names.locations(tensor).into_iter();
+    let place = places.find(|place| match place {
+        TensorLocation::Rows { name, .. } | TensorLocation::Whole(name) => {
+            tensors.get(name).is_some()
         }
-    }
-    Ok(items)
+        TensorLocation::PerExpert(_) => true,
+    });
+    let name = GGUF_NAMES.name(tensor.id);
+    let (Some(place), Some(name)) = (place, name) else {
+        let path = tensors.path_hint().display();
+        let reason = "is in no place that folders or GGUF files have for it";
+        return Err(Error::Model(format!("{path}: {} {reason}", tensor.id)));
+    };
+    let part = |expert: usize| match &place {
+        TensorLocation::Rows {
+            name,
+            first,
+            height,
+        } => Part {
+            name: name.clone(),
+            first: expert * height + first,
+        },
+        TensorLocation::Whole(name) => Part {
+            name: name.clone(),
+            first: expert * n,
+        },
+        TensorLocation::PerExpert(pattern) => {
+            Part::whole(&format!("{}.weight", of_expert(pattern, expert)))
+        }
+    };
+    let expected = match place {
+        TensorLocation::Rows { height, .. } => vec![experts, height, k],
+        TensorLocation::Whole(_) => vec![experts, n, k],
+        TensorLocation::PerExpert(_) => vec![n, k],
+    };
+    let parts: Vec<_> = (0..experts).map(part).collect();
+    Ok(Item {
+        name,
+        shape: tensor.shape.dims(),
+        from: From::Rows {
+            ty: type_of_parts(model, &parts, &expected)?,
+            parts,
+            pairs: 0,
+        },
+    })
 }
 
 /// The type of tensors that become one, which all have this shape.
@@ -317,16 +329,13 @@ fn type_of_parts(
     Ok(ty)
 }
 
-/// Heads whose rows the tensor holds, if rotation touches it.
-fn heads_of(spec: &DecoderSpec, name: &str) -> usize {
-    let Some(AttentionSpec::Gqa(gqa)) = spec.layers.first().map(|layer| &layer.attention) else {
-        return 0;
+/// Heads whose rows the tensor holds, if rotation touches it. A bias beside the spec follows its weight.
+fn rotated_heads(spec: &DecoderSpec, id: TensorId) -> usize {
+    let weight = TensorId {
+        part: TensorPart::Weight,
+        ..id
     };
-    match name {
-        _ if name.contains(".attn_q.") => gqa.heads,
-        _ if name.contains(".attn_k.") => gqa.kv_heads,
-        _ => 0,
-    }
+    spec.tensor(weight).map_or(0, |tensor| tensor.rotated_heads)
 }
 
 /// What each frequency is divided by, where that is a tensor in GGUF files.

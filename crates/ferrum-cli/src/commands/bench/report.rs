@@ -83,7 +83,8 @@ impl Report<'_> {
     /// answers the keys and values of all tokens before them.
     fn bytes_per_step(&self, seqs: usize) -> u64 {
         let context = self.prompt_len + self.gen_len / 2;
-        self.model.decode_bytes() + self.kv_per_token * (context * seqs) as u64
+        let policy = self.dispatch.weight_policy(self.model);
+        self.model.decode_bytes(policy) + self.kv_per_token * (context * seqs) as u64
     }
 
     /// Multiplications and additions of one prompt token in matrix products.

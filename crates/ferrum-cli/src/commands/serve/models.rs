@@ -340,7 +340,7 @@ fn sizes(
         };
     }
     let fits = kv_that_fits(
-        &open::plan(model, &config, kv),
+        &device.memory_plan(model, &config, kv),
         device.info().memory_bytes,
         places,
     );

@@ -1,0 +1,462 @@
+//! The inventory: every tensor of a decoder, with its role, its shape, its names and how it is cut.
+//!
+//! The loader, the memory plan, LoRA adapters and the quantiser need the same list of tensors, and so
+//! will ranks that share a model. It is written here once, in [`DecoderSpec::tensors`], from the spec
+//! alone; what files call a tensor is asked of their [`WeightNames`](crate::WeightNames). This module
+//! reads no file and knows no device.
+
+mod cut;
+mod names;
+
+pub use cut::{CutAxis, TensorSlice};
+pub(crate) use names::of_expert;
+pub use names::{ExpertNames, TensorLocation, WeightNames};
+
+use crate::spec::{
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,
+    RopeScaling,
+};
+use ferrum_kernels::{ExpertShape, MatShape};
+use std::fmt;
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TensorRole {
+    /// Table of token embeddings.
+    TokenEmbedding,
+    /// What each rotary frequency is divided by. Follows from the config where that states the scaling,
+    /// so it is no parameter.
+    RopeDivisors,
+    /// Norm before attention.
+    AttentionNorm,
+    /// Query projection.
+    Query,
+    /// Key projection.
+    Key,
+    /// Value projection.
+    Value,
+    /// Norm of each query head.
+    QueryNorm,
+    /// Norm of each key head.
+    KeyNorm,
+    /// Attention's output projection.
+    AttentionOutput,
+    /// Norm before the feed-forward.
+    FeedForwardNorm,
+    /// Gate projection.
+    Gate,
+    /// Up projection.
+    Up,
+    /// Down projection.
+    Down,
+    /// Router of a mixture of experts.
+    Router,
+    /// Gate projections of all experts.
+    ExpertGate,
+    /// Up projections of all experts.
+    ExpertUp,
+    /// Down projections of all experts.
+    ExpertDown,
+    /// Norm after the last layer.
+    FinalNorm,
+    /// Output projection, where it is not the embedding table.
+    Output,
+}
+
+impl TensorRole {
+    /// Every role.
+    pub const ALL: [TensorRole; 19] = [
+        Self::TokenEmbedding,
+        Self::RopeDivisors,
+        Self::AttentionNorm,
+        Self::Query,
+        Self::Key,
+        Self::Value,
+        Self::QueryNorm,
+        Self::KeyNorm,
+        Self::AttentionOutput,
+        Self::FeedForwardNorm,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+        Self::Router,
+        Self::ExpertGate,
+        Self::ExpertUp,
+        Self::ExpertDown,
+        Self::FinalNorm,
+        Self::Output,
+    ];
+
+    /// Whether a decoder has one of it in each layer.
+    pub fn is_in_layer(self) -> bool {
+        !matches!(
+            self,
+            Self::TokenEmbedding | Self::RopeDivisors | Self::FinalNorm | Self::Output
+        )
+    }
+
+    /// Whether it is a number for each element and no matrix.
+    pub fn is_vector(self) -> bool {
+        matches!(
+            self,
+            Self::RopeDivisors
+                | Self::AttentionNorm
+                | Self::QueryNorm
+                | Self::KeyNorm
+                | Self::FeedForwardNorm
+                | Self::FinalNorm
+        )
+    }
+
+    /// Whether it is a stack of matrices, one for each expert.
+    pub fn is_expert(self) -> bool {
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
+    }
+
+    /// The product that computes it, if adapters can add to that.
+    pub(crate) fn projection(self) -> Option<Projection> {
+        let mut all = Projection::ALL.into_iter();
+        all.find(|projection| projection.roles().contains(&self))
+    }
+}
+
+impl fmt::Display for TensorRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TokenEmbedding => "token embedding",
+            Self::RopeDivisors => "rope divisors",
+            Self::AttentionNorm => "attention norm",
+            Self::Query => "query projection",
+            Self::Key => "key projection",
+            Self::Value => "value projection",
+            Self::QueryNorm => "query norm",
+            Self::KeyNorm => "key norm",
+            Self::AttentionOutput => "attention output projection",
+            Self::FeedForwardNorm => "feed-forward norm",
+            Self::Gate => "gate projection",
+            Self::Up => "up projection",
+            Self::Down => "down projection",
+            Self::Router => "router",
+            Self::ExpertGate => "gate projections of experts",
+            Self::ExpertUp => "up projections of experts",
+            Self::ExpertDown => "down projections of experts",
+            Self::FinalNorm => "final norm",
+            Self::Output => "output projection",
+        })
+    }
+}
+
+/// The linear maps of a layer that a runner computes as one product each, and to which adapters can add.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Projection {
+    Qkv,
+    AttnOut,
+    GateUp,
+    Down,
+}
+
+impl Projection {
+    pub(crate) const ALL: [Projection; 4] = [Self::Qkv, Self::AttnOut, Self::GateUp, Self::Down];
+
+    /// The maps that it joins, one below the other.
+    pub(crate) fn roles(self) -> &'static [TensorRole] {
+        match self {
+            Self::Qkv => &[TensorRole::Query, TensorRole::Key, TensorRole::Value],
+            Self::AttnOut => &[TensorRole::AttentionOutput],
+            Self::GateUp => &[TensorRole::Gate, TensorRole::Up],
+            Self::Down => &[TensorRole::Down],
+        }
+    }
+}
+
+/// Which of a linear map's two tensors one is. Norms and tables are weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TensorPart {
+    /// What is multiplied with.
+    Weight,
+    /// What is added.
+    Bias,
+}
+
+impl TensorPart {
+    /// The end of its name, in every scheme.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Bias => "bias",
+        }
+    }
+}
+
+/// Which tensor of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId {
+    /// Its layer; `None` outside layers.
+    pub layer: Option<usize>,
+    /// What it is for.
+    pub role: TensorRole,
+    /// Weight or bias.
+    pub part: TensorPart,
+}
+
+impl TensorId {
+    /// A weight outside layers.
+    pub fn global(role: TensorRole) -> Self {
+        Self {
+            layer: None,
+            role,
+            part: TensorPart::Weight,
+        }
+    }
+
+    /// A weight of layer `layer`.
+    pub fn in_layer(layer: usize, role: TensorRole) -> Self {
+        Self {
+            layer: Some(layer),
+            role,
+            part: TensorPart::Weight,
+        }
+    }
+
+    /// The bias of the same map.
+    pub fn bias(self) -> Self {
+        Self {
+            part: TensorPart::Bias,
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for TensorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layer) = self.layer {
+            write!(f, "layer {layer}, ")?;
+        }
+        if self.part == TensorPart::Bias {
+            f.write_str("bias of the ")?;
+        }
+        write!(f, "{}", self.role)
+    }
+}
+
+/// Sizes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorShape {
+    /// So many elements.
+    Vector(usize),
+    /// Rows are output features.
+    Matrix(MatShape),
+    /// A matrix for each expert.
+    Stack(ExpertShape),
+}
+
+impl TensorShape {
+    /// Sizes, outermost first.
+    pub fn dims(&self) -> Vec<usize> {
+        match *self {
+            Self::Vector(len) => vec![len],
+            Self::Matrix(MatShape { rows, cols }) => vec![rows, cols],
+            Self::Stack(ExpertShape { experts, n, k }) => vec![experts, n, k],
+        }
+    }
+
+    /// Product of all sizes. Sizes of valid specs keep it inside 64 bits.
+    pub fn elements(&self) -> u64 {
+        let sizes = self.dims().into_iter().map(|size| size as u64);
+        sizes.fold(1, u64::saturating_mul)
+    }
+}
+
+/// A tensor of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderTensor {
+    /// Which one.
+    pub id: TensorId,
+    /// Its sizes.
+    pub shape: TensorShape,
+    /// Heads whose rows rotation pairs up, which is why some files hold them in another order; 0 where
+    /// it does not touch them.
+    pub rotated_heads: usize,
+    /// Elements along the axis of [`cut`](Self::cut) that stay together: those of a head, or 1.
+    pub unit: usize,
+}
+
+impl DecoderTensor {
+    /// Whether training changes it. The others follow from the config.
+    pub fn is_parameter(&self) -> bool {
+        self.id.role != TensorRole::RopeDivisors
+    }
+
+    /// What an adapter calls the map for a model whose checkpoints have these names; `None` where it
+    /// cannot add to it.
+    pub fn lora_module(&self, names: &WeightNames) -> Option<String> {
+        self.id.role.projection()?;
+        match self.id.part {
+            TensorPart::Weight => names.module(self.id),
+            TensorPart::Bias => None,
+        }
+    }
+
+    /// Rows and columns of a matrix; `None` for vectors and stacks.
+    pub(crate) fn matrix(&self) -> Option<MatShape> {
+        match self.shape {
+            TensorShape::Matrix(shape) => Some(shape),
+            TensorShape::Vector(_) | TensorShape::Stack(_) => None,
+        }
+    }
+}
+
+impl DecoderSpec {
+    /// Every tensor, in the order of the forward path.
+    pub fn tensors(&self) -> impl Iterator<Item = DecoderTensor> {
+        let layers = 0..self.layers.len();
+        let layers = layers.flat_map(|layer| self.layer_tensors(layer));
+        self.first_tensors()
+            .into_iter()
+            .chain(layers)
+            .chain(self.last_tensors())
+    }
+
+    /// The tensor called `id`; `None` where this decoder has no such.
+    pub fn tensor(&self, id: TensorId) -> Option<DecoderTensor> {
+        let all = match id.layer {
+            Some(layer) => self.layer_tensors(layer),
+            None => [self.first_tensors(), self.last_tensors()].concat(),
+        };
+        all.into_iter().find(|tensor| tensor.id == id)
+    }
+
+    /// Parameters, however a file holds them.
+    pub fn parameters(&self) -> u64 {
+        let all = self.tensors().filter(DecoderTensor::is_parameter);
+        all.fold(0, |sum, tensor| sum.saturating_add(tensor.shape.elements()))
+    }
+
+    /// What comes before the layers.
+    fn first_tensors(&self) -> Vec<DecoderTensor> {
+        let mut all = List::new(None);
+        let table = (self.vocab_size, self.hidden_size);
+        all.matrix(TensorRole::TokenEmbedding, table);
+        if let RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) = self.rope.scaling {
+            all.vector(TensorRole::RopeDivisors, self.rope.rot_dim / 2);
+        }
+        all.tensors
+    }
+
+    /// What comes after the layers.
+    fn last_tensors(&self) -> Vec<DecoderTensor> {
+        let mut all = List::new(None);
+        all.vector(TensorRole::FinalNorm, self.hidden_size);
+        if !self.tie_embeddings {
+            all.matrix(TensorRole::Output, (self.vocab_size, self.hidden_size));
+        }
+        all.tensors
+    }
+
+    /// The tensors of one layer; none for a layer that is not there.
+    fn layer_tensors(&self, index: usize) -> Vec<DecoderTensor> {
+        let mut all = List::new(Some(index));
+        let Some(LayerSpec {
+            attention: AttentionSpec::Gqa(gqa),
+            feed_forward,
+        }) = self.layers.get(index)
+        else {
+            return all.tensors;
+        };
+        let hidden = self.hidden_size;
+        all.vector(TensorRole::AttentionNorm, hidden);
+        all.attention(gqa, hidden);
+        all.vector(TensorRole::FeedForwardNorm, hidden);
+        match feed_forward {
+            FeedForwardSpec::GatedMlp(mlp) => all.gated_mlp(mlp, hidden),
+            FeedForwardSpec::Moe(moe) => all.experts(moe, hidden),
+        }
+        all.tensors
+    }
+}
+
+/// Tensors of one layer, or of none, as they are listed.
+struct List {
+    layer: Option<usize>,
+    tensors: Vec<DecoderTensor>,
+}
+
+impl List {
+    fn new(layer: Option<usize>) -> Self {
+        Self {
+            layer,
+            tensors: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, role: TensorRole, part: TensorPart, shape: TensorShape) {
+        self.tensors.push(DecoderTensor {
+            id: TensorId {
+                layer: self.layer,
+                role,
+                part,
+            },
+            shape,
+            rotated_heads: 0,
+            unit: 1,
+        });
+    }
+
+    fn vector(&mut self, role: TensorRole, len: usize) {
+        self.push(role, TensorPart::Weight, TensorShape::Vector(len));
+    }
+
+    fn matrix(&mut self, role: TensorRole, (rows, cols): (usize, usize)) {
+        let shape = MatShape { rows, cols };
+        self.push(role, TensorPart::Weight, TensorShape::Matrix(shape));
+    }
+
+    /// A linear map, with its bias if it has one.
+    fn linear(&mut self, role: TensorRole, (rows, cols): (usize, usize), bias: bool) {
+        self.matrix(role, (rows, cols));
+        if bias {
+            self.push(role, TensorPart::Bias, TensorShape::Vector(rows));
+        }
+    }
+
+    fn attention(&mut self, gqa: &GqaSpec, hidden: usize) {
+        let first = self.tensors.len();
+        let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
+        self.linear(TensorRole::Query, (q_dim, hidden), gqa.qkv_bias);
+        self.linear(TensorRole::Key, (kv_dim, hidden), gqa.qkv_bias);
+        self.linear(TensorRole::Value, (kv_dim, hidden), gqa.qkv_bias);
+        self.linear(TensorRole::AttentionOutput, (hidden, q_dim), gqa.out_bias);
+        for tensor in &mut self.tensors[first..] {
+            tensor.unit = gqa.head_dim;
+            tensor.rotated_heads = match tensor.id.role {
+                TensorRole::Query => gqa.heads,
+                TensorRole::Key => gqa.kv_heads,
+                _ => 0,
+            };
+        }
+        if gqa.qk_norm {
+            self.vector(TensorRole::QueryNorm, gqa.head_dim);
+            self.vector(TensorRole::KeyNorm, gqa.head_dim);
+        }
+    }
+
+    fn gated_mlp(&mut self, mlp: &GatedMlpSpec, hidden: usize) {
+        let inner = mlp.intermediate;
+        self.linear(TensorRole::Gate, (inner, hidden), mlp.bias);
+        self.linear(TensorRole::Up, (inner, hidden), mlp.bias);
+        self.linear(TensorRole::Down, (hidden, inner), mlp.bias);
+    }
+
+    fn experts(&mut self, moe: &MoeSpec, hidden: usize) {
+        let (experts, inner) = (moe.experts, moe.intermediate);
+        self.matrix(TensorRole::Router, (experts, hidden));
+        for (role, n, k) in [
+            (TensorRole::ExpertGate, inner, hidden),
+            (TensorRole::ExpertUp, inner, hidden),
+            (TensorRole::ExpertDown, hidden, inner),
+        ] {
+            let shape = TensorShape::Stack(ExpertShape { experts, n, k });
+            self.push(role, TensorPart::Weight, shape);
+        }
+    }
+}

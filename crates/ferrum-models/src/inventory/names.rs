@@ -1,0 +1,198 @@
+//! What files call the tensors of the inventory.
+//!
+//! A naming scheme is one [`WeightNames`] table; families say which is theirs. Everything that needs a
+//! name, or the tensor behind a name, asks here.
+
+use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
+use ferrum_kernels::ExpertShape;
+
+/// Names of a decoder's tensors in one kind of file. Names lack their `.weight` or `.bias`.
+#[derive(Debug)]
+pub struct WeightNames {
+    /// Token embedding.
+    pub embedding: &'static str,
+    /// Divisors of rotary frequencies, in files that hold them.
+    pub rope_divisors: Option<&'static str>,
+    /// Norm after the last layer.
+    pub final_norm: &'static str,
+    /// Output projection.
+    pub lm_head: &'static str,
+    /// Prefix of layer `{}`.
+    pub layer: &'static str,
+    /// Norm before attention.
+    pub attn_norm: &'static str,
+    /// Query projection.
+    pub q: &'static str,
+    /// Key projection.
+    pub k: &'static str,
+    /// Value projection.
+    pub v: &'static str,
+    /// Norm of query heads.
+    pub q_norm: &'static str,
+    /// Norm of key heads.
+    pub k_norm: &'static str,
+    /// Attention's output projection.
+    pub attn_out: &'static str,
+    /// Norm before the feed-forward.
+    pub ffn_norm: &'static str,
+    /// Gate projection.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// Router of experts.
+    pub router: &'static str,
+    /// The experts.
+    pub experts: ExpertNames,
+}
+
+/// Names of a layer's experts.
+#[derive(Debug)]
+pub struct ExpertNames {
+    /// Gate projection: a stack, or that of expert `{}`.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// Stacks `(gate above up, down)`, whole names, that some files have instead.
+    pub joined: Option<(&'static str, &'static str)>,
+}
+
+/// Where a file holds a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TensorLocation {
+    /// In one of the same shape.
+    Whole(String),
+    /// A matrix for each expert. The name lacks its `.weight`, as a quantised matrix is several tensors,
+    /// and has `{}` for the expert's number.
+    PerExpert(String),
+    /// In each matrix of the stack `name`, `[experts, height, inputs]`, the rows from `first` on.
+    Rows {
+        /// The whole name.
+        name: String,
+        /// The first row.
+        first: usize,
+        /// Rows of a matrix of the stack.
+        height: usize,
+    },
+}
+
+/// The matrix of expert `expert` among those that a [`TensorLocation::PerExpert`] names.
+pub(crate) fn of_expert(pattern: &str, expert: usize) -> String {
+    pattern.replace("{}", &expert.to_string())
+}
+
+impl WeightNames {
+    /// What a role is called: all of the name outside layers, else what follows the layer's prefix.
+    pub fn stem(&self, role: TensorRole) -> Option<&'static str> {
+        Some(match role {
+            TensorRole::TokenEmbedding => self.embedding,
+            TensorRole::RopeDivisors => return self.rope_divisors,
+            TensorRole::AttentionNorm => self.attn_norm,
+            TensorRole::Query => self.q,
+            TensorRole::Key => self.k,
+            TensorRole::Value => self.v,
+            TensorRole::QueryNorm => self.q_norm,
+            TensorRole::KeyNorm => self.k_norm,
+            TensorRole::AttentionOutput => self.attn_out,
+            TensorRole::FeedForwardNorm => self.ffn_norm,
+            TensorRole::Gate => self.gate,
+            TensorRole::Up => self.up,
+            TensorRole::Down => self.down,
+            TensorRole::Router => self.router,
+            TensorRole::ExpertGate => self.experts.gate,
+            TensorRole::ExpertUp => self.experts.up,
+            TensorRole::ExpertDown => self.experts.down,
+            TensorRole::FinalNorm => self.final_norm,
+            TensorRole::Output => self.lm_head,
+        })
+    }
+
+    /// The name of a tensor less `.weight` or `.bias`; `None` where such files do not hold it.
+    pub fn module(&self, id: TensorId) -> Option<String> {
+        let stem = self.stem(id.role)?;
+        Some(match id.layer {
+            Some(layer) => format!("{}.{stem}", of_expert(self.layer, layer)),
+            None => stem.to_owned(),
+        })
+    }
+
+    /// The whole name of a tensor. `None` where such files do not hold it, or hold it as several: see
+    /// [`locations`](Self::locations).
+    pub fn name(&self, id: TensorId) -> Option<String> {
+        let stem = self.stem(id.role)?;
+        let module = self.module(id).filter(|_| !stem.contains("{}"))?;
+        Some(format!("{module}.{}", id.part.suffix()))
+    }
+
+    /// Where files may hold a tensor: the first place whose tensors are there counts. Empty where they do
+    /// not hold it.
+    pub fn locations(&self, tensor: &DecoderTensor) -> Vec<TensorLocation> {
+        let mut all: Vec<_> = self.joined(tensor).into_iter().collect();
+        all.extend(match self.name(tensor.id) {
+            Some(name) => Some(TensorLocation::Whole(name)),
+            None => self.module(tensor.id).map(TensorLocation::PerExpert),
+        });
+        all
+    }
+
+    /// The place in a stack that joins several.
+    fn joined(&self, tensor: &DecoderTensor) -> Option<TensorLocation> {
+        let (gate_up, down) = self.experts.joined?;
+        let (layer, TensorShape::Stack(ExpertShape { n, .. })) = (tensor.id.layer?, tensor.shape)
+        else {
+            return None;
+        };
+        let (stem, first, height) = match tensor.id.role {
+            TensorRole::ExpertGate => (gate_up, 0, 2 * n),
+            TensorRole::ExpertUp => (gate_up, n, 2 * n),
+            _ => (down, 0, n),
+        };
+        let name = format!("{}.{stem}", of_expert(self.layer, layer));
+        Some(TensorLocation::Rows {
+            name,
+            first,
+            height,
+        })
+    }
+
+    /// The tensor that a whole name is of; `None` for one that no decoder here has, and for an expert's
+    /// own matrix.
+    pub fn parse(&self, name: &str) -> Option<TensorId> {
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let parts = [TensorPart::Weight, TensorPart::Bias];
+        let part = parts.into_iter().find(|part| part.suffix() == suffix)?;
+        let mut global = TensorRole::ALL.into_iter().filter(|r| !r.is_in_layer());
+        if let Some(role) = global.find(|&role| self.stem(role) == Some(stem)) {
+            let layer = None;
+            return Some(TensorId { layer, role, part });
+        }
+        let (layer, stem) = self.layer_part(stem)?;
+        let (layer, role) = (Some(layer), self.role_in_layer(stem)?);
+        Some(TensorId { layer, role, part })
+    }
+
+    /// The layer of a name, and what follows its prefix.
+    pub(crate) fn layer_part<'n>(&self, name: &'n str) -> Option<(usize, &'n str)> {
+        let (prefix, _) = self.layer.split_once("{}")?;
+        let (index, part) = name.strip_prefix(prefix)?.split_once('.')?;
+        Some((index.parse().ok()?, part))
+    }
+
+    /// [`layer_part`](Self::layer_part) of a name that leaves out what wraps the decoder: checkpoints and
+    /// adapters of a model without its output projection begin with `layers.`.
+    pub(crate) fn unwrapped_layer_part<'n>(&self, name: &'n str) -> Option<(usize, &'n str)> {
+        let (_, bare) = self.layer.split_once('.')?;
+        let (prefix, _) = bare.split_once("{}")?;
+        let (index, part) = name.strip_prefix(prefix)?.split_once('.')?;
+        Some((index.parse().ok()?, part))
+    }
+
+    /// What a name is of that [`layer_part`](Self::layer_part) gives.
+    pub(crate) fn role_in_layer(&self, part: &str) -> Option<TensorRole> {
+        let mut all = TensorRole::ALL.into_iter().filter(|r| r.is_in_layer());
+        all.find(|&role| self.stem(role) == Some(part))
+    }
+}

@@ -1,0 +1,213 @@
+//! The tensors of the inventory as a model's file holds them.
+
+use crate::checkpoint::{Checkpoint, block_type};
+use crate::experts::ExpertSource;
+use crate::inventory::{
+    DecoderTensor, TensorId, TensorLocation, TensorRole, TensorShape, of_expert,
+};
+use crate::load::Model;
+use crate::weights::WeightPolicy;
+use ferrum_formats::{TensorSource, TensorView};
+use ferrum_kernels::{ExpertShape, MatShape, QuantPart, QuantWeights};
+use ferrum_types::{Error, GgufQuantType, Result};
+use std::collections::BTreeMap;
+
+/// A tensor in its file.
+pub(crate) enum Stored<'a> {
+    /// Numbers that are always loaded in f32.
+    Vector,
+    /// A matrix.
+    Matrix(QuantWeights<'a>),
+    /// The matrices of all experts.
+    Experts(ExpertSource<'a>),
+}
+
+impl Model {
+    /// How a tensor lies in the file. Of a vector, nothing is looked up.
+    ///
+    /// # Errors
+    /// [`Error::Model`] names the tensor that is missing, or has another shape or type than expected.
+    pub(crate) fn stored(&self, tensor: &DecoderTensor) -> Result<Stored<'_>> {
+        match tensor.shape {
+            TensorShape::Vector(_) => Ok(Stored::Vector),
+            TensorShape::Matrix(shape) => self.matrix(tensor.id, shape).map(Stored::Matrix),
+            TensorShape::Stack(shape) => self.experts(tensor, shape).map(Stored::Experts),
+        }
+    }
+
+    /// How a matrix lies in the file.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub(crate) fn matrix(&self, id: TensorId, shape: MatShape) -> Result<QuantWeights<'_>> {
+        let module = self.names.module(id).ok_or_else(|| self.unnamed(id))?;
+        self.matrix_called(&module, shape)
+    }
+
+    /// The matrix `module` (less `.weight`).
+    fn matrix_called(&self, module: &str, shape: MatShape) -> Result<QuantWeights<'_>> {
+        Checkpoint::new(&self.source).matrix(module, shape)
+    }
+
+    /// The matrices of all experts as they lie in the file.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub(crate) fn experts(
+        &self,
+        tensor: &DecoderTensor,
+        shape: ExpertShape,
+    ) -> Result<ExpertSource<'_>> {
+        let ExpertShape { experts, n, k } = shape;
+        match self.location(tensor)? {
+            TensorLocation::PerExpert(pattern) => {
+                let matrix = MatShape { rows: n, cols: k };
+                let all = 0..experts;
+                let all = all.map(|e| self.matrix_called(&of_expert(&pattern, e), matrix));
+                Ok(ExpertSource::Each(all.collect::<Result<_>>()?))
+            }
+            TensorLocation::Whole(name) => {
+                let whole = require(self.tensors(), &name, &[experts, n, k])?;
+                Ok(ExpertSource::Stack(QuantPart {
+                    bytes: whole.bytes,
+                    ty: float_type(self.tensors(), &whole)?,
+                    rows: experts * n,
+                }))
+            }
+            TensorLocation::Rows {
+                name,
+                first,
+                height,
+            } => {
+                let whole = require(self.tensors(), &name, &[experts, height, k])?;
+                let ty = float_type(self.tensors(), &whole)?;
+                // Checked with the tensor's shape: all matrices, and all rows, are equally long.
+                let each = whole.bytes.len() / experts;
+                let row = each / height;
+                let all = (0..experts).map(|expert| {
+                    let bytes = &whole.bytes[expert * each + first * row..][..n * row];
+                    QuantWeights::Gguf(QuantPart { bytes, ty, rows: n })
+                });
+                Ok(ExpertSource::Each(all.collect()))
+            }
+        }
+    }
+
+    /// The place that the file uses of those that its naming scheme knows: the last one where none is
+    /// there, so that the error names what is usual.
+    fn location(&self, tensor: &DecoderTensor) -> Result<TensorLocation> {
+        let places = self.names.locations(tensor);
+        let there = |place: &TensorLocation| match place {
+            TensorLocation::Rows { name, .. } => self.tensors().get(name).is_some(),
+            TensorLocation::Whole(_) | TensorLocation::PerExpert(_) => true,
+        };
+        let found = places.into_iter().find(there);
+        found.ok_or_else(|| self.unnamed(tensor.id))
+    }
+
+    /// A vector in f32.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub(crate) fn vector(&self, tensor: &DecoderTensor) -> Result<TensorView<'_>> {
+        let name = self.names.name(tensor.id);
+        let name = name.ok_or_else(|| self.unnamed(tensor.id))?;
+        require(self.tensors(), &name, &tensor.shape.dims())
+    }
+
+    fn unnamed(&self, id: TensorId) -> Error {
+        let path = self.tensors().path_hint().display();
+        Error::Model(format!(
+            "{path}: {id}: files of this kind hold no such tensor"
+        ))
+    }
+
+    /// What of the weights a device with this policy expands to f32: each scheme once, with the number
+    /// of its matrices where not all are.
+    pub fn expanded(&self, policy: WeightPolicy) -> Vec<String> {
+        let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+        let mut count = |weights: &QuantWeights<'_>, kept: bool| {
+            if weights.floats().is_none() {
+                let (expanded, all) = found.entry(weights.label()).or_default();
+                *expanded += usize::from(!kept);
+                *all += 1;
+            }
+        };
+        for tensor in self.spec.tensors() {
+            // A matrix that cannot be read is for the loader to report.
+            match self.stored(&tensor) {
+                Ok(Stored::Matrix(weights)) => count(&weights, policy.keeps(&weights)),
+                Ok(Stored::Experts(source)) => {
+                    let kept = policy.keeps_experts(&source);
+                    source.each(|weights| count(&weights, kept));
+                }
+                Ok(Stored::Vector) | Err(_) => {}
+            }
+        }
+        let found = found.into_iter().filter(|(_, (expanded, _))| *expanded > 0);
+        found
+            .map(|(label, (expanded, all))| match expanded == all {
+                true => label,
+                false => format!("{label} ({expanded} of {all} matrices)"),
+            })
+            .collect()
+    }
+
+    /// Whether a matrix outside experts is stored as integers, which a device may multiply as such.
+    pub fn has_integers(&self) -> bool {
+        self.spec.tensors().any(|tensor| {
+            let Ok(Stored::Matrix(weights)) = self.stored(&tensor) else {
+                return false;
+            };
+            weights.floats().is_none() && !matches!(weights, QuantWeights::Fp8(_))
+        })
+    }
+}
+
+impl TensorRole {
+    /// Whether floats are loaded in f32 whatever the file has. Of a router: some levels of a processor
+    /// round what they multiply by less, and a rounded score could choose other experts.
+    pub(crate) fn widens_floats(self) -> bool {
+        self == Self::Router
+    }
+}
+
+/// A tensor that must be there and have this shape.
+fn require<'a>(
+    tensors: &'a dyn TensorSource,
+    name: &str,
+    shape: &[usize],
+) -> Result<TensorView<'a>> {
+    let view = tensors.require(name)?;
+    if view.shape != shape {
+        return Err(Error::Model(format!(
+            "{}: tensor \"{name}\" has shape {:?}, expected {shape:?} from the model's config",
+            tensors.path_hint().display(),
+            view.shape
+        )));
+    }
+    Ok(view)
+}
+
+fn wrong_tensor(tensors: &dyn TensorSource, view: &TensorView<'_>, reason: &str) -> Error {
+    let path = tensors.path_hint().display();
+    Error::Model(format!("{path}: tensor \"{}\" {reason}", view.name))
+}
+
+/// The type of a tensor that must be floats or ggml blocks.
+fn float_type(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<GgufQuantType> {
+    block_type(view).ok_or_else(|| {
+        let found = view.dtype.name();
+        let reason = format!("has element type {found}, expected a float type");
+        wrong_tensor(tensors, view, &reason)
+    })
+}
+
+/// All elements in f32.
+pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Result<Vec<f32>> {
+    let ty = float_type(tensors, view)?;
+    let mut values = vec![0f32; view.elements()];
+    ferrum_quant::dequantize(ty, view.bytes, &mut values)
+        .map_err(|e| wrong_tensor(tensors, view, &format!("cannot be expanded: {e}")))?;
+    Ok(values)
+}
