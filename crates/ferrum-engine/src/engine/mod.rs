@@ -23,16 +23,20 @@
 //! else; several in a row make the engine [`Health::Degraded`].
 
 mod adapters;
+mod admission;
 mod answer;
 mod choosing;
 mod draft;
+mod ending;
 mod guess;
 mod health;
 mod lookup;
 mod pace;
 mod pooling;
 mod request;
+mod rows;
 mod stats;
+mod step;
 mod step_loop;
 
 pub use health::{Clock, DEGRADED_AFTER, Health};
