@@ -6,14 +6,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ferrum_engine::{
-    AdapterLoader, Engine, EngineConfig, Generation, LoadedAdapter, Request, StepRunner,
-};
+use ferrum_engine::{Engine, EngineConfig, Generation, Request, StepRunner};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_kernels::{PagedKvShape, Span};
-use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch, read_model};
-use ferrum_types::{AdapterId, Result, TokenId};
+use ferrum_models::{
+    DecoderSpec, KvLayout, Readback, RunnerConfig, StepBatch, StepOutput, Ticket, read_model,
+};
+use ferrum_types::{Result, TokenId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +48,8 @@ struct Timed {
     step_time: Duration,
     /// When the last step has ended.
     ends: Instant,
-    chosen: Vec<TokenId>,
+    ready: StepOutput,
+    steps: u64,
 }
 
 impl StepRunner for Timed {
@@ -65,49 +65,22 @@ impl StepRunner for Timed {
         &self.config
     }
 
-    fn pool(&self) -> PagedKvShape {
-        self.config.pool_shape(&self.spec)
-    }
-
-    fn step(&mut self, batch: &StepBatch) -> Result<()> {
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.ends = self.ends.max(Instant::now()) + self.step_time;
+        self.steps += 1;
         let words = self.spec.vocab_size as u32 - 300;
-        let chosen = |&row: &u32| 300 + (batch.positions[row as usize] * 7 + row) % words;
-        self.chosen.clear();
-        self.chosen.extend(batch.logit_rows.iter().map(chosen));
-        Ok(())
+        self.ready.begin(wanted, self.spec.vocab_size, 0);
+        for (row, &at) in batch.logit_rows.iter().enumerate() {
+            let token = 300 + (batch.positions[at as usize] * 7 + at) % words;
+            self.ready.set_token(row, Some(token));
+        }
+        Ok(Ticket::new(self.steps))
     }
 
-    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        out.fill(0.0);
-        Ok(())
-    }
-
-    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        out.fill(0.0);
-        Ok(())
-    }
-
-    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
+    fn collect(&mut self, _: Ticket, out: &mut StepOutput) -> Result<()> {
         std::thread::sleep(self.ends.saturating_duration_since(Instant::now()));
-        out.copy_from_slice(&self.chosen);
+        std::mem::swap(&mut self.ready, out);
         Ok(())
-    }
-
-    fn take_spans(&mut self) -> Result<Vec<Span>> {
-        Ok(Vec::new())
-    }
-
-    fn adapter_loader(&self) -> AdapterLoader {
-        AdapterLoader::new(|_| Ok(LoadedAdapter::new(())))
-    }
-
-    fn add_adapter(&mut self, _: AdapterId, _: LoadedAdapter) -> Result<()> {
-        Ok(())
-    }
-
-    fn unload_adapter(&mut self, _: AdapterId) -> bool {
-        true
     }
 }
 
@@ -140,7 +113,8 @@ fn measure(
         },
         step_time,
         ends: Instant::now(),
-        chosen: Vec::new(),
+        ready: StepOutput::default(),
+        steps: 0,
     });
     let config = EngineConfig {
         step_time: Some(Duration::from_secs(1)),

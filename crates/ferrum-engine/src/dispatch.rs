@@ -1,7 +1,7 @@
 //! The one place where a backend is chosen at run time.
 
-use crate::session::{Session, StepRunner};
 use crate::weight_cache::{KeptWeights, LoadStore};
+use crate::{Session, StepRunner};
 use ferrum_formats::weight_cache::WeightCache;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, PackedStore};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};

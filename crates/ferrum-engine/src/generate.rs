@@ -3,6 +3,7 @@
 use crate::sampler::NoToken;
 use crate::{Sampler, SamplingParams, Session, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_models::Readback;
 use ferrum_types::{Error, Result, TokenId};
 use std::time::{Duration, Instant};
 
@@ -90,10 +91,9 @@ pub fn generate(
     let mut stops = wanted.stop_matcher();
     let mut text = tokenizer.decode_stream(!wanted.show_special_tokens);
     let start = Instant::now();
-    let computed_tokens = session.prefill(prompt)?;
+    let computed_tokens = session.prefill(prompt, readback(&sampler, 0))?;
     let mut history = prompt.to_vec();
-    // The device works behind the host's back: only a read of the result ends the prefill.
-    let mut next = choose(session, &mut sampler, (&history, prompt.len()))?;
+    let mut next = choose(session, &mut sampler, &history)?;
     let prefill = start.elapsed();
     let decode_start = Instant::now();
     let mut decode_steps = 0;
@@ -120,9 +120,9 @@ pub fn generate(
         if generated + 1 >= wanted.max_tokens || session.len() >= session.capacity() {
             break FinishReason::Length;
         }
-        session.decode(next)?;
+        session.decode(next, readback(&sampler, generated + 1))?;
         decode_steps += 1;
-        next = choose(session, &mut sampler, (&history, prompt.len()))?;
+        next = choose(session, &mut sampler, &history)?;
     };
     let decode = decode_start.elapsed();
     if finish != FinishReason::Cancelled && !stops.stopped() {
@@ -143,19 +143,20 @@ pub fn generate(
     })
 }
 
-fn choose(
-    session: &mut Session,
-    sampler: &mut Sampler,
-    (history, prompt_len): (&[TokenId], usize),
-) -> Result<TokenId> {
-    if sampler.is_plain_greedy(history.len() - prompt_len) {
-        let best = session.argmax()?;
-        // Token 0 is also what a row without a number gives; the sampler tells them apart.
-        if best != 0 {
-            return Ok(best);
-        }
+/// What has to be read to choose the token after `generated` others.
+fn readback(sampler: &Sampler, generated: usize) -> Readback {
+    match sampler.is_plain_greedy(generated) {
+        true => Readback::GREEDY,
+        false => Readback::Logits,
     }
-    let chosen = sampler.sample(session.logits()?, history);
+}
+
+fn choose(session: &mut Session, sampler: &mut Sampler, history: &[TokenId]) -> Result<TokenId> {
+    let chosen = match session.logits() {
+        // The device was to choose.
+        [] => session.token().ok_or(NoToken::NotANumber),
+        logits => sampler.sample(logits, history),
+    };
     chosen.map_err(|why| match why {
         NoToken::NotANumber => Error::Device {
             backend: session.backend(),

@@ -11,6 +11,7 @@ mod generate;
 pub mod grammar;
 pub mod pool;
 pub mod priority;
+mod runner;
 pub mod sampler;
 pub mod scheduler;
 mod session;
@@ -24,7 +25,8 @@ pub use engine::{
     Request, Runners,
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
+pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
-pub use session::{AdapterLoader, LoadedAdapter, Session, StepRunner};
+pub use session::Session;
 pub use stop::StopMatcher;
 pub use weight_cache::{CacheOutcome, KeptWeights};

@@ -4,7 +4,7 @@
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session};
 use ferrum_formats::ModelSource;
 use ferrum_kernels::KvF32;
-use ferrum_models::{Model, RunnerConfig, WeightPolicy, memory_plan, read_model};
+use ferrum_models::{Model, Readback, RunnerConfig, WeightPolicy, memory_plan, read_model};
 use ferrum_types::{Error, TokenId};
 use std::path::Path;
 
@@ -35,11 +35,11 @@ fn session(kind: BackendKind, model: &Model, kv: KvDtype) -> Option<Session> {
 }
 
 fn greedy(session: &mut Session, prompt: &[TokenId], steps: usize) -> Vec<TokenId> {
-    session.prefill(prompt).unwrap();
+    session.prefill(prompt, Readback::GREEDY).unwrap();
     let mut out = Vec::new();
     for _ in 0..steps {
-        let next = session.argmax().unwrap();
-        session.decode(next).unwrap();
+        let next = session.token().unwrap();
+        session.decode(next, Readback::GREEDY).unwrap();
         out.push(next);
     }
     out
@@ -128,16 +128,17 @@ fn a_session_keeps_what_two_prompts_share() {
     let model = model("llama3-tied");
     let mut warm = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
     let long: Vec<TokenId> = (1..40).collect();
+    let wanted = Readback::Logits;
     let other = [&long[..30], &[200, 201, 202]].concat();
-    assert_eq!(warm.prefill(&long).unwrap(), 39);
-    assert_eq!(warm.prefill(&other).unwrap(), 3);
-    let kept = warm.logits().unwrap().to_vec();
+    assert_eq!(warm.prefill(&long, wanted).unwrap(), 39);
+    assert_eq!(warm.prefill(&other, wanted).unwrap(), 3);
+    let kept = warm.logits().to_vec();
     let mut cold = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
-    cold.prefill(&other).unwrap();
-    assert_eq!(cold.logits().unwrap(), kept, "bit for bit");
+    cold.prefill(&other, wanted).unwrap();
+    assert_eq!(cold.logits(), kept, "bit for bit");
     // The whole prompt is in the cache: its last token is computed again for its logits.
-    assert_eq!(cold.prefill(&other).unwrap(), 1);
-    assert_eq!(cold.logits().unwrap(), kept);
+    assert_eq!(cold.prefill(&other, wanted).unwrap(), 1);
+    assert_eq!(cold.logits(), kept);
 }
 
 #[test]
@@ -145,8 +146,8 @@ fn length_dependent_rope_shares_nothing() {
     let model = model("llama-dynamic");
     let mut session = session(BackendKind::Cpu, &model, KvDtype::F32).unwrap();
     let long: Vec<TokenId> = (1..25).collect();
-    session.prefill(&long).unwrap();
-    assert_eq!(session.prefill(&long[..20]).unwrap(), 20);
+    session.prefill(&long, Readback::Logits).unwrap();
+    assert_eq!(session.prefill(&long[..20], Readback::Logits).unwrap(), 20);
 }
 
 #[test]
@@ -154,8 +155,8 @@ fn the_context_is_a_limit_and_not_a_crash() {
     let model = model("llama2");
     let mut session = session(BackendKind::Cpu, &model, KvDtype::F16).unwrap();
     let prompt = vec![1; 64];
-    session.prefill(&prompt).unwrap();
-    let full = session.decode(2).unwrap_err();
+    session.prefill(&prompt, Readback::Logits).unwrap();
+    let full = session.decode(2, Readback::Logits).unwrap_err();
     assert!(
         matches!(
             full,
@@ -166,11 +167,11 @@ fn the_context_is_a_limit_and_not_a_crash() {
         ),
         "{full}"
     );
-    assert!(session.prefill(&[1; 65]).is_err());
-    assert!(session.prefill(&[]).is_err());
-    assert!(session.prefill(&[9999]).is_err());
+    assert!(session.prefill(&[1; 65], Readback::Logits).is_err());
+    assert!(session.prefill(&[], Readback::Logits).is_err());
+    assert!(session.prefill(&[9999], Readback::Logits).is_err());
     // Still of use after all that.
-    session.prefill(&[1, 2, 3]).unwrap();
+    session.prefill(&[1, 2, 3], Readback::Logits).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::weight_cache::WeightCache;
-use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_models::{Model, Readback, RunnerConfig, read_model};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -38,13 +38,10 @@ fn load(model: &Model, cache: &WeightCache) -> (Session, KeptWeights) {
 }
 
 fn logits(session: &mut Session) -> Vec<u32> {
-    session.prefill(&[5, 9, 2, 77, 31, 8, 3]).unwrap();
     session
-        .logits()
-        .unwrap()
-        .iter()
-        .map(|x| x.to_bits())
-        .collect()
+        .prefill(&[5, 9, 2, 77, 31, 8, 3], Readback::Logits)
+        .unwrap();
+    session.logits().iter().map(|x| x.to_bits()).collect()
 }
 
 fn plain_logits(model: &Model) -> Vec<u32> {

@@ -2,6 +2,7 @@
 //! at a time, and do not want to be generic.
 
 use crate::batch::{LogitRows, SeqStep, StepBatch};
+use crate::readback::{Readback, StepOutput};
 use crate::runner::{LayerKv, ModelRunner};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_types::{BlockId, Error, Result, SeqId, TokenId};
@@ -146,10 +147,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
 
     /// Runs `tokens` and gives the logits of the last one.
     fn append(&mut self, index: usize, slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
-        self.in_chunks(index, slot, tokens, |runner, batch, _| runner.step(batch))?;
-        let mut logits = vec![0.0; self.runner.spec().vocab_size];
-        self.runner.read_logits(&mut logits)?;
-        Ok(logits)
+        let mut output = StepOutput::default();
+        self.in_chunks(index, slot, tokens, |runner, batch, _| {
+            let wanted = &[Readback::Logits][..batch.logit_rows.len()];
+            runner.run(batch, wanted, &mut output)
+        })?;
+        Ok(output.logits().to_vec())
     }
 }
 

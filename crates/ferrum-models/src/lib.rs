@@ -20,6 +20,7 @@ mod lora;
 mod plan;
 mod profile;
 pub mod quantize;
+mod readback;
 mod rope;
 mod runner;
 mod spec;
@@ -38,6 +39,7 @@ pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use lora::{AdapterLoader, LoadedAdapter};
 pub use plan::{MemoryPlan, memory_plan};
+pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, KvLayout, LayerKv, ModelRunner, RunnerConfig};
 pub use spec::{

@@ -4,6 +4,7 @@ use crate::batch::StepBatch;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
+use crate::readback::{Readback, StepOutput, Ticket};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
@@ -126,15 +127,24 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     adapters: Adapters<B>,
     rope: RopeTables<B>,
     batch: DeviceBatch<B>,
-    /// Rows that want something, those that want logits first.
+    /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
+    /// those that want hidden states.
     wanted_rows: B::Buffer<i32>,
     logits: Act<B>,
     best: B::Buffer<i32>,
     staging: Staging<B>,
-    /// Rows of logits that the last step left.
-    rows_ready: usize,
-    /// Rows of hidden states that it left, in `scratch.delta` behind those of the logits.
-    hidden_ready: usize,
+    /// What was read of the last step, until it is collected.
+    ready: StepOutput,
+    /// Steps that were submitted.
+    steps: u64,
+}
+
+/// How many rows of a step want what, in their order on the device.
+#[derive(Clone, Copy)]
+struct WantedRows {
+    tokens: usize,
+    logits: usize,
+    hidden: usize,
 }
 
 /// Host memory that is filled anew at each step.
@@ -204,8 +214,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 activations: Vec::with_capacity(spec.vocab_size),
             },
             ctx: device.new_context()?,
-            rows_ready: 0,
-            hidden_ready: 0,
+            ready: StepOutput::default(),
+            steps: 0,
             spec,
             config,
             pool,
@@ -235,20 +245,64 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         &mut self.ctx
     }
 
-    /// Runs one step: writes the batch's keys and values, and leaves logits for its `logit_rows` and
-    /// hidden states for its `hidden_rows`.
+    /// Runs one step: writes the batch's keys and values, and reads what is wanted of its rows: one entry of
+    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows`. All is there when this
+    /// returns; [`collect`](Self::collect) hands it over.
     ///
     /// # Errors
     /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool, before anything
     /// is recorded; otherwise what the device says.
-    pub fn step(&mut self, batch: &StepBatch) -> Result<()> {
-        (self.rows_ready, self.hidden_ready) = (0, 0);
-        if batch.tokens.is_empty() {
-            return Ok(());
+    pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
+        self.check(batch, wanted)?;
+        let count = |kind: fn(&Readback) -> bool| wanted.iter().filter(|w| kind(w)).count();
+        let rows = WantedRows {
+            tokens: count(is_token),
+            logits: count(is_logits),
+            hidden: batch.hidden_rows.len(),
+        };
+        if !batch.tokens.is_empty() {
+            self.upload(batch, wanted)?;
+            self.compute(batch, rows)?;
         }
-        self.check(batch)?;
-        self.upload(batch)?;
-        let (logit_rows, hidden_rows) = (batch.logit_rows.len(), batch.hidden_rows.len());
+        let mut ready = std::mem::take(&mut self.ready);
+        let read = self.read(rows, wanted, &mut ready);
+        self.ready = ready;
+        read?;
+        self.steps += 1;
+        Ok(Ticket::new(self.steps))
+    }
+
+    /// Hands over what was read of the step that was submitted last. `out` is filled anew.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the ticket of another step.
+    pub fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        if ticket.number() != self.steps {
+            let (found, last) = (ticket.number(), self.steps);
+            let reason = format!("found the ticket of step {found}, the last one is {last}");
+            return Err(Error::invalid("collect", reason));
+        }
+        std::mem::swap(&mut self.ready, out);
+        Ok(())
+    }
+
+    /// [`submit`](Self::submit), and [`collect`](Self::collect) at once.
+    ///
+    /// # Errors
+    /// Those of `submit`.
+    pub fn run(
+        &mut self,
+        batch: &StepBatch,
+        wanted: &[Readback],
+        out: &mut StepOutput,
+    ) -> Result<()> {
+        let ticket = self.submit(batch, wanted)?;
+        self.collect(ticket, out)
+    }
+
+    /// Records a step over what was uploaded.
+    fn compute(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<()> {
+        let (logit_rows, hidden_rows) = (rows.tokens + rows.logits, rows.hidden);
         let adapted = self.adapters.plan(batch);
         let Self {
             ctx,
@@ -290,23 +344,22 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         } else {
             body(ctx)?;
         }
-        (self.rows_ready, self.hidden_ready) = (logit_rows, hidden_rows);
         Ok(())
     }
 
-    /// Writes keys and values that were computed elsewhere where a [`step`](Self::step) over `batch`
-    /// would write its own. The batch's token ids are not looked at; `layers` is in model order.
+    /// Writes keys and values that were computed elsewhere where a [`step`](Self::submit) over `batch`
+    /// would write its own. The batch's token ids are not looked at, and no row of it is computed; `layers` is in
+    /// model order.
     ///
     /// # Errors
-    /// As [`step`](Self::step); `Shape` when a layer is missing or has another number of elements.
+    /// As [`submit`](Self::submit); `Shape` when a layer is missing or has another number of elements.
     pub fn import_kv(&mut self, batch: &StepBatch, layers: &[LayerKv<'_>]) -> Result<()> {
         self.check_kv(layers, batch.tokens.len())?;
-        (self.rows_ready, self.hidden_ready) = (0, 0);
         if batch.tokens.is_empty() {
             return Ok(());
         }
-        self.check(batch)?;
-        self.upload(batch)?;
+        self.check_sizes(batch)?;
+        self.upload(batch, &[])?;
         // There are at least as many query heads as kv heads, so keys and values fit here.
         let (k, v) = (&mut self.scratch.q, &mut self.scratch.attn);
         let staging = &mut self.staging.activations;
@@ -344,88 +397,46 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         Ok(())
     }
 
-    /// Reads the logits of the last step into `out`: `[logit_rows, vocab]`.
-    ///
-    /// # Errors
-    /// `Shape` when `out` is not exactly of that size.
-    pub fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        let len = self.rows_ready * self.spec.vocab_size;
-        Self::read_floats(
-            (&mut self.ctx, &self.logits, 0),
-            &mut self.staging.activations,
-            ("read_logits", len),
-            out,
-        )
+    /// Reads what is wanted of the rows that were computed.
+    fn read(&mut self, rows: WantedRows, wanted: &[Readback], out: &mut StepOutput) -> Result<()> {
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        out.begin(wanted, vocab, rows.hidden * dim);
+        if rows.tokens > 0 {
+            self.read_tokens(rows.tokens, wanted, out)?;
+        }
+        let staging = &mut self.staging.activations;
+        let logits = (&self.logits, rows.tokens * vocab);
+        // Behind the states that the logits were made of.
+        let hidden = (&self.scratch.delta, (rows.tokens + rows.logits) * dim);
+        read_floats::<B>(&mut self.ctx, logits, staging, out.logits_mut())?;
+        read_floats::<B>(&mut self.ctx, hidden, staging, out.hidden_mut())
     }
 
-    /// Reads the hidden states of the last step into `out`: `[hidden_rows, hidden]`, after the final
-    /// norm.
-    ///
-    /// # Errors
-    /// `Shape` when `out` is not exactly of that size.
-    pub fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        let dim = self.spec.hidden_size;
-        let (first, len) = (self.rows_ready * dim, self.hidden_ready * dim);
-        Self::read_floats(
-            (&mut self.ctx, &self.scratch.delta, first),
-            &mut self.staging.activations,
-            ("read_hidden", len),
-            out,
-        )
-    }
-
-    /// Reads `len` floats of a buffer from an offset on.
-    fn read_floats(
-        (ctx, from, first): (&mut B::Context, &Act<B>, usize),
-        staging: &mut Vec<B::Act>,
-        (op, expected): (&'static str, usize),
-        out: &mut [f32],
+    /// Picks the most likely token of each of the first `rows` rows on the device, and reads only those.
+    fn read_tokens(
+        &mut self,
+        rows: usize,
+        wanted: &[Readback],
+        out: &mut StepOutput,
     ) -> Result<()> {
-        if out.len() != expected {
-            let (found, what) = (out.len(), "out");
-            return Err(Error::Shape {
-                op,
-                what,
-                found,
-                expected,
-            });
-        }
-        staging.resize(expected, B::Act::from_f32(0.0));
-        B::read(ctx, from, first, staging)?;
-        for (out, x) in out.iter_mut().zip(staging) {
-            *out = x.to_f32();
-        }
-        Ok(())
-    }
-
-    /// Picks the most likely token of each logit row on the device, and reads only those.
-    ///
-    /// # Errors
-    /// `Shape` when `out` is not one entry for each row.
-    pub fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        let rows = self.rows_ready;
-        if out.len() != rows {
-            let (found, expected) = (out.len(), rows);
-            return Err(Error::Shape {
-                op: "read_argmax",
-                what: "out",
-                found,
-                expected,
-            });
-        }
-        let shape = RowShape {
-            rows,
-            dim: self.spec.vocab_size,
-        };
+        let dim = self.spec.vocab_size;
         let (logits, best) = (&self.logits, &mut self.best);
         let profiler = &mut self.scratch.profiler;
         profiler.measure(&mut self.ctx, "argmax", |ctx| {
-            B::argmax_rows(ctx, logits, best, shape)
+            B::argmax_rows(ctx, logits, best, RowShape { rows, dim })
         })?;
         self.staging.ints.resize(rows, 0);
         B::read(&mut self.ctx, &self.best, 0, &mut self.staging.ints)?;
-        for (out, &best) in out.iter_mut().zip(&self.staging.ints) {
-            *out = best as TokenId;
+        let places = (0..wanted.len()).filter(|&row| is_token(&wanted[row]));
+        for (index, (place, &best)) in places.zip(&self.staging.ints).enumerate() {
+            let mut token = Some(best as TokenId);
+            if best == 0 {
+                // A row of NaN gives token 0, too; the first logit tells.
+                let mut first = [B::Act::from_f32(0.0)];
+                B::read(&mut self.ctx, &self.logits, index * dim, &mut first)?;
+                token = token.filter(|_| first[0].to_f32() > f32::NEG_INFINITY);
+            }
+            out.set_token(place, token);
         }
         Ok(())
     }
@@ -473,8 +484,18 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.adapters.unload(id)
     }
 
+    /// Holds what is wanted against the batch, and the batch against this runner.
+    fn check(&self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
+        let (found, rows) = (wanted.len(), batch.logit_rows.len());
+        if found != rows {
+            let reason = format!("{found} rows are wanted of a step with {rows} logit rows");
+            return Err(Error::invalid("step", reason));
+        }
+        self.check_sizes(batch)
+    }
+
     /// Holds the batch against the sizes of this runner and of its pool.
-    fn check(&self, batch: &StepBatch) -> Result<()> {
+    fn check_sizes(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
         let limits = [
             ("tokens", batch.tokens.len(), self.config.max_tokens),
@@ -530,7 +551,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 
     /// Writes the batch's arrays to the device.
-    fn upload(&mut self, batch: &StepBatch) -> Result<()> {
+    fn upload(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
         let seqs = batch.seqs();
         let rows = |seq: usize| batch.rows(seq).len();
         let tables = 0..seqs;
@@ -566,8 +587,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             table.iter().map(|b| b.0 as i32).chain(padding)
         });
         write_ints::<B>(ctx, &mut state.block_tables, ints, padded)?;
-        let wanted = batch.logit_rows.iter().chain(&batch.hidden_rows);
-        let wanted = wanted.map(|&row| row as i32);
+        let rows = |kind: fn(&Readback) -> bool| {
+            let rows = batch.logit_rows.iter().zip(wanted);
+            rows.filter(move |(_, wanted)| kind(wanted)).map(|(r, _)| r)
+        };
+        let wanted = rows(is_token).chain(rows(is_logits));
+        let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
         write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
         if self.spec.rope.scaling.depends_on_length() {
             self.upload_rope_rows(batch)
@@ -629,6 +654,32 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             rows,
         )
     }
+}
+
+fn is_token(wanted: &Readback) -> bool {
+    matches!(wanted, Readback::Token(_))
+}
+
+fn is_logits(wanted: &Readback) -> bool {
+    *wanted == Readback::Logits
+}
+
+/// Reads as many floats of a buffer as `out` has, from an offset on.
+fn read_floats<B: LlmBackend>(
+    ctx: &mut B::Context,
+    (from, first): (&Act<B>, usize),
+    staging: &mut Vec<B::Act>,
+    out: &mut [f32],
+) -> Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    staging.resize(out.len(), B::Act::from_f32(0.0));
+    B::read(ctx, from, first, staging)?;
+    for (out, x) in out.iter_mut().zip(staging) {
+        *out = x.to_f32();
+    }
+    Ok(())
 }
 
 fn write_ints<B: LlmBackend>(

@@ -8,9 +8,12 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{
     Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
-use ferrum_models::{Expanded, KvLayout, LogitRows, Model, Moe, SeqStep, StepBatch, WeightForm};
+use ferrum_models::{
+    Expanded, KvLayout, LogitRows, Model, Moe, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
+    WeightForm,
+};
 use ferrum_types::TokenId;
-use support::{blocks, expected, fixtures, logits_in_chunks, open, runner_in};
+use support::{blocks, expected, fixtures, logits_in_chunks, logits_of, open, runner_in};
 
 const LAYOUTS: [KvLayout; 4] = [
     KvLayout::Contiguous,
@@ -87,20 +90,35 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
     let mut batch = StepBatch::default();
     batch.push(seq(1, 0..9, LogitRows::None)).unwrap();
     batch.push(seq(2, 0..n - 1, LogitRows::None)).unwrap();
-    runner.step(&batch).unwrap();
+    assert!(logits_of(&mut runner, &batch).is_empty());
     batch.clear();
     batch.push(seq(0, 0..n, LogitRows::All)).unwrap();
     batch.push(seq(3, 0..0, LogitRows::Last)).unwrap();
     batch.push(seq(1, 9..14, LogitRows::Last)).unwrap();
     batch.push(seq(2, n - 1..n, LogitRows::Last)).unwrap();
-    runner.step(&batch).unwrap();
-    let mut found = vec![0.0; (n + 2) * vocab];
-    runner.read_logits(&mut found).unwrap();
-    let found = bits(&found);
+    let found = bits(&logits_of(&mut runner, &batch));
     let row = |bits: &[u32], row: usize| bits[row * vocab..(row + 1) * vocab].to_vec();
     assert_eq!(found[..n * vocab], *alone, "the whole prompt in a batch");
     assert_eq!(row(&found, n), row(alone, 13), "a chunk in a batch");
     assert_eq!(row(&found, n + 1), row(alone, n - 1), "a decode in a batch");
+    // The same step once more, and of each row something else is read.
+    let kinds = [Readback::Logits, Readback::GREEDY, Readback::Nothing];
+    let wanted: Vec<_> = (0..n + 2).map(|row| kinds[row % 3]).collect();
+    let mut output = StepOutput::default();
+    runner.run(&batch, &wanted, &mut output).unwrap();
+    for (index, wanted) in wanted.iter().enumerate() {
+        let expected = row(&found, index);
+        let best = |bits: &[u32]| {
+            let logits = bits.iter().map(|&bits| f32::from_bits(bits)).enumerate();
+            let better = |a: (usize, f32), b: (usize, f32)| if b.1 > a.1 { b } else { a };
+            logits.reduce(better).unwrap().0 as TokenId
+        };
+        match output.row(index) {
+            RowOutput::Logits(logits) => assert_eq!(bits(logits), expected, "row {index}"),
+            RowOutput::Token(token) => assert_eq!(token, best(&expected), "row {index}"),
+            other => assert_eq!((other, *wanted), (RowOutput::Nothing, Readback::Nothing)),
+        }
+    }
 }
 
 #[test]

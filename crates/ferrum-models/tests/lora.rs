@@ -10,11 +10,13 @@ use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
-use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
+use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, GgufQuantType, TokenId};
 use safetensors::SafeTensors;
 use std::path::PathBuf;
-use support::{blocks, exact_cpu, fixtures, max_difference, open, read_expected, runner_in};
+use support::{
+    blocks, exact_cpu, fixtures, logits_of, max_difference, open, read_expected, runner_in,
+};
 use tempfile::TempDir;
 
 /// Adapter and the model that it was made for.
@@ -69,9 +71,7 @@ fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
                 })
                 .unwrap();
         }
-        runner.step(&batch).unwrap();
-        let mut rows = vec![0.0; batch.logit_rows.len() * vocab];
-        runner.read_logits(&mut rows).unwrap();
+        let rows = logits_of(runner, &batch);
         let mut rest = rows.as_slice();
         for (seq, out) in out.iter_mut().enumerate() {
             let (mine, others) = rest.split_at(batch.rows(seq).len() * vocab);
@@ -319,6 +319,7 @@ fn what_does_not_fit_is_said() {
             adapter: Some(AdapterId(3)),
         })
         .unwrap();
-    let error = runner.step(&batch).unwrap_err().to_string();
+    let refused = runner.submit(&batch, &[Readback::GREEDY]);
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("adapter 3 is not loaded"), "{error}");
 }

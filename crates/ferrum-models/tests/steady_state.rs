@@ -5,7 +5,9 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
-use ferrum_models::{Expanded, KvLayout, LogitRows, Moe, Native, SeqStep, StepBatch};
+use ferrum_models::{
+    Expanded, KvLayout, LogitRows, Moe, Native, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{blocks, fixtures, open, runner_in};
@@ -73,11 +75,11 @@ where
 {
     let table = blocks(runner.pool().blocks, 0);
     let mut batch = StepBatch::default();
-    let mut logits = vec![0.0; runner.spec().vocab_size];
-    let mut best = [5];
-    let mut step = |start: usize, best: &mut [u32; 1]| {
+    let mut output = StepOutput::default();
+    let mut best = 5;
+    let mut step = |start: usize, best: &mut u32| {
         batch.clear();
-        let tokens = &[best[0]];
+        let tokens = &[*best];
         let (prompt_len, logit_rows) = (1, LogitRows::Last);
         let seq = SeqStep {
             tokens,
@@ -89,9 +91,14 @@ where
             adapter: None,
         };
         batch.push(seq).unwrap();
-        runner.step(&batch).unwrap();
-        runner.read_logits(&mut logits).unwrap();
-        runner.read_argmax(best).unwrap();
+        let wanted = match start % 3 {
+            0 => Readback::Logits,
+            _ => Readback::GREEDY,
+        };
+        runner.run(&batch, &[wanted], &mut output).unwrap();
+        if let RowOutput::Token(token) = output.row(0) {
+            *best = token;
+        }
     };
     // Scratch grows to its size in the first steps.
     for start in 0..20 {

@@ -13,7 +13,7 @@ use crate::ui::{show, show_json};
 use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
-use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch};
+use ferrum_models::{LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, TokenId};
 use profile::Profile;
 use report::{Batched, Limits, Report, median};
@@ -127,20 +127,20 @@ fn for_sequences(one: RunnerConfig, seqs: usize) -> RunnerConfig {
 
 /// Gives the cache another first token, so that nothing of it is reused for the prompt.
 fn forget(session: &mut Session, prompt: &[TokenId]) -> Outcome {
-    session.prefill(&[prompt[0] ^ 1])?;
+    session.prefill(&[prompt[0] ^ 1], Readback::GREEDY)?;
     Ok(())
 }
 
 fn once(session: &mut Session, prompt: &[TokenId], gen_len: usize) -> Outcome<Sample> {
     forget(session, prompt)?;
     let start = Instant::now();
-    session.prefill(prompt)?;
-    let mut next = session.argmax()?;
+    session.prefill(prompt, Readback::GREEDY)?;
+    let mut next = session.token().unwrap_or(0);
     let first_token_s = start.elapsed().as_secs_f64();
     let start = Instant::now();
     for _ in 0..gen_len {
-        session.decode(next)?;
-        next = session.argmax()?;
+        session.decode(next, Readback::GREEDY)?;
+        next = session.token().unwrap_or(0);
     }
     Ok(Sample {
         first_token_s,
@@ -158,7 +158,7 @@ fn together(
     let per_seq = (prompt.len() + gen_len).div_ceil(runner.pool().block_size);
     let blocks: Vec<_> = (0..(per_seq * seqs) as u32).map(BlockId).collect();
     let blocks_of = |seq: usize| &blocks[seq * per_seq..][..per_seq];
-    let mut batch = StepBatch::default();
+    let (mut batch, mut output) = (StepBatch::default(), StepOutput::default());
     let chunk = runner.config().max_tokens;
     for seq in 0..seqs {
         let mut start = 0;
@@ -173,12 +173,13 @@ fn together(
                 logits: LogitRows::None,
                 adapter: None,
             })?;
-            runner.step(&batch)?;
+            runner.run(&batch, &[], &mut output)?;
             start += tokens.len();
         }
     }
     // Each sequence goes its own way.
     let mut next = random_tokens(seqs, runner.spec().vocab_size);
+    let wanted = vec![Readback::GREEDY; seqs];
     let started = Instant::now();
     for i in 0..gen_len {
         batch.clear();
@@ -193,8 +194,10 @@ fn together(
                 adapter: None,
             })?;
         }
-        runner.step(&batch)?;
-        runner.read_argmax(&mut next)?;
+        runner.run(&batch, &wanted, &mut output)?;
+        for (row, token) in output.tokens() {
+            next[row] = token.unwrap_or(0);
+        }
     }
     Ok(started.elapsed().as_secs_f64())
 }

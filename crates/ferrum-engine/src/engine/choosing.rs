@@ -16,9 +16,8 @@ impl StepLoop<'_> {
     /// later rows are worth a look only after the earlier ones.
     pub(super) fn choose_ahead(&mut self, plan: &StepPlan) {
         self.chosen.clear();
-        let (rows, vocab) = (plan.rows(), self.shared.limits.vocab_size);
-        let on_device = !self.best.is_empty();
-        if on_device || rows < 2 || rows * vocab < WORTH_THREADS {
+        let (rows, read) = (plan.rows(), self.output.logits().len());
+        if rows < 2 || read < WORTH_THREADS {
             return;
         }
         let mut row = 0;
@@ -29,25 +28,28 @@ impl StepLoop<'_> {
                 last_rows.insert(work.seq, row - 1);
             }
         }
-        self.chosen.resize_with(rows, || None);
-        let places = self.logits.chunks_mut(vocab).zip(&mut self.chosen);
-        let mut places: Vec<_> = places.map(Some).collect();
+        let mut places: Vec<_> = (0..rows).map(|_| None).collect();
+        for (row, logits) in self.output.logit_rows_mut() {
+            places[row] = Some(logits);
+        }
         let mut tasks = Vec::with_capacity(last_rows.len());
         for (id, answer) in &mut self.answers {
-            let place = last_rows
-                .get(id)
-                .and_then(|&row| places.get_mut(row)?.take());
-            let (Some((logits, chosen)), Some(seq)) = (place, self.scheduler.sequence(*id)) else {
+            let row = last_rows.get(id).copied();
+            let place = row.and_then(|row| Some((row, places.get_mut(row)?.take()?)));
+            let (Some((row, logits)), Some(seq)) = (place, self.scheduler.sequence(*id)) else {
                 continue;
             };
             if seq.is_computed() && answer.max_tokens > 0 {
-                tasks.push((answer, logits, seq.tokens(), chosen));
+                tasks.push((row, answer, logits, seq.tokens()));
             }
         }
-        tasks
+        let chosen: Vec<_> = tasks
             .into_par_iter()
-            .for_each(|(answer, logits, tokens, chosen)| {
-                *chosen = Some(answer.choose(logits, tokens));
-            });
+            .map(|(row, answer, logits, tokens)| (row, answer.choose(logits, tokens)))
+            .collect();
+        self.chosen.resize_with(rows, || None);
+        for (row, chosen) in chosen {
+            self.chosen[row] = Some(chosen);
+        }
     }
 }

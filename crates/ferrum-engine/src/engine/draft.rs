@@ -11,7 +11,7 @@
 use super::guess::{GuessLength, Payoff};
 use crate::StepRunner;
 use crate::pool::{BlockPool, BlockTable};
-use ferrum_models::{LogitRows, SeqStep, StepBatch};
+use ferrum_models::{LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{Result, SeqId, TokenId};
 use std::collections::HashMap;
 
@@ -33,7 +33,8 @@ pub(super) struct DraftModel {
     most: usize,
     pub(super) payoff: Payoff,
     batch: StepBatch,
-    best: Vec<TokenId>,
+    wanted: Vec<Readback>,
+    output: StepOutput,
 }
 
 /// What the small model knows of a sequence.
@@ -65,7 +66,8 @@ impl DraftModel {
             most,
             payoff: Payoff::default(),
             batch: StepBatch::default(),
-            best: Vec::new(),
+            wanted: Vec::new(),
+            output: StepOutput::default(),
         }
     }
 
@@ -88,8 +90,8 @@ impl DraftModel {
             }
             self.step()?;
             let open = guesses.iter_mut().filter(|guess| more(guess));
-            for (guess, &best) in open.zip(&self.best) {
-                guess.tokens.push(best);
+            for (guess, (_, best)) in open.zip(self.output.tokens()) {
+                guess.tokens.push(best.unwrap_or(0));
             }
         }
         let guesses = guesses.into_iter();
@@ -153,21 +155,22 @@ impl DraftModel {
             }
         }
         self.step()?;
-        for (guess, &best) in guesses.iter_mut().zip(&self.best) {
-            guess.tokens.push(best);
+        for (guess, (_, best)) in guesses.iter_mut().zip(self.output.tokens()) {
+            guess.tokens.push(best.unwrap_or(0));
         }
         Ok((all_ready, guesses))
     }
 
     /// Runs the batch and picks the likeliest token of each row.
     fn step(&mut self) -> Result<()> {
-        self.best.clear();
         if self.batch.tokens.is_empty() {
+            self.output.begin(&[], 0, 0);
             return Ok(());
         }
-        self.runner.step(&self.batch)?;
-        self.best.resize(self.batch.logit_rows.len(), 0);
-        self.runner.read_argmax(&mut self.best)
+        self.wanted.clear();
+        let rows = self.batch.logit_rows.len();
+        self.wanted.resize(rows, Readback::GREEDY);
+        self.runner.run(&self.batch, &self.wanted, &mut self.output)
     }
 
     /// How the last guess for a sequence turned out.

@@ -6,6 +6,7 @@ use super::step_loop::StepLoop;
 use crate::FinishReason;
 use crate::sampler::{has_number, logprobs};
 use crate::scheduler::Work;
+use ferrum_models::RowOutput;
 use ferrum_types::SeqId;
 use std::ops::Range;
 
@@ -23,14 +24,12 @@ impl StepLoop<'_> {
         if answer.max_tokens == 0 {
             return self.finish(id, FinishReason::Length.into());
         }
-        let ahead = self.chosen.get_mut(row).and_then(Option::take);
-        let chosen = match self.best.get(row) {
-            Some(&best) => Chosen::Token(best, None),
-            None => ahead.unwrap_or_else(|| {
-                let vocab = self.shared.limits.vocab_size;
-                answer.choose(&mut self.logits[row * vocab..][..vocab], seq.tokens())
-            }),
-        };
+        let before = self.chosen.get_mut(row).and_then(Option::take);
+        let chosen = before.unwrap_or_else(|| match self.output.row(row) {
+            RowOutput::Token(token) => Chosen::Token(token, None),
+            RowOutput::Logits(logits) => answer.choose(logits, seq.tokens()),
+            RowOutput::NotANumber | RowOutput::Nothing => Chosen::Failed(EngineError::NotANumber),
+        });
         let (token, logprobs) = match chosen {
             Chosen::Token(token, logprobs) => {
                 self.shared.numbers_came();
@@ -107,7 +106,7 @@ impl StepLoop<'_> {
         let rows = work.hidden_rows();
         let end = work.start + work.len;
         for (i, position) in (end - rows..end).enumerate() {
-            pool.add(position, &self.hidden[(first + i) * dim..][..dim]);
+            pool.add(position, &self.output.hidden()[(first + i) * dim..][..dim]);
         }
         if !seq.is_computed() {
             return;
@@ -126,7 +125,6 @@ impl StepLoop<'_> {
 
     /// Log-probabilities of the prompt tokens after those in `work`, whose logits begin at `first`.
     pub(super) fn give_prompt_logprobs(&mut self, work: &Work, first: usize) {
-        let vocab = self.shared.limits.vocab_size;
         let Some(answer) = self.answers.get(&work.seq) else {
             return;
         };
@@ -146,9 +144,11 @@ impl StepLoop<'_> {
             return;
         }
         open.prompt_rows = end;
-        let of = |at: usize| {
-            let row = &self.logits[(first + at - work.start) * vocab..][..vocab];
-            has_number(row).then(|| logprobs(row, seq.tokens()[at + 1], top))
+        let of = |at: usize| match self.output.row(first + at - work.start) {
+            RowOutput::Logits(row) if has_number(row) => {
+                Some(logprobs(row, seq.tokens()[at + 1], top))
+            }
+            _ => None,
         };
         let Some(found) = fresh.map(of).collect() else {
             return self.fail_answer(work.seq, EngineError::NotANumber);

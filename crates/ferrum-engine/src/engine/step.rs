@@ -6,7 +6,7 @@ use super::pace;
 use super::step_loop::StepLoop;
 use crate::grammar::MaskThreads;
 use crate::scheduler::{StepPlan, Work};
-use ferrum_models::LogitRows;
+use ferrum_models::{LogitRows, Readback};
 use ferrum_types::{Error, Result};
 use std::time::Instant;
 
@@ -32,8 +32,9 @@ impl StepLoop<'_> {
         let shared = self.shared;
         let clock = &shared.config.clock;
         let (model_started, on_clock) = (Instant::now(), clock.now());
-        self.runner.step(&self.batch)?;
-        self.read_rows(&plan)?;
+        self.want_rows(&plan);
+        let ticket = self.runner.submit(&self.batch, &self.wanted)?;
+        self.runner.collect(ticket, &mut self.output)?;
         let took = clock.now().saturating_sub(on_clock);
         self.pace.learn(prompt_tokens, took);
         self.model_time += model_started.elapsed();
@@ -133,19 +134,8 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Reads what the step's sequences need: hidden states, and whole rows of logits or the most likely
-    /// tokens only.
-    fn read_rows(&mut self, plan: &StepPlan) -> Result<()> {
-        let hidden = plan.hidden_rows() * self.runner.spec().hidden_size;
-        self.hidden.resize(hidden, 0.0);
-        if hidden > 0 {
-            self.runner.read_hidden(&mut self.hidden)?;
-        }
-        let rows = plan.rows();
-        self.best.clear();
-        if rows == 0 {
-            return Ok(());
-        }
+    /// Says what is read of each row: whole rows of logits, or the most likely tokens only.
+    fn want_rows(&mut self, plan: &StepPlan) {
         let greedy = |work: &Work| match work.logits {
             _ if work.hidden => true,
             LogitRows::None => true,
@@ -155,17 +145,11 @@ impl StepLoop<'_> {
                 .get(&work.seq)
                 .is_none_or(Answer::is_plain_greedy),
         };
-        if plan.work().iter().all(greedy) {
-            self.best.resize(rows, 0);
-            self.runner.read_argmax(&mut self.best)?;
-            // A row of NaN gives token 0, too. That is rare enough to look at the logits then.
-            if !self.best.contains(&0) {
-                return Ok(());
-            }
-            self.best.clear();
-        }
-        let vocab = self.shared.limits.vocab_size;
-        self.logits.resize(rows * vocab, 0.0);
-        self.runner.read_logits(&mut self.logits)
+        let wanted = match plan.work().iter().all(greedy) {
+            true => Readback::GREEDY,
+            false => Readback::Logits,
+        };
+        self.wanted.clear();
+        self.wanted.resize(plan.rows(), wanted);
     }
 }

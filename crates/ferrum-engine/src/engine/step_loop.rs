@@ -10,12 +10,11 @@ use super::stats::DraftCounts;
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::BlockTable;
-use crate::sampler::has_number;
 use crate::scheduler::{Scheduler, StepPlan};
 use crate::{FinishReason, StepRunner};
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::{LogitRows, SeqStep, StepBatch};
-use ferrum_types::{AdapterId, Error, Result, SeqId, TokenId};
+use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch, StepOutput};
+use ferrum_types::{AdapterId, Error, Result, SeqId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -36,14 +35,14 @@ pub(super) struct StepLoop<'a> {
     pub(super) next_seq: u64,
     pub(super) plan: StepPlan,
     pub(super) batch: StepBatch,
-    pub(super) logits: Vec<f32>,
-    /// By rows of logits: what was chosen ahead.
+    /// By rows of logits: what is read of each.
+    pub(super) wanted: Vec<Readback>,
+    /// What was read of the step.
+    pub(super) output: StepOutput,
+    /// By rows of logits: what was chosen on other threads.
     pub(super) chosen: Vec<Option<Chosen>>,
     /// There once a request has a grammar.
     pub(super) mask_threads: Option<MaskThreads>,
-    pub(super) hidden: Vec<f32>,
-    /// By rows: the most likely tokens, if the device found them and nothing else is asked for.
-    pub(super) best: Vec<TokenId>,
     pub(super) probe_wanted: bool,
     last_check: Option<Duration>,
     pub(super) generated: u64,
@@ -75,11 +74,10 @@ impl<'a> StepLoop<'a> {
             next_seq: 0,
             plan: StepPlan::default(),
             batch: StepBatch::default(),
-            logits: Vec::new(),
+            wanted: Vec::new(),
+            output: StepOutput::default(),
             chosen: Vec::new(),
             mask_threads: None,
-            hidden: Vec::new(),
-            best: Vec::new(),
             probe_wanted: false,
             last_check: None,
             generated: 0,
@@ -173,10 +171,9 @@ impl<'a> StepLoop<'a> {
             logits: LogitRows::Last,
             adapter: None,
         })?;
-        self.runner.step(&self.batch)?;
-        self.logits.resize(self.shared.limits.vocab_size, 0.0);
-        self.runner.read_logits(&mut self.logits)?;
-        if has_number(&self.logits) {
+        let wanted = [Readback::GREEDY];
+        self.runner.run(&self.batch, &wanted, &mut self.output)?;
+        if matches!(self.output.row(0), RowOutput::Token(_)) {
             self.shared.numbers_came();
         }
         self.scheduler.take_back(&mut table);

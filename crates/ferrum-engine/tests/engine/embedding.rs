@@ -5,7 +5,7 @@ use crate::{Answered, collect, demo, encode, greedy};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{Engine, EngineConfig, EngineError, FinishReason, Request, StepRunner};
 use ferrum_formats::{ModelSource, Safetensors, TensorSource};
-use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch, read_model};
+use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch, StepOutput, read_model};
 use ferrum_types::{BlockId, TokenId};
 use std::path::Path;
 
@@ -39,12 +39,11 @@ fn states(runner: &mut dyn StepRunner, tokens: &[TokenId]) -> Vec<Vec<f32>> {
         adapter: None,
     };
     batch.push(seq).unwrap();
-    runner.step(&batch).unwrap();
-    let dim = runner.spec().hidden_size;
-    let mut rows = vec![0.0; tokens.len() * dim];
-    runner.read_hidden(&mut rows).unwrap();
-    assert!(runner.read_logits(&mut []).is_ok(), "there are no logits");
-    rows.chunks_exact(dim).map(<[f32]>::to_vec).collect()
+    let mut output = StepOutput::default();
+    runner.run(&batch, &[], &mut output).unwrap();
+    assert!(output.logits().is_empty());
+    let rows = output.hidden().chunks_exact(runner.spec().hidden_size);
+    rows.map(<[f32]>::to_vec).collect()
 }
 
 fn pooled(states: &[Vec<f32>], pooling: Pooling) -> Vec<f32> {

@@ -3,8 +3,9 @@
 
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
-use ferrum_kernels::{PagedKvShape, Span};
-use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch};
+use ferrum_models::{
+    DecoderSpec, KvLayout, Readback, RowOutput, RunnerConfig, StepBatch, StepOutput, Ticket,
+};
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -33,6 +34,7 @@ pub(crate) struct Scripted {
     /// Sequences that begin with this token get rows of NaN.
     nan_for: Option<TokenId>,
     nan_rows: Vec<bool>,
+    ready: StepOutput,
     steps: usize,
     /// By how much a step moves a clock, and each of its tokens.
     cost: Option<(Clock, Duration, Duration)>,
@@ -67,6 +69,7 @@ impl Scripted {
             fault: None,
             nan_for: None,
             nan_rows: Vec::new(),
+            ready: StepOutput::default(),
             steps: 0,
             cost: None,
             gate: None,
@@ -145,41 +148,7 @@ fn mix(a: u64, b: u64) -> u64 {
         .rotate_left(29)
 }
 
-impl StepRunner for Scripted {
-    fn adapter_loader(&self) -> AdapterLoader {
-        let gate = self.adapter_gate.clone();
-        AdapterLoader::new(move |_| {
-            if let Some(gate) = &gate {
-                let _ = gate.lock().unwrap().recv();
-            }
-            Ok(LoadedAdapter::new(()))
-        })
-    }
-
-    fn add_adapter(&mut self, _: AdapterId, adapter: LoadedAdapter) -> Result<()> {
-        adapter.take::<()>()
-    }
-
-    fn unload_adapter(&mut self, _: AdapterId) -> bool {
-        true
-    }
-
-    fn backend(&self) -> &'static str {
-        "scripted"
-    }
-
-    fn spec(&self) -> &DecoderSpec {
-        &self.spec
-    }
-
-    fn config(&self) -> &RunnerConfig {
-        &self.config
-    }
-
-    fn pool(&self) -> PagedKvShape {
-        self.config.pool_shape(&self.spec)
-    }
-
+impl Scripted {
     fn step(&mut self, batch: &StepBatch) -> Result<()> {
         if let Some(gate) = &self.gate {
             let _ = gate.recv();
@@ -233,53 +202,81 @@ impl StepRunner for Scripted {
         Ok(())
     }
 
-    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        let vocab = self.spec.vocab_size;
-        assert_eq!(out.len(), self.rows.len() * vocab);
-        for (row, &(state, at)) in out.chunks_exact_mut(vocab).zip(&self.rows) {
-            for (token, x) in row.iter_mut().enumerate() {
+    /// What is wanted of the rows of the step.
+    fn fill(&mut self, wanted: &[Readback]) {
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        assert_eq!(wanted.len(), self.rows.len());
+        let mut out = std::mem::take(&mut self.ready);
+        out.begin(wanted, vocab, self.hidden.len() * dim);
+        for (row, &(state, at)) in self.rows.iter().enumerate() {
+            // As backends do, which find no number in NaN.
+            let chosen = (!self.nan_rows[row]).then(|| self.token_at(state, at));
+            out.set_token(row, chosen);
+            let RowOutput::Logits(logits) = out.row(row) else {
+                continue;
+            };
+            for (token, x) in logits.iter_mut().enumerate() {
                 *x = (mix(state, token as u64) >> 40) as f32 / (1 << 24) as f32;
             }
-            row[self.token_at(state, at) as usize] = 3.0;
-        }
-        for (row, &nan) in out.chunks_exact_mut(vocab).zip(&self.nan_rows) {
-            if nan {
-                row.fill(f32::NAN);
-            }
-        }
-        Ok(())
-    }
-
-    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        let dim = self.spec.hidden_size;
-        assert_eq!(out.len(), self.hidden.len() * dim);
-        for (row, &state) in out.chunks_exact_mut(dim).zip(&self.hidden) {
-            for (i, x) in row.iter_mut().enumerate() {
-                *x = (mix(state, i as u64) >> 40) as f32 / (1 << 24) as f32;
+            logits[self.token_at(state, at) as usize] = 3.0;
+            if self.nan_rows[row] {
+                logits.fill(f32::NAN);
             }
         }
         let nan = &self.nan_rows[self.rows.len()..];
-        for (row, &nan) in out.chunks_exact_mut(dim).zip(nan) {
+        let rows = out.hidden_mut().chunks_exact_mut(dim);
+        for ((row, &state), &nan) in rows.zip(&self.hidden).zip(nan) {
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = (mix(state, i as u64) >> 40) as f32 / (1 << 24) as f32;
+            }
             if nan {
                 row.fill(f32::NAN);
             }
         }
-        Ok(())
+        self.ready = out;
+    }
+}
+
+impl StepRunner for Scripted {
+    fn adapter_loader(&self) -> AdapterLoader {
+        let gate = self.adapter_gate.clone();
+        AdapterLoader::new(move |_| {
+            if let Some(gate) = &gate {
+                let _ = gate.lock().unwrap().recv();
+            }
+            Ok(LoadedAdapter::new(()))
+        })
     }
 
-    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        assert_eq!(out.len(), self.rows.len());
-        for (out, &(state, at)) in out.iter_mut().zip(&self.rows) {
-            *out = self.token_at(state, at);
-        }
-        // As backends do, which pass over NaN.
-        for (out, &nan) in out.iter_mut().zip(&self.nan_rows) {
-            *out = if nan { 0 } else { *out };
-        }
-        Ok(())
+    fn add_adapter(&mut self, _: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        adapter.take::<()>()
     }
 
-    fn take_spans(&mut self) -> Result<Vec<Span>> {
-        Ok(Vec::new())
+    fn unload_adapter(&mut self, _: AdapterId) -> bool {
+        true
+    }
+
+    fn backend(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        &self.config
+    }
+
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
+        self.step(batch)?;
+        self.fill(wanted);
+        Ok(Ticket::new(self.steps as u64))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        assert_eq!(ticket.number(), self.steps as u64);
+        std::mem::swap(&mut self.ready, out);
+        Ok(())
     }
 }

@@ -5,8 +5,8 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    KvLayout, LogitRows, Model, ModelRunner, RunnerConfig, SeqStep, StepBatch, WeightForm,
-    load_weights, read_model,
+    KvLayout, LogitRows, Model, ModelRunner, Readback, RunnerConfig, SeqStep, StepBatch,
+    StepOutput, WeightForm, load_weights, read_model,
 };
 use ferrum_types::{BlockId, TokenId};
 use safetensors::SafeTensors;
@@ -116,6 +116,17 @@ pub(crate) fn blocks(pool_blocks: usize, slot: usize) -> Vec<BlockId> {
         .collect()
 }
 
+/// The logits of all rows that `batch` names.
+pub(crate) fn logits_of<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    batch: &StepBatch,
+) -> Vec<f32> {
+    let mut output = StepOutput::default();
+    let wanted = vec![Readback::Logits; batch.logit_rows.len()];
+    runner.run(batch, &wanted, &mut output).unwrap();
+    output.logits().to_vec()
+}
+
 /// Logits of all positions of `tokens`, fed in `chunks` of the given sizes (the last one repeats).
 pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
@@ -123,7 +134,6 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
     chunks: &[usize],
 ) -> Vec<f32> {
     let table = blocks(runner.pool().blocks, 1);
-    let vocab = runner.spec().vocab_size;
     let (mut out, mut start) = (Vec::new(), 0);
     for i in 0.. {
         if start == tokens.len() {
@@ -144,10 +154,7 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
                 adapter: None,
             })
             .unwrap();
-        runner.step(&batch).unwrap();
-        let mut rows = vec![0.0; size * vocab];
-        runner.read_logits(&mut rows).unwrap();
-        out.extend(rows);
+        out.extend(logits_of(runner, &batch));
         start += size;
     }
     out
@@ -176,12 +183,13 @@ pub(crate) fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 adapter: None,
             })
             .unwrap();
-        runner.step(&batch).unwrap();
-        let mut best = [0];
-        runner.read_argmax(&mut best).unwrap();
+        let mut output = StepOutput::default();
+        let wanted = [Readback::GREEDY];
+        runner.run(&batch, &wanted, &mut output).unwrap();
+        let (_, best) = output.tokens().next().unwrap();
         start += next.len();
-        out.push(best[0]);
-        next = best.to_vec();
+        out.extend(best);
+        next = best.into_iter().collect();
     }
     out
 }

@@ -5,16 +5,16 @@
 //! calls of tools in Hermes' form. The runner keeps in the KV pool which token was written where; to choose the next
 //! one it reads the whole sequence back from there, as attention does.
 
-use ferrum_engine::{
-    AdapterLoader, Engine, EngineConfig, LoadedAdapter, SamplingParams, StepRunner,
-};
+use ferrum_engine::{Engine, EngineConfig, SamplingParams, StepRunner};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_kernels::{PagedKvShape, Span};
-use ferrum_models::{DecoderSpec, KvLayout, RunnerConfig, StepBatch, read_model};
+use ferrum_models::{
+    DecoderSpec, KvLayout, Readback, RowOutput, RunnerConfig, StepBatch, StepOutput, Ticket,
+    read_model,
+};
 use ferrum_server::{LoadedModel, ServedModel};
-use ferrum_types::{AdapterId, Result, TokenId};
+use ferrum_types::{Result, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -322,8 +322,9 @@ struct ScriptedRunner {
     turns: Turns,
     /// The token in each cell of the KV pool.
     cells: Vec<TokenId>,
-    /// The next token for each row of logits of the last step.
-    rows: Vec<TokenId>,
+    /// What the last step gave.
+    ready: StepOutput,
+    steps: u64,
 }
 
 impl ScriptedRunner {
@@ -331,7 +332,8 @@ impl ScriptedRunner {
         let pool = config.pool_shape(&spec);
         Self {
             cells: vec![0; pool.blocks * pool.block_size],
-            rows: Vec::new(),
+            ready: StepOutput::default(),
+            steps: 0,
             spec,
             config,
             turns,
@@ -352,11 +354,7 @@ impl StepRunner for ScriptedRunner {
         &self.config
     }
 
-    fn pool(&self) -> PagedKvShape {
-        self.config.pool_shape(&self.spec)
-    }
-
-    fn step(&mut self, batch: &StepBatch) -> Result<()> {
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         let block_size = self.pool().block_size;
         let mut rows: BTreeMap<usize, TokenId> = BTreeMap::new();
         for seq in 0..batch.seqs() {
@@ -374,47 +372,26 @@ impl StepRunner for ScriptedRunner {
                 }
             }
         }
-        let chosen = batch
-            .logit_rows
-            .iter()
-            .map(|&row| rows.get(&(row as usize)));
-        self.rows = chosen
-            .map(|token| token.copied().unwrap_or_default())
-            .collect();
-        Ok(())
-    }
-
-    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        for (row, &token) in out.chunks_exact_mut(self.spec.vocab_size).zip(&self.rows) {
-            row.fill(0.0);
-            row[token as usize] = CERTAIN;
+        self.ready.begin(
+            wanted,
+            self.spec.vocab_size,
+            self.spec.hidden_size * batch.hidden_rows.len(),
+        );
+        self.ready.hidden_mut().fill(0.0);
+        for (index, row) in batch.logit_rows.iter().enumerate() {
+            let token = rows.get(&(*row as usize)).copied().unwrap_or_default();
+            self.ready.set_token(index, Some(token));
+            if let RowOutput::Logits(logits) = self.ready.row(index) {
+                logits.fill(0.0);
+                logits[token as usize] = CERTAIN;
+            }
         }
+        self.steps += 1;
+        Ok(Ticket::new(self.steps))
+    }
+
+    fn collect(&mut self, _: Ticket, out: &mut StepOutput) -> Result<()> {
+        std::mem::swap(&mut self.ready, out);
         Ok(())
-    }
-
-    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        out.fill(0.0);
-        Ok(())
-    }
-
-    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        out.copy_from_slice(&self.rows);
-        Ok(())
-    }
-
-    fn take_spans(&mut self) -> Result<Vec<Span>> {
-        Ok(Vec::new())
-    }
-
-    fn adapter_loader(&self) -> AdapterLoader {
-        AdapterLoader::new(|_| Ok(LoadedAdapter::new(())))
-    }
-
-    fn add_adapter(&mut self, _: AdapterId, adapter: LoadedAdapter) -> Result<()> {
-        adapter.take::<()>()
-    }
-
-    fn unload_adapter(&mut self, _: AdapterId) -> bool {
-        true
     }
 }

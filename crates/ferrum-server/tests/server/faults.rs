@@ -1,11 +1,11 @@
 //! An engine that breaks while it answers: everybody is told, and health is red at once.
 
+use super::hooked::{Hooks, hooked};
 use super::{Running, demo_model};
-use ferrum_engine::{AdapterLoader, EngineConfig, LoadedAdapter, StepRunner};
-use ferrum_kernels::{PagedKvShape, Span};
-use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
+use ferrum_engine::EngineConfig;
+use ferrum_models::{Readback, StepBatch, StepOutput};
 use ferrum_server::ServerConfig;
-use ferrum_types::{AdapterId, Error, Result, TokenId};
+use ferrum_types::{Error, Result};
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,9 +21,8 @@ pub(super) enum Then {
     Hang(Arc<Mutex<()>>),
 }
 
-/// A runner that has this many good steps in it.
+/// Makes of a runner one that has this many good steps in it.
 pub(super) struct Breaking {
-    pub(super) inner: Box<dyn StepRunner>,
     pub(super) good_steps: usize,
     pub(super) then: Then,
     /// Whether it computes nothing but NaN.
@@ -32,8 +31,8 @@ pub(super) struct Breaking {
     pub(super) _life: Arc<()>,
 }
 
-impl StepRunner for Breaking {
-    fn step(&mut self, batch: &StepBatch) -> Result<()> {
+impl Hooks for Breaking {
+    fn before(&mut self, _: &StepBatch) -> Result<()> {
         match self.good_steps.checked_sub(1) {
             Some(left) => self.good_steps = left,
             None => match &self.then {
@@ -42,60 +41,16 @@ impl StepRunner for Breaking {
                 Then::Hang(until) => drop(until.lock().unwrap()),
             },
         }
-        self.inner.step(batch)
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
-    }
-
-    fn spec(&self) -> &DecoderSpec {
-        self.inner.spec()
-    }
-
-    fn config(&self) -> &RunnerConfig {
-        self.inner.config()
-    }
-
-    fn pool(&self) -> PagedKvShape {
-        self.inner.pool()
-    }
-
-    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_logits(out)?;
-        if self.nan {
-            out.fill(f32::NAN);
-        }
         Ok(())
     }
 
-    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_hidden(out)
-    }
-
-    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        self.inner.read_argmax(out)?;
+    fn after(&mut self, wanted: &[Readback], output: &mut StepOutput) {
         if self.nan {
-            // As backends do, which pass over NaN.
-            out.fill(0);
+            output.logits_mut().fill(f32::NAN);
+            for row in 0..wanted.len() {
+                output.set_token(row, None);
+            }
         }
-        Ok(())
-    }
-
-    fn take_spans(&mut self) -> Result<Vec<Span>> {
-        self.inner.take_spans()
-    }
-
-    fn adapter_loader(&self) -> AdapterLoader {
-        self.inner.adapter_loader()
-    }
-
-    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
-        self.inner.add_adapter(id, adapter)
-    }
-
-    fn unload_adapter(&mut self, id: AdapterId) -> bool {
-        self.inner.unload_adapter(id)
     }
 }
 
@@ -105,13 +60,15 @@ fn a_fault_fails_requests_clearly_and_turns_health_red() {
         let (model, text) = demo_model();
         let engine = (EngineConfig::default(), 4);
         let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
-            Box::new(Breaking {
+            hooked(
                 inner,
-                good_steps: 20,
-                then,
-                nan: false,
-                _life: Arc::default(),
-            })
+                Breaking {
+                    good_steps: 20,
+                    then,
+                    nan: false,
+                    _life: Arc::default(),
+                },
+            )
         });
         assert_eq!(server.get("/health").status, 200);
         let endless = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true});
@@ -157,13 +114,15 @@ fn hanging(config: ServerConfig, until: &Arc<Mutex<()>>) -> Running {
     let (model, text) = demo_model();
     let engine = (EngineConfig::default(), 4);
     Running::with(model, text, config, engine, |inner| {
-        Box::new(Breaking {
+        hooked(
             inner,
-            good_steps: 4,
-            then: Then::Hang(Arc::clone(until)),
-            nan: false,
-            _life: Arc::default(),
-        })
+            Breaking {
+                good_steps: 4,
+                then: Then::Hang(Arc::clone(until)),
+                nan: false,
+                _life: Arc::default(),
+            },
+        )
     })
 }
 
@@ -212,13 +171,15 @@ fn nan_fails_requests_and_degrades_health_but_not_readiness() {
     let (model, text) = demo_model();
     let engine = (EngineConfig::default(), 4);
     let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
-        Box::new(Breaking {
+        hooked(
             inner,
-            good_steps: usize::MAX,
-            then: Then::Error,
-            nan: true,
-            _life: Arc::default(),
-        })
+            Breaking {
+                good_steps: usize::MAX,
+                then: Then::Error,
+                nan: true,
+                _life: Arc::default(),
+            },
+        )
     });
     for temperature in [0, 1, 0] {
         assert_eq!(server.get("/health").json()["status"], "ok");

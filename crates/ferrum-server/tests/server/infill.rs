@@ -1,13 +1,13 @@
 //! Filling in the middle: `/infill`, and `suffix` on `/v1/completions`. The prompts are those that the model saw.
 
+use super::hooked::{Hooks, hooked};
 use super::{Running, demo_model};
-use ferrum_engine::{AdapterLoader, EngineConfig, LoadedAdapter, StepRunner};
+use ferrum_engine::EngineConfig;
 use ferrum_formats::Gguf;
 use ferrum_formats::tokenizer::{FimIds, GgufVocab, Tokenizer};
-use ferrum_kernels::{PagedKvShape, Span};
-use ferrum_models::{DecoderSpec, RunnerConfig, StepBatch};
+use ferrum_models::StepBatch;
 use ferrum_server::ServerConfig;
-use ferrum_types::{AdapterId, Result, TokenId};
+use ferrum_types::{Result, TokenId};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -20,60 +20,13 @@ const QWEN: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// A runner that notes the tokens that it is given.
-struct Noting {
-    inner: Box<dyn StepRunner>,
-    seen: Arc<Mutex<Vec<TokenId>>>,
-}
+/// Notes the tokens that a runner is given.
+struct Noting(Arc<Mutex<Vec<TokenId>>>);
 
-impl StepRunner for Noting {
-    fn step(&mut self, batch: &StepBatch) -> Result<()> {
-        self.seen.lock().unwrap().extend(&batch.tokens);
-        self.inner.step(batch)
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
-    }
-
-    fn spec(&self) -> &DecoderSpec {
-        self.inner.spec()
-    }
-
-    fn config(&self) -> &RunnerConfig {
-        self.inner.config()
-    }
-
-    fn pool(&self) -> PagedKvShape {
-        self.inner.pool()
-    }
-
-    fn read_logits(&mut self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_logits(out)
-    }
-
-    fn read_hidden(&mut self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_hidden(out)
-    }
-
-    fn read_argmax(&mut self, out: &mut [TokenId]) -> Result<()> {
-        self.inner.read_argmax(out)
-    }
-
-    fn take_spans(&mut self) -> Result<Vec<Span>> {
-        self.inner.take_spans()
-    }
-
-    fn adapter_loader(&self) -> AdapterLoader {
-        self.inner.adapter_loader()
-    }
-
-    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
-        self.inner.add_adapter(id, adapter)
-    }
-
-    fn unload_adapter(&mut self, id: AdapterId) -> bool {
-        self.inner.unload_adapter(id)
+impl Hooks for Noting {
+    fn before(&mut self, batch: &StepBatch) -> Result<()> {
+        self.0.lock().unwrap().extend(&batch.tokens);
+        Ok(())
     }
 }
 
@@ -113,7 +66,7 @@ impl Coder {
         let text = (tokenizer(), template);
         let config = ServerConfig::default();
         let server = Running::with(model, text, config, (engine, 2), |inner| {
-            Box::new(Noting { inner, seen: note })
+            hooked(inner, Noting(note))
         });
         Self {
             server,

@@ -10,6 +10,7 @@ mod cors;
 mod documented;
 mod embeddings;
 mod faults;
+mod hooked;
 mod infill;
 mod models;
 mod native;

@@ -1,6 +1,7 @@
 //! Several models: loaded when they are asked for, unloaded when they are not, and never mixed up.
 
 use super::faults::{Breaking, Then};
+use super::hooked::hooked;
 use super::traces::{attribute, collector, spans};
 use super::{CONTEXT, PATIENCE, Running, demo_model, load};
 use ferrum_engine::EngineConfig;
@@ -84,13 +85,15 @@ impl ModelLoader for Zoo {
         };
         let life = Arc::clone(&self.lives);
         Ok(load(model, text, (EngineConfig::default(), 4), |inner| {
-            Box::new(Breaking {
+            hooked(
                 inner,
-                good_steps: good_steps.unwrap_or(usize::MAX),
-                then: Then::Error,
-                nan: false,
-                _life: life,
-            })
+                Breaking {
+                    good_steps: good_steps.unwrap_or(usize::MAX),
+                    then: Then::Error,
+                    nan: false,
+                    _life: life,
+                },
+            )
         }))
     }
 

@@ -1,6 +1,7 @@
 //! llama.cpp's own routes: `/completion` and `/slots`.
 
 use super::faults::{Breaking, Then};
+use super::hooked::hooked;
 use super::{CONTEXT, Running, demo_model};
 use ferrum_engine::EngineConfig;
 use ferrum_server::ServerConfig;
@@ -430,13 +431,15 @@ fn slots_show_what_is_answered_and_no_text() {
     let then = Then::Hang(Arc::clone(&gate));
     let engine = (EngineConfig::default(), 2);
     let server = Running::with(model, text, ServerConfig::default(), engine, |inner| {
-        Box::new(Breaking {
+        hooked(
             inner,
-            good_steps: 12,
-            then,
-            nan: false,
-            _life: Arc::default(),
-        })
+            Breaking {
+                good_steps: 12,
+                then,
+                nan: false,
+                _life: Arc::default(),
+            },
+        )
     });
     let idle = server.get("/slots").json();
     assert_eq!(idle.as_array().unwrap().len(), 2);

@@ -3,6 +3,7 @@
 use crate::failure::{Failure, Outcome};
 use ferrum_engine::Session;
 use ferrum_kernels::{Span, chrome_trace};
+use ferrum_models::Readback;
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -94,15 +95,15 @@ impl Profile {
         super::forget(session, prompt)?;
         session.take_spans()?;
         let started = Instant::now();
-        session.prefill(prompt)?;
-        let mut next = session.argmax()?;
+        session.prefill(prompt, Readback::GREEDY)?;
+        let mut next = session.token().unwrap_or(0);
         let prefill_s = started.elapsed().as_secs_f64();
         let mut spans = session.take_spans()?;
         let prefill = Stretch::new(prefill_s, &spans);
         let started = Instant::now();
         for _ in 0..tokens {
-            session.decode(next)?;
-            next = session.argmax()?;
+            session.decode(next, Readback::GREEDY)?;
+            next = session.token().unwrap_or(0);
         }
         let decode_s = started.elapsed().as_secs_f64();
         let after = session.take_spans()?;

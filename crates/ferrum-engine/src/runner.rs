@@ -1,0 +1,172 @@
+//! [`StepRunner`]: what the engine asks of a model on a device.
+//!
+//! A step is submitted and collected. Between the two the device works, and the host may do something else; a
+//! runner that computes at once has the results ready when it was submitted.
+
+use ferrum_formats::LoraFolder;
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
+use ferrum_models::{
+    DecoderSpec, ModelRunner, Readback, RunnerConfig, StepBatch, StepOutput, Ticket,
+};
+use ferrum_types::{AdapterId, Error, Result};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// An object-safe view on a [`ModelRunner`], or on whatever else makes steps: whole steps, no generics.
+pub trait StepRunner: Send {
+    /// Name of the backend.
+    fn backend(&self) -> &'static str;
+
+    /// What is being run.
+    fn spec(&self) -> &DecoderSpec;
+
+    /// The sizes that were allocated for.
+    fn config(&self) -> &RunnerConfig;
+
+    /// The KV pool of one layer.
+    fn pool(&self) -> PagedKvShape {
+        self.config().pool_shape(self.spec())
+    }
+
+    /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of
+    /// `wanted` for each of its `logit_rows`. Nothing of the arguments is looked at later.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool; what the device says.
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket>;
+
+    /// Waits for a step and hands over what was read of it. Steps are collected in the order in which they were
+    /// submitted. `out` is filled anew.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the ticket of another step; what the device says.
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()>;
+
+    /// [`submit`](Self::submit), and [`collect`](Self::collect) at once.
+    ///
+    /// # Errors
+    /// Those of both.
+    fn run(&mut self, batch: &StepBatch, wanted: &[Readback], out: &mut StepOutput) -> Result<()> {
+        let ticket = self.submit(batch, wanted)?;
+        self.collect(ticket, out)
+    }
+
+    /// See [`ModelRunner::take_spans`]; by default nothing is measured.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        Ok(Vec::new())
+    }
+
+    /// See [`ModelRunner::adapter_loader`]; by default there are no adapters.
+    fn adapter_loader(&self) -> AdapterLoader {
+        AdapterLoader::new(|_| Err(no_adapters()))
+    }
+
+    /// See [`ModelRunner::add_adapter`].
+    ///
+    /// # Errors
+    /// What the device says.
+    fn add_adapter(&mut self, _: AdapterId, _: LoadedAdapter) -> Result<()> {
+        Err(no_adapters())
+    }
+
+    /// See [`ModelRunner::unload_adapter`].
+    fn unload_adapter(&mut self, _: AdapterId) -> bool {
+        false
+    }
+}
+
+fn no_adapters() -> Error {
+    Error::invalid("adapter", "this runner takes no adapters")
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunner<B, K> {
+    fn backend(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn spec(&self) -> &DecoderSpec {
+        ModelRunner::spec(self)
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        ModelRunner::config(self)
+    }
+
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
+        ModelRunner::submit(self, batch, wanted)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        ModelRunner::collect(self, ticket, out)
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        ModelRunner::take_spans(self)
+    }
+
+    fn adapter_loader(&self) -> AdapterLoader {
+        let loader = ModelRunner::adapter_loader(self);
+        AdapterLoader::new(move |folder| Ok(LoadedAdapter::new(loader.load(folder)?)))
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        ModelRunner::add_adapter(self, id, adapter.take()?)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        ModelRunner::unload_adapter(self, id)
+    }
+}
+
+/// A LoRA adapter on its way to the runner that it was loaded for, whose type it has in it.
+pub struct LoadedAdapter(Box<dyn Any + Send>);
+
+impl LoadedAdapter {
+    /// Hides the type of `adapter`.
+    pub fn new<T: Send + 'static>(adapter: T) -> Self {
+        Self(Box::new(adapter))
+    }
+
+    /// What was given to [`new`](Self::new).
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is of another type: it was loaded for another runner.
+    pub fn take<T: 'static>(self) -> Result<T> {
+        let reason = "it was loaded for another runner";
+        let adapter = self.0.downcast();
+        adapter.map_or_else(|_| Err(Error::invalid("adapter", reason)), |a| Ok(*a))
+    }
+}
+
+type LoadAdapter = dyn Fn(&LoraFolder) -> Result<LoadedAdapter> + Send + Sync;
+
+/// Loads LoRA adapters for a runner, on any thread and while it makes steps. Clones are the same.
+#[derive(Clone)]
+pub struct AdapterLoader(Arc<LoadAdapter>);
+
+impl AdapterLoader {
+    /// One that loads as `load` does.
+    pub fn new(
+        load: impl Fn(&LoraFolder) -> Result<LoadedAdapter> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(load))
+    }
+
+    /// Reads an adapter, holds it against the model, and brings it to the device.
+    ///
+    /// # Errors
+    /// `Model` names the module that does not fit the model; what the device says.
+    pub fn load(&self, folder: &LoraFolder) -> Result<LoadedAdapter> {
+        (self.0)(folder)
+    }
+}
+
+impl fmt::Debug for AdapterLoader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AdapterLoader").finish_non_exhaustive()
+    }
+}
