@@ -134,22 +134,18 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Says what is read of each row: whole rows of logits, or the most likely tokens only.
+    /// Says what is read of each row: a token, or what the host needs to choose it.
     fn want_rows(&mut self, plan: &StepPlan) {
-        let greedy = |work: &Work| match work.logits {
-            _ if work.hidden => true,
-            LogitRows::None => true,
-            LogitRows::All if work.draft == 0 => false,
-            _ => self
-                .answers
-                .get(&work.seq)
-                .is_none_or(Answer::is_plain_greedy),
-        };
-        let wanted = match plan.work().iter().all(greedy) {
-            true => Readback::GREEDY,
-            false => Readback::Logits,
-        };
         self.wanted.clear();
-        self.wanted.resize(plan.rows(), wanted);
+        for work in plan.work().iter().filter(|work| work.rows() > 0) {
+            let answer = self.answers.get(&work.seq);
+            let wanted = match (work.logits, work.draft) {
+                (LogitRows::All, 0) => Readback::Logits,
+                _ if answer.is_none_or(Answer::is_plain_greedy) => Readback::GREEDY,
+                _ => Readback::Logits,
+            };
+            let rows = std::iter::repeat_n(wanted, work.rows());
+            self.wanted.extend(rows);
+        }
     }
 }
