@@ -1,8 +1,9 @@
 //! What the engine adds to a step: scheduling, choosing tokens, text, events.
 //!
 //! `cargo bench -p ferrum-engine --bench step_overhead` runs a device that computes nothing and takes a fixed
-//! time for a step, and prints for several numbers of greedy sequences how much longer a decode step takes with
-//! the engine around it, and how often it allocates. Medians of repeated runs.
+//! time for a step, and prints for several numbers of sequences how much longer a decode step takes with the engine
+//! around it, and how often it allocates: on a device that takes one step at a time, and on one whose steps overlap
+//! with the host's work. All sequences are greedy, or one of them is sampled. Medians of repeated runs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,6 +15,7 @@ use ferrum_models::{
 };
 use ferrum_types::{Result, TokenId};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -41,15 +43,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A device whose steps take a fixed time.
+/// A device whose steps take a fixed time, one after the other.
 struct Timed {
     spec: DecoderSpec,
     config: RunnerConfig,
     step_time: Duration,
-    /// When the last step has ended.
+    overlaps: bool,
+    /// When the last step ends.
     ends: Instant,
-    ready: StepOutput,
     steps: u64,
+    /// Steps in flight: when each ends, and what it gives.
+    flights: VecDeque<(Instant, StepOutput)>,
+    spare: Vec<StepOutput>,
 }
 
 impl StepRunner for Timed {
@@ -65,23 +70,41 @@ impl StepRunner for Timed {
         &self.config
     }
 
+    fn in_flight(&self) -> usize {
+        1 + usize::from(self.overlaps)
+    }
+
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.ends = self.ends.max(Instant::now()) + self.step_time;
         self.steps += 1;
         let words = self.spec.vocab_size as u32 - 300;
-        self.ready.begin(wanted, self.spec.vocab_size, 0);
+        let mut ready = self.spare.pop().unwrap_or_default();
+        ready.begin(wanted, self.spec.vocab_size, 0);
         for (row, &at) in batch.logit_rows.iter().enumerate() {
             let token = 300 + (batch.positions[at as usize] * 7 + at) % words;
-            self.ready.set_token(row, Some(token));
+            ready.set_token(row, Some(token));
         }
+        self.flights.push_back((self.ends, ready));
         Ok(Ticket::new(self.steps))
     }
 
     fn collect(&mut self, _: Ticket, out: &mut StepOutput) -> Result<()> {
-        std::thread::sleep(self.ends.saturating_duration_since(Instant::now()));
-        std::mem::swap(&mut self.ready, out);
+        let (ends, mut ready) = self.flights.pop_front().unwrap();
+        std::thread::sleep(ends.saturating_duration_since(Instant::now()));
+        std::mem::swap(&mut ready, out);
+        self.spare.push(ready);
         Ok(())
     }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Case {
+    step_ms: u64,
+    overlaps: bool,
+    seqs: usize,
+    /// How many of them are not greedy.
+    sampled: usize,
 }
 
 /// What was measured of one run.
@@ -92,13 +115,10 @@ struct Measured {
     allocations: f64,
 }
 
-/// `seqs` greedy answers of `tokens` tokens, all at once.
-fn measure(
-    seqs: usize,
-    tokens: usize,
-    step_time: Duration,
-    tokenizer: &Arc<Tokenizer>,
-) -> Measured {
+/// Answers of `tokens` tokens, all at once.
+fn measure(case: Case, tokens: usize, tokenizer: &Arc<Tokenizer>) -> Measured {
+    let seqs = case.seqs;
+    let step_time = Duration::from_millis(case.step_ms);
     let gguf = Gguf::from_static(DEMO).unwrap();
     let runner: Box<dyn StepRunner> = Box::new(Timed {
         spec: read_model(ModelSource::Gguf(gguf)).unwrap().spec,
@@ -112,9 +132,11 @@ fn measure(
             profile: false,
         },
         step_time,
+        overlaps: case.overlaps,
         ends: Instant::now(),
-        ready: StepOutput::default(),
         steps: 0,
+        flights: VecDeque::new(),
+        spare: Vec::new(),
     });
     let config = EngineConfig {
         step_time: Some(Duration::from_secs(1)),
@@ -123,10 +145,13 @@ fn measure(
     let engine = Engine::start(runner, Some(Arc::clone(tokenizer)), config).unwrap();
     let handle = engine.handle();
     let request = |seq: usize| {
-        let generation = Generation {
+        let mut generation = Generation {
             max_tokens: tokens,
             ..Generation::default()
         };
+        if seq < case.sampled {
+            generation.sampling.temperature = 1.0;
+        }
         Request::new(vec![seq as TokenId; 8], generation)
     };
     let requests: Vec<_> = (0..seqs).map(request).collect();
@@ -155,18 +180,32 @@ fn measure(
 fn main() {
     let tokenizer = Tokenizer::from_gguf(&Gguf::from_static(DEMO).unwrap()).unwrap();
     let tokenizer = Arc::new(tokenizer);
-    println!("step ms  sequences  added µs  allocations");
-    for (step_ms, tokens, runs) in [(0, 2400, 9), (4, 400, 5)] {
-        let step_time = Duration::from_millis(step_ms);
+    println!("step ms  steps    sequences  sampled  added µs  allocations");
+    let cases = [
+        (0, false, 0),
+        (0, false, 1),
+        (4, false, 0),
+        (4, true, 0),
+        (4, true, 1),
+    ];
+    for (step_ms, overlaps, sampled) in cases {
+        let (tokens, runs) = if step_ms == 0 { (2400, 9) } else { (400, 5) };
         for seqs in [1, 64, 256] {
-            let run = |_| measure(seqs, tokens / (1 + seqs / 64), step_time, &tokenizer);
+            let case = Case {
+                step_ms,
+                overlaps,
+                seqs,
+                sampled,
+            };
+            let run = |_| measure(case, tokens / (1 + seqs / 64), &tokenizer);
             let mut runs: Vec<_> = (0..runs).map(run).collect();
             runs.sort_by(|a, b| a.micros.total_cmp(&b.micros));
-            let Measured {
-                micros,
-                allocations,
-            } = runs[runs.len() / 2];
-            println!("{step_ms:7}  {seqs:9}  {micros:8.1}  {allocations:11.1}");
+            let found = runs[runs.len() / 2];
+            let (micros, allocations) = (found.micros, found.allocations);
+            let steps = if overlaps { "overlap" } else { "alone" };
+            println!(
+                "{step_ms:7}  {steps:7}  {seqs:9}  {sampled:7}  {micros:8.1}  {allocations:11.1}"
+            );
         }
     }
 }

@@ -1,7 +1,8 @@
 //! [`StepRunner`]: what the engine asks of a model on a device.
 //!
 //! A step is submitted and collected. Between the two the device works, and the host may do something else; a
-//! runner that computes at once has the results ready when it was submitted.
+//! runner that computes at once has the results ready when it was submitted. One that says so takes the next step
+//! before the last one is collected, with tokens in it that only the device knows.
 
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
@@ -27,6 +28,16 @@ pub trait StepRunner: Send {
     /// The KV pool of one layer.
     fn pool(&self) -> PagedKvShape {
         self.config().pool_shape(self.spec())
+    }
+
+    /// How many steps may be submitted and not collected; 1: steps do not overlap. The engine uses at most 2.
+    ///
+    /// Steps run in the order in which they were submitted, each as if the one before it had ended. With 2, a batch
+    /// may have [`choices`](StepBatch::choices): tokens that the step in flight chooses, in rows of which
+    /// [`Readback::Token`] is wanted. Adapters may come while steps are in flight, and go while steps that do not
+    /// name them are. A runner may be dropped with steps in flight.
+    fn in_flight(&self) -> usize {
+        1
     }
 
     /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of

@@ -59,6 +59,17 @@ pub struct StepBatch {
     pub logit_rows: Vec<u32>,
     /// Indices into `tokens` of the rows that want hidden states, ascending.
     pub hidden_rows: Vec<u32>,
+    /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
+    pub choices: Vec<ChosenToken>,
+}
+
+/// A token of a step that the step before it, which is still in flight, chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChosenToken {
+    /// Index into the tokens of the step; the id that is there means nothing.
+    pub token: u32,
+    /// Row, among those with logits, of the step that was submitted before.
+    pub row: u32,
 }
 
 impl StepBatch {
@@ -79,6 +90,14 @@ impl StepBatch {
         self.table_starts.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
+        self.choices.clear();
+    }
+
+    /// The token that was added last is whatever row `row` of the step before this one chooses, among its rows with
+    /// logits.
+    pub fn choose_last(&mut self, row: u32) {
+        let token = self.tokens.len().saturating_sub(1) as u32;
+        self.choices.push(ChosenToken { token, row });
     }
 
     /// Adds a sequence.

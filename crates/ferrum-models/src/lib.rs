@@ -27,7 +27,7 @@ mod spec;
 mod stored;
 mod weights;
 
-pub use batch::{LogitRows, SeqStep, StepBatch};
+pub use batch::{ChosenToken, LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};

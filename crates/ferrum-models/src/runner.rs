@@ -497,6 +497,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Holds the batch against the sizes of this runner and of its pool.
     fn check_sizes(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
+        if !batch.choices.is_empty() {
+            return fail("a token is yet to be chosen, and these steps do not overlap".into());
+        }
         let limits = [
             ("tokens", batch.tokens.len(), self.config.max_tokens),
             ("sequences", batch.seqs(), self.config.max_seqs),

@@ -147,11 +147,12 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Forgets retired adapters that no request has.
+    /// Forgets retired adapters that no request has, and no step in flight.
     pub(super) fn forget_adapters(&mut self) {
-        let (runner, open) = (&mut self.runner, &self.open);
+        let (runner, open, flight) = (&mut self.runner, &self.open, &self.flight);
         self.adapters.retain(|&id, state| {
-            let used = || open.values().any(|open| open.adapter == Some(id));
+            let in_flight = || flight.as_ref().is_some_and(|f| f.has_adapter(id));
+            let used = || open.values().any(|o| o.adapter == Some(id)) || in_flight();
             let keep = *state == AdapterState::Usable || used();
             if !keep {
                 runner.unload_adapter(id);

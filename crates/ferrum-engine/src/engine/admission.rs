@@ -94,6 +94,7 @@ impl StepLoop<'_> {
             },
             hidden: request.pooling.is_some(),
             leader: siblings.and_then(|seqs| seqs.first().copied()),
+            max_tokens: self.shared.limits.most_tokens(request),
         })?;
         let answer = Answer {
             request: id,

@@ -102,9 +102,9 @@ fn grammar_fault(reason: String) -> EngineError {
 }
 
 impl Answer<'_> {
-    /// Whether the token can be picked on the device.
-    pub(super) fn is_plain_greedy(&self) -> bool {
-        let greedy = self.sampler.is_plain_greedy(self.generated);
+    /// Whether the token after `due` more can be picked on the device.
+    pub(super) fn is_plain_greedy(&self, due: usize) -> bool {
+        let greedy = self.sampler.is_plain_greedy(self.generated + due);
         self.guide.is_none() && self.logprobs.is_none() && greedy
     }
 

@@ -24,7 +24,7 @@ impl StepLoop<'_> {
         let mut last_rows: HashMap<SeqId, usize> = HashMap::new();
         for work in plan.work() {
             row += work.rows();
-            if work.rows() > 0 && work.draft == 0 && !work.hidden {
+            if work.gives_token && work.draft == 0 {
                 last_rows.insert(work.seq, row - 1);
             }
         }
@@ -39,7 +39,7 @@ impl StepLoop<'_> {
             let (Some((row, logits)), Some(seq)) = (place, self.scheduler.sequence(*id)) else {
                 continue;
             };
-            if seq.is_computed() && answer.max_tokens > 0 {
+            if answer.max_tokens > 0 {
                 tasks.push((row, answer, logits, seq.tokens()));
             }
         }

@@ -12,10 +12,11 @@
 //! 3. Each step computes a mixed batch. For each row of logits the sequence's sampler picks a token,
 //!    its [`DecodeStream`](ferrum_formats::tokenizer::DecodeStream) and [`StopMatcher`](crate::StopMatcher) turn it into text, and an event goes out.
 //! 4. It ends by a stop, by length, by its deadline, or because it was cancelled: explicitly, or by
-//!    dropping the stream. Its blocks are free before the next step.
+//!    dropping the stream. Its blocks are free before the next step, or after it where that one is under way.
 //!
 //! Text is made on the engine's thread, between steps: whether a stop string has come decides what the
-//! next step computes.
+//! next step computes. Where steps overlap, the next one is under way by then, and what it computed of an answer that
+//! has ended is dropped.
 //!
 //! What fails: an error or a panic in a step ends the engine. All requests get
 //! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused. A row
@@ -24,6 +25,7 @@
 
 mod adapters;
 mod admission;
+mod ahead;
 mod answer;
 mod choosing;
 mod draft;

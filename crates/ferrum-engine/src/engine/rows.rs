@@ -17,8 +17,8 @@ impl StepLoop<'_> {
         let (Some(answer), Some(seq)) = (self.answers.get_mut(&id), seq) else {
             return;
         };
-        if !seq.is_computed() {
-            // A chunk whose every token gave logits, and more of the prompt is to come.
+        if seq.due() == 0 {
+            // A row of a draft that was wrong before.
             return;
         }
         if answer.max_tokens == 0 {
@@ -108,7 +108,7 @@ impl StepLoop<'_> {
         for (i, position) in (end - rows..end).enumerate() {
             pool.add(position, &self.output.hidden()[(first + i) * dim..][..dim]);
         }
-        if !seq.is_computed() {
+        if end < seq.prompt_len() {
             return;
         }
         let vector = pool.vector();

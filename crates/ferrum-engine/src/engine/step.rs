@@ -1,46 +1,116 @@
-//! One step: planned, computed, and what came of its rows.
+//! One step: planned, handed to the device, and what came of its rows. Between the two the next step may begin:
+//! see [`ahead`](super::ahead).
 
-use super::answer::Answer;
+use super::ahead::Flight;
 use super::draft::Ask;
 use super::pace;
 use super::step_loop::StepLoop;
 use crate::grammar::MaskThreads;
 use crate::scheduler::{StepPlan, Work};
-use ferrum_models::{LogitRows, Readback};
+use ferrum_models::{LogitRows, Readback, StepBatch};
 use ferrum_types::{Error, Result};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What a step computes. Made to be filled again.
+#[derive(Default)]
+pub(super) struct PlannedStep {
+    pub(super) plan: StepPlan,
+    pub(super) batch: StepBatch,
+}
+
+/// Now, by the machine's clock and by the engine's, which tests move by hand.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Moment {
+    pub(super) instant: Instant,
+    pub(super) clock: Duration,
+}
 
 impl StepLoop<'_> {
-    /// One step: plan, compute, choose tokens, tell.
-    pub(super) fn step(&mut self) -> Result<()> {
-        let (started, before) = (Instant::now(), self.generated);
-        let began = self.shared.config.clock.now();
-        let mut plan = std::mem::take(&mut self.plan);
+    /// Plans the next step while none is in flight, and hands it to the device.
+    pub(super) fn begin_step(&mut self) -> Result<Flight> {
+        let started = self.now();
+        let mut step = self.spare.pop().unwrap_or_default();
         let guessed = self.guess()?;
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
-        self.scheduler.schedule(&mut plan);
-        if plan.work().is_empty() {
+        self.scheduler.schedule(&mut step.plan);
+        if step.plan.work().is_empty() {
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
-        self.note_preemptions(&plan);
-        self.scheduler.fill_batch(&plan, &mut self.batch)?;
+        self.note_preemptions(&step.plan);
+        let flight = self.submit(step, started)?;
+        Ok(Flight { guessed, ..flight })
+    }
+
+    /// Hands a planned step to the device.
+    pub(super) fn submit(&mut self, step: PlannedStep, started: Moment) -> Result<Flight> {
+        let PlannedStep { plan, mut batch } = step;
+        self.scheduler.begin(&plan, &mut batch)?;
         self.begin_masks(&plan);
+        self.want_rows(&plan);
         let prompt_tokens = pace::prompt_tokens(plan.work());
         let expected = self.pace.expected(prompt_tokens);
-        self.shared.pulse.step_begins(expected);
-        let shared = self.shared;
-        let clock = &shared.config.clock;
-        let (model_started, on_clock) = (Instant::now(), clock.now());
-        self.want_rows(&plan);
-        let ticket = self.runner.submit(&self.batch, &self.wanted)?;
-        self.runner.collect(ticket, &mut self.output)?;
-        let took = clock.now().saturating_sub(on_clock);
-        self.pace.learn(prompt_tokens, took);
-        self.model_time += model_started.elapsed();
-        self.scheduler.commit(&plan);
+        if self.flight.is_none() {
+            self.shared.pulse.step_begins(expected);
+        }
+        let submitted = self.now();
+        let ticket = self.runner.submit(&batch, &self.wanted)?;
+        Ok(Flight {
+            can_be_followed: self.can_be_followed(&plan),
+            ticket,
+            step: PlannedStep { plan, batch },
+            guessed: None,
+            prompt_tokens,
+            expected,
+            started,
+            submitted,
+        })
+    }
+
+    /// Waits for a step, chooses tokens, and tells.
+    pub(super) fn end_step(&mut self, flight: Flight) -> Result<()> {
+        self.runner.collect(flight.ticket, &mut self.output)?;
+        let (collected, before) = (self.now(), self.generated);
+        // A step that overlaps with the one before it has the device from when that one ended.
+        let since = flight.submitted.max(self.last_collected);
+        let took = collected.clock.saturating_sub(since.clock);
+        self.pace.learn(flight.prompt_tokens, took);
+        self.model_time += collected.instant - since.instant;
+        self.last_collected = collected;
+        if let Some(next) = &self.flight {
+            self.shared.pulse.step_begins(next.expected);
+        }
+        let plan = &flight.step.plan;
+        self.scheduler.commit(plan);
         self.probe_wanted = false;
-        self.choose_ahead(&plan);
+        self.choose_ahead(plan);
+        self.take_rows(plan, flight.started.clock);
+        self.shared.pulse.step_ended(self.shared.config.clock.now());
+        let ended = Instant::now();
+        let time = ended - flight.started.instant.max(self.last_ended);
+        self.last_ended = ended;
+        // Steps with prompts say nothing about guesses.
+        let decodes = |work: &Work| work.len == work.draft + 1;
+        if let (Some(draft), Some(guessed)) = (&mut self.draft, flight.guessed)
+            && plan.work().iter().all(decodes)
+        {
+            let tokens = (self.generated - before) as usize;
+            let sequences = plan.work().len();
+            draft
+                .payoff
+                .learn(guessed, time.as_secs_f64(), tokens, sequences);
+        }
+        self.update_stats(Some((plan.tokens(), time)));
+        self.spare.push(flight.step);
+        if !self.adapters.is_empty() {
+            // The step may have been the last that has one.
+            self.forget_adapters();
+        }
+        Ok(())
+    }
+
+    /// Goes through the rows of a step that began at a time.
+    fn take_rows(&mut self, plan: &StepPlan, began: Duration) {
         let (mut row, mut hidden_row) = (0, 0);
         for work in plan.work() {
             let rows = row..row + work.rows();
@@ -58,26 +128,17 @@ impl StepLoop<'_> {
             if work.logits == LogitRows::All {
                 self.give_prompt_logprobs(work, rows.start);
             }
-            if let Some(last) = rows.last() {
+            if let Some(last) = rows.last().filter(|_| work.gives_token) {
                 self.advance(work.seq, last);
             }
         }
-        self.shared.pulse.step_ended(self.shared.config.clock.now());
-        let time = started.elapsed();
-        // Steps with prompts say nothing about guesses.
-        let decodes = |work: &Work| work.len == work.draft + 1;
-        if let (Some(draft), Some(guessed)) = (&mut self.draft, guessed)
-            && plan.work().iter().all(decodes)
-        {
-            let tokens = (self.generated - before) as usize;
-            let sequences = plan.work().len();
-            draft
-                .payoff
-                .learn(guessed, time.as_secs_f64(), tokens, sequences);
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        Moment {
+            instant: Instant::now(),
+            clock: self.shared.config.clock.now(),
         }
-        self.update_stats(Some((plan.tokens(), time)));
-        self.plan = plan;
-        Ok(())
     }
 
     /// Proposes drafts for those who want them. Whether the small model guessed; `None` when it is still
@@ -127,7 +188,7 @@ impl StepLoop<'_> {
                 continue;
             };
             // A chunk with more of the prompt to come chooses nothing.
-            if work.start + work.len - work.draft == seq.tokens().len() {
+            if work.gives_token {
                 let threads = self.mask_threads.get_or_insert_with(MaskThreads::start);
                 guide.begin(&seq.draft()[..work.draft], threads);
             }
@@ -138,13 +199,27 @@ impl StepLoop<'_> {
     fn want_rows(&mut self, plan: &StepPlan) {
         self.wanted.clear();
         for work in plan.work().iter().filter(|work| work.rows() > 0) {
-            let answer = self.answers.get(&work.seq);
-            let wanted = match (work.logits, work.draft) {
-                (LogitRows::All, 0) => Readback::Logits,
-                _ if answer.is_none_or(Answer::is_plain_greedy) => Readback::GREEDY,
-                _ => Readback::Logits,
+            // Tokens between the last known one and the one that this step gives.
+            let due = match &self.flight {
+                None => 0,
+                Some(_) => {
+                    let seq = self.scheduler.sequence(work.seq);
+                    seq.map_or(0, |seq| seq.due() - usize::from(work.gives_token))
+                }
             };
-            let rows = std::iter::repeat_n(wanted, work.rows());
+            let token = match self.answers.get(&work.seq) {
+                Some(answer) if answer.max_tokens == 0 => Readback::Nothing,
+                Some(answer) if !answer.is_plain_greedy(due) => Readback::Logits,
+                _ => Readback::GREEDY,
+            };
+            // Those of a prompt are for its log-probabilities.
+            let (others, tokens) = match (work.gives_token, work.draft) {
+                (false, _) => (work.rows(), 0),
+                (true, 0) => (work.rows() - 1, 1),
+                (true, _) => (0, work.rows()),
+            };
+            let others = std::iter::repeat_n(Readback::Logits, others);
+            let rows = others.chain(std::iter::repeat_n(token, tokens));
             self.wanted.extend(rows);
         }
     }

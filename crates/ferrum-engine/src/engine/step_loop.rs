@@ -2,15 +2,17 @@
 
 use super::adapters::AdapterState;
 use super::admission::Open;
+use super::ahead::Flight;
 use super::answer::{Answer, Chosen};
 use super::draft::DraftModel;
 use super::pace::StepPace;
 use super::request::RequestId;
 use super::stats::DraftCounts;
+use super::step::{Moment, PlannedStep};
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::pool::BlockTable;
-use crate::scheduler::{Scheduler, StepPlan};
+use crate::scheduler::Scheduler;
 use crate::{FinishReason, StepRunner};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch, StepOutput};
@@ -18,7 +20,7 @@ use ferrum_types::{AdapterId, Error, Result, SeqId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Everything on the engine's thread.
 pub(super) struct StepLoop<'a> {
@@ -33,8 +35,15 @@ pub(super) struct StepLoop<'a> {
     pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
     pub(super) answers: HashMap<SeqId, Answer<'a>>,
     pub(super) next_seq: u64,
-    pub(super) plan: StepPlan,
-    pub(super) batch: StepBatch,
+    /// Whether a step may begin while another is in flight.
+    pub(super) overlaps: bool,
+    /// The step that the device has, between two turns.
+    pub(super) flight: Option<Flight>,
+    /// Memory of steps that have ended.
+    pub(super) spare: Vec<PlannedStep>,
+    /// When the last step was collected, and when its tokens were told.
+    pub(super) last_collected: Moment,
+    pub(super) last_ended: Instant,
     /// By rows of logits: what is read of each.
     pub(super) wanted: Vec<Readback>,
     /// What was read of the step.
@@ -61,7 +70,9 @@ impl<'a> StepLoop<'a> {
         shared: &'a Shared,
         inbox: &'a Receiver<Command>,
     ) -> Self {
+        let now = Instant::now();
         Self {
+            overlaps: runner.in_flight() > 1,
             runner,
             draft,
             tokenizer,
@@ -72,8 +83,13 @@ impl<'a> StepLoop<'a> {
             adapters: BTreeMap::new(),
             answers: HashMap::new(),
             next_seq: 0,
-            plan: StepPlan::default(),
-            batch: StepBatch::default(),
+            flight: None,
+            spare: Vec::new(),
+            last_collected: Moment {
+                instant: now,
+                clock: Duration::ZERO,
+            },
+            last_ended: now,
             wanted: Vec::new(),
             output: StepOutput::default(),
             chosen: Vec::new(),
@@ -96,13 +112,17 @@ impl<'a> StepLoop<'a> {
             while let Some(id) = self.scheduler.overdue(now) {
                 self.finish(id, FinishReason::Deadline.into());
             }
-            if !self.scheduler.is_empty() {
-                self.step()?;
+            if self.has_work() {
+                self.turn()?;
             } else if self.probe_wanted {
                 self.probe()?;
             }
         }
         Ok(())
+    }
+
+    fn has_work(&self) -> bool {
+        !self.scheduler.is_empty() || self.flight.is_some()
     }
 
     /// Carries out what has been asked, and waits for more when there is nothing else to do.
@@ -112,7 +132,7 @@ impl<'a> StepLoop<'a> {
                 Ok(command) => command,
                 Err(TryRecvError::Disconnected) => return Ok(ControlFlow::Break(())),
                 Err(TryRecvError::Empty) => {
-                    if !self.scheduler.is_empty() || self.probe_wanted {
+                    if self.has_work() || self.probe_wanted {
                         return Ok(ControlFlow::Continue(()));
                     }
                     self.rest()?;
@@ -161,8 +181,8 @@ impl<'a> StepLoop<'a> {
         if !self.scheduler.lend(&mut table) {
             return Ok(());
         }
-        self.batch.clear();
-        self.batch.push(SeqStep {
+        let mut batch = StepBatch::default();
+        batch.push(SeqStep {
             tokens: &[0],
             start: 0,
             prompt_len: 1,
@@ -172,7 +192,7 @@ impl<'a> StepLoop<'a> {
             adapter: None,
         })?;
         let wanted = [Readback::GREEDY];
-        self.runner.run(&self.batch, &wanted, &mut self.output)?;
+        self.runner.run(&batch, &wanted, &mut self.output)?;
         if matches!(self.output.row(0), RowOutput::Token(_)) {
             self.shared.numbers_came();
         }

@@ -157,9 +157,15 @@ impl<S: BuildHasher> BlockPool<S> {
     /// Puts the blocks of `table` that are full of computed tokens into the prefix cache. `tokens`
     /// are the computed ones, from the first of the sequence on.
     ///
-    /// Where the cache has the same tokens already, the table takes the block of the cache and gives
-    /// its own back: rows do not depend on their batch, so both hold the same bits.
-    pub fn register(&mut self, table: &mut BlockTable, salt: &CacheSalt, tokens: &[TokenId]) {
+    /// Where the cache has the same tokens already, the table takes the block of the cache, and its own goes to
+    /// `replaced`, to be given back: rows do not depend on their batch, so both hold the same bits.
+    pub fn register(
+        &mut self,
+        table: &mut BlockTable,
+        salt: &CacheSalt,
+        tokens: &[TokenId],
+        replaced: &mut BlockTable,
+    ) {
         let full = (tokens.len() / self.block_size).min(table.blocks.len());
         while table.registered < full && !table.sealed {
             let index = table.registered;
@@ -174,7 +180,7 @@ impl<S: BuildHasher> BlockPool<S> {
                 Registered::Known(known) => {
                     self.retain(known);
                     table.blocks[index] = known;
-                    self.unref(block);
+                    replaced.blocks.push(block);
                 }
                 Registered::Collision => {
                     table.sealed = true;

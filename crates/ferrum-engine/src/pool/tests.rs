@@ -102,8 +102,10 @@ impl<S: BuildHasher> Model<S> {
             }
             seq.computed = end;
             let computed = &seq.tokens[..end];
+            let (salt, mut replaced) = (salt(seq.tenant), BlockTable::default());
             self.pool
-                .register(&mut seq.table, &salt(seq.tenant), computed);
+                .register(&mut seq.table, &salt, computed, &mut replaced);
+            self.pool.release(&mut replaced);
         } else {
             assert_eq!(self.pool.available(), available);
             assert_eq!(seq.table.blocks().len(), had);
@@ -192,7 +194,9 @@ proptest! {
 fn computed(pool: &mut BlockPool, salt: &CacheSalt, tokens: &[TokenId]) -> BlockTable {
     let mut table = BlockTable::default();
     assert!(pool.grow(&mut table, tokens.len()));
-    pool.register(&mut table, salt, tokens);
+    let mut replaced = BlockTable::default();
+    pool.register(&mut table, salt, tokens, &mut replaced);
+    pool.release(&mut replaced);
     table
 }
 

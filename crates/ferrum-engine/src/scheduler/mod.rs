@@ -1,8 +1,8 @@
 //! What the next step computes, for whom, and with which blocks.
 //!
-//! Pure logic without a device or a clock: [`Scheduler::schedule`] fills a [`StepPlan`], the caller runs
-//! it, reports it with [`Scheduler::commit`], and gives each sequence that got logits its next token
-//! with [`Scheduler::append`].
+//! Pure logic without a device or a clock: [`Scheduler::schedule`] fills a [`StepPlan`], [`Scheduler::begin`] makes
+//! the batch of it that the caller hands to the device, [`Scheduler::commit`] records that it was carried out, and
+//! [`Scheduler::append`] gives each sequence whose work says so its next token.
 //!
 //! - **Decode first.** Every running sequence whose prompt is computed is in every step, so the time
 //!   between its tokens is that of one step, and a step is at most `max_tokens` tokens long. What is
@@ -18,10 +18,14 @@
 //!
 //! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
 //!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
+//! - **One step ahead.** Between `begin` and `commit` the next step can be planned
+//!   ([`Scheduler::schedule_ahead`]), with tokens that only the device knows yet. Whoever ends meanwhile is still
+//!   written to, so its blocks are held until that step is committed.
 //!
 //! Later kinds of work have their place in [`Work`]: an adapter would be one more field of it and of the
 //! salt.
 
+mod ahead;
 mod plan;
 mod sequence;
 #[cfg(test)]
@@ -91,6 +95,11 @@ pub struct Scheduler {
     counters: SchedulerCounters,
     /// See [`Scheduler::limit_prompts`].
     most_prompt_tokens: usize,
+    /// Steps that began, and those of them that were committed.
+    begun: u64,
+    committed: u64,
+    /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
+    held: Vec<(u64, BlockTable)>,
 }
 
 impl Scheduler {
@@ -124,6 +133,9 @@ impl Scheduler {
             arrivals: 0,
             counters: SchedulerCounters::default(),
             most_prompt_tokens: usize::MAX,
+            begun: 0,
+            committed: 0,
+            held: Vec::new(),
         })
     }
 
@@ -202,7 +214,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out, whatever it is doing, and frees its blocks at once.
+    /// Takes a sequence out, whatever it is doing, and frees its blocks at once, or with the commit of the last
+    /// step that uses them.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let mut seq = self.seqs.remove(&id)?;
         self.waiting.remove(&seq.rank);
@@ -210,7 +223,8 @@ impl Scheduler {
         if let Some(deadline) = seq.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        self.pool.release(&mut seq.table);
+        let table = std::mem::take(&mut seq.table);
+        self.free(seq.last_step, table);
         Some(seq)
     }
 
@@ -225,27 +239,6 @@ impl Scheduler {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Records that a plan was carried out: its keys and values are in the pool.
-    pub fn commit(&mut self, plan: &StepPlan) {
-        for work in plan.work() {
-            let Some(seq) = self.seqs.get_mut(&work.seq) else {
-                continue;
-            };
-            // Whoever was removed or preempted meanwhile has no blocks to speak of.
-            if seq.state != State::Running || seq.computed != work.start {
-                continue;
-            }
-            seq.draft.truncate(work.draft);
-            seq.computed += work.len - work.draft;
-            seq.prompt_done |= seq.computed >= seq.prompt_len;
-            if let Some(from) = &mut seq.logits_from {
-                *from = (*from).max(seq.computed);
-            }
-            let computed = &seq.tokens[..seq.computed];
-            self.pool.register(&mut seq.table, &seq.salt, computed);
-        }
-    }
-
     /// From now on a step in which somebody decodes has at most so many tokens of prompts, so that those who
     /// decode do not wait for long. Answers do not depend on it.
     pub fn limit_prompts(&mut self, most: usize) {
@@ -254,8 +247,8 @@ impl Scheduler {
 
     /// Proposes the tokens that come next in a sequence, for the next step only. If the step has room
     /// for them it gives logits after each. [`append`](Self::append) then confirms them one by one: as
-    /// long as the appended token is the proposed one, the sequence is computed and its next row of
-    /// logits counts.
+    /// long as the appended token is the proposed one, another is due and the sequence's next row of
+    /// logits counts. Nothing is planned ahead of a step with drafts.
     pub fn propose(&mut self, id: SeqId, draft: &[TokenId]) {
         if let Some(seq) = self.seqs.get_mut(&id) {
             seq.draft.clear();
@@ -270,10 +263,12 @@ impl Scheduler {
         self.seqs.get_mut(&id).is_some_and(|seq| {
             seq.tokens.push(token);
             if seq.draft.first() == Some(&token) {
+                // The row after it gives the one that is due now.
                 seq.draft.remove(0);
                 seq.computed += 1;
             } else {
                 seq.draft.clear();
+                seq.due = seq.due.saturating_sub(1);
             }
             seq.tokens.len() < capacity
         })
@@ -296,7 +291,9 @@ impl Scheduler {
     /// # Errors
     /// What is wrong first.
     pub fn check(&self) -> Result<(), PoolFault> {
-        self.pool.check(self.seqs.values().map(|s| &s.table))?;
+        let held = self.held.iter().map(|(_, table)| table);
+        self.pool
+            .check(self.seqs.values().map(|s| &s.table).chain(held))?;
         for (id, seq) in &self.seqs {
             let running = self.running.get(&seq.rank) == Some(id);
             let waiting = self.waiting.get(&seq.rank) == Some(id);

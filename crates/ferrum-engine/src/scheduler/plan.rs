@@ -1,10 +1,11 @@
 //! Filling one step.
 
-use super::sequence::State;
+use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
-use ferrum_models::{LogitRows, SeqStep, StepBatch};
-use ferrum_types::{Result, SeqId};
+use ferrum_models::LogitRows;
+use ferrum_types::SeqId;
 use std::collections::HashMap;
+use std::ops::Bound;
 
 /// What one sequence computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub struct Work {
     pub logits: LogitRows,
     /// Whether they give hidden states instead, of which a step has room for any number.
     pub hidden: bool,
+    /// Whether the sequence gets its next token in this step: from the last row, and with a draft from the first
+    /// row and from each one after a token that was guessed right.
+    pub gives_token: bool,
 }
 
 impl Work {
@@ -52,6 +56,11 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
+    pub(super) fn clear(&mut self) {
+        self.work.clear();
+        self.preempted.clear();
+    }
+
     /// Decodes first, then chunks of prompts.
     pub fn work(&self) -> &[Work] {
         &self.work
@@ -87,13 +96,17 @@ struct Budget {
 impl Scheduler {
     /// Plans the next step: gives running sequences the blocks they need (preempting the last ranks
     /// when there are none), admits who waits and fits, and shares out the tokens of the step. An
-    /// empty plan means that nobody is there.
+    /// empty plan means that nobody is there. No step may be in flight.
     pub fn schedule(&mut self, plan: &mut StepPlan) {
-        plan.work.clear();
-        plan.preempted.clear();
+        plan.clear();
         self.counters.steps += 1;
         self.grow_running(plan);
         self.admit(plan);
+        self.share_out(plan);
+    }
+
+    /// Shares out the tokens of a step among those who run.
+    pub(super) fn share_out(&mut self, plan: &mut StepPlan) {
         let mut left = Budget {
             tokens: self.config.max_tokens,
             rows: self.config.max_logit_rows,
@@ -111,38 +124,6 @@ impl Scheduler {
         self.plan_drafts(plan, &mut left);
     }
 
-    /// Fills `batch` with the tokens and tables of a plan that was made last.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when a length does not fit a batch.
-    pub fn fill_batch(&self, plan: &StepPlan, batch: &mut StepBatch) -> Result<()> {
-        batch.clear();
-        for work in &plan.work {
-            let Some(seq) = self.seqs.get(&work.seq) else {
-                continue;
-            };
-            let known = &seq.tokens[work.start..work.start + work.len - work.draft];
-            let drafted;
-            let tokens = match work.draft {
-                0 => known,
-                n => {
-                    drafted = [known, &seq.draft[..n]].concat();
-                    &drafted
-                }
-            };
-            batch.push(SeqStep {
-                tokens,
-                start: work.start,
-                prompt_len: seq.prompt_len,
-                blocks: seq.table.blocks(),
-                hidden: work.hidden,
-                logits: work.logits,
-                adapter: seq.salt.adapter,
-            })?;
-        }
-        Ok(())
-    }
-
     /// Every running sequence gets blocks for all its tokens, by rank.
     fn grow_running(&mut self, plan: &mut StepPlan) {
         let mut next = self
@@ -157,28 +138,31 @@ impl Scheduler {
                 // The last one; when that is this one itself, the loop ends here.
                 self.preempt_last(plan);
             }
-            let after = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
+            let after = (Bound::Excluded(rank), Bound::Unbounded);
             next = self.running.range(after).next().map(|(&r, &id)| (r, id));
         }
     }
 
     /// Lets sequences in by rank until one does not fit.
     fn admit(&mut self, plan: &mut StepPlan) {
-        let mut next = self
-            .waiting
-            .first_key_value()
-            .map(|(&rank, &id)| (rank, id));
+        let mut next = self.next_waiting(None);
         while let Some((rank, id)) = next {
-            let after = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
             if self.leader_is_ready(id) && !self.admit_one(id) && !self.push_in(id, plan) {
                 break;
             }
-            next = self.waiting.range(after).next().map(|(&r, &id)| (r, id));
+            next = self.next_waiting(Some(rank));
         }
     }
 
+    /// Who waits with the rank after `rank`; with the first, if there is none.
+    pub(super) fn next_waiting(&self, rank: Option<Rank>) -> Option<(Rank, SeqId)> {
+        let from = rank.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut after = self.waiting.range((from, Bound::Unbounded));
+        after.next().map(|(&rank, &id)| (rank, id))
+    }
+
     /// Whether the prompt that `id` will share is computed, or never will be.
-    fn leader_is_ready(&self, id: SeqId) -> bool {
+    pub(super) fn leader_is_ready(&self, id: SeqId) -> bool {
         let leader = self.seqs.get(&id).and_then(|seq| seq.leader);
         leader
             .and_then(|leader| self.seqs.get(&leader))
@@ -186,7 +170,7 @@ impl Scheduler {
     }
 
     /// Admits a sequence if there is a place for it and blocks for all its tokens.
-    fn admit_one(&mut self, id: SeqId) -> bool {
+    pub(super) fn admit_one(&mut self, id: SeqId) -> bool {
         if self.running.len() >= self.config.max_seqs {
             return false;
         }
@@ -230,7 +214,7 @@ impl Scheduler {
 
     /// How many of the last running sequences have to go so that `id` can be admitted; `None` when all that
     /// may be asked to are not enough. Blocks that they share with others do not come free.
-    fn victims_for(&mut self, id: SeqId) -> Option<usize> {
+    pub(super) fn victims_for(&mut self, id: SeqId) -> Option<usize> {
         let seq = self.seqs.get(&id)?;
         let yields = |s: &&Sequence| s.priority < seq.priority && s.rank > seq.rank;
         let most = seq.most_cached() / self.pool.block_size();
@@ -257,6 +241,7 @@ impl Scheduler {
             return;
         };
         if let Some(seq) = self.seqs.get_mut(&id) {
+            debug_assert_eq!(seq.due, 0, "a step in flight uses these blocks");
             self.pool.release(&mut seq.table);
             seq.computed = 0;
             seq.draft.clear();
@@ -268,8 +253,10 @@ impl Scheduler {
     }
 
     fn plan_decodes(&self, plan: &mut StepPlan, left: &mut Budget) {
+        let capacity = self.capacity();
         for (&id, seq) in self.runners() {
-            if seq.pending() == 1 && left.tokens > 0 && left.rows > 0 {
+            let decodes = seq.pending() == 1 && seq.goes_on(capacity);
+            if decodes && left.tokens > 0 && left.rows > 0 {
                 left.tokens -= 1;
                 left.rows -= 1;
                 plan.work.push(Work {
@@ -279,6 +266,7 @@ impl Scheduler {
                     draft: 0,
                     logits: LogitRows::Last,
                     hidden: seq.hidden,
+                    gives_token: !seq.hidden,
                 });
             }
         }
@@ -374,5 +362,6 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
         draft: 0,
         logits,
         hidden: seq.hidden,
+        gives_token: len == seq.pending() && !seq.hidden,
     }
 }

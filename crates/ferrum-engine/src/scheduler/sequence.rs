@@ -24,6 +24,8 @@ pub struct NewSequence {
     pub hidden: bool,
     /// A sequence with the same prompt whose blocks this one will share: it waits for its prompt.
     pub leader: Option<SeqId>,
+    /// Most tokens that it will be given. Nothing is planned ahead beyond them.
+    pub max_tokens: usize,
 }
 
 /// Place in the one order of all sequences; the lowest goes first and is preempted last.
@@ -56,8 +58,15 @@ pub struct Sequence {
     pub(super) prompt_len: usize,
     /// Guesses at the next tokens. After a step that computed them: those not yet confirmed.
     pub(super) draft: Vec<TokenId>,
-    /// Tokens whose keys and values are in `table`.
+    /// Tokens whose keys and values are in `table`, or will be when the steps that began have ended.
     pub(super) computed: usize,
+    /// Tokens that steps which began give and that are not known here yet.
+    pub(super) due: usize,
+    /// Row of logits from which the last of them is chosen.
+    pub(super) choice_row: u32,
+    /// The last step that writes to its blocks, counted from 1.
+    pub(super) last_step: u64,
+    pub(super) max_tokens: usize,
     pub(super) table: BlockTable,
     /// Whether the whole prompt was computed once.
     pub(super) prompt_done: bool,
@@ -81,6 +90,10 @@ impl Sequence {
             tokens: new.prompt,
             draft: Vec::new(),
             computed: 0,
+            due: 0,
+            choice_row: 0,
+            last_step: 0,
+            max_tokens: new.max_tokens,
             table: BlockTable::default(),
             prompt_done: false,
             logits_from: new.prompt_logits.then_some(0),
@@ -109,9 +122,9 @@ impl Sequence {
         self.cached
     }
 
-    /// Whether all tokens are computed, so that the last logits are those of the next token.
-    pub fn is_computed(&self) -> bool {
-        self.pending() == 0
+    /// Tokens that steps in flight give: those to come through [`append`](super::Scheduler::append).
+    pub fn due(&self) -> usize {
+        self.due
     }
 
     /// Whether it runs and one token is to be computed.
@@ -121,7 +134,13 @@ impl Sequence {
 
     /// Tokens that have to be computed before there are logits for the next.
     pub(super) fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() + self.due - self.computed
+    }
+
+    /// Whether it surely goes on after the tokens that are due, as far as lengths say.
+    pub(super) fn goes_on(&self, capacity: usize) -> bool {
+        let len = self.tokens.len() + self.due;
+        self.due == 0 || len < capacity && len - self.prompt_len < self.max_tokens
     }
 
     /// Tokens that need not be computed if the prefix cache has them.

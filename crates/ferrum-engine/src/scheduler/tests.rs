@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::pool::CacheSalt;
-use ferrum_models::LogitRows;
+use ferrum_models::{LogitRows, StepBatch};
+use ferrum_types::BlockId;
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -30,6 +31,7 @@ fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
         prompt_logits: false,
         hidden: false,
         leader: None,
+        max_tokens: usize::MAX,
     }
 }
 
@@ -54,6 +56,32 @@ struct Sim {
     ended: u64,
     drafts: bool,
     gained: usize,
+    /// Whether steps overlap.
+    ahead: bool,
+    flight: Option<Flight>,
+    /// Steps that began before the one before them was committed.
+    overlapped: usize,
+}
+
+/// A step on its way, with what its batch says.
+struct Flight {
+    plan: StepPlan,
+    batch: Vec<Run>,
+}
+
+struct Run {
+    work: Work,
+    tokens: Vec<TokenId>,
+    blocks: Vec<BlockId>,
+    root: u64,
+}
+
+impl Run {
+    /// The blocks that it writes to.
+    fn written(&self, block_size: usize) -> &[BlockId] {
+        let end = self.work.start + self.work.len;
+        &self.blocks[self.work.start / block_size..end.div_ceil(block_size)]
+    }
 }
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -74,13 +102,16 @@ impl Sim {
             ended: 0,
             drafts: false,
             gained: 0,
+            ahead: false,
+            flight: None,
+            overlapped: 0,
         }
     }
 
     fn add(&mut self, mut new: NewSequence, tokens: usize) -> SeqId {
         self.next_id += 1;
         let id = SeqId(self.next_id);
-        new.id = id;
+        (new.id, new.max_tokens) = (id, tokens);
         let asked = Asked {
             left: tokens,
             salt: new.salt.clone(),
@@ -99,24 +130,96 @@ impl Sim {
         self.ended += 1;
     }
 
-    /// Plans a step, runs it, and gives every sequence with logits a token.
+    /// Plans a step and runs it, or the one before it, and gives every sequence with logits a token.
     fn step(&mut self) {
         while let Some(id) = self.scheduler.overdue(self.now) {
             self.end(id);
         }
         self.now += Duration::from_millis(1);
-        self.propose();
-        self.scheduler.schedule(&mut self.plan);
-        let plan = std::mem::take(&mut self.plan);
-        self.check_plan(&plan);
-        for &work in plan.work() {
-            self.run(work);
+        let begun = match self.flight {
+            None => Some(self.plan()),
+            Some(_) => self.plan_ahead(),
+        };
+        let ended = match self.ahead {
+            true => std::mem::replace(&mut self.flight, begun),
+            false => begun,
+        };
+        let Some(Flight { plan, batch }) = ended else {
+            return;
+        };
+        for run in &batch {
+            self.run(run);
         }
         self.scheduler.commit(&plan);
         for work in plan.work() {
             self.give(*work);
         }
         self.plan = plan;
+    }
+
+    fn plan(&mut self) -> Flight {
+        self.propose();
+        let mut plan = std::mem::take(&mut self.plan);
+        self.scheduler.schedule(&mut plan);
+        let stalls = plan.work().is_empty() && !self.scheduler.is_empty();
+        assert!(!stalls, "a stall");
+        self.begin(plan)
+    }
+
+    fn plan_ahead(&mut self) -> Option<Flight> {
+        let mut plan = StepPlan::default();
+        if !self.scheduler.schedule_ahead(&mut plan) {
+            return None;
+        }
+        assert!(plan.preempted().is_empty());
+        self.overlapped += 1;
+        Some(self.begin(plan))
+    }
+
+    fn begin(&mut self, plan: StepPlan) -> Flight {
+        self.check_plan(&plan);
+        let batch: Vec<_> = plan.work().iter().map(|&work| self.ask(work)).collect();
+        // What a step in flight writes to is nobody else's.
+        let size = self.scheduler.pool().block_size();
+        for before in self.flight.iter().flat_map(|flight| &flight.batch) {
+            let others = batch.iter().filter(|run| run.work.seq != before.work.seq);
+            for run in others {
+                let written = before.written(size);
+                let shared = run.blocks.iter().find(|block| written.contains(block));
+                assert_eq!(shared, None, "{:?} and {:?}", before.work, run.work);
+            }
+        }
+        let due = |work: &&Work| self.scheduler.sequence(work.seq).unwrap().due() > 0;
+        let due = plan.work().iter().filter(due).count();
+        let mut filled = StepBatch::default();
+        self.scheduler.begin(&plan, &mut filled).unwrap();
+        assert_eq!(filled.choices.len(), due);
+        let asked = batch.iter().flat_map(|run| {
+            let known = &run.tokens[run.work.start..];
+            known.iter().copied()
+        });
+        let mut asked: Vec<_> = asked.collect();
+        for chosen in &filled.choices {
+            asked[chosen.token as usize] = 0;
+        }
+        assert_eq!(filled.tokens, asked);
+        Flight { plan, batch }
+    }
+
+    /// What the batch says of one sequence; a token that is due is the one that will come.
+    fn ask(&self, work: Work) -> Run {
+        let seq = self.scheduler.sequence(work.seq).unwrap();
+        let mut tokens = seq.tokens().to_vec();
+        tokens.extend((0..seq.due()).map(|_| next_token(seq)));
+        tokens.truncate(work.start + work.len - work.draft);
+        tokens.extend(&seq.draft[..work.draft]);
+        assert_eq!(tokens.len(), work.start + work.len);
+        Run {
+            work,
+            tokens,
+            blocks: seq.table.blocks().to_vec(),
+            root: scheduler_root(&self.asked[&work.seq].salt),
+        }
     }
 
     /// Drafts that are right, partly right, and wrong.
@@ -144,30 +247,23 @@ impl Sim {
         assert!(plan.tokens() <= config.max_tokens, "{plan:?}");
         assert!(plan.rows() <= config.max_logit_rows, "{plan:?}");
         assert!(plan.work().len() <= config.max_seqs, "{plan:?}");
-        assert!(
-            self.scheduler.is_empty() || !plan.work().is_empty(),
-            "a stall"
-        );
         for id in plan.preempted() {
             self.asked.get_mut(id).unwrap().decoding = false;
         }
         // Whoever got a token in the step before is in this one.
         for (id, asked) in &self.asked {
             let here = plan.work().iter().filter(|w| w.seq == *id).count();
-            assert!(here == 1 || !asked.decoding && here == 0, "{id:?} {plan:?}");
+            let decoding = asked.decoding && self.scheduler.goes_on(*id);
+            assert!(here == 1 || !decoding && here == 0, "{id:?} {plan:?}");
         }
     }
 
-    fn run(&mut self, work: Work) {
-        let seq = self.scheduler.sequence(work.seq).unwrap();
-        let asked = self.asked.get_mut(&work.seq).unwrap();
-        let size = self.scheduler.pool().block_size();
-        let root = scheduler_root(&asked.salt);
-        let mut value = root;
-        let known = &seq.tokens()[..work.start + work.len - work.draft];
-        for (at, &token) in known.iter().chain(&seq.draft[..work.draft]).enumerate() {
+    fn run(&mut self, run: &Run) {
+        let (work, size) = (run.work, self.scheduler.pool().block_size());
+        let mut value = run.root;
+        for (at, &token) in run.tokens.iter().enumerate() {
             value = mix(value, u64::from(token) + 1);
-            let block = seq.table.blocks()[at / size];
+            let block = run.blocks[at / size];
             let cell = &mut self.cells[block.0 as usize * size + at % size];
             if at < work.start {
                 assert_eq!(*cell, value, "position {at} of {work:?}");
@@ -175,6 +271,9 @@ impl Sim {
                 *cell = value;
             }
         }
+        let Some(asked) = self.asked.get_mut(&work.seq) else {
+            return;
+        };
         if let (Some(due), LogitRows::All, 0) = (asked.rows_due, work.logits, work.draft) {
             assert!(work.start <= due, "rows {due}.. were left out by {work:?}");
             asked.rows_due = Some(due.max(work.start + work.len));
@@ -183,8 +282,11 @@ impl Sim {
 
     /// A token for each row that counts.
     fn give(&mut self, work: Work) {
-        let seq = self.scheduler.sequence(work.seq).unwrap();
-        if !seq.is_computed() {
+        let Some(seq) = self.scheduler.sequence(work.seq) else {
+            assert!(self.ahead, "nobody ends within a step");
+            return;
+        };
+        if !work.gives_token {
             assert_ne!(work.logits, LogitRows::Last);
             return;
         }
@@ -193,21 +295,31 @@ impl Sim {
         let prompt_rows = seq.prompt_len().saturating_sub(1);
         assert!(asked.rows_due.is_none_or(|due| due >= prompt_rows));
         asked.decoding = true;
+        // The step after it may be in flight, and gives one more.
+        let later = usize::from(self.gives_in_flight(work.seq));
         let mut rows = 1 + work.draft;
         while let Some(seq) = self.scheduler.sequence(work.seq)
-            && seq.is_computed()
+            && seq.due() > later
         {
             assert!(rows > 0, "more tokens than rows");
             rows -= 1;
-            let token = (seq.tokens().len() % 2) as TokenId;
+            let token = next_token(seq);
+            // Some end with a token, which no length foretells.
+            let place = work.seq.0 as usize + seq.tokens().len() * 7;
+            let stops = self.ahead && place.is_multiple_of(37);
             self.gained += usize::from(rows < work.draft);
             let asked = self.asked.get_mut(&work.seq).unwrap();
             asked.left -= 1;
-            let last = asked.left == 0;
+            let last = asked.left == 0 || stops;
             if !self.scheduler.append(work.seq, token) || last {
                 self.end(work.seq);
             }
         }
+    }
+
+    fn gives_in_flight(&self, id: SeqId) -> bool {
+        let work = self.flight.iter().flat_map(|flight| flight.plan.work());
+        work.clone().any(|work| work.seq == id && work.gives_token)
     }
 
     /// Comes, goes or steps, as `dice` says.
@@ -252,7 +364,7 @@ impl Sim {
     /// Steps until everybody has ended.
     fn drain(&mut self) {
         let most = self.scheduler.counters().steps + 10_000;
-        while !self.asked.is_empty() {
+        while !self.asked.is_empty() || self.flight.is_some() {
             self.step();
             assert!(
                 self.scheduler.counters().steps < most,
@@ -262,6 +374,11 @@ impl Sim {
         self.scheduler.check().unwrap();
         assert_eq!(self.scheduler.pool().used(), 0);
     }
+}
+
+/// What comes after the tokens of a sequence.
+fn next_token(seq: &Sequence) -> TokenId {
+    (seq.tokens().len() % 2) as TokenId
 }
 
 fn scheduler_root(salt: &CacheSalt) -> u64 {
@@ -275,7 +392,7 @@ fn a_million_random_steps_keep_every_invariant() {
     for (seed, blocks, block_size) in shapes {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut sim = Sim::new(CONFIG, blocks, block_size);
-        sim.drafts = seed % 2 == 1;
+        (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
         while sim.scheduler.counters().steps < 220_000 {
             sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
             if rng.next_u32() % 16 == 0 {
@@ -292,6 +409,11 @@ fn a_million_random_steps_keep_every_invariant() {
         sim.drain();
         assert!(sim.ended > 1000);
         assert!(block_size == 7 || !sim.drafts || sim.gained > 1000);
+        assert!(
+            !sim.ahead || sim.overlapped > 10_000,
+            "{} of {counters:?}",
+            sim.overlapped
+        );
         assert!(
             block_size == 7 || counters.preemptions > 1000,
             "{counters:?}"
@@ -315,7 +437,7 @@ proptest! {
     ) {
         let config = SchedulerConfig { max_seqs, max_tokens, max_logit_rows, ..CONFIG };
         let mut sim = Sim::new(config, blocks, block_size);
-        sim.drafts = dice.len() % 2 == 1;
+        (sim.drafts, sim.ahead) = (dice.len() % 3 == 1, dice.len() % 3 == 2);
         let mut rest = dice.into_iter();
         while rest.len() > 0 {
             sim.operate(|n| rest.next().unwrap_or(0) % n);

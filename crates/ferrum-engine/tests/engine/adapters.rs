@@ -21,7 +21,7 @@ fn fixture(path: &str) -> PathBuf {
         .join(path)
 }
 
-fn adapter(name: &str) -> LoraFolder {
+pub(crate) fn adapter(name: &str) -> LoraFolder {
     LoraFolder::open(fixture("lora").join(name)).unwrap()
 }
 

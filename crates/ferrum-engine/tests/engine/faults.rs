@@ -1,5 +1,6 @@
 //! What happens when a step fails, panics or does not end.
 
+use crate::overlapped::Overlapped;
 use crate::scripted::{CONFIG, Fault, Scripted};
 use crate::{collect, greedy};
 use ferrum_engine::engine::{Clock, DEGRADED_AFTER, Pooling};
@@ -12,13 +13,17 @@ fn a_fault_in_a_step_fails_every_request_and_turns_health_red() {
         (Fault::Error, "scripted failed in step: the device is lost"),
         (Fault::Panic, "a step panicked: a scripted panic"),
     ];
-    for (fault, words) in cases {
+    let cases = cases.map(|case| [(case, false), (case, true)]);
+    for ((fault, words), overlaps) in cases.into_iter().flatten() {
         let config = EngineConfig {
             clock: Clock::manual(),
             ..EngineConfig::default()
         };
         let (runner, gate) = Scripted::new(CONFIG).failing(5, fault).gated();
-        let engine = runner.start(config);
+        let engine = match overlaps {
+            true => Overlapped::new(runner).start(config),
+            false => runner.start(config),
+        };
         let handle = engine.handle();
         let streams: Vec<_> = (1..20)
             .map(|i| handle.submit(greedy(&[i, 2, 3], 100)).unwrap())

@@ -98,7 +98,7 @@ fn submit_all(engine: &Engine, change: impl Fn(&mut Request)) -> Vec<Answered> {
 
 /// Holds answers against those that were expected, to the bit; only what was found in the cache may
 /// differ.
-fn assert_same(found: &[Answered], expected: &[Answered], how: &str) {
+pub(crate) fn assert_same(found: &[Answered], expected: &[Answered], how: &str) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert!(

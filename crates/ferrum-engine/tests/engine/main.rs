@@ -10,6 +10,8 @@ mod invariance;
 mod life;
 mod limits;
 mod options;
+mod overlap;
+mod overlapped;
 mod scripted;
 mod text;
 

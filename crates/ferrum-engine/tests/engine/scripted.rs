@@ -31,6 +31,8 @@ pub(crate) struct Scripted {
     /// Token for each position of the answer, after a prompt of known length.
     script: Option<(usize, Vec<TokenId>)>,
     fault: Option<(usize, Fault)>,
+    /// Chooses among so many tokens, from this one on.
+    words: Option<(TokenId, TokenId)>,
     /// Sequences that begin with this token get rows of NaN.
     nan_for: Option<TokenId>,
     nan_rows: Vec<bool>,
@@ -67,6 +69,7 @@ impl Scripted {
             hidden: Vec::new(),
             script: None,
             fault: None,
+            words: None,
             nan_for: None,
             nan_rows: Vec::new(),
             ready: StepOutput::default(),
@@ -87,6 +90,12 @@ impl Scripted {
     /// Answers prompts of `prompt_len` tokens with `tokens`, again and again.
     pub(crate) fn saying(mut self, prompt_len: usize, tokens: Vec<TokenId>) -> Self {
         self.script = Some((prompt_len, tokens));
+        self
+    }
+
+    /// Answers with so many different tokens, from `first` on.
+    pub(crate) fn choosing_of(mut self, first: TokenId, words: TokenId) -> Self {
+        self.words = Some((first, words));
         self
     }
 
@@ -134,10 +143,23 @@ impl Scripted {
         Engine::start(runner, fits.then_some(tokenizer), config).unwrap()
     }
 
+    /// The most likely token of each row of the last step.
+    pub(crate) fn choices(&self) -> Vec<TokenId> {
+        let rows = self.rows.iter().zip(&self.nan_rows);
+        rows.map(|(&(state, at), nan)| match nan {
+            true => 0,
+            false => self.token_at(state, at),
+        })
+        .collect()
+    }
+
     fn token_at(&self, state: u64, position: usize) -> TokenId {
         match &self.script {
             Some((prompt_len, tokens)) => tokens[(position + 1 - prompt_len) % tokens.len()],
-            None => (state >> 33) as TokenId % self.spec.vocab_size as TokenId,
+            None => {
+                let (first, words) = self.words.unwrap_or((0, self.spec.vocab_size as TokenId));
+                first + (state >> 33) as TokenId % words
+            }
         }
     }
 }
@@ -167,6 +189,7 @@ impl Scripted {
         if let Some((clock, step, token)) = &self.cost {
             clock.advance(*step + *token * batch.tokens.len() as u32);
         }
+        assert!(batch.choices.is_empty(), "tokens that are not known");
         assert!(batch.tokens.len() <= self.config.max_tokens);
         assert!(batch.logit_rows.len() <= self.config.max_logit_rows);
         let block_size = self.pool().block_size;
