@@ -148,6 +148,7 @@ pub(crate) enum ResponseItem<'a> {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names are those of the API")]
 pub(crate) enum ResponsePart<'a> {
     OutputText {
         text: &'a str,

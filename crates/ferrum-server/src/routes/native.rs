@@ -400,7 +400,6 @@ impl Native {
 /// An answer as it is told.
 #[derive(Serialize)]
 #[serde(untagged)]
-#[expect(clippy::large_enum_variant, reason = "there are few at a time")]
 enum Selected<'a> {
     All(NativeAnswer<'a>),
     Fields(Map<String, Value>),
