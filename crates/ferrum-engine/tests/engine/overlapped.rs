@@ -124,9 +124,9 @@ impl StepRunner for Overlapped {
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         assert!(self.in_flight.len() < 2, "a third step");
         assert!(batch.choices.is_empty() || self.in_flight.len() == 1);
+        let step = (batch.clone(), wanted.to_vec());
         let steps = self.steps.as_ref();
-        let sent = steps.map(|steps| steps.send((batch.clone(), wanted.to_vec())));
-        if !matches!(sent, Some(Ok(()))) {
+        if steps.is_none_or(|steps| steps.send(step).is_err()) {
             return Err(self.lost());
         }
         self.submitted += 1;
