@@ -42,7 +42,7 @@ impl Session {
     /// Runs a LoRA adapter beside the weights from now on. The cache is emptied: it was computed without.
     ///
     /// # Errors
-    /// As [`AdapterLoader::load`] and [`StepRunner::add_adapter`].
+    /// As [`AdapterLoader::load`](crate::AdapterLoader::load) and [`StepRunner::add_adapter`].
     pub fn use_adapter(&mut self, folder: &LoraFolder) -> Result<()> {
         let id = AdapterId(0);
         let adapter = self.runner.adapter_loader().load(folder)?;
@@ -134,7 +134,7 @@ impl Session {
         self.output.tokens().find_map(|(_, token)| token)
     }
 
-    /// See [`ModelRunner::take_spans`].
+    /// See [`StepRunner::take_spans`].
     ///
     /// # Errors
     /// What the device says.
