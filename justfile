@@ -17,7 +17,7 @@ test:
 # Claude Code and Codex CLI, or skips what lacks
 clients:
     cargo build --release
-    cargo build --release --example scripted
+    cargo build --release --package ferrum-server --example scripted
     python tools/clients/run.py target/release/ferrum
 
 # Speed of a model (default: the demo model) beside this machine's limits

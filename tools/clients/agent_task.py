@@ -31,7 +31,7 @@ def arguments(program, package):
     """The arguments of a client; ends it, with success, where what it needs is not there."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__.splitlines()[0])
     parser.add_argument("--program", default=program, help=f"the agent (default: {program} on PATH, of the npm package {package})")
-    parser.add_argument("--scripted", help="the program `scripted` (cargo build --example scripted)")
+    parser.add_argument("--scripted", help="the program `scripted` (cargo build --package ferrum-server --example scripted)")
     parser.add_argument("--demo", help="URL of a server with the demo model and its context of 1024 tokens")
     read = parser.parse_args()
     read.program = shutil.which(read.program)
@@ -40,7 +40,7 @@ def arguments(program, package):
     if not (read.scripted or read.demo):
         parser.error("expected --scripted, --demo or both")
     if read.scripted and not Path(read.scripted).exists():
-        print(f"skipped: tasks: there is no {read.scripted}; cargo build --example scripted")
+        print(f"skipped: tasks: there is no {read.scripted}; cargo build --package ferrum-server --example scripted")
         read.scripted = None
     version = subprocess.run([read.program, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     if version.returncode:
