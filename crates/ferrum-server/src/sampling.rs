@@ -392,11 +392,7 @@ fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
         top_k: fields
             .top_k
             .map_or(default.top_k, |k| k.count().unwrap_or(0)),
-        // The engine has no share of 0. The smallest that it has is one token, too.
-        top_p: number(
-            fields.top_p.map(|x| x.0.max(f32::MIN_POSITIVE)),
-            default.top_p,
-        ),
+        top_p: number(fields.top_p.map(|x| x.0), default.top_p),
         min_p: number(fields.min_p.map(|x| x.0), default.min_p),
         typical_p: number(fields.typical_p.map(|x| x.0), default.typical_p),
         repeat_penalty: number(
