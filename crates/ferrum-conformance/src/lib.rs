@@ -11,7 +11,7 @@
 //! not implement is in the [`Report`] too, as skipped.
 //!
 //! Cases live in the file of what they test: `core/` for the ops of every backend, `paged.rs`,
-//! `gguf.rs`, `marlin.rs`, `moe.rs` and `runtime.rs` (graphs, collectives, timers) for capabilities.
+//! `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs` and `runtime.rs` (graphs, collectives, timers) for capabilities.
 //! A new op needs its inputs as a struct, a function that runs it on any backend, its formula, and
 //! a line for each shape.
 
@@ -29,6 +29,7 @@ mod paged;
 mod report;
 mod run;
 mod runtime;
+mod sample;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +37,6 @@ pub use case::{Case, Filter};
 pub use report::{Counts, Outcome, Report, Row};
 pub use run::{
     ops, run_absent, run_collective, run_core, run_cpu, run_gguf, run_gpu, run_graph, run_int8_kv,
-    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_reference, run_timer,
-    self_check,
+    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_reference, run_sample,
+    run_timer, self_check,
 };

@@ -3,14 +3,14 @@
 use crate::case::{Case, Cases, Filter};
 use crate::io::Fault;
 use crate::report::{Outcome, Report};
-use crate::{core, gguf, layers, marlin, moe, paged, runtime};
+use crate::{core, gguf, layers, marlin, moe, paged, runtime, sample};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype,
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, BackendQuantGguf,
-    BackendQuantMarlin, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    BackendQuantMarlin, BackendSample, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
 };
 
 /// Runs the cases of [`Backend`] itself.
@@ -73,6 +73,11 @@ where
     runtime::graph_cases::<B>().run(device, filter, report);
 }
 
+/// Runs the cases of sampling.
+pub fn run_sample<B: BackendSample>(device: &B, filter: &Filter, report: &mut Report) {
+    sample::cases::<B>().run(device, filter, report);
+}
+
 /// Runs the cases of collectives, which are those of a single rank.
 pub fn run_collective<B: BackendCollective>(device: &B, filter: &Filter, report: &mut Report) {
     runtime::collective_cases::<B>().run(device, filter, report);
@@ -94,6 +99,7 @@ where
         + BackendQuantExperts
         + BackendMarlinExperts
         + BackendGraph
+        + BackendSample
         + BackendCollective,
 {
     let lists = [
@@ -111,6 +117,7 @@ where
         moe::gguf_cases::<B>(),
         moe::marlin_cases::<B>(),
         runtime::graph_cases::<B>(),
+        sample::cases::<B>(),
         runtime::collective_cases::<B>(),
         runtime::timer_cases::<B>(),
     ];
@@ -154,6 +161,7 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_moe_gguf(device, filter, &mut report);
     run_moe_marlin(device, filter, &mut report);
     run_graph(device, filter, &mut report);
+    run_sample(device, filter, &mut report);
     run_collective(device, filter, &mut report);
     run_timer(device, filter, &mut report);
     report
@@ -178,6 +186,7 @@ pub fn run_gpu(device: &GpuBackend, filter: &Filter) -> Report {
     lacks(moe::gguf_cases());
     lacks(moe::marlin_cases());
     run_graph(device, filter, &mut report);
+    run_sample(device, filter, &mut report);
     run_collective(device, filter, &mut report);
     run_timer(device, filter, &mut report);
     report

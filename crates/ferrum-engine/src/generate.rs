@@ -3,7 +3,6 @@
 use crate::sampler::NoToken;
 use crate::{Sampler, SamplingParams, Session, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::Readback;
 use ferrum_types::{Error, Result, TokenId};
 use std::time::{Duration, Instant};
 
@@ -91,7 +90,8 @@ pub fn generate(
     let mut stops = wanted.stop_matcher();
     let mut text = tokenizer.decode_stream(!wanted.show_special_tokens);
     let start = Instant::now();
-    let computed_tokens = session.prefill(prompt, readback(&sampler, 0))?;
+    let wanted_row = session.readback(&mut sampler, prompt);
+    let computed_tokens = session.prefill(prompt, wanted_row)?;
     let mut history = prompt.to_vec();
     let mut next = choose(session, &mut sampler, &history)?;
     let prefill = start.elapsed();
@@ -120,7 +120,8 @@ pub fn generate(
         if generated + 1 >= wanted.max_tokens || session.len() >= session.capacity() {
             break FinishReason::Length;
         }
-        session.decode(next, readback(&sampler, generated + 1))?;
+        let wanted_row = session.readback(&mut sampler, &history);
+        session.decode(next, wanted_row)?;
         decode_steps += 1;
         next = choose(session, &mut sampler, &history)?;
     };
@@ -143,18 +144,10 @@ pub fn generate(
     })
 }
 
-/// What has to be read to choose the token after `generated` others.
-fn readback(sampler: &Sampler, generated: usize) -> Readback {
-    match sampler.is_plain_greedy(generated) {
-        true => Readback::GREEDY,
-        false => Readback::Logits,
-    }
-}
-
 fn choose(session: &mut Session, sampler: &mut Sampler, history: &[TokenId]) -> Result<TokenId> {
     let chosen = match session.logits() {
         // The device was to choose.
-        [] => session.token().ok_or(NoToken::NotANumber),
+        [] => session.chosen(),
         logits => sampler.sample(logits, history),
     };
     chosen.map_err(|why| match why {

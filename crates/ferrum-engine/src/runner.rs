@@ -40,6 +40,11 @@ pub trait StepRunner: Send {
         1
     }
 
+    /// Whether rows can want a [sampled](Readback::SAMPLED) token.
+    fn samples(&self) -> bool {
+        false
+    }
+
     /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of
     /// `wanted` for each of its `logit_rows`. Nothing of the arguments is looked at later.
     ///
@@ -105,6 +110,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn config(&self) -> &RunnerConfig {
         ModelRunner::config(self)
+    }
+
+    fn samples(&self) -> bool {
+        ModelRunner::samples(self)
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {

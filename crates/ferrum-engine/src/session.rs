@@ -1,8 +1,9 @@
 //! [`Session`]: one sequence on a runner, with its cache kept between calls.
 
 use crate::StepRunner;
+use crate::sampler::{NoToken, Sampler};
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::Span;
+use ferrum_kernels::{SampleBatch, Span};
 use ferrum_models::{DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 
@@ -19,6 +20,8 @@ pub struct Session {
     adapter: Option<AdapterId>,
     /// What is read of each row of a step.
     wanted: Vec<Readback>,
+    /// How the device chooses the next token, where that is wanted.
+    sampling: SampleBatch,
     output: StepOutput,
 }
 
@@ -35,6 +38,7 @@ impl Session {
             prompt_len: 0,
             adapter: None,
             wanted: Vec::new(),
+            sampling: SampleBatch::default(),
             output: StepOutput::default(),
         }
     }
@@ -124,14 +128,37 @@ impl Session {
         self.feed(&[token], rows, &mut |_, _| Ok(()))
     }
 
+    /// What has to be read to choose the token after `tokens` with `sampler`, for the next call.
+    pub(crate) fn readback(&mut self, sampler: &mut Sampler, tokens: &[TokenId]) -> Readback {
+        if sampler.is_plain_greedy(tokens.len() - sampler.prompt_len()) {
+            return Readback::GREEDY;
+        }
+        let vocab = self.spec().vocab_size;
+        self.sampling.clear();
+        let samples = self.runner.samples();
+        match samples && sampler.sample_on_device(tokens, None, None, vocab, &mut self.sampling) {
+            true => Readback::SAMPLED,
+            false => Readback::Logits,
+        }
+    }
+
     /// The logits of the last token, `[vocab]`; empty when they were not wanted.
     pub fn logits(&mut self) -> &mut [f32] {
         self.output.logits_mut()
     }
 
-    /// The next token, which the device chose; `None` when that was not wanted, or the model computed no number.
+    /// The next token, which the device chose; `None` when that was not wanted, or there is none.
     pub fn token(&self) -> Option<TokenId> {
-        self.output.tokens().find_map(|(_, token)| token)
+        self.chosen().ok()
+    }
+
+    /// The next token, which the device was to choose.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn chosen(&self) -> std::result::Result<TokenId, NoToken> {
+        let chosen = self.output.tokens().next();
+        chosen.map_or(Err(NoToken::NotANumber), |(_, token)| token)
     }
 
     /// See [`StepRunner::take_spans`].
@@ -197,6 +224,9 @@ impl Session {
             })?;
             self.wanted.clear();
             self.wanted.resize(self.batch.logit_rows.len(), wanted);
+            if self.wanted.contains(&Readback::SAMPLED) {
+                std::mem::swap(&mut self.batch.sampling, &mut self.sampling);
+            }
             self.runner
                 .run(&self.batch, &self.wanted, &mut self.output)?;
             self.cached.extend_from_slice(part);

@@ -3,6 +3,7 @@
 //! Prefill, a chunk of a prompt, decode and mixtures differ only in how many tokens each sequence
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
+use ferrum_kernels::SampleBatch;
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 
 /// Which of a sequence's tokens in a step want logits, or hidden states in their place.
@@ -61,6 +62,8 @@ pub struct StepBatch {
     pub hidden_rows: Vec<u32>,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
     pub choices: Vec<ChosenToken>,
+    /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
+    pub sampling: SampleBatch,
 }
 
 /// A token of a step that the step before it, which is still in flight, chooses.
@@ -91,6 +94,7 @@ impl StepBatch {
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.choices.clear();
+        self.sampling.clear();
     }
 
     /// The token that was added last is whatever row `row` of the step before this one chooses, among its rows with

@@ -3,6 +3,7 @@
 //! Reading is by need. A row of logits is as long as the vocabulary, a chosen token is four bytes, and most rows
 //! need no more than that.
 
+use ferrum_kernels::{Logprobs, NoToken};
 use ferrum_types::TokenId;
 
 /// How a device chooses the next token from a row of logits by itself.
@@ -11,6 +12,9 @@ use ferrum_types::TokenId;
 pub enum DeviceChoice {
     /// The most likely token, the lowest id of equals. Every runner can.
     Greedy,
+    /// As the next row of the step's [`sampling`](crate::StepBatch::sampling) says: its rows are these, in order. For
+    /// runners that [sample](crate::ModelRunner::samples).
+    Sampled,
 }
 
 /// What is read back of a row that a [`StepBatch`](crate::StepBatch) lists in `logit_rows`. Rows in its
@@ -28,6 +32,9 @@ pub enum Readback {
 impl Readback {
     /// The most likely token.
     pub const GREEDY: Self = Self::Token(DeviceChoice::Greedy);
+
+    /// A token as the batch's sampling says.
+    pub const SAMPLED: Self = Self::Token(DeviceChoice::Sampled);
 }
 
 /// A step that was submitted and not collected yet. A runner numbers its steps.
@@ -52,10 +59,10 @@ impl Ticket {
 pub enum RowOutput<'a> {
     /// Nothing was wanted.
     Nothing,
-    /// The token that the device chose.
-    Token(TokenId),
-    /// The device was to choose a token, and no logit of the row is a number above −∞.
-    NotANumber,
+    /// The token that the device chose, and its log-probabilities where they were wanted.
+    Token(TokenId, Option<&'a Logprobs>),
+    /// The device was to choose a token, and there is none.
+    NoToken(NoToken),
     /// `[vocab]`.
     Logits(&'a mut [f32]),
 }
@@ -63,7 +70,8 @@ pub enum RowOutput<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Row {
     Nothing,
-    Chosen(Option<TokenId>),
+    /// The token, and the place of its log-probabilities.
+    Chosen(Result<TokenId, NoToken>, Option<usize>),
     /// Place among the rows whose logits were read.
     Logits(usize),
 }
@@ -74,6 +82,7 @@ pub struct StepOutput {
     rows: Vec<Row>,
     vocab: usize,
     logits: Vec<f32>,
+    logprobs: Vec<Logprobs>,
     hidden: Vec<f32>,
 }
 
@@ -85,21 +94,30 @@ impl StepOutput {
         self.rows.clear();
         self.rows.extend(wanted.iter().map(|wanted| match wanted {
             Readback::Nothing => Row::Nothing,
-            Readback::Token(_) => Row::Chosen(None),
+            Readback::Token(_) => Row::Chosen(Err(NoToken::NotANumber), None),
             Readback::Logits => {
                 read += 1;
                 Row::Logits(read - 1)
             }
         }));
         self.vocab = vocab;
+        self.logprobs.clear();
         self.logits.resize(read * vocab, 0.0);
         self.hidden.resize(hidden, 0.0);
     }
 
-    /// Says what the device chose in `row`: `None` when the row has no number. Only where a token is wanted.
-    pub fn set_token(&mut self, row: usize, token: Option<TokenId>) {
-        if let Some(Row::Chosen(chosen)) = self.rows.get_mut(row) {
+    /// Says what the device chose in `row`, where a token is wanted.
+    pub fn set_token(&mut self, row: usize, token: Result<TokenId, NoToken>) {
+        if let Some(Row::Chosen(chosen, _)) = self.rows.get_mut(row) {
             *chosen = token;
+        }
+    }
+
+    /// Says what the model thought of the token that was chosen in `row`.
+    pub fn set_logprobs(&mut self, row: usize, logprobs: Logprobs) {
+        if let Some(Row::Chosen(_, place)) = self.rows.get_mut(row) {
+            *place = Some(self.logprobs.len());
+            self.logprobs.push(logprobs);
         }
     }
 
@@ -107,8 +125,11 @@ impl StepOutput {
     pub fn row(&mut self, row: usize) -> RowOutput<'_> {
         match self.rows.get(row) {
             None | Some(Row::Nothing) => RowOutput::Nothing,
-            Some(Row::Chosen(Some(token))) => RowOutput::Token(*token),
-            Some(Row::Chosen(None)) => RowOutput::NotANumber,
+            Some(Row::Chosen(Ok(token), place)) => {
+                let logprobs = place.and_then(|place| self.logprobs.get(place));
+                RowOutput::Token(*token, logprobs)
+            }
+            Some(Row::Chosen(Err(none), _)) => RowOutput::NoToken(*none),
             Some(Row::Logits(at)) => {
                 RowOutput::Logits(&mut self.logits[at * self.vocab..][..self.vocab])
             }
@@ -116,10 +137,10 @@ impl StepOutput {
     }
 
     /// The rows whose tokens the device was to choose, in order: row and token.
-    pub fn tokens(&self) -> impl Iterator<Item = (usize, Option<TokenId>)> {
+    pub fn tokens(&self) -> impl Iterator<Item = (usize, Result<TokenId, NoToken>)> {
         let rows = self.rows.iter().enumerate();
         rows.filter_map(|(index, row)| match row {
-            Row::Chosen(token) => Some((index, *token)),
+            Row::Chosen(token, _) => Some((index, *token)),
             Row::Nothing | Row::Logits(_) => None,
         })
     }
@@ -161,18 +182,23 @@ mod tests {
         let mut output = StepOutput::default();
         let (token, logits) = (Readback::GREEDY, Readback::Logits);
         output.begin(&[logits, token, Readback::Nothing, token, logits], 2, 3);
-        output.set_token(1, Some(7));
+        output.set_token(1, Ok(7));
         // A row of which something else is wanted has no token.
-        output.set_token(0, Some(9));
+        output.set_token(0, Ok(9));
         output.logits_mut().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(output.row(0), RowOutput::Logits(&mut [1.0, 2.0]));
-        assert_eq!(output.row(1), RowOutput::Token(7));
+        assert_eq!(output.row(1), RowOutput::Token(7, None));
+        let told = Logprobs::of_row(7, &[1, 7, -1], &[-0.5, -0.5, 0.0], 2);
+        assert_eq!(told.top.len(), 1);
+        output.set_logprobs(1, told.clone());
+        assert_eq!(output.row(1), RowOutput::Token(7, Some(&told)));
         assert_eq!(output.row(2), RowOutput::Nothing);
-        assert_eq!(output.row(3), RowOutput::NotANumber);
+        let none = NoToken::NotANumber;
+        assert_eq!(output.row(3), RowOutput::NoToken(none));
         assert_eq!(output.row(4), RowOutput::Logits(&mut [3.0, 4.0]));
         assert_eq!(output.row(5), RowOutput::Nothing);
         let tokens: Vec<_> = output.tokens().collect();
-        assert_eq!(tokens, [(1, Some(7)), (3, None)]);
+        assert_eq!(tokens, [(1, Ok(7)), (3, Err(none))]);
         let read: Vec<_> = output.logit_rows_mut().map(|(row, _)| row).collect();
         assert_eq!(read, [0, 4]);
         assert_eq!(output.hidden().len(), 3);

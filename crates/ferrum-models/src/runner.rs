@@ -1,5 +1,7 @@
 //! [`ModelRunner`]: owns weights, KV pool and scratch, and runs one step of the forward path.
 
+mod read;
+
 use crate::batch::StepBatch;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
@@ -10,9 +12,10 @@ use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
     Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
-    NormShape, PagedKvShape, RowShape, Span,
+    NormShape, PagedKvShape, RowShape, Sampled, Span,
 };
-use ferrum_types::{AdapterId, Error, FloatElement, Result, TokenId};
+use ferrum_types::{AdapterId, Error, FloatElement, Result};
+use read::{WantedRows, is_greedy, is_logits, is_sampled};
 
 /// How the KV pool is cut into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,24 +130,19 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     adapters: Adapters<B>,
     rope: RopeTables<B>,
     batch: DeviceBatch<B>,
-    /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
-    /// those that want hidden states.
+    /// Rows that want something: first those whose token is the most likely one, then those whose token is sampled,
+    /// then those whose logits are read, then those that want hidden states.
     wanted_rows: B::Buffer<i32>,
     logits: Act<B>,
-    best: B::Buffer<i32>,
+    /// What was chosen in rows of logits.
+    sampled: Sampled<B>,
+    /// What the step before this one chose: nothing, as steps do not overlap.
+    previous: B::Buffer<i32>,
     staging: Staging<B>,
     /// What was read of the last step, until it is collected.
     ready: StepOutput,
     /// Steps that were submitted.
     steps: u64,
-}
-
-/// How many rows of a step want what, in their order on the device.
-#[derive(Clone, Copy)]
-struct WantedRows {
-    tokens: usize,
-    logits: usize,
-    hidden: usize,
 }
 
 /// Host memory that is filled anew at each step.
@@ -206,7 +204,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             // A row wants one thing or the other.
             wanted_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
-            best: device.alloc(config.max_logit_rows)?,
+            sampled: Sampled::alloc(device, config.max_logit_rows)?,
+            previous: device.alloc(0)?,
             staging: Staging {
                 ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
                 cos: vec![0.0; rope_staging],
@@ -254,18 +253,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// is recorded; otherwise what the device says.
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
-        let count = |kind: fn(&Readback) -> bool| wanted.iter().filter(|w| kind(w)).count();
-        let rows = WantedRows {
-            tokens: count(is_token),
-            logits: count(is_logits),
-            hidden: batch.hidden_rows.len(),
-        };
+        let rows = WantedRows::of(batch, wanted);
         if !batch.tokens.is_empty() {
             self.upload(batch, wanted)?;
             self.compute(batch, rows)?;
         }
         let mut ready = std::mem::take(&mut self.ready);
-        let read = self.read(rows, wanted, &mut ready);
+        let read = self.read(rows, batch, wanted, &mut ready);
         self.ready = ready;
         read?;
         self.steps += 1;
@@ -302,7 +296,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// Records a step over what was uploaded.
     fn compute(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<()> {
-        let (logit_rows, hidden_rows) = (rows.tokens + rows.logits, rows.hidden);
+        let (logit_rows, hidden_rows) = (rows.with_logits(), rows.hidden);
         let adapted = self.adapters.plan(batch);
         let Self {
             ctx,
@@ -397,50 +391,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         Ok(())
     }
 
-    /// Reads what is wanted of the rows that were computed.
-    fn read(&mut self, rows: WantedRows, wanted: &[Readback], out: &mut StepOutput) -> Result<()> {
-        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
-        out.begin(wanted, vocab, rows.hidden * dim);
-        if rows.tokens > 0 {
-            self.read_tokens(rows.tokens, wanted, out)?;
-        }
-        let staging = &mut self.staging.activations;
-        let logits = (&self.logits, rows.tokens * vocab);
-        // Behind the states that the logits were made of.
-        let hidden = (&self.scratch.delta, (rows.tokens + rows.logits) * dim);
-        read_floats::<B>(&mut self.ctx, logits, staging, out.logits_mut())?;
-        read_floats::<B>(&mut self.ctx, hidden, staging, out.hidden_mut())
-    }
-
-    /// Picks the most likely token of each of the first `rows` rows on the device, and reads only those.
-    fn read_tokens(
-        &mut self,
-        rows: usize,
-        wanted: &[Readback],
-        out: &mut StepOutput,
-    ) -> Result<()> {
-        let dim = self.spec.vocab_size;
-        let (logits, best) = (&self.logits, &mut self.best);
-        let profiler = &mut self.scratch.profiler;
-        profiler.measure(&mut self.ctx, "argmax", |ctx| {
-            B::argmax_rows(ctx, logits, best, RowShape { rows, dim })
-        })?;
-        self.staging.ints.resize(rows, 0);
-        B::read(&mut self.ctx, &self.best, 0, &mut self.staging.ints)?;
-        let places = (0..wanted.len()).filter(|&row| is_token(&wanted[row]));
-        for (index, (place, &best)) in places.zip(&self.staging.ints).enumerate() {
-            let mut token = Some(best as TokenId);
-            if best == 0 {
-                // A row of NaN gives token 0, too; the first logit tells.
-                let mut first = [B::Act::from_f32(0.0)];
-                B::read(&mut self.ctx, &self.logits, index * dim, &mut first)?;
-                token = token.filter(|_| first[0].to_f32() > f32::NEG_INFINITY);
-            }
-            out.set_token(place, token);
-        }
-        Ok(())
-    }
-
     /// The spans of all ops since the last call, when the runner was made to measure them; else none.
     /// Times are nanoseconds since the runner was made.
     ///
@@ -489,6 +439,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let (found, rows) = (wanted.len(), batch.logit_rows.len());
         if found != rows {
             let reason = format!("{found} rows are wanted of a step with {rows} logit rows");
+            return Err(Error::invalid("step", reason));
+        }
+        let sampled = wanted.iter().filter(|w| is_sampled(w)).count();
+        if sampled != batch.sampling.len() {
+            let found = batch.sampling.len();
+            let reason = format!("{sampled} rows want a sampled token, {found} say how");
             return Err(Error::invalid("step", reason));
         }
         self.check_sizes(batch)
@@ -594,8 +550,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             let rows = batch.logit_rows.iter().zip(wanted);
             rows.filter(move |(_, wanted)| kind(wanted)).map(|(r, _)| r)
         };
-        let wanted = rows(is_token).chain(rows(is_logits));
-        let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
+        let wanted = rows(is_greedy).chain(rows(is_sampled));
+        let wanted = wanted
+            .chain(rows(is_logits))
+            .chain(&batch.hidden_rows)
+            .map(|&row| row as i32);
         write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
         if self.spec.rope.scaling.depends_on_length() {
             self.upload_rope_rows(batch)
@@ -657,32 +616,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             rows,
         )
     }
-}
-
-fn is_token(wanted: &Readback) -> bool {
-    matches!(wanted, Readback::Token(_))
-}
-
-fn is_logits(wanted: &Readback) -> bool {
-    *wanted == Readback::Logits
-}
-
-/// Reads as many floats of a buffer as `out` has, from an offset on.
-fn read_floats<B: LlmBackend>(
-    ctx: &mut B::Context,
-    (from, first): (&Act<B>, usize),
-    staging: &mut Vec<B::Act>,
-    out: &mut [f32],
-) -> Result<()> {
-    if out.is_empty() {
-        return Ok(());
-    }
-    staging.resize(out.len(), B::Act::from_f32(0.0));
-    B::read(ctx, from, first, staging)?;
-    for (out, x) in out.iter_mut().zip(staging) {
-        *out = x.to_f32();
-    }
-    Ok(())
 }
 
 fn write_ints<B: LlmBackend>(

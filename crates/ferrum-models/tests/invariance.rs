@@ -115,7 +115,7 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
         };
         match output.row(index) {
             RowOutput::Logits(logits) => assert_eq!(bits(logits), expected, "row {index}"),
-            RowOutput::Token(token) => assert_eq!(token, best(&expected), "row {index}"),
+            RowOutput::Token(token, _) => assert_eq!(token, best(&expected), "row {index}"),
             other => assert_eq!((other, *wanted), (RowOutput::Nothing, Readback::Nothing)),
         }
     }

@@ -5,6 +5,7 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
+use ferrum_kernels::{RowSampling, TokenChange};
 use ferrum_models::{
     Expanded, KvLayout, LogitRows, Moe, Native, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
 };
@@ -93,10 +94,23 @@ where
         batch.push(seq).unwrap();
         let wanted = match start % 3 {
             0 => Readback::Logits,
+            1 => Readback::SAMPLED,
             _ => Readback::GREEDY,
         };
+        if wanted == Readback::SAMPLED {
+            let row = RowSampling {
+                temperature: 0.7,
+                top_k: 50,
+                top_p: 0.9,
+                min_p: 0.02,
+                unit: 0.4,
+                ..RowSampling::default()
+            };
+            let change = TokenChange::none(3);
+            batch.sampling.push(row, [change.once_more()], None);
+        }
         runner.run(&batch, &[wanted], &mut output).unwrap();
-        if let RowOutput::Token(token) = output.row(0) {
+        if let RowOutput::Token(token, _) = output.row(0) {
             *best = token;
         }
     };

@@ -7,6 +7,8 @@ use crate::grammar::{Guide, Mask};
 use crate::sampler::{Logprobs, NoToken, Sampler, logprobs};
 use crate::{FinishReason, StopMatcher};
 use ferrum_formats::tokenizer::{DecodeStream, Tokenizer};
+use ferrum_kernels::SampleBatch;
+use ferrum_models::Readback;
 use ferrum_types::TokenId;
 
 /// See the [module](self).
@@ -102,10 +104,32 @@ fn grammar_fault(reason: String) -> EngineError {
 }
 
 impl Answer<'_> {
-    /// Whether the token after `due` more can be picked on the device.
-    pub(super) fn is_plain_greedy(&self, due: usize) -> bool {
-        let greedy = self.sampler.is_plain_greedy(self.generated + due);
-        self.guide.is_none() && self.logprobs.is_none() && greedy
+    /// What is read of the row that gives the token after `tokens`, or after one more, which row `last` of the step in
+    /// flight chooses. Where a device samples, it is told how in `sampling`.
+    pub(super) fn wanted(
+        &mut self,
+        tokens: &[TokenId],
+        last: Option<u32>,
+        sampling: Option<(&mut SampleBatch, usize)>,
+    ) -> Readback {
+        if self.max_tokens == 0 {
+            return Readback::Nothing;
+        }
+        if self.guide.is_some() {
+            return Readback::Logits;
+        }
+        let due = usize::from(last.is_some());
+        if self.logprobs.is_none() && self.sampler.is_plain_greedy(self.generated + due) {
+            return Readback::GREEDY;
+        }
+        let told = sampling.is_some_and(|(batch, vocab)| {
+            let sampler = &mut self.sampler;
+            sampler.sample_on_device(tokens, last, self.logprobs, vocab, batch)
+        });
+        match told {
+            true => Readback::SAMPLED,
+            false => Readback::Logits,
+        }
     }
 
     /// Chooses the token after `tokens` by a row of logits, which it may change.
@@ -131,13 +155,15 @@ impl Answer<'_> {
             Ok(token) => {
                 Chosen::Token(token, self.logprobs.map(|top| logprobs(logits, token, top)))
             }
-            Err(NoToken::NotANumber) => Chosen::Failed(EngineError::NotANumber),
-            Err(NoToken::Forbidden) => self.no_way_on(mask.as_ref()),
+            Err(none) => self.no_token(none, mask.as_ref()),
         }
     }
 
-    /// What comes of it when everything is forbidden.
-    fn no_way_on(&self, mask: Option<&Mask>) -> Chosen {
+    /// What comes of it when there is no token.
+    pub(super) fn no_token(&self, none: NoToken, mask: Option<&Mask>) -> Chosen {
+        if none == NoToken::NotANumber {
+            return Chosen::Failed(EngineError::NotANumber);
+        }
         let Some(mask) = mask else {
             let reason = NoToken::Forbidden.to_string();
             let field = "sampling";

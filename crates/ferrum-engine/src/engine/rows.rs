@@ -26,9 +26,10 @@ impl StepLoop<'_> {
         }
         let before = self.chosen.get_mut(row).and_then(Option::take);
         let chosen = before.unwrap_or_else(|| match self.output.row(row) {
-            RowOutput::Token(token) => Chosen::Token(token, None),
+            RowOutput::Token(token, logprobs) => Chosen::Token(token, logprobs.cloned()),
             RowOutput::Logits(logits) => answer.choose(logits, seq.tokens()),
-            RowOutput::NotANumber | RowOutput::Nothing => Chosen::Failed(EngineError::NotANumber),
+            RowOutput::NoToken(none) => answer.no_token(none, None),
+            RowOutput::Nothing => Chosen::Failed(EngineError::NotANumber),
         });
         let (token, logprobs) = match chosen {
             Chosen::Token(token, logprobs) => {

@@ -47,7 +47,7 @@ impl StepLoop<'_> {
         let PlannedStep { plan, mut batch } = step;
         self.scheduler.begin(&plan, &mut batch)?;
         self.begin_masks(&plan);
-        self.want_rows(&plan);
+        self.want_rows(&plan, &mut batch);
         let prompt_tokens = pace::prompt_tokens(plan.work());
         let expected = self.pace.expected(prompt_tokens);
         if self.flight.is_none() {
@@ -196,27 +196,39 @@ impl StepLoop<'_> {
     }
 
     /// Says what is read of each row: a token, or what the host needs to choose it.
-    fn want_rows(&mut self, plan: &StepPlan) {
+    fn want_rows(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
         self.wanted.clear();
+        let (samples, vocab) = (self.runner.samples(), self.runner.spec().vocab_size);
+        let StepBatch {
+            choices, sampling, ..
+        } = batch;
+        let mut choices = choices.iter();
         for work in plan.work().iter().filter(|work| work.rows() > 0) {
-            // Tokens between the last known one and the one that this step gives.
-            let due = match &self.flight {
-                None => 0,
-                Some(_) => {
-                    let seq = self.scheduler.sequence(work.seq);
-                    seq.map_or(0, |seq| seq.due() - usize::from(work.gives_token))
-                }
-            };
-            let token = match self.answers.get(&work.seq) {
-                Some(answer) if answer.max_tokens == 0 => Readback::Nothing,
-                Some(answer) if !answer.is_plain_greedy(due) => Readback::Logits,
-                _ => Readback::GREEDY,
-            };
             // Those of a prompt are for its log-probabilities.
             let (others, tokens) = match (work.gives_token, work.draft) {
                 (false, _) => (work.rows(), 0),
                 (true, 0) => (work.rows() - 1, 1),
                 (true, _) => (0, work.rows()),
+            };
+            let answer = self.answers.get_mut(&work.seq);
+            let seq = self.scheduler.sequence(work.seq);
+            let token = match (answer, seq) {
+                (Some(answer), Some(seq)) => {
+                    let end = work.start + work.len - work.draft;
+                    let is_due = end > seq.tokens().len();
+                    let last = is_due
+                        .then(|| choices.next())
+                        .flatten()
+                        .map(|last| last.row);
+                    // Chance goes on only with the rows of a draft that are right.
+                    let on_device = samples && work.gives_token && work.draft == 0;
+                    answer.wanted(
+                        seq.tokens(),
+                        last,
+                        on_device.then_some((&mut *sampling, vocab)),
+                    )
+                }
+                _ => Readback::GREEDY,
             };
             let others = std::iter::repeat_n(Readback::Logits, others);
             let rows = others.chain(std::iter::repeat_n(token, tokens));

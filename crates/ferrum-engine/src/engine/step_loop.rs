@@ -193,7 +193,7 @@ impl<'a> StepLoop<'a> {
         })?;
         let wanted = [Readback::GREEDY];
         self.runner.run(&batch, &wanted, &mut self.output)?;
-        if matches!(self.output.row(0), RowOutput::Token(_)) {
+        if matches!(self.output.row(0), RowOutput::Token(..)) {
             self.shared.numbers_came();
         }
         self.scheduler.take_back(&mut table);

@@ -56,10 +56,16 @@ impl Bans {
                 ban(logits, last);
             }
         }
-        if self.is_too_short(answer.len()) {
-            for &token in &self.stop_tokens {
-                ban(logits, token);
-            }
+        for &token in self.too_early(answer.len()) {
+            ban(logits, token);
+        }
+    }
+
+    /// What may not come after an answer of so many tokens because it would end it.
+    pub(super) fn too_early(&self, generated: usize) -> &[TokenId] {
+        match self.is_too_short(generated) {
+            true => &self.stop_tokens,
+            false => &[],
         }
     }
 }

@@ -19,14 +19,15 @@
 //! each looks at what the ones before it left. (llama.cpp applies temperature last.) Mirostat, where asked
 //! for, replaces 7 to 11.
 //!
+//! Devices do 2, 3 and 5 to 9 and 12 by themselves where nothing else is asked for (`ferrum_kernels::BackendSample`, with
+//! the least number of tokens as biases): [`Sampler::sample_on_device`] says how, chance included, so that the same seed gives the same text.
+//!
 //! A grammar's mask ([`grammar`](crate::grammar)) comes before 1, on the same logits: a masked token is one of
 //! `-inf`.
 
 mod bans;
 mod breakers;
-mod candidates;
 mod dry;
-mod logprobs;
 mod params;
 mod penalties;
 #[cfg(test)]
@@ -34,30 +35,20 @@ mod tests;
 
 pub use breakers::DryBreakers;
 pub use dry::Dry;
-pub use logprobs::{Logprobs, TokenLogprob, logprobs};
+pub use ferrum_kernels::cpu::logits::logprobs;
+pub use ferrum_kernels::{Logprobs, NoToken, TokenLogprob};
 pub use params::{
     MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, Mirostat, SamplingParams, Xtc,
 };
 
 use bans::Bans;
-use candidates::Candidates;
 use dry::DryScratch;
-use ferrum_kernels::cpu::logits::max;
+use ferrum_kernels::cpu::logits::{Candidates, greedy, max, possible};
+use ferrum_kernels::{MAX_LOGPROBS, RowSampling, SampleBatch, TokenChange};
 use ferrum_types::TokenId;
 use penalties::Penalties;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-
-/// Why no token can be chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoToken {
-    /// No logit of those in question is a number.
-    #[error("the model gave no numbers for the next token: its logits are NaN")]
-    NotANumber,
-    /// Everything is forbidden.
-    #[error("the request leaves no token that may come next")]
-    Forbidden,
-}
 
 /// Whether a row of logits says anything: a model that has gone wrong gives nothing but NaN.
 pub fn has_number(logits: &[f32]) -> bool {
@@ -99,7 +90,7 @@ impl Sampler {
         Ok(Self {
             prompt_len,
             bans: Bans::default(),
-            penalties: Penalties::new(prompt_len),
+            penalties: Penalties::new(prompt_len, &params.logit_bias),
             dry: DryScratch::default(),
             mu: params.mirostat.map_or(0.0, |m| 2.0 * f64::from(m.tau)),
             candidates: Candidates::default(),
@@ -113,6 +104,11 @@ impl Sampler {
     pub fn with_min_tokens(mut self, min_tokens: usize, stop_tokens: &[TokenId]) -> Self {
         self.bans = Bans::new(min_tokens, stop_tokens);
         self
+    }
+
+    /// Tokens of the prompt.
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.prompt_len
     }
 
     /// The settings.
@@ -131,6 +127,47 @@ impl Sampler {
         self.params.is_plain_greedy() && !self.bans.is_too_short(generated)
     }
 
+    /// Says in `batch` how a device is to choose the token after `tokens`. Where the step before this one is in
+    /// flight, there is one more token in between, which row `last` of that step chooses. `logprobs` alternatives
+    /// are wanted.
+    ///
+    /// Whether it does: else nothing was said, and the host has to [`sample`](Self::sample).
+    pub fn sample_on_device(
+        &mut self,
+        tokens: &[TokenId],
+        last: Option<u32>,
+        logprobs: Option<usize>,
+        vocab: usize,
+        batch: &mut SampleBatch,
+    ) -> bool {
+        let params = &self.params;
+        if !params.is_for_devices() || logprobs.is_some_and(|n| n > MAX_LOGPROBS) {
+            return false;
+        }
+        let due = usize::from(last.is_some());
+        let generated = tokens.len().saturating_sub(self.prompt_len) + due;
+        let banned = self.bans.too_early(generated);
+        let row = RowSampling {
+            unit: match params.temperature == 0.0 {
+                true => 0.0,
+                false => unit(&mut self.rng),
+            },
+            last,
+            logprobs: logprobs.map(|n| n as u32),
+            ..params.row()
+        };
+        let changes = self.penalties.changes(params, tokens, due);
+        let changes = changes.filter(|change| !banned.contains(&change.token));
+        let ban = |&token: &TokenId| TokenChange {
+            bias: f32::NEG_INFINITY,
+            ..TokenChange::none(token)
+        };
+        let changes = changes.chain(banned.iter().map(ban));
+        let inside = |change: &TokenChange| (change.token as usize) < vocab;
+        batch.push(row, changes.filter(inside), None);
+        true
+    }
+
     /// Chooses a token. `tokens` is the sequence so far, prompt included; `logits` is changed by bans, bias
     /// and penalties.
     ///
@@ -138,38 +175,30 @@ impl Sampler {
     /// Why there is none: nothing is a number, or all is forbidden.
     pub fn sample(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> Result<TokenId, NoToken> {
         let token = self.choose(logits, tokens);
-        let chosen = logits.get(token as usize);
-        // Without candidates the lowest id is what is left of all choosing.
-        if chosen.is_some_and(|&x| x > f32::NEG_INFINITY) {
-            return Ok(token);
-        }
-        match logits.iter().any(|x| x.is_nan()) {
-            true => Err(NoToken::NotANumber),
-            false => Err(NoToken::Forbidden),
-        }
+        possible(logits, token)
     }
 
     fn choose(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> TokenId {
         let answer = &tokens[self.prompt_len.min(tokens.len())..];
         self.bans.apply(&self.params, logits, answer);
-        for &(token, bias) in &self.params.logit_bias {
-            if let Some(x) = logits.get_mut(token as usize) {
-                *x += bias;
+        let row = self.params.row();
+        for change in self.penalties.changes(&self.params, tokens, 0) {
+            if let Some(x) = logits.get_mut(change.token as usize) {
+                *x = row.changed(*x, &change);
             }
         }
-        self.penalties.apply(&self.params, logits, tokens);
         self.dry.apply(&self.params.dry, logits, tokens);
-        if self.params.temperature == 0.0 {
-            return greedy(logits);
-        }
         let temperature = self.params.temperature;
-        if self.params.cuts_nothing() {
-            let unit = unit(&mut self.rng);
-            return self.candidates.draw_of(logits, temperature, unit);
+        if temperature == 0.0 {
+            return greedy(logits);
         }
         if let Some(mirostat) = self.params.mirostat {
             self.candidates.load(logits, 0, temperature);
             return self.draw_by_surprise(mirostat);
+        }
+        if !self.params.has_host_filters() {
+            let unit = unit(&mut self.rng);
+            return self.candidates.choose(logits, &RowSampling { unit, ..row });
         }
         self.candidates.load(logits, self.params.top_k, temperature);
         self.cut();
@@ -203,10 +232,4 @@ impl Sampler {
 /// A number from 0 to below 1, of 53 random bits.
 fn unit(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-}
-
-fn greedy(logits: &[f32]) -> TokenId {
-    let best = max(logits);
-    let at = logits.iter().position(|&x| x == best);
-    at.unwrap_or(0) as TokenId
 }

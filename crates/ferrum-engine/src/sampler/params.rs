@@ -2,6 +2,7 @@
 
 use super::Dry;
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
+use ferrum_kernels::RowSampling;
 use ferrum_types::{Error, Result, TokenId};
 use std::sync::Arc;
 
@@ -211,14 +212,32 @@ impl SamplingParams {
         Ok(words)
     }
 
-    /// Whether every token stays in question, so that only temperature and chance decide.
-    pub(super) fn cuts_nothing(&self) -> bool {
-        self.top_k == 0
-            && self.typical_p >= 1.0
-            && self.top_p >= 1.0
-            && self.min_p <= 0.0
-            && !self.xtc.can_act()
-            && self.mirostat.is_none()
+    /// Whether a device that [samples](ferrum_kernels::BackendSample) can do all of it.
+    pub(super) fn is_for_devices(&self) -> bool {
+        !self.has_host_filters()
+            && self.dry.multiplier == 0.0
+            && self.bad_words.is_empty()
+            && self.allowed_tokens.is_none()
+    }
+
+    /// Whether tokens are left out in ways that only the host knows.
+    pub(super) fn has_host_filters(&self) -> bool {
+        self.typical_p < 1.0 || self.xtc.can_act() || self.mirostat.is_some()
+    }
+
+    /// What devices know of it; the number that is drawn is to be added.
+    pub(super) fn row(&self) -> RowSampling {
+        RowSampling {
+            temperature: self.temperature,
+            // More than there are tokens is all of them.
+            top_k: u32::try_from(self.top_k).unwrap_or(0),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            ..RowSampling::default()
+        }
     }
 
     /// Whether the choice is the plain most likely token, which a device can pick by itself.

@@ -1,10 +1,11 @@
-//! Penalties on tokens that were there already.
+//! What is changed of single tokens' logits: biases, and penalties on tokens that were there already.
 //!
 //! The repetition penalty counts the prompt too (Keskar et al., 2019; as in `transformers` and vLLM);
 //! presence and frequency penalties count what was generated (as in OpenAI's API). Counts are kept from
 //! step to step, so that a step costs what is new and not what is there.
 
 use super::SamplingParams;
+use ferrum_kernels::TokenChange;
 use ferrum_types::TokenId;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,76 +13,93 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub(super) struct Penalties {
     prompt_len: usize,
+    tokens: HashMap<TokenId, Tally>,
     /// Tokens that the repetition penalty looks at.
-    recent: Counts,
+    recent: Range<usize>,
     /// Tokens that were generated.
-    generated: Counts,
+    generated: Range<usize>,
+}
+
+/// What there is of a token; nothing: it is not in the map.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    bias: f32,
+    recent: u32,
+    generated: u32,
+}
+
+impl Tally {
+    fn is_nothing(&self) -> bool {
+        self.bias == 0.0 && self.recent == 0 && self.generated == 0
+    }
 }
 
 impl Penalties {
-    pub(super) fn new(prompt_len: usize) -> Self {
+    pub(super) fn new(prompt_len: usize, logit_bias: &[(TokenId, f32)]) -> Self {
+        let mut tokens: HashMap<_, Tally> = HashMap::new();
+        for &(token, bias) in logit_bias {
+            tokens.entry(token).or_default().bias += bias;
+        }
         Self {
             prompt_len,
-            recent: Counts::default(),
-            generated: Counts::default(),
+            tokens,
+            recent: 0..0,
+            generated: 0..0,
         }
     }
 
-    pub(super) fn apply(
+    /// What is changed for the token after `tokens` and `due` more, which are not known and not counted.
+    pub(super) fn changes(
         &mut self,
         params: &SamplingParams,
-        logits: &mut [f32],
         tokens: &[TokenId],
-    ) {
-        let penalty = params.repeat_penalty;
-        if penalty != 1.0 {
-            let first = tokens.len().saturating_sub(params.repeat_last_n);
-            self.recent.move_to(tokens, first..tokens.len());
-            for &token in self.recent.counts.keys() {
-                if let Some(x) = logits.get_mut(token as usize) {
-                    *x = if *x > 0.0 { *x / penalty } else { *x * penalty };
-                }
-            }
+        due: usize,
+    ) -> impl Iterator<Item = TokenChange> {
+        let end = tokens.len();
+        if params.repeat_penalty != 1.0 {
+            let first = (end + due).saturating_sub(params.repeat_last_n).min(end);
+            let counted = std::mem::replace(&mut self.recent, first..end);
+            self.count(|tally| &mut tally.recent, tokens, counted, first..end);
         }
-        let (presence, frequency) = (params.presence_penalty, params.frequency_penalty);
-        if presence != 0.0 || frequency != 0.0 {
-            let first = self.prompt_len.min(tokens.len());
-            self.generated.move_to(tokens, first..tokens.len());
-            for (&token, &count) in &self.generated.counts {
-                if let Some(x) = logits.get_mut(token as usize) {
-                    *x -= presence + frequency * count as f32;
-                }
-            }
+        if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
+            let first = self.prompt_len.min(end);
+            let counted = std::mem::replace(&mut self.generated, first..end);
+            self.count(|tally| &mut tally.generated, tokens, counted, first..end);
         }
+        self.tokens.iter().map(|(&token, tally)| TokenChange {
+            token,
+            bias: tally.bias,
+            recent: tally.recent > 0,
+            generated: tally.generated,
+        })
     }
-}
 
-/// How often each token is in a range of a sequence that grows.
-#[derive(Clone, Debug, Default)]
-struct Counts {
-    counts: HashMap<TokenId, u32>,
-    counted: Range<usize>,
-}
-
-impl Counts {
-    /// Counts `range` of `tokens`, going on from the range before.
-    fn move_to(&mut self, tokens: &[TokenId], range: Range<usize>) {
-        if range.start < self.counted.start || range.end < self.counted.end {
+    /// Counts `range` of `tokens`, going on from the range that was counted before.
+    fn count(
+        &mut self,
+        of: fn(&mut Tally) -> &mut u32,
+        tokens: &[TokenId],
+        mut counted: Range<usize>,
+        range: Range<usize>,
+    ) {
+        if range.start < counted.start || range.end < counted.end {
             // The sequence was cut: speculative tokens may be taken back.
-            self.counts.clear();
-            self.counted = range.start..range.start;
+            self.tokens.retain(|_, tally| {
+                *of(tally) = 0;
+                !tally.is_nothing()
+            });
+            counted = range.start..range.start;
         }
-        for token in &tokens[self.counted.end.max(range.start)..range.end] {
-            *self.counts.entry(*token).or_insert(0) += 1;
+        for token in &tokens[counted.end.max(range.start)..range.end] {
+            *of(self.tokens.entry(*token).or_default()) += 1;
         }
-        for token in &tokens[self.counted.start..range.start.min(self.counted.end)] {
-            if let Some(count) = self.counts.get_mut(token) {
-                *count -= 1;
-                if *count == 0 {
-                    self.counts.remove(token);
+        for token in &tokens[counted.start..range.start.min(counted.end)] {
+            if let Some(tally) = self.tokens.get_mut(token) {
+                *of(tally) -= 1;
+                if tally.is_nothing() {
+                    self.tokens.remove(token);
                 }
             }
         }
-        self.counted = range;
     }
 }

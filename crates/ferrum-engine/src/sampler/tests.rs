@@ -1,6 +1,5 @@
 //! Each sampler by a table, and their draws by chi-square against the exact distribution.
 
-use super::candidates::chunk_sums;
 use super::*;
 use proptest::prelude::*;
 
@@ -260,85 +259,6 @@ fn filters_leave_at_least_the_best() {
     assert_eq!(sampler.sample(&mut [], &[]), Err(NoToken::Forbidden));
     // Infinity is certain.
     assert_eq!(sampler.sample(&mut [1.0, f32::INFINITY, 2.0], &[]), Ok(1));
-}
-
-#[test]
-fn large_vocabularies_are_cut_as_small_ones() {
-    // Far more tokens than are sorted at first.
-    let logits: Vec<f32> = (0..5000)
-        .map(|i| -(((i * 37) % 5000) as f32) / 800.0)
-        .collect();
-    let mut order: Vec<_> = (0..5000).collect();
-    order.sort_by(|&a: &usize, &b| logits[b].total_cmp(&logits[a]));
-    let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
-    for top_p in [0.05, 0.5, 0.9, 0.99] {
-        let mut candidates = Candidates::default();
-        candidates.load(&logits, 0, 1.0);
-        candidates.top_p(top_p);
-        let mut kept = candidates.tokens();
-        kept.sort_unstable();
-        let mut sum = 0.0;
-        let least = order.iter().position(|&i| {
-            sum += f64::from(logits[i]).exp() / total;
-            sum >= f64::from(top_p)
-        });
-        let mut expected: Vec<_> = order[..=least.unwrap()]
-            .iter()
-            .map(|&i| i as TokenId)
-            .collect();
-        expected.sort_unstable();
-        assert_eq!(kept, expected, "{top_p}");
-    }
-}
-
-#[test]
-fn sums_of_weights_fit_the_greatest_wherever_it_is() {
-    let mixed: Vec<f32> = (0..5000).map(|i| ((i * 37) % 997) as f32 / 90.0).collect();
-    let mut rising = mixed.clone();
-    rising.sort_by(f32::total_cmp);
-    let falling: Vec<f32> = rising.iter().rev().copied().collect();
-    let mut holed = rising.clone();
-    holed[..600].fill(f32::NEG_INFINITY);
-    holed.iter_mut().step_by(5).for_each(|x| *x = f32::NAN);
-    let mut sums = Vec::new();
-    for logits in [&mixed, &rising, &falling, &holed] {
-        for temperature in [0.05, 1.0, 8.0] {
-            let top = chunk_sums(logits, temperature, &mut sums);
-            let numbers = logits.iter().filter(|x| !x.is_nan());
-            assert_eq!(Some(&top), numbers.clone().max_by(|a, b| a.total_cmp(b)));
-            let weight = |x: &f32| (f64::from(x - top) / f64::from(temperature)).exp();
-            let expected: f64 = numbers.map(weight).sum();
-            let found: f64 = sums.iter().copied().map(f64::from).sum();
-            assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
-        }
-    }
-    rising[4000] = f32::INFINITY;
-    assert_eq!(chunk_sums(&rising, 1.0, &mut sums), f32::INFINITY);
-    assert_eq!(sums.iter().sum::<f32>(), 1.0);
-    assert_eq!(chunk_sums(&[], 1.0, &mut sums), f32::NEG_INFINITY);
-    assert!(sums.is_empty());
-}
-
-#[test]
-fn the_best_of_a_large_vocabulary_are_found_in_one_pass() {
-    let whole: Vec<f32> = (0..5000).map(|i| ((i * 37) % 101) as f32).collect();
-    let mut holed = whole.clone();
-    holed.iter_mut().step_by(77).for_each(|x| *x = f32::NAN);
-    holed[4321] = f32::INFINITY;
-    holed[17] = f32::NEG_INFINITY;
-    // In rising order, every stretch has better ones than those before it.
-    let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
-    let mixed: Vec<f32> = (0..5000).map(|i| ((i * 2741) % 5000) as f32).collect();
-    for logits in [whole, holed, rising, mixed] {
-        let mut order: Vec<usize> = (0..5000).filter(|&i| !logits[i].is_nan()).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        for k in [1, 2, 40, 511, 512, 513, 1024, 1536, 2048, 3072, 4096, 4999] {
-            let mut candidates = Candidates::default();
-            candidates.load(&logits, k, 1.0);
-            let expected: Vec<_> = order.iter().take(k).map(|&i| i as TokenId).collect();
-            assert_eq!(candidates.tokens(), expected, "{k}");
-        }
-    }
 }
 
 #[test]

@@ -47,6 +47,15 @@ fn asked() -> impl Strategy<Value = Asked> {
             3 => request.draft_tokens = 3,
             5 => request.grammar = Some(compile(&Grammar::Regex("[a-z ]+".into()))),
             6 => request.generation.sampling.repeat_penalty = 1.3,
+            7 => {
+                request = sampled(&tokens, max_tokens, seed);
+                let sampling = &mut request.generation.sampling;
+                sampling.frequency_penalty = 0.4;
+                sampling.repeat_penalty = 1.2;
+                sampling.repeat_last_n = 3;
+                sampling.logit_bias = vec![(WORDS.0, 1.5)];
+                sampling.top_p = 0.9;
+            }
             _ => {}
         }
         let text = demo_tokenizer().decode(&[WORDS.0 + 5], false);
@@ -142,6 +151,7 @@ proptest! {
         asked in prop::collection::vec(asked(), 1..14),
         blocks in 12..60usize,
         max_tokens in 8..32usize,
+        samples in any::<bool>(),
     ) {
         let expected = whole_answers(&asked);
         let config = RunnerConfig {
@@ -150,7 +160,11 @@ proptest! {
             kv_tokens: blocks * 8,
             ..CONFIG
         };
-        let engine = Overlapped::new(scripted(config)).start(careful());
+        let runner = match samples {
+            true => scripted(config).sampling(),
+            false => scripted(config),
+        };
+        let engine = Overlapped::new(runner).start(careful());
         // The second time all prompts are in the cache, or were.
         for round in ["cold", "warm"] {
             let found = answers(&engine, &asked);
@@ -186,19 +200,38 @@ fn overlapped(log: &[Happened]) -> (usize, usize) {
 #[test]
 fn the_next_step_is_there_before_the_last_one_is_collected() {
     type Change = fn(&mut Request);
-    // Whether others than greedy ones are asked for, and how many of some 40 steps overlap.
-    let cases: [(&str, Change, std::ops::RangeInclusive<usize>); 4] = [
-        ("greedy", |_| (), 30..=60),
+    // Whether others than greedy ones are asked for, and how many of some 40 steps overlap: on a device that samples,
+    // and on one that does not.
+    let cases: [(&str, Change, [bool; 2]); 6] = [
+        ("greedy", |_| (), [true, true]),
         (
             "sampled",
             |r| r.generation.sampling.temperature = 1.0,
-            0..=9,
+            [true, false],
         ),
-        ("with logprobs", |r| r.logprobs = Some(0), 0..=9),
-        ("with drafts", |r| r.draft_tokens = 4, 0..=9),
+        (
+            "with penalties",
+            |r| r.generation.sampling.repeat_penalty = 1.1,
+            [true, false],
+        ),
+        ("with logprobs", |r| r.logprobs = Some(2), [true, false]),
+        (
+            "typical",
+            |r| {
+                r.generation.sampling.temperature = 1.0;
+                r.generation.sampling.typical_p = 0.9;
+            },
+            [false, false],
+        ),
+        ("with drafts", |r| r.draft_tokens = 4, [false, false]),
     ];
-    for (name, change, expected) in cases {
-        let runner = Overlapped::new(scripted(CONFIG));
+    let on_both = |(name, change, overlaps): (_, Change, [bool; 2])| {
+        [true, false].map(|samples| (name, change, samples, overlaps[usize::from(!samples)]))
+    };
+    for (name, change, samples, overlaps) in cases.into_iter().flat_map(on_both) {
+        let runner = scripted(CONFIG);
+        let runner = Overlapped::new(if samples { runner.sampling() } else { runner });
+        let expected = if overlaps { 30..=60 } else { 0..=9 };
         let log = runner.log();
         let engine = runner.start(careful());
         let request = |seq: TokenId| {

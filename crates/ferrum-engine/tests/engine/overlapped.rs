@@ -24,6 +24,7 @@ type Asked = (StepBatch, Vec<Readback>);
 pub(crate) struct Overlapped {
     spec: DecoderSpec,
     config: RunnerConfig,
+    samples: bool,
     steps: Option<Sender<Asked>>,
     results: Receiver<Result<StepOutput>>,
     thread: Option<JoinHandle<()>>,
@@ -42,6 +43,7 @@ impl Overlapped {
     /// The same, and each step takes so long.
     pub(crate) fn taking(mut runner: Scripted, time: Duration) -> Self {
         let (spec, config) = (runner.spec().clone(), *runner.config());
+        let samples = runner.samples();
         let (steps, asked) = channel::<Asked>();
         let (done, results) = channel();
         let compute = move || {
@@ -62,6 +64,7 @@ impl Overlapped {
         Self {
             spec,
             config,
+            samples,
             steps: Some(steps),
             results,
             thread: Some(std::thread::spawn(compute)),
@@ -119,6 +122,10 @@ impl StepRunner for Overlapped {
 
     fn in_flight(&self) -> usize {
         2
+    }
+
+    fn samples(&self) -> bool {
+        self.samples
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {

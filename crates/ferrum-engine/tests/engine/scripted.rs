@@ -3,6 +3,11 @@
 
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::{
+    Backend, BackendSample, Logprobs, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
+    TokenChange,
+};
 use ferrum_models::{
     DecoderSpec, KvLayout, Readback, RowOutput, RunnerConfig, StepBatch, StepOutput, Ticket,
 };
@@ -36,6 +41,10 @@ pub(crate) struct Scripted {
     /// Sequences that begin with this token get rows of NaN.
     nan_for: Option<TokenId>,
     nan_rows: Vec<bool>,
+    /// What it samples with, if it does.
+    samples: Option<CpuBackend>,
+    /// What the rows of the last step chose.
+    chosen: Vec<i32>,
     ready: StepOutput,
     steps: usize,
     /// By how much a step moves a clock, and each of its tokens.
@@ -72,6 +81,8 @@ impl Scripted {
             words: None,
             nan_for: None,
             nan_rows: Vec::new(),
+            samples: None,
+            chosen: Vec::new(),
             ready: StepOutput::default(),
             steps: 0,
             cost: None,
@@ -96,6 +107,14 @@ impl Scripted {
     /// Answers with so many different tokens, from `first` on.
     pub(crate) fn choosing_of(mut self, first: TokenId, words: TokenId) -> Self {
         self.words = Some((first, words));
+        self
+    }
+
+    /// Samples, as the CPU does.
+    pub(crate) fn sampling(mut self) -> Self {
+        let threads = Some(1);
+        let config = CpuConfig { threads, isa: None };
+        self.samples = Some(CpuBackend::with_config(config).unwrap());
         self
     }
 
@@ -143,14 +162,10 @@ impl Scripted {
         Engine::start(runner, fits.then_some(tokenizer), config).unwrap()
     }
 
-    /// The most likely token of each row of the last step.
+    /// The tokens that the rows of the last step chose; 0 where there is none.
     pub(crate) fn choices(&self) -> Vec<TokenId> {
-        let rows = self.rows.iter().zip(&self.nan_rows);
-        rows.map(|(&(state, at), nan)| match nan {
-            true => 0,
-            false => self.token_at(state, at),
-        })
-        .collect()
+        let tokens = self.chosen.iter();
+        tokens.map(|&token| token.max(0) as TokenId).collect()
     }
 
     fn token_at(&self, state: u64, position: usize) -> TokenId {
@@ -225,27 +240,75 @@ impl Scripted {
         Ok(())
     }
 
+    fn logits(&self, row: usize, logits: &mut [f32]) {
+        let (state, at) = self.rows[row];
+        for (token, x) in logits.iter_mut().enumerate() {
+            *x = (mix(state, token as u64) >> 40) as f32 / (1 << 24) as f32;
+        }
+        logits[self.token_at(state, at) as usize] = 3.0;
+        if self.nan_rows[row] {
+            logits.fill(f32::NAN);
+        }
+    }
+
+    /// Chooses the token of a row, and says what it thinks of it.
+    fn sample(
+        &self,
+        row: usize,
+        sampling: (&RowSampling, &[TokenChange], &[u32]),
+    ) -> (i32, Option<Logprobs>) {
+        let device = self.samples.as_ref().unwrap();
+        let vocab = self.spec.vocab_size;
+        let mut logits = vec![0.0; vocab];
+        self.logits(row, &mut logits);
+        let mut logits = device.from_slice(&logits).unwrap();
+        let previous = device.from_slice(&self.chosen).unwrap();
+        let (settings, changes, mask) = sampling;
+        let mut batch = SampleBatch::default();
+        let mask = (!mask.is_empty()).then_some(mask);
+        batch.push(*settings, changes.iter().copied(), mask);
+        let shape = SampleShape { vocab, first: 0 };
+        let mut out = Sampled::alloc(device, 1).unwrap();
+        let mut ctx = device.new_context().unwrap();
+        let rows = (&mut logits, shape, &batch, &previous, &mut out);
+        CpuBackend::sample_rows(&mut ctx, rows.0, rows.1, rows.2, rows.3, rows.4).unwrap();
+        let mut read = |buffer| CpuBackend::to_vec(&mut ctx, buffer).unwrap();
+        let (token, ranks) = (read(&out.tokens)[0], read(&out.ranks));
+        let logprobs = CpuBackend::to_vec(&mut ctx, &out.logprobs).unwrap();
+        let told = settings.logprobs.filter(|_| token >= 0);
+        let told = told.map(|top| Logprobs::of_row(token as u32, &ranks, &logprobs, top as usize));
+        (token, told)
+    }
+
     /// What is wanted of the rows of the step.
-    fn fill(&mut self, wanted: &[Readback]) {
+    fn fill(&mut self, batch: &StepBatch, wanted: &[Readback]) {
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
         assert_eq!(wanted.len(), self.rows.len());
         let mut out = std::mem::take(&mut self.ready);
         out.begin(wanted, vocab, self.hidden.len() * dim);
+        let (mut chosen, mut sampled) = (Vec::new(), 0);
         for (row, &(state, at)) in self.rows.iter().enumerate() {
             // As backends do, which find no number in NaN.
-            let chosen = (!self.nan_rows[row]).then(|| self.token_at(state, at));
-            out.set_token(row, chosen);
-            let RowOutput::Logits(logits) = out.row(row) else {
-                continue;
+            let mut token = match self.nan_rows[row] {
+                true => NoToken::NotANumber.code(),
+                false => self.token_at(state, at) as i32,
             };
-            for (token, x) in logits.iter_mut().enumerate() {
-                *x = (mix(state, token as u64) >> 40) as f32 / (1 << 24) as f32;
+            if wanted[row] == Readback::SAMPLED {
+                let (found, told) = self.sample(row, batch.sampling.row(sampled));
+                token = found;
+                sampled += 1;
+                if let Some(told) = told {
+                    out.set_logprobs(row, told);
+                }
             }
-            logits[self.token_at(state, at) as usize] = 3.0;
-            if self.nan_rows[row] {
-                logits.fill(f32::NAN);
+            chosen.push(token);
+            out.set_token(row, NoToken::or_token(token));
+            if let RowOutput::Logits(logits) = out.row(row) {
+                self.logits(row, logits);
             }
         }
+        assert_eq!(sampled, batch.sampling.len());
+        self.chosen = chosen;
         let nan = &self.nan_rows[self.rows.len()..];
         let rows = out.hidden_mut().chunks_exact_mut(dim);
         for ((row, &state), &nan) in rows.zip(&self.hidden).zip(nan) {
@@ -291,9 +354,13 @@ impl StepRunner for Scripted {
         &self.config
     }
 
+    fn samples(&self) -> bool {
+        self.samples.is_some()
+    }
+
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.step(batch)?;
-        self.fill(wanted);
+        self.fill(batch, wanted);
         Ok(Ticket::new(self.steps as u64))
     }
 

@@ -22,6 +22,7 @@ mod kv;
 mod moe;
 mod paged;
 mod quant;
+mod sample;
 mod shapes;
 mod timer;
 
@@ -41,6 +42,10 @@ pub use self::quant::{
     Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind, QuantPart,
     QuantWeights,
 };
+pub use self::sample::{
+    BackendSample, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
+    TokenChange, TokenLogprob,
+};
 pub use self::shapes::{
     AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout,
     HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape, QkvTransform, Rope,
@@ -48,13 +53,18 @@ pub use self::shapes::{
 };
 pub use self::timer::{BackendTimer, Span, chrome_trace};
 
-/// What a dense decoder needs: core ops, paged KV in f32, graphs and collectives.
+/// What a dense decoder needs: core ops, paged KV in f32, graphs, sampling and collectives.
 pub trait LlmBackend:
-    Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendCollective
+    Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendSample + BackendCollective
 {
 }
 impl<B> LlmBackend for B where
-    B: Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendCollective
+    B: Backend
+        + BackendPagedKv
+        + BackendKvDtype<KvF32>
+        + BackendGraph
+        + BackendSample
+        + BackendCollective
 {
 }
 

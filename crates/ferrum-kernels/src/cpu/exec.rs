@@ -5,9 +5,10 @@ use super::buffer::CpuBuffer;
 use super::isa::Level;
 use super::packed_store::PackedStore;
 use super::pool::Pool;
+use super::sample::Chooser;
 use ferrum_types::Result;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Work, in element operations, below which waking another thread costs more than it brings.
 const WORTH_A_THREAD: usize = 16 << 10;
@@ -61,6 +62,8 @@ pub(crate) struct Scratch {
     pub(crate) items: Vec<[usize; 3]>,
     /// Room for the sequences of a batch.
     pub(crate) queries: Vec<Queries>,
+    /// What each thread chooses tokens with.
+    pub(crate) choosers: Vec<Mutex<Chooser>>,
 }
 
 impl Scratch {
@@ -70,6 +73,7 @@ impl Scratch {
             floats: CpuBuffer::zeroed(0)?,
             items: Vec::new(),
             queries: Vec::new(),
+            choosers: Vec::new(),
         })
     }
 

@@ -8,7 +8,7 @@
 //! * `quant`, `marlin`: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are summed in integers.
 //! * `moe`: the same products over the rows of each expert, all experts in one region.
 //! * [`PackedStore`]: packed weights that were kept when the model was loaded before.
-//! * [`logits`]: what samplers ask of a row of logits on the host.
+//! * [`logits`]: what samplers ask of a row of logits on the host; `sample` asks it of all rows of a step.
 //! * `attention`, `kv`: online softmax over tiles of keys, contiguous or paged.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
@@ -38,6 +38,7 @@ mod panels;
 pub mod peak;
 mod pool;
 mod quant;
+mod sample;
 mod simd;
 #[cfg(test)]
 mod tests;

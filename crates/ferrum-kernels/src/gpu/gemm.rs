@@ -69,6 +69,7 @@ pub(super) static ARGMAX: Kernel = Kernel {
     name: "argmax",
     wgsl: &[
         include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/float_key.wgsl"),
         include_str!("shaders/argmax.wgsl"),
     ],
     access: "rw",

@@ -28,6 +28,7 @@ mod heads;
 mod kv;
 mod norm;
 mod pipeline;
+mod sample;
 mod shape;
 mod staging;
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod kv;
 mod moe;
 mod norm;
 mod quant;
+mod sample;
 #[cfg(test)]
 mod tests;
 

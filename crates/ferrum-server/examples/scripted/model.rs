@@ -380,7 +380,7 @@ impl StepRunner for ScriptedRunner {
         self.ready.hidden_mut().fill(0.0);
         for (index, row) in batch.logit_rows.iter().enumerate() {
             let token = rows.get(&(*row as usize)).copied().unwrap_or_default();
-            self.ready.set_token(index, Some(token));
+            self.ready.set_token(index, Ok(token));
             if let RowOutput::Logits(logits) = self.ready.row(index) {
                 logits.fill(0.0);
                 logits[token as usize] = CERTAIN;

@@ -3,6 +3,7 @@
 use super::hooked::{Hooks, hooked};
 use super::{Running, demo_model};
 use ferrum_engine::EngineConfig;
+use ferrum_engine::sampler::NoToken;
 use ferrum_models::{Readback, StepBatch, StepOutput};
 use ferrum_server::ServerConfig;
 use ferrum_types::{Error, Result};
@@ -48,7 +49,7 @@ impl Hooks for Breaking {
         if self.nan {
             output.logits_mut().fill(f32::NAN);
             for row in 0..wanted.len() {
-                output.set_token(row, None);
+                output.set_token(row, Err(NoToken::NotANumber));
             }
         }
     }

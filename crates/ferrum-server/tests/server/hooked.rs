@@ -34,6 +34,14 @@ pub(super) fn hooked(
 }
 
 impl<H: Hooks> StepRunner for Hooked<H> {
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn samples(&self) -> bool {
+        self.inner.samples()
+    }
+
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.hooks.before(batch)?;
         self.wanted = wanted.to_vec();

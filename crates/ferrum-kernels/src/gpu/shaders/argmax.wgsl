@@ -1,5 +1,4 @@
-// out[row] = lowest index of the largest element. Works on bits, because a device may assume that
-// there is no NaN: a float's bits become an unsigned key of the same order, and NaN the key 0.
+// out[row] = lowest index of the largest element, by the keys of bits.
 
 struct Params {
     rows: u32,
@@ -14,18 +13,6 @@ const LANES = 64u;
 
 var<workgroup> keys: array<u32, LANES>;
 var<workgroup> indices: array<u32, LANES>;
-
-fn key_of(bits: u32) -> u32 {
-    let magnitude = bits & 0x7fffffffu;
-    if magnitude > 0x7f800000u {
-        return 0u;
-    }
-    // The two zeros are equal.
-    if bits > 0x80000000u {
-        return 0x80000000u - magnitude;
-    }
-    return 0x80000000u + magnitude;
-}
 
 @compute @workgroup_size(LANES)
 fn main(at: Place) {

@@ -2,7 +2,7 @@
 
 use crate::gpu::elementwise::Activation;
 use crate::gpu::pipeline::{Kernel, MAX_BINDINGS};
-use crate::gpu::{attention, context, conv, elementwise, gemm, heads, kv, norm};
+use crate::gpu::{attention, context, conv, elementwise, gemm, heads, kv, norm, sample};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// All kernels with the constants that they are used with.
@@ -26,6 +26,7 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
         &kv::COPY_BLOCK,
         &conv::CONV1D,
         &conv::CONV2D_PATCH,
+        &sample::SAMPLE,
     ];
     let mut all: Vec<_> = plain.into_iter().map(|k| (k, vec![])).collect();
     all.extend(gemm::EMBEDDING.iter().map(|k| (k, vec![])));

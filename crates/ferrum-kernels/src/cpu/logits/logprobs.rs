@@ -2,27 +2,8 @@
 //! temperature and all else, so that they mean the same whatever was asked of the sampler.
 
 use super::candidates::chunk_sums;
+use crate::backend::{Logprobs, TokenLogprob};
 use ferrum_types::TokenId;
-
-/// A token and its natural log-probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenLogprob {
-    /// Which token.
-    pub token: TokenId,
-    /// At most 0; `-inf` for what cannot be.
-    pub logprob: f32,
-}
-
-/// What the model thought of a token and of its rivals.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Logprobs {
-    /// The token that is there.
-    pub chosen: TokenLogprob,
-    /// Its place among all tokens, 1 for the most likely.
-    pub rank: usize,
-    /// The most likely tokens, best first, lower ids first among equals.
-    pub top: Vec<TokenLogprob>,
-}
 
 /// Log-probabilities of `token` and of the `top` most likely tokens in a row of raw logits. A token
 /// outside the row has `-inf`.

@@ -3,7 +3,8 @@
 //! A vocabulary is long, and much of it is unlikely. So what looks at all of it is vector code without
 //! branches, and nothing is sorted before it must be, and then only as much as is looked at.
 
-use ferrum_kernels::cpu::logits::{max, weigh};
+use super::{greedy, max, weigh};
+use crate::backend::RowSampling;
 use ferrum_types::TokenId;
 use std::cmp::Ordering;
 
@@ -23,7 +24,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 
 /// See the [module](self). Probabilities are in proportion to `exp(logit / temperature)`, in every filter.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Candidates {
+pub struct Candidates {
     /// Tokens, and beside them their logits.
     tokens: Vec<TokenId>,
     logits: Vec<f32>,
@@ -40,9 +41,25 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
+    /// Chooses a token as `row` says, of logits that masks, biases and penalties have been applied to. Token 0
+    /// where nothing has a probability.
+    pub fn choose(&mut self, logits: &[f32], row: &RowSampling) -> TokenId {
+        let temperature = row.temperature;
+        if temperature == 0.0 {
+            return greedy(logits);
+        }
+        if row.top_k == 0 && row.top_p >= 1.0 && row.min_p <= 0.0 {
+            return self.draw_of(logits, temperature, row.unit);
+        }
+        self.load(logits, row.top_k as usize, temperature);
+        self.top_p(row.top_p);
+        self.min_p(row.min_p);
+        self.draw(row.unit).0
+    }
+
     /// Begins anew with the `k` most likely of the logits that are numbers; 0: with all. `temperature`
     /// is above 0 and holds for all that follows.
-    pub(super) fn load(&mut self, logits: &[f32], k: usize, temperature: f32) {
+    pub fn load(&mut self, logits: &[f32], k: usize, temperature: f32) {
         self.temperature = temperature;
         self.order.clear();
         let cut = k > 0 && k < logits.len();
@@ -94,7 +111,7 @@ impl Candidates {
     }
 
     /// Keeps the most likely ones that together have probability `p`.
-    pub(super) fn top_p(&mut self, p: f32) {
+    pub fn top_p(&mut self, p: f32) {
         if p >= 1.0 {
             return;
         }
@@ -122,7 +139,7 @@ impl Candidates {
     }
 
     /// Keeps those at least `p` times as probable as the best.
-    pub(super) fn min_p(&mut self, p: f32) {
+    pub fn min_p(&mut self, p: f32) {
         if p > 0.0 {
             let (top, least) = (self.top, self.top + self.temperature * p.ln());
             self.retain(|c| c.logit >= least || c.logit == top);
@@ -131,7 +148,7 @@ impl Candidates {
 
     /// Keeps those whose surprise is nearest to the expected one, until they together have more
     /// probability than `p`.
-    pub(super) fn typical(&mut self, p: f32) {
+    pub fn typical(&mut self, p: f32) {
         if p >= 1.0 || self.logits.is_empty() {
             return;
         }
@@ -167,7 +184,7 @@ impl Candidates {
     }
 
     /// Of those with a probability of at least `threshold`, keeps only the last.
-    pub(super) fn exclude_top(&mut self, threshold: f32) {
+    pub fn exclude_top(&mut self, threshold: f32) {
         let least = f64::from(threshold) * self.weigh_all();
         let candidates = self.tokens.iter().zip(&self.logits).zip(&self.weights);
         let last = candidates
@@ -183,7 +200,7 @@ impl Candidates {
     }
 
     /// Keeps those whose surprise is at most `bits`, and the best in any case.
-    pub(super) fn limit_surprise(&mut self, bits: f64) {
+    pub fn limit_surprise(&mut self, bits: f64) {
         let least = (self.total() * (-bits).exp2()).ln() * f64::from(self.temperature);
         let top = self.top;
         self.retain(|c| c.logit == top || f64::from(c.logit - top) >= least);
@@ -191,20 +208,20 @@ impl Candidates {
 
     /// The token at which the cumulative probability passes `unit`, with its probability. An empty
     /// list gives token 0.
-    pub(super) fn draw(&mut self, unit: f64) -> (TokenId, f64) {
+    pub fn draw(&mut self, unit: f64) -> (TokenId, f64) {
         let drawn = draw(&self.logits, self.temperature, unit, &mut self.weights);
         drawn.map_or((0, 1.0), |(at, probability)| (self.tokens[at], probability))
     }
 
     /// As [`load`](Self::load) and [`draw`](Self::draw) of all logits, without making a list of them.
-    pub(super) fn draw_of(&mut self, logits: &[f32], temperature: f32, unit: f64) -> TokenId {
+    fn draw_of(&mut self, logits: &[f32], temperature: f32, unit: f64) -> TokenId {
         let drawn = draw(logits, temperature, unit, &mut self.weights);
         drawn.map_or(0, |(at, _)| at as TokenId)
     }
 
-    #[cfg(test)]
-    pub(super) fn tokens(&self) -> Vec<TokenId> {
-        self.tokens.clone()
+    /// Those that are left.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
     }
 
     fn total(&mut self) -> f64 {
@@ -322,4 +339,88 @@ pub(super) fn chunk_sums(logits: &[f32], temperature: f32, sums: &mut Vec<f32>) 
         sums.push(weigh(chunk, top, temperature, weights));
     }
     top
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_vocabularies_are_cut_as_small_ones() {
+        // Far more tokens than are sorted at first.
+        let logits: Vec<f32> = (0..5000)
+            .map(|i| -(((i * 37) % 5000) as f32) / 800.0)
+            .collect();
+        let mut order: Vec<_> = (0..5000).collect();
+        order.sort_by(|&a: &usize, &b| logits[b].total_cmp(&logits[a]));
+        let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        for top_p in [0.05, 0.5, 0.9, 0.99] {
+            let mut candidates = Candidates::default();
+            candidates.load(&logits, 0, 1.0);
+            candidates.top_p(top_p);
+            let mut kept = candidates.tokens().to_vec();
+            kept.sort_unstable();
+            let mut sum = 0.0;
+            let least = order.iter().position(|&i| {
+                sum += f64::from(logits[i]).exp() / total;
+                sum >= f64::from(top_p)
+            });
+            let mut expected: Vec<_> = order[..=least.unwrap()]
+                .iter()
+                .map(|&i| i as TokenId)
+                .collect();
+            expected.sort_unstable();
+            assert_eq!(kept, expected, "{top_p}");
+        }
+    }
+
+    #[test]
+    fn sums_of_weights_fit_the_greatest_wherever_it_is() {
+        let mixed: Vec<f32> = (0..5000).map(|i| ((i * 37) % 997) as f32 / 90.0).collect();
+        let mut rising = mixed.clone();
+        rising.sort_by(f32::total_cmp);
+        let falling: Vec<f32> = rising.iter().rev().copied().collect();
+        let mut holed = rising.clone();
+        holed[..600].fill(f32::NEG_INFINITY);
+        holed.iter_mut().step_by(5).for_each(|x| *x = f32::NAN);
+        let mut sums = Vec::new();
+        for logits in [&mixed, &rising, &falling, &holed] {
+            for temperature in [0.05, 1.0, 8.0] {
+                let top = chunk_sums(logits, temperature, &mut sums);
+                let numbers = logits.iter().filter(|x| !x.is_nan());
+                assert_eq!(Some(&top), numbers.clone().max_by(|a, b| a.total_cmp(b)));
+                let weight = |x: &f32| (f64::from(x - top) / f64::from(temperature)).exp();
+                let expected: f64 = numbers.map(weight).sum();
+                let found: f64 = sums.iter().copied().map(f64::from).sum();
+                assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+        rising[4000] = f32::INFINITY;
+        assert_eq!(chunk_sums(&rising, 1.0, &mut sums), f32::INFINITY);
+        assert_eq!(sums.iter().sum::<f32>(), 1.0);
+        assert_eq!(chunk_sums(&[], 1.0, &mut sums), f32::NEG_INFINITY);
+        assert!(sums.is_empty());
+    }
+
+    #[test]
+    fn the_best_of_a_large_vocabulary_are_found_in_one_pass() {
+        let whole: Vec<f32> = (0..5000).map(|i| ((i * 37) % 101) as f32).collect();
+        let mut holed = whole.clone();
+        holed.iter_mut().step_by(77).for_each(|x| *x = f32::NAN);
+        holed[4321] = f32::INFINITY;
+        holed[17] = f32::NEG_INFINITY;
+        // In rising order, every stretch has better ones than those before it.
+        let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
+        let mixed: Vec<f32> = (0..5000).map(|i| ((i * 2741) % 5000) as f32).collect();
+        for logits in [whole, holed, rising, mixed] {
+            let mut order: Vec<usize> = (0..5000).filter(|&i| !logits[i].is_nan()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            for k in [1, 2, 40, 511, 512, 513, 1024, 1536, 2048, 3072, 4096, 4999] {
+                let mut candidates = Candidates::default();
+                candidates.load(&logits, k, 1.0);
+                let expected: Vec<_> = order.iter().take(k).map(|&i| i as TokenId).collect();
+                assert_eq!(candidates.tokens(), expected, "{k}");
+            }
+        }
+    }
 }

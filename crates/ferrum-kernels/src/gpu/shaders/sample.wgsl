@@ -1,0 +1,419 @@
+// Chooses a token from each row, a workgroup for each.
+//
+// Nothing is sorted. What is left in question is always the most likely tokens down to one of them, so it is said by a
+// bound: a key, and among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each
+// bit. Branches with barriers in them depend on settings only, which are loaded so that the compiler knows it.
+
+struct Params {
+    rows: u32,
+    vocab: u32,
+    first: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Params;
+@group(1) @binding(0) var<storage, read_write> logits: array<u32>;
+// Settings of all rows, then changes, then masks.
+@group(1) @binding(1) var<storage, read_write> work: array<u32>;
+@group(1) @binding(2) var<storage, read> previous: array<i32>;
+@group(1) @binding(3) var<storage, read_write> tokens: array<i32>;
+@group(1) @binding(4) var<storage, read_write> ranks: array<i32>;
+@group(1) @binding(5) var<storage, read_write> logprobs: array<f32>;
+
+// Words of settings and of a change.
+const SETTINGS = 16u;
+const CHANGE = 4u;
+const BESIDE = 33u;
+const LOWEST = 0xff800000u;
+const LOWEST_KEY = 0x00800000u;
+const HIGHEST_KEY = 0xff800000u;
+
+var<workgroup> settings: array<u32, SETTINGS>;
+var<workgroup> keys: array<u32, LANES>;
+var<workgroup> indices: array<u32, LANES>;
+// What one lane found for all.
+var<workgroup> found: vec2<u32>;
+var<workgroup> last_is_listed: atomic<u32>;
+
+// Where the row begins, and where its mask does and ends.
+var<private> base: u32;
+var<private> mask: vec2<u32>;
+// Whether tokens outside the mask and changed ones count as such.
+var<private> bent: bool;
+var<private> top_key: u32;
+var<private> temperature: f32;
+// The last in question: its key, and the end of those of that key.
+var<private> bound_key: u32;
+var<private> bound_end: u32;
+
+fn key_at(i: u32) -> u32 {
+    let word = mask.x + i / 32u;
+    let masked = bent && mask.y > mask.x;
+    if masked && (word >= mask.y || (work[min(word, mask.y)] >> (i % 32u) & 1u) == 0u) {
+        return LOWEST_KEY;
+    }
+    return key_of(logits[base + i]);
+}
+
+fn bits_of(key: u32) -> u32 {
+    if key >= 0x80000000u {
+        return key - 0x80000000u;
+    }
+    return 0x80000000u | (0x80000000u - key);
+}
+
+fn weight(key: u32) -> f32 {
+    if key == top_key {
+        return 1.0;
+    }
+    if key <= LOWEST_KEY || top_key >= HIGHEST_KEY {
+        return 0.0;
+    }
+    return exp((bitcast<f32>(bits_of(key)) - bitcast<f32>(bits_of(top_key))) / temperature);
+}
+
+fn is_left(key: u32, i: u32) -> bool {
+    return key > bound_key || (key == bound_key && i < bound_end);
+}
+
+// What is left with at least this key: together, and how many.
+fn mass_from(lane: u32, least: u32) -> f32 {
+    var sum = 0.0;
+    for (var i = lane; i < p.vocab; i += LANES) {
+        let key = key_at(i);
+        if key >= least && is_left(key, i) {
+            sum += weight(key);
+        }
+    }
+    return lane_sum(lane, sum);
+}
+
+fn count_from(lane: u32, least: u32) -> f32 {
+    var count = 0.0;
+    for (var i = lane; i < p.vocab; i += LANES) {
+        let key = key_at(i);
+        count += f32(key >= least && is_left(key, i));
+    }
+    return lane_sum(lane, count);
+}
+
+// The largest in the order of keys, of equals the lowest index, that comes after another in that order.
+fn best_after(lane: u32, key_before: u32, index_before: u32) -> vec2<u32> {
+    var best = vec2<u32>(0u, 0u);
+    for (var i = lane; i < p.vocab; i += LANES) {
+        let key = key_at(i);
+        let after = key < key_before || (key == key_before && i > index_before);
+        if after && key > best.x {
+            best = vec2<u32>(key, i);
+        }
+    }
+    workgroupBarrier();
+    keys[lane] = best.x;
+    indices[lane] = best.y;
+    workgroupBarrier();
+    for (var l = 0u; l < LANES; l++) {
+        let other = vec2<u32>(keys[l], indices[l]);
+        if other.x > best.x || (other.x == best.x && other.y < best.y) {
+            best = other;
+        }
+    }
+    return best;
+}
+
+// A lane's share of the row in the order of indices.
+fn share(lane: u32) -> vec2<u32> {
+    let len = (p.vocab + LANES - 1u) / LANES;
+    return min(vec2<u32>(lane, lane + 1u) * len, vec2<u32>(p.vocab));
+}
+
+// The index of what is left of a key, number n of it from 1 on; the last if there are fewer.
+fn tie(lane: u32, key: u32, n: u32) -> u32 {
+    let range = share(lane);
+    var count = 0u;
+    for (var i = range.x; i < range.y; i++) {
+        count += u32(key_at(i) == key && is_left(key, i));
+    }
+    workgroupBarrier();
+    keys[lane] = count;
+    workgroupBarrier();
+    var before = 0u;
+    var all = 0u;
+    for (var l = 0u; l < LANES; l++) {
+        before += select(0u, keys[l], l < lane);
+        all += keys[l];
+    }
+    let wanted = min(max(n, 1u), all);
+    if before < wanted && wanted <= before + count {
+        var left = wanted - before;
+        for (var i = range.x; i < range.y; i++) {
+            left -= u32(key_at(i) == key && is_left(key, i));
+            if left == 0u {
+                found.x = i;
+                break;
+            }
+        }
+    }
+    workgroupBarrier();
+    return found.x;
+}
+
+// How many tokens of a key it takes from a mass before them to more than another.
+fn ties_for(key: u32, missing: f32) -> u32 {
+    return u32(clamp(missing / max(weight(key), 1e-37), 0.0, 16777216.0));
+}
+
+fn cut_to_k(lane: u32, k: u32) {
+    var key = 0u;
+    for (var bit = 0u; bit < 32u; bit++) {
+        let higher = key | (0x80000000u >> bit);
+        if count_from(lane, higher) >= f32(k) {
+            key = higher;
+        }
+    }
+    let above = u32(count_from(lane, key + 1u));
+    let end = tie(lane, key, k - min(above, k)) + 1u;
+    bound_key = key;
+    bound_end = end;
+}
+
+fn cut_to_p(lane: u32, share_of_all: f32) {
+    let enough = share_of_all * mass_from(lane, 0u);
+    var key = 0u;
+    for (var bit = 0u; bit < 32u; bit++) {
+        let higher = key | (0x80000000u >> bit);
+        let mass = mass_from(lane, higher);
+        if mass >= enough && mass > 0.0 {
+            key = higher;
+        }
+    }
+    let missing = enough - mass_from(lane, key + 1u);
+    let whole = ties_for(key, missing);
+    let n = whole + u32(f32(whole) * weight(key) < missing);
+    let end = tie(lane, key, n) + 1u;
+    bound_key = key;
+    bound_end = end;
+}
+
+fn draw_by_rank(lane: u32, unit: f32) -> u32 {
+    let all = mass_from(lane, 0u);
+    // Rounding must not leave anything over.
+    let aim = min(unit * all, all * 0.9999999);
+    var key = 0u;
+    for (var bit = 0u; bit < 32u; bit++) {
+        let higher = key | (0x80000000u >> bit);
+        if mass_from(lane, higher) > aim {
+            key = higher;
+        }
+    }
+    let missing = aim - mass_from(lane, key + 1u);
+    return tie(lane, key, ties_for(key, missing) + 1u);
+}
+
+fn draw_by_index(lane: u32, unit: f32) -> u32 {
+    let range = share(lane);
+    var sum = 0.0;
+    for (var i = range.x; i < range.y; i++) {
+        let key = key_at(i);
+        sum += select(0.0, weight(key), is_left(key, i));
+    }
+    let all = lane_sum(lane, sum);
+    var left = unit * all;
+    // The last share that is reached and has anything.
+    var chosen = 0u;
+    var start = 0.0;
+    var before = 0.0;
+    for (var l = 0u; l < LANES; l++) {
+        if lane_values[l] > 0.0 && before <= left {
+            chosen = l;
+            start = before;
+        }
+        before += lane_values[l];
+    }
+    if lane == chosen {
+        left -= start;
+        for (var i = range.x; i < range.y; i++) {
+            let key = key_at(i);
+            let w = select(0.0, weight(key), is_left(key, i));
+            if w > 0.0 {
+                found.x = i;
+                left -= w;
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+    return found.x;
+}
+
+// Of a key, when the best one is `top` and all weights together are `sum`.
+fn logprob(key: u32, top: u32, sum: f32) -> f32 {
+    if key == top {
+        return -log(sum);
+    }
+    if key <= LOWEST_KEY || top >= HIGHEST_KEY {
+        return bitcast<f32>(LOWEST);
+    }
+    return bitcast<f32>(bits_of(key)) - bitcast<f32>(bits_of(top)) - log(sum);
+}
+
+// A logit after bias and penalties. What is no finite number stays what it is.
+fn changed(bits: u32, bias: u32, recent: bool, generated: u32) -> u32 {
+    if bias == LOWEST {
+        return LOWEST;
+    }
+    let key = key_of(bits);
+    if key <= LOWEST_KEY || key >= HIGHEST_KEY {
+        return bits;
+    }
+    var x = bitcast<f32>(bits) + bitcast<f32>(bias);
+    if recent {
+        let penalty = bitcast<f32>(settings[4]);
+        x = select(x * penalty, x / penalty, x > 0.0);
+    }
+    if generated > 0u {
+        x -= bitcast<f32>(settings[5]) + bitcast<f32>(settings[6]) * f32(generated);
+    }
+    return bitcast<u32>(x);
+}
+
+@compute @workgroup_size(LANES)
+fn main(at: Place) {
+    let row = group_of(at);
+    if row >= p.rows {
+        return;
+    }
+    let lane = at.lane;
+    if lane < SETTINGS {
+        settings[lane] = work[row * SETTINGS + lane];
+    }
+    if lane == 0u {
+        atomicStore(&last_is_listed, 0u);
+        found = vec2<u32>(0u, 0u);
+    }
+    let want = workgroupUniformLoad(&settings);
+    let out = p.first + row;
+    base = out * p.vocab;
+    temperature = bitcast<f32>(want[0]);
+    mask = vec2<u32>(want[12], want[13]);
+    bent = false;
+    bound_key = 0u;
+    bound_end = p.vocab;
+
+    // What the model said, before anything is changed.
+    var raw_top = 0u;
+    var raw_sum = 0.0;
+    if want[9] > 0u {
+        let raw_best = best_after(lane, 0xffffffffu, 0u);
+        raw_top = raw_best.x;
+        top_key = raw_top;
+        temperature = 1.0;
+        raw_sum = mass_from(lane, 0u);
+        temperature = bitcast<f32>(want[0]);
+        var best = vec2<u32>(0xffffffffu, 0u);
+        for (var n = 1u; n < want[9]; n++) {
+            best = best_after(lane, best.x, best.y);
+            if lane == 0u {
+                let none = best.x == 0u;
+                ranks[out * BESIDE + n] = select(i32(best.y), -1, none);
+                logprobs[out * BESIDE + n] = logprob(best.x, raw_top, raw_sum);
+            }
+        }
+        for (var n = want[9] + lane; n < BESIDE; n += LANES) {
+            ranks[out * BESIDE + n] = -1;
+        }
+    }
+
+    // Biases and penalties, and what was there before them.
+    var last = -1;
+    if want[8] > 0u {
+        last = previous[want[8] - 1u];
+        last = select(-1, last, u32(last) < p.vocab);
+    }
+    for (var c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) {
+        let token = work[c];
+        let once_more = i32(token) == last;
+        if once_more {
+            atomicStore(&last_is_listed, 1u);
+        }
+        let kept = logits[base + token];
+        let recent = (work[c + 2u] & 1u) == 1u || once_more;
+        let generated = (work[c + 2u] >> 1u) + u32(once_more);
+        logits[base + token] = changed(kept, work[c + 1u], recent, generated);
+        work[c + 3u] = kept;
+    }
+    storageBarrier();
+    workgroupBarrier();
+    let last_alone = last >= 0 && atomicLoad(&last_is_listed) == 0u;
+    var kept_last = 0u;
+    if last_alone && lane == 0u {
+        kept_last = logits[base + u32(last)];
+        logits[base + u32(last)] = changed(kept_last, 0u, true, 1u);
+    }
+    storageBarrier();
+    workgroupBarrier();
+    bent = true;
+
+    let best = best_after(lane, 0xffffffffu, 0u);
+    top_key = best.x;
+    var nans = 0.0;
+    for (var i = lane; i < p.vocab; i += LANES) {
+        nans += f32(key_at(i) == 0u);
+    }
+    nans = lane_sum(lane, nans);
+    var token = best.y;
+    if want[0] != 0u {
+        let by_k = want[1] > 0u && want[1] < p.vocab;
+        let by_p = (want[14] & 1u) == 1u;
+        if by_k {
+            cut_to_k(lane, want[1]);
+        }
+        if by_p {
+            cut_to_p(lane, bitcast<f32>(want[2]));
+        }
+        if (want[14] & 2u) == 2u && top_key > LOWEST_KEY && top_key < HIGHEST_KEY {
+            // The logarithm is the host's.
+            let least = bitcast<f32>(bits_of(top_key)) + temperature * bitcast<f32>(want[3]);
+            let key = min(key_of(bitcast<u32>(least)), top_key);
+            if key > bound_key {
+                bound_key = key;
+                bound_end = p.vocab;
+            }
+        }
+        if by_k || by_p {
+            token = draw_by_rank(lane, bitcast<f32>(want[7]));
+        } else {
+            token = draw_by_index(lane, bitcast<f32>(want[7]));
+        }
+    }
+
+    // The row as it was.
+    storageBarrier();
+    workgroupBarrier();
+    for (var c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) {
+        logits[base + work[c]] = work[c + 3u];
+    }
+    if last_alone && lane == 0u {
+        logits[base + u32(last)] = kept_last;
+    }
+    storageBarrier();
+    workgroupBarrier();
+    bent = false;
+    if want[9] > 0u {
+        let key = key_of(logits[base + token]);
+        var above = 0.0;
+        for (var i = lane; i < p.vocab; i += LANES) {
+            let other = key_of(logits[base + i]);
+            above += f32(other > key || (other == key && i < token));
+        }
+        above = lane_sum(lane, above);
+        if lane == 0u {
+            ranks[out * BESIDE] = i32(above) + 1;
+            logprobs[out * BESIDE] = logprob(key, raw_top, raw_sum);
+        }
+    }
+    if lane == 0u {
+        let none = select(-2, -1, nans > 0.0);
+        tokens[out] = select(i32(token), none, top_key <= LOWEST_KEY);
+    }
+}
