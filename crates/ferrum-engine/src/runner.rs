@@ -112,6 +112,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
         ModelRunner::config(self)
     }
 
+    fn in_flight(&self) -> usize {
+        ModelRunner::in_flight(self)
+    }
+
     fn samples(&self) -> bool {
         ModelRunner::samples(self)
     }

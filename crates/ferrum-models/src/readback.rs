@@ -121,6 +121,34 @@ impl StepOutput {
         }
     }
 
+    /// Says of each row of which a token is wanted, in order, what the device chose and what the model thought of it.
+    /// `each` is given how many such rows were before.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub fn tell_tokens(
+        &mut self,
+        mut each: impl FnMut(
+            usize,
+        )
+            -> ferrum_types::Result<(Result<TokenId, NoToken>, Option<Logprobs>)>,
+    ) -> ferrum_types::Result<()> {
+        let Self { rows, logprobs, .. } = self;
+        let chosen = rows.iter_mut().filter_map(|row| match row {
+            Row::Chosen(token, at) => Some((token, at)),
+            Row::Nothing | Row::Logits(_) => None,
+        });
+        for (place, (token, at)) in chosen.enumerate() {
+            let told;
+            (*token, told) = each(place)?;
+            if let Some(told) = told {
+                *at = Some(logprobs.len());
+                logprobs.push(told);
+            }
+        }
+        Ok(())
+    }
+
     /// What was read of row `row` of the batch's `logit_rows`; nothing for a row that is not there.
     pub fn row(&mut self, row: usize) -> RowOutput<'_> {
         match self.rows.get(row) {

@@ -2,7 +2,7 @@
 
 mod read;
 
-use crate::batch::StepBatch;
+use crate::batch::{ChosenToken, StepBatch};
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -12,10 +12,11 @@ use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
     Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
-    NormShape, PagedKvShape, RowShape, Sampled, Span,
+    NormShape, PagedKvShape, RowShape, Span,
 };
 use ferrum_types::{AdapterId, Error, FloatElement, Result};
-use read::{WantedRows, is_greedy, is_logits, is_sampled};
+use read::{Choices, SubmittedStep, WantedRows, is_logits, is_sampled, is_token};
+use std::collections::VecDeque;
 
 /// How the KV pool is cut into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,17 +131,16 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     adapters: Adapters<B>,
     rope: RopeTables<B>,
     batch: DeviceBatch<B>,
-    /// Rows that want something: first those whose token is the most likely one, then those whose token is sampled,
-    /// then those whose logits are read, then those that want hidden states.
+    /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
+    /// those that want hidden states.
     wanted_rows: B::Buffer<i32>,
     logits: Act<B>,
-    /// What was chosen in rows of logits.
-    sampled: Sampled<B>,
-    /// What the step before this one chose: nothing, as steps do not overlap.
-    previous: B::Buffer<i32>,
+    choices: Choices<B>,
     staging: Staging<B>,
-    /// What was read of the last step, until it is collected.
-    ready: StepOutput,
+    /// Steps that were submitted and not collected, oldest first.
+    in_flight: VecDeque<SubmittedStep<B>>,
+    /// What a step was read into, to be filled again.
+    spare: Option<StepOutput>,
     /// Steps that were submitted.
     steps: u64,
 }
@@ -204,8 +204,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             // A row wants one thing or the other.
             wanted_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
-            sampled: Sampled::alloc(device, config.max_logit_rows)?,
-            previous: device.alloc(0)?,
+            choices: Choices::alloc(device, config.max_logit_rows)?,
             staging: Staging {
                 ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
                 cos: vec![0.0; rope_staging],
@@ -213,7 +212,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 activations: Vec::with_capacity(spec.vocab_size),
             },
             ctx: device.new_context()?,
-            ready: StepOutput::default(),
+            in_flight: VecDeque::with_capacity(2),
+            spare: None,
             steps: 0,
             spec,
             config,
@@ -244,9 +244,19 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         &mut self.ctx
     }
 
-    /// Runs one step: writes the batch's keys and values, and reads what is wanted of its rows: one entry of
-    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows`. All is there when this
-    /// returns; [`collect`](Self::collect) hands it over.
+    /// How many steps may be submitted and not collected: 2 on a device that computes while the host goes on.
+    pub fn in_flight(&self) -> usize {
+        let device = B::device(&self.ctx);
+        // What the host alone can choose, it would have to wait for anyway.
+        match device.overlaps() && device.samples() && !self.config.profile {
+            true => 2,
+            false => 1,
+        }
+    }
+
+    /// Submits one step: writes the batch's keys and values, and reads what is wanted of its rows: one entry of
+    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows`.
+    /// [`collect`](Self::collect) hands it over. A device that computes at once has it when this returns.
     ///
     /// # Errors
     /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool, before anything
@@ -254,29 +264,35 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
         let rows = WantedRows::of(batch, wanted);
+        self.choices.begin(batch, wanted);
         if !batch.tokens.is_empty() {
             self.upload(batch, wanted)?;
+            self.take_choices()?;
             self.compute(batch, rows)?;
         }
-        let mut ready = std::mem::take(&mut self.ready);
-        let read = self.read(rows, batch, wanted, &mut ready);
-        self.ready = ready;
-        read?;
+        let step = self.read(rows, wanted)?;
+        self.in_flight.push_back(step);
         self.steps += 1;
         Ok(Ticket::new(self.steps))
     }
 
-    /// Hands over what was read of the step that was submitted last. `out` is filled anew.
+    /// Waits for the oldest step in flight and hands over what was read of it. `out` is filled anew.
     ///
     /// # Errors
-    /// `InvalidArgument` for the ticket of another step.
+    /// `InvalidArgument` for the ticket of another step; what the device says.
     pub fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
-        if ticket.number() != self.steps {
-            let (found, last) = (ticket.number(), self.steps);
-            let reason = format!("found the ticket of step {found}, the last one is {last}");
+        let oldest = self.steps + 1 - self.in_flight.len() as u64;
+        let found = ticket.number();
+        let Some(step) = self.in_flight.pop_front_if(|_| found == oldest) else {
+            let reason = match self.in_flight.is_empty() {
+                true => format!("found the ticket of step {found}, no step is in flight"),
+                false => format!("found the ticket of step {found}, step {oldest} is the next one"),
+            };
             return Err(Error::invalid("collect", reason));
-        }
-        std::mem::swap(&mut self.ready, out);
+        };
+        let mut read = self.finish(step)?;
+        std::mem::swap(&mut read, out);
+        self.spare = Some(read);
         Ok(())
     }
 
@@ -453,8 +469,19 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Holds the batch against the sizes of this runner and of its pool.
     fn check_sizes(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
-        if !batch.choices.is_empty() {
-            return fail("a token is yet to be chosen, and these steps do not overlap".into());
+        let (most, found) = (self.in_flight(), self.in_flight.len());
+        if found >= most {
+            return fail(format!(
+                "{found} steps are in flight, this runner takes {most}"
+            ));
+        }
+        for choice in &batch.choices {
+            let ChosenToken { token, row } = *choice;
+            if found == 0 || self.choices.place(row).is_none() {
+                return fail(format!(
+                    "token {token} is to be chosen in row {row} of no step in flight"
+                ));
+            }
         }
         let limits = [
             ("tokens", batch.tokens.len(), self.config.max_tokens),
@@ -550,11 +577,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             let rows = batch.logit_rows.iter().zip(wanted);
             rows.filter(move |(_, wanted)| kind(wanted)).map(|(r, _)| r)
         };
-        let wanted = rows(is_greedy).chain(rows(is_sampled));
-        let wanted = wanted
-            .chain(rows(is_logits))
-            .chain(&batch.hidden_rows)
-            .map(|&row| row as i32);
+        let wanted = rows(is_token).chain(rows(is_logits));
+        let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
         write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
         if self.spec.rope.scaling.depends_on_length() {
             self.upload_rope_rows(batch)

@@ -128,6 +128,36 @@ fn read<B: Backend, T: Sample>(device: &B) -> Check {
     Ok(())
 }
 
+/// Several reads at once, finished in any order: each has what was there when it was begun.
+fn begin_read<B: Backend, T: Sample>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let data = samples::<T>(0, 100);
+    let mut buffer = device.from_slice(&data)?;
+    let mut begun = Vec::new();
+    for &(offset, len) in SPANS {
+        begun.push(B::begin_read(&mut ctx, &buffer, offset, len)?);
+    }
+    B::write(&mut ctx, &mut buffer, 0, &samples::<T>(300, 100))?;
+    let later = B::begin_read(&mut ctx, &buffer, 0, 100)?;
+    drop(B::begin_read(&mut ctx, &buffer, 0, 100)?);
+    let mut out = samples::<T>(500, 100);
+    later.finish(&mut out)?;
+    expect("the later read: out", &out, &samples::<T>(300, 100))?;
+    for (&(offset, len), read) in SPANS.iter().zip(begun).rev() {
+        let mut out = samples::<T>(500, len);
+        read.finish(&mut out)?;
+        let what = format!("begun read of {len} at {offset}: out");
+        expect(&what, &out, &data[offset..offset + len])?;
+    }
+    for (offset, len) in [(94, 7), (101, 1), (usize::MAX, 2)] {
+        let result = B::begin_read(&mut ctx, &buffer, offset, len);
+        refused(&format!("begin_read of {len} at {offset} from 100"), result)?;
+    }
+    let read = B::begin_read(&mut ctx, &buffer, 0, 7)?;
+    let result = read.finish(&mut samples::<T>(0, 8));
+    refused("the end of a read of 7 into 8", result)
+}
+
 fn copy_slice<B: Backend, T: Sample>(device: &B) -> Check {
     let mut ctx = device.new_context()?;
     let data = samples::<T>(300, 100);
@@ -220,6 +250,8 @@ fn typed<B: Backend, T: Sample>(cases: &mut Cases<B>) {
     cases.check(("from_slice", dtype, "several lengths"), from_slice::<B, T>);
     cases.check(("write", dtype, "at several offsets"), write::<B, T>);
     cases.check(("read", dtype, "at several offsets"), read::<B, T>);
+    let name = "finished later, at several offsets";
+    cases.check(("begin_read", dtype, name), begin_read::<B, T>);
     cases.check(
         ("copy_slice", dtype, "at several offsets"),
         copy_slice::<B, T>,

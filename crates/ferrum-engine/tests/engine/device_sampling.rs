@@ -1,18 +1,31 @@
-//! Tokens that a device chooses are those that the host would.
+//! Tokens that a device chooses are those that the host would, also when its steps overlap.
 
+use crate::invariance::{ROOMY, assert_same, session};
 use crate::{Answered, collect, demo, demo_tokenizer, encode};
 use ferrum_engine::sampler::SamplingParams;
-use ferrum_engine::{Engine, EngineConfig, Generation, Request, StepRunner};
+use ferrum_engine::{
+    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, Generation, KvDtype,
+    Request, StepRunner,
+};
 use ferrum_models::{DecoderSpec, Readback, RunnerConfig, StepBatch, StepOutput, Ticket};
 use ferrum_types::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A runner that says whether it samples, and counts the rows of logits that are read.
+/// A runner of which something is hidden. It counts the rows of logits that are read, and the steps that were submitted
+/// before the one before them was collected.
 struct Told {
     runner: Box<dyn StepRunner>,
     samples: bool,
-    rows: Arc<AtomicUsize>,
+    overlaps: bool,
+    counts: Arc<Counts>,
+    in_flight: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    rows: AtomicUsize,
+    early: AtomicUsize,
 }
 
 impl StepRunner for Told {
@@ -28,28 +41,47 @@ impl StepRunner for Told {
         self.runner.config()
     }
 
+    fn in_flight(&self) -> usize {
+        if self.overlaps {
+            self.runner.in_flight()
+        } else {
+            1
+        }
+    }
+
     fn samples(&self) -> bool {
         self.samples && self.runner.samples()
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         let rows = wanted.iter().filter(|w| **w == Readback::Logits).count();
-        self.rows.fetch_add(rows, Ordering::Relaxed);
+        self.counts.rows.fetch_add(rows, Ordering::Relaxed);
+        self.counts
+            .early
+            .fetch_add(self.in_flight, Ordering::Relaxed);
+        self.in_flight += 1;
         self.runner.submit(batch, wanted)
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        self.in_flight -= 1;
         self.runner.collect(ticket, out)
     }
 }
 
-/// All settings, four sequences each, and how many rows of logits were read.
-fn answers(samples: bool) -> (Vec<Answered>, usize) {
-    let rows = Arc::new(AtomicUsize::new(0));
+/// All settings, four sequences each.
+fn answers(
+    runner: Box<dyn StepRunner>,
+    samples: bool,
+    overlaps: bool,
+) -> (Vec<Answered>, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
     let runner: Box<dyn StepRunner> = Box::new(Told {
-        runner: crate::invariance::session(&demo(), crate::invariance::ROOMY).into_runner(),
+        runner,
         samples,
-        rows: Arc::clone(&rows),
+        overlaps,
+        counts: Arc::clone(&counts),
+        in_flight: 0,
     });
     let engine = Engine::start(runner, Some(demo_tokenizer()), EngineConfig::default()).unwrap();
     let prompt = encode("Tell me a story.");
@@ -72,8 +104,7 @@ fn answers(samples: bool) -> (Vec<Answered>, usize) {
             engine.handle().submit(request).unwrap()
         })
         .collect();
-    let answers = streams.into_iter().map(collect).collect();
-    (answers, rows.load(Ordering::Relaxed))
+    (streams.into_iter().map(collect).collect(), counts)
 }
 
 /// What devices do all of.
@@ -116,9 +147,28 @@ fn settings() -> Vec<(SamplingParams, Option<usize>)> {
 
 #[test]
 fn a_device_chooses_what_the_host_would() {
-    let (host, read) = answers(false);
-    assert!(read > 0);
-    let (device, read) = answers(true);
+    let runner = || session(&demo(), ROOMY).into_runner();
+    let (host, counts) = answers(runner(), false, true);
+    assert!(counts.rows.load(Ordering::Relaxed) > 0);
+    let (device, counts) = answers(runner(), true, true);
+    let read = counts.rows.load(Ordering::Relaxed);
     assert_eq!(read, 0, "rows of logits that nobody asked for");
-    crate::invariance::assert_same(&device, &host, "on the device");
+    assert_same(&device, &host, "on the device");
+}
+
+#[test]
+fn steps_of_a_gpu_overlap() {
+    let options = BackendOptions::default();
+    let device = match BackendDispatch::from_kind(BackendKind::Gpu, options) {
+        Ok(device) => device,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let load = || device.load(&demo(), ROOMY, KvDtype::F16, &mut |_, _| ());
+    let runner = || load().unwrap().into_runner();
+    let (one_by_one, counts) = answers(runner(), true, false);
+    assert_eq!(counts.early.load(Ordering::Relaxed), 0);
+    let (overlapped, counts) = answers(runner(), true, true);
+    let early = counts.early.load(Ordering::Relaxed);
+    assert!(early > 10, "{early} steps overlap");
+    assert_same(&overlapped, &one_by_one, "in steps that overlap");
 }

@@ -90,6 +90,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// The device of a context.
     fn device(ctx: &Self::Context) -> &Self;
 
+    /// Whether recorded work runs while the host goes on, so that the next step is worth recording before the last one
+    /// was read.
+    fn overlaps(&self) -> bool {
+        false
+    }
+
     /// Waits until all recorded work is done.
     ///
     /// # Errors
@@ -121,6 +127,22 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         offset: usize,
         out: &mut [T],
     ) -> Result<()>;
+
+    /// Submits what is recorded, and begins to copy `src[offset..offset + len]`, as it is by then, to the host, which
+    /// may go on and record more. By default it waits.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn begin_read<T: Element>(
+        ctx: &mut Self::Context,
+        src: &Self::Buffer<T>,
+        offset: usize,
+        len: usize,
+    ) -> Result<PendingRead<T>> {
+        let mut out = vec![T::zeroed(); len];
+        Self::read(ctx, src, offset, &mut out)?;
+        Ok(PendingRead::Ready(out))
+    }
 
     /// [`read`](Self::read) of a whole buffer into a new vector.
     fn to_vec<T: Element>(ctx: &mut Self::Context, src: &Self::Buffer<T>) -> Result<Vec<T>> {

@@ -21,6 +21,7 @@ mod graph;
 mod kv;
 mod moe;
 mod paged;
+mod pending;
 mod quant;
 mod sample;
 mod shapes;
@@ -37,6 +38,7 @@ pub use self::moe::{BackendMoeFused, ExpertInput, MoeRouting, MoeShape, RouteSha
 pub use self::paged::{
     BackendInt8KvOps, BackendKvDtype, BackendPagedKv, BatchShape, DeviceBatch, PagedQkv,
 };
+pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
     AwqWeights, BackendMarlinExperts, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin,
     Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind, QuantPart,

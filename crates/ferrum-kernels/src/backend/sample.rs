@@ -394,6 +394,24 @@ pub trait BackendSample: Backend {
         false
     }
 
+    /// Puts tokens that `chosen` holds among those of a step: for each `(place, row)`, `tokens[place] = chosen[row]`.
+    /// By default a copy for each.
+    ///
+    /// # Errors
+    /// `Shape` for a place or row that there is not.
+    fn take_tokens(
+        ctx: &mut Self::Context,
+        chosen: &Self::Buffer<i32>,
+        places: &[(u32, u32)],
+        tokens: &mut Self::Buffer<i32>,
+    ) -> Result<()> {
+        for &(place, row) in places {
+            let (from, to) = ((chosen, row as usize), (&mut *tokens, place as usize));
+            Self::copy_slice(ctx, from.0, from.1, to.0, to.1, 1)?;
+        }
+        Ok(())
+    }
+
     /// Chooses a token from each of the rows `shape.first..` of `logits`, `[rows, vocab]`, as the
     /// [module](self) says, into the same rows of `out`. `previous` holds the [tokens](Sampled::tokens) of the step
     /// before, for rows that have a [`last`](RowSampling::last) one. The rows of `logits` may be changed.

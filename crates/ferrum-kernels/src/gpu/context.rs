@@ -10,9 +10,10 @@ use super::buffer::{GpuBuffer, RawBuffer};
 use super::core::{Shared, lock};
 use super::pipeline::{Kernel, MAX_BINDINGS, PARAM_BYTES};
 use super::staging::Staging;
-use crate::backend::DeviceBuffer;
+use crate::backend::{DeviceBuffer, FinishRead, PendingRead};
 use ferrum_types::{Element, Error, Result};
-use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Dispatches whose parameters fit into one page.
@@ -92,7 +93,9 @@ pub struct GpuContext {
     params: Vec<u8>,
     slot: u32,
     recorded: u32,
-    read_back: Option<wgpu::Buffer>,
+    /// Memory that no read uses, and how many pieces of such memory there are.
+    spares: Arc<Mutex<Vec<wgpu::Buffer>>>,
+    read_backs: u64,
     scratch: Option<GpuBuffer<f32>>,
     submissions: u64,
     last_submission: Option<wgpu::SubmissionIndex>,
@@ -110,7 +113,8 @@ impl GpuContext {
             params: Vec::new(),
             slot,
             recorded: 0,
-            read_back: None,
+            spares: Arc::default(),
+            read_backs: 0,
             scratch: None,
             submissions: 0,
             last_submission: None,
@@ -132,7 +136,7 @@ impl GpuContext {
         self.staging.allocated()
             + self.pages.len() as u64
             + u64::from(self.scratch.is_some())
-            + u64::from(self.read_back.is_some())
+            + self.read_backs
     }
 
     // ---- recording -------------------------------------------------------------------------------
@@ -372,50 +376,104 @@ impl GpuContext {
         let mut at = 0;
         while at < bytes {
             let size = READ_STEP.min(bytes - at);
-            let to = self.read_back(size);
-            self.encoder()
-                .copy_buffer_to_buffer(&src.buffer, offset + at, &to, 0, size);
-            self.submit()?;
-            let (sender, mapped) = std::sync::mpsc::channel();
-            to.map_async(wgpu::MapMode::Read, ..size, move |result| {
-                // Nobody listens any more when waiting has failed.
-                let _ = sender.send(result);
-            });
-            let waited = self.finish("read");
-            // Unmapped in every case: a mapped buffer could not be read into again.
-            let copied = waited.and_then(|()| {
-                let fail = |reason: String| self.shared().failure("read", reason);
-                // The callback runs on whichever thread polls first, so it may still be on its way.
-                let result = mapped
-                    .recv_timeout(CALLBACK)
-                    .map_err(|e| fail(e.to_string()))?;
-                result.map_err(|e| fail(e.to_string()))?;
-                let view = to
-                    .get_mapped_range(..size)
-                    .map_err(|e| fail(e.to_string()))?;
-                take(at as usize, &view);
-                Ok(())
-            });
-            to.unmap();
-            copied?;
+            let mut begun = self.begin_download(src, offset + at, size)?;
+            begun.take(|piece| take(at as usize, piece))?;
             at += size;
         }
         Ok(())
     }
 
-    fn read_back(&mut self, bytes: u64) -> wgpu::Buffer {
-        match &self.read_back {
-            Some(buffer) if buffer.size() >= bytes => buffer.clone(),
-            _ => {
-                let buffer = self.shared().device.create_buffer(&wgpu::BufferDescriptor {
-                    label: Some("read-back"),
-                    size: bytes.next_power_of_two().max(4096),
-                    usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                    mapped_at_creation: false,
-                });
-                self.read_back.insert(buffer).clone()
+    /// Submits, and begins to copy `bytes` of `src` from the word-aligned `offset` to the host.
+    fn begin_download(&mut self, src: &RawBuffer, offset: u64, bytes: u64) -> Result<Download> {
+        let to = self.spare_read_back(bytes);
+        self.encoder()
+            .copy_buffer_to_buffer(&src.buffer, offset, &to, 0, bytes);
+        self.submit()?;
+        let (sender, mapped) = std::sync::mpsc::channel();
+        to.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
+            // Nobody listens any more when the read was dropped.
+            let _ = sender.send(result);
+        });
+        Ok(Download {
+            shared: Arc::clone(self.shared()),
+            submission: self.last_submission.clone(),
+            buffer: to,
+            bytes,
+            mapped,
+            spares: Arc::clone(&self.spares),
+        })
+    }
+
+    /// Memory to read into that no read uses.
+    fn spare_read_back(&mut self, bytes: u64) -> wgpu::Buffer {
+        let mut spares = lock(&self.spares);
+        match spares.iter().position(|spare| spare.size() >= bytes) {
+            Some(found) => spares.swap_remove(found),
+            None => {
+                drop(spares);
+                self.read_backs += 1;
+                read_back_buffer(self.shared(), bytes)
             }
         }
+    }
+}
+
+/// Memory that is read into.
+fn read_back_buffer(shared: &Shared, bytes: u64) -> wgpu::Buffer {
+    shared.device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some("read-back"),
+        size: bytes.next_power_of_two().max(4096),
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    })
+}
+
+/// A copy to the host that has begun.
+struct Download {
+    shared: Arc<Shared>,
+    submission: Option<wgpu::SubmissionIndex>,
+    buffer: wgpu::Buffer,
+    bytes: u64,
+    mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+    /// Where the memory goes afterwards.
+    spares: Arc<Mutex<Vec<wgpu::Buffer>>>,
+}
+
+impl Download {
+    /// Waits, and hands over the bytes.
+    fn take(&mut self, take: impl FnOnce(&[u8])) -> Result<()> {
+        if let Some(submission) = self.submission.take() {
+            self.shared.wait("read", submission)?;
+        }
+        let fail = |reason: String| self.shared.failure("read", reason);
+        // The callback runs on whichever thread polls first, so it may still be on its way.
+        let result = self.mapped.recv_timeout(CALLBACK);
+        let result = result.map_err(|e| fail(e.to_string()))?;
+        result.map_err(|e| fail(e.to_string()))?;
+        let view = self.buffer.get_mapped_range(..self.bytes);
+        take(&view.map_err(|e| fail(e.to_string()))?);
+        self.buffer.unmap();
+        lock(&self.spares).push(self.buffer.clone());
+        Ok(())
+    }
+}
+
+/// The end of a [`begin_read`]: some bytes of a download.
+struct PendingDownload {
+    download: Download,
+    skip: usize,
+    bytes: usize,
+}
+
+impl FinishRead for PendingDownload {
+    fn finish(mut self: Box<Self>, out: &mut [u8]) -> Result<()> {
+        let (skip, bytes) = (self.skip, self.bytes);
+        self.download
+            .take(|piece| out.copy_from_slice(&piece[skip..skip + bytes]))
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -485,6 +543,30 @@ pub(super) fn read<T: Element>(
         let n = (piece.len() - from).min(out.len().saturating_sub(to));
         out[to..to + n].copy_from_slice(&piece[from..from + n]);
     })
+}
+
+/// [`read`], of which the host waits for the end later.
+pub(super) fn begin_read<T: Element>(
+    ctx: &mut GpuContext,
+    src: &GpuBuffer<T>,
+    offset: usize,
+    len: usize,
+) -> Result<PendingRead<T>> {
+    check_range("read", "src", src.len(), offset, len)?;
+    let (start, bytes) = (offset * size_of::<T>(), len * size_of::<T>());
+    if bytes == 0 {
+        ctx.submit()?;
+        return Ok(PendingRead::Ready(Vec::new()));
+    }
+    let first_word = start / 4 * 4;
+    let skip = start - first_word;
+    let words = (skip + bytes).next_multiple_of(4) as u64;
+    let download = ctx.begin_download(&src.raw, first_word as u64, words)?;
+    Ok(PendingRead::Later(Box::new(PendingDownload {
+        download,
+        skip,
+        bytes,
+    })))
 }
 
 /// `dst[dst_offset..][..len] = src[src_offset..][..len]`.

@@ -119,6 +119,10 @@ impl Backend for GpuBackend {
         &ctx.backend
     }
 
+    fn overlaps(&self) -> bool {
+        true
+    }
+
     fn sync(ctx: &mut GpuContext) -> Result<()> {
         ctx.finish("sync")
     }
@@ -147,6 +151,15 @@ impl Backend for GpuBackend {
         out: &mut [T],
     ) -> Result<()> {
         context::read(ctx, src, offset, out)
+    }
+
+    fn begin_read<T: Element>(
+        ctx: &mut Ctx,
+        src: &GpuBuffer<T>,
+        offset: usize,
+        len: usize,
+    ) -> Result<PendingRead<T>> {
+        context::begin_read(ctx, src, offset, len)
     }
 
     fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<GpuWeight> {

@@ -1,20 +1,26 @@
 //! The end of a step: tokens are chosen on the device, and what the host wants of the rows is read.
+//!
+//! Where a device computes while the host goes on, reading is begun when the step is submitted and finished when it
+//! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
 use crate::batch::StepBatch;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    Act, BackendKvDtype, KvDtypeKind, LlmBackend, Logprobs, MAX_LOGPROBS, NoToken, RowShape,
-    SampleShape,
+    Act, BackendKvDtype, KvDtypeKind, LlmBackend, Logprobs, MAX_LOGPROBS, NoToken, PendingRead,
+    RowSampling, RowShape, SampleBatch, SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
+
+/// Numbers beside each token.
+const BESIDE: usize = 1 + MAX_LOGPROBS;
 
 /// How many rows of a step want what, in their order on the device.
 #[derive(Clone, Copy)]
 pub(super) struct WantedRows {
-    pub(super) greedy: usize,
-    pub(super) sampled: usize,
-    pub(super) logits: usize,
+    /// Those whose token is chosen here.
+    tokens: usize,
+    logits: usize,
     pub(super) hidden: usize,
 }
 
@@ -23,136 +29,289 @@ impl WantedRows {
     pub(super) fn of(batch: &StepBatch, wanted: &[Readback]) -> Self {
         let count = |kind: fn(&Readback) -> bool| wanted.iter().filter(|w| kind(w)).count();
         Self {
-            greedy: count(is_greedy),
-            sampled: count(is_sampled),
+            tokens: count(is_token),
             logits: count(is_logits),
             hidden: batch.hidden_rows.len(),
         }
     }
 
-    /// Rows whose token is chosen on the device.
-    pub(super) fn tokens(self) -> usize {
-        self.greedy + self.sampled
-    }
-
     /// Rows that are multiplied with the vocabulary.
     pub(super) fn with_logits(self) -> usize {
-        self.tokens() + self.logits
+        self.tokens + self.logits
     }
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
-    /// Reads what is wanted of the rows that were computed.
-    pub(super) fn read(
-        &mut self,
-        rows: WantedRows,
-        batch: &StepBatch,
-        wanted: &[Readback],
-        out: &mut StepOutput,
-    ) -> Result<()> {
-        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
-        out.begin(wanted, vocab, rows.hidden * dim);
-        if rows.tokens() > 0 {
-            self.choose(rows, batch)?;
-            self.read_tokens(rows, batch, wanted, out)?;
-        }
-        let staging = &mut self.staging.activations;
-        let logits = (&self.logits, rows.tokens() * vocab);
-        // Behind the states that the logits were made of.
-        let hidden = (&self.scratch.delta, rows.with_logits() * dim);
-        read_floats::<B>(&mut self.ctx, logits, staging, out.logits_mut())?;
-        read_floats::<B>(&mut self.ctx, hidden, staging, out.hidden_mut())
+/// How tokens are chosen, and which were.
+pub(super) struct Choices<B: LlmBackend> {
+    /// What this step and the one before it chose, by turns.
+    sampled: [Sampled<B>; 2],
+    /// How this step chooses, for each of its rows that want a token.
+    sampling: SampleBatch,
+    /// Of each of its logit rows, the place among those.
+    places: Vec<Option<u32>>,
+    /// Those of the step before.
+    places_before: Vec<Option<u32>>,
+    /// Tokens of this step that the one before it chooses, with their places there.
+    taken: Vec<(u32, u32)>,
+}
+
+impl<B: LlmBackend> Choices<B> {
+    pub(super) fn alloc(device: &B, rows: usize) -> Result<Self> {
+        Ok(Self {
+            sampled: [Sampled::alloc(device, rows)?, Sampled::alloc(device, rows)?],
+            sampling: SampleBatch::default(),
+            places: Vec::with_capacity(rows),
+            places_before: Vec::with_capacity(rows),
+            taken: Vec::with_capacity(rows),
+        })
     }
 
-    /// Chooses the tokens of the first rows on the device.
-    fn choose(&mut self, rows: WantedRows, batch: &StepBatch) -> Result<()> {
-        let vocab = self.spec.vocab_size;
-        let Self {
-            ctx,
-            logits,
-            sampled,
-            previous,
-            scratch,
-            ..
-        } = self;
-        let profiler = &mut scratch.profiler;
-        if rows.greedy > 0 {
-            let shape = RowShape {
-                rows: rows.greedy,
-                dim: vocab,
-            };
-            profiler.measure(ctx, "argmax", |ctx| {
-                B::argmax_rows(ctx, logits, &mut sampled.tokens, shape)
-            })?;
-        }
-        if rows.sampled > 0 {
-            let shape = SampleShape {
-                vocab,
-                first: rows.greedy,
-            };
-            profiler.measure(ctx, "sample", |ctx| {
-                B::sample_rows(ctx, logits, shape, &batch.sampling, previous, sampled)
-            })?;
-        }
-        Ok(())
+    /// Where the step that was submitted last chooses the token of a logit row.
+    pub(super) fn place(&self, row: u32) -> Option<u32> {
+        self.places.get(row as usize).copied().flatten()
     }
 
-    /// Reads the tokens that were chosen, and what was wanted beside them.
-    fn read_tokens(
-        &mut self,
-        rows: WantedRows,
-        batch: &StepBatch,
-        wanted: &[Readback],
-        out: &mut StepOutput,
-    ) -> Result<()> {
-        let dim = self.spec.vocab_size;
-        self.staging.ints.resize(rows.tokens(), 0);
-        B::read(
-            &mut self.ctx,
-            &self.sampled.tokens,
-            0,
-            &mut self.staging.ints,
-        )?;
-        let places =
-            |kind: fn(&Readback) -> bool| (0..wanted.len()).filter(move |&row| kind(&wanted[row]));
-        for (index, place) in places(is_greedy).enumerate() {
-            let best = self.staging.ints[index];
-            let mut token = Ok(best as TokenId);
-            if best == 0 {
-                // A row of NaN gives token 0, too; the first logit tells.
-                let mut first = [B::Act::from_f32(0.0)];
-                B::read(&mut self.ctx, &self.logits, index * dim, &mut first)?;
-                if first[0].to_f32().is_nan() || first[0].to_f32() == f32::NEG_INFINITY {
-                    token = Err(NoToken::NotANumber);
+    /// Begins a step.
+    pub(super) fn begin(&mut self, batch: &StepBatch, wanted: &[Readback]) {
+        self.sampled.swap(0, 1);
+        std::mem::swap(&mut self.places, &mut self.places_before);
+        self.places.clear();
+        self.sampling.clear();
+        let before = |row: u32| self.places_before.get(row as usize).copied().flatten();
+        let (mut place, mut sampled) = (0, 0);
+        for wanted in wanted {
+            self.places.push(is_token(wanted).then_some(place));
+            match *wanted {
+                Readback::SAMPLED => {
+                    let (row, changes, mask) = batch.sampling.row(sampled);
+                    let last = row.last.and_then(before);
+                    let row = RowSampling { last, ..*row };
+                    let mask = (!mask.is_empty()).then_some(mask);
+                    self.sampling.push(row, changes.iter().copied(), mask);
+                    sampled += 1;
                 }
+                Readback::Token(_) => self.sampling.push(RowSampling::default(), [], None),
+                Readback::Nothing | Readback::Logits => continue,
             }
-            out.set_token(place, token);
+            place += 1;
         }
-        for (index, place) in places(is_sampled).enumerate() {
-            let at = rows.greedy + index;
-            let token = NoToken::or_token(self.staging.ints[at]);
-            out.set_token(place, token);
-            let top = batch.sampling.rows()[index].logprobs;
-            if let (Ok(token), Some(top)) = (token, top) {
-                let (mut ranks, mut logprobs) = ([0; 1 + MAX_LOGPROBS], [0.0; 1 + MAX_LOGPROBS]);
-                let first = at * ranks.len();
-                B::read(&mut self.ctx, &self.sampled.ranks, first, &mut ranks)?;
-                B::read(&mut self.ctx, &self.sampled.logprobs, first, &mut logprobs)?;
-                let told = Logprobs::of_row(token, &ranks, &logprobs, top as usize);
-                out.set_logprobs(place, told);
-            }
-        }
-        Ok(())
+        let taken = batch.choices.iter();
+        self.taken.clear();
+        self.taken
+            .extend(taken.filter_map(|choice| Some((choice.token, before(choice.row)?))));
     }
+}
 
+/// A step that was submitted, and what is wanted of it.
+pub(super) struct SubmittedStep<B: LlmBackend> {
+    output: StepOutput,
+    /// What is still to be read; nothing where all was read at once.
+    reads: Option<Reads<B>>,
+}
+
+/// Reads that were begun.
+struct Reads<B: LlmBackend> {
+    tokens: Option<PendingRead<i32>>,
+    /// Ranks and log-probabilities.
+    beside: Option<(PendingRead<i32>, PendingRead<f32>)>,
+    /// Of each row that wants a token, how many alternatives it wants beside it.
+    tops: Vec<Option<u32>>,
+    logits: Option<PendingRead<B::Act>>,
+    hidden: Option<PendingRead<B::Act>>,
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Whether rows can want a [sampled](crate::DeviceChoice::Sampled) token.
     pub fn samples(&self) -> bool {
         B::device(&self.ctx).samples()
     }
+
+    /// Puts tokens that the step before chose where this one looks for them.
+    pub(super) fn take_choices(&mut self) -> Result<()> {
+        let Choices { sampled, taken, .. } = &self.choices;
+        match taken.is_empty() {
+            true => Ok(()),
+            false => {
+                let chosen = &sampled[1].tokens;
+                B::take_tokens(&mut self.ctx, chosen, taken, &mut self.batch.tokens)
+            }
+        }
+    }
+
+    /// Reads what is wanted of the rows that were computed, or begins to.
+    pub(super) fn read(
+        &mut self,
+        rows: WantedRows,
+        wanted: &[Readback],
+    ) -> Result<SubmittedStep<B>> {
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        let mut output = self.spare.take().unwrap_or_default();
+        output.begin(wanted, vocab, rows.hidden * dim);
+        if rows.tokens > 0 {
+            self.choose(rows.tokens)?;
+        }
+        if self.in_flight() > 1 {
+            let reads = Some(self.begin_reads(rows)?);
+            return Ok(SubmittedStep { output, reads });
+        }
+        if rows.tokens > 0 {
+            self.read_tokens(rows.tokens, &mut output)?;
+        }
+        let staging = &mut self.staging.activations;
+        let logits = (&self.logits, rows.tokens * vocab);
+        // Behind the states that the logits were made of.
+        let hidden = (&self.scratch.delta, rows.with_logits() * dim);
+        read_floats::<B>(&mut self.ctx, logits, staging, output.logits_mut())?;
+        read_floats::<B>(&mut self.ctx, hidden, staging, output.hidden_mut())?;
+        let reads = None;
+        Ok(SubmittedStep { output, reads })
+    }
+
+    /// Waits for what was begun to be read.
+    pub(super) fn finish(&mut self, step: SubmittedStep<B>) -> Result<StepOutput> {
+        let SubmittedStep { mut output, reads } = step;
+        let Some(reads) = reads else {
+            return Ok(output);
+        };
+        if let Some(tokens) = reads.tokens {
+            let (mut chosen, mut ranks, mut logprobs) = (vec![0; reads.tops.len()], vec![], vec![]);
+            tokens.finish(&mut chosen)?;
+            if let Some((of_ranks, of_logprobs)) = reads.beside {
+                ranks.resize(chosen.len() * BESIDE, 0);
+                of_ranks.finish(&mut ranks)?;
+                logprobs.resize(chosen.len() * BESIDE, 0.0);
+                of_logprobs.finish(&mut logprobs)?;
+            }
+            output.tell_tokens(|place| {
+                let all = place * BESIDE..(place + 1) * BESIDE;
+                let beside = ranks.get(all.clone()).zip(logprobs.get(all));
+                Ok(told(chosen[place], reads.tops[place], beside))
+            })?;
+        }
+        let staging = &mut self.staging.activations;
+        for (read, out) in [(reads.logits, true), (reads.hidden, false)] {
+            let out = match out {
+                true => output.logits_mut(),
+                false => output.hidden_mut(),
+            };
+            if let Some(read) = read {
+                staging.resize(out.len(), B::Act::from_f32(0.0));
+                read.finish(staging)?;
+                widen(staging, out);
+            }
+        }
+        Ok(output)
+    }
+
+    fn begin_reads(&mut self, rows: WantedRows) -> Result<Reads<B>> {
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        let Self {
+            ctx,
+            choices,
+            logits,
+            scratch,
+            ..
+        } = self;
+        let settings = choices.sampling.rows().iter();
+        let tops: Vec<_> = settings.map(|row| row.logprobs).collect();
+        let (sampled, some) = (&choices.sampled[0], rows.tokens > 0);
+        let mut read = |from, first, len: usize| match len {
+            0 => Ok(None),
+            len => B::begin_read(ctx, from, first, len).map(Some),
+        };
+        let hidden = read(&scratch.delta, rows.with_logits() * dim, rows.hidden * dim)?;
+        let logits = read(logits, rows.tokens * vocab, rows.logits * vocab)?;
+        let mut beside = None;
+        if tops.iter().any(Option::is_some) {
+            let len = rows.tokens * BESIDE;
+            let ranks = B::begin_read(ctx, &sampled.ranks, 0, len)?;
+            beside = Some((ranks, B::begin_read(ctx, &sampled.logprobs, 0, len)?));
+        }
+        let tokens = some.then(|| B::begin_read(ctx, &sampled.tokens, 0, rows.tokens));
+        Ok(Reads {
+            tokens: tokens.transpose()?,
+            beside,
+            tops,
+            logits,
+            hidden,
+        })
+    }
+
+    /// Chooses the tokens of the first `rows` rows on the device.
+    fn choose(&mut self, rows: usize) -> Result<()> {
+        let vocab = self.spec.vocab_size;
+        let samples = self.samples();
+        let Self {
+            ctx,
+            logits,
+            choices,
+            scratch,
+            ..
+        } = self;
+        let [sampled, previous] = &mut choices.sampled;
+        let profiler = &mut scratch.profiler;
+        if samples {
+            let shape = SampleShape { vocab, first: 0 };
+            return profiler.measure(ctx, "sample", |ctx| {
+                let batch = &choices.sampling;
+                B::sample_rows(ctx, logits, shape, batch, &previous.tokens, sampled)
+            });
+        }
+        let shape = RowShape { rows, dim: vocab };
+        profiler.measure(ctx, "argmax", |ctx| {
+            B::argmax_rows(ctx, logits, &mut sampled.tokens, shape)
+        })
+    }
+
+    /// Reads the tokens that were chosen, and what was wanted beside them.
+    fn read_tokens(&mut self, rows: usize, output: &mut StepOutput) -> Result<()> {
+        let dim = self.spec.vocab_size;
+        let samples = self.samples();
+        let (ctx, sampled) = (&mut self.ctx, &self.choices.sampled[0]);
+        self.staging.ints.resize(rows, 0);
+        B::read(ctx, &sampled.tokens, 0, &mut self.staging.ints)?;
+        output.tell_tokens(|place| {
+            let mut token = self.staging.ints[place];
+            if !samples && token == 0 {
+                // A row of NaN gives token 0, too; the first logit tells.
+                let mut first = [B::Act::from_f32(0.0)];
+                B::read(ctx, &self.logits, place * dim, &mut first)?;
+                let is_number = first[0].to_f32() > f32::NEG_INFINITY;
+                token = if is_number {
+                    0
+                } else {
+                    NoToken::NotANumber.code()
+                };
+            }
+            let top = self.choices.sampling.rows()[place].logprobs;
+            let (mut ranks, mut logprobs) = ([0; BESIDE], [0.0; BESIDE]);
+            if top.is_some() {
+                B::read(ctx, &sampled.ranks, place * BESIDE, &mut ranks)?;
+                B::read(ctx, &sampled.logprobs, place * BESIDE, &mut logprobs)?;
+            }
+            Ok(told(token, top, Some((&ranks, &logprobs))))
+        })
+    }
 }
 
-pub(super) fn is_greedy(wanted: &Readback) -> bool {
-    *wanted == Readback::GREEDY
+/// A token as the device gave it, and its log-probabilities with `top` alternatives where they are wanted.
+fn told(
+    token: i32,
+    top: Option<u32>,
+    beside: Option<(&[i32], &[f32])>,
+) -> (std::result::Result<TokenId, NoToken>, Option<Logprobs>) {
+    let token = NoToken::or_token(token);
+    let logprobs = match (token, top, beside) {
+        (Ok(token), Some(top), Some((ranks, logprobs))) => {
+            Some(Logprobs::of_row(token, ranks, logprobs, top as usize))
+        }
+        _ => None,
+    };
+    (token, logprobs)
+}
+
+pub(super) fn is_token(wanted: &Readback) -> bool {
+    matches!(wanted, Readback::Token(_))
 }
 
 pub(super) fn is_sampled(wanted: &Readback) -> bool {
@@ -175,8 +334,12 @@ fn read_floats<B: LlmBackend>(
     }
     staging.resize(out.len(), B::Act::from_f32(0.0));
     B::read(ctx, from, first, staging)?;
-    for (out, x) in out.iter_mut().zip(staging) {
-        *out = x.to_f32();
-    }
+    widen(staging, out);
     Ok(())
+}
+
+fn widen<T: FloatElement>(from: &[T], to: &mut [f32]) {
+    for (to, x) in to.iter_mut().zip(from) {
+        *to = x.to_f32();
+    }
 }
