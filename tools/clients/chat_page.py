@@ -296,7 +296,13 @@ def test_failures(browser, fake):
         # What can never fit is not tried again, and the page says what to do.
         expect(tab.answers().last.locator(".error")).to_contain_text("Shorten a message")
         expect(retries).to_have_count(0)
-        tab.answers().last.get_by_role("button", name="New chat").click()
+        # What to do next stands under the words, not beside their edge.
+        words = tab.answers().last.locator(".error span").bounding_box()
+        button = tab.answers().last.get_by_role("button", name="New chat")
+        inside = button.evaluate("e => parseFloat(getComputedStyle(e).paddingInlineStart)")
+        assert button.bounding_box()["y"] > words["y"], words
+        assert abs(button.bounding_box()["x"] + inside - words["x"]) < 1, words
+        button.click()
         expect(tab.answers()).to_have_count(0)
         tab.ask("cut")
         error = tab.answers().last.locator(".error")
@@ -568,7 +574,7 @@ def test_files_go_into_the_prompt(browser, fake):
         files = tab.page.locator("#attachments li")
         code = "def f():\n    return '```'\n"
         chooser.set_input_files({"name": "tool.py", "mimeType": "text/x-python", "buffer": code.encode()})
-        expect(files).to_have_text([re.compile("tool.py")])
+        expect(files).to_have_text([re.compile("tool.py.*27 B")])
         put = (
             "([kind, name, data]) => { const transfer = new DataTransfer(); transfer.items.add(new File([data], name));"
             " const options = { bubbles: true, cancelable: true, dataTransfer: transfer, clipboardData: transfer };"

@@ -1,6 +1,6 @@
 // Text files that go along with the next message: dropped, pasted, or chosen.
 import { announce, byId, iconButton, make, toast } from "./dom.js";
-import { MAX_FILES, fileBlock, kilobytes, readTextFile } from "./files.js";
+import { MAX_FILES, fileBlock, fileSize, readTextFile } from "./files.js";
 
 /**
  * Makes the message box take files. Gives `{isEmpty, take}`: `take` gives the files as Markdown, and forgets
@@ -18,7 +18,7 @@ export function setUpAttachments(changed) {
         draw();
         byId("entry").focus();
       };
-      const size = make("small", {}, kilobytes(file.text.length));
+      const size = make("small", {}, fileSize(file.size));
       return make("li", {}, make("span", { dir: "auto" }, file.name), size, iconButton("close", `Remove ${file.name}`, remove));
     });
     place.replaceChildren(...entries);

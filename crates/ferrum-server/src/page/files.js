@@ -16,7 +16,7 @@ const LANGUAGES = new Map(
 /** What a file says. Throws why it cannot be a part of a prompt, for a person. */
 export async function readTextFile(file) {
   const name = cleanName(file.name);
-  if (file.size > MAX_FILE) throw new Error(`${name} is too large: ${kilobytes(file.size)}, at most ${kilobytes(MAX_FILE)}.`);
+  if (file.size > MAX_FILE) throw new Error(`${name} is too large: ${fileSize(file.size)}, at most ${fileSize(MAX_FILE)}.`);
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -25,16 +25,18 @@ export async function readTextFile(file) {
   }
   // No text has these, and many binary formats that happen to be UTF-8 do.
   if (/[\0-\x08\x0e-\x1a]/.test(text)) throw new Error(`${name} is not a text file.`);
-  return { name, text: text.replaceAll("\r\n", "\n") };
+  return { name, text: text.replaceAll("\r\n", "\n"), size: file.size };
 }
 
 /** A name that stands in one line of Markdown. */
 function cleanName(name) {
-  return String(name).replace(/[^\w./ ()-]/g, "_").slice(-80).trim() || "file";
+  return String(name).replace(/[^\p{L}\p{M}\p{N}_./ ()-]/gu, "_").slice(-80).trim() || "file";
 }
 
-export function kilobytes(bytes) {
-  return `${Math.max(1, Math.round(bytes / 1024)).toLocaleString("en")} KiB`;
+/** A number of bytes for people. */
+export function fileSize(bytes) {
+  const [number, unit] = bytes < 1024 ? [bytes, "B"] : [Math.round(bytes / 1024), "KiB"];
+  return `${number.toLocaleString("en")} ${unit}`;
 }
 
 /** The file as Markdown; its fence is longer than any inside. */

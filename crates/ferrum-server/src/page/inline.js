@@ -19,6 +19,12 @@ const STYLES = [
 const WORD = /[\p{L}\p{N}]/u;
 const BARE_LINK = /https?:\/\/[^\s<>"'`\]]+/y;
 
+/** The few that models write where Markdown has nothing; all other HTML stays text. */
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'", apos: "'", nbsp: "\u00a0" };
+const ENTITY = /^&(amp|lt|gt|quot|#39|apos|nbsp);/;
+/** Characters inside a tag, at most. */
+const LONGEST_TAG = 200;
+
 /** Text with its emphasis, code, links, formulas and references to footnotes: strings and `{type, …}`. */
 export function parseInline(text, depth = 0) {
   const out = [];
@@ -41,11 +47,16 @@ export function parseInline(text, depth = 0) {
       : char === "`" ? codeSpan(text, at, hopeless)
       : char === "$" || char === "\\" ? formula(text, at, closes)
       : char === "[" || char === "!" ? reference(text, at) ?? link(text, at, depth, links)
-      : char === "h" || char === "<" ? bareLink(text, at)
+      : char === "h" ? bareLink(text, at)
+      : char === "<" ? bareLink(text, at) ?? tag(text, at, depth)
       : "*_~".includes(char) && depth < DEEPEST ? styled(text, at, depth, hopeless)
       : null;
+    const entity = char === "&" ? ENTITY.exec(text.slice(at, at + 8)) : null;
     if (found) {
       give(...found);
+    } else if (entity) {
+      plain += ENTITIES[entity[1]];
+      at += entity[0].length;
     } else if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
       plain += text[at + 1];
       at += 2;
@@ -109,6 +120,19 @@ function isProse(tex) {
 function reference(text, at) {
   const match = /^\[\^([^\]\s]{1,40})\]/.exec(text.slice(at, at + 44));
   return match && [{ type: "reference", id: match[1] }, at + match[0].length];
+}
+
+/** A break in a cell of a table, or a short text raised or lowered; null for all other tags. */
+function tag(text, at, depth) {
+  const line = /^<br ?\/?>/i.exec(text.slice(at, at + 6));
+  if (line) return [{ type: "break" }, at + line[0].length];
+  const open = /^<(sub|sup)>/i.exec(text.slice(at, at + 5));
+  if (!open || depth >= DEEPEST) return null;
+  const from = at + open[0].length;
+  const type = open[1].toLowerCase();
+  const end = text.slice(from, from + LONGEST_TAG).toLowerCase().indexOf(`</${type}>`);
+  if (end < 0) return null;
+  return [{ type, inline: parseInline(text.slice(from, from + end), depth + 1) }, from + end + type.length + 3];
 }
 
 function codeSpan(text, at, hopeless) {

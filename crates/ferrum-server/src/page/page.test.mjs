@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { runInThisContext } from "node:vm";
 import { Answer, statWords } from "./answer.js";
 import { EventReader } from "./events.js";
-import { fileBlock, readTextFile } from "./files.js";
+import { fileBlock, fileSize, readTextFile } from "./files.js";
 import { highlightTree } from "./highlight.js";
 import { parseInline, safeAddress } from "./inline.js";
 import { parseFences, parseMarkdown } from "./markdown.js";
@@ -129,6 +129,13 @@ test("inline", () => {
     ["`$x$` \\\\(y)", "code($x$) \\(y)"],
     ["\\(open", "(open"],
     ["[^1]", "^1"],
+    ["a<br>b<BR/>c<br />d", "a/b/c/d"],
+    ["`<br>` \\<br>", "code(<br>) <br>"],
+    ["H<sub>2</sub>O, x<sup>*n*</sup>", "Hsub(2)O, xsup(em(n))"],
+    ["<sub>open", "<sub>open"],
+    ["<sub onclick=x>y</sub>", "<sub onclick=x>y</sub>"],
+    ["<b>y</b> <script>z</script>", "<b>y</b> <script>z</script>"],
+    ["a &lt;b&gt; &amp;amp; &nbsp;c &unknown; & `&lt;`", "a <b> &amp; \u00a0c &unknown; & code(&lt;)"],
   ];
   for (const [text, expected] of cases) assert.equal(shortInline(text), expected, text);
 });
@@ -151,7 +158,7 @@ test("whatever is written is kept, and takes no time to speak of", () => {
     assert.ok(letters(inline) >= (text.match(/a/g) ?? []).length, text);
     parseMarkdown(text);
   }
-  marks.push("$", "$$", "$a$", "\\(", "\\[\n", "$$\n", "[^a]", "[^a]: b\n", "- [ ] ");
+  marks.push("$", "$$", "$a$", "\\(", "\\[\n", "$$\n", "[^a]", "[^a]: b\n", "- [ ] ", "<br>", "<sub>", "</sub>", "&", "&lt;");
   for (const mark of marks) parseMarkdown(mark.repeat(50_000));
   for (const mark of marks) parseMarkdown(`a${mark}`.repeat(30_000));
 });
@@ -262,7 +269,9 @@ test("files become fenced blocks, if they are text", async () => {
   const nested = { name: "n.md", text: "````\n```js\n````" };
   assert.deepEqual(parseFences(fileBlock(nested)).map((part) => part.text), [nested.text]);
   const file = (name, bytes) => new File([bytes], name);
-  assert.deepEqual(await readTextFile(file("a`\nb.txt", "\ufeffä\r\nb")), { name: "a__b.txt", text: "ä\nb" });
+  assert.deepEqual(await readTextFile(file("a`\nb.txt", "\ufeffä\r\nb")), { name: "a__b.txt", text: "ä\nb", size: 8 });
+  assert.equal((await readTextFile(file("Übersicht (größer) 表.md", ""))).name, "Übersicht (größer) 表.md");
+  assert.deepEqual([0, 23, 1023, 1024, 2_000_000].map(fileSize), ["0 B", "23 B", "1,023 B", "1 KiB", "1,953 KiB"]);
   await assert.rejects(readTextFile(file("a.png", new Uint8Array([0x89, 0x50]))), /not a text file/);
   await assert.rejects(readTextFile(file("a.bin", "a\0b")), /not a text file/);
   await assert.rejects(readTextFile(file("a.txt", "a".repeat(300_000))), /too large/);
