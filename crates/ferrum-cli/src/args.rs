@@ -40,6 +40,9 @@ pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
 pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 /// Run language models on the hardware that is there.
 #[derive(Debug, Parser)]
@@ -112,6 +115,30 @@ fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| format!("found \"{text}\", expected a whole number, 0 or more"))
 }
 
+/// A whole number in a range.
+fn whole<T>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + Display + PartialOrd + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let text = text.trim();
+        let value = text.parse().ok().filter(|value| range.contains(value));
+        let (least, most) = (range.start(), range.end());
+        value.ok_or_else(|| {
+            format!("found \"{text}\", expected a whole number from {least} to {most}")
+        })
+    }
+}
+
+/// A number that may have decimals; what it may be is checked where it is used.
+fn number(text: &str) -> Result<f32, String> {
+    let text = text.trim();
+    text.parse()
+        .map_err(|_| format!("found \"{text}\", expected a number such as 0.7"))
+}
+
 /// The command line, as it is read and as help, completions and man pages show it.
 pub(crate) fn command() -> clap::Command {
     numbers_may_be_negative(Cli::command())
@@ -137,5 +164,34 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    /// The flags of a command that take a number, with the words before them.
+    fn numeric_flags(command: &clap::Command, words: &[String]) -> Vec<Vec<String>> {
+        const NUMBERS: [&str; 7] = ["N", "X", "P", "MS", "SECONDS", "GIB", "N,…"];
+        let path = |more: &str| [words, &[more.to_owned()]].concat();
+        let is_number = |arg: &clap::Arg| {
+            let names = arg.get_value_names().unwrap_or_default();
+            names.iter().any(|name| NUMBERS.contains(&name.as_str()))
+        };
+        let own = command.get_arguments().filter(|arg| is_number(arg));
+        let own = own.filter_map(|arg| Some(path(&format!("--{}", arg.get_long()?))));
+        let below = command
+            .get_subcommands()
+            .flat_map(|command| numeric_flags(command, &path(command.get_name())));
+        own.chain(below).collect()
+    }
+
+    #[test]
+    fn what_is_no_number_gets_a_sentence() {
+        let flags = numeric_flags(&command(), &["ferrum".to_owned()]);
+        assert!(flags.len() > 60, "{flags:?}");
+        for words in flags {
+            let words = [words, vec!["many".to_owned()]].concat();
+            let error = command().try_get_matches_from(&words).map(|_| ());
+            let error = error.expect_err("no number").to_string();
+            let expected = "found \"many\", expected ";
+            assert!(error.contains(expected), "{words:?}: {error}");
+        }
     }
 }

@@ -229,8 +229,14 @@ fn a_wrong_number_gets_a_sentence() {
             &["-n", "-1"],
             "found \"-1\", expected a whole number, 0 or more",
         ),
-        (&["--threads", "-1"], "-1 is not in 1..=1024"),
-        (&["--context", "-1"], "-1 is not in 1..=16777216"),
+        (
+            &["--threads", "-1"],
+            "found \"-1\", expected a whole number from 1 to 1024",
+        ),
+        (
+            &["--context", "-1"],
+            "found \"-1\", expected a whole number from 1 to 16777216",
+        ),
         (
             &["--device", "-1"],
             "found \"-1\", expected a whole number, 0 or more",

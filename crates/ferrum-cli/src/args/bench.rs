@@ -1,6 +1,6 @@
 //! Arguments of `ferrum bench`.
 
-use super::{BenchServeArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs};
+use super::{BenchServeArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs, whole};
 use clap::{Args, Subcommand};
 use ferrum_engine::KvDtype;
 use std::path::PathBuf;
@@ -29,22 +29,22 @@ pub(crate) struct BenchArgs {
 
     /// Tokens of the prompt
     #[arg(long, short, value_name = "N", default_value_t = 512,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) prompt: u32,
 
     /// Tokens to generate
     #[arg(long = "gen", short, value_name = "N", default_value_t = 128,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) gen_tokens: u32,
 
     /// Also decode this many sequences at once, such as 1,4,16
     #[arg(long, short, value_name = "N,…", value_delimiter = ',',
-          value_parser = clap::value_parser!(u16).range(1..=256))]
+          value_parser = whole::<u16>(1..=256))]
     pub(crate) batch: Vec<u16>,
 
     /// Runs; medians are printed
     #[arg(long, short, value_name = "N", default_value_t = 3,
-          value_parser = clap::value_parser!(u32).range(1..=100))]
+          value_parser = whole::<u32>(1..=100))]
     pub(crate) repeat: u32,
 
     /// Also measure each op, print which takes how long, and write a Chrome trace to FILE (open it in

@@ -1,5 +1,6 @@
 //! Arguments of `ferrum bench serve`.
 
+use super::whole;
 use clap::{Args, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
@@ -139,12 +140,12 @@ pub(crate) struct BenchServeArgs {
 
     /// Requests to send
     #[arg(long, short = 'n', value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+          value_parser = whole::<u32>(1..=100_000))]
     pub(crate) requests: u32,
 
     /// Requests that are open at once [default: 16]
     #[arg(long, short, value_name = "N", conflicts_with = "rate",
-          value_parser = clap::value_parser!(u16).range(1..=4096))]
+          value_parser = whole::<u16>(1..=4096))]
     pub(crate) concurrency: Option<u16>,
 
     /// Requests per second, at random times (a Poisson process), however many are open

@@ -1,5 +1,6 @@
 //! Arguments about where and with what beside its weights a model runs, and commands about devices.
 
+use super::whole;
 use clap::{Args, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
 use ferrum_kernels::cpu::Isa;
@@ -17,7 +18,7 @@ pub(crate) struct DeviceArgs {
     pub(crate) device: usize,
 
     /// CPU threads [default: one for each physical core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
 
     /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
@@ -42,13 +43,13 @@ impl DeviceArgs {
 /// Which KV cache.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CacheArgs {
-    /// Element of the KV cache: f32 or f16; on a CPU also bf16, fp8 (E4M3) or int8 (with scales)
+    /// Element of the KV cache: f32, f16 or bf16; on a CPU also fp8 (E4M3) or int8 (with scales)
     /// [default: f32 for f32 models, else f16]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDtype>,
 
     /// Longest sequence in tokens [default: what is needed, up to the model's context]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 24))]
     pub(crate) context: Option<u32>,
 }
 

@@ -1,6 +1,6 @@
 //! Arguments of `ferrum quantize`.
 
-use super::HubArgs;
+use super::{HubArgs, whole};
 use clap::Args;
 use ferrum_models::quantize::{Recipe, Search};
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub(crate) struct QuantizeArgs {
     pub(crate) search: Search,
 
     /// Threads [default: one for each core]; the file does not depend on it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
 
     /// Write over a file that is there

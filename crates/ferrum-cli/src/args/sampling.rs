@@ -1,16 +1,17 @@
 //! Arguments that say how tokens are chosen.
 
-use super::count;
+use super::{count, number, whole};
 use clap::Args;
 use ferrum_engine::{Dry, DryBreakers, Mirostat, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::Tokenizer;
+use std::fmt;
 use std::str::FromStr;
 
 /// How tokens are chosen. What is not given comes from the model's own recommendation.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Randomness; 0 always takes the most likely token [default: the model's, else 0.7]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number)]
     pub(crate) temperature: Option<f32>,
 
     /// Choose among the N most likely tokens; 0: all [default: the model's, else 40]
@@ -18,15 +19,15 @@ pub(crate) struct SamplingArgs {
     pub(crate) top_k: Option<usize>,
 
     /// Choose among tokens that together have this probability [default: the model's, else 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub(crate) top_p: Option<f32>,
 
     /// Choose among tokens at least this probable beside the best [default: the model's, else 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub(crate) min_p: Option<f32>,
 
     /// Make recent tokens less likely; 1: no [default: the model's, else 1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number)]
     pub(crate) repeat_penalty: Option<f32>,
 
     /// Same seed, same text; -1: another one each time [default: -1]
@@ -51,6 +52,15 @@ impl Seed {
     }
 }
 
+impl fmt::Display for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Seed::Fixed(seed) => seed.fmt(f),
+            Seed::Fresh => f.write_str("-1"),
+        }
+    }
+}
+
 impl FromStr for Seed {
     type Err = String;
 
@@ -70,27 +80,27 @@ impl FromStr for Seed {
 #[command(next_help_heading = "Further samplers")]
 pub(crate) struct SamplerArgs {
     /// Tokens that --repeat-penalty looks back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = whole(-1..=i32::MAX))]
     repeat_last_n: i32,
 
     /// Taken once from the logit of each token of the answer
-    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true, value_parser = number)]
     presence_penalty: f32,
 
     /// Taken from the logit of each token of the answer, as often as it is there
-    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true, value_parser = number)]
     frequency_penalty: f32,
 
     /// Choose among the tokens nearest to the expected surprise that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, hide_short_help = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, hide_short_help = true, value_parser = number)]
     typical_p: f32,
 
     /// DRY: penalty on going on with a passage that is already there; 0: none, 0.8 is usual
-    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true, value_parser = number)]
     dry_multiplier: f32,
 
     /// DRY: factor on it for each token that the passage is longer
-    #[arg(long, value_name = "X", default_value_t = Dry::default().base, hide_short_help = true)]
+    #[arg(long, value_name = "X", default_value_t = Dry::default().base, hide_short_help = true, value_parser = number)]
     dry_base: f32,
 
     /// DRY: length in tokens from which on a passage counts
@@ -99,7 +109,7 @@ pub(crate) struct SamplerArgs {
     dry_allowed_length: usize,
 
     /// DRY: tokens to look back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = whole(-1..=i32::MAX))]
     dry_penalty_last_n: i32,
 
     /// DRY: text over which no passage reaches; can be given several times [default: line end : " *]
@@ -108,12 +118,12 @@ pub(crate) struct SamplerArgs {
 
     /// XTC: how often the most likely tokens are left out
     #[arg(long, value_name = "P", default_value_t = Xtc::default().probability,
-          hide_short_help = true)]
+          hide_short_help = true, value_parser = number)]
     xtc_probability: f32,
 
     /// XTC: probability that makes a token one of those
     #[arg(long, value_name = "P", default_value_t = Xtc::default().threshold,
-          hide_short_help = true)]
+          hide_short_help = true, value_parser = number)]
     xtc_threshold: f32,
 
     /// Hold the surprise of the text constant by mirostat 2.0, in place of all other ways to choose among
@@ -123,12 +133,12 @@ pub(crate) struct SamplerArgs {
 
     /// Mirostat: surprise to aim for, in bits
     #[arg(long, value_name = "X", default_value_t = Mirostat::default().tau, requires = "mirostat",
-          hide_short_help = true)]
+          hide_short_help = true, value_parser = number)]
     mirostat_tau: f32,
 
     /// Mirostat: how fast it corrects itself
     #[arg(long, value_name = "X", default_value_t = Mirostat::default().eta, requires = "mirostat",
-          hide_short_help = true)]
+          hide_short_help = true, value_parser = number)]
     mirostat_eta: f32,
 
     /// Added to the logit of a token, such as 42=-1.5, or 42=-inf to forbid it; can be given several times

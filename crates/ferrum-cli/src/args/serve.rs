@@ -1,6 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs};
+use super::{CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -96,11 +96,11 @@ pub(crate) struct ServeArgs {
 
     /// Most models that are loaded at once; for another, the idle one that was used least recently is
     /// unloaded [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) max_loaded_models: Option<u16>,
 
     /// Unload a model that nobody has used for so long; the next request loads it again [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) idle_unload: Option<u32>,
 
     /// Address to listen on; 0.0.0.0 lets other machines in
@@ -108,7 +108,7 @@ pub(crate) struct ServeArgs {
     pub(crate) host: IpAddr,
 
     /// Port to listen on; 0 takes a free one
-    #[arg(long, short, value_name = "N", default_value_t = 8000)]
+    #[arg(long, short, value_name = "N", default_value_t = 8000, value_parser = whole(0..=u16::MAX))]
     pub(crate) port: u16,
 
     /// Key that requests must bring; can be given several times. Others on this machine may see it in
@@ -187,12 +187,12 @@ pub(crate) struct ServeArgs {
 
     /// Most sequences that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16,
-          value_parser = clap::value_parser!(u16).range(1..=1024))]
+          value_parser = whole::<u16>(1..=1024))]
     pub(crate) max_seqs: u16,
 
     /// Tokens that the KV cache holds over all sequences [default: full contexts for all of them, if
     /// that fits half of the memory that the weights leave]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 30))]
     pub(crate) kv_tokens: Option<u32>,
 
     /// Smaller model of the same vocabulary that guesses tokens, which the model checks several at a time;
@@ -202,83 +202,83 @@ pub(crate) struct ServeArgs {
 
     /// Most tokens that it guesses at a time
     #[arg(long, value_name = "N", default_value_t = 4, requires = "draft_model",
-          value_parser = clap::value_parser!(u8).range(1..=64))]
+          value_parser = whole::<u8>(1..=64))]
     pub(crate) draft_tokens: u8,
 
     /// Most tokens to guess at a time from what a text already says; 0: none. Pays where answers quote
     #[arg(long, value_name = "N", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=64))]
+          value_parser = whole::<u8>(0..=64))]
     pub(crate) lookup_tokens: u8,
 
     /// Most sequences that may wait for an engine, and requests for a model to be loaded; further requests
     /// get 429
     #[arg(long, value_name = "N", default_value_t = 256,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) max_waiting: u32,
 
     /// Time that a step with tokens of prompts may take while others wait for their next token, in
     /// milliseconds; decides how many of them are in it [default: eight times a step without them, at least 100]
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    #[arg(long, value_name = "MS", value_parser = whole::<u32>(1..=600_000))]
     pub(crate) step_time_ms: Option<u32>,
 
     /// Seconds that any step may take before the server says that it is stalled
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+          value_parser = whole::<u32>(1..=86_400))]
     pub(crate) stall_after: u32,
 
     /// How many times as long as steps like it a step may take before that, where that is longer
     #[arg(long, value_name = "N", default_value_t = 20,
-          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+          value_parser = whole::<u32>(1..=10_000))]
     pub(crate) stall_factor: u32,
 
     /// Most that a request may say in max_tokens
     #[arg(long, value_name = "N", default_value_t = i32::MAX as u32,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+          value_parser = whole::<u32>(1..=i32::MAX as u32))]
     pub(crate) max_tokens: u32,
 
     /// Longest body of a request, in bytes
     #[arg(long, value_name = "N", default_value_t = 16 << 20,
-          value_parser = clap::value_parser!(u32).range(1024..=1 << 30))]
+          value_parser = whole::<u32>(1024..=1 << 30))]
     pub(crate) max_body: u32,
 
     /// Bytes that the bodies of all requests together may take while they are read; further ones wait a moment and
     /// then get 503. Bodies up to 64 KiB do not count
     #[arg(long, value_name = "N", default_value_t = 256 << 20,
-          value_parser = clap::value_parser!(u64).range(1024..=1 << 40))]
+          value_parser = whole::<u64>(1024..=1 << 40))]
     pub(crate) max_body_total: u64,
 
     /// Most connections at a time; beyond them only /health and /ready are answered, and all else gets 503
     #[arg(long, value_name = "N", default_value_t = 1024,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) max_connections: u32,
 
     /// Seconds that a connection may be without a request
     #[arg(long, value_name = "SECONDS", default_value_t = 75,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) idle_timeout: u32,
 
     /// Seconds that a client may read nothing of its answer; then its request is cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) write_timeout: u32,
 
     /// Bytes of responses to keep for requests that go on from them, the oldest going first; 0: none
     #[arg(long, value_name = "N", default_value_t = 64 << 20,
-          value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+          value_parser = whole::<u32>(0..=1 << 30))]
     pub(crate) max_stored: u32,
 
     /// Seconds that an answer may take, its time in the queue and the loading of its model included
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) timeout: u32,
 
     /// Seconds that answers may go on after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
-          value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+          value_parser = whole::<u32>(0..=1 << 20))]
     pub(crate) grace: u32,
 
     /// Seconds after which the process ends in any case, with an error [default: 30 more than --grace]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) shutdown_timeout: Option<u32>,
 
     #[command(flatten)]

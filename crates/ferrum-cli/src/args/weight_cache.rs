@@ -1,5 +1,6 @@
 //! Arguments about the cache of packed weights.
 
+use super::whole;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -17,7 +18,7 @@ pub(crate) struct WeightCacheArgs {
     /// Most GiB of packed weights; those used least recently go first [default: a fifth of the disk's free
     /// space, at most 32]
     #[arg(long, value_name = "GIB", hide_short_help = true,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+          value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) weight_cache_size: Option<u32>,
 }
 
