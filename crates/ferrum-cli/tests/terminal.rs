@@ -322,4 +322,17 @@ fn words_are_not_broken_at_the_margin() {
         shown.windows(said.len()).any(|words| words == said),
         "{answer}\n{screen}"
     );
+    // What is said beside answers is not broken either.
+    terminal.enter(3, "/set verbose");
+    terminal.enter(4, "What is 7 plus 5?");
+    terminal.enter(5, "/set tone sharp");
+    let screen = terminal.enter(6, "/load nothing");
+    let shown = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "tokens/s | first token after 0.",
+        "hint: /set knows temperature, top_k, top_p, min_p, repeat_penalty, seed, max_tokens, system and verbose",
+        "there is no conversation \"nothing\" hint: /save NAME keeps one",
+    ] {
+        assert!(shown.contains(words), "{words}\n{screen}");
+    }
 }

@@ -13,6 +13,7 @@ use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_models::{Model, RunnerConfig};
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::IsTerminal;
 
 /// What a prompt becomes tokens with.
@@ -92,6 +93,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
             let start = Start {
                 model,
                 system: args.system.as_deref(),
+                seed: args.sampling.seed.unwrap_or(Seed::Fresh),
                 templated: !args.raw,
             };
             chat::chat(&mut loaded.session, &prompter, wanted, start)?;
@@ -284,7 +286,7 @@ pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
 }
 
 /// Another seed each time.
-fn fresh_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |time| time.as_nanos() as u64)
+pub(super) fn fresh_seed() -> u64 {
+    // The keys of the standard library's hash tables come from the system's randomness.
+    RandomState::new().build_hasher().finish()
 }

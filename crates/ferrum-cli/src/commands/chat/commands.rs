@@ -4,8 +4,10 @@
 pub(super) const HELP: &str = "\
 Commands
   /set              show the settings
-  /set NAME VALUE   change one: temperature, top_k, top_p, min_p, repeat_penalty, seed, max_tokens,
-                    system (the system message), verbose (figures after each answer)
+  /set NAME VALUE   change one: temperature, top_k, top_p, min_p,
+                    repeat_penalty, seed (-1: another for each answer),
+                    max_tokens, system (the system message),
+                    verbose (figures after each answer)
   /clear            forget the conversation, but for the system message
   /save NAME        keep the conversation, under a name or in a FILE.json
   /load NAME        go on with one that was kept
@@ -13,7 +15,8 @@ Commands
   /bye              leave (also /quit)
 Keys
   Enter             send the message
-  Alt-Enter         begin a new line; \"\"\" before and after a message of several lines works too
+  Alt-Enter         begin a new line; three quotes (\"\"\") before and after
+                    a message of several lines work too
   Ctrl-C            stop the answer, or drop the line
   Ctrl-D            leave, on an empty line
   Up, Down, Ctrl-R  earlier messages, and a search in them
@@ -146,6 +149,6 @@ mod tests {
         for name in ["temperature", "seed", "max_tokens", "system", "verbose"] {
             assert!(HELP.contains(name), "{name}");
         }
-        assert!(HELP.lines().all(|line| line.len() <= 100));
+        assert!(HELP.lines().all(|line| line.len() < 80));
     }
 }

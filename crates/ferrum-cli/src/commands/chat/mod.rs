@@ -11,6 +11,7 @@ mod storage;
 mod wrap;
 
 use super::run::{Prompter, speed};
+use crate::args::Seed;
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Verbosity};
 use commands::{HELP, Line};
@@ -30,6 +31,7 @@ pub(super) struct Start<'a> {
     /// What the model is called.
     pub(super) model: String,
     pub(super) system: Option<&'a str>,
+    pub(super) seed: Seed,
     /// Whether messages go through the chat template; without it each is continued as it is.
     pub(super) templated: bool,
 }
@@ -49,13 +51,11 @@ pub(super) fn chat(
     ui::say("Ask something; /help lists commands, Ctrl-D leaves.");
     let mut editor = Editor::new();
     let system = start.system.map(str::to_owned);
+    let verbose = ui::verbosity() >= Verbosity::Verbose;
     let mut chat = Chat {
         session,
         prompter,
-        settings: Settings {
-            generation,
-            verbose: ui::verbosity() >= Verbosity::Verbose,
-        },
+        settings: Settings::new(generation, start.seed, verbose),
         conversation: Conversation::new(system, Vec::new()),
         start,
         interrupted,
@@ -64,7 +64,7 @@ pub(super) fn chat(
         let text = match editor.read()? {
             Input::Text(text) => text,
             Input::Interrupt { empty: true } => {
-                ui::say_always("Ctrl-D or /bye leaves, /help lists commands");
+                tell("Ctrl-D or /bye leaves, /help lists commands");
                 continue;
             }
             Input::Interrupt { empty: false } => continue,
@@ -77,7 +77,7 @@ pub(super) fn chat(
         };
         match done {
             Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
-            Err(failure) => ui::error(&failure),
+            Err(failure) => tell(&format!("error: {failure}")),
             Ok(()) => {}
         }
     }
@@ -100,7 +100,7 @@ impl Chat<'_> {
         let tokens = match self.window(question, capacity)? {
             Window::Prompt { tokens, dropped } => {
                 if dropped {
-                    ui::say_always(&unseen_note(self.conversation.unseen(), capacity));
+                    tell(&unseen_note(self.conversation.unseen(), capacity));
                 }
                 tokens
             }
@@ -113,7 +113,7 @@ impl Chat<'_> {
         self.interrupted.store(false, Ordering::Relaxed);
         let (mut screen, mut shown) = (Screen::new(), Ok(()));
         let tokenizer = &self.prompter.tokenizer;
-        let wanted = &self.settings.generation;
+        let wanted = &self.settings.generation();
         let stats = generate(self.session, tokenizer, &tokens, wanted, &mut |text| {
             shown = screen.show(text);
             shown.is_ok() && !self.interrupted.load(Ordering::Relaxed)
@@ -127,13 +127,13 @@ impl Chat<'_> {
         };
         ui::show(mark)?;
         if stats.finish == FinishReason::Length && stats.tokens.len() < wanted.max_tokens {
-            ui::say_always(&format!(
+            tell(&format!(
                 "note: the context of {capacity} tokens is full: the answer ends here"
             ));
         }
         self.keep(question, &stats);
         if self.settings.verbose {
-            ui::say_always(&speed(&stats));
+            tell(&speed(&stats));
         }
         Ok(())
     }
@@ -151,7 +151,8 @@ impl Chat<'_> {
             });
         }
         // Enough for most answers; with more, less of the conversation would be seen.
-        let reserve = self.settings.generation.max_tokens.min(capacity / 4).max(1);
+        let most = self.settings.generation().max_tokens;
+        let reserve = most.min(capacity / 4).max(1);
         let prompter = self.prompter;
         self.conversation
             .window(question, (capacity, reserve), |messages| {
@@ -169,21 +170,21 @@ impl Chat<'_> {
     fn command(&mut self, line: &Line<'_>) -> Outcome {
         match *line {
             Line::Nothing | Line::Message(_) | Line::Leave => {}
-            Line::Help => ui::say_always(HELP),
+            Line::Help => tell(HELP),
             Line::Clear => {
                 self.conversation.clear();
-                ui::say_always("the conversation is forgotten");
+                tell("the conversation is forgotten");
             }
             Line::Settings => {
                 let system = self.conversation.system.as_deref();
-                ui::say_always(&self.settings.list(system));
+                tell(&self.settings.list(system));
             }
             Line::Set("system", text) => self.set_system(text),
             Line::Set(name, value) => self.settings.set(name, value).map_err(Failure::new)?,
             Line::Save(name) => {
                 let path = storage::file_of(name)?;
                 storage::save(&path, &self.start.model, &self.settings, &self.conversation)?;
-                ui::say_always(&format!("saved to {}", path.display()));
+                tell(&format!("saved to {}", path.display()));
             }
             Line::Load(name) => self.load(name)?,
             Line::Unknown(name) => {
@@ -198,7 +199,7 @@ impl Chat<'_> {
     fn set_system(&mut self, text: &str) {
         let text = text.trim_matches('"');
         self.conversation.system = (!text.is_empty()).then(|| text.to_owned());
-        ui::say_always(match text.is_empty() {
+        tell(match text.is_empty() {
             true => "there is no system message any more",
             false => "the system message is set; /clear forgets what was said before",
         });
@@ -209,15 +210,15 @@ impl Chat<'_> {
             model,
             settings,
             conversation,
-        } = storage::load(&storage::file_of(name)?, &self.settings)?;
+        } = storage::load(&storage::kept(name)?, &self.settings)?;
         if model != self.start.model {
             // The name is from a file: what a terminal would obey is escaped.
-            ui::say_always(&format!("note: the conversation was with {model:?}"));
+            tell(&format!("note: the conversation was with {model:?}"));
         }
         let turns = conversation.turns.len();
         self.settings = settings;
         self.conversation = conversation;
-        ui::say_always(&format!(
+        tell(&format!(
             "loaded {turns} turn{}",
             if turns == 1 { "" } else { "s" }
         ));
@@ -264,11 +265,16 @@ impl Screen {
 }
 
 fn show_parts(parts: Vec<Part>) -> Outcome {
-    let text = parts.into_iter().map(|part| match part {
-        Part::Text(text) => text,
-        Part::Break => "\n".to_owned(),
-    });
-    ui::show(&text.collect::<String>())
+    ui::show(&wrap::joined(parts))
+}
+
+/// Says something beside the answers, without breaking words at the margin.
+fn tell(text: &str) {
+    let columns = match std::io::stderr().is_terminal() {
+        true => columns(),
+        false => 0,
+    };
+    ui::say_always(&wrap::wrapped(text, columns));
 }
 
 /// Columns of the terminal now; 0 where that is not known.

@@ -1,5 +1,7 @@
 //! What `/set` changes: how answers are chosen, how long they may be, and what is said about them.
 
+use crate::args::Seed;
+use crate::commands::run::fresh_seed;
 use ferrum_engine::{Generation, SamplingParams};
 use serde_json::{Map, Value};
 use std::fmt::Display;
@@ -22,12 +24,29 @@ const NO_BOUND: &str = "none";
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    pub(super) generation: Generation,
+    /// All but the seed.
+    generation: Generation,
+    seed: Seed,
     /// Whether each answer is followed by how long it took.
     pub(super) verbose: bool,
 }
 
 impl Settings {
+    pub(super) fn new(generation: Generation, seed: Seed, verbose: bool) -> Self {
+        Self {
+            generation,
+            seed,
+            verbose,
+        }
+    }
+
+    /// How the next answer is generated.
+    pub(super) fn generation(&self) -> Generation {
+        let mut generation = self.generation.clone();
+        generation.sampling.seed = self.seed.fixed().unwrap_or_else(fresh_seed);
+        generation
+    }
+
     /// Changes a setting; `name` may be written with hyphens as on the command line.
     ///
     /// # Errors
@@ -49,7 +68,10 @@ impl Settings {
             "top_p" => sampling.top_p = number(&name, value)?,
             "min_p" => sampling.min_p = number(&name, value)?,
             "repeat_penalty" => sampling.repeat_penalty = number(&name, value)?,
-            "seed" => sampling.seed = number(&name, value)?,
+            "seed" => {
+                self.seed = value.parse().map_err(|e| format!("seed: {e}"))?;
+                return Ok(());
+            }
             "max_tokens" => {
                 self.generation.max_tokens = match value {
                     NO_BOUND => usize::MAX,
@@ -77,7 +99,6 @@ impl Settings {
             top_p,
             min_p,
             repeat_penalty,
-            seed,
             ..
         } = &self.generation.sampling;
         let most = match self.generation.max_tokens {
@@ -90,7 +111,7 @@ impl Settings {
             top_p.to_string(),
             min_p.to_string(),
             repeat_penalty.to_string(),
-            seed.to_string(),
+            self.seed.to_string(),
             most,
         ];
         let mut values = values.into_iter();
@@ -134,7 +155,7 @@ impl Settings {
 }
 
 fn number<T: FromStr + Display>(name: &str, value: &str) -> Result<T, String> {
-    let whole = ["top_k", "seed", "max_tokens"].contains(&name);
+    let whole = ["top_k", "max_tokens"].contains(&name);
     let expected = match (name, whole) {
         ("max_tokens", _) => "a whole number such as 200, or none",
         (_, true) => "a whole number such as 40",
@@ -154,9 +175,19 @@ mod tests {
             max_tokens: usize::MAX,
             ..Generation::default()
         };
-        Settings {
-            generation,
-            verbose: false,
+        Settings::new(generation, Seed::Fresh, false)
+    }
+
+    #[test]
+    fn each_answer_has_another_seed_unless_one_is_set() {
+        let mut settings = settings();
+        let seed = |settings: &Settings| settings.generation().sampling.seed;
+        assert_ne!(seed(&settings), seed(&settings));
+        assert!(settings.list(None).contains("seed           -1\n"));
+        for (value, expected) in [("7", Some(7)), ("-1", None)] {
+            assert_eq!(settings.set("seed", value), Ok(()));
+            assert_eq!(seed(&settings) == seed(&settings), expected.is_some());
+            assert!(expected.is_none_or(|expected| seed(&settings) == expected));
         }
     }
 
@@ -204,7 +235,7 @@ mod tests {
                 "1.5",
                 "top_k: found \"1.5\", expected a whole number such as 40",
             ),
-            ("seed", "-1", "seed: found \"-1\", expected a whole number"),
+            ("seed", "-2", "seed: found \"-2\", expected a whole number"),
             (
                 "max_tokens",
                 "many",

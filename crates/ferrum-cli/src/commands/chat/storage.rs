@@ -51,10 +51,48 @@ pub(super) fn file_of(name: &str) -> Outcome<PathBuf> {
             "found {name:?}, expected a name of letters, digits, spaces, \"-\", \"_\" and \".\""
         )));
     }
-    let dir = state_dir().ok_or_else(|| {
+    let dir = named_dir().ok_or_else(|| {
         Failure::new("no home is known for names\nhint: give a path such as ./talk.json")
     })?;
-    Ok(dir.join("conversations").join(format!("{name}.json")))
+    Ok(dir.join(format!("{name}.json")))
+}
+
+/// The folder of conversations that have a name.
+fn named_dir() -> Option<PathBuf> {
+    Some(state_dir()?.join("conversations"))
+}
+
+/// The file of a conversation that was kept.
+///
+/// # Errors
+/// There is none; the names that there are are said.
+pub(super) fn kept(name: &str) -> Outcome<PathBuf> {
+    let path = file_of(name)?;
+    if path.exists() {
+        return Ok(path);
+    }
+    let hint = match names().as_slice() {
+        [] => "/save NAME keeps one".to_owned(),
+        names => format!("there are {}", names.join(", ")),
+    };
+    Err(Failure::new(format!(
+        "there is no conversation {name:?}\nhint: {hint}"
+    )))
+}
+
+/// The names of conversations, sorted.
+fn names() -> Vec<String> {
+    let files = named_dir().and_then(|dir| fs::read_dir(dir).ok());
+    let name = |file: fs::DirEntry| {
+        let path = PathBuf::from(file.file_name());
+        let is_one = path.extension().is_some_and(|ending| ending == "json");
+        let name = path.file_stem()?.to_str()?;
+        is_one.then(|| format!("{name:?}"))
+    };
+    let files = files.into_iter().flatten().flatten();
+    let mut names: Vec<_> = files.filter_map(name).collect();
+    names.sort();
+    names
 }
 
 /// Writes a conversation, in place of one that was there; other files are not written over.
@@ -191,13 +229,11 @@ pub(super) fn private_file(path: &Path, fresh: bool) -> std::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Seed;
     use ferrum_engine::Generation;
 
     fn settings() -> Settings {
-        Settings {
-            generation: Generation::default(),
-            verbose: false,
-        }
+        Settings::new(Generation::default(), Seed::Fresh, false)
     }
 
     fn talk() -> Conversation {
@@ -220,7 +256,7 @@ mod tests {
         let saved = load(&path, &settings()).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(saved.conversation, talk());
         assert_eq!(saved.model, "demo");
-        assert_eq!(saved.settings.generation.sampling.seed, 5);
+        assert_eq!(saved.settings.generation().sampling.seed, 5);
         let names = fs::read_dir(dir.path().join("new")).expect("a folder");
         assert_eq!(names.count(), 1);
         #[cfg(unix)]

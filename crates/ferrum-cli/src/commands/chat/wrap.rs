@@ -21,6 +21,23 @@ pub(super) enum Part {
     Break,
 }
 
+/// Parts as they are shown.
+pub(super) fn joined(parts: Vec<Part>) -> String {
+    let text = parts.into_iter().map(|part| match part {
+        Part::Text(text) => text,
+        Part::Break => "\n".to_owned(),
+    });
+    text.collect()
+}
+
+/// A whole text for a terminal of `width` columns; 0: as it is.
+pub(super) fn wrapped(text: &str, width: usize) -> String {
+    let mut wrap = Wrap::default();
+    let mut parts = wrap.push(text, width);
+    parts.extend(wrap.finish(width));
+    joined(parts)
+}
+
 /// A text on its way to a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Wrap {
@@ -211,11 +228,7 @@ mod tests {
     }
 
     fn shown(parts: &[Part]) -> String {
-        let text = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Break => "\n".to_owned(),
-        };
-        parts.iter().map(text).collect()
+        joined(parts.to_vec())
     }
 
     #[test]
