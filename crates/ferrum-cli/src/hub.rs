@@ -8,10 +8,14 @@ use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
 use ferrum_client::hub::{Event, Hub, HubConfig, Pulled, Retries};
 use ferrum_formats::hub::{HubCache, ModelName, Revision, Want};
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 const ENDPOINT: &str = "https://huggingface.co";
+
+/// The same hub, as short addresses have it.
+const SHORT_ENDPOINT: &str = "https://hf.co";
 
 /// Endings of what is a file and no model of a hub, should it not be there.
 const FILES: [&str; 6] = ["gguf", "safetensors", "json", "jinja", "bin", "txt"];
@@ -28,16 +32,16 @@ pub(crate) struct Reference {
 
 impl Reference {
     /// Reads `ORG/NAME[:FILE]` or `https://HOST/ORG/NAME`, which may go on as the pages of hubs do:
-    /// `/tree/REV`, `/blob/REV/FILE` or `/resolve/REV/FILE`.
+    /// `/tree/REV`, `/blob/REV/FILE` or `/resolve/REV/FILE`. The hub's own address needs no `https://`.
     pub(crate) fn parse(text: &str) -> Outcome<Self> {
-        if !is_address(text) {
+        let Some(address) = address(text) else {
             return Ok(Self {
                 name: ModelName::parse(text)?,
                 revision: None,
                 hub: None,
             });
-        }
-        let url = Url::parse(text)?;
+        };
+        let url = Url::parse(&address)?;
         let path = url.path().trim_matches('/');
         let parts: Vec<_> = path.splitn(5, '/').collect();
         let (repo, page) = match parts.as_slice() {
@@ -81,11 +85,13 @@ impl Reference {
 
     /// Says so where an address leads to another hub than the one that is asked.
     fn remark(&self, endpoint: &Url) {
-        let Some(hub) = self
-            .hub
-            .as_ref()
-            .filter(|hub| hub.origin() != endpoint.origin())
-        else {
+        let origin = |address: &str| Url::parse(address).map(|url| url.origin()).ok();
+        let is_short = |hub: &Url| {
+            Some(hub.origin()) == origin(SHORT_ENDPOINT)
+                && Some(endpoint.origin()) == origin(ENDPOINT)
+        };
+        let other = |hub: &&Url| hub.origin() != endpoint.origin() && !is_short(hub);
+        let Some(hub) = self.hub.as_ref().filter(other) else {
             return;
         };
         ui::say(&format!(
@@ -96,10 +102,19 @@ impl Reference {
     }
 }
 
-fn is_address(text: &str) -> bool {
-    ["https://", "http://"]
+/// The address of a page, if `text` is one.
+fn address(text: &str) -> Option<Cow<'_, str>> {
+    if ["https://", "http://"]
         .iter()
         .any(|scheme| text.starts_with(scheme))
+    {
+        return Some(text.into());
+    }
+    let hosts = [ENDPOINT, SHORT_ENDPOINT].map(|hub| hub.trim_start_matches("https://"));
+    let (host, _) = text.split_once('/')?;
+    hosts
+        .contains(&host)
+        .then(|| format!("https://{text}").into())
 }
 
 /// The model of a hub that an argument means: a path that exists is none, and neither is what can only
@@ -108,7 +123,7 @@ fn reference(argument: &Path) -> Outcome<Option<Reference>> {
     let Some(text) = argument.to_str().filter(|_| !argument.exists()) else {
         return Ok(None);
     };
-    if is_address(text) {
+    if address(text).is_some() {
         return Reference::parse(text).map(Some);
     }
     let Ok(reference) = Reference::parse(text) else {
@@ -129,10 +144,49 @@ pub(crate) fn name(argument: &Path) -> Option<ModelName> {
     Some(reference(argument).ok()??.name)
 }
 
+/// The model of the cache that is named without its ORG, as `NAME` or `NAME:FILE`; letters may be small.
+///
+/// # Errors
+/// Several models of the cache have that name.
+pub(crate) fn in_cache(argument: &Path, args: &HubArgs) -> Outcome<Option<Reference>> {
+    let word = argument.to_str().filter(|text| !text.contains(['/', '\\']));
+    let Some(word) = word.filter(|_| !argument.exists()) else {
+        return Ok(None);
+    };
+    let (wanted, file) = match word.split_once(':') {
+        Some((name, file)) => (name, Some(file)),
+        None => (word, None),
+    };
+    // Without a cache that can be read, the word is none of its names.
+    let models = cache(args.cache_dir.as_deref()).and_then(|cache| Ok(cache.models()?.0));
+    let repos = models.unwrap_or_default().into_iter();
+    let repos = repos.map(|model| model.repo.to_string());
+    let has_name = |repo: &String| {
+        let name = repo.split_once('/').map(|(_, name)| name);
+        name.is_some_and(|name| name.eq_ignore_ascii_case(wanted))
+    };
+    let found: Vec<_> = repos.filter(has_name).collect();
+    match found.as_slice() {
+        [] => Ok(None),
+        [repo] => {
+            let name = file.map_or(repo.clone(), |file| format!("{repo}:{file}"));
+            Reference::parse(&name).map(Some)
+        }
+        several => Err(Failure::new(format!(
+            "{word} may be any of several models in the cache\nhint: give one of {}",
+            several.join(", ")
+        ))),
+    }
+}
+
 /// Where a model lies that is given as a path or by name. What the cache has is taken as it is; what it
 /// lacks is fetched.
 pub(crate) fn locate(argument: &Path, args: &HubArgs, want: Want) -> Outcome<PathBuf> {
-    let Some(reference) = reference(argument)? else {
+    let reference = match reference(argument)? {
+        Some(reference) => Some(reference),
+        None => in_cache(argument, args)?,
+    };
+    let Some(reference) = reference else {
         return Ok(argument.to_owned());
     };
     let cache = cache(args.cache_dir.as_deref())?;
@@ -297,6 +351,9 @@ mod tests {
             ("org/demo", "org/demo", None),
             ("org/demo:Q4_K_M", "org/demo:Q4_K_M", None),
             ("https://hub.example.org/org/demo", "org/demo", None),
+            ("huggingface.co/org/demo", "org/demo", None),
+            ("hf.co/org/demo:Q4_K_M", "org/demo:Q4_K_M", None),
+            ("hf.co/org/demo/tree/v2", "org/demo", Some("v2")),
             ("http://127.0.0.1:9/org/demo/", "org/demo", None),
             ("https://h.example/org/demo?show=1#use", "org/demo", None),
             ("https://h.example/o/d/tree/main", "o/d", Some("main")),
@@ -329,6 +386,8 @@ mod tests {
             "org",
             "https://h.example",
             "https://h.example/org",
+            "hf.co/org",
+            "h.example/org/demo",
             "https://h.example/org/demo/tree",
             "https://h.example/org/demo/tree/main/folder",
             "https://h.example/org/demo/discussions",

@@ -3,6 +3,7 @@
 //! `ferrum run` takes `MODEL PROMPT`, and either may be left out. Whoever names a model wants that model, so
 //! what can only be a path is never sent as a prompt, and a doubtful word is told how it was taken.
 
+use crate::args::HubArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{hub, ui};
 use ferrum_formats::Shown;
@@ -38,11 +39,13 @@ pub(crate) fn model_and_text(
     first: Option<&OsStr>,
     second: Option<&OsStr>,
     text: &str,
+    hub: &HubArgs,
 ) -> Outcome<ModelAndText> {
+    let word = |text: &OsStr| word(text, Path::new(text).exists(), hub);
     let (model, words) = match (flag, first, second) {
         (Some(flag), Some(first), Some(_)) => return Err(given_twice(flag, first)),
         (Some(flag), words, None) => (Some(flag.to_owned()), words),
-        (None, Some(first), None) => match word(first, Path::new(first).exists()) {
+        (None, Some(first), None) => match word(first)? {
             Word::Model => (Some(first.into()), None),
             Word::MissingFile if has_weights_ending(&first.to_string_lossy()) => {
                 return Err(missing(first, "check the path"));
@@ -56,23 +59,27 @@ pub(crate) fn model_and_text(
             Word::Doubtful => {
                 let shown = first.to_string_lossy();
                 ui::say(&format!(
-                    "note: \"{}\" is neither a path nor ORG/NAME of a hub, and is taken as the {text} for the demo model\nhint: a model is given as `model.gguf`, `./folder` or `ORG/NAME`; `ferrum list` shows those in the cache",
+                    "note: \"{}\" is neither a path nor ORG/NAME of a hub nor in the cache, and is taken as the {text} for the demo model\nhint: a model is given as `model.gguf`, `./folder` or `ORG/NAME`; `ferrum list` shows those in the cache",
                     Shown(&shown)
                 ));
                 (None, Some(first))
             }
         },
-        (None, Some(first), second) => {
-            match word(first, Path::new(first).exists()) {
-                Word::Model => {}
-                _ => {
-                    return Err(missing(
-                        first,
-                        &format!("a {text} of several words goes in quotes"),
-                    ));
+        (None, Some(first), Some(second)) => {
+            let hint = match word(first)? {
+                Word::Model => None,
+                Word::MissingFile => Some("check the path".to_owned()),
+                _ if Path::new(second).exists()
+                    || has_weights_ending(&second.to_string_lossy()) =>
+                {
+                    Some(format!("the model comes before the {text}"))
                 }
+                _ => Some(format!("a {text} of several words goes in quotes")),
+            };
+            if let Some(hint) = hint {
+                return Err(missing(first, &hint));
             }
-            (Some(first.into()), second)
+            (Some(first.into()), Some(second))
         }
         (_, None, second) => (flag.map(Path::to_owned), second),
     };
@@ -128,13 +135,19 @@ fn utf8(word: &OsStr, what: &str) -> Outcome<String> {
 }
 
 /// What a word is, of which is known whether there is such a path.
-fn word(word: &OsStr, exists: bool) -> Word {
+fn word(word: &OsStr, exists: bool, hub: &HubArgs) -> Outcome<Word> {
     if exists {
-        return Word::Model;
+        return Ok(Word::Model);
     }
-    let Some(text) = word.to_str() else {
-        return Word::MissingFile;
-    };
+    Ok(match word.to_str().map(shape) {
+        None => Word::MissingFile,
+        Some(Word::Doubtful) if hub::in_cache(Path::new(word), hub)?.is_some() => Word::Model,
+        Some(shape) => shape,
+    })
+}
+
+/// What a word that is no path looks like.
+fn shape(text: &str) -> Word {
     let from_a_folder = ["/", "./", "../", "~/"];
     let absolute = from_a_folder.iter().any(|start| text.starts_with(start));
     if text.contains(char::is_whitespace) {
@@ -165,6 +178,15 @@ fn has_weights_ending(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A cache with nothing in it.
+    fn nowhere() -> HubArgs {
+        let cache_dir = Some(concat!(env!("CARGO_MANIFEST_DIR"), "/no-cache").into());
+        HubArgs {
+            cache_dir,
+            ..HubArgs::default()
+        }
+    }
 
     #[test]
     fn a_word_is_a_model_or_text() {
@@ -198,7 +220,8 @@ mod tests {
             ("Hello!", false, Word::Doubtful),
         ];
         for (text, exists, expected) in cases {
-            assert_eq!(word(OsStr::new(text), exists), expected, "{text:?}");
+            let found = word(OsStr::new(text), exists, &nowhere()).ok();
+            assert_eq!(found, Some(expected), "{text:?}");
         }
     }
 
@@ -239,6 +262,7 @@ mod tests {
                 first.map(OsStr::new),
                 second.map(OsStr::new),
                 "prompt",
+                &nowhere(),
             );
             let expected = expected.map(|(model, text)| ModelAndText {
                 model: model.map(PathBuf::from),

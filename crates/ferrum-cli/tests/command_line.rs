@@ -101,6 +101,8 @@ fn what_is_no_prompt_is_not_sent_as_one() {
             &["Tell", "me"],
             "hint: a prompt of several words goes in quotes",
         ),
+        (&["./none", "hi"], "hint: check the path"),
+        (&["hi", "a.gguf"], "hint: the model comes before the prompt"),
         (
             &["--model", "a.gguf", "b.gguf", "hi"],
             "the model is given twice: a.gguf by --model, and b.gguf",

@@ -122,6 +122,63 @@ fn a_model_answers_by_its_name_and_then_without_a_hub() {
 }
 
 #[test]
+fn what_is_in_the_cache_needs_no_org() {
+    let setup = Setup::new();
+    let question = [
+        "run",
+        "--temperature",
+        "0",
+        "--backend",
+        "cpu",
+        "Demo:q4_k_m",
+    ];
+    // Nothing of that name is here yet: it is a prompt.
+    let (_, _, err) = setup.ferrum(&question);
+    assert!(err.contains("is neither a path nor ORG/NAME"), "{err}");
+    setup.ok(&["pull", "org/demo"]);
+    setup.hub.asked();
+    let error = setup.fails(&question);
+    assert!(
+        error.contains("the prompt is empty, and Demo:q4_k_m is the model"),
+        "{error}"
+    );
+    let answer = [&question[..], &["What is 7 plus 5?"]].concat();
+    assert!(setup.ok(&answer).contains("12"));
+    let inspected = setup.ok(&["inspect", "demo"]);
+    assert!(inspected.contains("demo-Q4_K_M.gguf"), "{inspected}");
+    assert!(setup.hub.asked().is_empty());
+    // A path goes before a name.
+    std::fs::write(setup.home.path().join("demo"), "x").unwrap();
+    setup.fails(&["inspect", "demo"]);
+    std::fs::remove_file(setup.home.path().join("demo")).unwrap();
+    let files: [(&str, &[u8]); 1] = [("x.gguf", DEMO)];
+    setup.hub.add("other/demo", "main", &commit('c'), &files);
+    setup.ok(&["pull", "other/demo"]);
+    let error = setup.fails(&["inspect", "demo"]);
+    assert!(
+        error.contains("hint: give one of org/demo, other/demo"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_address_of_the_hub_needs_no_scheme() {
+    let setup = Setup::new();
+    let (ok, _, err) = setup.ferrum(&["pull", "hf.co/org/demo:Q4_K_M"]);
+    assert!(ok && err.contains("org/demo:Q4_K_M at "), "{err}");
+    // It is the hub of the settings that is asked.
+    assert!(
+        err.starts_with("note: org/demo:Q4_K_M is asked for at http://127"),
+        "{err}"
+    );
+    assert!(
+        setup
+            .ok(&["inspect", "hf.co/org/demo"])
+            .contains("demo-Q4_K_M.gguf")
+    );
+}
+
+#[test]
 fn pull_prints_the_path_and_says_what_it_did() {
     let setup = Setup::new();
     let (ok, out, err) = setup.ferrum(&["pull", "org/folder"]);

@@ -83,6 +83,11 @@ fn each_request_is_one_line_of_json() {
         assert!(!log.contains(text), "{text}\n{log}");
     }
     let events = events(&log);
+    let is_model = |event: &&Value| event["message"] == "model to serve";
+    let model = events.iter().find(is_model).unwrap();
+    assert_eq!(model["model"], "ferrum-demo");
+    assert_eq!(model["context"], 1024);
+    assert!(model["kv_tokens"].as_u64().unwrap() >= 1024, "{model}");
     for id in ["plain-1", "stream:1"] {
         let event = access(&events, id);
         let expected = [

@@ -55,6 +55,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         args.first.as_deref(),
         args.second.as_deref(),
         "prompt",
+        &args.hub,
     )?;
     let prompt = prompt(words.text)?;
     if prompt.as_deref().is_some_and(|p| p.trim().is_empty()) {

@@ -14,6 +14,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
         args.first.as_deref(),
         args.second.as_deref(),
         "text",
+        &args.hub,
     )?;
     let tokenizer = open::tokenizer(words.model.as_deref(), &args.hub)?;
     let text = match words.text {

@@ -29,6 +29,10 @@ pub(super) fn announce(start: &Start) {
         keys = start.keys,
         "serving"
     );
+    for model in &start.models {
+        let (context, kv_tokens) = model.sizes.unzip();
+        tracing::info!(model = model.name, context, kv_tokens, "model to serve");
+    }
 }
 
 impl Start {

@@ -49,7 +49,10 @@ impl Models {
     pub(super) fn of(args: &ServeArgs) -> Outcome<Self> {
         let mut sources: Vec<(String, Option<PathBuf>)> = Vec::new();
         for model in args.models() {
-            let name = model.name.clone().unwrap_or_else(|| name(&model.source));
+            let name = model
+                .name
+                .clone()
+                .unwrap_or_else(|| name(&model.source, &args.hub));
             if sources.iter().any(|(other, _)| *other == name) {
                 return Err(Failure::new(format!(
                     "two models are called {name:?}\nhint: NAME=MODEL gives a name"
@@ -161,8 +164,10 @@ impl ModelLoader for Models {
 }
 
 /// What a model is called that was given no name.
-fn name(source: &Path) -> String {
-    if let Some(name) = hub::name(source) {
+fn name(source: &Path, hub: &HubArgs) -> String {
+    // Whether it is there is found out when it is opened.
+    let cached = || Some(hub::in_cache(source, hub).ok()??.name);
+    if let Some(name) = hub::name(source).or_else(cached) {
         return name.to_string();
     }
     // `ferrum serve .` has a name, too.
