@@ -158,6 +158,9 @@ fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
 }
 
 #[cfg(test)]
+mod documents;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
