@@ -574,7 +574,7 @@ def test_files_go_into_the_prompt(browser, fake):
         files = tab.page.locator("#attachments li")
         code = "def f():\n    return '```'\n"
         chooser.set_input_files({"name": "tool.py", "mimeType": "text/x-python", "buffer": code.encode()})
-        expect(files).to_have_text([re.compile("tool.py.*27 B")])
+        expect(files).to_have_text([re.compile("tool.py.*26 B")])
         put = (
             "([kind, name, data]) => { const transfer = new DataTransfer(); transfer.items.add(new File([data], name));"
             " const options = { bubbles: true, cancelable: true, dataTransfer: transfer, clipboardData: transfer };"
