@@ -146,6 +146,11 @@ fn what_is_in_the_cache_needs_no_org() {
     assert!(setup.ok(&answer).contains("12"));
     let inspected = setup.ok(&["inspect", "demo"]);
     assert!(inspected.contains("demo-Q4_K_M.gguf"), "{inspected}");
+    let error = setup.fails(&["serve", "demo", "org/demo"]);
+    assert!(
+        error.contains("two models are called \"org/demo\""),
+        "{error}"
+    );
     assert!(setup.hub.asked().is_empty());
     // A path goes before a name.
     std::fs::write(setup.home.path().join("demo"), "x").unwrap();
