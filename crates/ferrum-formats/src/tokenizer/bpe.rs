@@ -10,12 +10,15 @@ use ferrum_types::TokenId;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// Words longer than this are not worth remembering.
 const CACHED_WORD_BYTES: usize = 48;
 /// Words remembered before the memory starts over.
 const CACHED_WORDS: usize = 1 << 15;
+
+/// Words with their tokens.
+type Words = HashMap<Box<str>, Box<[TokenId]>>;
 
 /// A byte-pair tokenizer.
 #[derive(Debug)]
@@ -31,7 +34,7 @@ pub(super) struct Bpe {
     /// Symbols that are not tokens.
     extra: HashMap<Box<str>, u32>,
     tokens: u32,
-    cache: Mutex<HashMap<Box<str>, Box<[TokenId]>>>,
+    cache: Mutex<Words>,
 }
 
 /// A line of merges: where the space between its halves is, and what of left, right and both joined the
@@ -134,22 +137,44 @@ impl Bpe {
         // Where spaces are written `▁`, merges see them so.
         let escaped = (!self.byte_level).then(|| text.replace(' ', "▁"));
         let text = escaped.as_deref().unwrap_or(text);
-        let pieces = pretokenize::split(&self.rules, text);
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        for piece in pieces {
+        for piece in pretokenize::split(&self.rules, text) {
             let word = &text[piece];
-            if let Some(known) = cache.get(word) {
-                out.extend_from_slice(known);
+            if self.recall(word, out) {
                 continue;
             }
             let start = out.len();
             self.encode_word(vocab, word, out);
-            if word.len() <= CACHED_WORD_BYTES {
-                if cache.len() >= CACHED_WORDS {
-                    cache.clear();
-                }
-                cache.insert(word.into(), out[start..].into());
+            self.remember(word, &out[start..]);
+        }
+    }
+
+    /// Appends the tokens of a word if they are remembered.
+    fn recall(&self, word: &str, out: &mut Vec<TokenId>) -> bool {
+        let cache = self.cache();
+        let known = cache.as_ref().and_then(|cache| cache.get(word));
+        out.extend_from_slice(known.map_or(&[][..], |tokens| tokens));
+        known.is_some()
+    }
+
+    fn remember(&self, word: &str, tokens: &[TokenId]) {
+        if word.len() > CACHED_WORD_BYTES {
+            return;
+        }
+        if let Some(mut cache) = self.cache() {
+            if cache.len() >= CACHED_WORDS {
+                cache.clear();
             }
+            cache.insert(word.into(), tokens.into());
+        }
+    }
+
+    /// The words that are remembered, unless another thread is at them: to wait for one of a lower priority would
+    /// take longer than to encode a word again.
+    fn cache(&self) -> Option<MutexGuard<'_, Words>> {
+        match self.cache.try_lock() {
+            Ok(cache) => Some(cache),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -201,5 +226,49 @@ impl Bpe {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::GgufVocab;
+    use super::*;
+    use crate::tokenizer::SpecialIds;
+    use crate::tokenizer::pretokenizers;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    fn small() -> (Vocab, Bpe) {
+        let tokens = ["a", "b", "ab"].map(str::to_owned).to_vec();
+        let file = GgufVocab {
+            model: "gpt2".into(),
+            tokens,
+            ..GgufVocab::default()
+        };
+        let vocab = Vocab::new(&file, SpecialIds::default()).unwrap();
+        let merges = ["a b".to_owned()];
+        let bpe = Bpe::new(&vocab, &merges, pretokenizers::fallback()).unwrap();
+        (vocab, bpe)
+    }
+
+    /// A long text of somebody else's is encoded for seconds, maybe on a thread of a low priority.
+    #[test]
+    fn nobody_waits_for_the_words_of_others() {
+        let (vocab, bpe) = small();
+        let encode = |text: &str| {
+            let mut out = Vec::new();
+            bpe.encode(&vocab, text, &mut out);
+            out
+        };
+        assert_eq!(encode("ab"), [2]);
+        assert_eq!(encode("ab"), [2]);
+        std::thread::scope(|scope| {
+            let held = bpe.cache.lock().unwrap();
+            let (done, encoded) = mpsc::channel();
+            scope.spawn(move || done.send([encode("ab"), encode("ba")]));
+            let encoded = encoded.recv_timeout(Duration::from_secs(60));
+            drop(held);
+            assert_eq!(encoded, Ok([vec![2], vec![1, 0]]));
+        });
     }
 }
