@@ -200,6 +200,10 @@ impl ApiError {
             .coded(TOO_MANY)
     }
 
+    pub(crate) fn many_grammars(message: String) -> Self {
+        Self::unavailable(message).coded(TOO_MANY)
+    }
+
     /// A fault of this server.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         let status = StatusCode::INTERNAL_SERVER_ERROR;

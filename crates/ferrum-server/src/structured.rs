@@ -43,8 +43,10 @@ pub(crate) fn read(fields: Forms, model: &Model) -> Result<Option<Structured>> {
         }
         found.extend(inner);
     }
+    // llama.cpp's clients send an empty grammar where there is none.
+    let gbnf = fields.grammar.filter(|text| !text.is_empty());
     let texts = [
-        ("grammar", fields.grammar.map(Grammar::Gbnf)),
+        ("grammar", gbnf.map(Grammar::Gbnf)),
         ("ebnf", fields.ebnf.map(Grammar::Gbnf)),
         ("regex", fields.regex.map(Grammar::Regex)),
     ];
@@ -197,17 +199,23 @@ fn json_schema(schema: Value, strict: bool) -> Grammar {
 
 /// Compiles what a field says.
 pub(crate) fn compile(model: &Model, param: &str, grammar: &Grammar) -> Result<Constraint> {
+    compiled(model, grammar).map_err(|error| refusal(param, &error))
+}
+
+fn compiled(model: &Model, grammar: &Grammar) -> std::result::Result<Constraint, GrammarError> {
     let grammar = match model.served.open_schemas {
         true => Cow::Borrowed(grammar),
         false => closed::closed(grammar),
     };
-    model
-        .grammars
-        .compile(&grammar)
-        .map_err(|error| match error {
-            GrammarError::Vocabulary(_) => ApiError::unsupported(param, error.to_string()),
-            error => ApiError::invalid(param, error.to_string()),
-        })
+    model.grammars.compile(&grammar)
+}
+
+fn refusal(param: &str, error: &GrammarError) -> ApiError {
+    match error {
+        GrammarError::Vocabulary(_) => ApiError::unsupported(param, error.to_string()),
+        GrammarError::Busy => ApiError::many_grammars(error.to_string()),
+        error => ApiError::invalid(param, error.to_string()),
+    }
 }
 
 /// Whether and which tools are to be called, and what else the answer may be.
@@ -233,10 +241,14 @@ impl ChatForm<'_> {
         }
         let (grammar, parts) = self.grammar(&Marks(&model.served.tokenizer));
         let first = parts.first().map_or("tools", |(param, _)| param);
-        compile(model, first, &grammar).map(Some).map_err(|fault| {
+        compiled(model, &grammar).map(Some).map_err(|fault| {
+            let all = refusal(first, &fault);
+            if matches!(fault, GrammarError::TooSlow | GrammarError::Busy) {
+                return all;
+            }
             // Which part is at fault shows where it is compiled by itself.
             let alone = |(param, part): &(String, Grammar)| compile(model, param, part).err();
-            parts.iter().find_map(alone).unwrap_or(fault)
+            parts.iter().find_map(alone).unwrap_or(all)
         })
     }
 

@@ -1,6 +1,7 @@
 //! From a [`Grammar`] to a [`Constraint`].
 
 use super::cache::GrammarCache;
+use super::threads::CompileThreads;
 use super::{
     Constraint, GRAMMAR_CACHE_BYTES, Grammar, GrammarError, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH,
     MAX_GRAMMAR_PARTS, MAX_REPETITIONS, Mask, check_size, gbnf, lark_string,
@@ -11,10 +12,12 @@ use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// White space between the tokens of JSON. Without a bound a model may write it forever.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
@@ -22,21 +25,34 @@ const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
 /// Longest token that has a place in the trie; longer ones are never allowed.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// Compiling follows the nesting of what it compiles.
-const STACK_BYTES: usize = 16 << 20;
+/// Most patterns of an object's `patternProperties`: each is held against each other, and against each name.
+const MAX_PATTERNS: u64 = 32;
+
+/// Most properties of an object that may be left out: after each may come any that follow it, and the parser keeps
+/// four items for each of those (see [`limits`]).
+const MAX_OPTIONAL: u64 = 250;
+
+/// How long whoever asks waits for a grammar: many times what large real ones take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Compiles grammars for one vocabulary, whose trie is built when it is first needed.
 pub struct GrammarCompiler {
-    tokenizer: Arc<Tokenizer>,
-    vocab_size: usize,
-    factory: OnceLock<Result<ParserFactory, GrammarError>>,
+    vocabulary: Arc<Vocabulary>,
     cache: GrammarCache,
+    threads: CompileThreads,
+}
+
+/// What a grammar is compiled for.
+struct Vocabulary {
+    tokenizer: Arc<Tokenizer>,
+    size: usize,
+    factory: OnceLock<Result<ParserFactory, GrammarError>>,
 }
 
 impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrammarCompiler")
-            .field("vocab_size", &self.vocab_size)
+            .field("vocab_size", &self.vocabulary.size)
             .finish_non_exhaustive()
     }
 }
@@ -45,46 +61,53 @@ impl GrammarCompiler {
     /// For a model with `vocab_size` logits.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Self {
         Self {
-            tokenizer,
-            vocab_size,
-            factory: OnceLock::new(),
+            vocabulary: Arc::new(Vocabulary {
+                tokenizer,
+                size: vocab_size,
+                factory: OnceLock::new(),
+            }),
             cache: GrammarCache::new(GRAMMAR_CACHE_BYTES),
+            threads: CompileThreads::default(),
         }
     }
 
-    /// The constraint of a grammar: one that was compiled lately, or a new one. It is compiled within limits on its size and on the work that it takes: milliseconds as a
-    /// rule, tenths of a second at most (and once as long for the trie).
+    /// The constraint of a grammar: one that was compiled lately, or a new one. It is compiled within limits on its
+    /// size and on the work that it takes: milliseconds as a rule, tenths of a second at most (and once as long for
+    /// the trie). What those limits do not see ends by its time.
     ///
     /// # Errors
-    /// What is wrong with the grammar, or that the vocabulary does not allow any.
+    /// What is wrong with the grammar, that it takes too long, or that the vocabulary does not allow any.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        let compile = || self.compile_anew(grammar);
+        let compile = || {
+            let (vocabulary, grammar) = (Arc::clone(&self.vocabulary), grammar.clone());
+            let work = move || vocabulary.compile(&grammar);
+            self.threads.run(PATIENCE, work)
+        };
         self.cache.get_or_compile(grammar, compile)
     }
+}
 
-    fn compile_anew(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        let build = || {
-            let grammars = lower(grammar)?;
-            let factory = self.factory.get_or_init(|| self.factory());
-            let factory = factory.as_ref().map_err(Clone::clone)?;
-            let grammar = TopLevelGrammar {
-                grammars,
-                max_tokens: None,
-            };
-            let parser = factory.create_parser(grammar);
-            let parser = parser.map_err(|e| GrammarError::Invalid(words(&e.to_string())))?;
-            let mut matcher = Matcher::new(Ok(parser));
-            // Every answer begins with this mask, which its clone of the matcher knows then.
-            let first = Mask::of(&mut matcher, &[], self.vocab_size);
-            first.map_err(GrammarError::Invalid)?;
-            Ok(Constraint::new(matcher, self.vocab_size))
+impl Vocabulary {
+    fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let grammars = lower(grammar)?;
+        let factory = self.factory.get_or_init(|| self.factory());
+        let factory = factory.as_ref().map_err(Clone::clone)?;
+        let grammar = TopLevelGrammar {
+            grammars,
+            max_tokens: None,
         };
-        on_deep_stack(build)
+        let parser = factory.create_parser(grammar);
+        let parser = parser.map_err(|e| GrammarError::Invalid(words(&e.to_string())))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        // Every answer begins with this mask, which its clone of the matcher knows then.
+        let first = Mask::of(&mut matcher, &[], self.size);
+        first.map_err(GrammarError::Invalid)?;
+        Ok(Constraint::new(matcher, self.size))
     }
 
     fn factory(&self) -> Result<ParserFactory, GrammarError> {
         let build = || {
-            let vocabulary = self.vocabulary();
+            let vocabulary = self.tokens();
             let slices = SlicedBiasComputer::general_slices();
             ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
         };
@@ -100,7 +123,7 @@ impl GrammarCompiler {
     }
 
     /// All tokens by their bytes; what is no text behind a marker byte, which no text has.
-    fn vocabulary(&self) -> TokEnv {
+    fn tokens(&self) -> TokEnv {
         let ends = self.tokenizer.eos_ids();
         let word = |id: TokenId| {
             let bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
@@ -111,7 +134,7 @@ impl GrammarCompiler {
                 false => bytes,
             }
         };
-        let ids = 0..TokenId::try_from(self.vocab_size).unwrap_or(TokenId::MAX - 1);
+        let ids = 0..TokenId::try_from(self.size).unwrap_or(TokenId::MAX - 1);
         let mut words: Vec<_> = ids.map(word).collect();
         for word in &mut words {
             word.shrink_to_fit();
@@ -158,23 +181,6 @@ pub(super) fn words(error: &str) -> String {
         line.replace_range(at.., "…");
     }
     line
-}
-
-/// Runs `work` with room for deep recursion, whoever calls.
-fn on_deep_stack<T: Send>(
-    work: impl FnOnce() -> Result<T, GrammarError> + Send,
-) -> Result<T, GrammarError> {
-    let failed = |what: &str| GrammarError::Invalid(format!("it could not be compiled: {what}"));
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name("ferrum-grammar".into())
-            .stack_size(STACK_BYTES)
-            .spawn_scoped(scope, work);
-        let thread = thread.map_err(|e| failed(&e.to_string()))?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(failed("a fault in the compiler")))
-    })
 }
 
 /// A grammar and its parts in the form that the parser reads, within the limits.
@@ -282,6 +288,9 @@ fn check_value(value: &Value, depth: u64, data: bool) -> Result<(), GrammarError
     check_size("depth of the schema", depth, MAX_GRAMMAR_DEPTH as u64)?;
     match value {
         Value::Object(map) => {
+            if !data {
+                check_properties(map)?;
+            }
             for (key, value) in map {
                 let key = key.as_str();
                 let count = value.as_f64().filter(|_| !data && COUNTS.contains(&key));
@@ -295,4 +304,24 @@ fn check_value(value: &Value, depth: u64, data: bool) -> Result<(), GrammarError
             .try_for_each(|item| check_value(item, depth + 1, data)),
         _ => Ok(()),
     }
+}
+
+/// Limits on an object's properties, whose number a parser does not pass over lightly.
+fn check_properties(schema: &Map<String, Value>) -> Result<(), GrammarError> {
+    let object = |key: &str| schema.get(key).and_then(Value::as_object);
+    let patterns = object("patternProperties").map_or(0, Map::len);
+    check_size("patternProperties", patterns as u64, MAX_PATTERNS)?;
+    let Some(properties) = object("properties") else {
+        return Ok(());
+    };
+    let required = schema.get("required").and_then(Value::as_array);
+    let required = required.into_iter().flatten().filter_map(Value::as_str);
+    let required: HashSet<_> = required.collect();
+    let is_optional = |name: &&String| !required.contains(name.as_str());
+    let optional = properties.keys().filter(is_optional).count();
+    check_size(
+        "properties that are not required",
+        optional as u64,
+        MAX_OPTIONAL,
+    )
 }

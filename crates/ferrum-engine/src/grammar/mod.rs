@@ -23,6 +23,7 @@ mod gbnf;
 mod masks;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use compile::GrammarCompiler;
 pub use constraint::Constraint;
@@ -99,6 +100,12 @@ pub enum GrammarError {
     /// The tokenizer's vocabulary cannot be put into the form that masks need.
     #[error("this model's vocabulary cannot be held to a grammar: {0}")]
     Vocabulary(String),
+    /// It is within the limits, but compiling it takes too long.
+    #[error("it takes too much time to compile")]
+    TooSlow,
+    /// Others like that are being compiled.
+    #[error("grammars of other requests take all the time that there is for compiling")]
+    Busy,
 }
 
 /// A text as a Lark string.

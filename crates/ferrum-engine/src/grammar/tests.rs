@@ -205,6 +205,12 @@ fn a_grammar_lets_its_texts_through_and_no_others() {
     }
 }
 
+/// So many properties, or patterns for them.
+fn properties(n: usize) -> Value {
+    let property = |i: usize| (format!("p{i}[a-z]*"), json!({"type": "string"}));
+    Value::Object((0..n).map(property).collect())
+}
+
 #[test]
 fn what_cannot_be_compiled_says_why() {
     let deep = |n: usize| (0..n).fold(json!({}), |inner, _| json!({"items": inner}));
@@ -234,6 +240,14 @@ fn what_cannot_be_compiled_says_why() {
         (
             schema(json!({"enum": ["x".repeat(300_000)]})),
             "bytes of the grammar",
+        ),
+        (
+            schema(json!({"items": {"properties": properties(251)}})),
+            "properties that are not required: found 251, expected at most 250",
+        ),
+        (
+            schema(json!({"patternProperties": properties(33)})),
+            "patternProperties: found 33, expected at most 32",
         ),
         (
             schema(json!({"type": "string", "minLength": 5, "maxLength": 4})),
@@ -288,6 +302,11 @@ fn what_cannot_be_compiled_says_why() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // As many as there may be can be written.
+    let most = compile(&schema(
+        json!({"properties": properties(250), "additionalProperties": false}),
+    ));
+    assert!(accepts(&most, "{\"p249[a-z]*\": \"\"}"));
     let lenient = Grammar::JsonSchema {
         schema: json!({"not": {}, "type": "boolean"}),
         lenient: true,
@@ -331,6 +350,9 @@ fn grammars_that_mean_harm_are_held_to_the_limits() {
             json!({"type": "array", "items": {"type": "array", "minItems": 9000}, "minItems": 9000}),
         ),
         schema(json!({"type": "string", "pattern": "^(.*x){50}$", "minLength": 5000})),
+        schema(json!({"properties": properties(250), "patternProperties": properties(32)})),
+        schema(json!({"patternProperties": properties(2000), "properties": properties(240)})),
+        schema(json!({"properties": properties(9000)})),
         schema(json!({"multipleOf": 1.000_000_1, "minimum": -1e300, "maximum": 1e300})),
         lark(&doubling(40)),
         lark("start: a{1,1000000000}\na: \"x\" a?"),
