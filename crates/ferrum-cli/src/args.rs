@@ -34,7 +34,7 @@ pub(crate) use output::OutputArgs;
 pub(crate) use program::{CompletionsArgs, ManArgs};
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use run::RunArgs;
-pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed};
+pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed, look_back};
 pub(crate) use serve::{Preload, ServeArgs};
 pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
 pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};

@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// A small chat model that answers without any download.
-static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
+pub(crate) static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
 
 /// Longest context that is allocated when nobody asks for more.
 const DEFAULT_CONTEXT: usize = 4096;

@@ -30,6 +30,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", value_parser = number)]
     pub(crate) repeat_penalty: Option<f32>,
 
+    /// Tokens that --repeat-penalty looks back at; -1: all [default: the model's, else -1]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = whole(-1..=i32::MAX))]
+    pub(crate) repeat_last_n: Option<i32>,
+
     /// Same seed, same text; -1: another one each time [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<Seed>,
@@ -79,10 +83,6 @@ impl FromStr for Seed {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Further samplers")]
 pub(crate) struct SamplerArgs {
-    /// Tokens that --repeat-penalty looks back at; -1: all
-    #[arg(long, value_name = "N", default_value_t = -1, hide_short_help = true, value_parser = whole(-1..=i32::MAX))]
-    repeat_last_n: i32,
-
     /// Taken once from the logit of each token of the answer
     #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true, value_parser = number)]
     presence_penalty: f32,
@@ -147,16 +147,19 @@ pub(crate) struct SamplerArgs {
     logit_bias: Vec<(u32, f32)>,
 }
 
+/// A number of tokens to look back at, of which -1 is all.
+pub(crate) fn look_back(n: i32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
 impl SamplerArgs {
     /// `params` with these samplers.
     pub(crate) fn complete(&self, params: SamplingParams, tokenizer: &Tokenizer) -> SamplingParams {
-        let look_back = |n: i32| usize::try_from(n).unwrap_or(usize::MAX);
         let mirostat = Mirostat {
             tau: self.mirostat_tau,
             eta: self.mirostat_eta,
         };
         SamplingParams {
-            repeat_last_n: look_back(self.repeat_last_n),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             typical_p: self.typical_p,

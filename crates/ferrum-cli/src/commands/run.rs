@@ -1,7 +1,7 @@
 //! `ferrum run`: answer a prompt.
 
 use super::chat::{self, Start};
-use crate::args::{RunArgs, SamplingArgs, Seed};
+use crate::args::{RunArgs, SamplingArgs, Seed, look_back};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
 use crate::open::Loaded;
@@ -231,6 +231,7 @@ fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<Sam
         top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
         min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
         repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
+        repeat_last_n: look_back(args.repeat_last_n.or(advice.repeat_last_n).unwrap_or(-1)),
         seed: args.seed.and_then(Seed::fixed).unwrap_or_else(fresh_seed),
         ..SamplingParams::default()
     };
@@ -256,6 +257,7 @@ pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
                 top_p: single(advice.top_p),
                 min_p: single(advice.min_p),
                 repeat_penalty: single(advice.repetition_penalty),
+                repeat_last_n: None,
                 seed: None,
             }
         }
@@ -265,6 +267,7 @@ pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
             top_p: gguf.f32("general.sampling.top_p")?,
             min_p: gguf.f32("general.sampling.min_p")?,
             repeat_penalty: gguf.f32("general.sampling.penalty_repeat")?,
+            repeat_last_n: gguf.i32("general.sampling.penalty_last_n")?,
             seed: None,
         },
     };

@@ -1,6 +1,6 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
-use crate::args::{HubArgs, ServeArgs};
+use crate::args::{HubArgs, ServeArgs, look_back};
 use crate::commands::run;
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
@@ -271,6 +271,7 @@ fn sampling(model: &Model) -> Outcome<SamplingParams> {
         top_p: advice.top_p.unwrap_or(1.0),
         min_p: advice.min_p.unwrap_or(0.0),
         repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
+        repeat_last_n: look_back(advice.repeat_last_n.unwrap_or(-1)),
         ..SamplingParams::default()
     })
 }
@@ -372,6 +373,8 @@ fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrum_formats::Gguf;
+    use ferrum_models::read_model;
 
     #[test]
     fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {
@@ -395,5 +398,36 @@ mod tests {
                 "{memory:?} {places}"
             );
         }
+    }
+
+    /// The demo model with one more integer in its file.
+    fn with_key(key: &str, value: i32) -> Model {
+        let entry = |key: &str, value: i32| {
+            let mut entry = (key.len() as u64).to_le_bytes().to_vec();
+            entry.extend(key.as_bytes());
+            entry.extend(5u32.to_le_bytes());
+            entry.extend(value.to_le_bytes());
+            entry
+        };
+        let mut more = entry(key, value);
+        // Tensors stay where they are aligned.
+        let rest = 64 - more.len() - entry("", 0).len();
+        more.extend(entry(&"x".repeat(rest), 0));
+        let (head, tail) = open::DEMO.split_at(24);
+        let (head, count) = head.split_at(16);
+        let count = u64::from_le_bytes(count.try_into().unwrap()) + 2;
+        let bytes = [head, &count.to_le_bytes(), &more, tail].concat();
+        let gguf = Gguf::from_vec("demo", bytes).unwrap();
+        read_model(ModelSource::Gguf(gguf)).unwrap()
+    }
+
+    #[test]
+    fn a_file_may_say_how_far_its_penalty_looks_back() {
+        for (found, expected) in [(-1, usize::MAX), (0, 0), (64, 64)] {
+            let model = with_key("general.sampling.penalty_last_n", found);
+            assert_eq!(sampling(&model).unwrap().repeat_last_n, expected);
+        }
+        let model = with_key("general.sampling.other", 1);
+        assert_eq!(sampling(&model).unwrap().repeat_last_n, usize::MAX);
     }
 }
