@@ -189,6 +189,28 @@ def chats():
     assert ask("/v1/chat/completions", body)["choices"][0]["message"]["content"] == "12"
 
 
+def older_clients():
+    """What clients of years ago send, and front ends whose fields are empty."""
+    body = {"model": "ferrum-demo", "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "functions": [{"name": "get_weather", "parameters": WEATHER}], "function_call": "auto", "temperature": 0,
+            "stop": [""], "grammar": "", "penalty_last_n": 64}
+    choice = ask("/v1/chat/completions", body)["choices"][0]
+    assert choice["finish_reason"] == "function_call", choice
+    call = choice["message"]["function_call"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Paris"}), call
+    body["messages"] += [choice["message"], {"role": "function", "name": "get_weather", "content": "sunny"}]
+    assert ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    # A tool may have looked at an image.
+    call = {"id": "1", "type": "function", "function": {"name": "view", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = {"max_tokens": 8, "messages": [{"role": "user", "content": SUM}, {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "a"}, image]}]}
+    ask("/v1/chat/completions", body, ["messages[2].content[1]"])
+    # A conversation has a vector.
+    for path in ("/v1/embeddings", "/pooling"):
+        assert len(ask(path, {"messages": [{"role": "user", "content": SUM}]})["data"]) == 1
+
+
 def refusals():
     """What would change the answer is refused by name; what does not fit, in words that clients look for."""
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
@@ -201,6 +223,6 @@ def refusals():
     assert status == 400 and answer["error"]["message"].startswith("prompt is too long: "), answer
 
 
-for check in (claude_code, structured_messages, codex, kept_responses, chats, refusals):
+for check in (claude_code, structured_messages, codex, kept_responses, chats, older_clients, refusals):
     check()
     print(f"{check.__name__}: ok")

@@ -94,7 +94,7 @@ impl ToolChoice {
     fn of_word(word: &str) -> Self {
         match word {
             "none" => Self::None,
-            "required" => Self::Required,
+            "required" | "any" => Self::Required,
             _ => Self::Auto,
         }
     }

@@ -344,17 +344,15 @@ pub(crate) fn max_tokens<const LOW: i64, const HIGH: i64>(
     Ok(found.map(|(_, most)| most))
 }
 
-/// The strings at which an answer ends, given in the field `name`.
-pub(crate) fn stop_strings(name: &str, values: Vec<String>) -> Result<Vec<String>> {
+/// The strings at which an answer ends, given in the field `name`; an empty one is none.
+pub(crate) fn stop_strings(name: &str, mut values: Vec<String>) -> Result<Vec<String>> {
+    values.retain(|text| !text.is_empty());
     if values.len() > MAX_STOPS {
         let found = values.len();
         let reason = format!("found {found} strings, expected at most {MAX_STOPS}");
         return Err(ApiError::invalid(name, reason));
     }
     for text in &values {
-        if text.is_empty() {
-            return Err(ApiError::invalid(name, "found an empty string"));
-        }
         if text.len() > MAX_STOP_BYTES {
             let found = text.len();
             let reason = format!("found {found} bytes, expected at most {MAX_STOP_BYTES}");

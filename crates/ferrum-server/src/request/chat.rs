@@ -4,7 +4,10 @@ use super::{
     Alternatives, Anything, Arguments, Content, FunctionName, Limit, List, MAX_TOOLS, Messages,
     Natural, Object, Tools, Words,
 };
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt::{Formatter, Result as FmtResult};
 use utoipa::ToSchema;
 
 /// What a chat completion has beside [`Sampling`](super::Sampling), [`Choices`](super::Choices) and a
@@ -25,9 +28,10 @@ pub(crate) struct Chat {
     pub(crate) reasoning_effort: Option<String>,
     /// The same as OpenRouter has it.
     pub(crate) reasoning: Option<Reasoning>,
-    /// OpenAI's older form of tools, which is not supported.
-    pub(crate) functions: Option<Anything>,
-    pub(crate) function_call: Option<Anything>,
+    /// OpenAI's older form of tools, of which an answer calls one at most, and
+    pub(crate) functions: Option<FunctionList>,
+    /// that of `tool_choice`.
+    pub(crate) function_call: Option<FunctionChoice>,
     /// Whether the last message is gone on with rather than answered.
     pub(crate) continue_final_message: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
@@ -60,6 +64,7 @@ pub(crate) struct Conversation {
 
 pub(crate) type MessageList = Messages<Message>;
 pub(crate) type ToolList = Tools<Tool>;
+pub(crate) type FunctionList = Tools<Function>;
 pub(crate) type PartContent = Content<Part>;
 pub(crate) type ToolCalls = List<ToolCall, MAX_TOOLS>;
 
@@ -71,6 +76,8 @@ pub(crate) enum Role {
     User,
     Assistant,
     Tool,
+    /// A tool in OpenAI's older form.
+    Function,
 }
 
 impl Role {
@@ -80,7 +87,7 @@ impl Role {
             Self::System | Self::Developer => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
-            Self::Tool => "tool",
+            Self::Tool | Self::Function => "tool",
         }
     }
 }
@@ -105,8 +112,8 @@ pub(crate) struct Message {
     _annotations: Option<Anything>,
     #[serde(rename = "audio")]
     _audio: Option<Anything>,
-    #[serde(rename = "function_call")]
-    _function_call: Option<Anything>,
+    /// Of an assistant: its call in OpenAI's older form.
+    pub(crate) function_call: Option<CalledFunction>,
     #[serde(rename = "reasoning_details")]
     _reasoning_details: Option<Anything>,
     #[serde(rename = "thinking_blocks")]
@@ -148,6 +155,20 @@ pub(crate) struct ToolCall {
     _provider_specific_fields: Option<Anything>,
     #[serde(rename = "extra_content")]
     _extra_content: Option<Anything>,
+}
+
+impl ToolCall {
+    /// A call of this name.
+    pub(crate) fn new(id: String, function: CalledFunction) -> Self {
+        Self {
+            id: Some(id),
+            r#type: None,
+            function,
+            _index: None,
+            _provider_specific_fields: None,
+            _extra_content: None,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -207,6 +228,13 @@ pub(crate) enum ToolChoice {
     Function(ChosenTool),
 }
 
+/// Whether and which of `functions` is to be called: a word, or a function.
+#[derive(Debug)]
+pub(crate) enum FunctionChoice {
+    Word(String),
+    Function(ChosenFunction),
+}
+
 /// A function in OpenAI's form on chat completions (`function.name`), or that on responses (`name`).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
@@ -236,33 +264,39 @@ pub(crate) struct ChosenFunction {
     pub(crate) name: FunctionName,
 }
 
-impl<'de> Deserialize<'de> for ToolChoice {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct ChoiceVisitor;
-        impl<'de> serde::de::Visitor<'de> for ChoiceVisitor {
-            type Value = ToolChoice;
+/// Choices that are a word or an object.
+macro_rules! word_or_object {
+    ($($choice:ident, $object:ty, $expected:literal, $($words:literal)|+;)*) => {$(
+        impl<'de> Deserialize<'de> for $choice {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                struct ChoiceVisitor;
+                impl<'de> Visitor<'de> for ChoiceVisitor {
+                    type Value = $choice;
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "\"none\", \"auto\", \"required\" or a function")
-            }
+                    fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
+                        f.write_str($expected)
+                    }
 
-            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ToolChoice, E> {
-                match word {
-                    "none" | "auto" | "required" => Ok(ToolChoice::Word(word.to_owned())),
-                    // As Mistral's clients say it.
-                    "any" => Ok(ToolChoice::Word("required".to_owned())),
-                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
+                    fn visit_str<E: de::Error>(self, word: &str) -> Result<$choice, E> {
+                        match word {
+                            $($words)|+ => Ok($choice::Word(word.to_owned())),
+                            _ => Err(E::invalid_value(Unexpected::Str(word), &self)),
+                        }
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$choice, A::Error> {
+                        let map = MapAccessDeserializer::new(map);
+                        <$object>::deserialize(map).map($choice::Function)
+                    }
                 }
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(
-                self,
-                map: A,
-            ) -> Result<ToolChoice, A::Error> {
-                let map = serde::de::value::MapAccessDeserializer::new(map);
-                ChosenTool::deserialize(map).map(ToolChoice::Function)
+                from.deserialize_any(ChoiceVisitor)
             }
         }
-        from.deserialize_any(ChoiceVisitor)
-    }
+    )*};
+}
+
+word_or_object! {
+    // "any" is "required" as Mistral's clients say it.
+    ToolChoice, ChosenTool, "\"none\", \"auto\", \"required\" or a function", "none" | "auto" | "required" | "any";
+    FunctionChoice, ChosenFunction, "\"none\", \"auto\" or a function", "none" | "auto";
 }

@@ -53,6 +53,7 @@ pub(crate) struct Sampling {
     #[serde(alias = "repeat_penalty")]
     pub(crate) repetition_penalty: Option<PositiveNumber>,
     /// How many tokens the repetition penalty looks at; -1: all.
+    #[serde(alias = "penalty_last_n")]
     pub(crate) repeat_last_n: Option<Window>,
     pub(crate) presence_penalty: Option<Penalty>,
     pub(crate) frequency_penalty: Option<Penalty>,

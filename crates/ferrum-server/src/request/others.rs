@@ -20,16 +20,21 @@ pub(crate) struct Completion {
     pub(crate) store: Option<bool>,
 }
 
-/// `/v1/embeddings`.
+/// `/v1/embeddings` and `/pooling`, beside a [`Conversation`](super::Conversation).
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct Embeddings {
-    pub(crate) input: Prompts,
+    /// Texts, if there are no messages.
+    pub(crate) input: Option<Prompts>,
     pub(crate) dimensions: Option<Quantity>,
     /// `float` or `base64`.
     pub(crate) encoding_format: Option<String>,
     /// Only so many of a text's last tokens; -1: as many as fit.
     pub(crate) truncate_prompt_tokens: Option<Limit>,
+    /// Of messages, as vLLM has them: whether an answer would begin after them; false where it is not said.
+    pub(crate) add_generation_prompt: Option<bool>,
+    /// Of messages: whether the tokenizer adds what it puts around texts; false where it is not said.
+    pub(crate) add_special_tokens: Option<bool>,
 }
 
 /// `/v1/score`.

@@ -1,6 +1,9 @@
 //! Values of which requests are made, with their bounds: each says what it expects where something else is found.
 
-use super::{ChosenTool, DocumentSource, MAX_PARTS, MAX_TOOLS, Source, ToolChoice};
+use super::{
+    ChosenFunction, ChosenTool, DocumentSource, FunctionChoice, MAX_PARTS, MAX_TOOLS, Source,
+    ToolChoice,
+};
 use ferrum_engine::engine::{MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
 use ferrum_engine::sampler::MAX_BAD_WORDS;
@@ -603,14 +606,13 @@ impl<'de> Deserialize<'de> for Prompts {
     }
 }
 
-/// A string or a list of strings; an empty string is as good as none.
+/// A string or a list of strings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Strings(pub(crate) Vec<String>);
 
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Content::<String>::deserialize(from).map(|content| match content {
-            Content::Text(text) if text.is_empty() => Self(Vec::new()),
             Content::Text(text) => Self(vec![text]),
             Content::Parts(list) => Self(list),
         })
@@ -642,6 +644,7 @@ macro_rules! word_or {
 word_or! {
     Source, "Source", None, DocumentSource;
     ToolChoice, "ToolChoice", Some(&["none", "auto", "required", "any"]), ChosenTool;
+    FunctionChoice, "FunctionChoice", Some(&["none", "auto"]), ChosenFunction;
 }
 
 /// Types whose schema is given in words.

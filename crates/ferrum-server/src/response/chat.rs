@@ -43,6 +43,8 @@ pub(crate) enum ChatFinishReason {
     Stop,
     Length,
     ToolCalls,
+    /// Where `functions` were given.
+    FunctionCall,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -59,6 +61,10 @@ pub(crate) struct ChatMessage {
     pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<ChatToolCall>,
+    /// Where `functions` were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(crate) function_call: Option<ChatFunctionCall>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -120,6 +126,10 @@ pub(crate) struct ChatDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(crate) tool_calls: Option<[ChatToolCallDelta; 1]>,
+    /// Where `functions` were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(crate) function_call: Option<ChatFunctionDelta>,
 }
 
 /// The beginning of a call, or more of its arguments.

@@ -9,7 +9,7 @@ use crate::logprobs::{chat_entry, prompt_entries};
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
 use crate::output::{CallFormat, Delta};
-use crate::request::{self, Body, Int};
+use crate::request::{self, Body, FunctionChoice, Int};
 use crate::response::{
     Assistant, ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk,
     ChatCompletionChunkObject, ChatCompletionObject, ChatDelta, ChatFinishReason, ChatFunctionCall,
@@ -30,6 +30,8 @@ pub(super) struct Job {
     wanted: Wanted,
     prompt: ChatPrompt,
     logprobs: Option<usize>,
+    /// Whether calls are told in OpenAI's older form.
+    functions: bool,
 }
 
 /// The route.
@@ -86,9 +88,32 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     if fields.continue_final_message == Some(true) {
         conversation.prefill = conversation.take_last()?;
     }
-    let parallel = fields.parallel_tool_calls.unwrap_or(true);
-    let choice = ToolChoice::of(fields.tool_choice, conversation.tools.as_ref())?;
+    let functions = fields.functions.filter(|list| !list.0.is_empty());
+    let is_older = functions.is_some();
+    if let Some(functions) = functions {
+        if conversation.tools.is_some() {
+            let reason = "there are tools, too; expected one of them";
+            return Err(ApiError::invalid("functions", reason));
+        }
+        let functions = functions.0.into_iter().map(messages::function_json);
+        conversation.tools = Some(functions.collect());
+    }
+    let parallel = !is_older && fields.parallel_tool_calls.unwrap_or(true);
+    let tools = conversation.tools.as_ref();
+    let choice = match fields.function_call {
+        Some(FunctionChoice::Function(_)) if !is_older => {
+            return Err(ApiError::invalid("function_call", "there are no functions"));
+        }
+        Some(FunctionChoice::Function(function)) => {
+            ToolChoice::named("function_call.name", function.name.0, tools)?
+        }
+        Some(FunctionChoice::Word(word)) if is_older => {
+            ToolChoice::of(Some(request::ToolChoice::Word(word)), tools)?
+        }
+        _ => ToolChoice::of(fields.tool_choice, tools)?,
+    };
     Ok(Job {
+        functions: is_older,
         prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
         wanted,
         logprobs,
@@ -97,13 +122,6 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
 
 /// Fields that would change the answer and cannot be followed.
 fn supported(fields: &request::Chat) -> Result<(), ApiError> {
-    if fields.functions.is_some() || fields.function_call.is_some() {
-        let name = match fields.functions {
-            Some(_) => "functions",
-            None => "function_call",
-        };
-        return Err(ApiError::unsupported(name, "not supported; use tools"));
-    }
     let modalities = fields.modalities.iter().flat_map(|list| &list.0);
     if let Some(other) = modalities.clone().find(|kind| *kind != "text") {
         let reason = format!("found {other:?}, not supported; expected [\"text\"]");
@@ -137,6 +155,8 @@ struct Chat {
     reasoning_tokens: usize,
     format: CallFormat,
     must_call: bool,
+    /// Whether calls are told in OpenAI's older form.
+    functions: bool,
     speech: Speech,
 }
 
@@ -152,6 +172,7 @@ impl Chat {
             reasoning_tokens: 0,
             format: job.prompt.looks.format,
             must_call: job.prompt.must_call,
+            functions: job.functions,
             speech: Speech::new(&job.prompt, answers),
         }
     }
@@ -163,20 +184,21 @@ impl Chat {
         part
     }
 
+    fn finish_reason(&self, end: &End) -> ChatFinishReason {
+        match end {
+            End::Stop(_) => ChatFinishReason::Stop,
+            End::Length => ChatFinishReason::Length,
+            End::Calls if self.functions => ChatFinishReason::FunctionCall,
+            End::Calls => ChatFinishReason::ToolCalls,
+        }
+    }
+
     fn usage(&self, usage: &engine::Usage) -> Usage {
         let reasoning_tokens = self.reasoning_tokens;
         Usage {
             completion_tokens_details: Some(CompletionTokensDetails { reasoning_tokens }),
             ..Usage::of(usage)
         }
-    }
-}
-
-fn finish_reason(end: &End) -> ChatFinishReason {
-    match end {
-        End::Stop(_) => ChatFinishReason::Stop,
-        End::Length => ChatFinishReason::Length,
-        End::Calls => ChatFinishReason::ToolCalls,
     }
 }
 
@@ -191,7 +213,7 @@ struct Message {
 }
 
 impl Message {
-    fn add(&mut self, part: Part, model: &Model) {
+    fn add(&mut self, part: Part, chat: &Chat) {
         for delta in part.deltas {
             match delta {
                 Delta::Content(text) => self.content.push_str(&text),
@@ -204,18 +226,23 @@ impl Message {
                 }
             }
         }
-        let logprobs = part.logprobs.map(|logprobs| chat_entry(model, &logprobs));
+        let logprobs = part.logprobs;
+        let logprobs = logprobs.map(|logprobs| chat_entry(&chat.model, &logprobs));
         self.logprobs.extend(logprobs);
-        self.finish = part.end.as_ref().map(finish_reason).or(self.finish);
+        let finish = part.end.as_ref().map(|end| chat.finish_reason(end));
+        self.finish = finish.or(self.finish);
     }
 
     fn choice(self, index: usize, chat: &Chat) -> ChatChoice {
         let silent = self.content.is_empty() && !self.calls.is_empty();
-        let call = |(name, arguments)| ChatToolCall {
+        let function = |(name, arguments)| ChatFunctionCall { name, arguments };
+        let call = |function| ChatToolCall {
             id: chat.format.call_id(),
             r#type: FunctionType,
-            function: ChatFunctionCall { name, arguments },
+            function,
         };
+        let mut calls = self.calls.into_iter().map(function);
+        let function_call = if chat.functions { calls.next() } else { None };
         ChatChoice {
             index,
             logprobs: chat.wants_logprobs.then(|| listed(self.logprobs)),
@@ -226,7 +253,8 @@ impl Message {
                 content: (!silent).then_some(self.content),
                 refusal: Null,
                 reasoning_content: Some(self.reasoning).filter(|text| !text.is_empty()),
-                tool_calls: self.calls.into_iter().map(call).collect(),
+                function_call,
+                tool_calls: calls.map(call).collect(),
             },
         }
     }
@@ -245,7 +273,7 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
             Next::Embedding(..) => {}
             Next::Piece(piece) => {
                 let message = &mut messages[piece.index];
-                message.add(chat.part(piece), &chat.model);
+                message.add(chat.part(piece), chat);
             }
         }
     }
@@ -339,7 +367,7 @@ impl Chunks for ChatChunks {
         let mut logprobs: Vec<_> = logprobs.into_iter().collect();
         for delta in part.deltas {
             let logprobs = std::mem::take(&mut logprobs);
-            let delta = ChatDelta::of(delta, self.chat.format);
+            let delta = ChatDelta::of(delta, &self.chat);
             self.tell(index, (delta, logprobs), None, out);
         }
         if !logprobs.is_empty() {
@@ -352,7 +380,7 @@ impl Chunks for ChatChunks {
         }
         if let Some(end) = &part.end {
             let nothing = (ChatDelta::default(), Vec::new());
-            self.tell(index, nothing, Some(finish_reason(end)), out);
+            self.tell(index, nothing, Some(self.chat.finish_reason(end)), out);
         }
     }
 }
@@ -365,8 +393,8 @@ impl ChatDelta {
         }
     }
 
-    fn of(delta: Delta, format: CallFormat) -> Self {
-        let call = match delta {
+    fn of(delta: Delta, chat: &Chat) -> Self {
+        let (index, begins, function) = match delta {
             Delta::Content(text) => return Self::content(text),
             Delta::Reasoning(text) => {
                 return Self {
@@ -374,24 +402,32 @@ impl ChatDelta {
                     ..Self::default()
                 };
             }
-            Delta::CallBegins(index, name) => ChatToolCallDelta {
-                index,
-                id: Some(format.call_id()),
-                r#type: Some(FunctionType),
-                function: ChatFunctionDelta {
+            Delta::CallBegins(index, name) => {
+                let function = ChatFunctionDelta {
                     name: Some(name),
                     arguments: String::new(),
-                },
-            },
-            Delta::CallArguments(index, arguments) => ChatToolCallDelta {
-                index,
-                id: None,
-                r#type: None,
-                function: ChatFunctionDelta {
+                };
+                (index, true, function)
+            }
+            Delta::CallArguments(index, arguments) => {
+                let function = ChatFunctionDelta {
                     name: None,
                     arguments,
-                },
-            },
+                };
+                (index, false, function)
+            }
+        };
+        if chat.functions {
+            return Self {
+                function_call: Some(function),
+                ..Self::default()
+            };
+        }
+        let call = ChatToolCallDelta {
+            index,
+            id: begins.then(|| chat.format.call_id()),
+            r#type: begins.then_some(FunctionType),
+            function,
         };
         Self {
             tool_calls: Some([call]),

@@ -2,6 +2,7 @@
 //! makes of such vectors.
 
 use super::completions::read_prompts;
+use super::messages;
 use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
 use crate::error::ApiError;
@@ -26,6 +27,13 @@ use std::sync::Arc;
 /// Texts that are with the engine at a time, so that one request does not fill its queue.
 const AT_A_TIME: usize = 64;
 
+/// What becomes vectors, with the field that it is in.
+enum Input {
+    Texts(&'static str, Prompts),
+    /// The tokens of a conversation.
+    Messages(Vec<TokenId>),
+}
+
 /// Texts that become vectors.
 #[derive(Debug)]
 struct Texts {
@@ -40,7 +48,7 @@ impl Texts {
         lease: &Lease,
         body: &mut Body,
         truncation: Option<Limit>,
-        inputs: impl IntoIterator<Item = (&'static str, Prompts)>,
+        inputs: impl IntoIterator<Item = Input>,
     ) -> Result<Self, ApiError> {
         let truncation = Truncation::of(truncation)?;
         let place = Place::read(body, lease)?;
@@ -49,12 +57,17 @@ impl Texts {
             return Err(ApiError::unsupported("model", reason));
         };
         let mut tokens = Vec::new();
-        for (param, prompts) in inputs {
-            let texts = read_prompts(lease, param, prompts, app.config.max_inputs)?;
-            tokens.extend(texts.into_iter().map(|mut text| {
-                truncation.apply(&mut text.tokens, lease, 0);
-                text.tokens
-            }));
+        for input in inputs {
+            match input {
+                Input::Texts(param, prompts) => {
+                    let texts = read_prompts(lease, param, prompts, app.config.max_inputs)?;
+                    tokens.extend(texts.into_iter().map(|text| text.tokens));
+                }
+                Input::Messages(read) => tokens.push(read),
+            }
+        }
+        for text in &mut tokens {
+            truncation.apply(text, lease, 0);
         }
         Ok(Self {
             place,
@@ -203,6 +216,7 @@ fn read_score(app: &App, lease: &Lease, body: &mut Body) -> Result<(Texts, usize
         return Err(ApiError::invalid("text_1", reason));
     }
     let inputs = [("text_1", fields.text_1), ("text_2", fields.text_2)];
+    let inputs = inputs.map(|(param, texts)| Input::Texts(param, texts));
     let truncation = fields.truncate_prompt_tokens;
     Ok((Texts::read(app, lease, body, truncation, inputs)?, left))
 }
@@ -222,14 +236,21 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
             return Err(ApiError::invalid("encoding_format", reason));
         }
     };
+    let input = match (fields.input, messages::read(body)?) {
+        (Some(_), Some(_)) => {
+            let reason = "there is an input, too; expected one of them";
+            return Err(ApiError::invalid("messages", reason));
+        }
+        (None, None) => return Err(ApiError::invalid("input", "it is missing")),
+        (Some(texts), None) => Input::Texts("input", texts),
+        (None, Some(conversation)) => {
+            let begin = fields.add_generation_prompt.unwrap_or(false);
+            let add = fields.add_special_tokens.unwrap_or(false);
+            Input::Messages(messages::tokens(lease, conversation, begin, add)?)
+        }
+    };
     Ok(Job {
-        texts: Texts::read(
-            app,
-            lease,
-            body,
-            fields.truncate_prompt_tokens,
-            [("input", fields.input)],
-        )?,
+        texts: Texts::read(app, lease, body, fields.truncate_prompt_tokens, [input])?,
         dimensions,
         base64,
     })

@@ -1,8 +1,12 @@
 //! Conversations in OpenAI's form, brought into the form that chat templates read.
 
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, unread};
 use crate::error::ApiError;
+use crate::model::Model;
 use crate::request::{self, Body, Content, Function, Message, Part, Role, Tool, ToolCall};
+use ferrum_formats::chat_template::ChatInput;
+use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_types::TokenId;
 use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -16,15 +20,49 @@ pub(super) fn read(body: &mut Body) -> Result<Option<Conversation>> {
     if messages.0.is_empty() {
         return Err(ApiError::invalid("messages", "found no message"));
     }
-    let messages = messages.0.into_iter().enumerate();
-    let messages = messages.map(|(i, message)| read_message(message, i));
+    let mut read = Vec::with_capacity(messages.0.len());
+    let mut last_call = None;
+    for (i, mut message) in messages.0.into_iter().enumerate() {
+        name_call(&mut message, i, &mut last_call);
+        read.push(read_message(body, message, i)?);
+    }
     Ok(Some(Conversation {
-        messages: Value::Array(messages.collect::<Result<_>>()?),
+        messages: Value::Array(read),
         tools: read_tools(body, fields.tools.unwrap_or_default().0)?,
         extra: read_extra(fields.chat_template_kwargs.unwrap_or_default().0)?,
         prefill: String::new(),
         parse_special: fields.parse_special.unwrap_or(false),
     }))
+}
+
+/// The tokens of a conversation that nobody answers: where `begin`, up to where an answer would begin.
+pub(super) fn tokens(
+    model: &Model,
+    mut conversation: Conversation,
+    begin: bool,
+    add_special: bool,
+) -> Result<Vec<TokenId>> {
+    let text = render(model, &mut conversation, begin)?;
+    let options = EncodeOptions {
+        add_special,
+        parse_special: true,
+    };
+    model.encode("messages", &text, options)
+}
+
+/// The text of a conversation that nobody answers, with special tokens that are text [marked](crate::spelled).
+pub(super) fn render(
+    model: &Model,
+    conversation: &mut Conversation,
+    begin: bool,
+) -> Result<String> {
+    // A template does not see what is said beside a function.
+    conversation.take_functions();
+    conversation.prepare(model);
+    model.render(&ChatInput {
+        add_generation_prompt: begin,
+        ..conversation.input()
+    })
 }
 
 fn read_extra(extra: Map<String, Value>) -> Result<Map<String, Value>> {
@@ -68,9 +106,30 @@ pub(super) fn function_json(function: Function) -> Value {
     json!({"type": "function", "function": out})
 }
 
-fn read_message(message: Message, i: usize) -> Result<Value> {
+/// Has a call in OpenAI's older form, or its result, be one as the newer form has it. The older form has no ids, which
+/// templates ask for.
+fn name_call(message: &mut Message, i: usize, last_call: &mut Option<String>) {
+    if let Some(function) = message.function_call.take() {
+        // As long as Mistral's are.
+        let id = format!("{i:09}");
+        let call = ToolCall::new(id.clone(), function);
+        message.tool_calls.get_or_insert_default().0.push(call);
+        *last_call = Some(id);
+    }
+    if message.role == Role::Function {
+        message.role = Role::Tool;
+        message.tool_call_id = last_call.clone();
+    }
+}
+
+fn read_message(body: &mut Body, mut message: Message, i: usize) -> Result<Value> {
     let mut out = Map::new();
     out.insert("role".into(), message.role.name().into());
+    if message.role == Role::Tool
+        && let Some(Content::Parts(parts)) = &mut message.content
+    {
+        note_unread(body, parts, i);
+    }
     let said = message
         .content
         .map(|content| text(content, i))
@@ -109,6 +168,19 @@ fn read_message(message: Message, i: usize) -> Result<Value> {
         out.insert("name".into(), name.into());
     }
     Ok(out.into())
+}
+
+/// Puts a note in the place of what a tool gave beside text: it stays in an agent's conversation from then on.
+fn note_unread(body: &mut Body, parts: &mut [Part], i: usize) {
+    for (p, part) in parts.iter_mut().enumerate() {
+        if ["text", "input_text", "output_text", "refusal"].contains(&&*part.r#type) {
+            continue;
+        }
+        let kind = part.r#type.trim_start_matches("input_");
+        part.text = Some(unread(kind.trim_end_matches("_url")));
+        part.r#type = "text".into();
+        body.ignore(format!("messages[{i}].content[{p}]"));
+    }
 }
 
 /// The text of a message: a string, or parts of text, one line after the other.

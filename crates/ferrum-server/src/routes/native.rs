@@ -158,13 +158,8 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     if let Some(n) = options.n_cmpl {
         wanted.n = within("n_cmpl", n.0, 1..=config.max_choices)?;
     }
-    // Clients send empty ones where there is nothing to say.
-    let stops = options.stop.unwrap_or_default().0.into_iter();
-    let stops = stops.filter(|stop| !stop.is_empty()).collect();
-    wanted.generation.stop = stop_strings("stop", stops)?;
-    let mut forms: Forms = body.part()?;
-    forms.grammar = forms.grammar.filter(|text| !text.is_empty());
-    wanted.structured = structured::read(forms, lease)?;
+    wanted.generation.stop = stop_strings("stop", options.stop.unwrap_or_default().0)?;
+    wanted.structured = structured::read(body.part::<Forms>()?, lease)?;
     if let Some(Structured { grammar, param }) = &wanted.structured {
         wanted.grammar = Some(structured::compile(lease, param, grammar)?);
     }

@@ -9,7 +9,6 @@ use crate::response::{Detokenized, ListedToken, Templated, TokenPiece, Tokenized
 use crate::{sampling, spelled};
 use axum::Json;
 use axum::extract::{Request, State};
-use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use std::sync::Arc;
@@ -58,20 +57,10 @@ pub(super) fn read_tokenize(
             };
             model.encode("prompt", &text, options)?
         }
-        (None, Some(mut conversation)) => {
-            // A template does not see what is said beside a function.
-            conversation.take_functions();
-            conversation.prepare(model);
-            let input = ChatInput {
-                add_generation_prompt: begin.unwrap_or(true),
-                ..conversation.input()
-            };
-            let options = EncodeOptions {
-                // The template has written what it wants around.
-                add_special: add.unwrap_or(false),
-                parse_special: true,
-            };
-            model.encode("messages", &model.render(&input)?, options)?
+        (None, Some(conversation)) => {
+            // The template has written what it wants around.
+            let add = add.unwrap_or(false);
+            messages::tokens(model, conversation, begin.unwrap_or(true), add)?
         }
     };
     let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
@@ -107,13 +96,9 @@ fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<String, ApiE
     let conversation = messages::read(body)?;
     let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
-    conversation.take_functions();
-    conversation.prepare(model);
-    let input = ChatInput {
-        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
-        ..conversation.input()
-    };
-    Ok(spelled::unmarked(model.render(&input)?))
+    let begin = fields.add_generation_prompt.unwrap_or(true);
+    let text = messages::render(model, &mut conversation, begin)?;
+    Ok(spelled::unmarked(text))
 }
 
 /// Text of tokens, special ones included.

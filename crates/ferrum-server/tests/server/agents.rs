@@ -408,3 +408,29 @@ fn strict_templates_take_what_agents_send() {
     let body = json!({"model": "demo", "max_output_tokens": 4, "input": input});
     assert_eq!(running.ask(RESPONSES, &body)["object"], "response");
 }
+
+/// What is gathered for a request has a bound, wherever the context has room for more.
+#[test]
+fn log_probabilities_have_a_bound() {
+    let running = server(&["Yes."]);
+    let ask = |n: usize| {
+        let body = json!({
+            "model": "scripted",
+            "messages": [{"role": "user", "content": TASK}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "n": n,
+            "logprobs": true,
+            "top_logprobs": 20,
+            "max_tokens": 30_000,
+        });
+        running.post("/v1/chat/completions", &body)
+    };
+    let refused = ask(8);
+    assert_eq!(refused.status, 400);
+    let message = refused.json()["error"]["message"].to_string();
+    assert!(
+        message.contains("log-probabilities, expected at most"),
+        "{message}"
+    );
+    assert_eq!(ask(1).status, 200);
+}

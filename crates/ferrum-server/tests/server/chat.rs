@@ -176,6 +176,122 @@ fn the_demo_model_calls_a_tool_and_speaks_of_its_result() {
     assert_eq!(message(&answer)["tool_calls"], Value::Null);
 }
 
+/// Old clients know `functions` and `function_call` only.
+#[test]
+fn functions_are_called_in_the_older_form() {
+    let server = Running::demo();
+    let question = json!({"role": "user", "content": "What is the weather in Paris?"});
+    let functions: Vec<_> = tools()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| tool["function"].clone())
+        .collect();
+    let newer = server.ask(PATH, &json!({"messages": [question], "tools": tools()}));
+    let expected = &message(&newer)["tool_calls"][0]["function"];
+    let mut body = json!({"messages": [question], "functions": functions});
+    for choice in [Value::Null, json!("auto"), json!({"name": "get_weather"})] {
+        body["function_call"] = choice;
+        body["stream"] = false.into();
+        let reply = server.post(PATH, &body);
+        assert_eq!(reply.header("x-ferrum-ignored"), None);
+        let answer = reply.json();
+        let found = &answer["choices"][0];
+        assert_eq!(found["finish_reason"], "function_call", "{answer}");
+        let said = &found["message"];
+        assert_eq!(said["content"], Value::Null);
+        assert!(said.get("tool_calls").is_none(), "{said}");
+        assert_eq!(said["function_call"]["name"], "get_weather");
+        let arguments: Value =
+            serde_json::from_str(said["function_call"]["arguments"].as_str().unwrap()).unwrap();
+        assert_eq!(arguments, json!({"city": "Paris"}));
+
+        body["stream"] = true.into();
+        let chunks = server.stream(PATH, &body);
+        let calls = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0]["delta"]["function_call"]);
+        let calls: Vec<_> = calls.filter(|call| call.is_object()).collect();
+        assert_eq!(calls[0]["name"], "get_weather");
+        assert!(calls[1..].iter().all(|call| call.get("name").is_none()));
+        let text: String = calls
+            .iter()
+            .map(|call| call["arguments"].as_str().unwrap())
+            .collect();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), arguments);
+        let last = &chunks.last().unwrap()["choices"][0];
+        assert_eq!(last["finish_reason"], "function_call");
+    }
+    body["stream"] = false.into();
+    body["function_call"] = "none".into();
+    let answer = server.ask(PATH, &body);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert!(message(&answer).get("function_call").is_none());
+
+    // What was called goes back with its result, as the newer form has it.
+    let call = |id: &str| json!({"id": id, "type": "function", "function": expected});
+    let both = [
+        json!([
+            question,
+            {"role": "assistant", "content": null, "function_call": expected},
+            {"role": "function", "name": "get_weather", "content": "sunny"},
+        ]),
+        json!([
+            question,
+            {"role": "assistant", "content": null, "tool_calls": [call("1")]},
+            {"role": "tool", "tool_call_id": "1", "name": "get_weather", "content": "sunny"},
+        ]),
+    ];
+    let prompts =
+        both.map(|messages| server.ask("/apply-template", &json!({"messages": messages})));
+    assert_eq!(prompts[0], prompts[1]);
+    assert!(prompts[0]["prompt"].as_str().unwrap().contains("sunny"));
+}
+
+/// Templates that ask for ids of calls get some, by which results are of their calls.
+#[test]
+fn calls_of_the_older_form_have_ids() {
+    let server = Running::with_template(
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.id }}:{{ c.function.name }} {% endfor %}{% if m.role == 'tool' %}{{ m.tool_call_id }}={{ m.content }} {% endif %}{% endfor %}",
+    );
+    let call = |name: &str| json!({"role": "assistant", "content": null, "function_call": {"name": name, "arguments": "{}"}});
+    let result = |name: &str| json!({"role": "function", "name": name, "content": name});
+    let messages = json!([call("f"), result("f"), call("g"), result("g")]);
+    let prompt = server.ask("/apply-template", &json!({"messages": messages}))["prompt"].clone();
+    assert_eq!(prompt, "000000000:f 000000000=f 000000002:g 000000002=g ");
+}
+
+/// A tool may give an image: agents keep it in the conversation, and the model is told that there was one.
+#[test]
+fn what_tools_give_beside_text_is_noted() {
+    let server = Running::demo();
+    let call =
+        json!({"id": "1", "type": "function", "function": {"name": "view", "arguments": "{}"}});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:,"}});
+    let mut messages = json!([
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "a.png"}, image]},
+    ]);
+    let reply = server.post("/apply-template", &json!({"messages": messages}));
+    assert_eq!(
+        reply.header("x-ferrum-ignored"),
+        Some("messages[2].content[1]")
+    );
+    let prompt = reply.json()["prompt"].as_str().unwrap().to_owned();
+    assert!(
+        prompt.contains("a.png\n[image left out: this model reads only text]"),
+        "{prompt}"
+    );
+    server.ask(PATH, &json!({"messages": messages, "max_tokens": 2}));
+    // What a user shows is to be looked at.
+    messages[2]["role"] = "user".into();
+    assert_eq!(
+        server.post(PATH, &json!({"messages": messages})).status,
+        400
+    );
+}
+
 #[test]
 fn a_conversation_has_the_tokens_that_its_answer_counts() {
     let server = Running::demo();

@@ -356,7 +356,13 @@ fn an_empty_stop_string_is_none_and_the_smallest_nucleus_is_one_token() {
         server.ask(PATH, &body)["choices"][0]["text"].clone()
     };
     let greedy = text(json!({"temperature": 0}));
-    assert_eq!(text(json!({"temperature": 0, "stop": ""})), greedy);
+    for stop in [json!(""), json!([""]), json!(["", "no such text"])] {
+        assert_eq!(text(json!({"temperature": 0, "stop": stop})), greedy);
+    }
+    let stop = greedy.as_str().unwrap().split(' ').next_back().unwrap();
+    let cut = text(json!({"temperature": 0, "stop": ["", stop]}));
+    assert_ne!(cut, greedy);
+    assert_eq!(text(json!({"temperature": 0, "grammar": ""})), greedy);
     assert_eq!(
         text(json!({"temperature": 2, "seed": 1, "top_p": 0})),
         greedy

@@ -102,7 +102,6 @@ fn cases() -> Vec<Case> {
             "logit_bias.5",
             "from -100 to 100",
         ),
-        (TEXT, json!({"stop": ["a", ""]}), "stop", "an empty string"),
         (TEXT, json!({"stop": vec!["a"; 17]}), "stop", "at most 16"),
         (
             TEXT,
@@ -301,7 +300,30 @@ fn cases() -> Vec<Case> {
             "tool_choice.function.name",
             "no tool \"g\"",
         ),
-        (CHAT, json!({"functions": []}), "functions", "use tools"),
+        (
+            CHAT,
+            json!({"functions": [{"description": "d"}]}),
+            "functions[0].name",
+            "missing",
+        ),
+        (
+            CHAT,
+            json!({"functions": [{"name": "f"}], "function_call": {"name": "g"}}),
+            "function_call.name",
+            "no tool \"g\"",
+        ),
+        (
+            CHAT,
+            json!({"function_call": {"name": "g"}}),
+            "function_call",
+            "no functions",
+        ),
+        (
+            CHAT,
+            json!({"functions": [{"name": "f"}], "tools": [{"function": {"name": "g"}}]}),
+            "functions",
+            "there are tools, too",
+        ),
         (
             CHAT,
             json!({"modalities": ["audio"]}),

@@ -117,8 +117,8 @@ fn read_message(
             end_turn(turn, messages);
             messages.push(json!({"role": role.name(), "content": text}));
         }
-        Role::Tool => {
-            let reason = "found \"tool\", expected user, assistant, system or developer";
+        Role::Tool | Role::Function => {
+            let reason = "found the role of a tool, expected user, assistant, system or developer";
             return Err(ApiError::invalid(format!("{path}.role"), reason));
         }
     }
