@@ -2,7 +2,7 @@
 
 use crate::compare::{Tolerance, compare, compare_bits};
 use crate::data::Rng;
-use crate::io::{Check, Fault, Io, Output, Trouble};
+use crate::io::{Check, Fault, Io, Output, Refusals, Trouble};
 use crate::report::{Outcome, Report};
 use ferrum_kernels::{Backend, reference::ReferenceBackend};
 use ferrum_types::{Element, Error, FloatElement};
@@ -127,6 +127,23 @@ macro_rules! probe {
 }
 pub(crate) use probe;
 
+/// The generic function `$run` for the backend under test and for the reference.
+macro_rules! both {
+    ($run:ident $(, $k:ident)?) => {
+        (
+            $run::<B $(, $k)?>,
+            $run::<ferrum_kernels::reference::ReferenceBackend $(, $k)?>,
+        )
+    };
+}
+pub(crate) use both;
+
+/// What a case runs with a backend's buffers.
+pub(crate) type WithIo<B, D> = fn(&mut Io<'_, B>, &D) -> Check;
+
+/// What a case asks a backend to refuse.
+pub(crate) type Refuse<B> = fn(&B, &mut Refusals) -> Check;
+
 impl<B: Backend> Cases<B> {
     pub(crate) fn new() -> Self {
         Cases { list: Vec::new() }
@@ -194,12 +211,13 @@ impl<B: Backend> Cases<B> {
         });
     }
 
-    /// Each buffer in turn is one element too short, which must be [`Error::Shape`].
+    /// Each buffer in turn is one element too short, which must be [`Error::Shape`], the same as on
+    /// the reference.
     pub(crate) fn short<D: 'static>(
         &mut self,
         (op, dtype): (&'static str, &'static str),
         make: impl Fn(&mut Rng) -> D + 'static,
-        run: fn(&mut Io<'_, B>, &D) -> Check,
+        (run, reference): (WithIo<B, D>, WithIo<ReferenceBackend, D>),
     ) {
         let name = "a buffer too short";
         self.push((op, dtype, name.to_owned()), false, move |device, _| {
@@ -210,14 +228,42 @@ impl<B: Backend> Cases<B> {
             for (i, buffer) in buffers.iter().enumerate() {
                 let result = run(&mut Io::shortened(device, i)?, &data);
                 let found = match result {
-                    Err(Trouble::Error(Error::Shape { .. })) => continue,
-                    Err(Trouble::Error(error)) => format!("the error \"{error}\""),
-                    Ok(()) | Err(Trouble::Wrong(_)) => "no error".to_owned(),
+                    Err(Trouble::Error(error @ Error::Shape { .. })) => error,
+                    other => {
+                        let found = match other {
+                            Err(Trouble::Error(error)) => format!("the error \"{error}\""),
+                            Ok(()) | Err(Trouble::Wrong(_)) => "no error".to_owned(),
+                        };
+                        return Err(Trouble::Wrong(format!(
+                            "{buffer} one element too short gave {found}, expected a shape error"
+                        )));
+                    }
                 };
-                return Err(Trouble::Wrong(format!(
-                    "{buffer} one element too short gave {found}, expected a shape error"
-                )));
+                match reference(&mut Io::shortened(&ReferenceBackend, i)?, &data) {
+                    Err(Trouble::Error(expected)) if expected == found => {}
+                    other => {
+                        return Err(Trouble::Wrong(format!(
+                            "{buffer} one element too short gave \"{found}\", \
+                             the reference gives {other:?}"
+                        )));
+                    }
+                }
             }
+            Ok(0.0)
+        });
+    }
+
+    /// Arguments that every backend refuses with the same error as the reference.
+    pub(crate) fn refuses(
+        &mut self,
+        (op, dtype, name): (&'static str, &'static str, &str),
+        (run, reference): (Refuse<B>, Refuse<ReferenceBackend>),
+    ) {
+        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+            let (mut found, mut expected) = (Refusals::default(), Refusals::default());
+            run(device, &mut found)?;
+            reference(&ReferenceBackend, &mut expected)?;
+            found.compare(&expected)?;
             Ok(0.0)
         });
     }

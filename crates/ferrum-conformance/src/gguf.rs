@@ -4,7 +4,7 @@
 //! a format occurs, not only those that a quantiser would choose. What the bytes mean is asked of
 //! `ferrum-quant`, which is tested against the `gguf` Python package.
 
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, Trouble, wrong};
@@ -345,7 +345,7 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         let id = ("gemm_quant", ty.name(), text);
         cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
         let few = move |rng: &mut Rng| make(rng, ty, (3, 7, 1), 1.0);
-        cases.short(("gemm_quant", ty.name()), few, gemm_quant::<B>);
+        cases.short(("gemm_quant", ty.name()), few, both!(gemm_quant));
     }
     for rows in [1, 3, 9] {
         let text = format!("{rows} rows, parts of several types");
@@ -381,7 +381,7 @@ fn lookup_cases<B: BackendQuantGguf>(cases: &mut Cases<B>) {
             cases.add(case, make, probe!(lookup, lookup_formula));
         }
         let few = move |rng: &mut Rng| make(rng, ty, (0, 10, 1), 1.0);
-        cases.short((op, ty.name()), few, lookup::<B>);
+        cases.short((op, ty.name()), few, both!(lookup));
     }
     let case = label(op, "mixed", Tolerance::NORM, "parts of several types");
     cases.add(

@@ -36,16 +36,44 @@ pub(crate) fn wrong<T>(sentence: impl Into<String>) -> Check<T> {
     Err(Trouble::Wrong(sentence.into()))
 }
 
-/// Fails unless `result` says that a shape or an argument is wrong, or out of the backend's reach.
-pub(crate) fn refused<T>(what: &str, result: ferrum_types::Result<T>) -> Check {
-    match result {
-        Err(Error::Shape { .. } | Error::InvalidArgument { .. } | Error::Unsupported { .. }) => {
-            Ok(())
+/// What a backend refused in a case, and how.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Vec<(String, Error)>);
+
+impl Refusals {
+    /// Fails unless `result` says that a shape or an argument is wrong, or out of the backend's reach.
+    pub(crate) fn expect<T>(&mut self, what: &str, result: ferrum_types::Result<T>) -> Check {
+        match result {
+            Err(
+                error @ (Error::Shape { .. }
+                | Error::InvalidArgument { .. }
+                | Error::Unsupported { .. }),
+            ) => {
+                self.0.push((what.to_owned(), error));
+                Ok(())
+            }
+            Err(error) => wrong(format!(
+                "{what} gave the error \"{error}\", expected a refusal"
+            )),
+            Ok(_) => wrong(format!("{what} gave no error, expected a refusal")),
         }
-        Err(error) => wrong(format!(
-            "{what} gave the error \"{error}\", expected a refusal"
-        )),
-        Ok(_) => wrong(format!("{what} gave no error, expected a refusal")),
+    }
+
+    /// Fails where an error is another than the reference's and not a limit of this backend alone.
+    pub(crate) fn compare(&self, reference: &Self) -> Check {
+        if self.0.len() != reference.0.len() {
+            let (found, expected) = (self.0.len(), reference.0.len());
+            return wrong(format!("{found} refusals, the reference has {expected}"));
+        }
+        for ((what, found), (_, expected)) in self.0.iter().zip(&reference.0) {
+            let own_limit = matches!(found, Error::Unsupported { .. });
+            if !own_limit && found != expected {
+                return wrong(format!(
+                    "{what} gave \"{found}\", the reference says \"{expected}\""
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! As in [`crate::marlin`], the suite packs what it made up, and multiplies with what that means.
 
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -480,7 +480,7 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
     }
     for (dtype, scheme) in [("packed4", GROUPS), ("fp8", FLOAT8)] {
         let few = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 32)], 3, 64);
-        cases.short((op, dtype), few, gemm::<B>);
+        cases.short((op, dtype), few, both!(gemm));
     }
     cases.check(
         ("load_layers_fused", "-", "tensors of the wrong size"),

@@ -3,7 +3,7 @@
 //! The expectation never unpacks anything: the suite makes up codes, zero points and scales, packs
 //! them itself, and multiplies with `(code - zero) · scale`.
 
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -392,7 +392,7 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
     kind_cases(&mut cases, Kind::Awq, "gemm layout");
     for kind in [2, 3, 4, 8].map(Kind::gptq).into_iter().chain([Kind::Awq]) {
         let few = move |rng: &mut Rng| make(rng, kind, (3, 32, 64, 32), 1.0);
-        cases.short(("gemm_gptq", kind.dtype()), few, gemm_gptq::<B>);
+        cases.short(("gemm_gptq", kind.dtype()), few, both!(gemm_gptq));
     }
     cases.check(
         ("load_gptq", "-", "tensors of the wrong size"),

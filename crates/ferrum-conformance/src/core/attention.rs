@@ -1,6 +1,6 @@
 //! Attention over contiguous keys and values, and over a shared latent cache.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -311,7 +311,7 @@ fn flash_cases<B: Backend>(cases: &mut Cases<B>) {
     }
     let mut few = BASE;
     few.sinks = true;
-    cases.short((op, act), move |rng| make(rng, few), flash_attention::<B>);
+    cases.short((op, act), move |rng| make(rng, few), both!(flash_attention));
 }
 
 #[derive(Clone)]
@@ -459,7 +459,11 @@ fn mla_cases<B: Backend>(cases: &mut Cases<B>) {
         mla_attention::<B>,
         mla_in_chunks::<B>,
     );
-    cases.short((op, act), |rng| make_mla(rng, MLA, 1.0), mla_attention::<B>);
+    cases.short(
+        (op, act),
+        |rng| make_mla(rng, MLA, 1.0),
+        both!(mla_attention),
+    );
 }
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {

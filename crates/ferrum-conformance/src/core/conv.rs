@@ -1,6 +1,6 @@
 //! Convolutions over time and over image patches.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -243,11 +243,11 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     cases.short(
         ("conv1d", act),
         |rng| make_1d(rng, PLAIN, true),
-        conv1d::<B>,
+        both!(conv1d),
     );
     cases.short(
         ("conv2d_patch", act),
         |rng| make_2d(rng, IMAGE, true),
-        conv2d_patch::<B>,
+        both!(conv2d_patch),
     );
 }

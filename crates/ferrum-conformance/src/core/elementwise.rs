@@ -1,6 +1,6 @@
 //! Ops that treat every element alike.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -215,26 +215,19 @@ fn all_ops<B: Backend>(cases: &mut Cases<B>, text: &str, dims: (usize, usize), s
     cases.add(sum("mul"), make, probe!(mul, |data| data.zip(|x, y| x * y)));
 }
 
-/// An op with its buffers.
-type Run<B> = fn(&mut Io<'_, B>, &Operands) -> Check;
-
 fn short<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
     let make = |rng: &mut Rng| operands(rng, (3, 7), 1.0);
-    let ops: [(&'static str, Run<B>); 11] = [
-        ("gelu", gelu),
-        ("gelu_tanh", gelu_tanh),
-        ("silu", silu),
-        ("fused_silu_mul_split", fused_silu_mul_split),
-        ("fused_gelu_mul_split", fused_gelu_mul_split),
-        ("softcap", softcap),
-        ("add_bias", add_bias),
-        ("add_inplace", add_inplace),
-        ("scaled_add_inplace", scaled_add_inplace),
-        ("scale_inplace", scale_inplace),
-        ("mul", mul),
-    ];
-    for (op, run) in ops {
-        cases.short((op, act), make, run);
-    }
+    let mut add = |op, runs| cases.short((op, act), make, runs);
+    add("gelu", both!(gelu));
+    add("gelu_tanh", both!(gelu_tanh));
+    add("silu", both!(silu));
+    add("fused_silu_mul_split", both!(fused_silu_mul_split));
+    add("fused_gelu_mul_split", both!(fused_gelu_mul_split));
+    add("softcap", both!(softcap));
+    add("add_bias", both!(add_bias));
+    add("add_inplace", both!(add_inplace));
+    add("scaled_add_inplace", both!(scaled_add_inplace));
+    add("scale_inplace", both!(scale_inplace));
+    add("mul", both!(mul));
 }

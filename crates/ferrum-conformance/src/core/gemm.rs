@@ -1,9 +1,9 @@
 //! Dense matrices: products, look-ups, the largest of a row.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{Dense, Rng};
-use crate::io::{Check, Io, wrong};
+use crate::io::{Check, Io, Refusals, wrong};
 use crate::naive;
 use ferrum_kernels::{Backend, GemmShape, MatShape, RowShape, WeightPart};
 use ferrum_types::{Error, SrcDtype};
@@ -139,7 +139,7 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         let text = "rows alone and together";
         cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
         let make = move |rng: &mut Rng| matrix(rng, (3, 7, 34), dtype, (1.0, 0.1));
-        cases.short(("gemm", name), make, gemm::<B>);
+        cases.short(("gemm", name), make, both!(gemm));
     }
     let make = |rng: &mut Rng| {
         let (rows, k) = (3, 65);
@@ -170,7 +170,7 @@ fn weight_tolerance(dtype: SrcDtype) -> Tolerance {
 }
 
 /// Bytes of the wrong length are refused at load, whichever part they are in.
-fn wrong_weight_bytes<B: Backend>(device: &B) -> Check {
+fn wrong_weight_bytes<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     for dtype in DTYPES {
         for len in [
             0,
@@ -185,6 +185,7 @@ fn wrong_weight_bytes<B: Backend>(device: &B) -> Check {
                     "{len} bytes as [3, 5] of {dtype} gave no shape error"
                 ));
             }
+            refused.expect(&format!("{len} bytes as [3, 5] of {dtype}"), result)?;
         }
     }
     Ok(())
@@ -278,7 +279,7 @@ fn lookup_cases<B: Backend>(cases: &mut Cases<B>) {
             cases.add(case, make, probe!(embedding_lookup, lookup_formula));
         }
         let make = move |rng: &mut Rng| some_rows(rng, dtype, 10, 7, 9);
-        cases.short(("embedding_lookup", name), make, embedding_lookup::<B>);
+        cases.short(("embedding_lookup", name), make, both!(embedding_lookup));
     }
     for (table_rows, dim, ids) in shapes {
         let make = move |rng: &mut Rng| some_rows(rng, SrcDtype::F32, table_rows, dim, ids);
@@ -287,7 +288,7 @@ fn lookup_cases<B: Backend>(cases: &mut Cases<B>) {
         cases.add(case, make, probe!(gather_rows, lookup_formula));
     }
     let make = |rng: &mut Rng| some_rows(rng, SrcDtype::F32, 10, 7, 9);
-    cases.short(("gather_rows", act), make, gather_rows::<B>);
+    cases.short(("gather_rows", act), make, both!(gather_rows));
 }
 
 struct Rows {
@@ -363,13 +364,13 @@ fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
         shape: RowShape { rows: 3, dim: 7 },
         x: rng.acts(3 * 7, 1.0),
     };
-    cases.short(("argmax_rows", act), make, argmax_rows::<B>);
+    cases.short(("argmax_rows", act), make, both!(argmax_rows));
 }
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     gemm_cases(cases);
     let case = ("from_weight_bytes", "-", "bytes of the wrong length");
-    cases.check(case, wrong_weight_bytes::<B>);
+    cases.refuses(case, both!(wrong_weight_bytes));
     lookup_cases(cases);
     argmax_cases(cases);
 }

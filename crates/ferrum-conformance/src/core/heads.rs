@@ -1,6 +1,6 @@
 //! From a fused projection to heads: split, norm, rotation, layout, contiguous cache.
 
-use crate::case::{Cases, Probe, act_name, label, probe};
+use crate::case::{Cases, Probe, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -525,7 +525,7 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
             cases.add(label(op, act, Tolerance::EXACT, text(shape)), make, probe());
         }
         let make = |rng: &mut Rng| make(rng, SHAPES[3], KINDS[0], 1.0);
-        cases.short((op, act), make, probe().run);
+        cases.short((op, act), make, (probe().run, probe().reference));
     }
     for kind in KINDS {
         for shape in SHAPES {
@@ -542,12 +542,16 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         transforms(cases, SHAPES[3], KINDS[4], scale, text);
     }
     let make = |rng: &mut Rng| make(rng, SHAPES[3], KINDS[4], 1.0);
-    cases.short(("qk_norm_rope", act), make, qk_norm_rope::<B>);
-    cases.short(("split_qkv_norm_rope", act), make, split_qkv_norm_rope::<B>);
+    cases.short(("qk_norm_rope", act), make, both!(qk_norm_rope));
+    cases.short(
+        ("split_qkv_norm_rope", act),
+        make,
+        both!(split_qkv_norm_rope),
+    );
     cases.short(
         ("split_qkv_norm_rope_into_cache", act),
         make,
-        into_cache::<B>,
+        both!(into_cache),
     );
 }
 

@@ -1,6 +1,6 @@
 //! Norms of rows.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -201,7 +201,7 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         layer_norm_by_rows::<B>,
     );
     let few = |rng: &mut Rng| make(rng, (3, 7), 2.0, true);
-    cases.short(("rms_norm", act), few, rms_norm::<B>);
-    cases.short(("fused_add_rms_norm", act), few, fused_add_rms_norm::<B>);
-    cases.short(("layer_norm", act), few, layer_norm::<B>);
+    cases.short(("rms_norm", act), few, both!(rms_norm));
+    cases.short(("fused_add_rms_norm", act), few, both!(fused_add_rms_norm));
+    cases.short(("layer_norm", act), few, both!(layer_norm));
 }

@@ -3,8 +3,8 @@
 //! These are what a host can know without looking into a buffer: sizes that contradict each other,
 //! and sizes whose product no machine can hold, which must not overflow into small ones.
 
-use crate::case::{Cases, act_name};
-use crate::io::{Check, Fault, Io, refused};
+use crate::case::{Cases, act_name, both};
+use crate::io::{Check, Fault, Io, Refusals};
 use ferrum_kernels::{
     Act, AttnConfig, Backend, CacheSpan, Conv1dShape, FlashShape, GeluKind, GemmShape, HeadLayout,
     HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkvShape, QkvTransform, Rope, RopeStyle,
@@ -39,7 +39,7 @@ impl<'d, B: Backend> Bench<'d, B> {
     }
 }
 
-fn gemm<B: Backend>(device: &B) -> Check {
+fn gemm<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let weight =
         device.from_weight_bytes(&[0; 60], SrcDtype::F32, MatShape { rows: 3, cols: 5 })?;
@@ -53,7 +53,7 @@ fn gemm<B: Backend>(device: &B) -> Check {
         (usize::MAX, 3, 5),
     ] {
         let shape = GemmShape { rows, n, k };
-        refused(
+        refused.expect(
             &format!("{shape:?} of a [3, 5]"),
             B::gemm(ctx, &bench.a, &weight, out, shape),
         )?;
@@ -61,7 +61,7 @@ fn gemm<B: Backend>(device: &B) -> Check {
     for (rows, dim) in [(2, 4), (2, 6), (MANY, 5), (usize::MAX, 5)] {
         let shape = RowShape { rows, dim };
         let result = B::embedding_lookup(ctx, &weight, &bench.ints, out, shape);
-        refused(&format!("a look-up of {shape:?} in a [3, 5]"), result)?;
+        refused.expect(&format!("a look-up of {shape:?} in a [3, 5]"), result)?;
     }
     Ok(())
 }
@@ -80,7 +80,7 @@ const ROWS: [RowShape; 4] = [
     },
 ];
 
-fn rows<B: Backend>(device: &B) -> Check {
+fn rows<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench {
         io,
@@ -99,41 +99,41 @@ fn rows<B: Backend>(device: &B) -> Check {
             eps: 1e-6,
         };
         let case = |op: &str| format!("{op} of {shape:?}");
-        refused(
+        refused.expect(
             &case("gather_rows"),
             B::gather_rows(ctx, a, ints, out, shape),
         )?;
-        refused(&case("argmax_rows"), B::argmax_rows(ctx, a, ints, shape))?;
-        refused(&case("rms_norm"), B::rms_norm(ctx, a, floats, out, norm))?;
-        refused(
+        refused.expect(&case("argmax_rows"), B::argmax_rows(ctx, a, ints, shape))?;
+        refused.expect(&case("rms_norm"), B::rms_norm(ctx, a, floats, out, norm))?;
+        refused.expect(
             &case("fused_add_rms_norm"),
             B::fused_add_rms_norm(ctx, b, a, floats, out, norm),
         )?;
-        refused(
+        refused.expect(
             &case("layer_norm"),
             B::layer_norm(ctx, a, floats, None, out, norm),
         )?;
-        refused(
+        refused.expect(
             &case("fused_silu_mul_split"),
             B::fused_silu_mul_split(ctx, a, out, shape),
         )?;
         let gelu = B::fused_gelu_mul_split(ctx, a, out, GeluKind::Tanh, shape);
-        refused(&case("fused_gelu_mul_split"), gelu)?;
-        refused(&case("add_bias"), B::add_bias(ctx, out, floats, shape))?;
+        refused.expect(&case("fused_gelu_mul_split"), gelu)?;
+        refused.expect(&case("add_bias"), B::add_bias(ctx, out, floats, shape))?;
     }
     for len in [1001, MANY, usize::MAX] {
         let case = |op: &str| format!("{op} of {len} elements");
-        refused(&case("gelu"), B::gelu(ctx, a, out, len))?;
-        refused(&case("gelu_tanh"), B::gelu_tanh(ctx, a, out, len))?;
-        refused(&case("silu"), B::silu(ctx, a, out, len))?;
-        refused(&case("add_inplace"), B::add_inplace(ctx, out, a, len))?;
-        refused(
+        refused.expect(&case("gelu"), B::gelu(ctx, a, out, len))?;
+        refused.expect(&case("gelu_tanh"), B::gelu_tanh(ctx, a, out, len))?;
+        refused.expect(&case("silu"), B::silu(ctx, a, out, len))?;
+        refused.expect(&case("add_inplace"), B::add_inplace(ctx, out, a, len))?;
+        refused.expect(
             &case("scaled_add_inplace"),
             B::scaled_add_inplace(ctx, out, a, 2.0, len),
         )?;
-        refused(&case("scale_inplace"), B::scale_inplace(ctx, out, 2.0, len))?;
-        refused(&case("mul"), B::mul(ctx, a, b, out, len))?;
-        refused(&case("softcap"), B::softcap(ctx, out, 2.0, len))?;
+        refused.expect(&case("scale_inplace"), B::scale_inplace(ctx, out, 2.0, len))?;
+        refused.expect(&case("mul"), B::mul(ctx, a, b, out, len))?;
+        refused.expect(&case("softcap"), B::softcap(ctx, out, 2.0, len))?;
     }
     Ok(())
 }
@@ -162,7 +162,7 @@ const HEADS: [HeadsShape; 4] = [
     },
 ];
 
-fn heads<B: Backend>(device: &B) -> Check {
+fn heads<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let mut v: Act<B> = device.alloc(1000)?;
     let Bench { io, a, b, out, .. } = &mut bench;
@@ -189,25 +189,25 @@ fn heads<B: Backend>(device: &B) -> Check {
             capacity: tokens,
             offset: 0,
         };
-        refused(
+        refused.expect(
             &case("split_qkv"),
             B::split_qkv(ctx, a, b, out, &mut v, qkv),
         )?;
         let result = B::split_qkv_norm_rope(ctx, a, b, out, &mut v, plain, qkv);
-        refused(&case("split_qkv_norm_rope"), result)?;
+        refused.expect(&case("split_qkv_norm_rope"), result)?;
         let result = B::qk_norm_rope(ctx, out, HeadLayout::HeadMajor, None, None, shape);
-        refused(&case("qk_norm_rope"), result)?;
+        refused.expect(&case("qk_norm_rope"), result)?;
         let result = B::kv_cache_append_head_major(ctx, a, b, (out, &mut v), span, shape);
-        refused(&case("kv_cache_append_head_major"), result)?;
+        refused.expect(&case("kv_cache_append_head_major"), result)?;
         let result = B::transpose_head_to_token(ctx, a, out, shape);
-        refused(&case("transpose_head_to_token"), result)?;
+        refused.expect(&case("transpose_head_to_token"), result)?;
         let result = B::transpose_token_to_head(ctx, a, out, shape);
-        refused(&case("transpose_token_to_head"), result)?;
+        refused.expect(&case("transpose_token_to_head"), result)?;
     }
     Ok(())
 }
 
-fn rotation<B: Backend>(device: &B) -> Check {
+fn rotation<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench {
         io,
@@ -232,13 +232,13 @@ fn rotation<B: Backend>(device: &B) -> Check {
             };
             let layout = HeadLayout::TokenMajor;
             let result = B::qk_norm_rope(&mut io.ctx, out, layout, None, Some(rope), shape);
-            refused(&format!("rot_dim {rot_dim} of heads of 8"), result)?;
+            refused.expect(&format!("rot_dim {rot_dim} of heads of 8"), result)?;
         }
     }
     Ok(())
 }
 
-fn spans<B: Backend>(device: &B) -> Check {
+fn spans<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let mut cache: Act<B> = device.alloc(1000)?;
     let Bench { io, a, b, out, .. } = &mut bench;
@@ -265,11 +265,11 @@ fn spans<B: Backend>(device: &B) -> Check {
         let span = CacheSpan { capacity, offset };
         let case = format!("three tokens in {span:?}");
         let result = B::kv_cache_append_head_major(ctx, a, b, (out, &mut cache), span, qkv.kv());
-        refused(&case, result)?;
+        refused.expect(&case, result)?;
         let mut q: Act<B> = device.alloc(100)?;
         let caches = (&mut *out, &mut cache);
         let result = B::split_qkv_norm_rope_into_cache(ctx, a, &mut q, caches, span, plain, qkv);
-        refused(&case, result)?;
+        refused.expect(&case, result)?;
     }
     Ok(())
 }
@@ -291,7 +291,7 @@ const FLASH: FlashShape = FlashShape {
     pos_offset: 2,
 };
 
-fn flash<B: Backend>(device: &B) -> Check {
+fn flash<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench { io, a, b, out, .. } = &mut bench;
     let ctx = &mut io.ctx;
@@ -315,7 +315,7 @@ fn flash<B: Backend>(device: &B) -> Check {
         },
     ] {
         let result = B::flash_attention(ctx, a, (b, b), None, out, FLASH, &config);
-        refused(&format!("{config:?}"), result)?;
+        refused.expect(&format!("{config:?}"), result)?;
     }
     for shape in [
         FlashShape { kv_len: 7, ..FLASH },
@@ -334,12 +334,12 @@ fn flash<B: Backend>(device: &B) -> Check {
         },
     ] {
         let result = B::flash_attention(ctx, a, (b, b), None, out, shape, &CONFIG);
-        refused(&format!("{shape:?}"), result)?;
+        refused.expect(&format!("{shape:?}"), result)?;
     }
     Ok(())
 }
 
-fn mla<B: Backend>(device: &B) -> Check {
+fn mla<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench { io, a, b, out, .. } = &mut bench;
     let shape = MlaShape {
@@ -379,7 +379,7 @@ fn mla<B: Backend>(device: &B) -> Check {
             ..shape
         },
     ] {
-        refused(
+        refused.expect(
             &format!("{shape:?}"),
             B::mla_attention(&mut io.ctx, a, b, out, shape),
         )?;
@@ -387,7 +387,7 @@ fn mla<B: Backend>(device: &B) -> Check {
     Ok(())
 }
 
-fn conv1d<B: Backend>(device: &B) -> Check {
+fn conv1d<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench {
         io, a, out, floats, ..
@@ -427,12 +427,12 @@ fn conv1d<B: Backend>(device: &B) -> Check {
         },
     ] {
         let result = B::conv1d(&mut io.ctx, a, floats, None, out, shape);
-        refused(&format!("{shape:?}"), result)?;
+        refused.expect(&format!("{shape:?}"), result)?;
     }
     Ok(())
 }
 
-fn conv2d<B: Backend>(device: &B) -> Check {
+fn conv2d<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut bench = Bench::new(device)?;
     let Bench {
         io, a, out, floats, ..
@@ -460,33 +460,33 @@ fn conv2d<B: Backend>(device: &B) -> Check {
         PatchShape { out: MANY, ..shape },
     ] {
         let result = B::conv2d_patch(&mut io.ctx, a, floats, None, out, shape);
-        refused(&format!("{shape:?}"), result)?;
+        refused.expect(&format!("{shape:?}"), result)?;
     }
     Ok(())
 }
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
-    let mut add = |op, name, run| cases.check((op, act, name), run);
-    add("gemm", "sizes that cannot be", gemm::<B>);
+    let mut add = |op, name, runs| cases.refuses((op, act, name), runs);
+    add("gemm", "sizes that cannot be", both!(gemm));
     add(
         "rms_norm",
         "sizes of rows that cannot be, in every op",
-        rows::<B>,
+        both!(rows),
     );
     add(
         "split_qkv",
         "sizes of heads that cannot be, in every op",
-        heads::<B>,
+        both!(heads),
     );
-    add("qk_norm_rope", "rotations that cannot be", rotation::<B>);
+    add("qk_norm_rope", "rotations that cannot be", both!(rotation));
     add(
         "kv_cache_append_head_major",
         "spans that cannot be",
-        spans::<B>,
+        both!(spans),
     );
-    add("flash_attention", "sizes that cannot be", flash::<B>);
-    add("mla_attention", "sizes that cannot be", mla::<B>);
-    add("conv1d", "sizes that cannot be", conv1d::<B>);
-    add("conv2d_patch", "sizes that cannot be", conv2d::<B>);
+    add("flash_attention", "sizes that cannot be", both!(flash));
+    add("mla_attention", "sizes that cannot be", both!(mla));
+    add("conv1d", "sizes that cannot be", both!(conv1d));
+    add("conv2d_patch", "sizes that cannot be", both!(conv2d));
 }

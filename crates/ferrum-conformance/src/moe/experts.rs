@@ -1,7 +1,7 @@
 //! Per-expert products over every kind of stack.
 
 use super::routing::Pairs;
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::{Dense, FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -341,9 +341,9 @@ where
         cases.same(id, make, moe_gemm::<B, L>, by_tokens::<B, L>);
     }
     let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerPair);
-    cases.short(("moe_gemm", kind.dtype()), few, moe_gemm::<B, L>);
+    cases.short(("moe_gemm", kind.dtype()), few, both!(moe_gemm, L));
     let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerToken);
-    cases.short(("moe_gate_up_silu", kind.dtype()), few, gate_up::<B, L>);
+    cases.short(("moe_gate_up_silu", kind.dtype()), few, both!(gate_up, L));
 }
 
 const SMALL: Sizes = Sizes {

@@ -1,6 +1,7 @@
 //! Mixture of experts: routing, per-expert products over every kind of stack, weighted sums.
 
 mod experts;
+mod refusals;
 mod routing;
 mod sums;
 
@@ -13,6 +14,7 @@ pub(crate) fn cases<B: BackendMoeFused>() -> Cases<B> {
     routing::cases(&mut cases);
     experts::dense_cases(&mut cases);
     sums::cases(&mut cases);
+    refusals::cases(&mut cases);
     cases
 }
 

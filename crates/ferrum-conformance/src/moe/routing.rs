@@ -1,6 +1,6 @@
 //! Which experts a token goes to, and the pairs sorted by expert.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -201,7 +201,7 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         shape,
         logits: rng.acts(9 * 40, 1.0),
     };
-    cases.short((op, act), few, route_topk_softmax::<B>);
+    cases.short((op, act), few, both!(route_topk_softmax));
 
     let op = "compute_ids_tpe";
     for (tokens, experts, top_k) in [
@@ -221,5 +221,5 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         }
     }
     let few = |rng: &mut Rng| Pairs::new(rng, 5, 8, 2, false);
-    cases.short((op, "i32"), few, compute_ids_tpe::<B>);
+    cases.short((op, "i32"), few, both!(compute_ids_tpe));
 }

@@ -1,6 +1,6 @@
 //! Weighted sums of what the experts of a token gave.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -162,15 +162,15 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         add(text.into(), 3, 2, 65, scale);
     }
     let few = |rng: &mut Rng| make_sums(rng, 3, 2, 7, 1.0);
-    cases.short(("moe_weighted_sum", act), few, weighted_sum::<B>);
+    cases.short(("moe_weighted_sum", act), few, both!(weighted_sum));
     cases.short(
         ("moe_weighted_sum_residual", act),
         few,
-        weighted_sum_residual::<B>,
+        both!(weighted_sum_residual),
     );
     cases.short(
         ("moe_weighted_sum_residual_norm", act),
         few,
-        weighted_sum_residual_norm::<B>,
+        both!(weighted_sum_residual_norm),
     );
 }

@@ -1,6 +1,6 @@
 //! Collectives between ranks that share a model. Alone, each is the identity.
 
-use super::{Act, Backend};
+use super::{Act, Backend, check};
 use ferrum_types::Result;
 
 /// How [`BackendCollective::all_reduce`] combines ranks.
@@ -33,7 +33,7 @@ pub trait BackendCollective: Backend {
         len: usize,
         _op: ReduceOp,
     ) -> Result<()> {
-        check::<Self>("all_reduce", buf, len)
+        check::len("all_reduce", "buf", buf, len)
     }
 
     /// `dst[rank · len..][..len]` = that rank's `src[..len]`.
@@ -61,11 +61,6 @@ pub trait BackendCollective: Backend {
             let reason = format!("root {root} is not one of {world} ranks");
             return Err(ferrum_types::Error::invalid("broadcast", reason));
         }
-        check::<Self>("broadcast", buf, len)
+        check::len("broadcast", "buf", buf, len)
     }
-}
-
-fn check<B: Backend>(op: &'static str, buf: &Act<B>, len: usize) -> Result<()> {
-    use super::DeviceBuffer;
-    ferrum_types::Error::check_len(op, "buf", buf.len(), len)
 }

@@ -15,6 +15,7 @@
 //! * **Order.** The result of a row depends on that row alone: reductions have a fixed order that does
 //!   not change with the number of rows, the position of a chunk or the size of a KV block.
 
+pub mod check;
 mod collective;
 mod core;
 mod graph;

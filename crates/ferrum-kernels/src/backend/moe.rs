@@ -4,7 +4,7 @@
 //! depends on the routing stays on the device: no op reads counts on the host.
 
 use super::*;
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_types::{Result, SrcDtype};
 
 /// How tokens choose experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,13 +45,13 @@ pub struct MoeRouting<B: Backend> {
 impl<B: Backend> MoeRouting<B> {
     /// Buffers for at most `max_tokens` tokens.
     pub fn alloc(device: &B, max_tokens: usize, experts: usize, top_k: usize) -> Result<Self> {
-        let pairs = max_tokens * top_k;
+        let pairs = check::elements("alloc", &[max_tokens, top_k])?;
         Ok(Self {
             expert_ids: device.alloc(pairs)?,
             weights: device.alloc(pairs)?,
             ids: device.alloc(pairs)?,
             tpe: device.alloc(experts)?,
-            offsets: device.alloc(experts + 1)?,
+            offsets: device.alloc(experts.saturating_add(1))?,
         })
     }
 }
@@ -100,29 +100,12 @@ pub trait BackendMoeFused: Backend {
     ) -> Result<Self::Experts> {
         let op = "load_experts";
         let ExpertShape { experts, n, k } = shape;
-        let size = [n, k, dtype.size()]
-            .into_iter()
-            .try_fold(1usize, |product, size| product.checked_mul(size))
-            .filter(|&size| size > 0);
-        let all = size.and_then(|size| size.checked_mul(experts));
-        let (Some(size), Some(all)) = (size, all) else {
-            let reason = format!("a stack [{experts}, {n}, {k}] is out of range");
-            return Err(Error::invalid(op, reason));
-        };
-        if bytes.len() != all {
-            return Err(Error::Shape {
-                op,
-                what: "weight (in bytes)",
-                found: bytes.len(),
-                expected: all,
-            });
-        }
-        let part = |bytes| WeightPart {
-            bytes,
-            dtype,
-            rows: n,
-        };
-        let parts: Vec<_> = bytes.chunks_exact(size).map(part).collect();
+        check::expert_stack(op, shape)?;
+        let part = |bytes, rows| WeightPart { bytes, dtype, rows };
+        let rows = check::elements(op, &[experts, n])?;
+        check::weight_parts(op, &[part(bytes, rows)], k)?;
+        let each = bytes.chunks_exact(bytes.len() / experts);
+        let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
         self.load_expert_parts(&parts, k)
     }
 

@@ -165,26 +165,9 @@ impl QuantPart<'_> {
     /// `InvalidArgument` of `op` when a row is no whole number of blocks, `Shape` when the bytes are
     /// not as many as the rows take.
     pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
-        let Self { bytes, ty, rows } = *self;
-        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
-            let block = ty.block_len();
-            Error::invalid(
-                op,
-                format!("rows have {cols} elements, expected a multiple of {block} for {ty}"),
-            )
-        })?;
-        let overflow = || Error::invalid(op, format!("{rows} × {cols} elements overflow"));
-        let expected = row_bytes.checked_mul(rows).ok_or_else(overflow)?;
-        if bytes.len() != expected {
-            return Err(Error::Shape {
-                op,
-                what: "weight (in bytes)",
-                found: bytes.len(),
-                expected,
-            });
-        }
-        let mut values = vec![0.0; rows.checked_mul(cols).ok_or_else(overflow)?];
-        ferrum_quant::dequantize(ty, bytes, &mut values).map_err(wrong(op))?;
+        check::quant_part(op, self, cols)?;
+        let mut values = vec![0.0; check::elements(op, &[self.rows, cols])?];
+        ferrum_quant::dequantize(self.ty, self.bytes, &mut values).map_err(wrong(op))?;
         Ok(values)
     }
 }

@@ -1,6 +1,7 @@
 //! The sizes and settings that travel with an op, as structs with names instead of positional numbers.
 
 use super::Backend;
+use std::ops::Range;
 
 /// A row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +184,17 @@ pub struct QkvTransform<'a, B: Backend> {
     pub rope: Option<Rope<'a, B>>,
 }
 
+impl<B: Backend> QkvTransform<'_, B> {
+    /// q and k as they are.
+    pub fn none() -> Self {
+        Self {
+            q_norm: None,
+            k_norm: None,
+            rope: None,
+        }
+    }
+}
+
 macro_rules! copy_of_references {
     ($($t:ident),*) => {$(
         impl<B: Backend> Clone for $t<'_, B> {
@@ -223,6 +235,22 @@ pub struct AttnConfig {
     pub softcap: Option<f32>,
 }
 
+impl AttnConfig {
+    /// The keys that the query at key index `at` sees, of `kv_len` keys.
+    #[inline(always)]
+    pub fn visible(&self, at: usize, kv_len: usize) -> Range<usize> {
+        let after = at.saturating_add(1);
+        let end = if self.causal {
+            after.min(kv_len)
+        } else {
+            kv_len
+        };
+        let window = self.sliding_window;
+        let start = window.map_or(0, |window| after.saturating_sub(window));
+        start.min(end)..end
+    }
+}
+
 /// Sizes of one contiguous attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashShape {
@@ -255,6 +283,26 @@ pub struct MlaShape {
     pub scale: f32,
     /// Whether a query sees only keys at its own index and before.
     pub causal: bool,
+}
+
+impl MlaShape {
+    /// Elements of a query, and of a key.
+    pub fn key_dim(&self) -> usize {
+        self.rank + self.rope_dim
+    }
+
+    /// The same attention as one with heads, all of which share one kv head.
+    pub fn config(&self) -> AttnConfig {
+        AttnConfig {
+            heads: self.heads,
+            kv_heads: 1,
+            head_dim: self.key_dim(),
+            scale: self.scale,
+            causal: self.causal,
+            sliding_window: None,
+            softcap: None,
+        }
+    }
 }
 
 /// One-dimensional convolution over time.

@@ -14,8 +14,6 @@ mod softmax;
 pub(crate) use contiguous::{flash_attention, mla_attention};
 
 use super::buffer::SharedMut;
-use super::check::require;
-use super::elementwise::check_cap;
 use super::exec::{Exec, Scratch};
 use super::gemm::lane::Single;
 use super::gemm::tile::{F32Columns, Halves, MAX_ROWS, PANEL};
@@ -27,49 +25,6 @@ use std::ops::Range;
 
 /// Keys of a tile.
 pub(crate) const KEYS: usize = PANEL;
-
-/// How scores are made and which keys a query sees.
-#[derive(Clone, Copy)]
-pub(crate) struct Rule {
-    pub(crate) scale: f32,
-    pub(crate) softcap: Option<f32>,
-    pub(crate) causal: bool,
-    pub(crate) window: Option<usize>,
-}
-
-impl Rule {
-    /// The keys that the query at key index `at` sees, of `kv_len` keys.
-    #[inline(always)]
-    pub(crate) fn visible(&self, at: usize, kv_len: usize) -> Range<usize> {
-        let after = at.saturating_add(1);
-        let end = if self.causal {
-            after.min(kv_len)
-        } else {
-            kv_len
-        };
-        let start = self.window.map_or(0, |window| after.saturating_sub(window));
-        start.min(end)..end
-    }
-}
-
-/// Checks what every attention op asks of its config.
-pub(crate) fn check_config(op: &'static str, config: &AttnConfig) -> Result<Rule> {
-    let AttnConfig {
-        heads, kv_heads, ..
-    } = *config;
-    require(op, kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
-        format!("{heads} heads are not a multiple of {kv_heads} kv heads")
-    })?;
-    if let Some(cap) = config.softcap {
-        check_cap(op, cap)?;
-    }
-    Ok(Rule {
-        scale: config.scale,
-        softcap: config.softcap,
-        causal: config.causal,
-        window: config.sliding_window,
-    })
-}
 
 /// Where keys and values lie. `sequence` is the caller's number of a sequence.
 pub(crate) trait KeyValues: Sync {
@@ -150,14 +105,12 @@ pub(crate) struct Queries {
 /// `t·token + h·head` in `q` and, in the same layout, in `out`.
 pub(crate) struct Attention<'a, K> {
     pub(crate) source: &'a K,
-    pub(crate) rule: Rule,
+    pub(crate) config: AttnConfig,
     pub(crate) q: &'a [f32],
     pub(crate) q_strides: (usize, usize),
     pub(crate) out: SharedMut<'a, f32>,
     pub(crate) out_strides: (usize, usize),
     pub(crate) sinks: Option<&'a [f32]>,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
     pub(crate) key_dim: usize,
     pub(crate) value_dim: usize,
 }
@@ -230,14 +183,14 @@ impl<K: KeyValues> Attention<'_, K> {
         scratch: &mut Scratch,
         sequences: &[Queries],
     ) -> Result<()> {
-        let group = self.heads / self.kv_heads;
+        let group = self.config.heads / self.config.kv_heads;
         let rows_of = |queries: &Queries| queries.len * group;
         let longest = sequences.iter().map(rows_of).max().unwrap_or(0);
         if longest == 0 || self.value_dim == 0 {
             return Ok(());
         }
         let threads = exec.pool.threads();
-        let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.kv_heads;
+        let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.config.kv_heads;
         let rows = (all_rows / (4 * threads))
             .clamp(MAX_ROWS, MOST_ROWS)
             .min(longest)
@@ -245,7 +198,7 @@ impl<K: KeyValues> Attention<'_, K> {
         scratch.items.clear();
         for (s, queries) in sequences.iter().enumerate() {
             for first in (0..rows_of(queries)).step_by(rows) {
-                let tasks = (0..self.kv_heads).map(|kv_head| [s, kv_head, first]);
+                let tasks = (0..self.config.kv_heads).map(|kv_head| [s, kv_head, first]);
                 scratch.items.extend(tasks);
             }
         }
@@ -278,7 +231,7 @@ impl<K: KeyValues> Attention<'_, K> {
             .iter()
             .map(keys)
             .sum::<usize>()
-            .saturating_mul(self.heads * dim);
+            .saturating_mul(self.config.heads * dim);
         if work < SMALL {
             items.iter().for_each(|item| task(item, 0));
         } else {
@@ -322,7 +275,7 @@ impl<K: KeyValues> Task<'_, K> {
     }
 
     fn token_and_head(&self, row: usize) -> (usize, usize) {
-        let group = self.call.heads / self.call.kv_heads;
+        let group = self.call.config.heads / self.call.config.kv_heads;
         (row / group, self.at.1 * group + row % group)
     }
 
@@ -332,7 +285,7 @@ impl<K: KeyValues> Task<'_, K> {
             .queries
             .first_index
             .saturating_add(self.token_and_head(row).0);
-        self.call.rule.visible(at, self.queries.kv_len)
+        self.call.config.visible(at, self.queries.kv_len)
     }
 
     /// Packs the queries and clears the state.
@@ -412,7 +365,7 @@ impl<K: KeyValues> Task<'_, K> {
         }
         let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());
         exec.level.run(RowTile {
-            rule: self.call.rule,
+            config: self.call.config,
             dim,
             q: &self.work.q[first * dim..][..rows * dim],
             keys,

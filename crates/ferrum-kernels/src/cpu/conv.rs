@@ -4,12 +4,11 @@
 //! are the inputs under the taps, written out once for each panel.
 
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, require};
 use super::exec::{Exec, Scratch};
 use super::gemm::tile::{Block, F32Columns, PANEL, Rows, panel, with_rows};
 use super::isa::Kernel;
 use super::simd::Simd;
-use crate::backend::{Conv1dShape, PatchShape};
+use crate::backend::{Conv1dShape, PatchShape, check};
 use ferrum_types::Result;
 
 /// Weights times one panel.
@@ -63,7 +62,7 @@ pub(crate) fn conv1d(
     out: &mut CpuBuffer<f32>,
     shape: Conv1dShape,
 ) -> Result<()> {
-    let op = "conv1d";
+    let lens = check::conv1d(x, weight, bias, out, shape)?;
     let Conv1dShape {
         c_in,
         c_out,
@@ -73,24 +72,12 @@ pub(crate) fn conv1d(
         padding,
         groups,
     } = shape;
-    require(op, kernel > 0 && stride > 0 && groups > 0, || {
-        format!("kernel {kernel}, stride {stride} and groups {groups}, expected at least 1 each")
-    })?;
-    let divides = c_in.is_multiple_of(groups) && c_out.is_multiple_of(groups);
-    require(op, divides, || {
-        format!("{c_in} input and {c_out} output channels do not divide into {groups} groups")
-    })?;
-    let most = isize::MAX as usize / 4;
-    require(op, padding <= most && len <= most, || {
-        format!("length {len} with padding {padding} overflows")
-    })?;
     let out_len = shape.out_len();
     let (group_in, group_out) = (c_in / groups, c_out / groups);
-    let taps = elements(op, &[group_in, kernel])?;
-    let x = x.first(op, "x", elements(op, &[c_in, len])?)?;
-    let weight = weight.first(op, "weight", elements(op, &[c_out, taps])?)?;
-    let bias = bias.map(|bias| bias.first(op, "bias", c_out)).transpose()?;
-    let out = out.first_mut(op, "out", elements(op, &[c_out, out_len])?)?;
+    let taps = group_in * kernel;
+    let (x, weight) = (x.as_slice(), weight.as_slice());
+    let bias = bias.map(CpuBuffer::as_slice);
+    let out = &mut out.as_mut_slice()[..lens.out];
     if out.is_empty() {
         return Ok(());
     }
@@ -146,7 +133,7 @@ pub(crate) fn conv2d_patch(
     rows: &mut CpuBuffer<f32>,
     shape: PatchShape,
 ) -> Result<()> {
-    let op = "conv2d_patch";
+    let lens = check::conv2d_patch(image, weight, bias, rows, shape)?;
     let PatchShape {
         channels,
         height,
@@ -154,16 +141,11 @@ pub(crate) fn conv2d_patch(
         patch,
         out,
     } = shape;
-    let divides = patch > 0 && height.is_multiple_of(patch) && width.is_multiple_of(patch);
-    require(op, divides, || {
-        format!("{height} × {width} pixels do not divide into patches of {patch} × {patch}")
-    })?;
     let (down, across) = (height / patch, width / patch);
-    let taps = elements(op, &[channels, patch, patch])?;
-    let image = image.first(op, "image", elements(op, &[channels, height, width])?)?;
-    let weight = weight.first(op, "weight", elements(op, &[out, taps])?)?;
-    let bias = bias.map(|bias| bias.first(op, "bias", out)).transpose()?;
-    let rows = rows.first_mut(op, "rows", elements(op, &[down, across, out])?)?;
+    let taps = channels * patch * patch;
+    let (image, weight) = (image.as_slice(), &weight.as_slice()[..lens.weight]);
+    let bias = bias.map(CpuBuffer::as_slice);
+    let rows = &mut rows.as_mut_slice()[..lens.out];
     if rows.is_empty() {
         return Ok(());
     }

@@ -214,8 +214,8 @@ impl Backend for CpuBackend {
         offset: usize,
         src: &[T],
     ) -> Result<()> {
-        dst.range_mut("write", "dst", offset, src.len())?
-            .copy_from_slice(src);
+        let to = check::range("write", "dst", dst, offset, src.len())?;
+        dst.as_mut_slice()[to].copy_from_slice(src);
         Ok(())
     }
 
@@ -225,7 +225,8 @@ impl Backend for CpuBackend {
         offset: usize,
         out: &mut [T],
     ) -> Result<()> {
-        let src = src.range("read", "src", offset, out.len())?;
+        let from = check::range("read", "src", src, offset, out.len())?;
+        let src = &src.as_slice()[from];
         let out = SharedMut::new(out);
         // Logits of many sequences are more than one core should copy alone.
         let exec = ctx.exec();
@@ -252,9 +253,8 @@ impl Backend for CpuBackend {
         dst_offset: usize,
         len: usize,
     ) -> Result<()> {
-        let src = src.range("copy_slice", "src", src_offset, len)?;
-        dst.range_mut("copy_slice", "dst", dst_offset, len)?
-            .copy_from_slice(src);
+        let [from, to] = check::copy_slice(src, src_offset, dst, dst_offset, len)?;
+        dst.as_mut_slice()[to].copy_from_slice(&src.as_slice()[from]);
         Ok(())
     }
 
@@ -407,11 +407,7 @@ impl Backend for CpuBackend {
         v: &mut Buf,
         shape: QkvShape,
     ) -> Result<()> {
-        let transform = QkvTransform {
-            q_norm: None,
-            k_norm: None,
-            rope: None,
-        };
+        let transform = QkvTransform::<Self>::none();
         let layout = HeadLayout::TokenMajor;
         let (exec, scratch) = ctx.parts();
         heads::split(

@@ -2,12 +2,11 @@
 //! shorter end of a row go through the same one.
 
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, require};
 use super::exec::Exec;
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
-use crate::backend::{GeluKind, RowShape};
+use crate::backend::{GeluKind, RowShape, check};
 use ferrum_types::Result;
 
 /// A function of one lane of `x` and one of `y`.
@@ -153,8 +152,8 @@ pub(crate) fn map(
     len: usize,
     op: impl LaneOp,
 ) -> Result<()> {
-    let x = x.first(name, "x", len)?.as_ptr();
-    let out = out.first_mut(name, "out", len)?.as_mut_ptr();
+    check::activate(name, x, None, out, len)?;
+    let (x, out) = (x.as_slice().as_ptr(), out.as_mut_slice().as_mut_ptr());
     // SAFETY: both have `len` elements (checked) and `out` is borrowed exclusively.
     unsafe { spread_lanes(exec, op, Pointers { x, y: x, out }, len) };
     Ok(())
@@ -168,7 +167,8 @@ pub(crate) fn map_inplace(
     len: usize,
     op: impl LaneOp,
 ) -> Result<()> {
-    let out = x.first_mut(name, "x", len)?.as_mut_ptr();
+    check::inplace(name, x, len)?;
+    let out = x.as_mut_slice().as_mut_ptr();
     let x = out.cast_const();
     // SAFETY: `x` has `len` elements (checked) and is borrowed exclusively.
     unsafe { spread_lanes(exec, op, Pointers { x, y: x, out }, len) };
@@ -184,8 +184,8 @@ pub(crate) fn zip_inplace(
     len: usize,
     op: impl LaneOp,
 ) -> Result<()> {
-    let y = y.first(name, "y", len)?.as_ptr();
-    let out = x.first_mut(name, "x", len)?.as_mut_ptr();
+    check::zip_inplace(name, x, y, len)?;
+    let (y, out) = (y.as_slice().as_ptr(), x.as_mut_slice().as_mut_ptr());
     let x = out.cast_const();
     // SAFETY: both have `len` elements (checked) and `x` is borrowed exclusively.
     unsafe { spread_lanes(exec, op, Pointers { x, y, out }, len) };
@@ -200,9 +200,9 @@ pub(crate) fn mul(
     out: &mut CpuBuffer<f32>,
     len: usize,
 ) -> Result<()> {
-    let x = x.first("mul", "x", len)?.as_ptr();
-    let y = y.first("mul", "y", len)?.as_ptr();
-    let out = out.first_mut("mul", "out", len)?.as_mut_ptr();
+    check::activate("mul", x, Some(y), out, len)?;
+    let (x, y) = (x.as_slice().as_ptr(), y.as_slice().as_ptr());
+    let out = out.as_mut_slice().as_mut_ptr();
     // SAFETY: all have `len` elements (checked) and `out` is borrowed exclusively.
     unsafe { spread_lanes(exec, Mul, Pointers { x, y, out }, len) };
     Ok(())
@@ -210,14 +210,8 @@ pub(crate) fn mul(
 
 /// `x = cap · tanh(x / cap)`.
 pub(crate) fn softcap(exec: &Exec, x: &mut CpuBuffer<f32>, cap: f32, len: usize) -> Result<()> {
-    check_cap("softcap", cap)?;
+    check::softcap(x, cap, len)?;
     map_inplace(exec, "softcap", x, len, Softcap(cap))
-}
-
-pub(crate) fn check_cap(op: &'static str, cap: f32) -> Result<()> {
-    require(op, cap > 0.0 && cap.is_finite(), || {
-        format!("softcap is {cap}, expected a positive number")
-    })
 }
 
 /// Rows `[gate | up]` → `out[rows, dim] = op(gate, up)`.
@@ -229,9 +223,9 @@ pub(crate) fn gated(
     shape: RowShape,
     op: impl LaneOp,
 ) -> Result<()> {
-    let RowShape { rows, dim } = shape;
-    let gate_up = gate_up.first(name, "gate_up", elements(name, &[rows, dim, 2])?)?;
-    let out = out.first_mut(name, "out", elements(name, &[rows, dim])?)?;
+    let size = check::gated(name, gate_up, out, shape)?;
+    let (dim, gate_up) = (shape.dim, gate_up.as_slice());
+    let out = &mut out.as_mut_slice()[..size];
     if out.is_empty() {
         return Ok(());
     }
@@ -253,11 +247,11 @@ pub(crate) fn add_bias(
     exec: &Exec,
     x: &mut CpuBuffer<f32>,
     bias: &CpuBuffer<f32>,
-    RowShape { rows, dim }: RowShape,
+    shape: RowShape,
 ) -> Result<()> {
-    let op = "add_bias";
-    let bias = bias.first(op, "bias", dim)?;
-    let x = x.first_mut(op, "x", elements(op, &[rows, dim])?)?;
+    let size = check::add_bias(x, bias, shape)?;
+    let (dim, bias) = (shape.dim, &bias.as_slice()[..shape.dim]);
+    let x = &mut x.as_mut_slice()[..size];
     if x.is_empty() {
         return Ok(());
     }

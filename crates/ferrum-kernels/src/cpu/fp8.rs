@@ -5,7 +5,6 @@
 //! rounded once, so products have the bits of the same weights in f32. What decoding a code leaves to do,
 //! scales have done at load: they are [`ABOVE`] times as large, and NaN where one of their codes is.
 
-use super::check::elements;
 use super::exec::Exec;
 use super::gemm::lane::Single;
 use super::gemm::pack::{CpuWeight, Elements, Format};
@@ -13,6 +12,7 @@ use super::gemm::tile::PANEL;
 use super::isa::{Kernel, Level};
 use super::panels::{LaneRows, PanelSource, Transposed, put_low_bytes, transpose};
 use super::simd::{LANES, Simd};
+use crate::backend::check::elements;
 use crate::backend::{Fp8Weights, MatShape};
 use ferrum_quant::float8::e4m3_to_f32;
 use ferrum_types::{Error, Result};

@@ -9,12 +9,11 @@ pub(crate) mod pack;
 pub(crate) mod tile;
 
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, require};
 use super::exec::{Exec, Scratch};
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
-use crate::backend::{GemmShape, MatShape, RowShape};
+use crate::backend::{GemmShape, RowShape, check};
 use ferrum_types::Result;
 use lane::Lane;
 use pack::{CpuWeight, Elements, Format, Panels, pack_rows, with_format};
@@ -53,14 +52,10 @@ pub(crate) fn gemm(
     out: &mut CpuBuffer<f32>,
     shape: GemmShape,
 ) -> Result<()> {
-    let op = "gemm";
+    let lens = check::gemm("gemm", x, weight.shape, out, shape)?;
     let GemmShape { rows, n, k } = shape;
-    let MatShape { rows: wn, cols: wk } = weight.shape;
-    require(op, (wn, wk) == (n, k), || {
-        format!("the weight is [{wn}, {wk}], expected [{n}, {k}]")
-    })?;
-    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[rows, n])?)?;
+    let x = &x.as_slice()[..lens.x];
+    let out = &mut out.as_mut_slice()[..lens.out];
     if rows == 0 || n == 0 {
         return Ok(());
     }
@@ -554,20 +549,15 @@ pub(crate) fn embedding_lookup(
     out: &mut CpuBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
-    let op = "embedding_lookup";
-    require(op, table.shape.cols == shape.dim, || {
-        format!(
-            "rows of the table have {} elements, expected {}",
-            table.shape.cols, shape.dim
-        )
-    })?;
-    rows_by_id(exec, op, ids, out, shape, |id, out| {
+    check::embedding_lookup("embedding_lookup", table.shape, ids, out, shape)?;
+    rows_by_id(exec, ids, out, shape, |id, out| {
         let inside = id < table.shape.rows;
         if inside {
             table.read_row(id, out);
         }
         inside
-    })
+    });
+    Ok(())
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside `src`.
@@ -578,27 +568,29 @@ pub(crate) fn gather_rows(
     out: &mut CpuBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
+    check::gather_rows(rows, out, shape)?;
     let src = src.as_slice();
     let count = src.len().checked_div(shape.dim).unwrap_or(0);
-    rows_by_id(exec, "gather_rows", rows, out, shape, |row, out| {
+    rows_by_id(exec, rows, out, shape, |row, out| {
         if row < count {
             out.copy_from_slice(&src[row * shape.dim..][..shape.dim]);
         }
         row < count
-    })
+    });
+    Ok(())
 }
 
-/// Fills each row of `out` by `read(id, row)`, or with zeros where that says `false`.
+/// Fills each row of `out` by `read(id, row)`, or with zeros where that says `false`; the caller has
+/// checked both buffers.
 pub(crate) fn rows_by_id(
     exec: &Exec,
-    op: &'static str,
     ids: &CpuBuffer<i32>,
     out: &mut CpuBuffer<f32>,
     RowShape { rows, dim }: RowShape,
     read: impl Fn(usize, &mut [f32]) -> bool + Sync,
-) -> Result<()> {
-    let ids = ids.first(op, "ids", rows)?;
-    let out = SharedMut::new(out.first_mut(op, "out", elements(op, &[rows, dim])?)?);
+) {
+    let ids = &ids.as_slice()[..rows];
+    let out = SharedMut::new(&mut out.as_mut_slice()[..rows * dim]);
     exec.spread(rows, 4 * dim, |range, _| {
         for i in range {
             // SAFETY: each row belongs to one task.
@@ -609,7 +601,6 @@ pub(crate) fn rows_by_id(
             }
         }
     });
-    Ok(())
 }
 
 /// Index of the largest element of each row; the lowest of equals, never a NaN.
@@ -617,14 +608,12 @@ pub(crate) fn argmax_rows(
     exec: &Exec,
     x: &CpuBuffer<f32>,
     out: &mut CpuBuffer<i32>,
-    RowShape { rows, dim }: RowShape,
+    shape: RowShape,
 ) -> Result<()> {
-    let op = "argmax_rows";
-    require(op, dim > 0 && i32::try_from(dim).is_ok(), || {
-        format!("rows have {dim} elements, expected 1 to {}", i32::MAX)
-    })?;
-    let x = x.first(op, "x", elements(op, &[rows, dim])?)?;
-    let out = SharedMut::new(out.first_mut(op, "out", rows)?);
+    let size = check::argmax_rows(x, out, shape)?;
+    let RowShape { rows, dim } = shape;
+    let x = &x.as_slice()[..size];
+    let out = SharedMut::new(&mut out.as_mut_slice()[..rows]);
     exec.spread(rows, dim / 4, |range, _| {
         for r in range {
             // SAFETY: each row belongs to one task.

@@ -2,24 +2,18 @@
 
 use super::CpuBackend;
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, index, require};
 use super::exec::{Exec, Scratch};
 use super::isa::Kernel;
 use super::math::{for_vectors, load_at, store_at};
 use super::norm::rms_factor;
 use super::simd::Simd;
 use crate::backend::{
-    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle, check,
 };
 use ferrum_types::Result;
 use std::ops::Range;
 
-/// Number of elements of `shape`.
-pub(crate) fn heads_len(op: &'static str, shape: HeadsShape) -> Result<usize> {
-    elements(op, &[shape.tokens, shape.heads, shape.head_dim])
-}
-
-/// A checked [`Rope`]: every token's factors exist.
+/// A [`Rope`] whose tokens all have their factors.
 #[derive(Clone, Copy)]
 struct Rotation<'a> {
     cos: &'a [f32],
@@ -30,25 +24,16 @@ struct Rotation<'a> {
 }
 
 impl<'a> Rotation<'a> {
-    fn check(op: &'static str, rope: &Rope<'a, CpuBackend>, shape: HeadsShape) -> Result<Self> {
-        let rot_dim = rope.rot_dim;
-        let fits = rot_dim.is_multiple_of(2) && rot_dim <= shape.head_dim;
-        require(op, fits, || {
-            let head_dim = shape.head_dim;
-            format!("rot_dim is {rot_dim}, expected an even number up to {head_dim}")
-        })?;
-        let rows = rope.rows.first(op, "rope rows", shape.tokens)?;
-        let (cos, sin) = (rope.cos.as_slice(), rope.sin.as_slice());
-        if let Some(table_rows) = cos.len().min(sin.len()).checked_div(rot_dim / 2) {
-            for row in rows {
-                index(op, "a row of the rope tables", *row, table_rows)?;
-            }
+    fn new(op: &'static str, rope: &Rope<'a, CpuBackend>, tokens: usize) -> Result<Self> {
+        let rows = &rope.rows.as_slice()[..tokens];
+        if let Some(table_rows) = check::rope_table_rows(rope) {
+            check::rope_rows(op, rows, table_rows)?;
         }
         Ok(Rotation {
-            cos,
-            sin,
+            cos: rope.cos.as_slice(),
+            sin: rope.sin.as_slice(),
             rows,
-            rot_dim,
+            rot_dim: rope.rot_dim,
             style: rope.style,
         })
     }
@@ -94,24 +79,18 @@ pub(crate) struct HeadTransform<'a> {
 }
 
 impl<'a> HeadTransform<'a> {
-    fn check(
+    /// Of a norm and a rotation whose lengths have been checked.
+    fn new(
         op: &'static str,
         norm: Option<QkNorm<'a, CpuBackend>>,
         rope: Option<Rope<'a, CpuBackend>>,
-        shape: HeadsShape,
+        tokens: usize,
     ) -> Result<Self> {
-        let norm = match norm {
-            Some(norm) => Some((
-                norm.weight.first(op, "norm weight", shape.head_dim)?,
-                norm.eps,
-            )),
-            None => None,
-        };
-        let rotation = match rope {
-            Some(rope) => Some(Rotation::check(op, &rope, shape)?),
-            None => None,
-        };
-        Ok(HeadTransform { norm, rotation })
+        let rotation = rope.map(|rope| Rotation::new(op, &rope, tokens));
+        Ok(HeadTransform {
+            norm: norm.map(|norm| (norm.weight.as_slice(), norm.eps)),
+            rotation: rotation.transpose()?,
+        })
     }
 
     #[inline(always)]
@@ -187,30 +166,13 @@ impl<'a> Strided<'a> {
     }
 
     /// Tokens from `span.offset` on of `[heads, capacity, head_dim]`.
-    fn cache(
-        op: &'static str,
-        cache: &'a mut CpuBuffer<f32>,
-        what: &'static str,
-        span: CacheSpan,
-        shape: HeadsShape,
-    ) -> Result<Self> {
-        let HeadsShape {
-            tokens,
-            heads,
-            head_dim,
-        } = shape;
-        let CacheSpan { capacity, offset } = span;
-        let fits = tokens <= capacity && offset <= capacity - tokens;
-        require(op, fits, || {
-            format!("{tokens} tokens at offset {offset} do not fit a cache of {capacity} tokens")
-        })?;
-        let out = cache.first_mut(op, what, elements(op, &[heads, capacity, head_dim])?)?;
-        Ok(Self {
-            out: SharedMut::new(out),
-            start: offset * head_dim,
+    fn cache(cache: &'a mut [f32], span: CacheSpan, head_dim: usize) -> Self {
+        Self {
+            out: SharedMut::new(cache),
+            start: span.offset * head_dim,
             token: head_dim,
-            head: capacity * head_dim,
-        })
+            head: span.capacity * head_dim,
+        }
     }
 }
 
@@ -325,26 +287,24 @@ pub(crate) struct Projection<'a> {
 }
 
 impl<'a> Projection<'a> {
-    /// Checks `qkv` and the transform.
-    pub(crate) fn check(
+    /// Of a projection whose lengths have been checked.
+    pub(crate) fn new(
         op: &'static str,
         qkv: &'a CpuBuffer<f32>,
         transform: QkvTransform<'a, CpuBackend>,
         shape: QkvShape,
     ) -> Result<Self> {
-        let q_dim = elements(op, &[shape.heads, shape.head_dim])?;
-        let kv_dim = elements(op, &[shape.kv_heads, shape.head_dim])?;
-        let row = elements(op, &[kv_dim, 2])?.saturating_add(q_dim);
-        let data = qkv.first(op, "qkv", elements(op, &[shape.tokens, row])?)?;
         let source = |start| HeadSource {
-            data,
+            data: qkv.as_slice(),
             start,
-            token: row,
+            token: shape.row_dim(),
         };
+        let (k, v) = (shape.q_dim(), shape.q_dim() + shape.kv_dim());
+        let of = |norm| HeadTransform::new(op, norm, transform.rope, shape.tokens);
         Ok(Self {
-            sources: [source(0), source(q_dim), source(q_dim + kv_dim)],
-            q: HeadTransform::check(op, transform.q_norm, transform.rope, shape.q())?,
-            k: HeadTransform::check(op, transform.k_norm, transform.rope, shape.kv())?,
+            sources: [source(0), source(k), source(v)],
+            q: of(transform.q_norm)?,
+            k: of(transform.k_norm)?,
         })
     }
 
@@ -388,12 +348,12 @@ pub(crate) fn split(
     layout: HeadLayout,
     shape: QkvShape,
 ) -> Result<()> {
-    let projection = Projection::check(op, qkv, transform, shape)?;
     let [q, k, v] = outs;
-    let (q_len, kv_len) = (heads_len(op, shape.q())?, heads_len(op, shape.kv())?);
-    let q = Strided::new(q.first_mut(op, "q", q_len)?, layout, shape.q());
-    let k = Strided::new(k.first_mut(op, "k", kv_len)?, layout, shape.kv());
-    let v = Strided::new(v.first_mut(op, "v", kv_len)?, layout, shape.kv());
+    let lens = check::split_qkv(op, qkv, [&*q, &*k, &*v], transform, shape)?;
+    let projection = Projection::new(op, qkv, transform, shape)?;
+    let q = Strided::new(&mut q.as_mut_slice()[..lens.q], layout, shape.q());
+    let k = Strided::new(&mut k.as_mut_slice()[..lens.kv], layout, shape.kv());
+    let v = Strided::new(&mut v.as_mut_slice()[..lens.kv], layout, shape.kv());
     projection.store(exec, scratch, q, [k, v], shape)
 }
 
@@ -408,15 +368,14 @@ pub(crate) fn split_into_cache(
     shape: QkvShape,
 ) -> Result<()> {
     let op = "split_qkv_norm_rope_into_cache";
-    let projection = Projection::check(op, qkv, transform, shape)?;
-    let q_len = heads_len(op, shape.q())?;
-    let q = Strided::new(
-        q.first_mut(op, "q", q_len)?,
-        HeadLayout::HeadMajor,
-        shape.q(),
-    );
-    let k = Strided::cache(op, caches.0, "k_cache", span, shape.kv())?;
-    let v = Strided::cache(op, caches.1, "v_cache", span, shape.kv())?;
+    let (k, v) = caches;
+    let (lens, caches) =
+        check::split_qkv_norm_rope_into_cache(qkv, q, [&*k, &*v], span, transform, shape)?;
+    let projection = Projection::new(op, qkv, transform, shape)?;
+    let q = &mut q.as_mut_slice()[..lens.q];
+    let q = Strided::new(q, HeadLayout::HeadMajor, shape.q());
+    let k = Strided::cache(&mut k.as_mut_slice()[..caches.cache], span, shape.head_dim);
+    let v = Strided::cache(&mut v.as_mut_slice()[..caches.cache], span, shape.head_dim);
     projection.store(exec, scratch, q, [k, v], shape)
 }
 
@@ -428,9 +387,9 @@ pub(crate) fn qk_norm_rope(
     (norm, rope): (Option<QkNorm<'_, CpuBackend>>, Option<Rope<'_, CpuBackend>>),
     shape: HeadsShape,
 ) -> Result<()> {
-    let op = "qk_norm_rope";
-    let transform = HeadTransform::check(op, norm, rope, shape)?;
-    let x = SharedMut::new(x.first_mut(op, "x", heads_len(op, shape)?)?);
+    let size = check::qk_norm_rope(x, norm, rope, shape)?;
+    let transform = HeadTransform::new("qk_norm_rope", norm, rope, shape.tokens)?;
+    let x = SharedMut::new(&mut x.as_mut_slice()[..size]);
     exec.spread(
         shape.tokens * shape.heads,
         2 * shape.head_dim,
@@ -482,11 +441,13 @@ pub(crate) fn append_head_major(
     span: CacheSpan,
     shape: HeadsShape,
 ) -> Result<()> {
-    let op = "kv_cache_append_head_major";
-    let len = heads_len(op, shape)?;
-    let (k, v) = (k.first(op, "k", len)?, v.first(op, "v", len)?);
-    let k_cache = Strided::cache(op, caches.0, "k_cache", span, shape)?;
-    let v_cache = Strided::cache(op, caches.1, "v_cache", span, shape)?;
+    let (k_cache, v_cache) = caches;
+    let lens = check::kv_cache_append_head_major([k, v], [&*k_cache, &*v_cache], span, shape)?;
+    let (k, v) = (&k.as_slice()[..lens.kv], &v.as_slice()[..lens.kv]);
+    let k_cache = &mut k_cache.as_mut_slice()[..lens.cache];
+    let k_cache = Strided::cache(k_cache, span, shape.head_dim);
+    let v_cache = &mut v_cache.as_mut_slice()[..lens.cache];
+    let v_cache = Strided::cache(v_cache, span, shape.head_dim);
     let part = shape.tokens * shape.head_dim;
     exec.spread(shape.heads, 2 * part, |heads, _| {
         for head in heads {
@@ -509,9 +470,9 @@ pub(crate) fn transpose(
     to: HeadLayout,
     shape: HeadsShape,
 ) -> Result<()> {
-    let len = heads_len(op, shape)?;
-    let src = src.first(op, "src", len)?;
-    let dst = SharedMut::new(dst.first_mut(op, "dst", len)?);
+    let len = check::transpose(op, src, dst, shape)?;
+    let src = &src.as_slice()[..len];
+    let dst = SharedMut::new(&mut dst.as_mut_slice()[..len]);
     let HeadsShape {
         tokens,
         heads,

@@ -8,21 +8,18 @@ mod element;
 
 pub use element::CpuKvElement;
 
-use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values, check_config};
+use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values};
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, index, require};
 use super::exec::Scratch;
 use super::gemm::lane::Single;
 use super::gemm::tile::{Columns, Halves, PANEL};
-use super::heads::{
-    HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, heads_len, move_qkv,
-};
+use super::heads::{HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, move_qkv};
 use super::math::for_vectors;
 use super::simd::{LANES, LINE, Simd};
 use super::{CpuBackend, CpuContext, math};
 use crate::backend::*;
 use element::load;
-use ferrum_types::{BlockId, Error, Result};
+use ferrum_types::{BlockId, Result};
 use std::ops::Range;
 
 /// Scales of one layer, each `[blocks, kv_heads, block_size]`; empty where the element has none.
@@ -30,13 +27,6 @@ use std::ops::Range;
 pub struct CpuKvScales {
     k: Vec<f32>,
     v: Vec<f32>,
-}
-
-/// Where a token lies in a pool.
-#[derive(Clone, Copy)]
-struct Slot {
-    block: usize,
-    slot: usize,
 }
 
 /// First element of a kv head in a block, for keys and for values.
@@ -59,136 +49,37 @@ fn chunk(shape: &PagedKvShape, slot: usize) -> (usize, usize, usize) {
     (first * shape.head_dim, width, slot - first)
 }
 
-/// One sequence of a checked batch, with its row of the block tables.
-#[derive(Clone, Copy)]
-struct Table<'a> {
-    ids: &'a [i32],
-}
-
-impl Table<'_> {
-    /// Where the token with key index `at` lies.
-    fn slot(self, op: &'static str, shape: &PagedKvShape, at: usize) -> Result<Slot> {
-        let entry = at / shape.block_size;
-        let Some(id) = self.ids.get(entry) else {
-            let len = self.ids.len();
-            let reason = format!("key {at} needs block table entry {entry}, the table has {len}");
-            return Err(Error::invalid(op, reason));
-        };
-        Ok(Slot {
-            block: index(op, "a block id", *id, shape.blocks)?,
-            slot: at % shape.block_size,
-        })
-    }
-}
-
-/// The block tables of a batch, by sequence.
-#[derive(Clone, Copy)]
-struct Tables<'a> {
-    ids: &'a [i32],
-    stride: usize,
-}
-
-impl<'a> Tables<'a> {
-    #[inline(always)]
-    fn of(self, sequence: usize) -> Table<'a> {
-        Table {
-            ids: &self.ids[sequence * self.stride..][..self.stride],
-        }
-    }
-}
-
 /// Reads a batch into `scratch.queries`, one entry for each sequence, and checks that it is
-/// consistent.
+/// consistent. The op's own check has seen the lengths.
 fn read_batch<'a>(
     op: &'static str,
     scratch: &mut Scratch,
     batch: &'a DeviceBatch<CpuBackend>,
-) -> Result<Tables<'a>> {
-    let BatchShape {
-        tokens,
-        seqs,
-        table_stride: stride,
-        ..
-    } = batch.shape;
-    let starts = batch
-        .query_starts
-        .first(op, "query_starts", seqs.saturating_add(1))?;
-    let kv_lens = batch.kv_lens.first(op, "kv_lens", seqs)?;
-    let token_seqs = batch.token_seqs.first(op, "token_seqs", tokens)?;
-    let ids = batch
-        .block_tables
-        .first(op, "block_tables", elements(op, &[seqs, stride])?)?;
-    let (first, last) = (starts[0], starts[seqs]);
-    require(op, first == 0 && last as usize == tokens, || {
-        format!("query_starts go from {first} to {last}, expected 0 to {tokens}")
-    })?;
+) -> Result<check::Batch<'a>> {
+    let buffers = [
+        &batch.query_starts,
+        &batch.kv_lens,
+        &batch.token_seqs,
+        &batch.block_tables,
+    ];
+    let on_host = check::Batch::new(op, batch.shape, buffers.map(CpuBuffer::as_slice))?;
     scratch.queries.clear();
-    for s in 0..seqs {
-        let queries = read_sequence(op, batch.shape, s, [starts[s], starts[s + 1], kv_lens[s]])?;
-        let range = queries.first_token..queries.first_token + queries.len;
-        if let Some(t) = range.into_iter().find(|t| token_seqs[*t] as usize != s) {
-            let found = token_seqs[t];
-            let reason = format!("token_seqs[{t}] is {found}, expected {s}");
-            return Err(Error::invalid(op, reason));
-        }
-        scratch.queries.push(queries);
+    for s in 0..batch.shape.seqs {
+        let sequence = on_host.sequence(op, s)?;
+        scratch.queries.push(Queries {
+            first_token: sequence.tokens.start,
+            len: sequence.tokens.len(),
+            first_index: sequence.first_index,
+            kv_len: sequence.kv_len,
+        });
     }
-    Ok(Tables { ids, stride })
-}
-
-fn read_sequence(
-    op: &'static str,
-    shape: BatchShape,
-    s: usize,
-    [start, end, kv_len]: [i32; 3],
-) -> Result<Queries> {
-    let start = index(op, "query_starts", start, shape.tokens + 1)?;
-    let end = index(op, "query_starts", end, shape.tokens + 1)?;
-    require(op, start <= end, || {
-        format!("query_starts decrease from {start} to {end} at sequence {s}")
-    })?;
-    let kv_len = index(op, "kv_lens", kv_len, i32::MAX as usize)?;
-    let len = end - start;
-    require(op, len <= kv_len || len == 0, || {
-        format!("sequence {s} has {len} tokens and {kv_len} keys, expected at least as many")
-    })?;
-    let announced = len <= shape.max_query_len && (kv_len <= shape.max_kv_len || len == 0);
-    require(op, announced, || {
-        let (most_tokens, most_keys) = (shape.max_query_len, shape.max_kv_len);
-        format!(
-            "sequence {s} has {len} tokens and {kv_len} keys, \
-             the batch announces at most {most_tokens} and {most_keys}"
-        )
-    })?;
-    Ok(Queries {
-        first_token: start,
-        len,
-        first_index: kv_len.saturating_sub(len),
-        kv_len,
-    })
+    Ok(on_host)
 }
 
 /// Checks that a pool is what its shape says.
 fn check_pool<K: CpuKvElement>(op: &'static str, kv: &KvLayer<CpuBackend, K>) -> Result<()> {
-    let PagedKvShape {
-        blocks,
-        block_size,
-        kv_heads,
-        head_dim,
-    } = kv.shape;
-    require(op, block_size > 0, || {
-        "block_size is 0, expected at least 1".into()
-    })?;
-    let size = elements(op, &[blocks, kv_heads, block_size, head_dim])?;
-    Error::check_len(op, "k pool", kv.k.len(), size)?;
-    Error::check_len(op, "v pool", kv.v.len(), size)?;
-    let scales = if K::SCALED {
-        elements(op, &[blocks, kv_heads, block_size])?
-    } else {
-        0
-    };
-    Error::check_len(op, "k scales", kv.scales.k.len(), scales)?;
-    Error::check_len(op, "v scales", kv.scales.v.len(), scales)
+    let scales = [kv.scales.k.len(), kv.scales.v.len()];
+    check::kv_pool::<K>(op, &kv.shape, [kv.k.len(), kv.v.len()], scales)
 }
 
 /// A pool that heads are written to.
@@ -243,11 +134,12 @@ fn find_slots(
     shape: &PagedKvShape,
     batch: &DeviceBatch<CpuBackend>,
 ) -> Result<()> {
-    let tables = read_batch(op, scratch, batch)?;
+    let on_host = read_batch(op, scratch, batch)?;
     scratch.items.clear();
     for (s, queries) in scratch.queries.iter().enumerate() {
         for i in 0..queries.len {
-            let Slot { block, slot } = tables.of(s).slot(op, shape, queries.first_index + i)?;
+            let at = queries.first_index + i;
+            let (block, slot) = check::slot(op, on_host.table(s), shape, at)?;
             scratch.items.push([block, slot, 0]);
         }
     }
@@ -280,7 +172,7 @@ struct PagedSource<'a, K: CpuKvElement> {
     v: &'a [K::Stored],
     scales: &'a CpuKvScales,
     shape: PagedKvShape,
-    tables: Tables<'a>,
+    batch: check::Batch<'a>,
 }
 
 impl<K: CpuKvElement> PagedSource<'_, K> {
@@ -288,7 +180,7 @@ impl<K: CpuKvElement> PagedSource<'_, K> {
     #[inline(always)]
     fn slot(&self, sequence: usize, at: usize) -> (usize, usize) {
         let size = self.shape.block_size;
-        (self.tables.of(sequence).ids[at / size] as usize, at % size)
+        (self.batch.table(sequence)[at / size] as usize, at % size)
     }
 }
 
@@ -424,7 +316,7 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
         if K::SCALED || !block_size.is_multiple_of(LANES) || !head_dim.is_multiple_of(PANEL) {
             return None;
         }
-        let ids = self.tables.of(at.0).ids;
+        let ids = self.batch.table(at.0);
         // Where the chunk of `key` begins. A table may end, or go on with what nobody has checked.
         let start = |key: usize| {
             let block = usize::try_from(*ids.get(key / block_size)?).ok()?;
@@ -556,19 +448,8 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     type KvScales = CpuKvScales;
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
-        let op = "alloc_kv_layer";
-        let PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-        } = shape;
-        let dims = [blocks, block_size, kv_heads, head_dim];
-        require(op, !dims.contains(&0), || {
-            format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
-        })?;
-        let size = elements(op, &dims)?;
-        let scales = if K::SCALED { size / head_dim } else { 0 };
+        let size = check::kv_shape("alloc_kv_layer", &shape)?;
+        let scales = if K::SCALED { size / shape.head_dim } else { 0 };
         Ok(KvLayer {
             k: CpuBuffer::zeroed(size)?,
             v: CpuBuffer::zeroed(size)?,
@@ -595,9 +476,9 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             kv_heads: kv.shape.kv_heads,
             head_dim: kv.shape.head_dim,
         };
-        let size = heads_len(op, shape.kv())?;
+        let size = check::kv_append(&kv.shape, k, v, batch)?;
         let (exec, scratch) = ctx.parts();
-        let (k, v) = (k.first(op, "k", size)?, v.first(op, "v", size)?);
+        let (k, v) = (&k.as_slice()[..size], &v.as_slice()[..size]);
         find_slots(op, scratch, &kv.shape, batch)?;
         let slots = std::mem::take(&mut scratch.items);
         let [k_sink, v_sink] = sinks(kv, &slots);
@@ -632,14 +513,10 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
         let op = "kv_append_qkv";
         check_pool(op, kv)?;
         let shape = input.shape;
-        let found = (shape.tokens, shape.kv_heads, shape.head_dim);
-        let expected = (batch.shape.tokens, kv.shape.kv_heads, kv.shape.head_dim);
-        require(op, found == expected, || {
-            format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
-        })?;
+        let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
         let (exec, scratch) = ctx.parts();
-        let projection = Projection::check(op, input.qkv, input.transform, shape)?;
-        let q = Strided::token_major(q.first_mut(op, "q", heads_len(op, shape.q())?)?, shape.q());
+        let projection = Projection::new(op, input.qkv, input.transform, shape)?;
+        let q = Strided::token_major(&mut q.as_mut_slice()[..lens.q], shape.q());
         find_slots(op, scratch, &kv.shape, batch)?;
         let slots = std::mem::take(&mut scratch.items);
         let done = projection.store(exec, scratch, q, sinks(kv, &slots), shape);
@@ -658,48 +535,31 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     ) -> Result<()> {
         let op = "kv_attention";
         check_pool(op, kv)?;
-        let rule = check_config(op, config)?;
+        let size = check::kv_attention(&kv.shape, q, sinks, batch, out, config)?;
         let AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
+            heads, head_dim, ..
         } = *config;
-        let (found, expected) = ((kv_heads, head_dim), (kv.shape.kv_heads, kv.shape.head_dim));
-        require(op, found == expected, || {
-            format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
-        })?;
-        let shape = HeadsShape {
-            tokens: batch.shape.tokens,
-            heads,
-            head_dim,
-        };
-        let size = heads_len(op, shape)?;
         let (exec, scratch) = ctx.parts();
-        let tables = read_batch(op, scratch, batch)?;
+        let on_host = read_batch(op, scratch, batch)?;
         for (s, queries) in scratch.queries.iter().enumerate() {
-            check_blocks(op, &kv.shape, tables.of(s), queries, |at| {
-                rule.visible(at, queries.kv_len)
-            })?;
+            check_blocks(op, &kv.shape, on_host.table(s), queries, config)?;
         }
         let source = PagedSource::<K> {
             k: kv.k.as_slice(),
             v: kv.v.as_slice(),
             scales: &kv.scales,
             shape: kv.shape,
-            tables,
+            batch: on_host,
         };
         let strides = (heads * head_dim, head_dim);
         let call = Attention {
             source: &source,
-            rule,
-            q: q.first(op, "q", size)?,
+            config: *config,
+            q: &q.as_slice()[..size],
             q_strides: strides,
-            out: SharedMut::new(out.first_mut(op, "out", size)?),
+            out: SharedMut::new(&mut out.as_mut_slice()[..size]),
             out_strides: strides,
-            sinks: sinks.map(|x| x.first(op, "sinks", heads)).transpose()?,
-            heads,
-            kv_heads,
+            sinks: sinks.map(CpuBuffer::as_slice),
             key_dim: head_dim,
             value_dim: head_dim,
         };
@@ -722,11 +582,7 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             kv_heads,
             head_dim,
         } = kv.shape;
-        let outside = |(from, to): &&(BlockId, BlockId)| from.0.max(to.0) as usize >= blocks;
-        if let Some((from, to)) = pairs.iter().find(outside) {
-            let reason = format!("block {} to {}, the pool has {blocks} blocks", from.0, to.0);
-            return Err(Error::invalid(op, reason));
-        }
+        check::kv_copy_blocks(blocks, pairs)?;
         let len = kv_heads * block_size * head_dim;
         for (from, to) in pairs {
             let (from, to) = (from.0 as usize * len, to.0 as usize * len);
@@ -746,18 +602,19 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
 fn check_blocks(
     op: &'static str,
     shape: &PagedKvShape,
-    table: Table<'_>,
+    table: &[i32],
     queries: &Queries,
-    visible: impl Fn(usize) -> Range<usize>,
+    config: &AttnConfig,
 ) -> Result<()> {
     if queries.len == 0 {
         return Ok(());
     }
+    let visible = |at| config.visible(at, queries.kv_len);
     let start = visible(queries.first_index).start;
     let end = visible(queries.first_index + queries.len - 1).end;
     let mut at = start;
     while at < end {
-        table.slot(op, shape, at)?;
+        check::slot(op, table, shape, at)?;
         at = (at / shape.block_size + 1) * shape.block_size;
     }
     Ok(())

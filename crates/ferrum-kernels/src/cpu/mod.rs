@@ -17,7 +17,6 @@
 
 mod attention;
 mod buffer;
-mod check;
 mod conv;
 mod core;
 mod elementwise;

@@ -14,7 +14,6 @@ mod sums;
 
 use super::CpuBackend;
 use super::buffer::CpuBuffer;
-use super::check::{elements, require};
 use super::core::CpuContext;
 use super::exec::Exec;
 use super::gemm::pack::CpuWeight;
@@ -23,7 +22,7 @@ use super::packed_store::PackedKey;
 use super::quant::expand_stack;
 use super::quant::pack::{Packed, is_packed};
 use crate::backend::*;
-use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{GgufQuantType, Result, SrcDtype};
 use product::{Gated, Plain};
 
 type Buf = CpuBuffer<f32>;
@@ -59,14 +58,6 @@ impl CpuExperts {
     }
 }
 
-/// A stack of nothing would have no size that its bytes could be held against.
-fn check_shape(op: &'static str, shape: ExpertShape) -> Result<()> {
-    let ExpertShape { experts, n, k } = shape;
-    require(op, experts > 0 && n > 0 && k > 0, || {
-        format!("the stack is [{experts}, {n}, {k}], expected at least 1 of each")
-    })
-}
-
 /// A stack of floats, a part for each expert.
 fn dense_experts(exec: &Exec, parts: &[WeightPart<'_>], shape: ExpertShape) -> Result<CpuExperts> {
     let matrices = CpuWeight::stack(exec, parts, shape.k, parts.len())?;
@@ -80,12 +71,7 @@ impl BackendMoeFused for CpuBackend {
     type Experts = CpuExperts;
 
     fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<CpuExperts> {
-        let shape = ExpertShape {
-            experts: parts.len(),
-            n: parts.first().map_or(0, |part| part.rows),
-            k,
-        };
-        check_shape("load_experts", shape)?;
+        let shape = check::expert_parts("load_experts", parts, k)?;
         let key = |key: &mut PackedKey| key.dense(parts, k);
         self.exec().restore_or("experts-dense", key, || {
             dense_experts(self.exec(), parts, shape)
@@ -173,10 +159,10 @@ impl BackendQuantExperts for CpuBackend {
         shape: ExpertShape,
     ) -> Result<CpuExperts> {
         let op = "load_quant_experts";
-        check_shape(op, shape)?;
+        check::expert_stack(op, shape)?;
         let ExpertShape { experts, n, k } = shape;
         let part = |bytes, rows| QuantPart { bytes, ty, rows };
-        let whole = part(bytes, elements(op, &[experts, n])?);
+        let whole = part(bytes, check::elements(op, &[experts, n])?);
         let key = |key: &mut PackedKey| {
             key.number(experts);
             key.blocks(&[whole], k);
@@ -202,17 +188,7 @@ impl BackendMarlinExperts for CpuBackend {
 
     fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<CpuExperts> {
         let op = "load_layer_experts";
-        let shape = ExpertShape {
-            experts: experts.len(),
-            n: experts.first().map_or(0, QuantWeights::rows),
-            k: cols,
-        };
-        check_shape(op, shape)?;
-        if let Some(expert) = experts.iter().find(|expert| expert.rows() != shape.n) {
-            let (found, expected) = (expert.rows(), shape.n);
-            let reason = format!("an expert has {found} rows, expected {expected} as the first");
-            return Err(Error::invalid(op, reason));
-        }
+        let shape = check::expert_layers(op, experts, cols)?;
         let key = |key: &mut PackedKey| key.layers(experts, cols);
         self.exec().restore_or("experts-layers", key, || {
             if let Some(matrices) = native_experts(self.exec(), experts, cols)? {

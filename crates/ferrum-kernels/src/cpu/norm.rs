@@ -1,12 +1,11 @@
 //! Normalisation of rows.
 
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::elements;
 use super::exec::Exec;
 use super::isa::Kernel;
 use super::math::{self, for_vectors, load_at, store_at};
 use super::simd::Simd;
-use crate::backend::NormShape;
+use crate::backend::{NormShape, check};
 use ferrum_types::Result;
 
 /// `1 / √(mean(x²) + eps)`.
@@ -149,13 +148,12 @@ pub(crate) fn rms_norm(
     x: &CpuBuffer<f32>,
     weight: &CpuBuffer<f32>,
     out: &mut CpuBuffer<f32>,
-    NormShape { rows, dim, eps }: NormShape,
+    shape: NormShape,
 ) -> Result<()> {
-    let op = "rms_norm";
-    let size = elements(op, &[rows, dim])?;
-    let x = x.first(op, "x", size)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let out = SharedMut::new(out.first_mut(op, "out", size)?);
+    let size = check::rms_norm(x, weight, out, shape)?;
+    let NormShape { rows, dim, eps } = shape;
+    let (x, weight) = (x.as_slice(), &weight.as_slice()[..dim]);
+    let out = SharedMut::new(&mut out.as_mut_slice()[..size]);
     if size == 0 {
         return Ok(());
     }
@@ -179,14 +177,13 @@ pub(crate) fn fused_add_rms_norm(
     x: &CpuBuffer<f32>,
     weight: &CpuBuffer<f32>,
     out: &mut CpuBuffer<f32>,
-    NormShape { rows, dim, eps }: NormShape,
+    shape: NormShape,
 ) -> Result<()> {
-    let op = "fused_add_rms_norm";
-    let size = elements(op, &[rows, dim])?;
-    let x = x.first(op, "x", size)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let residual = SharedMut::new(residual.first_mut(op, "residual", size)?);
-    let out = SharedMut::new(out.first_mut(op, "out", size)?);
+    let size = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
+    let NormShape { rows, dim, eps } = shape;
+    let (x, weight) = (x.as_slice(), &weight.as_slice()[..dim]);
+    let residual = SharedMut::new(&mut residual.as_mut_slice()[..size]);
+    let out = SharedMut::new(&mut out.as_mut_slice()[..size]);
     if size == 0 {
         return Ok(());
     }
@@ -212,14 +209,13 @@ pub(crate) fn layer_norm(
     weight: &CpuBuffer<f32>,
     bias: Option<&CpuBuffer<f32>>,
     out: &mut CpuBuffer<f32>,
-    NormShape { rows, dim, eps }: NormShape,
+    shape: NormShape,
 ) -> Result<()> {
-    let op = "layer_norm";
-    let size = elements(op, &[rows, dim])?;
-    let x = x.first(op, "x", size)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let bias = bias.map(|bias| bias.first(op, "bias", dim)).transpose()?;
-    let out = SharedMut::new(out.first_mut(op, "out", size)?);
+    let size = check::layer_norm(x, weight, bias, out, shape)?;
+    let NormShape { rows, dim, eps } = shape;
+    let (x, weight) = (x.as_slice(), &weight.as_slice()[..dim]);
+    let bias = bias.map(|bias| &bias.as_slice()[..dim]);
+    let out = SharedMut::new(&mut out.as_mut_slice()[..size]);
     if size == 0 {
         return Ok(());
     }

@@ -5,11 +5,11 @@
 //! every lane.
 
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::elements;
 use super::exec::Exec;
 use super::gemm::tile::PANEL;
 use super::isa::Level;
 use super::simd::{LANES, Simd};
+use crate::backend::check::elements;
 use ferrum_types::Result;
 use std::marker::PhantomData;
 

@@ -17,7 +17,6 @@ pub(crate) mod tile;
 
 use super::CpuBackend;
 use super::buffer::{CpuBuffer, SharedMut};
-use super::check::{elements, require};
 use super::core::CpuContext;
 use super::exec::{Exec, Scratch};
 use super::gemm::pack::CpuWeight;
@@ -159,13 +158,10 @@ pub(super) fn gemm(
     out: &mut CpuBuffer<f32>,
     shape: GemmShape,
 ) -> Result<()> {
+    let lens = check::gemm(op, x, weight.shape, out, shape)?;
     let GemmShape { rows, n, k } = shape;
-    let MatShape { rows: wn, cols: wk } = weight.shape;
-    require(op, (wn, wk) == (n, k), || {
-        format!("the weight is [{wn}, {wk}], expected [{n}, {k}]")
-    })?;
-    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[rows, n])?)?;
+    let x = &x.as_slice()[..lens.x];
+    let out = &mut out.as_mut_slice()[..lens.out];
     if rows == 0 || n == 0 || k == 0 {
         out.fill(0.0);
         return Ok(());
@@ -331,15 +327,9 @@ impl BackendQuantGguf for CpuBackend {
         out: &mut CpuBuffer<f32>,
         shape: RowShape,
     ) -> Result<()> {
-        let op = "embedding_lookup_quant";
-        require(op, table.shape.cols == shape.dim, || {
-            let cols = table.shape.cols;
-            format!(
-                "rows of the table have {cols} elements, expected {}",
-                shape.dim
-            )
-        })?;
+        check::embedding_lookup("embedding_lookup_quant", table.shape, ids, out, shape)?;
         let (exec, _) = ctx.parts();
-        rows_by_id(exec, op, ids, out, shape, |id, out| table.read_row(id, out))
+        rows_by_id(exec, ids, out, shape, |id, out| table.read_row(id, out));
+        Ok(())
     }
 }

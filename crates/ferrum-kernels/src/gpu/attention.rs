@@ -8,12 +8,10 @@
 use super::GpuBackend;
 use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, P};
-use super::heads::{Layout, MAX_HEAD_DIM, heads_len};
+use super::heads::{Layout, MAX_HEAD_DIM};
 use super::pipeline::Kernel;
-use super::shape::{check_cap, product, require};
-use crate::backend::{
-    AttnConfig, Backend, DeviceBuffer, FlashShape, HeadLayout, HeadsShape, MlaShape,
-};
+use crate::backend::check::{self, elements};
+use crate::backend::{AttnConfig, Backend, FlashShape, HeadLayout, HeadsShape, MlaShape};
 use ferrum_types::{Error, Result};
 
 pub(super) static CONTIGUOUS: Kernel = Kernel {
@@ -35,46 +33,38 @@ pub(super) const CALL_PARAMS: usize = 16;
 /// What the shader core needs to know of a call, in the order of its parameters.
 pub(super) struct Call {
     pub(super) tokens: usize,
-    pub(super) heads: usize,
-    /// Query heads that share a kv head.
-    pub(super) group: usize,
     /// Elements of a query and a key.
     pub(super) key_dim: usize,
     /// Elements of a value.
     pub(super) value_dim: usize,
     pub(super) q: Layout,
     pub(super) out: Layout,
-    pub(super) rule: Rule,
+    pub(super) config: AttnConfig,
     pub(super) has_sinks: bool,
-}
-
-/// How scores are made and which keys a query sees.
-pub(super) struct Rule {
-    pub(super) scale: f32,
-    pub(super) softcap: Option<f32>,
-    pub(super) causal: bool,
-    pub(super) window: Option<usize>,
 }
 
 impl Call {
     pub(super) fn params(&self) -> [P; CALL_PARAMS] {
+        let AttnConfig {
+            heads, kv_heads, ..
+        } = self.config;
         // No index is as high as this, so a larger window means the same.
         let widest = i32::MAX as usize;
         [
             P::U(self.tokens),
-            P::U(self.heads),
-            P::U(self.group),
+            P::U(heads),
+            P::U(heads / kv_heads),
             P::U(self.key_dim),
             P::U(self.value_dim),
             P::U(self.q.token),
             P::U(self.q.head),
             P::U(self.out.token),
             P::U(self.out.head),
-            P::F(self.rule.scale),
+            P::F(self.config.scale),
             // Zero for none: a cap is positive.
-            P::F(self.rule.softcap.unwrap_or(0.0)),
-            P::U(usize::from(self.rule.causal)),
-            P::U(self.rule.window.unwrap_or(widest).min(widest)),
+            P::F(self.config.softcap.unwrap_or(0.0)),
+            P::U(usize::from(self.config.causal)),
+            P::U(self.config.sliding_window.unwrap_or(widest).min(widest)),
             P::U(usize::from(self.has_sinks)),
             P::U(0),
             P::U(0),
@@ -82,27 +72,8 @@ impl Call {
     }
 }
 
-/// Checks what every attention op asks of its config.
-pub(super) fn check_config(op: &'static str, config: &AttnConfig) -> Result<Rule> {
-    let AttnConfig {
-        heads, kv_heads, ..
-    } = *config;
-    require(op, kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
-        format!("{heads} heads are not a multiple of {kv_heads} kv heads")
-    })?;
-    if let Some(cap) = config.softcap {
-        check_cap(op, cap)?;
-    }
-    check_dim(op, config.head_dim)?;
-    Ok(Rule {
-        scale: config.scale,
-        softcap: config.softcap,
-        causal: config.causal,
-        window: config.sliding_window,
-    })
-}
-
-fn check_dim(op: &'static str, dim: usize) -> Result<()> {
+/// The shaders hold a query and a sum of values in workgroup memory.
+pub(super) fn check_dim(op: &'static str, dim: usize) -> Result<()> {
     if dim <= MAX_HEAD_DIM {
         return Ok(());
     }
@@ -140,7 +111,7 @@ fn contiguous(
     ]);
     let groups = match call.value_dim {
         0 => 0,
-        _ => product(op, &[call.tokens, call.heads])?,
+        _ => elements(op, &[call.tokens, call.config.heads])?,
     };
     ctx.run(
         op,
@@ -162,47 +133,29 @@ pub(super) fn flash_attention(
     config: &AttnConfig,
 ) -> Result<()> {
     const OP: &str = "flash_attention";
-    let rule = check_config(OP, config)?;
-    let AttnConfig {
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = *config;
+    check::flash_attention(q, (k, v), sinks, out, shape, config)?;
+    let head_dim = config.head_dim;
     let FlashShape {
         q_len,
         kv_len,
         kv_seq_stride,
         pos_offset,
     } = shape;
-    require(OP, kv_len <= kv_seq_stride, || {
-        format!("kv_len is {kv_len}, expected at most kv_seq_stride, {kv_seq_stride}")
-    })?;
+    check_dim(OP, head_dim)?;
     check_positions(OP, pos_offset, q_len)?;
     let queries = HeadsShape {
         tokens: q_len,
-        heads,
+        heads: config.heads,
         head_dim,
     };
-    let q_size = heads_len(OP, queries)?;
-    let kv_size = product(OP, &[kv_heads, kv_seq_stride, head_dim])?;
-    Error::check_len(OP, "q", q.len(), q_size)?;
-    Error::check_len(OP, "k", k.len(), kv_size)?;
-    Error::check_len(OP, "v", v.len(), kv_size)?;
-    if let Some(sinks) = sinks {
-        Error::check_len(OP, "sinks", sinks.len(), heads)?;
-    }
-    Error::check_len(OP, "out", out.len(), q_size)?;
     let layout = Layout::of(HeadLayout::HeadMajor, queries);
     let call = Call {
         tokens: q_len,
-        heads,
-        group: heads / kv_heads,
         key_dim: head_dim,
         value_dim: head_dim,
         q: layout,
         out: layout,
-        rule,
+        config: *config,
         has_sinks: sinks.is_some(),
     };
     let cache = CacheLayout {
@@ -216,7 +169,7 @@ pub(super) fn flash_attention(
 /// The shader's key indices are signed and 32 bits wide.
 fn check_positions(op: &'static str, pos_offset: usize, q_len: usize) -> Result<()> {
     let last = pos_offset.saturating_add(q_len);
-    require(op, last < (i32::MAX / 2) as usize, || {
+    check::require(op, last < (i32::MAX / 2) as usize, || {
         format!("queries at {pos_offset} to {last} are beyond any context")
     })
 }
@@ -230,20 +183,17 @@ pub(super) fn mla_attention(
     shape: MlaShape,
 ) -> Result<()> {
     const OP: &str = "mla_attention";
+    check::mla_attention(q, latent, out, shape)?;
     let MlaShape {
         q_len,
         kv_len,
         heads,
         rank,
-        rope_dim,
         ..
     } = shape;
-    let dim = rank.saturating_add(rope_dim);
+    let dim = shape.key_dim();
     check_dim(OP, dim)?;
     check_positions(OP, shape.pos_offset, q_len)?;
-    Error::check_len(OP, "q", q.len(), product(OP, &[q_len, heads, dim])?)?;
-    Error::check_len(OP, "latent", latent.len(), product(OP, &[kv_len, dim])?)?;
-    Error::check_len(OP, "out", out.len(), product(OP, &[q_len, heads, rank])?)?;
     let token_major = |head_dim| {
         let shape = HeadsShape {
             tokens: q_len,
@@ -254,18 +204,11 @@ pub(super) fn mla_attention(
     };
     let call = Call {
         tokens: q_len,
-        heads,
-        group: heads.max(1),
         key_dim: dim,
         value_dim: rank,
         q: token_major(dim),
         out: token_major(rank),
-        rule: Rule {
-            scale: shape.scale,
-            softcap: None,
-            causal: shape.causal,
-            window: None,
-        },
+        config: shape.config(),
         has_sinks: false,
     };
     let cache = CacheLayout {

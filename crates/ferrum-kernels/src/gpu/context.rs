@@ -10,7 +10,7 @@ use super::buffer::{GpuBuffer, RawBuffer};
 use super::core::{Shared, lock};
 use super::pipeline::{Kernel, MAX_BINDINGS, PARAM_BYTES};
 use super::staging::Staging;
-use crate::backend::{DeviceBuffer, FinishRead, PendingRead};
+use crate::backend::{DeviceBuffer, FinishRead, PendingRead, check};
 use ferrum_types::{Element, Error, Result};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -486,17 +486,6 @@ impl Drop for GpuContext {
 
 // ---- typed copies --------------------------------------------------------------------------------
 
-/// Checks that `offset..offset + len` lies in a buffer of `found` elements.
-fn check_range(
-    op: &'static str,
-    what: &'static str,
-    found: usize,
-    offset: usize,
-    len: usize,
-) -> Result<()> {
-    Error::check_len(op, what, found, offset.saturating_add(len))
-}
-
 /// `dst[offset..] = src`.
 pub(super) fn write<T: Element>(
     ctx: &mut GpuContext,
@@ -504,7 +493,7 @@ pub(super) fn write<T: Element>(
     offset: usize,
     src: &[T],
 ) -> Result<()> {
-    check_range("write", "dst", dst.len(), offset, src.len())?;
+    check::range("write", "dst", dst, offset, src.len())?;
     let bytes: &[u8] = bytemuck::cast_slice(src);
     let at = offset * size_of::<T>();
     let ends_at_word = bytes.len().is_multiple_of(4);
@@ -527,7 +516,7 @@ pub(super) fn read<T: Element>(
     offset: usize,
     out: &mut [T],
 ) -> Result<()> {
-    check_range("read", "src", src.len(), offset, out.len())?;
+    check::range("read", "src", src, offset, out.len())?;
     let out: &mut [u8] = bytemuck::cast_slice_mut(out);
     if out.is_empty() {
         return ctx.finish("read");
@@ -552,7 +541,7 @@ pub(super) fn begin_read<T: Element>(
     offset: usize,
     len: usize,
 ) -> Result<PendingRead<T>> {
-    check_range("read", "src", src.len(), offset, len)?;
+    check::range("read", "src", src, offset, len)?;
     let (start, bytes) = (offset * size_of::<T>(), len * size_of::<T>());
     if bytes == 0 {
         ctx.submit()?;
@@ -577,8 +566,7 @@ pub(super) fn copy_slice<T: Element>(
     len: usize,
 ) -> Result<()> {
     const OP: &str = "copy_slice";
-    check_range(OP, "src", src.len(), src_offset, len)?;
-    check_range(OP, "dst", dst.len(), dst_offset, len)?;
+    check::copy_slice(src, src_offset, dst, dst_offset, len)?;
     let size = size_of::<T>();
     let (from, to, bytes) = (src_offset * size, dst_offset * size, len * size);
     copy_bytes(ctx, OP, (&src.raw, from), (&dst.raw, to), bytes)

@@ -3,9 +3,8 @@
 use super::buffer::GpuBuffer;
 use super::context::{GpuContext, LANES, P};
 use super::pipeline::Kernel;
-use super::shape::{check_cap, product};
-use crate::backend::{DeviceBuffer, GeluKind, RowShape};
-use ferrum_types::{Error, Result};
+use crate::backend::{GeluKind, RowShape, check};
+use ferrum_types::Result;
 
 pub(super) static UNARY: Kernel = Kernel {
     name: "unary",
@@ -100,8 +99,7 @@ pub(super) fn unary(
     out: &mut GpuBuffer<f32>,
     len: usize,
 ) -> Result<()> {
-    Error::check_len(op, "x", x.len(), len)?;
-    Error::check_len(op, "out", out.len(), len)?;
+    check::activate(op, x, None, out, len)?;
     ctx.run(
         op,
         (&UNARY, &[activation as u32]),
@@ -120,9 +118,7 @@ pub(super) fn gated(
     out: &mut GpuBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
-    let total = product(op, &[shape.rows, shape.dim])?;
-    Error::check_len(op, "gate_up", gate_up.len(), product(op, &[total, 2])?)?;
-    Error::check_len(op, "out", out.len(), total)?;
+    let total = check::gated(op, gate_up, out, shape)?;
     ctx.run(
         op,
         (&GATED, &[activation as u32]),
@@ -140,9 +136,7 @@ pub(super) fn add_bias(
     shape: RowShape,
 ) -> Result<()> {
     const OP: &str = "add_bias";
-    let total = product(OP, &[shape.rows, shape.dim])?;
-    Error::check_len(OP, "x", x.len(), total)?;
-    Error::check_len(OP, "bias", bias.len(), shape.dim)?;
+    let total = check::add_bias(x, bias, shape)?;
     ctx.run(
         OP,
         (&ADD_BIAS, &[]),
@@ -161,8 +155,7 @@ pub(super) fn scaled_add(
     scale: f32,
     len: usize,
 ) -> Result<()> {
-    Error::check_len(op, "x", x.len(), len)?;
-    Error::check_len(op, "y", y.len(), len)?;
+    check::zip_inplace(op, x, y, len)?;
     ctx.run(
         op,
         (&SCALED_ADD, &[]),
@@ -180,7 +173,7 @@ pub(super) fn scale_inplace(
     len: usize,
 ) -> Result<()> {
     const OP: &str = "scale_inplace";
-    Error::check_len(OP, "x", x.len(), len)?;
+    check::inplace(OP, x, len)?;
     ctx.run(
         OP,
         (&SCALE, &[]),
@@ -199,9 +192,7 @@ pub(super) fn mul(
     len: usize,
 ) -> Result<()> {
     const OP: &str = "mul";
-    Error::check_len(OP, "x", x.len(), len)?;
-    Error::check_len(OP, "y", y.len(), len)?;
-    Error::check_len(OP, "out", out.len(), len)?;
+    check::activate(OP, x, Some(y), out, len)?;
     ctx.run(
         OP,
         (&MUL, &[]),
@@ -219,8 +210,7 @@ pub(super) fn softcap(
     len: usize,
 ) -> Result<()> {
     const OP: &str = "softcap";
-    check_cap(OP, cap)?;
-    Error::check_len(OP, "x", x.len(), len)?;
+    check::softcap(x, cap, len)?;
     ctx.run(
         OP,
         (&SOFTCAP, &[]),

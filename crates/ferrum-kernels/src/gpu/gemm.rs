@@ -8,10 +8,10 @@
 use super::buffer::GpuBuffer;
 use super::context::{GpuContext, LANES, P};
 use super::pipeline::Kernel;
-use super::shape::{product, require};
 use super::weight::{GpuWeight, row_stride};
+use crate::backend::check::{self, elements};
 use crate::backend::{DeviceBuffer, GemmShape, RowShape};
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_types::{Result, SrcDtype};
 
 /// Columns of a workgroup; the shader has one vector of this many.
 const COLUMNS: usize = 4;
@@ -97,17 +97,9 @@ pub(super) fn gemm(
 ) -> Result<()> {
     const OP: &str = "gemm";
     let GemmShape { rows, n, k } = shape;
-    require(OP, (weight.rows, weight.cols) == (n, k), || {
-        format!(
-            "the weight is [{}, {}], expected [{n}, {k}]",
-            weight.rows, weight.cols
-        )
-    })?;
-    Error::check_len(OP, "x", x.len(), product(OP, &[rows, k])?)?;
-    let total = product(OP, &[rows, n])?;
-    Error::check_len(OP, "out", out.len(), total)?;
+    let lens = check::gemm(OP, x, weight.shape(), out, shape)?;
     if k == 0 {
-        super::elementwise::zero(ctx, out, total);
+        super::elementwise::zero(ctx, out, lens.out);
         return Ok(());
     }
     let tile = match rows {
@@ -117,7 +109,7 @@ pub(super) fn gemm(
     };
     for slab in &weight.slabs {
         let row_tiles = rows.div_ceil(tile as usize);
-        let groups = product(OP, &[slab.rows.div_ceil(COLUMNS), row_tiles])?;
+        let groups = elements(OP, &[slab.rows.div_ceil(COLUMNS), row_tiles])?;
         ctx.run(
             OP,
             (of_dtype(&GEMM, slab.dtype), &[tile]),
@@ -145,15 +137,7 @@ pub(super) fn embedding_lookup(
     shape: RowShape,
 ) -> Result<()> {
     const OP: &str = "embedding_lookup";
-    require(OP, table.cols == shape.dim, || {
-        format!(
-            "rows of the table have {} elements, expected {}",
-            table.cols, shape.dim
-        )
-    })?;
-    Error::check_len(OP, "ids", ids.len(), shape.rows)?;
-    let total = product(OP, &[shape.rows, shape.dim])?;
-    Error::check_len(OP, "out", out.len(), total)?;
+    let total = check::embedding_lookup(OP, table.shape(), ids, out, shape)?;
     if table.slabs.is_empty() {
         super::elementwise::zero(ctx, out, total);
         return Ok(());
@@ -173,7 +157,7 @@ pub(super) fn embedding_lookup(
                 // One of the dispatches also writes the rows that belong to no slab.
                 P::U(usize::from(i == 0)),
             ],
-            product(OP, &[shape.rows, shape.dim.div_ceil(4)])?.div_ceil(LANES),
+            elements(OP, &[shape.rows, shape.dim.div_ceil(4)])?.div_ceil(LANES),
         )?;
     }
     Ok(())
@@ -188,9 +172,7 @@ pub(super) fn gather_rows(
     shape: RowShape,
 ) -> Result<()> {
     const OP: &str = "gather_rows";
-    Error::check_len(OP, "rows", rows.len(), shape.rows)?;
-    let total = product(OP, &[shape.rows, shape.dim])?;
-    Error::check_len(OP, "out", out.len(), total)?;
+    let total = check::gather_rows(rows, out, shape)?;
     if total == 0 {
         return Ok(());
     }
@@ -211,19 +193,7 @@ pub(super) fn argmax_rows(
     shape: RowShape,
 ) -> Result<()> {
     const OP: &str = "argmax_rows";
-    require(
-        OP,
-        shape.dim > 0 && i32::try_from(shape.dim).is_ok(),
-        || {
-            format!(
-                "rows have {} elements, expected 1 to {}",
-                shape.dim,
-                i32::MAX
-            )
-        },
-    )?;
-    Error::check_len(OP, "x", x.len(), product(OP, &[shape.rows, shape.dim])?)?;
-    Error::check_len(OP, "out", out.len(), shape.rows)?;
+    check::argmax_rows(x, out, shape)?;
     ctx.run(
         OP,
         (&ARGMAX, &[]),

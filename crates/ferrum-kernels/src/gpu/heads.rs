@@ -4,15 +4,15 @@
 //! are one shader ([`copy_heads`]), and so is norm and rotation with any of them as the destination.
 
 use super::GpuBackend;
+use super::attention::check_dim;
 use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, LANES, P};
 use super::pipeline::Kernel;
-use super::shape::{product, require};
+use crate::backend::check::{self, elements};
 use crate::backend::{
-    CacheSpan, DeviceBuffer, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope,
-    RopeStyle,
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
 };
-use ferrum_types::{Error, Result};
+use ferrum_types::Result;
 
 /// Elements of a head that the shaders have workgroup memory for.
 pub(super) const MAX_HEAD_DIM: usize = 1024;
@@ -83,11 +83,6 @@ impl Layout {
     }
 }
 
-/// Elements of all heads.
-pub(super) fn heads_len(op: &'static str, shape: HeadsShape) -> Result<usize> {
-    product(op, &[shape.tokens, shape.heads, shape.head_dim])
-}
-
 /// Copies heads from one layout to another; the caller has checked that both are in bounds.
 fn copy_heads(
     ctx: &mut GpuContext,
@@ -96,7 +91,7 @@ fn copy_heads(
     (dst, to): (&mut GpuBuffer<f32>, Layout),
     shape: HeadsShape,
 ) -> Result<()> {
-    let total = heads_len(op, shape)?;
+    let total = shape.len();
     let [so, st, sh] = from.params();
     let [to, tt, th] = to.params();
     let sizes = [P::U(total), P::U(shape.heads), P::U(shape.head_dim)];
@@ -110,60 +105,30 @@ fn copy_heads(
     )
 }
 
-/// Checks a rotation; its parameters and the buffers that it needs.
-fn rope_arguments<'a>(
-    op: &'static str,
-    rope: Option<Rope<'a, GpuBackend>>,
-    tokens: usize,
-    head_dim: usize,
-) -> Result<([P; 3], [Bind<'a>; 3])> {
+/// The parameters of a rotation and the buffers that it needs.
+fn rope_arguments<'a>(rope: Option<Rope<'a, GpuBackend>>) -> ([P; 3], [Bind<'a>; 3]) {
     let Some(rope) = rope else {
-        return Ok(([P::U(0); 3], [Bind::Nothing; 3]));
+        return ([P::U(0); 3], [Bind::Nothing; 3]);
     };
-    let rot_dim = rope.rot_dim;
-    require(op, rot_dim.is_multiple_of(2) && rot_dim <= head_dim, || {
-        format!("rot_dim is {rot_dim}, expected an even number up to {head_dim}")
-    })?;
-    Error::check_len(op, "rope rows", rope.rows.len(), tokens)?;
-    let rows = if tokens > 0 { rot_dim / 2 } else { 0 };
-    Error::check_len(op, "cos", rope.cos.len(), rows)?;
-    Error::check_len(op, "sin", rope.sin.len(), rows)?;
-    let table_rows = (rope.cos.len().min(rope.sin.len())).checked_div(rot_dim / 2);
     let interleaved = rope.style == RopeStyle::Interleaved;
-    Ok((
+    let table_rows = check::rope_table_rows(&rope).unwrap_or(0);
+    (
         [
-            P::U(rot_dim),
+            P::U(rope.rot_dim),
             P::U(usize::from(interleaved)),
             // The shader stays inside the tables whatever the rows say.
-            P::U(table_rows.unwrap_or(0).saturating_sub(1)),
+            P::U(table_rows.saturating_sub(1)),
         ],
         [rope.cos.into(), rope.sin.into(), rope.rows.into()],
-    ))
+    )
 }
 
-/// Checks a norm: whether there is one, its `eps`, its weight.
-fn norm_arguments<'a>(
-    op: &'static str,
-    norm: Option<QkNorm<'a, GpuBackend>>,
-    head_dim: usize,
-) -> Result<([P; 2], Bind<'a>)> {
-    let Some(norm) = norm else {
-        return Ok(([P::U(0), P::F(0.0)], Bind::Nothing));
-    };
-    Error::check_len(op, "norm weight", norm.weight.len(), head_dim)?;
-    Ok(([P::U(1), P::F(norm.eps)], norm.weight.into()))
-}
-
-fn check_head_dim(op: &'static str, head_dim: usize) -> Result<()> {
-    if head_dim <= MAX_HEAD_DIM {
-        return Ok(());
+/// Whether there is a norm, its `eps`, its weight.
+fn norm_arguments<'a>(norm: Option<QkNorm<'a, GpuBackend>>) -> ([P; 2], Bind<'a>) {
+    match norm {
+        Some(norm) => ([P::U(1), P::F(norm.eps)], norm.weight.into()),
+        None => ([P::U(0), P::F(0.0)], Bind::Nothing),
     }
-    Err(Error::Unsupported {
-        op,
-        backend: <GpuBackend as crate::backend::Backend>::NAME,
-        reason: format!("heads have {head_dim} elements, the shaders hold {MAX_HEAD_DIM}"),
-        hint: "use --backend cpu".to_owned(),
-    })
 }
 
 /// In place: norm, then rotation of every head.
@@ -176,12 +141,10 @@ pub(super) fn qk_norm_rope(
     shape: HeadsShape,
 ) -> Result<()> {
     const OP: &str = "qk_norm_rope";
-    let total = heads_len(OP, shape)?;
-    Error::check_len(OP, "x", x.len(), total)?;
-    check_head_dim(OP, shape.head_dim)?;
-    let ([has_norm, eps], weight) = norm_arguments(OP, norm, shape.head_dim)?;
-    let ([rot_dim, style, last_row], [cos, sin, rows]) =
-        rope_arguments(OP, rope, shape.tokens, shape.head_dim)?;
+    let total = check::qk_norm_rope(x, norm, rope, shape)?;
+    check_dim(OP, shape.head_dim)?;
+    let ([has_norm, eps], weight) = norm_arguments(norm);
+    let ([rot_dim, style, last_row], [cos, sin, rows]) = rope_arguments(rope);
     if total == 0 {
         return Ok(());
     }
@@ -202,17 +165,8 @@ pub(super) fn qk_norm_rope(
             has_norm,
             eps,
         ],
-        product(OP, &[shape.tokens, shape.heads])?,
+        elements(OP, &[shape.tokens, shape.heads])?,
     )
-}
-
-/// Sizes of a fused projection, checked: elements of `(all rows, q, k)`.
-fn qkv_len(op: &'static str, shape: QkvShape) -> Result<(usize, usize, usize)> {
-    let q = heads_len(op, shape.q())?;
-    let k = heads_len(op, shape.kv())?;
-    let all = k.checked_mul(2).and_then(|kv| kv.checked_add(q));
-    let all = all.ok_or_else(|| Error::invalid(op, format!("{shape:?} is too large")))?;
-    Ok((all, q, k))
 }
 
 /// Where k begins in a row of the fused projection, with heads `head_dim` apart.
@@ -236,7 +190,7 @@ pub(super) fn v_in_row(shape: QkvShape) -> Layout {
 pub(super) type Target<'a> = (&'a mut GpuBuffer<f32>, Layout);
 
 /// q and k of a fused projection, normed and rotated, to their destinations in one dispatch. The
-/// caller has checked that both destinations are in bounds.
+/// caller has checked all arguments.
 pub(super) fn split_qk(
     ctx: &mut GpuContext,
     op: &'static str,
@@ -246,14 +200,11 @@ pub(super) fn split_qk(
     transform: QkvTransform<'_, GpuBackend>,
     shape: QkvShape,
 ) -> Result<()> {
-    let (all, ..) = qkv_len(op, shape)?;
-    Error::check_len(op, "qkv", qkv.len(), all)?;
-    check_head_dim(op, shape.head_dim)?;
-    let ([q_norm, q_eps], q_weight) = norm_arguments(op, transform.q_norm, shape.head_dim)?;
-    let ([k_norm, k_eps], k_weight) = norm_arguments(op, transform.k_norm, shape.head_dim)?;
-    let ([rot_dim, style, last_row], [cos, sin, rows]) =
-        rope_arguments(op, transform.rope, shape.tokens, shape.head_dim)?;
-    if all == 0 {
+    check_dim(op, shape.head_dim)?;
+    let ([q_norm, q_eps], q_weight) = norm_arguments(transform.q_norm);
+    let ([k_norm, k_eps], k_weight) = norm_arguments(transform.k_norm);
+    let ([rot_dim, style, last_row], [cos, sin, rows]) = rope_arguments(transform.rope);
+    if shape.tokens == 0 || shape.row_dim() == 0 {
         return Ok(());
     }
     let [q_offset, q_token, q_head] = q_to.params();
@@ -291,7 +242,7 @@ pub(super) fn split_qk(
             k_norm,
             k_eps,
         ],
-        product(op, &[shape.tokens, shape.heads + shape.kv_heads])?,
+        elements(op, &[shape.tokens, shape.heads + shape.kv_heads])?,
     )
 }
 
@@ -305,11 +256,8 @@ pub(super) fn split_qkv(
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv";
-    let (all, q_len, kv_len) = qkv_len(OP, shape)?;
-    Error::check_len(OP, "qkv", qkv.len(), all)?;
-    Error::check_len(OP, "q", q.len(), q_len)?;
-    Error::check_len(OP, "k", k.len(), kv_len)?;
-    Error::check_len(OP, "v", v.len(), kv_len)?;
+    let plain = QkvTransform::<GpuBackend>::none();
+    check::split_qkv(OP, qkv, [&*q, &*k, &*v], plain, shape)?;
     let q_in_row = Layout {
         offset: 0,
         ..k_in_row(shape)
@@ -336,34 +284,11 @@ pub(super) fn split_qkv_norm_rope(
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv_norm_rope";
-    let (_, q_len, kv_len) = qkv_len(OP, shape)?;
-    Error::check_len(OP, "q", q.len(), q_len)?;
-    Error::check_len(OP, "k", k.len(), kv_len)?;
-    Error::check_len(OP, "v", v.len(), kv_len)?;
+    check::split_qkv(OP, qkv, [&*q, &*k, &*v], transform, shape)?;
     let q_to = Layout::of(HeadLayout::HeadMajor, shape.q());
     let kv_to = Layout::of(HeadLayout::HeadMajor, shape.kv());
     split_qk(ctx, OP, qkv, (q, q_to), (k, kv_to), transform, shape)?;
     copy_heads(ctx, OP, (qkv, v_in_row(shape)), (v, kv_to), shape.kv())
-}
-
-/// Checks that the tokens fit the cache and the cache its buffers.
-fn check_cache(
-    op: &'static str,
-    caches: [&GpuBuffer<f32>; 2],
-    span: CacheSpan,
-    shape: HeadsShape,
-) -> Result<()> {
-    let tokens = shape.tokens;
-    let fits = tokens <= span.capacity && span.offset <= span.capacity - tokens;
-    require(op, fits, || {
-        format!(
-            "{tokens} tokens at offset {} do not fit a cache of {} tokens",
-            span.offset, span.capacity
-        )
-    })?;
-    let len = product(op, &[shape.heads, span.capacity, shape.head_dim])?;
-    Error::check_len(op, "k_cache", caches[0].len(), len)?;
-    Error::check_len(op, "v_cache", caches[1].len(), len)
 }
 
 /// Split, norm, rotation; head-major q, and k and v into a contiguous cache.
@@ -377,8 +302,8 @@ pub(super) fn split_qkv_norm_rope_into_cache(
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv_norm_rope_into_cache";
-    Error::check_len(OP, "q", q.len(), qkv_len(OP, shape)?.1)?;
-    check_cache(OP, [k_cache, v_cache], span, shape.kv())?;
+    let caches = [&*k_cache, &*v_cache];
+    check::split_qkv_norm_rope_into_cache(qkv, q, caches, span, transform, shape)?;
     let q_to = Layout::of(HeadLayout::HeadMajor, shape.q());
     let kv_to = Layout::of_cache(span, shape.head_dim);
     split_qk(ctx, OP, qkv, (q, q_to), (k_cache, kv_to), transform, shape)?;
@@ -401,10 +326,7 @@ pub(super) fn kv_cache_append_head_major(
     shape: HeadsShape,
 ) -> Result<()> {
     const OP: &str = "kv_cache_append_head_major";
-    let len = heads_len(OP, shape)?;
-    Error::check_len(OP, "k", k.len(), len)?;
-    Error::check_len(OP, "v", v.len(), len)?;
-    check_cache(OP, [k_cache, v_cache], span, shape)?;
+    check::kv_cache_append_head_major([k, v], [&*k_cache, &*v_cache], span, shape)?;
     let from = Layout::of(HeadLayout::HeadMajor, shape);
     let to = Layout::of_cache(span, shape.head_dim);
     copy_heads(ctx, OP, (k, from), (k_cache, to), shape)?;
@@ -420,9 +342,7 @@ pub(super) fn transpose(
     to: HeadLayout,
     shape: HeadsShape,
 ) -> Result<()> {
-    let len = heads_len(op, shape)?;
-    Error::check_len(op, "src", src.len(), len)?;
-    Error::check_len(op, "dst", dst.len(), len)?;
+    check::transpose(op, src, dst, shape)?;
     let from = match to {
         HeadLayout::HeadMajor => HeadLayout::TokenMajor,
         HeadLayout::TokenMajor => HeadLayout::HeadMajor,

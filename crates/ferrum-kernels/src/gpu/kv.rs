@@ -9,12 +9,12 @@
 //! not checked one by one; whatever they are, accesses stay inside the pool's buffers.
 
 use super::GpuBackend;
-use super::attention::{CALL_PARAMS, Call, check_config};
+use super::attention::{CALL_PARAMS, Call, check_dim};
 use super::buffer::{GpuBuffer, RawBuffer};
 use super::context::{Bind, GpuContext, LANES, P};
-use super::heads::{Layout, heads_len, split_qk, v_in_row};
+use super::heads::{Layout, split_qk, v_in_row};
 use super::pipeline::Kernel;
-use super::shape::{product, require};
+use crate::backend::check::elements;
 use crate::backend::*;
 use ferrum_types::{BlockId, Error, Result};
 
@@ -105,24 +105,6 @@ fn pairs(head_dim: usize) -> usize {
     head_dim.div_ceil(2)
 }
 
-/// Checks the buffers of a batch that paged shaders read.
-fn check_batch(op: &'static str, batch: &DeviceBatch<GpuBackend>) -> Result<()> {
-    let BatchShape {
-        tokens,
-        seqs,
-        table_stride,
-        ..
-    } = batch.shape;
-    require(op, tokens == 0 || seqs > 0, || {
-        format!("{tokens} tokens belong to no sequence")
-    })?;
-    let starts = seqs.saturating_add(1);
-    Error::check_len(op, "query_starts", batch.query_starts.len(), starts)?;
-    Error::check_len(op, "kv_lens", batch.kv_lens.len(), seqs)?;
-    let tables = product(op, &[seqs, table_stride])?;
-    Error::check_len(op, "block_tables", batch.block_tables.len(), tables)
-}
-
 /// The parameters that tell a shader where a token's keys are.
 fn paged_params(batch: BatchShape, pool: PagedKvShape) -> [P; 6] {
     [
@@ -150,7 +132,7 @@ fn append<K: GpuKvKind>(
     let PagedKvShape {
         kv_heads, head_dim, ..
     } = kv.shape;
-    let total = product(op, &[batch.shape.tokens, kv_heads, pairs(head_dim)])?;
+    let total = elements(op, &[batch.shape.tokens, kv_heads, pairs(head_dim)])?;
     let [k_offset, k_token, k_head] = k_from.params();
     let [v_offset, v_token, v_head] = v_from.params();
     let [a, b, c, d, e, f] = paged_params(batch.shape, kv.shape);
@@ -197,17 +179,9 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         const OP: &str = "alloc_kv_layer";
-        let dims = [
-            shape.blocks,
-            shape.block_size,
-            shape.kv_heads,
-            shape.head_dim,
-        ];
-        require(OP, !dims.contains(&0), || {
-            format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
-        })?;
-        let vectors = product(OP, &[shape.blocks, shape.block_size, shape.kv_heads])?;
-        let bytes = product(OP, &[vectors, pairs(shape.head_dim), K::PAIR_BYTES])? as u64;
+        check::kv_shape(OP, &shape)?;
+        let vectors = elements(OP, &[shape.blocks, shape.block_size, shape.kv_heads])?;
+        let bytes = elements(OP, &[vectors, pairs(shape.head_dim), K::PAIR_BYTES])? as u64;
         let buffer = || {
             let raw = RawBuffer::new(&self.shared, bytes)?;
             Ok::<_, Error>(GpuKvBuffer { raw })
@@ -233,10 +207,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             heads: kv.shape.kv_heads,
             head_dim: kv.shape.head_dim,
         };
-        let len = heads_len(OP, heads)?;
-        Error::check_len(OP, "k", k.len(), len)?;
-        Error::check_len(OP, "v", v.len(), len)?;
-        check_batch(OP, batch)?;
+        check::kv_append(&kv.shape, k, v, batch)?;
         let from = Layout::of(HeadLayout::TokenMajor, heads);
         append(ctx, OP, kv, (k, from), (v, from), batch)
     }
@@ -249,23 +220,17 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
         const OP: &str = "kv_append_qkv";
+        let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
         let PagedQkv {
             qkv,
             transform,
             shape,
         } = input;
-        let found = (shape.tokens, shape.kv_heads, shape.head_dim);
-        let expected = (batch.shape.tokens, kv.shape.kv_heads, kv.shape.head_dim);
-        require(OP, found == expected, || {
-            format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
-        })?;
-        Error::check_len(OP, "q", q.len(), heads_len(OP, shape.q())?)?;
-        check_batch(OP, batch)?;
         let q_to = Layout::of(HeadLayout::TokenMajor, shape.q());
         let k_to = Layout::of(HeadLayout::TokenMajor, shape.kv());
         // Keys rest in scratch memory between rotation and the pool: both at once would bind more
         // buffers than WebGPU promises. Values go straight from the projection.
-        let mut k = ctx.take_scratch(heads_len(OP, shape.kv())?)?;
+        let mut k = ctx.take_scratch(lens.kv)?;
         let done = split_qk(ctx, OP, qkv, (q, q_to), (&mut k, k_to), transform, shape)
             .and_then(|()| append(ctx, OP, kv, (&k, k_to), (qkv, v_in_row(shape)), batch));
         ctx.put_scratch(k);
@@ -282,40 +247,24 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         config: &AttnConfig,
     ) -> Result<()> {
         const OP: &str = "kv_attention";
-        let rule = check_config(OP, config)?;
+        check::kv_attention(&kv.shape, q, sinks, batch, out, config)?;
         let AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
+            heads, head_dim, ..
         } = *config;
-        let found = (kv_heads, head_dim);
-        let expected = (kv.shape.kv_heads, kv.shape.head_dim);
-        require(OP, found == expected, || {
-            format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
-        })?;
+        check_dim(OP, head_dim)?;
         let queries = HeadsShape {
             tokens: batch.shape.tokens,
             heads,
             head_dim,
         };
-        let len = heads_len(OP, queries)?;
-        Error::check_len(OP, "q", q.len(), len)?;
-        Error::check_len(OP, "out", out.len(), len)?;
-        if let Some(sinks) = sinks {
-            Error::check_len(OP, "sinks", sinks.len(), heads)?;
-        }
-        check_batch(OP, batch)?;
         let layout = Layout::of(HeadLayout::TokenMajor, queries);
         let call = Call {
             tokens: queries.tokens,
-            heads,
-            group: heads / kv_heads,
             key_dim: head_dim,
             value_dim: head_dim,
             q: layout,
             out: layout,
-            rule,
+            config: *config,
             has_sinks: sinks.is_some(),
         };
         let mut params = [P::U(0); CALL_PARAMS + 6];
@@ -331,7 +280,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             Bind::from(&batch.kv_lens),
             Bind::from(&batch.block_tables),
         ];
-        let groups = product(OP, &[queries.tokens, heads])?;
+        let groups = elements(OP, &[queries.tokens, heads])?;
         ctx.run(
             OP,
             (&ATTENTION[K::INDEX], &[ATTENTION_BATCH]),
@@ -353,12 +302,8 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             kv_heads,
             head_dim,
         } = kv.shape;
-        let outside = |&&(from, to): &&(BlockId, BlockId)| from.0.max(to.0) as usize >= blocks;
-        if let Some((from, to)) = pairs_of_blocks.iter().find(outside) {
-            let reason = format!("block {} to {}, the pool has {blocks} blocks", from.0, to.0);
-            return Err(Error::invalid(OP, reason));
-        }
-        let words = product(
+        check::kv_copy_blocks(blocks, pairs_of_blocks)?;
+        let words = elements(
             OP,
             &[block_size, kv_heads, pairs(head_dim), K::PAIR_BYTES / 4],
         )?;

@@ -29,7 +29,6 @@ mod kv;
 mod norm;
 mod pipeline;
 mod sample;
-mod shape;
 mod staging;
 #[cfg(test)]
 mod tests;

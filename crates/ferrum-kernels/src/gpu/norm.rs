@@ -3,9 +3,8 @@
 use super::buffer::GpuBuffer;
 use super::context::{GpuContext, P};
 use super::pipeline::Kernel;
-use super::shape::product;
-use crate::backend::{DeviceBuffer, NormShape};
-use ferrum_types::{Error, Result};
+use crate::backend::{NormShape, check};
+use ferrum_types::Result;
 
 pub(super) static RMS_NORM: Kernel = Kernel {
     name: "rms_norm",
@@ -38,19 +37,9 @@ pub(super) static LAYER_NORM: Kernel = Kernel {
     constants: &[],
 };
 
-/// Checks the row buffers and the weight; returns the number of workgroups.
-fn check(
-    op: &'static str,
-    rows: &[(&'static str, usize)],
-    weight: &GpuBuffer<f32>,
-    shape: NormShape,
-) -> Result<usize> {
-    let total = product(op, &[shape.rows, shape.dim])?;
-    for (what, found) in rows {
-        Error::check_len(op, what, *found, total)?;
-    }
-    Error::check_len(op, "weight", weight.len(), shape.dim)?;
-    Ok(if total == 0 { 0 } else { shape.rows })
+/// A workgroup for each row, and none where rows have nothing.
+fn groups(total: usize, shape: NormShape) -> usize {
+    if total == 0 { 0 } else { shape.rows }
 }
 
 fn params(shape: NormShape) -> [P; 3] {
@@ -66,7 +55,7 @@ pub(super) fn rms_norm(
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "rms_norm";
-    let groups = check(OP, &[("x", x.len()), ("out", out.len())], weight, shape)?;
+    let groups = groups(check::rms_norm(x, weight, out, shape)?, shape);
     ctx.run(
         OP,
         (&RMS_NORM, &[]),
@@ -86,12 +75,8 @@ pub(super) fn fused_add_rms_norm(
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "fused_add_rms_norm";
-    let rows = [
-        ("residual", residual.len()),
-        ("x", x.len()),
-        ("out", out.len()),
-    ];
-    let groups = check(OP, &rows, weight, shape)?;
+    let total = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
+    let groups = groups(total, shape);
     ctx.run(
         OP,
         (&ADD_RMS_NORM, &[]),
@@ -111,10 +96,7 @@ pub(super) fn layer_norm(
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "layer_norm";
-    let groups = check(OP, &[("x", x.len()), ("out", out.len())], weight, shape)?;
-    if let Some(bias) = bias {
-        Error::check_len(OP, "bias", bias.len(), shape.dim)?;
-    }
+    let groups = groups(check::layer_norm(x, weight, bias, out, shape)?, shape);
     let [rows, dim, eps] = params(shape);
     ctx.run(
         OP,

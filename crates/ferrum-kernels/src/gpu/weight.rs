@@ -7,8 +7,8 @@
 
 use super::buffer::RawBuffer;
 use super::core::Shared;
-use super::shape::product;
-use crate::backend::WeightPart;
+use crate::backend::check::{self, elements};
+use crate::backend::{MatShape, WeightPart};
 use ferrum_types::{Error, Result, SrcDtype};
 use std::sync::Arc;
 
@@ -17,6 +17,15 @@ pub struct GpuWeight {
     pub(super) slabs: Vec<Slab>,
     pub(super) rows: usize,
     pub(super) cols: usize,
+}
+
+impl GpuWeight {
+    pub(super) fn shape(&self) -> MatShape {
+        MatShape {
+            rows: self.rows,
+            cols: self.cols,
+        }
+    }
 }
 
 /// Consecutive rows in one buffer.
@@ -39,17 +48,7 @@ pub(super) fn load(
     parts: &[WeightPart<'_>],
     cols: usize,
 ) -> Result<GpuWeight> {
-    for part in parts {
-        let expected = product(OP, &[part.rows, cols, part.dtype.size()])?;
-        if part.bytes.len() != expected {
-            return Err(Error::Shape {
-                op: OP,
-                what: "bytes",
-                found: part.bytes.len() / part.dtype.size(),
-                expected: expected / part.dtype.size(),
-            });
-        }
-    }
+    check::weight_parts(OP, parts, cols)?;
     let mut weight = GpuWeight {
         slabs: Vec::new(),
         rows: 0,
@@ -67,7 +66,7 @@ fn load_run(shared: &Arc<Shared>, weight: &mut GpuWeight, run: &[WeightPart<'_>]
         return Ok(());
     };
     let from_row = weight.cols * dtype.size();
-    let row_bytes = product(OP, &[weight.cols.next_multiple_of(4), dtype.size()])?;
+    let row_bytes = elements(OP, &[weight.cols.next_multiple_of(4), dtype.size()])?;
     let rows: usize = run.iter().map(|part| part.rows).sum();
     if row_bytes == 0 {
         weight.rows += rows;

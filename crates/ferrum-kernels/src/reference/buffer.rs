@@ -1,7 +1,7 @@
-//! Buffers, and the length checks with which every op begins.
+//! Memory.
 
 use crate::backend::DeviceBuffer;
-use ferrum_types::{Element, Error, Result};
+use ferrum_types::Element;
 
 /// Host memory for elements of one type.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,83 +11,4 @@ impl<T: Element> DeviceBuffer for RefBuffer<T> {
     fn len(&self) -> usize {
         self.0.len()
     }
-}
-
-impl<T> RefBuffer<T> {
-    /// The first `len` elements; [`Error::Shape`] when there are fewer.
-    pub(super) fn first(&self, op: &'static str, what: &'static str, len: usize) -> Result<&[T]> {
-        Error::check_len(op, what, self.0.len(), len)?;
-        Ok(&self.0[..len])
-    }
-
-    /// [`first`](Self::first), to write to.
-    pub(super) fn first_mut(
-        &mut self,
-        op: &'static str,
-        what: &'static str,
-        len: usize,
-    ) -> Result<&mut [T]> {
-        Error::check_len(op, what, self.0.len(), len)?;
-        Ok(&mut self.0[..len])
-    }
-
-    /// `len` elements from `offset` on.
-    pub(super) fn range(
-        &self,
-        op: &'static str,
-        what: &'static str,
-        offset: usize,
-        len: usize,
-    ) -> Result<&[T]> {
-        Ok(&self.first(op, what, end(op, offset, len)?)?[offset..])
-    }
-
-    /// [`range`](Self::range), to write to.
-    pub(super) fn range_mut(
-        &mut self,
-        op: &'static str,
-        what: &'static str,
-        offset: usize,
-        len: usize,
-    ) -> Result<&mut [T]> {
-        Ok(&mut self.first_mut(op, what, end(op, offset, len)?)?[offset..])
-    }
-}
-
-fn end(op: &'static str, offset: usize, len: usize) -> Result<usize> {
-    offset
-        .checked_add(len)
-        .ok_or_else(|| Error::invalid(op, format!("offset {offset} plus length {len} overflows")))
-}
-
-/// The product of `dims`: how many elements a shape has.
-pub(super) fn elements(op: &'static str, dims: &[usize]) -> Result<usize> {
-    // A zero makes the shape empty, however large the other sizes are.
-    if dims.contains(&0) {
-        return Ok(0);
-    }
-    dims.iter()
-        .try_fold(1usize, |product, &dim| product.checked_mul(dim))
-        .ok_or_else(|| Error::invalid(op, format!("{dims:?} elements overflow the address space")))
-}
-
-/// `Ok` when `holds`, else [`Error::InvalidArgument`] with the reason.
-pub(super) fn require(
-    op: &'static str,
-    holds: bool,
-    reason: impl FnOnce() -> String,
-) -> Result<()> {
-    if holds {
-        Ok(())
-    } else {
-        Err(Error::invalid(op, reason()))
-    }
-}
-
-/// `id` as an index below `count`; [`Error::InvalidArgument`] otherwise.
-pub(super) fn index(op: &'static str, what: &'static str, id: i32, count: usize) -> Result<usize> {
-    usize::try_from(id)
-        .ok()
-        .filter(|&index| index < count)
-        .ok_or_else(|| Error::invalid(op, format!("{what} is {id}, expected 0 to below {count}")))
 }

@@ -95,8 +95,8 @@ impl Backend for ReferenceBackend {
         offset: usize,
         src: &[T],
     ) -> Result<()> {
-        dst.range_mut("write", "dst", offset, src.len())?
-            .copy_from_slice(src);
+        let to = check::range("write", "dst", dst, offset, src.len())?;
+        dst.0[to].copy_from_slice(src);
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Backend for ReferenceBackend {
         offset: usize,
         out: &mut [T],
     ) -> Result<()> {
-        out.copy_from_slice(src.range("read", "src", offset, out.len())?);
+        out.copy_from_slice(&src.0[check::range("read", "src", src, offset, out.len())?]);
         Ok(())
     }
 
@@ -122,9 +122,8 @@ impl Backend for ReferenceBackend {
         dst_offset: usize,
         len: usize,
     ) -> Result<()> {
-        let src = src.range("copy_slice", "src", src_offset, len)?;
-        dst.range_mut("copy_slice", "dst", dst_offset, len)?
-            .copy_from_slice(src);
+        let [from, to] = check::copy_slice(src, src_offset, dst, dst_offset, len)?;
+        dst.0[to].copy_from_slice(&src.0[from]);
         Ok(())
     }
 
@@ -174,7 +173,7 @@ impl Backend for ReferenceBackend {
         out: &mut Buf,
         shape: NormShape,
     ) -> Result<()> {
-        norm::rms_norm("rms_norm", x, weight, out, shape)
+        norm::rms_norm(x, weight, out, shape)
     }
 
     fn fused_add_rms_norm(

@@ -1,7 +1,7 @@
 //! Ops on single elements: activations, sums, products.
 
-use super::buffer::{RefBuffer, elements, require};
-use crate::backend::{GeluKind, RowShape};
+use super::buffer::RefBuffer;
+use crate::backend::{GeluKind, RowShape, check};
 use ferrum_types::Result;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -50,8 +50,8 @@ pub(super) fn map(
     len: usize,
     f: impl Fn(f64) -> f64,
 ) -> Result<()> {
-    let x = x.first(op, "x", len)?;
-    for (out, &x) in out.first_mut(op, "out", len)?.iter_mut().zip(x) {
+    check::activate(op, x, None, out, len)?;
+    for (out, &x) in out.0[..len].iter_mut().zip(&x.0) {
         *out = f(f64::from(x)) as f32;
     }
     Ok(())
@@ -64,7 +64,8 @@ pub(super) fn map_inplace(
     len: usize,
     f: impl Fn(f64) -> f64,
 ) -> Result<()> {
-    for x in x.first_mut(op, "x", len)? {
+    check::inplace(op, x, len)?;
+    for x in &mut x.0[..len] {
         *x = f(f64::from(*x)) as f32;
     }
     Ok(())
@@ -78,8 +79,8 @@ pub(super) fn zip_inplace(
     len: usize,
     f: impl Fn(f64, f64) -> f64,
 ) -> Result<()> {
-    let y = y.first(op, "y", len)?;
-    for (x, &y) in x.first_mut(op, "x", len)?.iter_mut().zip(y) {
+    check::zip_inplace(op, x, y, len)?;
+    for (x, &y) in x.0[..len].iter_mut().zip(&y.0) {
         *x = f(f64::from(*x), f64::from(y)) as f32;
     }
     Ok(())
@@ -92,10 +93,8 @@ pub(super) fn mul(
     out: &mut RefBuffer<f32>,
     len: usize,
 ) -> Result<()> {
-    let x = x.first("mul", "x", len)?;
-    let y = y.first("mul", "y", len)?;
-    let out = out.first_mut("mul", "out", len)?;
-    for ((out, &x), &y) in out.iter_mut().zip(x).zip(y) {
+    check::activate("mul", x, Some(y), out, len)?;
+    for ((out, &x), &y) in out.0[..len].iter_mut().zip(&x.0).zip(&y.0) {
         *out = x * y;
     }
     Ok(())
@@ -103,15 +102,9 @@ pub(super) fn mul(
 
 /// `x = cap · tanh(x / cap)`.
 pub(super) fn softcap(x: &mut RefBuffer<f32>, cap: f32, len: usize) -> Result<()> {
-    check_cap("softcap", cap)?;
+    check::softcap(x, cap, len)?;
     let cap = f64::from(cap);
     map_inplace("softcap", x, len, |x| cap * (x / cap).tanh())
-}
-
-pub(super) fn check_cap(op: &'static str, cap: f32) -> Result<()> {
-    require(op, cap > 0.0 && cap.is_finite(), || {
-        format!("softcap is {cap}, expected a positive number")
-    })
 }
 
 /// Rows `[gate | up]` → `out[rows, dim] = activation(gate) · up`.
@@ -119,14 +112,14 @@ pub(super) fn gated(
     op: &'static str,
     gate_up: &RefBuffer<f32>,
     out: &mut RefBuffer<f32>,
-    RowShape { rows, dim }: RowShape,
+    shape: RowShape,
     activation: impl Fn(f64) -> f64,
 ) -> Result<()> {
-    let gate_up = gate_up.first(op, "gate_up", elements(op, &[rows, dim, 2])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[rows, dim])?)?;
+    check::gated(op, gate_up, out, shape)?;
+    let RowShape { rows, dim } = shape;
     for r in 0..rows {
-        let (gate, up) = gate_up[r * 2 * dim..][..2 * dim].split_at(dim);
-        for ((out, &gate), &up) in out[r * dim..].iter_mut().zip(gate).zip(up) {
+        let (gate, up) = gate_up.0[r * 2 * dim..][..2 * dim].split_at(dim);
+        for ((out, &gate), &up) in out.0[r * dim..].iter_mut().zip(gate).zip(up) {
             *out = (activation(f64::from(gate)) * f64::from(up)) as f32;
         }
     }
@@ -137,13 +130,11 @@ pub(super) fn gated(
 pub(super) fn add_bias(
     x: &mut RefBuffer<f32>,
     bias: &RefBuffer<f32>,
-    RowShape { rows, dim }: RowShape,
+    shape: RowShape,
 ) -> Result<()> {
-    let op = "add_bias";
-    let bias = bias.first(op, "bias", dim)?;
-    let x = x.first_mut(op, "x", elements(op, &[rows, dim])?)?;
-    for (i, x) in x.iter_mut().enumerate() {
-        *x += bias[i % dim];
+    let size = check::add_bias(x, bias, shape)?;
+    for (i, x) in x.0[..size].iter_mut().enumerate() {
+        *x += bias.0[i % shape.dim];
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Dense matrices: products, row look-ups and the largest element of a row.
 
-use super::buffer::{RefBuffer, elements, require};
-use crate::backend::{GemmShape, MatShape, RowShape, WeightPart};
-use ferrum_types::{Error, Result, SrcDtype};
+use super::buffer::RefBuffer;
+use crate::backend::{GemmShape, MatShape, RowShape, WeightPart, check};
+use ferrum_types::{Result, SrcDtype};
 use half::{bf16, f16};
 
 /// A matrix `[n, k]`, decoded to f32 (exact for every source type) whatever it was in the file.
@@ -35,47 +35,23 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
 
 /// Stacks the rows of `parts`.
 pub(super) fn weight_from_parts(parts: &[WeightPart<'_>], cols: usize) -> Result<RefWeight> {
-    let op = "from_weight_parts";
+    let rows = check::weight_parts("from_weight_parts", parts, cols)?;
     let mut values = Vec::new();
-    let mut rows = 0;
     for part in parts {
-        decode(
-            op,
-            part.bytes,
-            part.dtype,
-            elements(op, &[part.rows, cols])?,
-            &mut values,
-        )?;
-        rows += part.rows;
+        decode(part.bytes, part.dtype, &mut values);
     }
     let shape = MatShape { rows, cols };
     Ok(RefWeight { values, shape })
 }
 
-/// Appends `count` numbers stored as `dtype`.
-pub(super) fn decode(
-    op: &'static str,
-    bytes: &[u8],
-    dtype: SrcDtype,
-    count: usize,
-    values: &mut Vec<f32>,
-) -> Result<()> {
-    let expected = elements(op, &[count, dtype.size()])?;
-    if bytes.len() != expected {
-        return Err(Error::Shape {
-            op,
-            what: "weight (in bytes)",
-            found: bytes.len(),
-            expected,
-        });
-    }
+/// Appends the numbers of `bytes`.
+pub(super) fn decode(bytes: &[u8], dtype: SrcDtype, values: &mut Vec<f32>) {
     let half_words = || bytes.as_chunks().0.iter().copied().map(u16::from_le_bytes);
     match dtype {
         SrcDtype::F32 => values.extend(bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
         SrcDtype::F16 => values.extend(half_words().map(|bits| f16::from_bits(bits).to_f32())),
         SrcDtype::BF16 => values.extend(half_words().map(|bits| bf16::from_bits(bits).to_f32())),
     }
-    Ok(())
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
@@ -86,15 +62,10 @@ pub(super) fn gemm(
     out: &mut RefBuffer<f32>,
     shape: GemmShape,
 ) -> Result<()> {
+    check::gemm(op, x, weight.shape, out, shape)?;
     let GemmShape { rows, n, k } = shape;
-    let MatShape { rows: wn, cols: wk } = weight.shape;
-    require(op, (wn, wk) == (n, k), || {
-        format!("the weight is [{wn}, {wk}], expected [{n}, {k}]")
-    })?;
-    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[rows, n])?)?;
     for r in 0..rows {
-        weight.apply(&x[r * k..][..k], &mut out[r * n..][..n]);
+        weight.apply(&x.0[r * k..][..k], &mut out.0[r * n..][..n]);
     }
     Ok(())
 }
@@ -107,13 +78,9 @@ pub(super) fn embedding_lookup(
     out: &mut RefBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
-    require(op, table.shape.cols == shape.dim, || {
-        format!(
-            "rows of the table have {} elements, expected {}",
-            table.shape.cols, shape.dim
-        )
-    })?;
-    copy_rows(op, &table.values, table.shape.rows, ids, out, shape)
+    check::embedding_lookup(op, table.shape, ids, out, shape)?;
+    copy_rows(&table.values, table.shape.rows, ids, out, shape);
+    Ok(())
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside `src`.
@@ -123,43 +90,36 @@ pub(super) fn gather_rows(
     out: &mut RefBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
+    check::gather_rows(rows, out, shape)?;
     let src_rows = src.0.len().checked_div(shape.dim).unwrap_or(0);
-    copy_rows("gather_rows", &src.0, src_rows, rows, out, shape)
+    copy_rows(&src.0, src_rows, rows, out, shape);
+    Ok(())
 }
 
 fn copy_rows(
-    op: &'static str,
     src: &[f32],
     src_rows: usize,
     ids: &RefBuffer<i32>,
     out: &mut RefBuffer<f32>,
     RowShape { rows, dim }: RowShape,
-) -> Result<()> {
-    let ids = ids.first(op, "ids", rows)?;
-    let out = out.first_mut(op, "out", elements(op, &[rows, dim])?)?;
-    for (i, &id) in ids.iter().enumerate() {
-        let out = &mut out[i * dim..][..dim];
+) {
+    for (i, &id) in ids.0[..rows].iter().enumerate() {
+        let out = &mut out.0[i * dim..][..dim];
         match usize::try_from(id) {
             Ok(id) if id < src_rows => out.copy_from_slice(&src[id * dim..][..dim]),
             _ => out.fill(0.0),
         }
     }
-    Ok(())
 }
 
 /// Index of the largest element of each row; the lowest of equals, never a NaN.
 pub(super) fn argmax_rows(
     x: &RefBuffer<f32>,
     out: &mut RefBuffer<i32>,
-    RowShape { rows, dim }: RowShape,
+    shape: RowShape,
 ) -> Result<()> {
-    let op = "argmax_rows";
-    require(op, dim > 0 && i32::try_from(dim).is_ok(), || {
-        format!("rows have {dim} elements, expected 1 to {}", i32::MAX)
-    })?;
-    let x = x.first(op, "x", elements(op, &[rows, dim])?)?;
-    let out = out.first_mut(op, "out", rows)?;
-    for (row, out) in x.chunks_exact(dim).zip(out) {
+    let size = check::argmax_rows(x, out, shape)?;
+    for (row, out) in x.0[..size].chunks_exact(shape.dim).zip(&mut out.0) {
         let mut best = (0, f32::NAN);
         for (i, &value) in row.iter().enumerate() {
             if value > best.1 || (best.1.is_nan() && !value.is_nan()) {

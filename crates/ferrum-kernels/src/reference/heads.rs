@@ -1,10 +1,10 @@
 //! Heads: splitting a fused projection, norm and rotation of each head, layouts.
 
 use super::ReferenceBackend;
-use super::buffer::{RefBuffer, elements, index, require};
+use super::buffer::RefBuffer;
 use super::norm::rms_factor;
 use crate::backend::{
-    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle, check,
 };
 use ferrum_types::Result;
 
@@ -17,11 +17,7 @@ fn offset(layout: HeadLayout, shape: HeadsShape, token: usize, head: usize) -> u
     vector * shape.head_dim
 }
 
-pub(super) fn heads_len(op: &'static str, shape: HeadsShape) -> Result<usize> {
-    elements(op, &[shape.tokens, shape.heads, shape.head_dim])
-}
-
-/// A checked [`Rope`]: every token's factors exist.
+/// A [`Rope`] whose tokens all have their factors.
 #[derive(Clone, Copy)]
 struct Rotation<'a> {
     cos: &'a [f32],
@@ -32,34 +28,16 @@ struct Rotation<'a> {
 }
 
 impl<'a> Rotation<'a> {
-    fn check(
-        op: &'static str,
-        rope: &Rope<'a, ReferenceBackend>,
-        shape: HeadsShape,
-    ) -> Result<Self> {
-        let rot_dim = rope.rot_dim;
-        require(
-            op,
-            rot_dim.is_multiple_of(2) && rot_dim <= shape.head_dim,
-            || {
-                format!(
-                    "rot_dim is {rot_dim}, expected an even number up to {}",
-                    shape.head_dim
-                )
-            },
-        )?;
-        let rows = rope.rows.first(op, "rope rows", shape.tokens)?;
-        if rot_dim > 0 {
-            let table_rows = rope.cos.0.len().min(rope.sin.0.len()) / (rot_dim / 2);
-            for &row in rows {
-                index(op, "a row of the rope tables", row, table_rows)?;
-            }
+    fn new(op: &'static str, rope: &Rope<'a, ReferenceBackend>, tokens: usize) -> Result<Self> {
+        let rows = &rope.rows.0[..tokens];
+        if let Some(table_rows) = check::rope_table_rows(rope) {
+            check::rope_rows(op, rows, table_rows)?;
         }
         Ok(Rotation {
             cos: &rope.cos.0,
             sin: &rope.sin.0,
             rows,
-            rot_dim,
+            rot_dim: rope.rot_dim,
             style: rope.style,
         })
     }
@@ -92,24 +70,17 @@ struct HeadTransform<'a> {
 }
 
 impl<'a> HeadTransform<'a> {
-    fn check(
+    fn new(
         op: &'static str,
         norm: Option<QkNorm<'a, ReferenceBackend>>,
         rope: Option<Rope<'a, ReferenceBackend>>,
-        shape: HeadsShape,
+        tokens: usize,
     ) -> Result<Self> {
-        let norm = match norm {
-            Some(norm) => Some((
-                norm.weight.first(op, "norm weight", shape.head_dim)?,
-                norm.eps,
-            )),
-            None => None,
-        };
-        let rotation = match rope {
-            Some(rope) => Some(Rotation::check(op, &rope, shape)?),
-            None => None,
-        };
-        Ok(HeadTransform { norm, rotation })
+        let rotation = rope.map(|rope| Rotation::new(op, &rope, tokens));
+        Ok(HeadTransform {
+            norm: norm.map(|norm| (norm.weight.0.as_slice(), norm.eps)),
+            rotation: rotation.transpose()?,
+        })
     }
 
     fn apply(&self, head: &mut [f32], token: usize) {
@@ -137,13 +108,12 @@ pub(super) fn qk_norm_rope(
     rope: Option<Rope<'_, ReferenceBackend>>,
     shape: HeadsShape,
 ) -> Result<()> {
-    let op = "qk_norm_rope";
-    let transform = HeadTransform::check(op, norm, rope, shape)?;
-    let x = x.first_mut(op, "x", heads_len(op, shape)?)?;
+    check::qk_norm_rope(x, norm, rope, shape)?;
+    let transform = HeadTransform::new("qk_norm_rope", norm, rope, shape.tokens)?;
     for token in 0..shape.tokens {
         for head in 0..shape.heads {
             let at = offset(layout, shape, token, head);
-            transform.apply(&mut x[at..][..shape.head_dim], token);
+            transform.apply(&mut x.0[at..][..shape.head_dim], token);
         }
     }
     Ok(())
@@ -156,7 +126,7 @@ pub(super) struct SplitQkv {
     pub(super) v: Vec<f32>,
 }
 
-/// Splits rows `[q | k | v]` and transforms q and k.
+/// Splits checked rows `[q | k | v]` and transforms q and k.
 pub(super) fn split(
     op: &'static str,
     qkv: &RefBuffer<f32>,
@@ -169,12 +139,8 @@ pub(super) fn split(
         kv_heads,
         head_dim,
     } = shape;
-    let q_dim = elements(op, &[heads, head_dim])?;
-    let kv_dim = elements(op, &[kv_heads, head_dim])?;
-    let row_dim = elements(op, &[kv_dim, 2])?.saturating_add(q_dim);
-    let qkv = qkv.first(op, "qkv", elements(op, &[tokens, row_dim])?)?;
-    let q_transform = HeadTransform::check(op, transform.q_norm, transform.rope, shape.q())?;
-    let k_transform = HeadTransform::check(op, transform.k_norm, transform.rope, shape.kv())?;
+    let q_transform = HeadTransform::new(op, transform.q_norm, transform.rope, tokens)?;
+    let k_transform = HeadTransform::new(op, transform.k_norm, transform.rope, tokens)?;
 
     let mut parts = SplitQkv {
         q: Vec::new(),
@@ -182,8 +148,8 @@ pub(super) fn split(
         v: Vec::new(),
     };
     for token in 0..tokens {
-        let (q, kv) = qkv[token * row_dim..][..row_dim].split_at(q_dim);
-        let (k, v) = kv.split_at(kv_dim);
+        let (q, kv) = qkv.0[token * shape.row_dim()..][..shape.row_dim()].split_at(shape.q_dim());
+        let (k, v) = kv.split_at(shape.kv_dim());
         parts.q.extend_from_slice(q);
         parts.k.extend_from_slice(k);
         parts.v.extend_from_slice(v);
@@ -208,18 +174,12 @@ pub(super) fn split_qkv(
     shape: QkvShape,
 ) -> Result<()> {
     let op = "split_qkv";
-    let plain = QkvTransform {
-        q_norm: None,
-        k_norm: None,
-        rope: None,
-    };
+    let plain = QkvTransform::<ReferenceBackend>::none();
+    check::split_qkv(op, qkv, [q, k, v], plain, shape)?;
     let parts = split(op, qkv, plain, shape)?;
-    q.first_mut(op, "q", parts.q.len())?
-        .copy_from_slice(&parts.q);
-    k.first_mut(op, "k", parts.k.len())?
-        .copy_from_slice(&parts.k);
-    v.first_mut(op, "v", parts.v.len())?
-        .copy_from_slice(&parts.v);
+    for (part, out) in [(parts.q, q), (parts.k, k), (parts.v, v)] {
+        out.0[..part.len()].copy_from_slice(&part);
+    }
     Ok(())
 }
 
@@ -233,26 +193,12 @@ pub(super) fn split_qkv_norm_rope(
     shape: QkvShape,
 ) -> Result<()> {
     let op = "split_qkv_norm_rope";
+    check::split_qkv(op, qkv, [q, k, v], transform, shape)?;
     let parts = split(op, qkv, transform, shape)?;
     let to = HeadLayout::HeadMajor;
-    relayout(
-        &parts.q,
-        q.first_mut(op, "q", parts.q.len())?,
-        to,
-        shape.q(),
-    );
-    relayout(
-        &parts.k,
-        k.first_mut(op, "k", parts.k.len())?,
-        to,
-        shape.kv(),
-    );
-    relayout(
-        &parts.v,
-        v.first_mut(op, "v", parts.v.len())?,
-        to,
-        shape.kv(),
-    );
+    relayout(&parts.q, &mut q.0, to, shape.q());
+    relayout(&parts.k, &mut k.0, to, shape.kv());
+    relayout(&parts.v, &mut v.0, to, shape.kv());
     Ok(())
 }
 
@@ -266,21 +212,13 @@ pub(super) fn split_qkv_norm_rope_into_cache(
     shape: QkvShape,
 ) -> Result<()> {
     let op = "split_qkv_norm_rope_into_cache";
+    let (k_cache, v_cache) = caches;
+    check::split_qkv_norm_rope_into_cache(qkv, q, [k_cache, v_cache], span, transform, shape)?;
     let parts = split(op, qkv, transform, shape)?;
-    let q = q.first_mut(op, "q", parts.q.len())?;
-    for (part, cache, what) in [
-        (&parts.k, caches.0, "k_cache"),
-        (&parts.v, caches.1, "v_cache"),
-    ] {
-        append(
-            op,
-            (part, HeadLayout::TokenMajor),
-            (cache, what),
-            span,
-            shape.kv(),
-        )?;
+    for (part, cache) in [(&parts.k, k_cache), (&parts.v, v_cache)] {
+        append((part, HeadLayout::TokenMajor), cache, span, shape.kv());
     }
-    relayout(&parts.q, q, HeadLayout::HeadMajor, shape.q());
+    relayout(&parts.q, &mut q.0, HeadLayout::HeadMajor, shape.q());
     Ok(())
 }
 
@@ -292,58 +230,32 @@ pub(super) fn kv_cache_append_head_major(
     span: CacheSpan,
     shape: HeadsShape,
 ) -> Result<()> {
-    let op = "kv_cache_append_head_major";
-    let len = heads_len(op, shape)?;
-    let k = k.first(op, "k", len)?;
-    let v = v.first(op, "v", len)?;
-    append(
-        op,
-        (k, HeadLayout::HeadMajor),
-        (caches.0, "k_cache"),
-        span,
-        shape,
-    )?;
-    append(
-        op,
-        (v, HeadLayout::HeadMajor),
-        (caches.1, "v_cache"),
-        span,
-        shape,
-    )
+    let (k_cache, v_cache) = caches;
+    check::kv_cache_append_head_major([k, v], [k_cache, v_cache], span, shape)?;
+    append((&k.0, HeadLayout::HeadMajor), k_cache, span, shape);
+    append((&v.0, HeadLayout::HeadMajor), v_cache, span, shape);
+    Ok(())
 }
 
 /// `src` (in its layout) → tokens `span.offset..` of the cache `[heads, capacity, head_dim]`.
 fn append(
-    op: &'static str,
     (src, layout): (&[f32], HeadLayout),
-    (cache, what): (&mut RefBuffer<f32>, &'static str),
+    cache: &mut RefBuffer<f32>,
     span: CacheSpan,
     shape: HeadsShape,
-) -> Result<()> {
+) {
     let HeadsShape {
         tokens,
         heads,
         head_dim,
     } = shape;
-    require(
-        op,
-        tokens <= span.capacity && span.offset <= span.capacity - tokens,
-        || {
-            format!(
-                "{tokens} tokens at offset {} do not fit a cache of {} tokens",
-                span.offset, span.capacity
-            )
-        },
-    )?;
-    let cache = cache.first_mut(op, what, elements(op, &[heads, span.capacity, head_dim])?)?;
     for token in 0..tokens {
         for head in 0..heads {
             let from = offset(layout, shape, token, head);
             let to = (head * span.capacity + span.offset + token) * head_dim;
-            cache[to..][..head_dim].copy_from_slice(&src[from..][..head_dim]);
+            cache.0[to..][..head_dim].copy_from_slice(&src[from..][..head_dim]);
         }
     }
-    Ok(())
 }
 
 /// Transposes to the layout `to` from the other one.
@@ -354,9 +266,8 @@ pub(super) fn transpose(
     to: HeadLayout,
     shape: HeadsShape,
 ) -> Result<()> {
-    let len = heads_len(op, shape)?;
-    let src = src.first(op, "src", len)?;
-    relayout(src, dst.first_mut(op, "dst", len)?, to, shape);
+    check::transpose(op, src, dst, shape)?;
+    relayout(&src.0, &mut dst.0, to, shape);
     Ok(())
 }
 

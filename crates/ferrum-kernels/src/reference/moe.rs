@@ -1,13 +1,13 @@
 //! Mixture of experts: routing, one matrix for each pair, weighted sums.
 
 use super::ReferenceBackend;
-use super::buffer::{RefBuffer, elements, index, require};
+use super::buffer::RefBuffer;
 use super::core::RefContext;
 use super::elementwise::silu;
 use super::gemm::{RefWeight, decode, dot};
-use super::norm::rms_norm;
+use super::norm::rms_rows;
 use crate::backend::*;
-use ferrum_types::{Error, Result};
+use ferrum_types::Result;
 
 type Routing = MoeRouting<ReferenceBackend>;
 
@@ -24,44 +24,17 @@ impl RefExperts {
         self.shape
     }
 
-    /// Cuts `[experts, n, k]` into matrices.
-    pub(super) fn from_values(
-        op: &'static str,
-        values: Vec<f32>,
-        shape: ExpertShape,
-    ) -> Result<Self> {
-        let ExpertShape { experts, n, k } = shape;
-        let size = elements(op, &[n, k])?;
-        Error::check_len(op, "weight", values.len(), elements(op, &[experts, size])?)?;
-        let matrix = |e: usize| RefWeight {
-            values: values[e * size..][..size].to_vec(),
-            shape: MatShape { rows: n, cols: k },
+    /// Cuts the values of a checked stack into matrices.
+    pub(super) fn from_values(values: &[f32], shape: ExpertShape) -> Self {
+        let matrix = |values: &[f32]| RefWeight {
+            values: values.to_vec(),
+            shape: MatShape {
+                rows: shape.n,
+                cols: shape.k,
+            },
         };
-        Ok(RefExperts {
-            matrices: (0..experts).map(matrix).collect(),
-            shape,
-        })
-    }
-
-    /// Stacks matrices, which must be of one shape.
-    pub(super) fn from_matrices(
-        op: &'static str,
-        matrices: Result<Vec<RefWeight>>,
-    ) -> Result<Self> {
-        let matrices = matrices?;
-        let Some(first) = matrices.first() else {
-            return Err(Error::invalid(op, "found no expert, expected at least 1"));
-        };
-        let MatShape { rows, cols } = first.shape;
-        require(op, matrices.iter().all(|m| m.shape == first.shape), || {
-            format!("experts differ in shape, the first is [{rows}, {cols}]")
-        })?;
-        let shape = ExpertShape {
-            experts: matrices.len(),
-            n: rows,
-            k: cols,
-        };
-        Ok(RefExperts { matrices, shape })
+        let matrices = values.chunks_exact(shape.n * shape.k).map(matrix).collect();
+        RefExperts { matrices, shape }
     }
 }
 
@@ -70,7 +43,7 @@ impl RefExperts {
 /// Experts are ranked by their logits: probabilities of different logits may round to equal ones, and
 /// then the better logit still wins. NaN ranks last.
 fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> Result<()> {
-    let op = "route_topk_softmax";
+    let pairs = check::route_topk_softmax(logits, routing, shape)?;
     let RouteShape {
         tokens,
         experts,
@@ -78,13 +51,9 @@ fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> R
         renormalize,
         scale,
     } = shape;
-    require(op, (1..=experts).contains(&top_k), || {
-        format!("top_k is {top_k}, expected 1 to {experts}, the number of experts")
-    })?;
-    let pairs = elements(op, &[tokens, top_k])?;
-    let logits = logits.first(op, "logits", elements(op, &[tokens, experts])?)?;
-    let ids = routing.expert_ids.first_mut(op, "expert_ids", pairs)?;
-    let weights = routing.weights.first_mut(op, "weights", pairs)?;
+    let logits = &logits.0[..tokens * experts];
+    let ids = &mut routing.expert_ids.0[..pairs];
+    let weights = &mut routing.weights.0[..pairs];
 
     for (token, logits) in logits.chunks_exact(experts).enumerate() {
         let rank = |e: usize| {
@@ -118,18 +87,15 @@ fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> R
 
 /// Stable bucket sort of pairs by expert.
 fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
-    let op = "compute_ids_tpe";
+    let pairs = check::compute_ids_tpe(routing, shape)?;
     let experts = shape.experts;
-    let pairs = elements(op, &[shape.tokens, shape.top_k])?;
-    let ids = routing.ids.first_mut(op, "ids", pairs)?;
-    let tpe = routing.tpe.first_mut(op, "tpe", experts)?;
-    let offsets = routing
-        .offsets
-        .first_mut(op, "offsets", experts.saturating_add(1))?;
+    let expert_ids = &routing.expert_ids.0[..pairs];
+    let (ids, tpe) = (&mut routing.ids.0, &mut routing.tpe.0);
+    let offsets = &mut routing.offsets.0;
     let mut buckets = vec![Vec::new(); experts];
-    let expert_ids = routing.expert_ids.first(op, "expert_ids", pairs)?;
     for (pair, &expert) in (0i32..).zip(expert_ids) {
-        buckets[index(op, "an expert id", expert, experts)?].push(pair);
+        let expert = check::index("compute_ids_tpe", "an expert id", expert, experts)?;
+        buckets[expert].push(pair);
     }
 
     let mut next = 0;
@@ -144,46 +110,22 @@ fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
 }
 
 /// `(pair, expert)` of all pairs, read from the sorted form as a grid over experts reads it.
-///
-/// Wrong when the buckets are not those of `expert_ids`: then `compute_ids_tpe` was forgotten.
 fn sorted_pairs(
     op: &'static str,
     routing: &Routing,
-    shape: MoeShape,
+    pairs: usize,
+    experts: usize,
 ) -> Result<Vec<(usize, usize)>> {
-    let experts = shape.experts.experts;
-    let pairs = elements(op, &[shape.tokens, shape.top_k])?;
-    let expert_ids = routing.expert_ids.first(op, "expert_ids", pairs)?;
-    let ids = routing.ids.first(op, "ids", pairs)?;
-    let tpe = routing.tpe.first(op, "tpe", experts)?;
-    let offsets = routing
-        .offsets
-        .first(op, "offsets", experts.saturating_add(1))?;
+    let pairs_of = check::SortedPairs {
+        expert_ids: &routing.expert_ids.0[..pairs],
+        ids: &routing.ids.0[..pairs],
+        tpe: &routing.tpe.0[..experts],
+        offsets: &routing.offsets.0[..=experts],
+    };
     let mut sorted = Vec::with_capacity(pairs);
-    for e in 0..experts {
-        let unsorted = || {
-            let reason =
-                format!("the pairs of expert {e} are not sorted\nhint: run compute_ids_tpe first");
-            Error::invalid(op, reason)
-        };
-        let (start, end) = (sorted.len(), offsets[e + 1]);
-        let end = index(op, "offsets", end, pairs + 1)?;
-        if offsets[e] as usize != start || start > end || tpe[e] as usize != end - start {
-            return Err(unsorted());
-        }
-        for &pair in &ids[start..end] {
-            let pair = index(op, "a pair", pair, pairs)?;
-            if expert_ids[pair] as usize != e {
-                return Err(unsorted());
-            }
-            sorted.push((pair, e));
-        }
-    }
-    require(op, sorted.len() == pairs, || {
-        format!(
-            "{} of {pairs} pairs are sorted\nhint: run compute_ids_tpe first",
-            sorted.len()
-        )
+    pairs_of.groups(op, |expert, start, count| {
+        let ids = &pairs_of.ids[start..][..count];
+        sorted.extend(ids.iter().map(|&pair| (pair as usize, expert)));
     })?;
     Ok(sorted)
 }
@@ -198,32 +140,18 @@ fn per_pair<const STACKS: usize>(
     shape: MoeShape,
     f: impl Fn([f64; STACKS]) -> f64,
 ) -> Result<()> {
-    let ExpertShape { n, k, .. } = shape.experts;
-    for stack in stacks {
-        require(op, stack.shape == shape.experts, || {
-            format!(
-                "the stack is {:?}, expected {:?}",
-                stack.shape, shape.experts
-            )
-        })?;
-    }
-    let sorted = sorted_pairs(op, routing, shape)?;
-    let pairs = sorted.len();
-    let x_rows = match input {
-        ExpertInput::PerToken => shape.tokens,
-        ExpertInput::PerPair => pairs,
-    };
-    let x = x.first(op, "x", elements(op, &[x_rows, k])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[pairs, n])?)?;
-    for (pair, expert) in sorted {
+    let shapes = stacks.map(RefExperts::shape);
+    let lens = check::moe_product(op, (x, input), &shapes, routing, out, shape)?;
+    let ExpertShape { experts, n, k } = shape.experts;
+    for (pair, expert) in sorted_pairs(op, routing, lens.pairs, experts)? {
         let row = match input {
             ExpertInput::PerToken => pair / shape.top_k,
             ExpertInput::PerPair => pair,
         };
-        let x = &x[row * k..][..k];
+        let x = &x.0[row * k..][..k];
         for i in 0..n {
             let products = stacks.map(|stack| dot(x, stack.matrices[expert].row(i)));
-            out[pair * n + i] = f(products) as f32;
+            out.0[pair * n + i] = f(products) as f32;
         }
     }
     Ok(())
@@ -231,59 +159,37 @@ fn per_pair<const STACKS: usize>(
 
 /// `Σ weights[pair] · x[pair, :]` for each token, in pair order, in f64.
 fn weighted_sums(
-    op: &'static str,
     x: &RefBuffer<f32>,
     routing: &Routing,
-    shape: RouteShape,
+    RouteShape { tokens, top_k, .. }: RouteShape,
     dim: usize,
-) -> Result<Vec<f64>> {
-    let RouteShape { tokens, top_k, .. } = shape;
-    let pairs = elements(op, &[tokens, top_k])?;
-    let x = x.first(op, "x", elements(op, &[pairs, dim])?)?;
-    let weights = routing.weights.first(op, "weights", pairs)?;
-    let mut sums = vec![0.0; elements(op, &[tokens, dim])?];
-    for pair in 0..pairs {
-        let weight = f64::from(weights[pair]);
+) -> Vec<f64> {
+    let mut sums = vec![0.0; tokens * dim];
+    for pair in 0..tokens * top_k {
+        let weight = f64::from(routing.weights.0[pair]);
         for i in 0..dim {
-            sums[pair / top_k * dim + i] += weight * f64::from(x[pair * dim + i]);
+            sums[pair / top_k * dim + i] += weight * f64::from(x.0[pair * dim + i]);
         }
     }
-    Ok(sums)
+    sums
 }
 
-fn weighted_sum_residual(
-    op: &'static str,
-    x: &RefBuffer<f32>,
-    routing: &Routing,
-    residual: &mut RefBuffer<f32>,
-    shape: RouteShape,
-    dim: usize,
-) -> Result<()> {
-    let sums = weighted_sums(op, x, routing, shape, dim)?;
-    let residual = residual.first_mut(op, "residual", sums.len())?;
-    for (residual, sum) in residual.iter_mut().zip(sums) {
+fn add_sums(residual: &mut RefBuffer<f32>, sums: Vec<f64>) {
+    for (residual, sum) in residual.0.iter_mut().zip(sums) {
         *residual = (f64::from(*residual) + sum) as f32;
     }
-    Ok(())
 }
 
 impl BackendMoeFused for ReferenceBackend {
     type Experts = RefExperts;
 
     fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<RefExperts> {
-        let op = "load_experts";
-        let matrix = |part: &WeightPart<'_>| {
-            let mut values = Vec::new();
-            let (rows, cols) = (part.rows, k);
-            require(op, rows > 0 && cols > 0, || {
-                format!("a matrix is [{rows}, {cols}], expected at least 1 of each")
-            })?;
-            let count = elements(op, &[rows, cols])?;
-            decode(op, part.bytes, part.dtype, count, &mut values)?;
-            let shape = MatShape { rows, cols };
-            Ok(RefWeight { values, shape })
-        };
-        RefExperts::from_matrices(op, parts.iter().map(matrix).collect())
+        let shape = check::expert_parts("load_experts", parts, k)?;
+        let mut values = Vec::new();
+        for part in parts {
+            decode(part.bytes, part.dtype, &mut values);
+        }
+        Ok(RefExperts::from_values(&values, shape))
     }
 
     fn route_topk_softmax(
@@ -341,9 +247,9 @@ impl BackendMoeFused for ReferenceBackend {
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        let op = "moe_weighted_sum";
-        let sums = weighted_sums(op, x, routing, shape, dim)?;
-        for (out, sum) in out.first_mut(op, "out", sums.len())?.iter_mut().zip(sums) {
+        check::weighted_sum("moe_weighted_sum", x, routing, ("out", out), shape, dim)?;
+        let sums = weighted_sums(x, routing, shape, dim);
+        for (out, sum) in out.0.iter_mut().zip(sums) {
             *out = sum as f32;
         }
         Ok(())
@@ -357,14 +263,10 @@ impl BackendMoeFused for ReferenceBackend {
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        weighted_sum_residual(
-            "moe_weighted_sum_residual",
-            x,
-            routing,
-            residual,
-            shape,
-            dim,
-        )
+        let op = "moe_weighted_sum_residual";
+        check::weighted_sum(op, x, routing, ("residual", residual), shape, dim)?;
+        add_sums(residual, weighted_sums(x, routing, shape, dim));
+        Ok(())
     }
 
     fn moe_weighted_sum_residual_norm(
@@ -376,18 +278,9 @@ impl BackendMoeFused for ReferenceBackend {
         out: &mut RefBuffer<f32>,
         shape: RouteShape,
     ) -> Result<()> {
-        let op = "moe_weighted_sum_residual_norm";
-        if norm.rows != shape.tokens {
-            let (rows, tokens) = (norm.rows, shape.tokens);
-            return Err(Error::invalid(
-                op,
-                format!("{rows} rows to norm, expected {tokens}, one for each token"),
-            ));
-        }
-        // Checked before the residual changes.
-        out.first(op, "out", elements(op, &[norm.rows, norm.dim])?)?;
-        weight.first(op, "weight", norm.dim)?;
-        weighted_sum_residual(op, x, routing, residual, shape, norm.dim)?;
-        rms_norm(op, residual, weight, out, norm)
+        check::weighted_sum_norm(x, routing, residual, (weight, norm), out, shape)?;
+        add_sums(residual, weighted_sums(x, routing, shape, norm.dim));
+        rms_rows(&residual.0, &weight.0, &mut out.0, norm);
+        Ok(())
     }
 }

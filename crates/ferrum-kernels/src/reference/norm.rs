@@ -1,8 +1,8 @@
 //! Normalisation of rows.
 
-use super::buffer::{RefBuffer, elements};
+use super::buffer::RefBuffer;
 use super::gemm::dot;
-use crate::backend::NormShape;
+use crate::backend::{NormShape, check};
 use ferrum_types::Result;
 
 /// `1 / √(mean(x²) + eps)`.
@@ -12,16 +12,23 @@ pub(super) fn rms_factor(x: &[f32], eps: f32) -> f64 {
 
 /// `out = x / √(mean(x²) + eps) · weight`.
 pub(super) fn rms_norm(
-    op: &'static str,
     x: &RefBuffer<f32>,
     weight: &RefBuffer<f32>,
     out: &mut RefBuffer<f32>,
-    NormShape { rows, dim, eps }: NormShape,
+    shape: NormShape,
 ) -> Result<()> {
-    let size = elements(op, &[rows, dim])?;
-    let x = x.first(op, "x", size)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let out = out.first_mut(op, "out", size)?;
+    check::rms_norm(x, weight, out, shape)?;
+    rms_rows(&x.0, &weight.0, &mut out.0, shape);
+    Ok(())
+}
+
+/// RMS norm of checked rows.
+pub(super) fn rms_rows(
+    x: &[f32],
+    weight: &[f32],
+    out: &mut [f32],
+    NormShape { rows, dim, eps }: NormShape,
+) {
     for r in 0..rows {
         let x = &x[r * dim..][..dim];
         let factor = rms_factor(x, eps);
@@ -29,7 +36,6 @@ pub(super) fn rms_norm(
             *out = (f64::from(x) * factor * f64::from(w)) as f32;
         }
     }
-    Ok(())
 }
 
 /// `residual += x; out = rms_norm(residual)`. The sum is rounded to f32 before it is normed.
@@ -40,16 +46,12 @@ pub(super) fn fused_add_rms_norm(
     out: &mut RefBuffer<f32>,
     shape: NormShape,
 ) -> Result<()> {
-    let op = "fused_add_rms_norm";
-    let size = elements(op, &[shape.rows, shape.dim])?;
-    // All checks come first, so that an error leaves the residual as it was.
-    weight.first(op, "weight", shape.dim)?;
-    out.first(op, "out", size)?;
-    let sums = residual.first_mut(op, "residual", size)?;
-    for (sum, &x) in sums.iter_mut().zip(x.first(op, "x", size)?) {
+    let size = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
+    for (sum, &x) in residual.0[..size].iter_mut().zip(&x.0) {
         *sum += x;
     }
-    rms_norm(op, residual, weight, out, shape)
+    rms_rows(&residual.0, &weight.0, &mut out.0, shape);
+    Ok(())
 }
 
 /// `out = (x - mean) / √(var + eps) · weight + bias`.
@@ -58,23 +60,19 @@ pub(super) fn layer_norm(
     weight: &RefBuffer<f32>,
     bias: Option<&RefBuffer<f32>>,
     out: &mut RefBuffer<f32>,
-    NormShape { rows, dim, eps }: NormShape,
+    shape: NormShape,
 ) -> Result<()> {
-    let op = "layer_norm";
-    let size = elements(op, &[rows, dim])?;
-    let x = x.first(op, "x", size)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let bias = bias.map(|bias| bias.first(op, "bias", dim)).transpose()?;
-    let out = out.first_mut(op, "out", size)?;
+    check::layer_norm(x, weight, bias, out, shape)?;
+    let NormShape { rows, dim, eps } = shape;
     for r in 0..rows {
-        let x = &x[r * dim..][..dim];
+        let x = &x.0[r * dim..][..dim];
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / dim as f64;
         let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2));
         let factor = 1.0 / (squares.sum::<f64>() / dim as f64 + f64::from(eps)).sqrt();
         for i in 0..dim {
-            let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
+            let bias = bias.map_or(0.0, |bias| f64::from(bias.0[i]));
             let normed = (f64::from(x[i]) - mean) * factor;
-            out[r * dim + i] = (normed * f64::from(weight[i]) + bias) as f32;
+            out.0[r * dim + i] = (normed * f64::from(weight.0[i]) + bias) as f32;
         }
     }
     Ok(())

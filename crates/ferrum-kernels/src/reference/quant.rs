@@ -1,6 +1,6 @@
 //! Quantised weights: decoded to f32 by `ferrum-quant` at load, then ordinary matrices.
 
-use super::buffer::{RefBuffer, elements};
+use super::buffer::RefBuffer;
 use super::core::RefContext;
 use super::gemm::{self, RefWeight};
 use super::{RefExperts, ReferenceBackend};
@@ -54,9 +54,10 @@ impl BackendQuantExperts for ReferenceBackend {
         shape: ExpertShape,
     ) -> Result<RefExperts> {
         let op = "load_quant_experts";
-        let rows = elements(op, &[shape.experts, shape.n])?;
+        check::expert_stack(op, shape)?;
+        let rows = check::elements(op, &[shape.experts, shape.n])?;
         let values = QuantPart { bytes, ty, rows }.expand(op, shape.k)?;
-        RefExperts::from_values(op, values, shape)
+        Ok(RefExperts::from_values(&values, shape))
     }
 }
 
@@ -95,7 +96,12 @@ impl BackendMarlinExperts for ReferenceBackend {
     }
 
     fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<RefExperts> {
-        let load = |expert: &QuantWeights<'_>| self.load_layers_fused(&[*expert], cols);
-        RefExperts::from_matrices("load_layer_experts", experts.iter().map(load).collect())
+        let op = "load_layer_experts";
+        let shape = check::expert_layers(op, experts, cols)?;
+        let mut values = Vec::new();
+        for expert in experts {
+            values.extend(expert.expand(op, cols)?);
+        }
+        Ok(RefExperts::from_values(&values, shape))
     }
 }

@@ -1,11 +1,9 @@
 //! Attention over contiguous memory: head-major caches, and the latent cache of MLA.
 
-use super::{Attention, Copied, KEYS, KeyValues, Queries, Rule, Values, check_config};
-use crate::backend::{AttnConfig, FlashShape, HeadsShape, MlaShape};
+use super::{Attention, Copied, KEYS, KeyValues, Queries, Values};
+use crate::backend::{AttnConfig, FlashShape, MlaShape, check};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
-use crate::cpu::check::{elements, require};
 use crate::cpu::exec::{Exec, Scratch};
-use crate::cpu::heads::heads_len;
 use crate::cpu::simd::Simd;
 use ferrum_types::Result;
 use std::ops::Range;
@@ -75,33 +73,17 @@ pub(crate) fn flash_attention(
     shape: FlashShape,
     config: &AttnConfig,
 ) -> Result<()> {
-    let op = "flash_attention";
-    let rule = check_config(op, config)?;
-    let AttnConfig {
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = *config;
+    let lens = check::flash_attention(q, (k, v), sinks, out, shape, config)?;
+    let head_dim = config.head_dim;
     let FlashShape {
         q_len,
         kv_len,
         kv_seq_stride,
         pos_offset,
     } = shape;
-    require(op, kv_len <= kv_seq_stride, || {
-        format!("kv_len is {kv_len}, expected at most kv_seq_stride, {kv_seq_stride}")
-    })?;
-    let q_shape = HeadsShape {
-        tokens: q_len,
-        heads,
-        head_dim,
-    };
-    let q_size = heads_len(op, q_shape)?;
-    let kv_size = elements(op, &[kv_heads, kv_seq_stride, head_dim])?;
     let source = Contiguous {
-        k: k.first(op, "k", kv_size)?,
-        v: v.first(op, "v", kv_size)?,
+        k: &k.as_slice()[..lens.kv],
+        v: &v.as_slice()[..lens.kv],
         head: kv_seq_stride * head_dim,
         row: head_dim,
         key_dim: head_dim,
@@ -110,14 +92,12 @@ pub(crate) fn flash_attention(
     let strides = (head_dim, q_len * head_dim);
     let call = Attention {
         source: &source,
-        rule,
-        q: q.first(op, "q", q_size)?,
+        config: *config,
+        q: &q.as_slice()[..lens.q],
         q_strides: strides,
-        out: SharedMut::new(out.first_mut(op, "out", q_size)?),
+        out: SharedMut::new(&mut out.as_mut_slice()[..lens.q]),
         out_strides: strides,
-        sinks: sinks.map(|x| x.first(op, "sinks", heads)).transpose()?,
-        heads,
-        kv_heads,
+        sinks: sinks.map(CpuBuffer::as_slice),
         key_dim: head_dim,
         value_dim: head_dim,
     };
@@ -139,17 +119,16 @@ pub(crate) fn mla_attention(
     out: &mut CpuBuffer<f32>,
     shape: MlaShape,
 ) -> Result<()> {
-    let op = "mla_attention";
+    let lens = check::mla_attention(q, latent, out, shape)?;
     let MlaShape {
         q_len,
         kv_len,
         heads,
         rank,
-        rope_dim,
         ..
     } = shape;
-    let dim = rank.saturating_add(rope_dim);
-    let latent = latent.first(op, "latent", elements(op, &[kv_len, dim])?)?;
+    let dim = shape.key_dim();
+    let latent = &latent.as_slice()[..lens.latent];
     let source = Contiguous {
         k: latent,
         v: latent,
@@ -160,19 +139,12 @@ pub(crate) fn mla_attention(
     };
     let call = Attention {
         source: &source,
-        rule: Rule {
-            scale: shape.scale,
-            softcap: None,
-            causal: shape.causal,
-            window: None,
-        },
-        q: q.first(op, "q", elements(op, &[q_len, heads, dim])?)?,
+        config: shape.config(),
+        q: &q.as_slice()[..lens.q],
         q_strides: (heads * dim, dim),
-        out: SharedMut::new(out.first_mut(op, "out", elements(op, &[q_len, heads, rank])?)?),
+        out: SharedMut::new(&mut out.as_mut_slice()[..lens.out]),
         out_strides: (heads * rank, rank),
         sinks: None,
-        heads,
-        kv_heads: 1,
         key_dim: dim,
         value_dim: rank,
     };

@@ -1,6 +1,7 @@
 //! What is done with one tile of keys: fetching it, and the running softmax of a tile of rows.
 
-use super::{KEYS, KeyTile, KeyValues, Rule, Values};
+use super::{KEYS, KeyTile, KeyValues, Values};
+use crate::backend::AttnConfig;
 use crate::cpu::gemm::tile::{Block, PANEL, Rows, panel, with_rows};
 use crate::cpu::isa::Kernel;
 use crate::cpu::math;
@@ -67,7 +68,7 @@ impl Kernel for Finish<'_> {
 
 /// One tile of keys for the rows of one register tile, and their running softmax.
 pub(super) struct RowTile<'a, D> {
-    pub(super) rule: Rule,
+    pub(super) config: AttnConfig,
     pub(super) dim: usize,
     /// `[dim][rows]`.
     pub(super) q: &'a [f32],
@@ -120,7 +121,7 @@ impl<D: KeyTile> RowTile<'_, D> {
                 let sums = &mut self.sums[i * LANES..][..LANES];
                 soften(
                     s,
-                    self.rule,
+                    self.config,
                     &mut scores[i],
                     *seen,
                     &mut self.largest[i],
@@ -150,7 +151,7 @@ impl<D: KeyTile> RowTile<'_, D> {
 #[inline(always)]
 fn soften<S: Simd>(
     s: S,
-    rule: Rule,
+    config: AttnConfig,
     scores: &mut [f32; KEYS],
     seen: (usize, usize),
     largest: &mut f32,
@@ -177,8 +178,8 @@ fn soften<S: Simd>(
                 s.load(INDEX.as_ptr().add(at)),
             )
         };
-        *v = s.mul(score, s.splat(rule.scale));
-        if let Some(cap) = rule.softcap {
+        *v = s.mul(score, s.splat(config.scale));
+        if let Some(cap) = config.softcap {
             *v = math::softcap(s, *v, cap);
         }
         if seen != (0, KEYS) {

@@ -7,9 +7,9 @@
 
 use super::lane::{Lane, Pair, Single};
 use super::tile::{Columns, MAX_ROWS, PANEL};
+use crate::backend::check::{self, elements};
 use crate::backend::{MatShape, WeightPart};
 use crate::cpu::buffer::{CpuBuffer, SharedBytes, SharedMut};
-use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::fp8;
 use crate::cpu::isa::{Kernel, Level};
@@ -304,21 +304,7 @@ impl<'a> Packing<'a> {
         cols: usize,
         count: usize,
     ) -> Result<Self> {
-        let mut rows = 0usize;
-        for part in parts {
-            let expected = elements(OP, &[part.rows, cols, part.dtype.size()])?;
-            if part.bytes.len() != expected {
-                return Err(Error::Shape {
-                    op: OP,
-                    what: "weight (in bytes)",
-                    found: part.bytes.len(),
-                    expected,
-                });
-            }
-            rows = rows
-                .checked_add(part.rows)
-                .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;
-        }
+        let rows = check::weight_parts(OP, parts, cols)?;
         let each_parts = parts.len().checked_div(count).unwrap_or(0);
         let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
         let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();

@@ -7,9 +7,9 @@
 //! has, and an expert with many rows holds nobody up.
 
 use super::{CpuExperts, Matrices, Routing, routing};
+use crate::backend::check::{self, elements};
 use crate::backend::{ExpertInput, ExpertShape, MoeShape};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
-use crate::cpu::check::{elements, require};
 use crate::cpu::exec::{Exec, Scratch};
 use crate::cpu::gemm::lane::{Lane, Pair, Single};
 use crate::cpu::gemm::pack::{Elements, pack_tile};
@@ -104,16 +104,13 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     shape: MoeShape,
 ) -> Result<()> {
     let ExpertShape { n, k, .. } = shape.experts;
-    check_stacks(op, &stacks, shape)?;
+    let shapes = stacks.map(|stack| stack.shape);
+    let lens = check::moe_product(op, (x, kind), &shapes, routing, out, shape)?;
+    let pairs = lens.pairs;
     scratch.items.clear();
-    let ids = routing::group_pairs(op, routing, shape, &mut scratch.items)?;
-    let pairs = ids.len();
-    let rows = match kind {
-        ExpertInput::PerToken => shape.tokens,
-        ExpertInput::PerPair => pairs,
-    };
-    let x = x.first(op, "x", elements(op, &[rows, k])?)?;
-    let out = out.first_mut(op, "out", elements(op, &[pairs, n])?)?;
+    let ids = routing::group_pairs(op, routing, pairs, shape, &mut scratch.items)?;
+    let x = &x.as_slice()[..lens.x];
+    let out = &mut out.as_mut_slice()[..lens.out];
     if pairs == 0 {
         return Ok(());
     }
@@ -178,16 +175,6 @@ pub(super) fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         finish: PhantomData,
     }
     .run();
-    Ok(())
-}
-
-fn check_stacks(op: &'static str, stacks: &[&CpuExperts], shape: MoeShape) -> Result<()> {
-    for stack in stacks {
-        require(op, stack.shape == shape.experts, || {
-            let (found, expected) = (stack.shape, shape.experts);
-            format!("the stack is {found:?}, expected {expected:?}")
-        })?;
-    }
     Ok(())
 }
 

@@ -1,14 +1,13 @@
 //! Which experts a token goes to, and the pairs sorted by expert.
 
 use super::Routing;
-use crate::backend::{MoeShape, RouteShape};
+use crate::backend::{MoeShape, RouteShape, check};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
-use crate::cpu::check::{elements, index, require};
 use crate::cpu::exec::Exec;
 use crate::cpu::isa::Kernel;
 use crate::cpu::math::exp;
 use crate::cpu::simd::{LANES, Simd};
-use ferrum_types::{Error, Result};
+use ferrum_types::Result;
 
 /// Softmax over each row of logits, then the `top_k` largest.
 pub(super) fn route(
@@ -17,24 +16,16 @@ pub(super) fn route(
     routing: &mut Routing,
     shape: RouteShape,
 ) -> Result<()> {
-    let op = "route_topk_softmax";
+    let pairs = check::route_topk_softmax(logits, routing, shape)?;
     let RouteShape {
         tokens,
         experts,
         top_k,
         ..
     } = shape;
-    require(op, (1..=experts).contains(&top_k), || {
-        format!("top_k is {top_k}, expected 1 to {experts}, the number of experts")
-    })?;
-    require(op, i32::try_from(experts).is_ok(), || {
-        format!("{experts} experts, expected at most {}", i32::MAX)
-    })?;
-    let pairs = elements(op, &[tokens, top_k])?;
-    let logits = logits.first(op, "logits", elements(op, &[tokens, experts])?)?;
-    let ids = routing.expert_ids.first_mut(op, "expert_ids", pairs)?;
-    let weights = routing.weights.first_mut(op, "weights", pairs)?;
-    let (ids, weights) = (SharedMut::new(ids), SharedMut::new(weights));
+    let logits = logits.as_slice();
+    let ids = SharedMut::new(&mut routing.expert_ids.as_mut_slice()[..pairs]);
+    let weights = SharedMut::new(&mut routing.weights.as_mut_slice()[..pairs]);
     exec.spread(tokens, 8 * experts, |range, _| {
         for token in range {
             // SAFETY: each token belongs to one task.
@@ -146,21 +137,15 @@ fn choose(logits: &[f32], ids: &mut [i32], ranks: &mut [f32]) {
 
 /// Stable bucket sort of pairs by expert.
 pub(super) fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
-    let op = "compute_ids_tpe";
+    let pairs = check::compute_ids_tpe(routing, shape)?;
     let experts = shape.experts;
-    let pairs = elements(op, &[shape.tokens, shape.top_k])?;
-    require(op, i32::try_from(pairs).is_ok(), || {
-        format!("{pairs} pairs, expected at most {}", i32::MAX)
-    })?;
-    let ids = routing.ids.first_mut(op, "ids", pairs)?;
-    let tpe = routing.tpe.first_mut(op, "tpe", experts)?;
-    let offsets = routing
-        .offsets
-        .first_mut(op, "offsets", experts.saturating_add(1))?;
-    let expert_ids = routing.expert_ids.first(op, "expert_ids", pairs)?;
+    let expert_ids = &routing.expert_ids.as_slice()[..pairs];
+    let ids = &mut routing.ids.as_mut_slice()[..pairs];
+    let tpe = &mut routing.tpe.as_mut_slice()[..experts];
+    let offsets = &mut routing.offsets.as_mut_slice()[..=experts];
     tpe.fill(0);
     for &expert in expert_ids {
-        tpe[index(op, "an expert id", expert, experts)?] += 1;
+        tpe[check::index("compute_ids_tpe", "an expert id", expert, experts)?] += 1;
     }
     let mut next = 0;
     for (offset, count) in offsets.iter_mut().zip(&mut *tpe) {
@@ -178,58 +163,26 @@ pub(super) fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()>
 }
 
 /// The pairs of each expert that has any, as `[expert, first index in ids, count]` at the end of
-/// `groups`; gives the sorted pairs.
-///
-/// Checks what products rely on: each pair stands in `ids` once.
+/// `groups`; gives the sorted pairs, of which each stands there once.
 pub(super) fn group_pairs<'a>(
     op: &'static str,
     routing: &'a Routing,
+    pairs: usize,
     shape: MoeShape,
     groups: &mut Vec<[usize; 3]>,
 ) -> Result<&'a [i32]> {
     let experts = shape.experts.experts;
-    let pairs = elements(op, &[shape.tokens, shape.top_k])?;
-    let expert_ids = routing.expert_ids.first(op, "expert_ids", pairs)?;
-    let ids = routing.ids.first(op, "ids", pairs)?;
-    let tpe = routing.tpe.first(op, "tpe", experts)?;
-    let offsets = routing
-        .offsets
-        .first(op, "offsets", experts.saturating_add(1))?;
+    let sorted = check::SortedPairs {
+        expert_ids: &routing.expert_ids.as_slice()[..pairs],
+        ids: &routing.ids.as_slice()[..pairs],
+        tpe: &routing.tpe.as_slice()[..experts],
+        offsets: &routing.offsets.as_slice()[..=experts],
+    };
     // Groups, and tiles of two kinds, are at most as many as pairs: so a later step with other groups
     // allocates nothing.
     groups.reserve(3 * pairs);
-    let unsorted = |what: String| {
-        let reason = format!("{what}\nhint: run compute_ids_tpe first");
-        Error::invalid(op, reason)
-    };
-    let mut start = 0;
-    for (expert, &count) in tpe.iter().enumerate() {
-        let next = offsets[expert + 1];
-        let end = usize::try_from(next).unwrap_or(usize::MAX);
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let bounds = offsets[expert] as usize == start && end <= pairs;
-        if !bounds || end.checked_sub(start) != Some(count) {
-            let bounds = format!("{} to {next}", offsets[expert]);
-            let what = format!("expert {expert} has {count} pairs from {bounds}, of {pairs}");
-            return Err(unsorted(what));
-        }
-        let mut last = -1;
-        for &pair in &ids[start..end] {
-            // Ascending within an expert, and of that expert: so no pair stands here twice.
-            if pair <= last || expert_ids.get(pair as usize) != Some(&(expert as i32)) {
-                return Err(unsorted(format!(
-                    "the pairs of expert {expert} are not sorted"
-                )));
-            }
-            last = pair;
-        }
-        if count > 0 {
-            groups.push([expert, start, count]);
-        }
-        start = end;
-    }
-    if start != pairs {
-        return Err(unsorted(format!("{start} of {pairs} pairs are sorted")));
-    }
-    Ok(ids)
+    sorted.groups(op, |expert, start, count| {
+        groups.push([expert, start, count])
+    })?;
+    Ok(sorted.ids)
 }

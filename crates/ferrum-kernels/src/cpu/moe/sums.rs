@@ -1,9 +1,8 @@
 //! Weighted sums of what the experts of a token gave.
 
 use super::Routing;
-use crate::backend::{NormShape, RouteShape};
+use crate::backend::{NormShape, RouteShape, check};
 use crate::cpu::buffer::{CpuBuffer, SharedMut};
-use crate::cpu::check::{elements, require};
 use crate::cpu::exec::Exec;
 use crate::cpu::isa::Kernel;
 use crate::cpu::math::{for_vectors, load_at, store_at};
@@ -23,20 +22,13 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    fn of(
-        op: &'static str,
-        x: &'a CpuBuffer<f32>,
-        routing: &'a Routing,
-        shape: RouteShape,
-        dim: usize,
-    ) -> Result<Self> {
-        let pairs = elements(op, &[shape.tokens, shape.top_k])?;
-        Ok(Self {
-            x: x.first(op, "x", elements(op, &[pairs, dim])?)?,
-            weights: routing.weights.first(op, "weights", pairs)?,
+    fn of(x: &'a CpuBuffer<f32>, routing: &'a Routing, shape: RouteShape, dim: usize) -> Self {
+        Self {
+            x: x.as_slice(),
+            weights: routing.weights.as_slice(),
             top_k: shape.top_k,
             dim,
-        })
+        }
     }
 
     fn cost(&self) -> usize {
@@ -110,9 +102,9 @@ pub(super) fn weighted_sum(
     dim: usize,
 ) -> Result<()> {
     let op = "moe_weighted_sum";
-    let pairs = Pairs::of(op, x, routing, shape, dim)?;
-    let out = out.first_mut(op, "out", elements(op, &[shape.tokens, dim])?)?;
-    sums(exec, pairs, out, false);
+    let lens = check::weighted_sum(op, x, routing, ("out", out), shape, dim)?;
+    let out = &mut out.as_mut_slice()[..lens.out];
+    sums(exec, Pairs::of(x, routing, shape, dim), out, false);
     Ok(())
 }
 
@@ -126,9 +118,9 @@ pub(super) fn weighted_sum_residual(
     dim: usize,
 ) -> Result<()> {
     let op = "moe_weighted_sum_residual";
-    let pairs = Pairs::of(op, x, routing, shape, dim)?;
-    let residual = residual.first_mut(op, "residual", elements(op, &[shape.tokens, dim])?)?;
-    sums(exec, pairs, residual, true);
+    let lens = check::weighted_sum(op, x, routing, ("residual", residual), shape, dim)?;
+    let residual = &mut residual.as_mut_slice()[..lens.out];
+    sums(exec, Pairs::of(x, routing, shape, dim), residual, true);
     Ok(())
 }
 
@@ -142,17 +134,12 @@ pub(super) fn weighted_sum_residual_norm(
     out: &mut CpuBuffer<f32>,
     shape: RouteShape,
 ) -> Result<()> {
-    let op = "moe_weighted_sum_residual_norm";
-    let NormShape { rows, dim, eps } = norm;
-    require(op, rows == shape.tokens, || {
-        let tokens = shape.tokens;
-        format!("{rows} rows to norm, expected {tokens}, one for each token")
-    })?;
-    let size = elements(op, &[rows, dim])?;
-    let pairs = Pairs::of(op, x, routing, shape, dim)?;
-    let weight = weight.first(op, "weight", dim)?;
-    let residual = SharedMut::new(residual.first_mut(op, "residual", size)?);
-    let out = SharedMut::new(out.first_mut(op, "out", size)?);
+    let lens = check::weighted_sum_norm(x, routing, residual, (weight, norm), out, shape)?;
+    let (NormShape { rows, dim, eps }, size) = (norm, lens.out);
+    let pairs = Pairs::of(x, routing, shape, dim);
+    let weight = &weight.as_slice()[..dim];
+    let residual = SharedMut::new(&mut residual.as_mut_slice()[..size]);
+    let out = SharedMut::new(&mut out.as_mut_slice()[..size]);
     if size == 0 {
         return Ok(());
     }

@@ -3,9 +3,9 @@
 use super::affine::GroupForm;
 use super::blocks::{Blocks, HalfBlock, OnBlocks, with_blocks};
 use super::format::{Codes, Scales, UNIT, block_bytes};
+use crate::backend::check;
 use crate::backend::{MatShape, QuantPart};
 use crate::cpu::buffer::SharedBytes;
-use crate::cpu::check::elements;
 use crate::cpu::exec::Exec;
 use crate::cpu::gemm::tile::PANEL;
 use crate::cpu::isa::{ByteKernel, Kernel, Level};
@@ -199,23 +199,10 @@ impl<'a> Packing<'a> {
             return Err(Error::invalid(OP, "there is no part"));
         };
         let ty = first.ty;
-        let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
-            let block = ty.block_len();
-            let reason =
-                format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
-            Error::invalid(OP, reason)
-        })?;
+        let mut row_bytes = 0;
         let mut rows = 0usize;
         for part in parts {
-            let expected = elements(OP, &[part.rows, row_bytes])?;
-            if part.bytes.len() != expected {
-                return Err(Error::Shape {
-                    op: OP,
-                    what: "weight (in bytes)",
-                    found: part.bytes.len(),
-                    expected,
-                });
-            }
+            row_bytes = check::quant_part(OP, part, cols)?;
             rows = rows
                 .checked_add(part.rows)
                 .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;

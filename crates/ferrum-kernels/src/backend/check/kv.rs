@@ -1,0 +1,264 @@
+//! Paged caches and ragged batches.
+
+use super::{attn_config, elements, heads, index, len, require};
+use crate::backend::{
+    Act, AttnConfig, Backend, BatchShape, DeviceBatch, HeadsShape, KvDtypeKind, PagedKvShape,
+    PagedQkv,
+};
+use ferrum_types::{BlockId, Error, Result};
+use std::ops::Range;
+
+/// A pool to be allocated: elements of K (and of V).
+pub fn kv_shape(op: &'static str, shape: &PagedKvShape) -> Result<usize> {
+    let dims = [
+        shape.blocks,
+        shape.block_size,
+        shape.kv_heads,
+        shape.head_dim,
+    ];
+    require(op, !dims.contains(&0), || {
+        format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
+    })?;
+    elements(op, &dims)
+}
+
+/// A pool is what its shape says. `found` are the elements of keys and values, `scales` those of
+/// their scales.
+pub fn kv_pool<K: KvDtypeKind>(
+    op: &'static str,
+    shape: &PagedKvShape,
+    found: [usize; 2],
+    scales: [usize; 2],
+) -> Result<()> {
+    require(op, shape.block_size > 0, || {
+        "block_size is 0, expected at least 1".into()
+    })?;
+    let heads = elements(op, &[shape.blocks, shape.kv_heads, shape.block_size])?;
+    let size = elements(op, &[heads, shape.head_dim])?;
+    Error::check_len(op, "k pool", found[0], size)?;
+    Error::check_len(op, "v pool", found[1], size)?;
+    let heads = if K::SCALED { heads } else { 0 };
+    Error::check_len(op, "k scales", scales[0], heads)?;
+    Error::check_len(op, "v scales", scales[1], heads)
+}
+
+/// The buffers of a batch are as long as its sizes say.
+fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>) -> Result<()> {
+    let BatchShape {
+        tokens,
+        seqs,
+        table_stride,
+        ..
+    } = batch.shape;
+    require(op, tokens == 0 || seqs > 0, || {
+        format!("{tokens} tokens belong to no sequence")
+    })?;
+    let starts = seqs.saturating_add(1);
+    len(op, "query_starts", &batch.query_starts, starts)?;
+    len(op, "kv_lens", &batch.kv_lens, seqs)?;
+    len(op, "token_seqs", &batch.token_seqs, tokens)?;
+    let tables = elements(op, &[seqs, table_stride])?;
+    len(op, "block_tables", &batch.block_tables, tables)
+}
+
+/// [`kv_append`](crate::BackendKvDtype::kv_append) to a pool of `shape`: elements of `k` and `v`.
+pub fn kv_append<B: Backend>(
+    shape: &PagedKvShape,
+    k: &Act<B>,
+    v: &Act<B>,
+    batch: &DeviceBatch<B>,
+) -> Result<usize> {
+    let op = "kv_append";
+    let heads = HeadsShape {
+        tokens: batch.shape.tokens,
+        heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+    };
+    let total = heads::heads(op, heads)?;
+    len(op, "k", k, total)?;
+    len(op, "v", v, total)?;
+    self::batch(op, batch)?;
+    Ok(total)
+}
+
+/// [`kv_append_qkv`](crate::BackendKvDtype::kv_append_qkv) to a pool of `shape`.
+pub fn kv_append_qkv<B: Backend>(
+    shape: &PagedKvShape,
+    input: &PagedQkv<'_, B>,
+    q: &Act<B>,
+    batch: &DeviceBatch<B>,
+) -> Result<heads::QkvLen> {
+    let op = "kv_append_qkv";
+    let found = (
+        input.shape.tokens,
+        input.shape.kv_heads,
+        input.shape.head_dim,
+    );
+    let expected = (batch.shape.tokens, shape.kv_heads, shape.head_dim);
+    require(op, found == expected, || {
+        format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
+    })?;
+    let lens = heads::projection(op, input.qkv, input.transform, input.shape)?;
+    len(op, "q", q, lens.q)?;
+    self::batch(op, batch)?;
+    Ok(lens)
+}
+
+/// [`kv_attention`](crate::BackendKvDtype::kv_attention) over a pool of `shape`: elements of `q` and
+/// `out`.
+pub fn kv_attention<B: Backend>(
+    shape: &PagedKvShape,
+    q: &Act<B>,
+    sinks: Option<&B::Buffer<f32>>,
+    batch: &DeviceBatch<B>,
+    out: &Act<B>,
+    config: &AttnConfig,
+) -> Result<usize> {
+    let op = "kv_attention";
+    attn_config(op, config)?;
+    let found = (config.kv_heads, config.head_dim);
+    let expected = (shape.kv_heads, shape.head_dim);
+    require(op, found == expected, || {
+        format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
+    })?;
+    let queries = HeadsShape {
+        tokens: batch.shape.tokens,
+        heads: config.heads,
+        head_dim: config.head_dim,
+    };
+    let total = heads::heads(op, queries)?;
+    len(op, "q", q, total)?;
+    len(op, "out", out, total)?;
+    if let Some(sinks) = sinks {
+        len(op, "sinks", sinks, config.heads)?;
+    }
+    self::batch(op, batch)?;
+    Ok(total)
+}
+
+/// [`kv_copy_blocks`](crate::BackendKvDtype::kv_copy_blocks) in a pool of `blocks`.
+pub fn kv_copy_blocks(blocks: usize, pairs: &[(BlockId, BlockId)]) -> Result<()> {
+    let outside = |(from, to): &&(BlockId, BlockId)| from.0.max(to.0) as usize >= blocks;
+    match pairs.iter().find(outside) {
+        None => Ok(()),
+        Some((from, to)) => {
+            let reason = format!("block {} to {}, the pool has {blocks} blocks", from.0, to.0);
+            Err(Error::invalid("kv_copy_blocks", reason))
+        }
+    }
+}
+
+/// A checked batch whose buffers the host sees: its sequences, one by one.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    shape: BatchShape,
+    query_starts: &'a [i32],
+    kv_lens: &'a [i32],
+    token_seqs: &'a [i32],
+    block_tables: &'a [i32],
+}
+
+/// One sequence of a [`Batch`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Its tokens in the flat batch.
+    pub tokens: Range<usize>,
+    /// Key index of its first token in this step.
+    pub first_index: usize,
+    /// Its keys.
+    pub kv_len: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// The batch of `shape` over `[query_starts, kv_lens, token_seqs, block_tables]`, whose lengths
+    /// the op's own check has seen.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the sequences do not make up the tokens.
+    pub fn new(op: &'static str, shape: BatchShape, buffers: [&'a [i32]; 4]) -> Result<Self> {
+        let [query_starts, kv_lens, token_seqs, block_tables] = buffers;
+        let BatchShape { tokens, seqs, .. } = shape;
+        let (first, last) = (query_starts[0], query_starts[seqs]);
+        require(op, first == 0 && last as usize == tokens, || {
+            format!("query_starts go from {first} to {last}, expected 0 to {tokens}")
+        })?;
+        Ok(Self {
+            shape,
+            query_starts,
+            kv_lens,
+            token_seqs,
+            block_tables,
+        })
+    }
+
+    /// The block table of sequence `s`.
+    #[inline(always)]
+    pub fn table(&self, s: usize) -> &'a [i32] {
+        let stride = self.shape.table_stride;
+        &self.block_tables[s * stride..][..stride]
+    }
+
+    /// Sequence `s`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when its tokens and keys contradict each other or the batch's sizes.
+    pub fn sequence(&self, op: &'static str, s: usize) -> Result<Sequence> {
+        let BatchShape {
+            tokens,
+            max_query_len,
+            max_kv_len,
+            ..
+        } = self.shape;
+        let start = index(op, "query_starts", self.query_starts[s], tokens + 1)?;
+        let end = index(op, "query_starts", self.query_starts[s + 1], tokens + 1)?;
+        require(op, start <= end, || {
+            format!("query_starts decrease from {start} to {end} at sequence {s}")
+        })?;
+        let kv_len = index(op, "kv_lens", self.kv_lens[s], i32::MAX as usize)?;
+        let query_len = end - start;
+        require(op, query_len <= kv_len || query_len == 0, || {
+            format!(
+                "sequence {s} has {query_len} tokens and {kv_len} keys, expected at least as many"
+            )
+        })?;
+        let announced = query_len <= max_query_len && (kv_len <= max_kv_len || query_len == 0);
+        require(op, announced, || {
+            format!(
+                "sequence {s} has {query_len} tokens and {kv_len} keys, \
+                 the batch announces at most {max_query_len} and {max_kv_len}"
+            )
+        })?;
+        if let Some(t) = (start..end).find(|t| self.token_seqs[*t] as usize != s) {
+            let found = self.token_seqs[t];
+            let reason = format!("token_seqs[{t}] is {found}, expected {s}");
+            return Err(Error::invalid(op, reason));
+        }
+        Ok(Sequence {
+            tokens: start..end,
+            first_index: kv_len.saturating_sub(query_len),
+            kv_len,
+        })
+    }
+}
+
+/// `(block, slot)` of the key with index `at`, by its sequence's block table.
+///
+/// # Errors
+/// `InvalidArgument` when the table ends before it or names no block of the pool.
+pub fn slot(
+    op: &'static str,
+    table: &[i32],
+    shape: &PagedKvShape,
+    at: usize,
+) -> Result<(usize, usize)> {
+    let entry = at / shape.block_size;
+    let Some(id) = table.get(entry) else {
+        let len = table.len();
+        let reason = format!("key {at} needs block table entry {entry}, the table has {len}");
+        return Err(Error::invalid(op, reason));
+    };
+    Ok((
+        index(op, "a block id", *id, shape.blocks)?,
+        at % shape.block_size,
+    ))
+}

@@ -1,0 +1,60 @@
+//! Copies, and the bytes of dense weights.
+
+use super::{elements, len};
+use crate::backend::{DeviceBuffer, WeightPart};
+use ferrum_types::{Error, Result};
+use std::ops::Range;
+
+/// `count` elements of `buffer` from `offset` on.
+///
+/// # Errors
+/// `Shape` when the buffer ends before; `InvalidArgument` when the sum overflows.
+pub fn range(
+    op: &'static str,
+    what: &'static str,
+    buffer: &impl DeviceBuffer,
+    offset: usize,
+    count: usize,
+) -> Result<Range<usize>> {
+    let Some(end) = offset.checked_add(count) else {
+        let reason = format!("offset {offset} plus length {count} overflows");
+        return Err(Error::invalid(op, reason));
+    };
+    len(op, what, buffer, end)?;
+    Ok(offset..end)
+}
+
+/// [`Backend::copy_slice`](crate::Backend::copy_slice): what is read and what is written.
+pub fn copy_slice(
+    src: &impl DeviceBuffer,
+    src_offset: usize,
+    dst: &impl DeviceBuffer,
+    dst_offset: usize,
+    count: usize,
+) -> Result<[Range<usize>; 2]> {
+    let op = "copy_slice";
+    Ok([
+        range(op, "src", src, src_offset, count)?,
+        range(op, "dst", dst, dst_offset, count)?,
+    ])
+}
+
+/// The rows of all parts of a dense matrix, each as many bytes as its rows of `cols` elements take.
+pub fn weight_parts(op: &'static str, parts: &[WeightPart<'_>], cols: usize) -> Result<usize> {
+    let mut rows = 0usize;
+    for part in parts {
+        let expected = elements(op, &[part.rows, cols, part.dtype.size()])?;
+        if part.bytes.len() != expected {
+            return Err(Error::Shape {
+                op,
+                what: "weight (in bytes)",
+                found: part.bytes.len(),
+                expected,
+            });
+        }
+        rows = rows
+            .checked_add(part.rows)
+            .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
+    }
+    Ok(rows)
+}

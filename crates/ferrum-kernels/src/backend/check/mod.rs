@@ -1,0 +1,93 @@
+//! The checks with which every op begins, written once for all backends.
+//!
+//! A function is named after the op that it checks and gets the same buffers and sizes. It looks at
+//! lengths and sizes alone, so it serves a device whose memory the host cannot see; sizes multiply
+//! without overflow. It returns the element counts that the op needs next. What a host backend can
+//! check besides, because it sees the contents of index buffers ([`Batch`], [`SortedPairs`],
+//! [`rope_rows`]), is here too.
+//!
+//! An op calls its check before the first write, so that an error leaves all buffers as they were,
+//! and a wrong argument is the same error on every backend. Limits of one device are the backend's
+//! own, behind the shared check.
+
+mod attention;
+mod conv;
+mod elementwise;
+mod gemm;
+mod heads;
+mod kv;
+mod memory;
+mod moe;
+mod norm;
+mod quant;
+#[cfg(test)]
+mod tests;
+
+pub use self::attention::{FlashLen, MlaLen, attn_config, flash_attention, mla_attention};
+pub use self::conv::{ConvLen, conv1d, conv2d_patch};
+pub use self::elementwise::{activate, add_bias, gated, inplace, softcap, zip_inplace};
+pub use self::gemm::{GemmLen, argmax_rows, embedding_lookup, gather_rows, gemm};
+pub use self::heads::{
+    CacheLen, QkvLen, kv_cache_append_head_major, qk_norm_rope, rope_rows, rope_table_rows,
+    split_qkv, split_qkv_norm_rope_into_cache, transpose,
+};
+pub use self::kv::{
+    Batch, Sequence, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool, kv_shape,
+    slot,
+};
+pub use self::memory::{copy_slice, range, weight_parts};
+pub use self::moe::{
+    MoeLen, SortedPairs, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product,
+    route_topk_softmax, weighted_sum, weighted_sum_norm,
+};
+pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
+pub use self::quant::quant_part;
+
+use super::DeviceBuffer;
+use ferrum_types::{Error, Result};
+
+/// [`Error::Shape`] when `buffer` has fewer than `expected` elements.
+pub fn len(
+    op: &'static str,
+    what: &'static str,
+    buffer: &impl DeviceBuffer,
+    expected: usize,
+) -> Result<()> {
+    Error::check_len(op, what, buffer.len(), expected)
+}
+
+/// The product of `dims`: how many elements a shape has.
+///
+/// # Errors
+/// `InvalidArgument` when it does not fit. A zero makes a shape empty, but the sizes beside it have to
+/// fit too, because strides are products of some of them.
+pub fn elements(op: &'static str, dims: &[usize]) -> Result<usize> {
+    let product = dims
+        .iter()
+        .try_fold(1usize, |product, dim| product.checked_mul((*dim).max(1)));
+    match product {
+        Some(_) if dims.contains(&0) => Ok(0),
+        Some(product) => Ok(product),
+        None => {
+            let reason = format!("{dims:?} elements overflow the address space");
+            Err(Error::invalid(op, reason))
+        }
+    }
+}
+
+/// `Ok` when `holds`, else [`Error::InvalidArgument`] with the reason.
+pub fn require(op: &'static str, holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Error::invalid(op, reason()))
+    }
+}
+
+/// `id` as an index below `count`; [`Error::InvalidArgument`] otherwise.
+pub fn index(op: &'static str, what: &'static str, id: i32, count: usize) -> Result<usize> {
+    usize::try_from(id)
+        .ok()
+        .filter(|index| *index < count)
+        .ok_or_else(|| Error::invalid(op, format!("{what} is {id}, expected 0 to below {count}")))
+}

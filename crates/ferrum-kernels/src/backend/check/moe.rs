@@ -1,0 +1,260 @@
+//! Mixtures of experts.
+
+use super::{elements, len, require, weight_parts};
+use crate::backend::{
+    Act, Backend, ExpertInput, ExpertShape, MoeRouting, MoeShape, NormShape, QuantWeights,
+    RouteShape, WeightPart,
+};
+use ferrum_types::{Error, Result};
+
+/// Elements of the buffers of a product with experts.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeLen {
+    /// Pairs of tokens and experts.
+    pub pairs: usize,
+    /// The input.
+    pub x: usize,
+    /// The output.
+    pub out: usize,
+}
+
+/// A stack has experts, and its matrices rows and columns: one of nothing would have no size that its
+/// bytes could be held against.
+pub fn expert_stack(op: &'static str, shape: ExpertShape) -> Result<()> {
+    let ExpertShape { experts, n, k } = shape;
+    require(op, experts > 0 && n > 0 && k > 0, || {
+        format!("the stack is [{experts}, {n}, {k}], expected at least 1 of each")
+    })
+}
+
+/// [`load_expert_parts`](crate::BackendMoeFused::load_expert_parts): the stack that the parts make.
+pub fn expert_parts(op: &'static str, parts: &[WeightPart<'_>], k: usize) -> Result<ExpertShape> {
+    let shape = stack_of(op, parts.iter().map(|part| part.rows), k)?;
+    weight_parts(op, parts, k)?;
+    Ok(shape)
+}
+
+/// [`load_layer_experts`](crate::BackendMarlinExperts::load_layer_experts): the stack that the layers
+/// make. Their bytes are checked by whoever decodes them.
+pub fn expert_layers(
+    op: &'static str,
+    layers: &[QuantWeights<'_>],
+    k: usize,
+) -> Result<ExpertShape> {
+    stack_of(op, layers.iter().map(QuantWeights::rows), k)
+}
+
+/// Experts of so many rows each, which have to be as many.
+fn stack_of(
+    op: &'static str,
+    rows: impl ExactSizeIterator<Item = usize> + Clone,
+    k: usize,
+) -> Result<ExpertShape> {
+    let shape = ExpertShape {
+        experts: rows.len(),
+        n: rows.clone().next().unwrap_or(0),
+        k,
+    };
+    expert_stack(op, shape)?;
+    for found in rows {
+        require(op, found == shape.n, || {
+            let expected = shape.n;
+            format!("an expert has {found} rows, expected {expected} as the first")
+        })?;
+    }
+    Ok(shape)
+}
+
+/// Pairs of tokens and experts, whose numbers are 32 bits wide.
+fn pairs(op: &'static str, tokens: usize, top_k: usize) -> Result<usize> {
+    let pairs = elements(op, &[tokens, top_k])?;
+    require(op, i32::try_from(pairs).is_ok(), || {
+        format!("{pairs} pairs, expected at most {}", i32::MAX)
+    })?;
+    Ok(pairs)
+}
+
+/// [`route_topk_softmax`](crate::BackendMoeFused::route_topk_softmax): the number of pairs.
+pub fn route_topk_softmax<B: Backend>(
+    logits: &Act<B>,
+    routing: &MoeRouting<B>,
+    shape: RouteShape,
+) -> Result<usize> {
+    let op = "route_topk_softmax";
+    let RouteShape {
+        tokens,
+        experts,
+        top_k,
+        ..
+    } = shape;
+    require(op, (1..=experts).contains(&top_k), || {
+        format!("top_k is {top_k}, expected 1 to {experts}, the number of experts")
+    })?;
+    require(op, i32::try_from(experts).is_ok(), || {
+        format!("{experts} experts, expected at most {}", i32::MAX)
+    })?;
+    let pairs = pairs(op, tokens, top_k)?;
+    len(op, "logits", logits, elements(op, &[tokens, experts])?)?;
+    len(op, "expert_ids", &routing.expert_ids, pairs)?;
+    len(op, "weights", &routing.weights, pairs)?;
+    Ok(pairs)
+}
+
+/// [`compute_ids_tpe`](crate::BackendMoeFused::compute_ids_tpe): the number of pairs.
+pub fn compute_ids_tpe<B: Backend>(routing: &MoeRouting<B>, shape: RouteShape) -> Result<usize> {
+    let op = "compute_ids_tpe";
+    let pairs = pairs(op, shape.tokens, shape.top_k)?;
+    sorted(op, routing, pairs, shape.experts)?;
+    Ok(pairs)
+}
+
+/// The buffers of a routing for `count` pairs, sorted.
+fn sorted<B: Backend>(
+    op: &'static str,
+    routing: &MoeRouting<B>,
+    count: usize,
+    experts: usize,
+) -> Result<()> {
+    len(op, "expert_ids", &routing.expert_ids, count)?;
+    len(op, "ids", &routing.ids, count)?;
+    len(op, "tpe", &routing.tpe, experts)?;
+    len(op, "offsets", &routing.offsets, experts.saturating_add(1))
+}
+
+/// [`moe_gemm`](crate::BackendMoeFused::moe_gemm) and
+/// [`moe_gate_up_silu`](crate::BackendMoeFused::moe_gate_up_silu) with experts of the sizes `stacks`.
+pub fn moe_product<B: Backend>(
+    op: &'static str,
+    (x, input): (&Act<B>, ExpertInput),
+    stacks: &[ExpertShape],
+    routing: &MoeRouting<B>,
+    out: &Act<B>,
+    shape: MoeShape,
+) -> Result<MoeLen> {
+    let ExpertShape { experts, n, k } = shape.experts;
+    for found in stacks {
+        require(op, *found == shape.experts, || {
+            format!("the stack is {found:?}, expected {:?}", shape.experts)
+        })?;
+    }
+    let pairs = pairs(op, shape.tokens, shape.top_k)?;
+    sorted(op, routing, pairs, experts)?;
+    let rows = match input {
+        ExpertInput::PerToken => shape.tokens,
+        ExpertInput::PerPair => pairs,
+    };
+    let lens = MoeLen {
+        pairs,
+        x: elements(op, &[rows, k])?,
+        out: elements(op, &[pairs, n])?,
+    };
+    len(op, "x", x, lens.x)?;
+    len(op, "out", out, lens.out)?;
+    Ok(lens)
+}
+
+/// Sums of what a token's experts gave, to the buffer called `what`: elements of `x` and of it.
+pub fn weighted_sum<B: Backend>(
+    op: &'static str,
+    x: &Act<B>,
+    routing: &MoeRouting<B>,
+    (what, out): (&'static str, &Act<B>),
+    shape: RouteShape,
+    dim: usize,
+) -> Result<MoeLen> {
+    let pairs = pairs(op, shape.tokens, shape.top_k)?;
+    let lens = MoeLen {
+        pairs,
+        x: elements(op, &[pairs, dim])?,
+        out: elements(op, &[shape.tokens, dim])?,
+    };
+    len(op, "x", x, lens.x)?;
+    len(op, "weights", &routing.weights, pairs)?;
+    len(op, what, out, lens.out)?;
+    Ok(lens)
+}
+
+/// [`moe_weighted_sum_residual_norm`](crate::BackendMoeFused::moe_weighted_sum_residual_norm).
+pub fn weighted_sum_norm<B: Backend>(
+    x: &Act<B>,
+    routing: &MoeRouting<B>,
+    residual: &Act<B>,
+    (weight, norm): (&B::Buffer<f32>, NormShape),
+    out: &Act<B>,
+    shape: RouteShape,
+) -> Result<MoeLen> {
+    let op = "moe_weighted_sum_residual_norm";
+    let NormShape { rows, dim, .. } = norm;
+    require(op, rows == shape.tokens, || {
+        let tokens = shape.tokens;
+        format!("{rows} rows to norm, expected {tokens}, one for each token")
+    })?;
+    let lens = weighted_sum(op, x, routing, ("residual", residual), shape, dim)?;
+    len(op, "weight", weight, dim)?;
+    len(op, "out", out, lens.out)?;
+    Ok(lens)
+}
+
+/// A sorted routing whose buffers the host sees, cut to `[pairs]`, `[pairs]`, `[experts]` and
+/// `[experts + 1]`.
+#[derive(Clone, Copy, Debug)]
+pub struct SortedPairs<'a> {
+    /// Chosen expert of each pair.
+    pub expert_ids: &'a [i32],
+    /// Pairs sorted by expert.
+    pub ids: &'a [i32],
+    /// Pairs of each expert.
+    pub tpe: &'a [i32],
+    /// First index in `ids` of each expert.
+    pub offsets: &'a [i32],
+}
+
+impl SortedPairs<'_> {
+    /// Calls `each(expert, start, count)` for each expert that has pairs, which are
+    /// `ids[start..][..count]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when a pair does not stand in `ids` exactly once, with its expert: then
+    /// `compute_ids_tpe` was forgotten.
+    pub fn groups(
+        &self,
+        op: &'static str,
+        mut each: impl FnMut(usize, usize, usize),
+    ) -> Result<()> {
+        let pairs = self.expert_ids.len();
+        let unsorted = |what: String| {
+            let reason = format!("{what}\nhint: run compute_ids_tpe first");
+            Error::invalid(op, reason)
+        };
+        let mut start = 0;
+        for (expert, &count) in self.tpe.iter().enumerate() {
+            let next = self.offsets[expert + 1];
+            let end = usize::try_from(next).unwrap_or(usize::MAX);
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            let bounds = self.offsets[expert] as usize == start && end <= pairs;
+            if !bounds || end.checked_sub(start) != Some(count) {
+                let bounds = format!("{} to {next}", self.offsets[expert]);
+                let what = format!("expert {expert} has {count} pairs from {bounds}, of {pairs}");
+                return Err(unsorted(what));
+            }
+            let mut last = -1;
+            for &pair in &self.ids[start..end] {
+                // Ascending within an expert, and of that expert: so no pair stands here twice.
+                let found = self.expert_ids.get(pair as usize);
+                if pair <= last || found != Some(&(expert as i32)) {
+                    let what = format!("the pairs of expert {expert} are not sorted");
+                    return Err(unsorted(what));
+                }
+                last = pair;
+            }
+            if count > 0 {
+                each(expert, start, count);
+            }
+            start = end;
+        }
+        if start != pairs {
+            return Err(unsorted(format!("{start} of {pairs} pairs are sorted")));
+        }
+        Ok(())
+    }
+}
