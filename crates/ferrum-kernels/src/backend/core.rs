@@ -50,7 +50,12 @@ pub struct WeightPart<'a> {
 ///
 /// Ops are associated functions on a context, so that whoever holds a context needs nothing else.
 /// Names of shapes: `rows` or `tokens` outermost, see the [module](super) for the conventions.
-/// Every op fails with [`ferrum_types::Error::Shape`] when a buffer is shorter than its shape.
+/// Every op fails with [`ferrum_types::Error::Shape`] when a buffer is shorter than its shape
+/// ([`check`] has the checks).
+///
+/// Methods with a body are compositions of the others. They make a backend whole, and fix what the op
+/// means; they may allocate and take several passes over memory, so a backend overrides for speed what
+/// its models call in a steady step.
 #[expect(
     clippy::wrong_self_convention,
     reason = "`from_slice` and its like make something on `self`, which is a device"
@@ -73,7 +78,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     // ---- devices -------------------------------------------------------------------------------
 
     /// The devices that [`open`](Self::open) would accept; empty when there are none.
-    fn devices() -> Vec<DeviceInfo>;
+    ///
+    /// The provided one opens them all, one after the other.
+    fn devices() -> Vec<DeviceInfo> {
+        let device = |ordinal| {
+            let info = Self::open(ordinal).ok()?.info();
+            Some(DeviceInfo { ordinal, ..info })
+        };
+        (0..).map_while(device).collect()
+    }
 
     /// Opens the device number `ordinal`.
     ///
@@ -81,8 +94,17 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// [`NoDevice`](ferrum_types::Error::NoDevice) names what was missing (library, driver, device).
     fn open(ordinal: usize) -> Result<Self>;
 
-    /// What this device is.
-    fn info(&self) -> DeviceInfo;
+    /// What this device is. The provided one knows the name of its backend alone.
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            backend: Self::NAME,
+            ordinal: 0,
+            name: Self::NAME.into(),
+            detail: String::new(),
+            software: false,
+            memory_bytes: None,
+        }
+    }
 
     /// A new, empty context on this device.
     fn new_context(&self) -> Result<Self::Context>;
@@ -96,19 +118,28 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         false
     }
 
-    /// Waits until all recorded work is done.
+    /// Waits until all recorded work is done. The provided one reads a byte.
     ///
     /// # Errors
     /// Whatever failed on the device since the last call.
-    fn sync(ctx: &mut Self::Context) -> Result<()>;
+    fn sync(ctx: &mut Self::Context) -> Result<()> {
+        let byte = Self::device(ctx).alloc::<u8>(1)?;
+        Self::read(ctx, &byte, 0, &mut [0])
+    }
 
     // ---- memory --------------------------------------------------------------------------------
 
     /// `len` zeros.
     fn alloc<T: Element>(&self, len: usize) -> Result<Self::Buffer<T>>;
 
-    /// A buffer with a copy of `data`.
-    fn from_slice<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>>;
+    /// A buffer with a copy of `data`. Provided: [`write`](Self::write) on a context of its own.
+    fn from_slice<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>> {
+        let mut buffer = self.alloc(data.len())?;
+        let mut ctx = self.new_context()?;
+        Self::write(&mut ctx, &mut buffer, 0, data)?;
+        Self::sync(&mut ctx)?;
+        Ok(buffer)
+    }
 
     /// Records a copy of `src` to `dst[offset..]`. `src` may be reused when this returns.
     fn write<T: Element>(
@@ -238,6 +269,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `residual += x; out = rms_norm(residual)`.
+    ///
+    /// Provided: [`add_inplace`](Self::add_inplace), then [`rms_norm`](Self::rms_norm).
     fn fused_add_rms_norm(
         ctx: &mut Self::Context,
         residual: &mut Act<Self>,
@@ -245,7 +278,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         weight: &Self::Buffer<f32>,
         out: &mut Act<Self>,
         shape: NormShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::fused_add_rms_norm::<Self>(ctx, residual, x, weight, out, shape)
+    }
 
     /// `out = (x - mean) / √(var + eps) · weight + bias`, row by row, with the biased variance.
     fn layer_norm(
@@ -259,52 +294,93 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     // ---- element-wise --------------------------------------------------------------------------
 
+    /// `out = f(x)`, or `out = f(x) · y` with `y`, `len` elements. What `f` is, [`Activation`] says.
+    fn activate(
+        ctx: &mut Self::Context,
+        activation: Activation,
+        x: &Act<Self>,
+        y: Option<&Act<Self>>,
+        out: &mut Act<Self>,
+        len: usize,
+    ) -> Result<()>;
+
     /// `out = gelu(x)`, exact form, `len` elements.
-    fn gelu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()>;
+    /// Provided: [`activate`](Self::activate).
+    fn gelu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()> {
+        check::activate("gelu", x, None, out, len)?;
+        Self::activate(ctx, Activation::Gelu(GeluKind::Exact), x, None, out, len)
+    }
 
     /// `out = gelu(x)`, tanh form, `len` elements.
+    /// Provided: [`activate`](Self::activate).
     fn gelu_tanh(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         out: &mut Act<Self>,
         len: usize,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        check::activate("gelu_tanh", x, None, out, len)?;
+        Self::activate(ctx, Activation::Gelu(GeluKind::Tanh), x, None, out, len)
+    }
 
     /// `out = x · sigmoid(x)`, `len` elements.
-    fn silu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()>;
+    /// Provided: [`activate`](Self::activate).
+    fn silu(ctx: &mut Self::Context, x: &Act<Self>, out: &mut Act<Self>, len: usize) -> Result<()> {
+        check::activate("silu", x, None, out, len)?;
+        Self::activate(ctx, Activation::Silu, x, None, out, len)
+    }
 
     /// Rows of `gate_up` are `[gate (dim) | up (dim)]`; `out[rows, dim] = silu(gate) · up`.
+    ///
+    /// Provided: copies both halves to buffers of its own.
     fn fused_silu_mul_split(
         ctx: &mut Self::Context,
         gate_up: &Act<Self>,
         out: &mut Act<Self>,
         shape: RowShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let op = "fused_silu_mul_split";
+        compose::gated::<Self>(ctx, op, Activation::Silu, gate_up, out, shape)
+    }
 
     /// Rows of `gate_up` are `[gate (dim) | up (dim)]`; `out[rows, dim] = gelu(gate) · up`.
+    ///
+    /// Provided: copies both halves to buffers of its own.
     fn fused_gelu_mul_split(
         ctx: &mut Self::Context,
         gate_up: &Act<Self>,
         out: &mut Act<Self>,
         kind: GeluKind,
         shape: RowShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let op = "fused_gelu_mul_split";
+        compose::gated::<Self>(ctx, op, Activation::Gelu(kind), gate_up, out, shape)
+    }
 
     /// `x[r, :] += bias` for every row.
+    ///
+    /// Provided: a [`layer_norm`](Self::layer_norm) of zeros in a buffer of its own, added.
     fn add_bias(
         ctx: &mut Self::Context,
         x: &mut Act<Self>,
         bias: &Self::Buffer<f32>,
         shape: RowShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::add_bias::<Self>(ctx, x, bias, shape)
+    }
 
     /// `x += y`, `len` elements.
+    ///
+    /// Provided: [`scaled_add_inplace`](Self::scaled_add_inplace) with 1.
     fn add_inplace(
         ctx: &mut Self::Context,
         x: &mut Act<Self>,
         y: &Act<Self>,
         len: usize,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        check::zip_inplace("add_inplace", x, y, len)?;
+        Self::scaled_add_inplace(ctx, x, y, 1.0, len)
+    }
 
     /// `x += scale · y`, `len` elements.
     fn scaled_add_inplace(
@@ -316,28 +392,42 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `x = x · scale`, `len` elements (embedding and residual multipliers).
+    ///
+    /// Provided: through a buffer of its own.
     fn scale_inplace(
         ctx: &mut Self::Context,
         x: &mut Act<Self>,
         scale: f32,
         len: usize,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::scale_inplace::<Self>(ctx, x, scale, len)
+    }
 
     /// `out = x · y`, `len` elements.
+    /// Provided: [`activate`](Self::activate).
     fn mul(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         y: &Act<Self>,
         out: &mut Act<Self>,
         len: usize,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        check::activate("mul", x, Some(y), out, len)?;
+        Self::activate(ctx, Activation::Identity, x, Some(y), out, len)
+    }
 
     /// `x = cap · tanh(x / cap)`, `len` elements.
-    fn softcap(ctx: &mut Self::Context, x: &mut Act<Self>, cap: f32, len: usize) -> Result<()>;
+    ///
+    /// Provided: through a buffer of its own.
+    fn softcap(ctx: &mut Self::Context, x: &mut Act<Self>, cap: f32, len: usize) -> Result<()> {
+        compose::softcap::<Self>(ctx, x, cap, len)
+    }
 
     // ---- heads ---------------------------------------------------------------------------------
 
     /// Splits rows of a fused projection into token-major `q`, `k` and `v`.
+    ///
+    /// Provided: [`gather_rows`](Self::gather_rows) of heads, by lists that it writes to the device.
     fn split_qkv(
         ctx: &mut Self::Context,
         qkv: &Act<Self>,
@@ -345,7 +435,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         k: &mut Act<Self>,
         v: &mut Act<Self>,
         shape: QkvShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::split_qkv::<Self>(ctx, qkv, [q, k, v], shape)
+    }
 
     /// In place on heads: optional RMS norm of each head, then optional rotation.
     fn qk_norm_rope(
@@ -359,6 +451,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// [`split_qkv`](Self::split_qkv) + [`qk_norm_rope`](Self::qk_norm_rope) on q and k; the three
     /// outputs are head-major `[heads, tokens, head_dim]`.
+    ///
+    /// Provided: the ops in its name, with buffers of its own between them.
     fn split_qkv_norm_rope(
         ctx: &mut Self::Context,
         qkv: &Act<Self>,
@@ -367,12 +461,16 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         v: &mut Act<Self>,
         transform: QkvTransform<'_, Self>,
         shape: QkvShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::split_qkv_norm_rope(ctx, qkv, [q, k, v], transform, shape)
+    }
 
     /// [`split_qkv_norm_rope`](Self::split_qkv_norm_rope) with k and v written to a contiguous
     /// head-major cache `[kv_heads, capacity, head_dim]` at `span.offset`.
     ///
     /// `caches` is `(k_cache, v_cache)`.
+    ///
+    /// Provided: the ops in its name, with buffers of its own between them.
     fn split_qkv_norm_rope_into_cache(
         ctx: &mut Self::Context,
         qkv: &Act<Self>,
@@ -381,10 +479,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         span: CacheSpan,
         transform: QkvTransform<'_, Self>,
         shape: QkvShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let io = (qkv, q);
+        compose::split_qkv_norm_rope_into_cache(ctx, io, caches, span, transform, shape)
+    }
 
     /// Copies head-major `k` and `v` (`[kv_heads, tokens, head_dim]`) into a contiguous head-major
     /// cache at `span.offset`. `caches` is `(k_cache, v_cache)`.
+    ///
+    /// Provided: a [`copy_slice`](Self::copy_slice) for each head.
     fn kv_cache_append_head_major(
         ctx: &mut Self::Context,
         k: &Act<Self>,
@@ -392,23 +495,35 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         caches: (&mut Act<Self>, &mut Act<Self>),
         span: CacheSpan,
         shape: HeadsShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::kv_cache_append_head_major::<Self>(ctx, [k, v], caches, span, shape)
+    }
 
     /// `[heads, tokens, head_dim]` → `[tokens, heads, head_dim]`.
+    ///
+    /// Provided: [`gather_rows`](Self::gather_rows) by a list that it writes to the device.
     fn transpose_head_to_token(
         ctx: &mut Self::Context,
         src: &Act<Self>,
         dst: &mut Act<Self>,
         shape: HeadsShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let (op, to) = ("transpose_head_to_token", HeadLayout::TokenMajor);
+        compose::transpose::<Self>(ctx, op, src, dst, to, shape)
+    }
 
     /// `[tokens, heads, head_dim]` → `[heads, tokens, head_dim]`.
+    ///
+    /// Provided: as [`transpose_head_to_token`](Self::transpose_head_to_token).
     fn transpose_token_to_head(
         ctx: &mut Self::Context,
         src: &Act<Self>,
         dst: &mut Act<Self>,
         shape: HeadsShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let (op, to) = ("transpose_token_to_head", HeadLayout::HeadMajor);
+        compose::transpose::<Self>(ctx, op, src, dst, to, shape)
+    }
 
     // ---- attention -----------------------------------------------------------------------------
 
@@ -432,13 +547,18 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// `q`: `[q_len, heads, rank + rope_dim]`; `latent`: `[kv_len, rank + rope_dim]` (keys are whole
     /// rows, values their first `rank` elements); `out`: `[q_len, heads, rank]`.
+    ///
+    /// Provided: [`flash_attention`](Self::flash_attention) with one kv head, between buffers of its
+    /// own.
     fn mla_attention(
         ctx: &mut Self::Context,
         q: &Act<Self>,
         latent: &Act<Self>,
         out: &mut Act<Self>,
         shape: MlaShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::mla_attention::<Self>(ctx, q, latent, out, shape)
+    }
 
     // ---- convolutions --------------------------------------------------------------------------
 
@@ -455,6 +575,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// `image`: `[channels, height, width]`, `weight`: `[out, channels, patch, patch]`,
     /// `bias`: `[out]`, `rows`: `[(height/patch)·(width/patch), out]`, patches in row-major order.
+    ///
+    /// Provided: [`conv1d`](Self::conv1d) over pixels that it gathers into a buffer of its own.
     fn conv2d_patch(
         ctx: &mut Self::Context,
         image: &Act<Self>,
@@ -462,5 +584,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         bias: Option<&Self::Buffer<f32>>,
         rows: &mut Act<Self>,
         shape: PatchShape,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::conv2d_patch::<Self>(ctx, image, (weight, bias), rows, shape)
+    }
 }

@@ -17,7 +17,8 @@ pub enum GraphRun {
     Immediate,
 }
 
-/// Capture, replay by key, reset.
+/// Capture, replay by key, reset. The provided methods are those of a device that has nothing to
+/// capture: a body simply runs.
 ///
 /// A body reads its step state from device buffers ([`super::DeviceBatch`]), which the caller fills
 /// before each call; it must record the same ops over the same buffers for the same key. There is no
@@ -31,11 +32,19 @@ pub trait BackendGraph: Backend {
         ctx: &mut Self::Context,
         key: GraphKey,
         body: &mut dyn FnMut(&mut Self::Context) -> Result<()>,
-    ) -> Result<GraphRun>;
+    ) -> Result<GraphRun> {
+        let _ = key;
+        body(ctx)?;
+        Ok(GraphRun::Immediate)
+    }
 
     /// Forgets what was captured for `key`.
-    fn reset_graph(ctx: &mut Self::Context, key: GraphKey) -> Result<()>;
+    fn reset_graph(_ctx: &mut Self::Context, _key: GraphKey) -> Result<()> {
+        Ok(())
+    }
 
     /// Forgets everything captured on this context.
-    fn reset_all_graphs(ctx: &mut Self::Context) -> Result<()>;
+    fn reset_all_graphs(_ctx: &mut Self::Context) -> Result<()> {
+        Ok(())
+    }
 }

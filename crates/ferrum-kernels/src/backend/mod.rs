@@ -17,6 +17,7 @@
 
 pub mod check;
 mod collective;
+mod compose;
 mod core;
 mod graph;
 mod kv;
@@ -50,11 +51,11 @@ pub use self::sample::{
     TokenChange, TokenLogprob,
 };
 pub use self::shapes::{
-    AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout,
-    HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape, QkvTransform, Rope,
-    RopeStyle, RowShape,
+    Activation, AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape,
+    HeadLayout, HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape,
+    QkvTransform, Rope, RopeStyle, RowShape,
 };
-pub use self::timer::{BackendTimer, Span, chrome_trace};
+pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 
 /// What a dense decoder needs: core ops, paged KV in f32, graphs, sampling and collectives.
 pub trait LlmBackend:
@@ -75,6 +76,6 @@ impl<B> LlmBackend for B where
 pub trait QuantLlmBackend: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 impl<B> QuantLlmBackend for B where B: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 
-/// A [`QuantLlmBackend`] with mixture-of-experts kernels.
-pub trait MoeLlmBackend: QuantLlmBackend + BackendQuantExperts {}
-impl<B> MoeLlmBackend for B where B: QuantLlmBackend + BackendQuantExperts {}
+/// A [`QuantLlmBackend`] that computes on quantised stacks of experts of every kind of file.
+pub trait MoeLlmBackend: QuantLlmBackend + BackendQuantExperts + BackendMarlinExperts {}
+impl<B> MoeLlmBackend for B where B: QuantLlmBackend + BackendQuantExperts + BackendMarlinExperts {}

@@ -77,14 +77,16 @@ pub trait BackendKvDtype<K: KvDtypeKind>: BackendPagedKv {
     ) -> Result<()>;
 
     /// Splits a fused projection, norms and rotates, writes k and v to the pool and q token-major to
-    /// `q` (`[tokens, heads, head_dim]`).
+    /// `q` (`[tokens, heads, head_dim]`). The provided one goes through buffers of its own.
     fn kv_append_qkv(
         ctx: &mut Self::Context,
         input: PagedQkv<'_, Self>,
         q: &mut Act<Self>,
         kv: &mut KvLayer<Self, K>,
         batch: &DeviceBatch<Self>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        compose::kv_append_qkv(ctx, input, q, kv, batch)
+    }
 
     /// Attention of every query token over its own sequence. `q`, `out`: `[tokens, heads, head_dim]`.
     /// `sinks` as in [`Backend::flash_attention`].

@@ -59,6 +59,19 @@ pub enum GeluKind {
     Tanh,
 }
 
+/// A function of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x`.
+    Identity,
+    /// GELU of either kind.
+    Gelu(GeluKind),
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `tanh(x)`.
+    Tanh,
+}
+
 /// Vectors of `head_dim` elements, one for each token and head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadsShape {

@@ -1,8 +1,10 @@
 //! Device-side timing.
 
 use super::Backend;
-use ferrum_types::Result;
+use ferrum_types::{Error, Result};
 use std::fmt::Write;
+use std::marker::PhantomData;
+use std::time::Instant;
 
 /// A measured stretch of device time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,65 @@ pub trait BackendTimer<B: Backend>: Sized + Send {
 
     /// Synchronises, and takes the closed spans in the order in which they were opened.
     fn take_spans(&mut self, ctx: &mut B::Context) -> Result<Vec<Span>>;
+}
+
+/// The host's clock, read when the device has nothing left to do: the timer of a backend that has no
+/// clock of its own. On a device that runs later than the host each end of a span waits for it.
+#[derive(Debug)]
+pub struct HostTimer<B> {
+    backend: PhantomData<fn() -> B>,
+    origin: Instant,
+    /// In order of opening; a span without duration is open.
+    spans: Vec<(&'static str, u64, Option<u64>)>,
+}
+
+impl<B> HostTimer<B> {
+    fn now(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl<B: Backend> BackendTimer<B> for HostTimer<B> {
+    fn new(_: &B) -> Result<Self> {
+        Ok(Self {
+            backend: PhantomData,
+            origin: Instant::now(),
+            spans: Vec::new(),
+        })
+    }
+
+    fn begin(&mut self, ctx: &mut B::Context, name: &'static str) -> Result<()> {
+        B::sync(ctx)?;
+        self.spans.push((name, self.now(), None));
+        Ok(())
+    }
+
+    fn end(&mut self, ctx: &mut B::Context) -> Result<()> {
+        B::sync(ctx)?;
+        let now = self.now();
+        match self.spans.iter_mut().rfind(|span| span.2.is_none()) {
+            Some((_, start, duration)) => {
+                *duration = Some(now - *start);
+                Ok(())
+            }
+            None => Err(Error::invalid("timer", "end was called with no open span")),
+        }
+    }
+
+    fn take_spans(&mut self, _: &mut B::Context) -> Result<Vec<Span>> {
+        let mut closed = Vec::new();
+        self.spans.retain(|&(name, start_ns, duration)| {
+            if let Some(duration_ns) = duration {
+                closed.push(Span {
+                    name,
+                    start_ns,
+                    duration_ns,
+                });
+            }
+            duration.is_none()
+        });
+        Ok(closed)
+    }
 }
 
 /// Spans as a Chrome trace (the JSON that `chrome://tracing` and Perfetto open).

@@ -6,7 +6,6 @@ use super::gemm::pack::CpuWeight;
 use super::isa::{Isa, Level};
 use super::packed_store::{self, PackedKey, PackedStore};
 use super::pool::Pool;
-use super::timer::CpuTimer;
 use super::{attention, conv, elementwise, gemm, heads, norm, pages, topology};
 use crate::backend::*;
 use ferrum_types::{Element, Error, Result};
@@ -164,7 +163,8 @@ impl Backend for CpuBackend {
     type Buffer<T: Element> = CpuBuffer<T>;
     type Weight = CpuWeight;
     type Context = CpuContext;
-    type Timer = CpuTimer;
+    /// An op has run when its call returns, so the host's clock measures the device.
+    type Timer = HostTimer<Self>;
 
     fn devices() -> Vec<DeviceInfo> {
         vec![info(Isa::best(), topology::cores())]
@@ -330,16 +330,15 @@ impl Backend for CpuBackend {
         norm::layer_norm(ctx.exec(), x, weight, bias, out, shape)
     }
 
-    fn gelu(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::map(ctx.exec(), "gelu", x, out, len, elementwise::Gelu)
-    }
-
-    fn gelu_tanh(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::map(ctx.exec(), "gelu_tanh", x, out, len, elementwise::GeluTanh)
-    }
-
-    fn silu(ctx: &mut CpuContext, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::map(ctx.exec(), "silu", x, out, len, elementwise::Silu)
+    fn activate(
+        ctx: &mut CpuContext,
+        activation: Activation,
+        x: &Buf,
+        y: Option<&Buf>,
+        out: &mut Buf,
+        len: usize,
+    ) -> Result<()> {
+        elementwise::activate(ctx.exec(), activation, (x, y), out, len)
     }
 
     fn fused_silu_mul_split(
@@ -348,7 +347,7 @@ impl Backend for CpuBackend {
         out: &mut Buf,
         shape: RowShape,
     ) -> Result<()> {
-        let op = elementwise::SiluMul;
+        let op = elementwise::Times(elementwise::Silu);
         elementwise::gated(ctx.exec(), "fused_silu_mul_split", gate_up, out, shape, op)
     }
 
@@ -389,10 +388,6 @@ impl Backend for CpuBackend {
             len,
             elementwise::Scale(scale),
         )
-    }
-
-    fn mul(ctx: &mut CpuContext, x: &Buf, y: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::mul(ctx.exec(), x, y, out, len)
     }
 
     fn softcap(ctx: &mut CpuContext, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
@@ -559,25 +554,8 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Nothing to capture: a body simply runs.
-impl BackendGraph for CpuBackend {
-    fn run_graph(
-        ctx: &mut CpuContext,
-        _: GraphKey,
-        body: &mut dyn FnMut(&mut CpuContext) -> Result<()>,
-    ) -> Result<GraphRun> {
-        body(ctx)?;
-        Ok(GraphRun::Immediate)
-    }
-
-    fn reset_graph(_: &mut CpuContext, _: GraphKey) -> Result<()> {
-        Ok(())
-    }
-
-    fn reset_all_graphs(_: &mut CpuContext) -> Result<()> {
-        Ok(())
-    }
-}
+/// Nothing to capture.
+impl BackendGraph for CpuBackend {}
 
 /// A single rank.
 impl BackendCollective for CpuBackend {}

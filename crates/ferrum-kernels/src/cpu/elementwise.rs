@@ -6,7 +6,7 @@ use super::exec::Exec;
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
-use crate::backend::{GeluKind, RowShape, check};
+use crate::backend::{Activation, GeluKind, RowShape, check};
 use ferrum_types::Result;
 
 /// A function of one lane of `x` and one of `y`.
@@ -43,16 +43,23 @@ lane_op!(/// `gelu(x)`, tanh form.
     GeluTanh, 6, |self, s, x, _y| math::gelu_tanh(s, x));
 lane_op!(/// `silu(x)`.
     Silu, 6, |self, s, x, _y| math::silu(s, x));
-lane_op!(/// `gelu(x) · y`, exact.
-    GeluMul, 8, |self, s, x, y| s.mul(math::gelu(s, x), y));
-lane_op!(/// `gelu(x) · y`, tanh form.
-    GeluTanhMul, 6, |self, s, x, y| s.mul(math::gelu_tanh(s, x), y));
-lane_op!(/// `silu(x) · y`.
-    SiluMul, 6, |self, s, x, y| s.mul(math::silu(s, x), y));
+lane_op!(/// `x`.
+    Identity, 1, |self, _s, x, _y| x);
 lane_op!(/// `x + y`.
     Add, 1, |self, s, x, y| s.add(x, y));
-lane_op!(/// `x · y`.
-    Mul, 1, |self, s, x, y| s.mul(x, y));
+
+/// `f(x) · y`.
+#[derive(Clone, Copy)]
+pub(crate) struct Times<F>(pub(crate) F);
+
+impl<F: LaneOp> LaneOp for Times<F> {
+    const COST: usize = F::COST;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
+        s.mul(self.0.apply(s, x, y), y)
+    }
+}
 
 /// `x + scale · y`.
 #[derive(Clone, Copy)]
@@ -143,20 +150,56 @@ unsafe fn spread_lanes(exec: &Exec, op: impl LaneOp, pointers: Pointers, len: us
     });
 }
 
-/// `out = op(x)`.
-pub(crate) fn map(
+/// `out = f(x)`, or `out = f(x) · y`.
+pub(crate) fn activate(
     exec: &Exec,
-    name: &'static str,
-    x: &CpuBuffer<f32>,
+    activation: Activation,
+    (x, y): (&CpuBuffer<f32>, Option<&CpuBuffer<f32>>),
     out: &mut CpuBuffer<f32>,
     len: usize,
-    op: impl LaneOp,
 ) -> Result<()> {
-    check::activate(name, x, None, out, len)?;
-    let (x, out) = (x.as_slice().as_ptr(), out.as_mut_slice().as_mut_ptr());
-    // SAFETY: both have `len` elements (checked) and `out` is borrowed exclusively.
-    unsafe { spread_lanes(exec, op, Pointers { x, y: x, out }, len) };
+    check::activate("activate", x, y, out, len)?;
+    let times = y.is_some();
+    let pointers = Pointers {
+        x: x.as_slice().as_ptr(),
+        y: y.unwrap_or(x).as_slice().as_ptr(),
+        out: out.as_mut_slice().as_mut_ptr(),
+    };
+    // SAFETY: all have `len` elements (checked) and `out` is borrowed exclusively.
+    unsafe {
+        match activation {
+            Activation::Identity => spread_function(exec, Identity, times, pointers, len),
+            Activation::Gelu(GeluKind::Exact) => spread_function(exec, Gelu, times, pointers, len),
+            Activation::Gelu(GeluKind::Tanh) => {
+                spread_function(exec, GeluTanh, times, pointers, len)
+            }
+            Activation::Silu => spread_function(exec, Silu, times, pointers, len),
+            // A cap of one.
+            Activation::Tanh => spread_function(exec, Softcap(1.0), times, pointers, len),
+        }
+    }
     Ok(())
+}
+
+/// `out = f(x)`, or `out = f(x) · y` with `times`.
+///
+/// # Safety
+/// That of [`spread_lanes`].
+unsafe fn spread_function(
+    exec: &Exec,
+    f: impl LaneOp,
+    times: bool,
+    pointers: Pointers,
+    len: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if times {
+            spread_lanes(exec, Times(f), pointers, len);
+        } else {
+            spread_lanes(exec, f, pointers, len);
+        }
+    }
 }
 
 /// `x = op(x)`.
@@ -189,22 +232,6 @@ pub(crate) fn zip_inplace(
     let x = out.cast_const();
     // SAFETY: both have `len` elements (checked) and `x` is borrowed exclusively.
     unsafe { spread_lanes(exec, op, Pointers { x, y, out }, len) };
-    Ok(())
-}
-
-/// `out = x · y`.
-pub(crate) fn mul(
-    exec: &Exec,
-    x: &CpuBuffer<f32>,
-    y: &CpuBuffer<f32>,
-    out: &mut CpuBuffer<f32>,
-    len: usize,
-) -> Result<()> {
-    check::activate("mul", x, Some(y), out, len)?;
-    let (x, y) = (x.as_slice().as_ptr(), y.as_slice().as_ptr());
-    let out = out.as_mut_slice().as_mut_ptr();
-    // SAFETY: all have `len` elements (checked) and `out` is borrowed exclusively.
-    unsafe { spread_lanes(exec, Mul, Pointers { x, y, out }, len) };
     Ok(())
 }
 
@@ -300,7 +327,7 @@ pub(crate) fn gelu_gated(
 ) -> Result<()> {
     let name = "fused_gelu_mul_split";
     match kind {
-        GeluKind::Exact => gated(exec, name, gate_up, out, shape, GeluMul),
-        GeluKind::Tanh => gated(exec, name, gate_up, out, shape, GeluTanhMul),
+        GeluKind::Exact => gated(exec, name, gate_up, out, shape, Times(Gelu)),
+        GeluKind::Tanh => gated(exec, name, gate_up, out, shape, Times(GeluTanh)),
     }
 }

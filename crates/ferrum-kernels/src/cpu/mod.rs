@@ -41,7 +41,6 @@ mod sample;
 mod simd;
 #[cfg(test)]
 mod tests;
-mod timer;
 mod topology;
 
 pub use self::buffer::{CpuBuffer, SharedBytes};
@@ -52,4 +51,3 @@ pub use self::kv::CpuKvElement;
 pub use self::moe::CpuExperts;
 pub use self::packed_store::{PackedEntry, PackedKey, PackedStore};
 pub use self::quant::CpuQuantWeight;
-pub use self::timer::CpuTimer;

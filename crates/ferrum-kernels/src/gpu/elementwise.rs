@@ -3,7 +3,7 @@
 use super::buffer::GpuBuffer;
 use super::context::{GpuContext, LANES, P};
 use super::pipeline::Kernel;
-use crate::backend::{GeluKind, RowShape, check};
+use crate::backend::{Activation, GeluKind, RowShape, check};
 use ferrum_types::Result;
 
 pub(super) static UNARY: Kernel = Kernel {
@@ -54,14 +54,15 @@ pub(super) static SCALED_ADD: Kernel = Kernel {
     access: "wr",
     constants: &[],
 };
-pub(super) static MUL: Kernel = Kernel {
-    name: "mul",
+pub(super) static UNARY_MUL: Kernel = Kernel {
+    name: "unary_mul",
     wgsl: &[
         include_str!("shaders/grid.wgsl"),
-        include_str!("shaders/mul.wgsl"),
+        include_str!("shaders/activation.wgsl"),
+        include_str!("shaders/unary_mul.wgsl"),
     ],
     access: "rrw",
-    constants: &[],
+    constants: &["KIND"],
 };
 pub(super) static ADD_BIAS: Kernel = Kernel {
     name: "add_bias",
@@ -73,40 +74,45 @@ pub(super) static ADD_BIAS: Kernel = Kernel {
     constants: &[],
 };
 
-/// An activation function; the numbers are those in `activation.wgsl`.
-#[derive(Clone, Copy)]
-pub(super) enum Activation {
-    Gelu = 0,
-    GeluTanh = 1,
-    Silu = 2,
-}
-
-impl From<GeluKind> for Activation {
-    fn from(kind: GeluKind) -> Self {
-        match kind {
-            GeluKind::Exact => Activation::Gelu,
-            GeluKind::Tanh => Activation::GeluTanh,
-        }
+/// The number of an activation in `activation.wgsl`.
+pub(super) fn number(activation: Activation) -> u32 {
+    match activation {
+        Activation::Gelu(GeluKind::Exact) => 0,
+        Activation::Gelu(GeluKind::Tanh) => 1,
+        Activation::Silu => 2,
+        Activation::Tanh => 3,
+        Activation::Identity => 4,
     }
 }
 
-/// `out = activation(x)`.
-pub(super) fn unary(
+/// `out = activation(x)`, or `out = activation(x) · y`.
+pub(super) fn activate(
     ctx: &mut GpuContext,
-    op: &'static str,
     activation: Activation,
-    x: &GpuBuffer<f32>,
+    (x, y): (&GpuBuffer<f32>, Option<&GpuBuffer<f32>>),
     out: &mut GpuBuffer<f32>,
     len: usize,
 ) -> Result<()> {
-    check::activate(op, x, None, out, len)?;
-    ctx.run(
-        op,
-        (&UNARY, &[activation as u32]),
-        [x.into(), out.into()],
-        &[P::U(len)],
-        len.div_ceil(LANES),
-    )
+    const OP: &str = "activate";
+    check::activate(OP, x, y, out, len)?;
+    let (constants, params) = ([number(activation)], [P::U(len)]);
+    let groups = len.div_ceil(LANES);
+    match y {
+        None => ctx.run(
+            OP,
+            (&UNARY, &constants),
+            [x.into(), out.into()],
+            &params,
+            groups,
+        ),
+        Some(y) => ctx.run(
+            OP,
+            (&UNARY_MUL, &constants),
+            [x.into(), y.into(), out.into()],
+            &params,
+            groups,
+        ),
+    }
 }
 
 /// `out[rows, dim] = activation(gate) · up` for rows `[gate | up]`.
@@ -121,7 +127,7 @@ pub(super) fn gated(
     let total = check::gated(op, gate_up, out, shape)?;
     ctx.run(
         op,
-        (&GATED, &[activation as u32]),
+        (&GATED, &[number(activation)]),
         [gate_up.into(), out.into()],
         &[P::U(total), P::U(shape.dim)],
         total.div_ceil(LANES),
@@ -179,25 +185,6 @@ pub(super) fn scale_inplace(
         (&SCALE, &[]),
         [x.into()],
         &[P::U(len), P::F(scale)],
-        len.div_ceil(LANES),
-    )
-}
-
-/// `out = x · y`.
-pub(super) fn mul(
-    ctx: &mut GpuContext,
-    x: &GpuBuffer<f32>,
-    y: &GpuBuffer<f32>,
-    out: &mut GpuBuffer<f32>,
-    len: usize,
-) -> Result<()> {
-    const OP: &str = "mul";
-    check::activate(OP, x, Some(y), out, len)?;
-    ctx.run(
-        OP,
-        (&MUL, &[]),
-        [x.into(), y.into(), out.into()],
-        &[P::U(len)],
         len.div_ceil(LANES),
     )
 }

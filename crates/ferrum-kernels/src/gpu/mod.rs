@@ -43,7 +43,6 @@ pub use self::timer::GpuTimer;
 pub use self::weight::GpuWeight;
 
 use self::core::Shared;
-use self::elementwise::Activation;
 use crate::backend::*;
 use ferrum_types::{Element, Result};
 use std::sync::Arc;
@@ -247,16 +246,15 @@ impl Backend for GpuBackend {
         norm::layer_norm(ctx, x, weight, bias, out, shape)
     }
 
-    fn gelu(ctx: &mut Ctx, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::unary(ctx, "gelu", Activation::Gelu, x, out, len)
-    }
-
-    fn gelu_tanh(ctx: &mut Ctx, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::unary(ctx, "gelu_tanh", Activation::GeluTanh, x, out, len)
-    }
-
-    fn silu(ctx: &mut Ctx, x: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::unary(ctx, "silu", Activation::Silu, x, out, len)
+    fn activate(
+        ctx: &mut Ctx,
+        activation: Activation,
+        x: &Buf,
+        y: Option<&Buf>,
+        out: &mut Buf,
+        len: usize,
+    ) -> Result<()> {
+        elementwise::activate(ctx, activation, (x, y), out, len)
     }
 
     fn fused_silu_mul_split(
@@ -285,7 +283,7 @@ impl Backend for GpuBackend {
         elementwise::gated(
             ctx,
             "fused_gelu_mul_split",
-            kind.into(),
+            Activation::Gelu(kind),
             gate_up,
             out,
             shape,
@@ -312,10 +310,6 @@ impl Backend for GpuBackend {
 
     fn scale_inplace(ctx: &mut Ctx, x: &mut Buf, scale: f32, len: usize) -> Result<()> {
         elementwise::scale_inplace(ctx, x, scale, len)
-    }
-
-    fn mul(ctx: &mut Ctx, x: &Buf, y: &Buf, out: &mut Buf, len: usize) -> Result<()> {
-        elementwise::mul(ctx, x, y, out, len)
     }
 
     fn softcap(ctx: &mut Ctx, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
@@ -446,24 +440,7 @@ impl Backend for GpuBackend {
 
 /// wgpu command buffers run once, so a body is recorded anew; pipelines, bind groups and staging
 /// memory are cached, which leaves little to save.
-impl BackendGraph for GpuBackend {
-    fn run_graph(
-        ctx: &mut Ctx,
-        _: GraphKey,
-        body: &mut dyn FnMut(&mut Ctx) -> Result<()>,
-    ) -> Result<GraphRun> {
-        body(ctx)?;
-        Ok(GraphRun::Immediate)
-    }
-
-    fn reset_graph(_: &mut Ctx, _: GraphKey) -> Result<()> {
-        Ok(())
-    }
-
-    fn reset_all_graphs(_: &mut Ctx) -> Result<()> {
-        Ok(())
-    }
-}
+impl BackendGraph for GpuBackend {}
 
 /// A single rank.
 impl BackendCollective for GpuBackend {}

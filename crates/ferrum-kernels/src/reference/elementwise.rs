@@ -1,7 +1,7 @@
 //! Ops on single elements: activations, sums, products.
 
 use super::buffer::RefBuffer;
-use crate::backend::{GeluKind, RowShape, check};
+use crate::backend::{Activation, GeluKind, RowShape, check};
 use ferrum_types::Result;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -42,60 +42,41 @@ fn erfc(x: f64) -> f64 {
     }
 }
 
-/// `out = f(x)`, `len` elements.
-pub(super) fn map(
-    op: &'static str,
+/// `out = f(x)`, or `out = f(x) · y`.
+pub(super) fn activate(
+    activation: Activation,
     x: &RefBuffer<f32>,
+    y: Option<&RefBuffer<f32>>,
     out: &mut RefBuffer<f32>,
     len: usize,
-    f: impl Fn(f64) -> f64,
 ) -> Result<()> {
-    check::activate(op, x, None, out, len)?;
-    for (out, &x) in out.0[..len].iter_mut().zip(&x.0) {
-        *out = f(f64::from(x)) as f32;
+    check::activate("activate", x, y, out, len)?;
+    for i in 0..len {
+        let x = f64::from(x.0[i]);
+        let value = match activation {
+            Activation::Identity => x,
+            Activation::Gelu(kind) => gelu(kind, x),
+            Activation::Silu => silu(x),
+            Activation::Tanh => x.tanh(),
+        };
+        out.0[i] = match y {
+            Some(y) => (value * f64::from(y.0[i])) as f32,
+            None => value as f32,
+        };
     }
     Ok(())
 }
 
-/// `x = f(x)`, `len` elements.
-pub(super) fn map_inplace(
-    op: &'static str,
-    x: &mut RefBuffer<f32>,
-    len: usize,
-    f: impl Fn(f64) -> f64,
-) -> Result<()> {
-    check::inplace(op, x, len)?;
-    for x in &mut x.0[..len] {
-        *x = f(f64::from(*x)) as f32;
-    }
-    Ok(())
-}
-
-/// `x = f(x, y)`, `len` elements.
-pub(super) fn zip_inplace(
-    op: &'static str,
+/// `x += scale · y`.
+pub(super) fn scaled_add(
     x: &mut RefBuffer<f32>,
     y: &RefBuffer<f32>,
+    scale: f32,
     len: usize,
-    f: impl Fn(f64, f64) -> f64,
 ) -> Result<()> {
-    check::zip_inplace(op, x, y, len)?;
+    check::zip_inplace("scaled_add_inplace", x, y, len)?;
     for (x, &y) in x.0[..len].iter_mut().zip(&y.0) {
-        *x = f(f64::from(*x), f64::from(y)) as f32;
-    }
-    Ok(())
-}
-
-/// `out = x · y`, `len` elements.
-pub(super) fn mul(
-    x: &RefBuffer<f32>,
-    y: &RefBuffer<f32>,
-    out: &mut RefBuffer<f32>,
-    len: usize,
-) -> Result<()> {
-    check::activate("mul", x, Some(y), out, len)?;
-    for ((out, &x), &y) in out.0[..len].iter_mut().zip(&x.0).zip(&y.0) {
-        *out = x * y;
+        *x = (f64::from(*x) + f64::from(scale) * f64::from(y)) as f32;
     }
     Ok(())
 }
@@ -104,24 +85,8 @@ pub(super) fn mul(
 pub(super) fn softcap(x: &mut RefBuffer<f32>, cap: f32, len: usize) -> Result<()> {
     check::softcap(x, cap, len)?;
     let cap = f64::from(cap);
-    map_inplace("softcap", x, len, |x| cap * (x / cap).tanh())
-}
-
-/// Rows `[gate | up]` → `out[rows, dim] = activation(gate) · up`.
-pub(super) fn gated(
-    op: &'static str,
-    gate_up: &RefBuffer<f32>,
-    out: &mut RefBuffer<f32>,
-    shape: RowShape,
-    activation: impl Fn(f64) -> f64,
-) -> Result<()> {
-    check::gated(op, gate_up, out, shape)?;
-    let RowShape { rows, dim } = shape;
-    for r in 0..rows {
-        let (gate, up) = gate_up.0[r * 2 * dim..][..2 * dim].split_at(dim);
-        for ((out, &gate), &up) in out.0[r * dim..].iter_mut().zip(gate).zip(up) {
-            *out = (activation(f64::from(gate)) * f64::from(up)) as f32;
-        }
+    for x in &mut x.0[..len] {
+        *x = (cap * (f64::from(*x) / cap).tanh()) as f32;
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ use super::ReferenceBackend;
 use super::attention::attend;
 use super::buffer::RefBuffer;
 use super::core::RefContext;
-use super::heads::split;
 use crate::backend::*;
 use ferrum_quant::{float8, int8};
 use ferrum_types::{BlockId, Element, FloatElement, Result};
@@ -180,22 +179,6 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
         check_pool(op, kv)?;
         check::kv_append(&kv.shape, k, v, batch)?;
         append(op, kv, &k.0, &v.0, batch)
-    }
-
-    fn kv_append_qkv(
-        _: &mut RefContext,
-        input: PagedQkv<'_, Self>,
-        q: &mut RefBuffer<f32>,
-        kv: &mut KvLayer<Self, K>,
-        batch: &DeviceBatch<Self>,
-    ) -> Result<()> {
-        let op = "kv_append_qkv";
-        check_pool(op, kv)?;
-        check::kv_append_qkv(&kv.shape, &input, q, batch)?;
-        let parts = split(op, input.qkv, input.transform, input.shape)?;
-        append(op, kv, &parts.k, &parts.v, batch)?;
-        q.0[..parts.q.len()].copy_from_slice(&parts.q);
-        Ok(())
     }
 
     fn kv_attention(

@@ -38,22 +38,6 @@ pub(super) fn rms_rows(
     }
 }
 
-/// `residual += x; out = rms_norm(residual)`. The sum is rounded to f32 before it is normed.
-pub(super) fn fused_add_rms_norm(
-    residual: &mut RefBuffer<f32>,
-    x: &RefBuffer<f32>,
-    weight: &RefBuffer<f32>,
-    out: &mut RefBuffer<f32>,
-    shape: NormShape,
-) -> Result<()> {
-    let size = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
-    for (sum, &x) in residual.0[..size].iter_mut().zip(&x.0) {
-        *sum += x;
-    }
-    rms_rows(&residual.0, &weight.0, &mut out.0, shape);
-    Ok(())
-}
-
 /// `out = (x - mean) / √(var + eps) · weight + bias`.
 pub(super) fn layer_norm(
     x: &RefBuffer<f32>,

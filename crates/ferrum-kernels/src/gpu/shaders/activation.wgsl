@@ -32,7 +32,7 @@ fn silu(x: f32) -> f32 {
     return x / (1.0 + exp(min(-x, 80.0)));
 }
 
-// The numbers are those of `Activation` on the host.
+// The numbers are those of `number` on the host.
 fn activation(kind: u32, x: f32) -> f32 {
     switch kind {
         case 0u: {
@@ -41,8 +41,14 @@ fn activation(kind: u32, x: f32) -> f32 {
         case 1u: {
             return gelu_tanh(x);
         }
-        default: {
+        case 2u: {
             return silu(x);
+        }
+        case 3u: {
+            return tanh_of(x);
+        }
+        default: {
+            return x;
         }
     }
 }

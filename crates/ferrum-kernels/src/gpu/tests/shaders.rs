@@ -1,8 +1,8 @@
 //! Every shader in every form, through the translator, without a device.
 
-use crate::gpu::elementwise::Activation;
 use crate::gpu::pipeline::{Kernel, MAX_BINDINGS};
 use crate::gpu::{attention, context, conv, elementwise, gemm, heads, kv, norm, sample};
+use crate::{Activation, GeluKind};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// All kernels with the constants that they are used with.
@@ -17,7 +17,6 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
         &elementwise::SOFTCAP,
         &elementwise::SCALE,
         &elementwise::SCALED_ADD,
-        &elementwise::MUL,
         &elementwise::ADD_BIAS,
         &heads::COPY_HEADS,
         &heads::QK_NORM_ROPE,
@@ -33,9 +32,17 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
     for tile in gemm::ROW_TILES {
         all.extend(gemm::GEMM.iter().map(|k| (k, vec![tile])));
     }
-    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
-        all.push((&elementwise::UNARY, vec![kind as u32]));
-        all.push((&elementwise::GATED, vec![kind as u32]));
+    for activation in [
+        Activation::Identity,
+        Activation::Gelu(GeluKind::Exact),
+        Activation::Gelu(GeluKind::Tanh),
+        Activation::Silu,
+        Activation::Tanh,
+    ] {
+        let constants = vec![elementwise::number(activation)];
+        all.push((&elementwise::UNARY, constants.clone()));
+        all.push((&elementwise::UNARY_MUL, constants.clone()));
+        all.push((&elementwise::GATED, constants));
     }
     all.extend(kv::APPEND.iter().map(|k| (k, vec![kv::APPEND_BATCH])));
     all.extend(kv::ATTENTION.iter().map(|k| (k, vec![kv::ATTENTION_BATCH])));

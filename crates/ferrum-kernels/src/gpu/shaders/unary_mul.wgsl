@@ -1,4 +1,4 @@
-// out = x * y.
+// out = activation(x) * y.
 
 struct Params {
     len: u32,
@@ -13,6 +13,6 @@ struct Params {
 fn main(at: Place) {
     let i = element_of(at);
     if i < p.len {
-        out[i] = x[i] * y[i];
+        out[i] = activation(KIND, x[i]) * y[i];
     }
 }

@@ -1,0 +1,374 @@
+//! Ops made of other ops: the bodies behind the provided methods of the traits.
+//!
+//! A backend that implements the required functions alone is whole by these. They say what a fused op
+//! means, not how fast it can be: most allocate buffers for a moment, and those that move rows write
+//! lists of row numbers to the device. So a backend overrides what its models call in a steady step,
+//! and all that runs inside a captured graph. Each checks its arguments in its own name before it
+//! writes anything, so its errors are those of a backend that overrides it.
+
+use super::*;
+use ferrum_types::{Error, Result};
+
+/// Copies rows of `dim` elements: row `i` of `out` is row `rows[i]` of `src`.
+fn move_rows<B: Backend>(
+    ctx: &mut B::Context,
+    op: &'static str,
+    src: &Act<B>,
+    rows: impl Iterator<Item = usize>,
+    out: &mut Act<B>,
+    dim: usize,
+) -> Result<()> {
+    let numbers: std::result::Result<Vec<i32>, _> = rows.map(i32::try_from).collect();
+    let numbers =
+        numbers.map_err(|_| Error::invalid(op, format!("more than {} rows to move", i32::MAX)))?;
+    if numbers.is_empty() || dim == 0 {
+        return Ok(());
+    }
+    let mut rows = B::device(ctx).alloc(numbers.len())?;
+    B::write(ctx, &mut rows, 0, &numbers)?;
+    let shape = RowShape {
+        rows: numbers.len(),
+        dim,
+    };
+    B::gather_rows(ctx, src, &rows, out, shape)
+}
+
+/// [`Backend::fused_add_rms_norm`].
+pub(super) fn fused_add_rms_norm<B: Backend>(
+    ctx: &mut B::Context,
+    residual: &mut Act<B>,
+    x: &Act<B>,
+    weight: &B::Buffer<f32>,
+    out: &mut Act<B>,
+    shape: NormShape,
+) -> Result<()> {
+    let total = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
+    B::add_inplace(ctx, residual, x, total)?;
+    B::rms_norm(ctx, residual, weight, out, shape)
+}
+
+/// The two ops over rows `[gate | up]`.
+pub(super) fn gated<B: Backend>(
+    ctx: &mut B::Context,
+    op: &'static str,
+    activation: Activation,
+    gate_up: &Act<B>,
+    out: &mut Act<B>,
+    shape: RowShape,
+) -> Result<()> {
+    let total = check::gated(op, gate_up, out, shape)?;
+    if total == 0 {
+        return Ok(());
+    }
+    let RowShape { rows, dim } = shape;
+    let mut halves = [B::device(ctx).alloc(total)?, B::device(ctx).alloc(total)?];
+    for (i, half) in halves.iter_mut().enumerate() {
+        move_rows::<B>(ctx, op, gate_up, (0..rows).map(|r| 2 * r + i), half, dim)?;
+    }
+    let [gate, up] = &halves;
+    B::activate(ctx, activation, gate, Some(up), out, total)
+}
+
+/// [`Backend::add_bias`]: a layer norm of zeros is its bias.
+pub(super) fn add_bias<B: Backend>(
+    ctx: &mut B::Context,
+    x: &mut Act<B>,
+    bias: &B::Buffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    let total = check::add_bias(x, bias, shape)?;
+    if total == 0 {
+        return Ok(());
+    }
+    let RowShape { rows, dim } = shape;
+    let (zeros, weight) = (B::device(ctx).alloc(total)?, B::device(ctx).alloc(dim)?);
+    let mut rows_of_bias = B::device(ctx).alloc(total)?;
+    let norm = NormShape {
+        rows,
+        dim,
+        eps: 1.0,
+    };
+    B::layer_norm(ctx, &zeros, &weight, Some(bias), &mut rows_of_bias, norm)?;
+    B::add_inplace(ctx, x, &rows_of_bias, total)
+}
+
+/// [`Backend::scale_inplace`].
+pub(super) fn scale_inplace<B: Backend>(
+    ctx: &mut B::Context,
+    x: &mut Act<B>,
+    scale: f32,
+    len: usize,
+) -> Result<()> {
+    check::inplace("scale_inplace", x, len)?;
+    let mut scaled = B::device(ctx).alloc(len)?;
+    B::scaled_add_inplace(ctx, &mut scaled, x, scale, len)?;
+    B::copy_slice(ctx, &scaled, 0, x, 0, len)
+}
+
+/// [`Backend::softcap`].
+pub(super) fn softcap<B: Backend>(
+    ctx: &mut B::Context,
+    x: &mut Act<B>,
+    cap: f32,
+    len: usize,
+) -> Result<()> {
+    check::softcap(x, cap, len)?;
+    let mut scaled = B::device(ctx).alloc(len)?;
+    B::scaled_add_inplace(ctx, &mut scaled, x, 1.0 / cap, len)?;
+    B::activate(ctx, Activation::Tanh, &scaled, None, x, len)?;
+    B::scale_inplace(ctx, x, cap, len)
+}
+
+/// [`Backend::split_qkv`].
+pub(super) fn split_qkv<B: Backend>(
+    ctx: &mut B::Context,
+    qkv: &Act<B>,
+    outs: [&mut Act<B>; 3],
+    shape: QkvShape,
+) -> Result<()> {
+    let op = "split_qkv";
+    let [q, k, v] = outs;
+    check::split_qkv::<B>(op, qkv, [&*q, &*k, &*v], QkvTransform::none(), shape)?;
+    let QkvShape {
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+    } = shape;
+    let row = heads + 2 * kv_heads;
+    let parts = [
+        (q, 0, heads),
+        (k, heads, kv_heads),
+        (v, heads + kv_heads, kv_heads),
+    ];
+    for (out, first, count) in parts {
+        let rows = (0..tokens).flat_map(|t| (0..count).map(move |h| t * row + first + h));
+        move_rows::<B>(ctx, op, qkv, rows, out, head_dim)?;
+    }
+    Ok(())
+}
+
+/// [`Backend::split_qkv_norm_rope`].
+pub(super) fn split_qkv_norm_rope<B: Backend>(
+    ctx: &mut B::Context,
+    qkv: &Act<B>,
+    outs: [&mut Act<B>; 3],
+    transform: QkvTransform<'_, B>,
+    shape: QkvShape,
+) -> Result<()> {
+    let op = "split_qkv_norm_rope";
+    let [q, k, v] = outs;
+    let lens = check::split_qkv::<B>(op, qkv, [&*q, &*k, &*v], transform, shape)?;
+    let [q_parts, k_parts, v_parts] = transformed(ctx, qkv, transform, shape, lens)?;
+    // [tokens, heads, head_dim] → [heads, tokens, head_dim]
+    B::transpose_token_to_head(ctx, &q_parts, q, shape.q())?;
+    B::transpose_token_to_head(ctx, &k_parts, k, shape.kv())?;
+    B::transpose_token_to_head(ctx, &v_parts, v, shape.kv())
+}
+
+/// Token-major q, k and v of a checked projection, with norm and rotation.
+fn transformed<B: Backend>(
+    ctx: &mut B::Context,
+    qkv: &Act<B>,
+    transform: QkvTransform<'_, B>,
+    shape: QkvShape,
+    lens: check::QkvLen,
+) -> Result<[Act<B>; 3]> {
+    let alloc = |len| B::device(ctx).alloc(len);
+    let (mut q, mut k, mut v) = (alloc(lens.q)?, alloc(lens.kv)?, alloc(lens.kv)?);
+    B::split_qkv(ctx, qkv, &mut q, &mut k, &mut v, shape)?;
+    let QkvTransform {
+        q_norm,
+        k_norm,
+        rope,
+    } = transform;
+    let layout = HeadLayout::TokenMajor;
+    B::qk_norm_rope(ctx, &mut q, layout, q_norm, rope, shape.q())?;
+    B::qk_norm_rope(ctx, &mut k, layout, k_norm, rope, shape.kv())?;
+    Ok([q, k, v])
+}
+
+/// [`Backend::split_qkv_norm_rope_into_cache`].
+pub(super) fn split_qkv_norm_rope_into_cache<B: Backend>(
+    ctx: &mut B::Context,
+    (qkv, q): (&Act<B>, &mut Act<B>),
+    (k_cache, v_cache): (&mut Act<B>, &mut Act<B>),
+    span: CacheSpan,
+    transform: QkvTransform<'_, B>,
+    shape: QkvShape,
+) -> Result<()> {
+    let caches = [&*k_cache, &*v_cache];
+    let (lens, _) = check::split_qkv_norm_rope_into_cache(qkv, q, caches, span, transform, shape)?;
+    let (mut k, mut v) = (
+        B::device(ctx).alloc(lens.kv)?,
+        B::device(ctx).alloc(lens.kv)?,
+    );
+    B::split_qkv_norm_rope(ctx, qkv, q, &mut k, &mut v, transform, shape)?;
+    B::kv_cache_append_head_major(ctx, &k, &v, (k_cache, v_cache), span, shape.kv())
+}
+
+/// [`Backend::kv_cache_append_head_major`]: the tokens of a head lie together on both sides.
+pub(super) fn kv_cache_append_head_major<B: Backend>(
+    ctx: &mut B::Context,
+    kv: [&Act<B>; 2],
+    (k_cache, v_cache): (&mut Act<B>, &mut Act<B>),
+    span: CacheSpan,
+    shape: HeadsShape,
+) -> Result<()> {
+    check::kv_cache_append_head_major(kv, [&*k_cache, &*v_cache], span, shape)?;
+    let part = shape.tokens * shape.head_dim;
+    for (src, cache) in kv.into_iter().zip([k_cache, v_cache]) {
+        for head in 0..shape.heads {
+            let to = (head * span.capacity + span.offset) * shape.head_dim;
+            B::copy_slice(ctx, src, head * part, cache, to, part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Transposes to the layout `to` from the other one.
+pub(super) fn transpose<B: Backend>(
+    ctx: &mut B::Context,
+    op: &'static str,
+    src: &Act<B>,
+    dst: &mut Act<B>,
+    to: HeadLayout,
+    shape: HeadsShape,
+) -> Result<()> {
+    check::transpose(op, src, dst, shape)?;
+    let HeadsShape {
+        tokens,
+        heads,
+        head_dim,
+    } = shape;
+    let (outer, inner) = match to {
+        HeadLayout::HeadMajor => (heads, tokens),
+        HeadLayout::TokenMajor => (tokens, heads),
+    };
+    let rows = (0..outer).flat_map(|i| (0..inner).map(move |j| j * outer + i));
+    move_rows::<B>(ctx, op, src, rows, dst, head_dim)
+}
+
+/// [`Backend::mla_attention`]: attention whose heads share one kv head, with the latent rows as keys
+/// and values; of each value, the first `rank` elements are wanted.
+pub(super) fn mla_attention<B: Backend>(
+    ctx: &mut B::Context,
+    q: &Act<B>,
+    latent: &Act<B>,
+    out: &mut Act<B>,
+    shape: MlaShape,
+) -> Result<()> {
+    let op = "mla_attention";
+    let lens = check::mla_attention(q, latent, out, shape)?;
+    if lens.out == 0 {
+        return Ok(());
+    }
+    let MlaShape {
+        q_len,
+        kv_len,
+        heads,
+        rank,
+        pos_offset,
+        ..
+    } = shape;
+    let dim = shape.key_dim();
+    let queries = HeadsShape {
+        tokens: q_len,
+        heads,
+        head_dim: dim,
+    };
+    let (mut head_major, mut values) =
+        (B::device(ctx).alloc(lens.q)?, B::device(ctx).alloc(lens.q)?);
+    B::transpose_token_to_head(ctx, q, &mut head_major, queries)?;
+    let flash = FlashShape {
+        q_len,
+        kv_len,
+        kv_seq_stride: kv_len,
+        pos_offset,
+    };
+    let (kv, config) = ((latent, latent), shape.config());
+    B::flash_attention(ctx, &head_major, kv, None, &mut values, flash, &config)?;
+    // [heads, q_len, dim] → [q_len, heads, rank], in pieces that both row lengths are multiples of.
+    let piece = common_divisor(rank, dim);
+    let (from, to) = (dim / piece, rank / piece);
+    let rows = (0..q_len).flat_map(|t| {
+        (0..heads).flat_map(move |h| (0..to).map(move |i| (h * q_len + t) * from + i))
+    });
+    move_rows::<B>(ctx, op, &values, rows, out, piece)
+}
+
+/// The greatest common divisor; the other number where one is zero.
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// [`Backend::conv2d_patch`]: pixels become columns, `[taps, patches]`, and the projection a
+/// convolution with a kernel of one.
+pub(super) fn conv2d_patch<B: Backend>(
+    ctx: &mut B::Context,
+    image: &Act<B>,
+    (weight, bias): (&B::Buffer<f32>, Option<&B::Buffer<f32>>),
+    rows: &mut Act<B>,
+    shape: PatchShape,
+) -> Result<()> {
+    let op = "conv2d_patch";
+    let lens = check::conv2d_patch(image, weight, bias, rows, shape)?;
+    if lens.out == 0 {
+        return Ok(());
+    }
+    let PatchShape {
+        channels,
+        height,
+        width,
+        patch,
+        out,
+    } = shape;
+    let across = width / patch;
+    let (taps, patches) = (channels * patch * patch, height / patch * across);
+    let pixel = move |tap: usize, p: usize| {
+        // In the order of the weight: [channels, patch, patch].
+        let (c, y, x) = (tap / patch / patch, tap / patch % patch, tap % patch);
+        let line = c * height + p / across * patch + y;
+        line * width + p % across * patch + x
+    };
+    let mut columns = B::device(ctx).alloc(check::elements(op, &[taps, patches])?)?;
+    let pixels = (0..taps).flat_map(|tap| (0..patches).map(move |p| pixel(tap, p)));
+    move_rows::<B>(ctx, op, image, pixels, &mut columns, 1)?;
+    let conv = Conv1dShape {
+        c_in: taps,
+        c_out: out,
+        len: patches,
+        kernel: 1,
+        stride: 1,
+        padding: 0,
+        groups: 1,
+    };
+    let mut channel_major = B::device(ctx).alloc(lens.out)?;
+    B::conv1d(ctx, &columns, weight, bias, &mut channel_major, conv)?;
+    // [out, patches] → [patches, out]
+    let numbers = HeadsShape {
+        tokens: patches,
+        heads: out,
+        head_dim: 1,
+    };
+    B::transpose_head_to_token(ctx, &channel_major, rows, numbers)
+}
+
+/// [`BackendKvDtype::kv_append_qkv`].
+pub(super) fn kv_append_qkv<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    input: PagedQkv<'_, B>,
+    q: &mut Act<B>,
+    kv: &mut KvLayer<B, K>,
+    batch: &DeviceBatch<B>,
+) -> Result<()> {
+    let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
+    let PagedQkv {
+        qkv,
+        transform,
+        shape,
+    } = input;
+    let [q_parts, k, v] = transformed(ctx, qkv, transform, shape, lens)?;
+    B::kv_append(ctx, kv, &k, &v, batch)?;
+    B::copy_slice(ctx, &q_parts, 0, q, 0, lens.q)
+}
