@@ -1,5 +1,7 @@
 //! The suite on every backend of this machine, and the proof that it is able to fail.
 
+mod minimal;
+
 use super::*;
 use ferrum_kernels::Backend;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -21,6 +23,14 @@ fn expect_no_failures(report: &Report) {
 #[test]
 fn reference() {
     let report = run_reference(&Filter::all());
+    println!("{}", report.table());
+    expect_no_failures(&report);
+}
+
+/// The required functions alone, and the provided ones on top of them.
+#[test]
+fn minimal() {
+    let report = minimal::run(&Filter::all());
     println!("{}", report.table());
     expect_no_failures(&report);
 }

@@ -6,9 +6,8 @@
 use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
-    Act, Backend, BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput,
-    ExpertShape, GemmShape, LlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape,
-    RowShape, WeightPart,
+    Act, Backend, BackendMoeFused, ExpertInput, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend,
+    MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape, RowShape, WeightPart,
 };
 use ferrum_types::Result;
 use std::marker::PhantomData;
@@ -96,7 +95,7 @@ fn load_expanded<B: BackendMoeFused>(
     device.load_expert_parts(&parts, shape.k)
 }
 
-impl<B: BackendQuantExperts + BackendMarlinExperts> StackForm<B> for Native {
+impl<B: MoeLlmBackend> StackForm<B> for Native {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         if experts_are_floats(source) {
             return true;

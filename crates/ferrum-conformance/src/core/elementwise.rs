@@ -5,7 +5,7 @@ use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
 use crate::naive;
-use ferrum_kernels::{Backend, GeluKind, RowShape};
+use ferrum_kernels::{Activation, Backend, GeluKind, RowShape};
 
 /// Two operands, a number, and a bias for rows.
 struct Operands {
@@ -14,6 +14,7 @@ struct Operands {
     factor: f32,
     bias: Vec<f32>,
     gelu: GeluKind,
+    activation: Activation,
 }
 
 impl Operands {
@@ -61,6 +62,40 @@ macro_rules! maps {
     )*};
 }
 maps!(gelu, gelu_tanh, silu);
+
+/// Every activation, with what it is called.
+const ACTIVATIONS: [(Activation, &str); 5] = [
+    (Activation::Identity, "identity"),
+    (Activation::Gelu(GeluKind::Exact), "exact gelu"),
+    (Activation::Gelu(GeluKind::Tanh), "tanh gelu"),
+    (Activation::Silu, "silu"),
+    (Activation::Tanh, "tanh"),
+];
+
+fn activation(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Identity => x,
+        Activation::Gelu(kind) => naive::gelu(kind, x),
+        Activation::Silu => naive::silu(x),
+        Activation::Tanh => x.tanh(),
+    }
+}
+
+fn activate<B: Backend>(io: &mut Io<'_, B>, data: &Operands) -> Check {
+    let len = data.x.len();
+    let x = io.input("x", &data.x)?;
+    let mut out = io.output("out", len)?;
+    B::activate(&mut io.ctx, data.activation, &x, None, &mut out, len)?;
+    io.take("out", &out, len)
+}
+
+fn activate_times<B: Backend>(io: &mut Io<'_, B>, data: &Operands) -> Check {
+    let len = data.x.len();
+    let (x, y) = (io.input("x", &data.x)?, io.input("y", &data.y)?);
+    let mut out = io.output("out", len)?;
+    B::activate(&mut io.ctx, data.activation, &x, Some(&y), &mut out, len)?;
+    io.take("out", &out, len)
+}
 
 fn fused_silu_mul_split<B: Backend>(io: &mut Io<'_, B>, data: &Operands) -> Check {
     let gate_up = io.input("gate_up", &data.gate_up())?;
@@ -138,6 +173,7 @@ fn operands(rng: &mut Rng, (rows, dim): (usize, usize), scale: f32) -> Operands 
         factor: 3.7,
         bias: rng.floats(dim, scale),
         gelu: GeluKind::Exact,
+        activation: Activation::Identity,
     }
 }
 
@@ -174,6 +210,20 @@ fn all_ops<B: Backend>(cases: &mut Cases<B>, text: &str, dims: (usize, usize), s
     let function = |op| label(op, act, Tolerance::ELEMENTWISE, text);
     let sum = |op| label(op, act, Tolerance::ARITHMETIC, text);
 
+    for (kind, name) in ACTIVATIONS {
+        let make = move |rng: &mut Rng| Operands {
+            activation: kind,
+            ..operands(rng, dims, scale)
+        };
+        let mut case = function("activate");
+        case.name = format!("{text}, {name}");
+        let alone = |data: &Operands| data.map(|x| activation(data.activation, x));
+        cases.add(case, make, probe!(activate, alone));
+        let mut case = function("activate");
+        case.name = format!("{text}, {name} times y");
+        let times = |data: &Operands| data.gated(|x| activation(data.activation, x));
+        cases.add(case, make, probe!(activate_times, times));
+    }
     let exact = |data: &Operands| data.map(|x| naive::gelu(GeluKind::Exact, x));
     let tanh = |data: &Operands| data.map(|x| naive::gelu(GeluKind::Tanh, x));
     cases.add(function("gelu"), make, probe!(gelu, exact));
@@ -219,6 +269,7 @@ fn short<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
     let make = |rng: &mut Rng| operands(rng, (3, 7), 1.0);
     let mut add = |op, runs| cases.short((op, act), make, runs);
+    add("activate", both!(activate_times));
     add("gelu", both!(gelu));
     add("gelu_tanh", both!(gelu_tanh));
     add("silu", both!(silu));

@@ -6,9 +6,9 @@
 use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Fault, Io, Refusals};
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, CacheSpan, Conv1dShape, FlashShape, GeluKind, GemmShape, HeadLayout,
-    HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkvShape, QkvTransform, Rope, RopeStyle,
-    RowShape,
+    Act, Activation, AttnConfig, Backend, CacheSpan, Conv1dShape, FlashShape, GeluKind, GemmShape,
+    HeadLayout, HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkvShape, QkvTransform,
+    Rope, RopeStyle, RowShape,
 };
 use ferrum_types::SrcDtype;
 
@@ -123,6 +123,8 @@ fn rows<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     }
     for len in [1001, MANY, usize::MAX] {
         let case = |op: &str| format!("{op} of {len} elements");
+        let result = B::activate(ctx, Activation::Tanh, a, Some(b), out, len);
+        refused.expect(&case("activate"), result)?;
         refused.expect(&case("gelu"), B::gelu(ctx, a, out, len))?;
         refused.expect(&case("gelu_tanh"), B::gelu_tanh(ctx, a, out, len))?;
         refused.expect(&case("silu"), B::silu(ctx, a, out, len))?;

@@ -3,8 +3,8 @@
 use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Refusals, wrong};
 use ferrum_kernels::{
-    Act, Backend, BackendMoeFused, ExpertInput, ExpertShape, MoeRouting, MoeShape, NormShape,
-    RouteShape, WeightPart,
+    Act, BackendMoeFused, ExpertInput, ExpertShape, MoeRouting, MoeShape, NormShape, RouteShape,
+    WeightPart,
 };
 use ferrum_types::SrcDtype;
 

@@ -19,7 +19,7 @@ use ferrum_kernels::{
     PagedKvShape, PagedQkv, QkvShape, QkvTransform,
 };
 use ferrum_quant::{float8, int8};
-use ferrum_types::{BlockId, Dtype, Error};
+use ferrum_types::{BlockId, Dtype};
 use half::{bf16, f16};
 
 /// What makes a case of a [`Spec`].
