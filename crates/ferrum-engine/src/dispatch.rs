@@ -509,6 +509,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_backend_is_named_as_it_is_chosen() {
+        for name in [CpuBackend::NAME, GpuBackend::NAME, ReferenceBackend::NAME] {
+            let kind: BackendKind = name.parse().unwrap();
+            assert_eq!(kind.to_string(), name);
+        }
+    }
+
+    #[test]
     fn a_gpu_gets_what_it_computes_as_it_is() {
         let info = |software, memory_bytes| DeviceInfo {
             software,

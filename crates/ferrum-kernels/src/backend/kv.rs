@@ -21,9 +21,6 @@ pub trait KvDtypeKind: sealed::Sealed + Send + Sync + Copy + 'static {
     const SCALED: bool;
 }
 
-/// A KV element with fewer bits than f16.
-pub trait KvQuantDtypeKind: KvDtypeKind {}
-
 macro_rules! kv_kind {
     ($($(#[$doc:meta])* $t:ident => $d:ident, $n:literal, $s:literal;)*) => {$(
         $(#[$doc])*
@@ -49,8 +46,6 @@ kv_kind! {
     /// Signed 8 bit, symmetric, with an f32 scale `amax/127` for each token and kv head.
     KvInt8 => I8, "int8", true;
 }
-impl KvQuantDtypeKind for KvFp8 {}
-impl KvQuantDtypeKind for KvInt8 {}
 
 /// Size of one layer's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,14 +27,15 @@ mod pending;
 mod quant;
 mod sample;
 mod shapes;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 pub use self::collective::{BackendCollective, ReduceOp};
 pub use self::core::{Act, Backend, DeviceBuffer, DeviceInfo, WeightPart};
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::kv::{
-    KvBf16, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, KvLayer,
-    KvQuantDtypeKind, PagedKvShape,
+    KvBf16, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, KvLayer, PagedKvShape,
 };
 pub use self::moe::{BackendMoeFused, ExpertInput, MoeRouting, MoeShape, RouteShape};
 pub use self::paged::{
