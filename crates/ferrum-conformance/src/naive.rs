@@ -112,7 +112,9 @@ impl Scores {
     fn sees(self, i: usize, j: usize) -> bool {
         let (i, j) = (i as i64, j as i64);
         let past = !self.causal || j <= i;
-        past && self.window.is_none_or(|window| i - j < window as i64)
+        past && self
+            .window
+            .is_none_or(|window| (i - j).abs() < window as i64)
     }
 }
 

@@ -66,6 +66,25 @@ const FIRST: &[(&str, Change)] = &[
     ("not causal, window 4", |s| {
         (s.causal, s.window) = (false, Some(4))
     }),
+    ("not causal, window 1", |s| {
+        (s.causal, s.window, s.kv_len) = (false, Some(1), 33)
+    }),
+    ("not causal, window 5, keys on both sides", |s| {
+        (s.causal, s.window, s.q_len, s.kv_len, s.pos_offset) = (false, Some(5), 40, 90, 20);
+    }),
+    (
+        "not causal, window 65, 300 tokens of heads 4:1 of 64",
+        |s| {
+            (s.q_len, s.kv_len, s.heads, s.head_dim) = (300, 300, (8, 2), 64);
+            (s.causal, s.window) = (false, Some(65));
+        },
+    ),
+    ("not causal, window longer than the context", |s| {
+        (s.causal, s.window) = (false, Some(usize::MAX))
+    }),
+    ("not causal, window and sinks", |s| {
+        (s.causal, s.window, s.sinks) = (false, Some(3), true)
+    }),
     ("window 32, prefill of 70", |s| {
         (s.q_len, s.kv_len, s.window) = (70, 70, Some(32));
     }),
@@ -81,6 +100,9 @@ const LATER: &[(&str, Change)] = &[
     ("window 1", |s| s.window = Some(1)),
     ("window 7", |s| s.window = Some(7)),
     ("window longer than the context", |s| s.window = Some(1000)),
+    ("window before all keys, not causal", |s| {
+        (s.causal, s.window, s.kv_len) = (false, Some(10), 20)
+    }),
     ("window past all keys", |s| {
         (s.window, s.kv_len) = (Some(10), 20)
     }),
@@ -482,11 +504,16 @@ mod tests {
     /// A kernel that reads the contract in another way fails at least one case.
     #[test]
     fn misreadings_are_noticed() {
-        let misreadings: [(&str, Misread); 10] = [
+        let misreadings: [(&str, Misread); 11] = [
             ("a window one longer", |data| {
                 data.config.sliding_window = data.config.sliding_window.map(|window| window + 1);
             }),
             ("no window", |data| data.config.sliding_window = None),
+            ("a window that ends with the query", |data| {
+                if let (false, Some(_)) = (data.config.causal, data.config.sliding_window) {
+                    data.config.causal = true;
+                }
+            }),
             ("no softcap", |data| data.config.softcap = None),
             ("no sinks", |data| data.sinks = None),
             ("a sink for another head", |data| {

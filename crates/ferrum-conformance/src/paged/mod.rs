@@ -44,6 +44,16 @@ const RAGGED: &[(&str, Change)] = &[
     ("contiguous", |s| s.block_size = WHOLE),
     ("more announced than there", |s| s.slack = 100),
     ("not causal", |s| s.causal = false),
+    ("not causal, window 6", |s| {
+        (s.causal, s.window) = (false, Some(6));
+    }),
+    ("not causal, window 20, blocks of 7", |s| {
+        (s.causal, s.window, s.block_size) = (false, Some(20), 7);
+    }),
+    ("not causal, window 50 of 150 and 70", |s| {
+        (s.causal, s.window) = (false, Some(50));
+        s.seqs = &[(0, 150), (90, 70), (200, 1)];
+    }),
     ("window 1", |s| s.window = Some(1)),
     ("window 6", |s| s.window = Some(6)),
     ("window 20, blocks of 7", |s| {

@@ -242,7 +242,9 @@ pub struct AttnConfig {
     pub scale: f32,
     /// Whether a query sees only keys at its own index and before.
     pub causal: bool,
-    /// A query at index `i` sees keys `j` with `i - j < window`; `None`: all.
+    /// A query at index `i` sees keys `j` with `|i - j| < window`, so the window reaches both ways where
+    /// attention is not causal (an encoder that counts the keys on each side has one more here); `None`:
+    /// all.
     pub sliding_window: Option<usize>,
     /// `cap · tanh(score / cap)` on the scaled score, before masking.
     pub softcap: Option<f32>,
@@ -253,11 +255,12 @@ impl AttnConfig {
     #[inline(always)]
     pub fn visible(&self, at: usize, kv_len: usize) -> Range<usize> {
         let after = at.saturating_add(1);
-        let end = if self.causal {
-            after.min(kv_len)
-        } else {
-            kv_len
+        let end = match self.sliding_window {
+            _ if self.causal => after,
+            Some(window) => at.saturating_add(window),
+            None => kv_len,
         };
+        let end = end.min(kv_len);
         let window = self.sliding_window;
         let start = window.map_or(0, |window| after.saturating_sub(window));
         start.min(end)..end

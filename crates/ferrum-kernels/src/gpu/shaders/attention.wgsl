@@ -45,8 +45,14 @@ var<workgroup> range: vec2<i32>;
 
 // The keys from x on and before y that a query sees.
 fn visible(c: Call, at: Query) -> vec2<i32> {
-    let end = select(at.keys, min(at.index + 1, at.keys), c.is_causal != 0u);
-    return vec2<i32>(max(at.index + 1 - i32(c.window), 0), end);
+    let window = i32(c.window);
+    var end = at.keys;
+    if c.is_causal != 0u {
+        end = min(at.index + 1, at.keys);
+    } else if at.keys - at.index > window {
+        end = at.index + window;
+    }
+    return vec2<i32>(max(at.index + 1 - window, 0), end);
 }
 
 fn score(c: Call, place: u32) -> f32 {

@@ -117,7 +117,7 @@ fn visible_keys() {
             false,
             Some(2),
             sizes(2, 5, 2),
-            &[30.0 / 4.0, 28.0 / 3.0],
+            &[14.0 / 3.0, 28.0 / 3.0],
         ),
         case(
             "window past the keys",
