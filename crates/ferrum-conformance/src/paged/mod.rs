@@ -4,6 +4,7 @@
 //! begins, every slot holds values of a former owner, the blocks of a sequence lie in random order,
 //! and entries of block tables that no key needs hold no block.
 
+mod blocks;
 mod step;
 
 use self::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
@@ -15,7 +16,7 @@ use crate::io::{Check, Fault, Io, Refusals, wrong};
 use crate::naive::{self, Scores};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    AttnConfig, BackendInt8KvOps, BackendKvDtype, BatchShape, KvDtypeKind, KvInt8, KvLayer,
+    AttnConfig, BackendInt8KvOps, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind, KvInt8, KvLayer,
     PagedKvShape, PagedQkv, QkvShape, QkvTransform,
 };
 use ferrum_quant::{float8, int8};
@@ -108,13 +109,24 @@ fn append_and_attend<B: BackendKvDtype<K>, K: KvDtypeKind>(
     kv: &mut KvLayer<B, K>,
 ) -> Check {
     let batch = layout.batch::<B, K>(io, &step(data), data.spec.slack)?;
-    let [q, k, v] = &data.new;
-    let (q, k, v) = (io.input("q", q)?, io.input("k", k)?, io.input("v", v)?);
+    let [_, k, v] = &data.new;
+    let (k, v) = (io.input("k", k)?, io.input("v", v)?);
+    B::kv_append(&mut io.ctx, kv, &k, &v, &batch)?;
+    attend(io, data, &batch, kv)
+}
+
+/// Attention alone, over keys and values that are there.
+fn attend<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    io: &mut Io<'_, B>,
+    data: &Paged,
+    batch: &DeviceBatch<B>,
+    kv: &KvLayer<B, K>,
+) -> Check {
+    let q = io.input("q", &data.new[0])?;
     let sinks = io.optional_floats("sinks", data.sinks.as_deref())?;
     let mut out = io.output("out", data.q_size())?;
-    B::kv_append(&mut io.ctx, kv, &k, &v, &batch)?;
     let (sinks, config) = (sinks.as_ref(), &data.config);
-    B::paged_attention::<K>(&mut io.ctx, &q, kv, sinks, &batch, &mut out, config)?;
+    B::paged_attention::<K>(&mut io.ctx, &q, kv, sinks, batch, &mut out, config)?;
     io.take("out", &out, data.q_size())
 }
 
@@ -636,6 +648,7 @@ where
         ("alloc_kv_layer", K::NAME, "pools of nothing"),
         both!(pools_of_nothing, K),
     );
+    blocks::cases::<B, K>(cases);
 }
 
 /// [`attention`] by the names of the INT8 cache.

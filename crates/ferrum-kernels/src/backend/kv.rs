@@ -5,7 +5,8 @@
 //! each sequence, so both go through one code path.
 
 use super::{Backend, BackendKvDtype};
-use ferrum_types::{Dtype, Result};
+use ferrum_types::{BlockId, Dtype, Error, Result};
+use std::ops::Range;
 
 mod sealed {
     pub trait Sealed {}
@@ -80,6 +81,88 @@ impl PagedKvShape {
             .checked_mul(K::DTYPE.size())?
             .checked_add(scales)?
             .checked_mul(2)
+    }
+}
+
+/// Where the parts of a block lie among its stored bytes, as
+/// [`kv_read_blocks`](super::BackendKvDtype::kv_read_blocks) gives them: keys, values, scales of keys, scales of
+/// values, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvBlockBytes {
+    /// Keys, `[kv_heads, block_size, head_dim]` elements.
+    pub keys: Range<usize>,
+    /// Values, likewise.
+    pub values: Range<usize>,
+    /// Scales of keys, `[kv_heads, block_size]` in f32; empty where the element has none.
+    pub key_scales: Range<usize>,
+    /// Scales of values, likewise.
+    pub value_scales: Range<usize>,
+}
+
+impl KvBlockBytes {
+    /// All bytes of a block.
+    pub fn len(&self) -> usize {
+        self.value_scales.end
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl PagedKvShape {
+    /// The stored bytes of one block of one layer, `None` on overflow.
+    pub fn block_bytes<K: KvDtypeKind>(&self) -> Option<KvBlockBytes> {
+        let vectors = self.block_size.checked_mul(self.kv_heads)?;
+        let values = vectors
+            .checked_mul(self.head_dim)?
+            .checked_mul(K::DTYPE.size())?;
+        let scales = if K::SCALED {
+            vectors.checked_mul(4)?
+        } else {
+            0
+        };
+        let ends = [values, values.checked_mul(2)?];
+        let scale_end = ends[1].checked_add(scales)?;
+        Some(KvBlockBytes {
+            keys: 0..ends[0],
+            values: ends[0]..ends[1],
+            key_scales: ends[1]..scale_end,
+            value_scales: scale_end..scale_end.checked_add(scales)?,
+        })
+    }
+
+    /// Holds blocks and the lengths of their bytes against the pool; where the parts of a block lie.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a block that the pool does not have; `Shape` for another length.
+    pub fn check_block_bytes<K: KvDtypeKind>(
+        &self,
+        op: &'static str,
+        blocks: impl IntoIterator<Item = (BlockId, usize)>,
+    ) -> Result<KvBlockBytes> {
+        let parts = self.block_bytes::<K>();
+        let parts = parts.ok_or_else(|| {
+            let reason = format!("a block of {self:?} is larger than the address space");
+            Error::invalid(op, reason)
+        })?;
+        for (block, found) in blocks {
+            if block.0 as usize >= self.blocks {
+                let reason = format!("block {}, the pool has {} blocks", block.0, self.blocks);
+                return Err(Error::invalid(op, reason));
+            }
+            let expected = parts.len();
+            if found != expected {
+                return Err(Error::Shape {
+                    op,
+                    what: "bytes of a block",
+                    found,
+                    expected,
+                });
+            }
+        }
+        Ok(parts)
     }
 }
 

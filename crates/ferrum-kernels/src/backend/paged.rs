@@ -106,6 +106,30 @@ pub trait BackendKvDtype<K: KvDtypeKind>: BackendPagedKv {
         kv: &mut KvLayer<Self, K>,
         pairs: &[(BlockId, BlockId)],
     ) -> Result<()>;
+
+    /// Runs what is recorded and copies the stored bytes of whole blocks to the host, each into a slice of
+    /// [`PagedKvShape::block_bytes`]. The layout is that of [`KvBlockBytes`] on every backend, little-endian,
+    /// whatever the pool's own is, so blocks may go to another device and to a file.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a block that is not in the pool, [`Shape`](ferrum_types::Error::Shape) for a slice of
+    /// another length; then nothing is copied. What the device says.
+    fn kv_read_blocks(
+        ctx: &mut Self::Context,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()>;
+
+    /// Records copies of stored bytes, as [`kv_read_blocks`](Self::kv_read_blocks) gives them, to whole blocks, in
+    /// order. The bytes may be reused when this returns, and what they say is not looked at.
+    ///
+    /// # Errors
+    /// As [`kv_read_blocks`](Self::kv_read_blocks); then nothing is written.
+    fn kv_write_blocks(
+        ctx: &mut Self::Context,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()>;
 }
 
 /// Paged attention under its usual names, for whatever cache element the backend can store.

@@ -4,6 +4,7 @@
 //! chunk narrower when the block size asks for it), so that a vector holds one element of 16 keys and
 //! scores need no sum across lanes. Values lie token by token, `[block_size][head_dim]`.
 
+mod blocks;
 mod element;
 
 pub use element::CpuKvElement;
@@ -595,6 +596,24 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             }
         }
         Ok(())
+    }
+
+    fn kv_read_blocks(
+        _: &mut CpuContext,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()> {
+        check_pool("kv_read_blocks", kv)?;
+        blocks::read(kv, blocks)
+    }
+
+    fn kv_write_blocks(
+        _: &mut CpuContext,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()> {
+        check_pool("kv_write_blocks", kv)?;
+        blocks::write(kv, blocks)
     }
 }
 

@@ -373,12 +373,42 @@ impl GpuContext {
         bytes: u64,
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<()> {
-        let mut at = 0;
-        while at < bytes {
-            let size = READ_STEP.min(bytes - at);
-            let mut begun = self.begin_download(src, offset + at, size)?;
-            begun.take(|piece| take(at as usize, piece))?;
-            at += size;
+        self.download_regions(&[(src, offset)], bytes, |_, at, piece| take(at, piece))
+    }
+
+    /// [`download`](Self::download) of several regions of `bytes` each, as many as fit with one wait.
+    /// `take(region, at, piece)` gets bytes `at..` of a region.
+    pub(super) fn download_regions(
+        &mut self,
+        regions: &[(&RawBuffer, u64)],
+        bytes: u64,
+        mut take: impl FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // Regions that are copied together, or the part of one that is.
+        let together = (READ_STEP / bytes).max(1) as usize;
+        let size = READ_STEP.min(bytes);
+        for (group, regions) in regions.chunks(together).enumerate() {
+            let mut at = 0;
+            while at < bytes {
+                let size = size.min(bytes - at);
+                let all = size * regions.len() as u64;
+                let to = self.spare_read_back(all);
+                let encoder = self.encoder();
+                for (i, (src, offset)) in (0u64..).zip(regions) {
+                    let from = offset + at;
+                    encoder.copy_buffer_to_buffer(&src.buffer, from, &to, i * size, size);
+                }
+                let mut begun = self.begin_map(to, all)?;
+                begun.take(|view| {
+                    for (i, piece) in view.chunks_exact(size as usize).enumerate() {
+                        take(group * together + i, at as usize, piece);
+                    }
+                })?;
+                at += size;
+            }
         }
         Ok(())
     }
@@ -388,6 +418,11 @@ impl GpuContext {
         let to = self.spare_read_back(bytes);
         self.encoder()
             .copy_buffer_to_buffer(&src.buffer, offset, &to, 0, bytes);
+        self.begin_map(to, bytes)
+    }
+
+    /// Submits, and begins to read the first `bytes` of what is copied to `to`.
+    fn begin_map(&mut self, to: wgpu::Buffer, bytes: u64) -> Result<Download> {
         self.submit()?;
         let (sender, mapped) = std::sync::mpsc::channel();
         to.map_async(wgpu::MapMode::Read, ..bytes, move |result| {

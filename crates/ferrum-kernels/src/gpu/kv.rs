@@ -17,6 +17,7 @@ use super::pipeline::Kernel;
 use crate::backend::check::elements;
 use crate::backend::*;
 use ferrum_types::{BlockId, Error, Result};
+use std::borrow::Cow;
 
 /// A cache element that the shaders can store: which of the kernels is for it.
 pub trait GpuKvKind: KvDtypeKind {
@@ -324,5 +325,107 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             }
         }
         Ok(())
+    }
+
+    fn kv_read_blocks(
+        ctx: &mut GpuContext,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()> {
+        const OP: &str = "kv_read_blocks";
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
+        let heads = Padded::of::<K>(&kv.shape);
+        let mut regions = Vec::with_capacity(2 * blocks.len());
+        for (block, _) in blocks.iter() {
+            for raw in [&kv.k.raw, &kv.v.raw] {
+                regions.push((raw, heads.block_offset(*block)));
+            }
+        }
+        let size = heads.block_stored() as u64;
+        ctx.download_regions(&regions, size, |region, at, piece| {
+            let part = if region % 2 == 0 {
+                parts.keys.clone()
+            } else {
+                parts.values.clone()
+            };
+            heads.strip(at, piece, &mut blocks[region / 2].1[part]);
+        })
+    }
+
+    fn kv_write_blocks(
+        ctx: &mut GpuContext,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()> {
+        const OP: &str = "kv_write_blocks";
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
+        let heads = Padded::of::<K>(&kv.shape);
+        for (block, bytes) in blocks {
+            let offset = heads.block_offset(*block);
+            for (raw, part) in [
+                (&kv.k.raw, parts.keys.clone()),
+                (&kv.v.raw, parts.values.clone()),
+            ] {
+                ctx.upload(&heads.pad(&bytes[part]), (raw, offset))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The vectors of a block in this pool, which are padded to pairs, and without their padding.
+#[derive(Clone, Copy)]
+struct Padded {
+    /// Vectors of a block.
+    vectors: usize,
+    /// Bytes of a vector in the pool.
+    stored: usize,
+    /// Bytes of it that are elements.
+    plain: usize,
+}
+
+impl Padded {
+    fn of<K: GpuKvKind>(shape: &PagedKvShape) -> Self {
+        Self {
+            vectors: shape.block_size * shape.kv_heads,
+            stored: pairs(shape.head_dim) * K::PAIR_BYTES,
+            plain: shape.head_dim * K::PAIR_BYTES / 2,
+        }
+    }
+
+    fn block_stored(self) -> usize {
+        self.vectors * self.stored
+    }
+
+    fn block_offset(self, block: BlockId) -> u64 {
+        block.0 as u64 * self.block_stored() as u64
+    }
+
+    /// Puts `piece`, the stored bytes from `at` on, where its elements belong.
+    fn strip(self, at: usize, piece: &[u8], to: &mut [u8]) {
+        if self.stored == self.plain {
+            return to[at..][..piece.len()].copy_from_slice(piece);
+        }
+        for (i, &byte) in (at..).zip(piece) {
+            let (vector, inside) = (i / self.stored, i % self.stored);
+            if inside < self.plain {
+                to[vector * self.plain + inside] = byte;
+            }
+        }
+    }
+
+    /// Elements with the padding that the pool has.
+    fn pad(self, plain: &[u8]) -> Cow<'_, [u8]> {
+        if self.stored == self.plain {
+            return Cow::Borrowed(plain);
+        }
+        let mut out = vec![0; self.block_stored()];
+        let vectors = plain.chunks_exact(self.plain);
+        for (to, from) in out.chunks_exact_mut(self.stored).zip(vectors) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        Cow::Owned(out)
     }
 }

@@ -266,4 +266,52 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
         }
         Ok(())
     }
+
+    fn kv_read_blocks(
+        _: &mut RefContext,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()> {
+        let op = "kv_read_blocks";
+        check_pool(op, kv)?;
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(op, lengths)?;
+        for (block, bytes) in blocks {
+            copy_out(&kv.k.0, *block, &mut bytes[parts.keys.clone()]);
+            copy_out(&kv.v.0, *block, &mut bytes[parts.values.clone()]);
+            copy_out(&kv.scales.k, *block, &mut bytes[parts.key_scales.clone()]);
+            copy_out(&kv.scales.v, *block, &mut bytes[parts.value_scales.clone()]);
+        }
+        Ok(())
+    }
+
+    fn kv_write_blocks(
+        _: &mut RefContext,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()> {
+        let op = "kv_write_blocks";
+        check_pool(op, kv)?;
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(op, lengths)?;
+        for (block, bytes) in blocks {
+            copy_in(&bytes[parts.keys.clone()], &mut kv.k.0, *block);
+            copy_in(&bytes[parts.values.clone()], &mut kv.v.0, *block);
+            copy_in(&bytes[parts.key_scales.clone()], &mut kv.scales.k, *block);
+            copy_in(&bytes[parts.value_scales.clone()], &mut kv.scales.v, *block);
+        }
+        Ok(())
+    }
+}
+
+/// Copies the bytes of a block of a pool, whose blocks lie one after the other.
+fn copy_out<T: Element>(pool: &[T], BlockId(block): BlockId, to: &mut [u8]) {
+    let pool: &[u8] = bytemuck::cast_slice(pool);
+    to.copy_from_slice(&pool[block as usize * to.len()..][..to.len()]);
+}
+
+/// The way back.
+fn copy_in<T: Element>(from: &[u8], pool: &mut [T], BlockId(block): BlockId) {
+    let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
+    pool[block as usize * from.len()..][..from.len()].copy_from_slice(from);
 }
