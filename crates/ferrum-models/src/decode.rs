@@ -2,11 +2,11 @@
 //! at a time, and do not want to be generic.
 
 use crate::batch::{LogitRows, SeqStep, StepBatch};
+use crate::kv_blocks::KvBlockLayout;
 use crate::readback::{Readback, StepOutput};
-use crate::runner::{LayerKv, ModelRunner};
+use crate::runner::ModelRunner;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_types::{BlockId, Error, Result, SeqId, TokenId};
-use std::ops::Range;
 
 /// Decoding of independent sequences, each with its own cache.
 pub trait DecodeBackend: Send {
@@ -24,13 +24,26 @@ pub trait DecodeBackend: Send {
     /// `ContextOverflow`.
     fn prefill(&mut self, seq: SeqId, prompt: &[TokenId]) -> Result<Vec<f32>>;
 
-    /// Gives `seq` a cache with the keys and values of a prompt of `tokens` tokens that ran elsewhere
-    /// (another device, another process). `layers` is in model order.
+    /// What the bytes of a block are. Decoders with equal layouts can hand caches to one another, whatever their
+    /// devices.
     ///
     /// # Errors
-    /// As [`prefill`](Self::prefill); `Shape` when `layers` is not of the model's sizes. Then `seq`
-    /// has no cache.
-    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, layers: &[LayerKv<'_>]) -> Result<()>;
+    /// `InvalidArgument` when a block is larger than the address space.
+    fn kv_block_layout(&self) -> Result<KvBlockLayout>;
+
+    /// The keys and values of `seq`, whole blocks of its `tokens` tokens, for another decoder's
+    /// [`init_kv_cache`](Self::init_kv_cache): `(tokens, blocks)`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when `seq` has no cache.
+    fn read_kv_cache(&mut self, seq: SeqId) -> Result<(usize, Vec<u8>)>;
+
+    /// Gives `seq` a cache with the keys and values of a prompt of `tokens` tokens that ran elsewhere
+    /// (another device, another process), as blocks of this layout. What lies behind the last token does not matter.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill); `Shape` when `blocks` has another length. Then `seq` has no cache.
+    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, blocks: &[u8]) -> Result<()>;
 
     /// Appends `token` to `seq` and gives the logits after it, `[vocab]`.
     ///
@@ -80,6 +93,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
             .position(|slot| slot.is_some_and(|s| s.seq == seq))
     }
 
+    /// The place of `seq`.
+    fn taken_slot(&self, op: &'static str, seq: SeqId) -> Result<(usize, Slot)> {
+        let found = self.slot_of(seq);
+        let found = found.and_then(|index| Some((index, self.slots[index]?)));
+        found.ok_or_else(|| Error::invalid(op, format!("sequence {} has no cache", seq.0)))
+    }
+
     /// A free place for `seq`, whose prompt has `tokens` tokens.
     fn new_slot(&self, op: &'static str, seq: SeqId, tokens: usize) -> Result<(usize, Slot)> {
         let fail = |reason: String| Err(Error::invalid(op, reason));
@@ -100,58 +120,52 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
         Ok((index, slot))
     }
 
-    /// Cuts `tokens` into steps and calls `run` with each, and with the range of tokens that it is.
-    fn in_chunks(
-        &mut self,
-        index: usize,
-        slot: Slot,
-        tokens: &[TokenId],
-        mut run: impl FnMut(&mut ModelRunner<B, K>, &StepBatch, Range<usize>) -> Result<()>,
-    ) -> Result<()> {
-        let pool = self.runner.pool();
-        let capacity = (self.blocks_per_slot * pool.block_size).min(self.runner.config().context);
-        let requested = slot.len + tokens.len();
-        if requested > capacity {
-            return Err(Error::ContextOverflow {
+    /// The blocks of a place.
+    fn blocks(&self, index: usize) -> Vec<BlockId> {
+        let first = index * self.blocks_per_slot;
+        let blocks = first..first + self.blocks_per_slot;
+        blocks.map(|b| BlockId(b as u32)).collect()
+    }
+
+    fn check_capacity(&self, requested: usize) -> Result<()> {
+        let places = self.blocks_per_slot * self.runner.pool().block_size;
+        let capacity = places.min(self.runner.config().context);
+        match requested > capacity {
+            true => Err(Error::ContextOverflow {
                 requested,
                 capacity,
-            });
+            }),
+            false => Ok(()),
         }
-        let first = index * self.blocks_per_slot;
-        let blocks: Vec<BlockId> = (first..first + self.blocks_per_slot)
-            .map(|b| BlockId(b as u32))
-            .collect();
+    }
+
+    /// Runs `tokens` in steps and gives the logits of the last one.
+    fn append(&mut self, index: usize, slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
+        let len = slot.len + tokens.len();
+        self.check_capacity(len)?;
+        let blocks = self.blocks(index);
         let chunk = self.runner.config().max_tokens;
+        let mut output = StepOutput::default();
         for start in (0..tokens.len()).step_by(chunk) {
-            let part = start..(start + chunk).min(tokens.len());
+            let end = (start + chunk).min(tokens.len());
             self.batch.clear();
             self.batch.push(SeqStep {
-                tokens: &tokens[part.clone()],
+                tokens: &tokens[start..end],
                 start: slot.len + start,
                 prompt_len: slot.prompt_len,
                 blocks: &blocks,
                 hidden: false,
-                logits: if part.end == tokens.len() {
+                logits: if end == tokens.len() {
                     LogitRows::Last
                 } else {
                     LogitRows::None
                 },
                 adapter: None,
             })?;
-            run(&mut self.runner, &self.batch, part)?;
+            let wanted = &[Readback::Logits][..self.batch.logit_rows.len()];
+            self.runner.run(&self.batch, wanted, &mut output)?;
         }
-        let len = requested;
         self.slots[index] = Some(Slot { len, ..slot });
-        Ok(())
-    }
-
-    /// Runs `tokens` and gives the logits of the last one.
-    fn append(&mut self, index: usize, slot: Slot, tokens: &[TokenId]) -> Result<Vec<f32>> {
-        let mut output = StepOutput::default();
-        self.in_chunks(index, slot, tokens, |runner, batch, _| {
-            let wanted = &[Readback::Logits][..batch.logit_rows.len()];
-            runner.run(batch, wanted, &mut output)
-        })?;
         Ok(output.logits().to_vec())
     }
 }
@@ -170,34 +184,34 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> DecodeBackend for Runner
         self.append(index, slot, prompt)
     }
 
-    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, layers: &[LayerKv<'_>]) -> Result<()> {
+    fn kv_block_layout(&self) -> Result<KvBlockLayout> {
+        self.runner.kv_block_layout()
+    }
+
+    fn read_kv_cache(&mut self, seq: SeqId) -> Result<(usize, Vec<u8>)> {
+        let (index, slot) = self.taken_slot("read_kv_cache", seq)?;
+        let layout = self.runner.kv_block_layout()?;
+        let blocks = &self.blocks(index)[..slot.len.div_ceil(layout.block_size)];
+        let mut bytes = vec![0; layout.bytes * blocks.len()];
+        self.runner.read_kv_blocks(blocks, &mut bytes)?;
+        Ok((slot.len, bytes))
+    }
+
+    fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, blocks: &[u8]) -> Result<()> {
         let (index, slot) = self.new_slot("init_kv_cache", seq, tokens)?;
-        let pool = self.runner.pool();
-        let width = pool.kv_heads * pool.head_dim;
-        self.runner.check_kv(layers, tokens)?;
-        // Only the number of tokens matters: their keys and values are known.
-        let ids = vec![0; tokens];
-        self.in_chunks(index, slot, &ids, |runner, batch, part| {
-            let elements = part.start * width..part.end * width;
-            let layers: Vec<_> = layers
-                .iter()
-                .map(|layer| LayerKv {
-                    keys: &layer.keys[elements.clone()],
-                    values: &layer.values[elements.clone()],
-                })
-                .collect();
-            runner.import_kv(batch, &layers)
-        })
+        self.check_capacity(tokens)?;
+        let count = tokens.div_ceil(self.runner.pool().block_size);
+        let places = self.blocks(index);
+        self.runner.write_kv_blocks(&places[..count], blocks)?;
+        self.slots[index] = Some(Slot {
+            len: tokens,
+            ..slot
+        });
+        Ok(())
     }
 
     fn decode_step(&mut self, seq: SeqId, token: TokenId) -> Result<Vec<f32>> {
-        let found = self
-            .slot_of(seq)
-            .and_then(|index| Some((index, self.slots[index]?)));
-        let Some((index, slot)) = found else {
-            let reason = format!("sequence {} has no cache", seq.0);
-            return Err(Error::invalid("decode_step", reason));
-        };
+        let (index, slot) = self.taken_slot("decode_step", seq)?;
         self.append(index, slot, &[token])
     }
 

@@ -13,6 +13,7 @@ mod decode;
 mod experts;
 pub mod families;
 mod inventory;
+mod kv_blocks;
 mod layer;
 mod linear;
 mod load;
@@ -35,13 +36,14 @@ pub use inventory::{
     CutAxis, DecoderTensor, ExpertNames, TensorId, TensorLocation, TensorPart, TensorRole,
     TensorShape, TensorSlice, WeightNames,
 };
+pub use kv_blocks::KvBlockLayout;
 pub use linear::{Embedding, Linear, MatrixLinear};
 pub use load::{LoadProgress, Model, load_weights, read_model};
 pub use lora::{AdapterLoader, LoadedAdapter};
 pub use plan::{MemoryPlan, memory_plan};
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
-pub use runner::{DecoderWeights, KvLayout, LayerKv, ModelRunner, RunnerConfig};
+pub use runner::{DecoderWeights, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
     LayerSpec, MoeSpec, RopeScaling, RopeSpec,

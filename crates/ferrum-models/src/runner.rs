@@ -124,9 +124,9 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     spec: DecoderSpec,
     config: RunnerConfig,
     pool: PagedKvShape,
-    ctx: B::Context,
+    pub(crate) ctx: B::Context,
     weights: DecoderWeights<B>,
-    kv: KvCache<B, K>,
+    pub(crate) kv: KvCache<B, K>,
     scratch: Scratch<B>,
     adapters: Adapters<B>,
     rope: RopeTables<B>,
@@ -151,17 +151,6 @@ struct Staging<B: LlmBackend> {
     cos: Vec<f32>,
     sin: Vec<f32>,
     activations: Vec<B::Act>,
-}
-
-/// Keys and values of some tokens in one layer, in host memory: token-major
-/// `[tokens, kv_heads, head_dim]`, keys normed and rotated in the order of the model's
-/// [`RopeStyle`](ferrum_kernels::RopeStyle).
-#[derive(Clone, Copy, Debug)]
-pub struct LayerKv<'a> {
-    /// Keys.
-    pub keys: &'a [f32],
-    /// Values.
-    pub values: &'a [f32],
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -353,56 +342,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             B::run_graph(ctx, key, &mut body)?;
         } else {
             body(ctx)?;
-        }
-        Ok(())
-    }
-
-    /// Writes keys and values that were computed elsewhere where a [`step`](Self::submit) over `batch`
-    /// would write its own. The batch's token ids are not looked at, and no row of it is computed; `layers` is in
-    /// model order.
-    ///
-    /// # Errors
-    /// As [`submit`](Self::submit); `Shape` when a layer is missing or has another number of elements.
-    pub fn import_kv(&mut self, batch: &StepBatch, layers: &[LayerKv<'_>]) -> Result<()> {
-        self.check_kv(layers, batch.tokens.len())?;
-        if batch.tokens.is_empty() {
-            return Ok(());
-        }
-        self.check_sizes(batch)?;
-        self.upload(batch, &[])?;
-        // There are at least as many query heads as kv heads, so keys and values fit here.
-        let (k, v) = (&mut self.scratch.q, &mut self.scratch.attn);
-        let staging = &mut self.staging.activations;
-        for (kv, layer) in self.kv.layers.iter_mut().zip(layers) {
-            for (dst, src) in [(&mut *k, layer.keys), (&mut *v, layer.values)] {
-                staging.clear();
-                staging.extend(src.iter().map(|&x| B::Act::from_f32(x)));
-                B::write(&mut self.ctx, dst, 0, staging)?;
-            }
-            B::kv_append(&mut self.ctx, kv, k, v, &self.batch)?;
-        }
-        Ok(())
-    }
-
-    /// Holds imported keys and values of `tokens` tokens against the model's sizes.
-    pub(crate) fn check_kv(&self, layers: &[LayerKv<'_>], tokens: usize) -> Result<()> {
-        let len = tokens.saturating_mul(self.pool.kv_heads * self.pool.head_dim);
-        let count = [("layers", layers.len(), self.spec.layers.len())];
-        let elements = layers.iter().flat_map(|layer| {
-            [
-                ("keys", layer.keys.len(), len),
-                ("values", layer.values.len(), len),
-            ]
-        });
-        for (what, found, expected) in count.into_iter().chain(elements) {
-            if found != expected {
-                return Err(Error::Shape {
-                    op: "import_kv",
-                    what,
-                    found,
-                    expected,
-                });
-            }
         }
         Ok(())
     }

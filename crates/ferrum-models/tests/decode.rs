@@ -9,7 +9,7 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    DecodeBackend, Expanded, KvLayout, LayerKv, ModelRunner, RunnerConfig, RunnerDecode,
+    DecodeBackend, Expanded, KvBlockLayout, KvLayout, ModelRunner, RunnerConfig, RunnerDecode,
     load_weights,
 };
 use ferrum_types::{Error, SeqId, TokenId};
@@ -60,11 +60,33 @@ impl PromptKv {
         }
     }
 
-    fn layers(&self) -> Vec<LayerKv<'_>> {
-        let layers = self.keys.iter().zip(&self.values);
-        layers
-            .map(|(keys, values)| LayerKv { keys, values })
-            .collect()
+    /// The bytes of the blocks that hold it; places without a token are NaN.
+    fn blocks(&self, layout: &KvBlockLayout) -> Vec<u8> {
+        let KvBlockLayout {
+            block_size,
+            kv_heads,
+            head_dim,
+            ..
+        } = *layout;
+        let mut out = Vec::new();
+        for block in 0..PROMPT.div_ceil(block_size) {
+            for (keys, values) in self.keys.iter().zip(&self.values) {
+                for rows in [keys, values] {
+                    for head in 0..kv_heads {
+                        for slot in 0..block_size {
+                            let token = block * block_size + slot;
+                            let at = (token * kv_heads + head) * head_dim;
+                            for i in 0..head_dim {
+                                let x = rows.get(at + i).copied().unwrap_or(f32::NAN);
+                                out.extend(x.to_le_bytes());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(out.len(), layout.bytes * PROMPT.div_ceil(block_size));
+        out
     }
 }
 
@@ -93,8 +115,9 @@ fn check<B: LlmBackend>(device: &B) {
         assert!(max_difference(&own, last) <= 1e-4, "{}: {name}", B::NAME);
 
         let kv = PromptKv::of(name);
+        let layout = decoder.kv_block_layout().unwrap();
         decoder
-            .init_kv_cache(SeqId(2), PROMPT, &kv.layers())
+            .init_kv_cache(SeqId(2), PROMPT, &kv.blocks(&layout))
             .unwrap();
         check_steps(&mut *decoder, SeqId(2), &whole.tokens, &whole.logits);
         // The other sequence's cache was left alone.
@@ -120,6 +143,36 @@ fn steps_equal_a_whole_run_on_a_gpu() {
     }
 }
 
+/// Hands a sequence from one device to another after its prompt.
+fn hand_over<A: LlmBackend, B: LlmBackend>(from: &A, to: &B) {
+    let name = MODELS[1];
+    let whole = expected(&fixtures().join(name).join("expected.safetensors"));
+    let (mut from, mut to) = (decoder(from, name), decoder(to, name));
+    from.prefill(SeqId(3), &whole.tokens[..PROMPT]).unwrap();
+    assert_eq!(from.kv_block_layout(), to.kv_block_layout());
+    let (tokens, blocks) = from.read_kv_cache(SeqId(3)).unwrap();
+    assert_eq!(tokens, PROMPT);
+    to.init_kv_cache(SeqId(4), tokens, &blocks).unwrap();
+    check_steps(&mut *to, SeqId(4), &whole.tokens, &whole.logits);
+}
+
+#[test]
+fn a_prompt_that_ran_on_one_backend_goes_on_on_another() {
+    let (reference, cpu) = (
+        ReferenceBackend::open(0).unwrap(),
+        CpuBackend::open(0).unwrap(),
+    );
+    hand_over(&reference, &cpu);
+    hand_over(&cpu, &reference);
+    match GpuBackend::open(0) {
+        Ok(gpu) => {
+            hand_over(&cpu, &gpu);
+            hand_over(&gpu, &cpu);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
 #[test]
 fn sequences_come_and_go() {
     let device = CpuBackend::open(0).unwrap();
@@ -140,26 +193,19 @@ fn wrong_calls_are_refused_and_change_nothing() {
     let name = MODELS[0];
     let mut decoder = decoder(&device, name);
     let kv = PromptKv::of(name);
-    let layers = kv.layers();
-    let short = [
-        &layers[..layers.len() - 1],
-        &[LayerKv {
-            keys: &[],
-            values: &[],
-        }],
-    ]
-    .concat();
+    let blocks = kv.blocks(&decoder.kv_block_layout().unwrap());
     let shape = |found: ferrum_types::Result<()>| matches!(found, Err(Error::Shape { .. }));
-    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT, &layers[1..])));
-    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT, &short)));
-    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT - 1, &layers)));
-    assert!(shape(decoder.init_kv_cache(SeqId(1), usize::MAX, &[])));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), PROMPT, &blocks[1..])));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), 5, &blocks)));
+    assert!(shape(decoder.init_kv_cache(SeqId(1), 11, &blocks)));
+    assert!(decoder.init_kv_cache(SeqId(1), usize::MAX, &[]).is_err());
     let invalid = |found: Error| matches!(found, Error::InvalidArgument { .. });
     assert!(invalid(
-        decoder.init_kv_cache(SeqId(1), 0, &layers).unwrap_err()
+        decoder.init_kv_cache(SeqId(1), 0, &blocks).unwrap_err()
     ));
     assert!(invalid(decoder.prefill(SeqId(1), &[]).unwrap_err()));
     assert!(invalid(decoder.decode_step(SeqId(1), 0).unwrap_err()));
+    assert!(invalid(decoder.read_kv_cache(SeqId(1)).unwrap_err()));
     let overflow = decoder.prefill(SeqId(1), &[0; 41]).unwrap_err();
     assert!(matches!(
         overflow,
@@ -170,7 +216,7 @@ fn wrong_calls_are_refused_and_change_nothing() {
     ));
     assert!(!decoder.has_kv_cache(SeqId(1)));
 
-    decoder.init_kv_cache(SeqId(1), PROMPT, &layers).unwrap();
+    decoder.init_kv_cache(SeqId(1), PROMPT, &blocks).unwrap();
     assert!(invalid(decoder.prefill(SeqId(1), &[0]).unwrap_err()));
     decoder.prefill(SeqId(2), &[0]).unwrap();
     assert!(invalid(decoder.prefill(SeqId(3), &[0]).unwrap_err()));
