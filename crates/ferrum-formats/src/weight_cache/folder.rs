@@ -4,12 +4,12 @@ use super::file::PackedFile;
 use super::writer::Writer;
 use super::{CacheKey, KeyContent};
 use crate::identity::FileIdentity;
+use crate::private_folder::{PrivateFolder, Space, private, remove};
 use crate::{FormatError, Result};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
-use std::ops::RangeInclusive;
+use std::fs::{self, File, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -23,12 +23,9 @@ const PARTIAL: &str = "partial";
 const LOCK: &str = "lock";
 /// Longest note that is read.
 const MAX_STATE: u64 = 64 << 10;
-/// What stays free of a disk at least, and at most has to: between them a tenth of it.
-const RESERVE: RangeInclusive<u64> = 2 << 30..=8 << 30;
-
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
-    root: PathBuf,
+    folder: PrivateFolder,
 }
 
 /// A file of packed weights in a cache.
@@ -66,19 +63,6 @@ struct Verified {
     file: FileIdentity,
 }
 
-/// Room on a disk.
-pub(super) struct Space {
-    pub(super) free: u64,
-    total: u64,
-}
-
-impl Space {
-    /// What stays free.
-    pub(super) fn reserve(&self) -> u64 {
-        (self.total / 10).clamp(*RESERVE.start(), *RESERVE.end())
-    }
-}
-
 impl CachedWeights {
     /// The files of the model.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
@@ -100,15 +84,16 @@ impl CachedWeights {
 
 impl Folder {
     pub(super) fn new(root: PathBuf) -> Self {
-        Self { root }
+        let folder = PrivateFolder::new(root, "--weight-cache-dir");
+        Self { folder }
     }
 
     pub(super) fn root(&self) -> &Path {
-        &self.root
+        self.folder.root()
     }
 
     pub(super) fn file(&self, stem: &str, extension: &str) -> PathBuf {
-        self.root.join(format!("{stem}.{extension}"))
+        self.root().join(format!("{stem}.{extension}"))
     }
 
     /// Bytes of the weights called `stem`; 0 when there are none.
@@ -118,68 +103,27 @@ impl Folder {
 
     /// Makes the folder, for its user alone.
     pub(super) fn create(&self) -> Result<()> {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        let made = builder.create(&self.root);
-        made.map_err(|e| FormatError::io(&self.root, "create", &e))?;
-        self.check()
+        self.folder.create()
     }
 
     /// Refuses a folder that others could have written to.
     pub(super) fn check(&self) -> Result<()> {
-        let meta = fs::metadata(&self.root);
-        let meta = meta.map_err(|e| FormatError::io(&self.root, "open", &e))?;
-        if !meta.is_dir() {
-            return Err(FormatError::source(&self.root, "is no folder", ""));
-        }
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt;
-            let own = rustix::process::geteuid().as_raw();
-            let hint = "give another folder with --weight-cache-dir";
-            if meta.uid() != own && meta.uid() != 0 {
-                return Err(FormatError::source(
-                    &self.root,
-                    "belongs to another user",
-                    hint,
-                ));
-            }
-            if meta.mode() & 0o022 != 0 {
-                let reason = format!(
-                    "has mode {:03o}, expected a folder that only its owner can write to",
-                    meta.mode() & 0o777
-                );
-                let hint = "`chmod 700` makes it one";
-                return Err(FormatError::source(&self.root, reason, hint));
-            }
-        }
-        Ok(())
+        self.folder.check()
+    }
+
+    /// Room on the folder's disk.
+    pub(super) fn space(&self) -> Option<Space> {
+        self.folder.space()
     }
 
     /// Waits until nobody else adds or removes files.
     pub(super) fn lock(&self) -> Result<File> {
-        let path = self.root.join(LOCK);
+        let path = self.root().join(LOCK);
         let file = private().truncate(false).open(&path);
         let file = file.map_err(|e| FormatError::io(&path, "open", &e))?;
         file.lock()
             .map_err(|e| FormatError::io(&path, "lock", &e))?;
         Ok(file)
-    }
-
-    /// Room on the folder's disk.
-    pub(super) fn space(&self) -> Option<Space> {
-        #[cfg(unix)]
-        {
-            let stat = rustix::fs::statvfs(&self.root).ok()?;
-            Some(Space {
-                free: stat.f_bavail.saturating_mul(stat.f_frsize),
-                total: stat.f_blocks.saturating_mul(stat.f_frsize),
-            })
-        }
-        #[cfg(not(unix))]
-        None
     }
 
     /// Begins a file. To be called under the lock.
@@ -257,8 +201,8 @@ impl Folder {
 
     /// Files with this extension; none when there is no folder.
     fn files_with(&self, extension: &str) -> Result<Vec<PathBuf>> {
-        match self.root.exists() {
-            true => crate::source::files_with_extension(&self.root, &[extension]),
+        match self.root().exists() {
+            true => crate::source::files_with_extension(self.root(), &[extension]),
             false => Ok(Vec::new()),
         }
     }
@@ -297,21 +241,4 @@ impl Verified {
 fn boot_id() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned())
-}
-
-/// Options to write a file that only its user can read.
-fn private() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options
-}
-
-/// Removes a file that need not be there.
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(FormatError::io(path, "remove", &e)),
-        _ => Ok(()),
-    }
 }
