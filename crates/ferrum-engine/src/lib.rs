@@ -9,6 +9,7 @@ pub mod eager;
 pub mod engine;
 mod generate;
 pub mod grammar;
+mod offload;
 pub mod pool;
 pub mod priority;
 mod runner;
@@ -21,10 +22,11 @@ mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
 pub use engine::{
-    DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, Health,
-    Request, Runners,
+    DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,
+    EventStream, Health, Request, Runners,
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
+pub use offload::{KvOffload, OffloadConfig, OffloadStats};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;

@@ -7,9 +7,9 @@
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{
-    DecoderSpec, ModelRunner, Readback, RunnerConfig, StepBatch, StepOutput, Ticket,
+    DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StepBatch, StepOutput, Ticket,
 };
-use ferrum_types::{AdapterId, Error, Result};
+use ferrum_types::{AdapterId, BlockId, Error, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -68,6 +68,27 @@ pub trait StepRunner: Send {
         self.collect(ticket, out)
     }
 
+    /// What the bytes of a KV block are; `None`, as by default, where blocks cannot be read and written.
+    fn kv_block_layout(&self) -> Option<KvBlockLayout> {
+        None
+    }
+
+    /// See [`ModelRunner::read_kv_blocks`]. With steps in flight, those that were submitted come first.
+    ///
+    /// # Errors
+    /// Those of the runner; `InvalidArgument` where [`kv_block_layout`](Self::kv_block_layout) is `None`.
+    fn read_kv_blocks(&mut self, _: &[BlockId], _: &mut [u8]) -> Result<()> {
+        Err(no_blocks())
+    }
+
+    /// See [`ModelRunner::write_kv_blocks`].
+    ///
+    /// # Errors
+    /// As [`read_kv_blocks`](Self::read_kv_blocks).
+    fn write_kv_blocks(&mut self, _: &[BlockId], _: &[u8]) -> Result<()> {
+        Err(no_blocks())
+    }
+
     /// See [`ModelRunner::take_spans`]; by default nothing is measured.
     ///
     /// # Errors
@@ -93,6 +114,10 @@ pub trait StepRunner: Send {
     fn unload_adapter(&mut self, _: AdapterId) -> bool {
         false
     }
+}
+
+fn no_blocks() -> Error {
+    Error::invalid("kv_blocks", "this runner has no blocks to read or write")
 }
 
 fn no_adapters() -> Error {
@@ -126,6 +151,18 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
         ModelRunner::collect(self, ticket, out)
+    }
+
+    fn kv_block_layout(&self) -> Option<KvBlockLayout> {
+        ModelRunner::kv_block_layout(self).ok()
+    }
+
+    fn read_kv_blocks(&mut self, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
+        ModelRunner::read_kv_blocks(self, blocks, out)
+    }
+
+    fn write_kv_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        ModelRunner::write_kv_blocks(self, blocks, bytes)
     }
 
     fn take_spans(&mut self) -> Result<Vec<Span>> {

@@ -61,6 +61,25 @@ impl Session {
         self.runner
     }
 
+    pub(crate) fn runner(&self) -> &dyn StepRunner {
+        &*self.runner
+    }
+
+    pub(crate) fn runner_mut(&mut self) -> &mut dyn StepRunner {
+        &mut *self.runner
+    }
+
+    /// Says of which tokens the cache has keys and values, in blocks from the first on.
+    pub(crate) fn set_cached(&mut self, tokens: &[TokenId]) {
+        self.cached.clear();
+        self.cached.extend_from_slice(tokens);
+    }
+
+    /// The tokens in the cache.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.cached
+    }
+
     /// Name of the backend.
     pub fn backend(&self) -> &'static str {
         self.runner.backend()

@@ -40,7 +40,7 @@ impl StepLoop<'_> {
     /// begins one and ends it.
     pub(super) fn turn(&mut self) -> Result<()> {
         let begun = match &self.flight {
-            None => Some(self.begin_step()?),
+            None => self.begin_step()?,
             Some(flight) if flight.can_be_followed => self.begin_next_step()?,
             Some(_) => None,
         };
@@ -57,7 +57,9 @@ impl StepLoop<'_> {
         let mut step = self.spare.pop().unwrap_or_default();
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
-        if !self.scheduler.schedule_ahead(&mut step.plan) {
+        let planned = self.scheduler.schedule_ahead(&mut step.plan);
+        self.move_blocks()?;
+        if !planned {
             self.spare.push(step);
             return Ok(None);
         }

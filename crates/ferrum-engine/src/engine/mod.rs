@@ -33,6 +33,7 @@ mod ending;
 mod guess;
 mod health;
 mod lookup;
+mod offload;
 mod pace;
 mod pooling;
 mod request;
@@ -49,6 +50,7 @@ pub use request::{
 };
 pub use stats::{DraftCounts, EngineStats, Progress, STEP_TOKENS, StepSizes};
 
+use crate::offload::KvOffload;
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::{AdapterLoader, StepRunner};
@@ -88,6 +90,8 @@ pub struct EngineConfig {
     pub stall_factor: u32,
     /// How old the last step may be before a look at the health of an idle engine asks for a step.
     pub probe_after: Duration,
+    /// Where blocks go that the prefix cache gives away; `None`: nowhere.
+    pub offload: Option<EngineOffload>,
     /// How often the books of the block pool are checked, when there is nothing else to do.
     pub check_every: Duration,
     /// What time it is.
@@ -104,10 +108,20 @@ impl Default for EngineConfig {
             stall_after: Duration::from_secs(60),
             stall_factor: 20,
             probe_after: Duration::from_secs(5),
+            offload: None,
             check_every: Duration::from_secs(10),
             clock: Clock::system(),
         }
     }
+}
+
+/// What an engine keeps outside of its device.
+#[derive(Clone, Debug)]
+pub struct EngineOffload {
+    /// Where.
+    pub store: KvOffload,
+    /// What tells the model from others, and from itself with other weights.
+    pub model: String,
 }
 
 /// Where an engine is in its life.
@@ -178,6 +192,8 @@ enum Command {
     AddAdapter(Box<NewAdapter>),
     /// An adapter is not to be used any more.
     RetireAdapter(AdapterId),
+    /// Files of blocks were read for somebody.
+    BlocksRead,
     /// Run a step for the sake of it; asked at this time.
     Probe(Duration),
     Drain,
@@ -251,7 +267,7 @@ impl Engine {
             ..SchedulerConfig::for_runner(runner.config())
         };
         let blocks = BlockPool::new(pool.blocks, pool.block_size);
-        let scheduler = Scheduler::new(scheduling, blocks)?;
+        let mut scheduler = Scheduler::new(scheduling, blocks)?;
         let backend = runner.backend();
         let shared = Arc::new(Shared {
             limits: Limits {
@@ -281,6 +297,10 @@ impl Engine {
             "engine started"
         );
         let (commands, inbox) = mpsc::channel();
+        let host = offload::host_cache(&*runner, &shared.config, &commands);
+        if let Some(host) = &host {
+            scheduler = scheduler.with_host(Box::new(Arc::clone(host)));
+        }
         let handle = EngineHandle {
             shared: Arc::clone(&shared),
             commands,
@@ -289,8 +309,15 @@ impl Engine {
             let tokenizer = tokenizer.as_deref();
             let runners = (runner, draft);
             let mut state = StepLoop::new(runners, tokenizer, scheduler, &shared, &inbox);
+            state.host = host;
             // After a panic only the list of requests is looked at, to tell them.
-            let ended = catch_unwind(AssertUnwindSafe(|| state.run()));
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                let ended = state.run();
+                if ended.is_ok() {
+                    state.keep_cached();
+                }
+                ended
+            }));
             let reason = match ended {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),

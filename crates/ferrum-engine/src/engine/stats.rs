@@ -1,6 +1,7 @@
 //! Figures of an engine, for metrics.
 
 use super::request::MAX_DRAFT_TOKENS;
+use crate::offload::OffloadStats;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -146,6 +147,8 @@ pub struct EngineStats {
     pub last_step_time: Duration,
     /// When the last step ended, on the engine's clock.
     pub last_step: Duration,
+    /// Blocks outside of the device.
+    pub offload: OffloadStats,
 }
 
 impl EngineStats {
@@ -166,6 +169,12 @@ impl EngineStats {
             drafts: self.drafts.after(&past.drafts),
             step_time: past.step_time + self.step_time,
             model_time: past.model_time + self.model_time,
+            offload: OffloadStats {
+                ram_hit_tokens: past.offload.ram_hit_tokens + self.offload.ram_hit_tokens,
+                disk_hit_tokens: past.offload.disk_hit_tokens + self.offload.disk_hit_tokens,
+                damaged: past.offload.damaged + self.offload.damaged,
+                ..self.offload
+            },
             // What is going on is only here.
             ..self
         }

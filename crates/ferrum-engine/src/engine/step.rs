@@ -26,20 +26,26 @@ pub(super) struct Moment {
 }
 
 impl StepLoop<'_> {
-    /// Plans the next step while none is in flight, and hands it to the device.
-    pub(super) fn begin_step(&mut self) -> Result<Flight> {
+    /// Plans the next step while none is in flight, and hands it to the device. `None`: everybody waits for files.
+    pub(super) fn begin_step(&mut self) -> Result<Option<Flight>> {
         let started = self.now();
         let mut step = self.spare.pop().unwrap_or_default();
         let guessed = self.guess()?;
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut step.plan);
+        self.move_blocks()?;
         if step.plan.work().is_empty() {
+            if self.scheduler.waits_for_files() {
+                self.waits_for_files = true;
+                self.spare.push(step);
+                return Ok(None);
+            }
             return Err(Error::invalid("engine", "the scheduler planned nothing"));
         }
         self.note_preemptions(&step.plan);
         let flight = self.submit(step, started)?;
-        Ok(Flight { guessed, ..flight })
+        Ok(Some(Flight { guessed, ..flight }))
     }
 
     /// Hands a planned step to the device.

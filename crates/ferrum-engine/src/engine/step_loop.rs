@@ -11,6 +11,7 @@ use super::stats::DraftCounts;
 use super::step::{Moment, PlannedStep};
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
+use crate::offload::HostCache;
 use crate::pool::BlockTable;
 use crate::scheduler::Scheduler;
 use crate::{FinishReason, StepRunner};
@@ -19,8 +20,12 @@ use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch, StepOutp
 use ferrum_types::{AdapterId, Error, Result, SeqId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
+
+/// How long to wait for files before looking at deadlines again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Everything on the engine's thread.
 pub(super) struct StepLoop<'a> {
@@ -60,6 +65,12 @@ pub(super) struct StepLoop<'a> {
     pub(super) drafted: (u64, u64),
     pub(super) drafts: DraftCounts,
     pub(super) pace: StepPace,
+    /// Where blocks are that the device has no room for.
+    pub(super) host: Option<Arc<HostCache>>,
+    /// Memory for blocks on their way there.
+    pub(super) kv_bytes: Vec<u8>,
+    /// Whether nothing can be computed before files were read.
+    pub(super) waits_for_files: bool,
 }
 
 impl<'a> StepLoop<'a> {
@@ -101,6 +112,9 @@ impl<'a> StepLoop<'a> {
             drafted: (0, 0),
             drafts: DraftCounts::default(),
             pace: StepPace::new(shared.config.step_time),
+            host: None,
+            kv_bytes: Vec::new(),
+            waits_for_files: false,
         }
     }
 
@@ -131,6 +145,14 @@ impl<'a> StepLoop<'a> {
             let command = match self.inbox.try_recv() {
                 Ok(command) => command,
                 Err(TryRecvError::Disconnected) => return Ok(ControlFlow::Break(())),
+                Err(TryRecvError::Empty) if self.waits_for_files && !self.probe_wanted => {
+                    self.waits_for_files = false;
+                    match self.inbox.recv_timeout(LOOK_AGAIN) {
+                        Ok(command) => command,
+                        // Deadlines pass meanwhile.
+                        Err(_) => return Ok(ControlFlow::Continue(())),
+                    }
+                }
                 Err(TryRecvError::Empty) => {
                     if self.has_work() || self.probe_wanted {
                         return Ok(ControlFlow::Continue(()));
@@ -154,7 +176,7 @@ impl<'a> StepLoop<'a> {
                     self.shared.pulse.work_came(asked);
                     self.probe_wanted = true;
                 }
-                Command::Drain => {}
+                Command::Drain | Command::BlocksRead => {}
                 Command::Shutdown => return Ok(ControlFlow::Break(())),
             }
         }
@@ -178,7 +200,9 @@ impl<'a> StepLoop<'a> {
     fn probe(&mut self) -> Result<()> {
         self.probe_wanted = false;
         let mut table = BlockTable::default();
-        if !self.scheduler.lend(&mut table) {
+        let lent = self.scheduler.lend(&mut table);
+        self.move_blocks()?;
+        if !lent {
             return Ok(());
         }
         let mut batch = StepBatch::default();
@@ -205,7 +229,9 @@ impl<'a> StepLoop<'a> {
     pub(super) fn update_stats(&self, step: Option<(usize, Duration)>) {
         let counters = self.scheduler.counters();
         let pool = self.scheduler.pool();
+        let offload = self.host.as_ref().map(|host| host.stats());
         let mut stats = self.shared.stats();
+        stats.offload = offload.unwrap_or_default();
         stats.running = self.scheduler.running();
         let admitted = self.answers.values().filter(|a| a.admitted).count();
         stats.preempted = admitted.saturating_sub(stats.running);

@@ -51,6 +51,17 @@ impl BlockTable {
     }
 }
 
+/// A full block of the prefix cache, and what it holds the end of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedPrefix {
+    /// The block.
+    pub block: BlockId,
+    /// Who may share it.
+    pub salt: CacheSalt,
+    /// All tokens of its sequence up to its end.
+    pub tokens: Vec<TokenId>,
+}
+
 /// Book-keeping of the blocks of one KV pool.
 #[derive(Debug)]
 pub struct BlockPool<S = RandomState> {
@@ -61,6 +72,8 @@ pub struct BlockPool<S = RandomState> {
     /// Blocks that nobody refers to and that the prefix cache keeps.
     idle: LruList,
     cache: PrefixCache<S>,
+    /// What the cache gave away and nobody has asked for yet, if that is wanted.
+    evicted: Option<Vec<CachedPrefix>>,
 }
 
 impl BlockPool {
@@ -81,6 +94,42 @@ impl<S: BuildHasher> BlockPool<S> {
             free: (0..blocks as u32).rev().map(BlockId).collect(),
             idle: LruList::new(blocks),
             cache: PrefixCache::new(blocks, hasher),
+            evicted: None,
+        }
+    }
+
+    /// Remembers from now on what the cache gives away, for [`take_evicted`](Self::take_evicted).
+    pub fn record_evictions(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// Blocks that the cache gave away since the last call, in order. Their memory is as it was until their new owner
+    /// writes to it.
+    pub fn take_evicted(&mut self) -> Vec<CachedPrefix> {
+        self.evicted
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// All blocks of the cache, a block before those that continue it, and the idle ones that were used last first.
+    pub fn cached_prefixes(&self) -> Vec<CachedPrefix> {
+        let used = (0..self.blocks() as u32).map(BlockId);
+        let used = used.filter(|&b| self.refs[b.0 as usize] > 0 && self.cache.contains(b));
+        let mut used: Vec<_> = used.map(|block| self.prefix(block)).collect();
+        used.sort_by_key(|prefix| prefix.tokens.len());
+        let mut idle: Vec<_> = self.idle.iter().map(|block| self.prefix(block)).collect();
+        idle.reverse();
+        used.append(&mut idle);
+        used
+    }
+
+    fn prefix(&self, block: BlockId) -> CachedPrefix {
+        let (salt, tokens) = self.cache.prefix(block);
+        CachedPrefix {
+            block,
+            salt,
+            tokens,
         }
     }
 
@@ -228,6 +277,10 @@ impl<S: BuildHasher> BlockPool<S> {
             Some(block) => block,
             None => {
                 let oldest = self.idle.pop_oldest()?;
+                if self.evicted.is_some() {
+                    let prefix = self.prefix(oldest);
+                    self.evicted.get_or_insert_default().push(prefix);
+                }
                 self.cache.remove(oldest);
                 oldest
             }

@@ -82,6 +82,23 @@ impl<S: BuildHasher> PrefixCache<S> {
         self.entries[block.0 as usize].as_ref()
     }
 
+    /// The salt and all tokens of the prefix that ends with a block of the cache.
+    pub(super) fn prefix(&self, block: BlockId) -> (CacheSalt, Vec<TokenId>) {
+        let (mut parts, mut at) = (Vec::new(), block);
+        let salt = loop {
+            let Some(entry) = self.entry(at) else {
+                break CacheSalt::default();
+            };
+            parts.push(&*entry.tokens);
+            match &entry.parent {
+                Parent::Root(salt) => break salt.clone(),
+                Parent::Block(before) => at = *before,
+            }
+        };
+        parts.reverse();
+        (salt, parts.concat())
+    }
+
     /// The block that holds `tokens` after `parent`.
     pub(super) fn find(&self, parent: &Parent, tokens: &[TokenId]) -> Option<BlockId> {
         let found = *self.by_hash.get(&self.hash(parent, tokens))?;

@@ -289,3 +289,29 @@ fn the_check_sees_what_is_wrong() {
         assert!(fault.contains(words), "{fault}, expected {words}");
     }
 }
+
+#[test]
+fn what_is_evicted_is_told_with_its_whole_prefix() {
+    let mut pool = BlockPool::new(4, 2);
+    let mut first = computed(&mut pool, &salt(1), &[1, 2, 3, 4]);
+    pool.release(&mut first);
+    let mut other = BlockTable::default();
+    assert!(pool.grow(&mut other, 6));
+    assert_eq!(pool.take_evicted(), [], "nobody asked for it");
+    pool.release(&mut other);
+    pool.record_evictions();
+    let mut table = computed(&mut pool, &salt(2), &[5, 6]);
+    let cached: Vec<_> = pool.cached_prefixes();
+    let tokens: Vec<_> = cached.iter().map(|prefix| prefix.tokens.clone()).collect();
+    // Used ones first, and a block before those that continue it.
+    assert_eq!(tokens, [vec![5, 6], vec![1, 2]]);
+    assert!(pool.grow(&mut table, 8));
+    let evicted = pool.take_evicted();
+    assert_eq!(evicted.len(), 1);
+    assert_eq!(
+        (&evicted[0].salt, &evicted[0].tokens[..]),
+        (&salt(1), &[1, 2][..])
+    );
+    assert_eq!(pool.take_evicted(), []);
+    pool.check([&table]).unwrap();
+}

@@ -139,9 +139,10 @@ impl Scheduler {
 
     /// Lets sequences in by rank until one does not fit; whether nobody may be preempted for that one.
     fn admit_ahead(&mut self) -> bool {
+        self.reading = false;
         let mut next = self.next_waiting(None);
         while let Some((rank, id)) = next {
-            if self.leader_is_ready(id) && !self.admit_one(id) {
+            if self.is_ready(id) && !self.admit_one(id) {
                 return self.victims_for(id).is_none();
             }
             next = self.next_waiting(Some(rank));

@@ -26,11 +26,13 @@
 //! salt.
 
 mod ahead;
+mod host;
 mod plan;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use host::{HostBlock, HostBlocks, HostPrefix, HostQuery, Restore};
 pub use plan::{StepPlan, Work};
 pub use sequence::{NewSequence, Sequence};
 
@@ -100,6 +102,12 @@ pub struct Scheduler {
     committed: u64,
     /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
     held: Vec<(u64, BlockTable)>,
+    /// Where blocks are that the device has no room for.
+    host: Option<Box<dyn HostBlocks>>,
+    /// Blocks that came from there and are to be written before the next step.
+    restores: Vec<Restore>,
+    /// Whether somebody was passed over because of files that are being read.
+    reading: bool,
 }
 
 impl Scheduler {
@@ -136,6 +144,9 @@ impl Scheduler {
             begun: 0,
             committed: 0,
             held: Vec::new(),
+            host: None,
+            restores: Vec::new(),
+            reading: false,
         })
     }
 
@@ -225,6 +236,9 @@ impl Scheduler {
         }
         let table = std::mem::take(&mut seq.table);
         self.free(seq.last_step, table);
+        if let Some(host) = &mut self.host {
+            host.forget(id);
+        }
         Some(seq)
     }
 

@@ -145,9 +145,10 @@ impl Scheduler {
 
     /// Lets sequences in by rank until one does not fit.
     fn admit(&mut self, plan: &mut StepPlan) {
+        self.reading = false;
         let mut next = self.next_waiting(None);
         while let Some((rank, id)) = next {
-            if self.leader_is_ready(id) && !self.admit_one(id) && !self.push_in(id, plan) {
+            if self.is_ready(id) && !self.admit_one(id) && !self.push_in(id, plan) {
                 break;
             }
             next = self.next_waiting(Some(rank));
@@ -188,7 +189,11 @@ impl Scheduler {
             self.pool.release(&mut seq.table);
             return false;
         }
-        seq.computed = found * self.pool.block_size();
+        let known = found + seq.restore(found, &mut self.pool, &mut self.restores);
+        if let Some(host) = &mut self.host {
+            host.forget(id);
+        }
+        seq.computed = known * self.pool.block_size();
         seq.state = State::Running;
         if seq.cached.is_none() {
             seq.cached = Some(seq.computed);

@@ -1,6 +1,8 @@
 //! The scheduler on a device that is only memory: each cell of a block holds what would have been
 //! computed for it, and a step checks that it reads what a sequence by itself would have written.
 
+mod offloaded;
+
 use super::*;
 use crate::pool::CacheSalt;
 use ferrum_models::{LogitRows, StepBatch};
@@ -61,6 +63,8 @@ struct Sim {
     flight: Option<Flight>,
     /// Steps that began before the one before them was committed.
     overlapped: usize,
+    /// What is beside the device.
+    memory: Option<offloaded::Memory>,
 }
 
 /// A step on its way, with what its batch says.
@@ -105,6 +109,7 @@ impl Sim {
             ahead: false,
             flight: None,
             overlapped: 0,
+            memory: None,
         }
     }
 
@@ -161,14 +166,18 @@ impl Sim {
         self.propose();
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.schedule(&mut plan);
-        let stalls = plan.work().is_empty() && !self.scheduler.is_empty();
+        self.move_blocks();
+        let waits = self.scheduler.is_empty() || self.scheduler.waits_for_files();
+        let stalls = plan.work().is_empty() && !waits;
         assert!(!stalls, "a stall");
         self.begin(plan)
     }
 
     fn plan_ahead(&mut self) -> Option<Flight> {
         let mut plan = StepPlan::default();
-        if !self.scheduler.schedule_ahead(&mut plan) {
+        let planned = self.scheduler.schedule_ahead(&mut plan);
+        self.move_blocks();
+        if !planned {
             return None;
         }
         assert!(plan.preempted().is_empty());

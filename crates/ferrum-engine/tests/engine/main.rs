@@ -10,6 +10,7 @@ mod grammar;
 mod invariance;
 mod life;
 mod limits;
+mod offload;
 mod options;
 mod overlap;
 mod overlapped;

@@ -1,0 +1,223 @@
+//! Blocks that leave the device and come back: the same answers, by whatever way, also after a restart, and with
+//! files that are damaged or of another model.
+
+use crate::invariance::{ROOMY, assert_same, start};
+use crate::{Answered, collect, demo, encode, greedy};
+use ferrum_engine::{
+    Engine, EngineConfig, EngineOffload, KvOffload, OffloadConfig, OffloadStats, Request,
+};
+use ferrum_models::RunnerConfig;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Room for two of the prompts below, not for all.
+const TIGHT: RunnerConfig = RunnerConfig {
+    kv_tokens: 2 * 112,
+    max_seqs: 2,
+    ..ROOMY
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn store(ram_bytes: u64, dir: Option<&Path>) -> KvOffload {
+    let config = OffloadConfig {
+        ram_bytes,
+        dir: dir.map(Path::to_owned),
+        dir_bytes: Some(1 << 30),
+    };
+    KvOffload::open(&config).unwrap()
+}
+
+fn engine(config: RunnerConfig, model: &str, store: Option<&KvOffload>) -> Engine {
+    let offload = store.map(|store| EngineOffload {
+        store: store.clone(),
+        model: model.to_owned(),
+    });
+    let settings = EngineConfig {
+        offload,
+        check_every: Duration::ZERO,
+        ..EngineConfig::default()
+    };
+    start(&demo(), config, settings)
+}
+
+/// Prompts with beginnings of their own, longer than a block.
+fn requests() -> Vec<Request> {
+    let names = ["Fox", "Bear", "Owl", "Hare", "Mole"];
+    let prompt = |name: &str| {
+        let text = format!("{name} was a little animal who lived in the forest. ");
+        encode(&text.repeat(4))
+    };
+    let requests = names.iter().map(|name| {
+        let prompt = prompt(name);
+        assert!((40..100).contains(&prompt.len()), "{}", prompt.len());
+        greedy(&prompt, 8)
+    });
+    requests.collect()
+}
+
+fn ask(engine: &Engine, requests: &[Request]) -> Vec<Answered> {
+    let one = |request: &Request| collect(engine.handle().submit(request.clone()).unwrap());
+    requests.iter().map(one).collect()
+}
+
+fn cached(answers: &[Answered]) -> usize {
+    let usage = answers.iter().map(|answer| answer.usage.unwrap());
+    usage.map(|usage| usage.cached_tokens).sum()
+}
+
+fn stats(engine: &Engine) -> OffloadStats {
+    engine.handle().stats().offload
+}
+
+/// What a roomy engine without anything else says.
+fn expected() -> Vec<Answered> {
+    ask(&engine(ROOMY, "demo", None), &requests())
+}
+
+#[test]
+fn what_left_the_device_comes_back_from_ram() {
+    let store = store(1 << 30, None);
+    let engine = engine(TIGHT, "demo", Some(&store));
+    let requests = requests();
+    let first = ask(&engine, &requests);
+    assert_same(&first, &expected(), "with RAM");
+    assert!(stats(&engine).ram_bytes > 0, "{:?}", stats(&engine));
+    let again = ask(&engine, &requests);
+    assert_same(&again, &first, "again");
+    let stats = stats(&engine);
+    assert!(
+        stats.ram_hit_tokens > 0 && stats.disk_hit_tokens == 0,
+        "{stats:?}"
+    );
+    let whole: usize = requests.iter().map(|r| (r.prompt.len() - 1) / 8 * 8).sum();
+    assert_eq!(cached(&again), whole);
+    // Many at once, for whom there is not enough room.
+    let submit = |request: &Request| engine.handle().submit(request.clone()).unwrap();
+    let streams: Vec<_> = requests.iter().chain(&requests).map(submit).collect();
+    let answers: Vec<_> = streams.into_iter().map(collect).collect();
+    assert_same(&answers, &[first.clone(), first].concat(), "at once");
+}
+
+#[test]
+fn ram_has_a_limit_and_what_leaves_it_goes_to_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(200 << 10, Some(dir.path()));
+    let engine = engine(TIGHT, "demo", Some(&store));
+    let requests = requests();
+    let first = ask(&engine, &requests);
+    let again = ask(&engine, &requests);
+    assert_same(&again, &first, "again");
+    let stats = stats(&engine);
+    assert!(stats.ram_bytes <= 200 << 10, "{stats:?}");
+    assert!(stats.ram_evictions > 0 && stats.disk_bytes > 0, "{stats:?}");
+}
+
+#[test]
+fn tenants_share_nothing_outside_of_the_device_either() {
+    let store = store(1 << 30, None);
+    let engine = engine(TIGHT, "demo", Some(&store));
+    let of = |tenant: &str| {
+        let mut requests = requests();
+        for request in &mut requests {
+            request.tenant = Some(tenant.to_owned());
+        }
+        requests
+    };
+    let first = ask(&engine, &of("a"));
+    assert_eq!(cached(&ask(&engine, &of("b"))), 0);
+    let again = ask(&engine, &of("a"));
+    assert_same(&again, &first, "again");
+    assert!(cached(&again) > 0);
+}
+
+/// The answers of an engine that begins with a folder, and what came from there.
+fn restarted(dir: &Path, model: &str, ram: u64) -> (Vec<Answered>, OffloadStats) {
+    let store = store(ram, Some(dir));
+    let engine = engine(TIGHT, model, Some(&store));
+    let answers = ask(&engine, &requests());
+    let found = stats(&engine);
+    engine.shutdown();
+    store.finish(PATIENCE);
+    (answers, found)
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    all.filter(|path| path.extension().is_some_and(|e| e == "kv"))
+        .collect()
+}
+
+#[test]
+fn a_restart_goes_on_from_the_disk() {
+    for ram in [0, 1 << 30] {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, found) = restarted(dir.path(), "demo", ram);
+        assert_eq!(found.disk_hit_tokens, 0);
+        assert!(!files(dir.path()).is_empty());
+        let (again, found) = restarted(dir.path(), "demo", ram);
+        assert_same(&again, &first, "after a restart");
+        let whole: usize = requests()
+            .iter()
+            .map(|r| (r.prompt.len() - 1) / 8 * 8)
+            .sum();
+        assert_eq!(found.disk_hit_tokens, whole as u64, "{found:?}");
+        assert_eq!(cached(&again), whole);
+    }
+}
+
+#[test]
+fn another_model_uses_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _) = restarted(dir.path(), "demo", 0);
+    let (other, found) = restarted(dir.path(), "another", 0);
+    assert_same(&other, &first, "with another identity");
+    assert_eq!((found.disk_hit_tokens, found.damaged), (0, 0), "{found:?}");
+    assert_eq!(cached(&other), 0);
+}
+
+#[test]
+fn damaged_files_are_removed_and_computed_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _) = restarted(dir.path(), "demo", 0);
+    let written = files(dir.path());
+    for (index, path) in written.iter().enumerate() {
+        let mut bytes = std::fs::read(path).unwrap();
+        let middle = bytes.len() / 2;
+        match index % 3 {
+            0 => bytes[middle] ^= 1,
+            1 => bytes.truncate(middle),
+            _ => bytes.clear(),
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+    let (again, found) = restarted(dir.path(), "demo", 0);
+    assert_same(&again, &first, "with damaged files");
+    assert_eq!(found.disk_hit_tokens, 0, "{found:?}");
+    assert!(found.damaged >= requests().len() as u64, "{found:?}");
+    // What was computed anew is there at the next start.
+    let (third, found) = restarted(dir.path(), "demo", 0);
+    assert_same(&third, &first, "after the damage");
+    assert!(found.disk_hit_tokens > 0, "{found:?}");
+}
+
+#[test]
+fn without_a_prefix_cache_nothing_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(1 << 30, Some(dir.path()));
+    let offload = EngineOffload {
+        store: store.clone(),
+        model: "demo".into(),
+    };
+    let settings = EngineConfig {
+        offload: Some(offload),
+        prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let engine = start(&demo(), TIGHT, settings);
+    let answers = ask(&engine, &requests());
+    assert_same(&answers, &expected(), "without a prefix cache");
+    engine.shutdown();
+    store.finish(PATIENCE);
+    assert!(files(dir.path()).is_empty());
+}
