@@ -8,6 +8,7 @@ use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, KeptWeights, KvDtype, Session};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
+use ferrum_formats::kv_blocks::KvBlockName;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
@@ -43,6 +44,14 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
         None => ModelSource::Gguf(demo()?),
     };
     Ok(read_model(source)?)
+}
+
+/// What tells a model from others, and from itself after its files were changed.
+pub(crate) fn identity(model: &Model) -> String {
+    match model.source.identities() {
+        Some(files) => serde_json::to_string(&files).unwrap_or_default(),
+        None => format!("demo {:?}", KvBlockName::root(DEMO, b"")),
+    }
 }
 
 /// The files at `path` or of that name.

@@ -1,6 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs, whole};
+use super::{CacheArgs, DeviceArgs, HubArgs, OffloadArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -194,6 +194,9 @@ pub(crate) struct ServeArgs {
     /// that fits half of the memory that the weights leave]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 30))]
     pub(crate) kv_tokens: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) offload: OffloadArgs,
 
     /// Smaller model of the same vocabulary that guesses tokens, which the model checks several at a time;
     /// answers stay the same

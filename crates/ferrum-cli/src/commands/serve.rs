@@ -67,6 +67,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
         ended.map_err(|e| Failure::new(e.to_string()))
     });
     models.cancel_writing();
+    models.finish_offload();
     // What did not end within the grace is cut off.
     runtime.shutdown_background();
     outcome

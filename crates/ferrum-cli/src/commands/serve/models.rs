@@ -1,14 +1,14 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
-use crate::args::{HubArgs, ServeArgs, look_back};
+use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
 use crate::commands::run;
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
 use crate::{hub, open};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
-    BackendDispatch, DraftRunner, Engine, EngineConfig, KeptWeights, KvDtype, Runners,
-    SamplingParams, StepRunner,
+    BackendDispatch, DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype,
+    KvOffload, OffloadConfig, Runners, SamplingParams, StepRunner,
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{HfConfig, ModelSource};
@@ -42,6 +42,24 @@ pub(super) struct Models {
     /// Whether words about models are news: at the start everybody waits for them.
     serving: AtomicBool,
     writing: Writing,
+    /// Where all models' KV blocks go that the device has no room for.
+    offload: Option<KvOffload>,
+}
+
+/// How long the end of a server may take to write what is in memory.
+const LAST_BLOCKS: Duration = Duration::from_secs(15);
+
+/// The store that the arguments mean.
+fn offload(args: &OffloadArgs) -> Outcome<Option<KvOffload>> {
+    let config = OffloadConfig {
+        ram_bytes: args.kv_offload_ram.map_or(0, |size| size.0),
+        dir: args.kv_offload_dir.clone(),
+        dir_bytes: args.kv_offload_dir_limit.map(|size| size.0),
+    };
+    if config.ram_bytes == 0 && config.dir.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(KvOffload::open(&config)?))
 }
 
 impl Models {
@@ -99,6 +117,7 @@ impl Models {
             places: places as u64,
             serving: AtomicBool::new(false),
             writing: Writing::default(),
+            offload: offload(&args.offload)?,
         })
     }
 
@@ -109,6 +128,13 @@ impl Models {
     /// Gives up what is not written of the cache of packed weights.
     pub(super) fn cancel_writing(&self) {
         self.writing.cancel();
+    }
+
+    /// Writes the KV blocks that are in memory to the disk, where there is a folder for them.
+    pub(super) fn finish_offload(&self) {
+        if let Some(offload) = &self.offload {
+            offload.finish(LAST_BLOCKS);
+        }
     }
 
     /// From here on, what happens to models is told.
@@ -142,7 +168,7 @@ impl ModelLoader for Models {
         let source = self.sources.iter().find(|(known, _)| known == name);
         let (_, source) = source.ok_or_else(|| format!("there is no model {name:?}"))?;
         let source = source.as_deref();
-        let loaded = start(&self.args, source, self.places, &self.writing);
+        let loaded = start(self, source);
         loaded.map_err(|e| e.to_string())
     }
 
@@ -180,12 +206,15 @@ fn name(source: &Path, hub: &HubArgs) -> String {
 }
 
 /// Loads the model and starts its engine.
-fn start(
-    args: &ServeArgs,
-    source: Option<&Path>,
-    places: u64,
-    writing: &Writing,
-) -> Outcome<LoadedModel> {
+fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
+    let Models {
+        args,
+        places,
+        writing,
+        offload,
+        ..
+    } = models;
+    let places = *places;
     let model = open::model(source, &args.hub)?;
     let tokenizer = Arc::new(open::tokenizer_of(&model)?);
     let template = open::template_of(&model, &tokenizer)?;
@@ -204,6 +233,10 @@ fn start(
         step_time: args.step_time_ms.map(|ms| Duration::from_millis(ms.into())),
         stall_after: Duration::from_secs(args.stall_after.into()),
         stall_factor: args.stall_factor,
+        offload: offload.clone().map(|store| EngineOffload {
+            store,
+            model: open::identity(&model),
+        }),
         ..EngineConfig::default()
     };
     let runners = Runners {
