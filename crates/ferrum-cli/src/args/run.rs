@@ -18,6 +18,7 @@ Examples:
   ferrum run model.gguf \"A question\"
   ferrum run Qwen/Qwen3-0.6B-GGUF:Q8_0 \"A question\"   # fetched from a hub if it is not here
   ferrum run model.gguf \"Summarise this text.\" < text.txt
+  ferrum run model.gguf --session talk.kv \"A question\"   # the next one goes on from there
   ferrum run model.gguf --temperature 0 --max-tokens 50 - < prompt.txt";
 
 #[derive(Debug, Args)]
@@ -66,6 +67,11 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without a chat template
     #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,
+
+    /// File that keeps the conversation with its keys and values: the next run with it goes on from there, and computes
+    /// only what is new
+    #[arg(long, value_name = "FILE", conflicts_with = "lora")]
+    pub(crate) session: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) samplers: SamplerArgs,

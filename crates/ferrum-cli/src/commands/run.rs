@@ -1,6 +1,6 @@
 //! `ferrum run`: answer a prompt.
 
-use super::chat::{self, Start};
+use super::chat::{self, KeptSession, Start, Turn, Window};
 use crate::args::{RunArgs, SamplingArgs, Seed, look_back};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
@@ -82,9 +82,13 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         stop_tokens: stop_tokens(&model, &prompter.tokenizer),
         ..Generation::default()
     };
-    match prompt {
-        Some(prompt) => answer(&args, &model, &prompter, &wanted, &prompt),
-        None => {
+    let kept = args.session.as_ref();
+    let kept = kept.map(|path| KeptSession::open(path, open::identity(&model)));
+    let kept = kept.transpose()?;
+    match (prompt, kept) {
+        (Some(prompt), Some(kept)) => go_on(&args, &model, &prompter, &wanted, (kept, &prompt)),
+        (Some(prompt), None) => answer(&args, &model, &prompter, &wanted, &prompt),
+        (None, kept) => {
             let context = open::context(&model, args.cache.context, 0);
             let mut loaded = load(&args, &model, context)?;
             let model = match &words.model {
@@ -96,6 +100,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
                 system: args.system.as_deref(),
                 seed: args.sampling.seed.unwrap_or(Seed::Fresh),
                 templated: !args.raw,
+                kept,
             };
             chat::chat(&mut loaded.session, &prompter, wanted, start)?;
             loaded.finish();
@@ -158,12 +163,7 @@ fn answer(
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
     let context = open::context(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
-        let (requested, capacity) = (tokens.len(), context);
-        return Err(ferrum_types::Error::ContextOverflow {
-            requested,
-            capacity,
-        }
-        .into());
+        return Err(overflow(tokens.len(), context));
     }
     let mut loaded = load(args, model, context)?;
     let stats = speak(&mut loaded.session, &prompter.tokenizer, &tokens, wanted)?;
@@ -171,6 +171,72 @@ fn answer(
     ui::detail(&speed(&stats));
     loaded.finish();
     Ok(())
+}
+
+/// One prompt of a conversation that is kept in a file.
+fn go_on(
+    args: &RunArgs,
+    model: &Model,
+    prompter: &Prompter,
+    wanted: &Generation,
+    (mut kept, prompt): (KeptSession, &str),
+) -> Outcome {
+    let raw = args.raw || !prompter.has_template();
+    if let Some(system) = &args.system {
+        kept.conversation.system = Some(system.clone());
+    }
+    let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
+    // What a conversation of this length may become.
+    let new = prompter.raw(prompt)?.len().saturating_mul(2);
+    let length = kept.tokens().len().saturating_add(new);
+    let context = open::context(model, args.cache.context, length.saturating_add(most));
+    let mut loaded = load(args, model, context)?;
+    kept.restore(&mut loaded.session)?;
+    let tokens = if raw {
+        match kept.tokens() {
+            [] => prompter.raw(&format!("{}{prompt}", kept.text))?,
+            before => [
+                before,
+                &prompter.tokenizer.encode(prompt, EncodeOptions::PLAIN)?,
+            ]
+            .concat(),
+        }
+    } else {
+        let reserve = most.min(context / 4).max(1);
+        let encode = |messages: &[Value]| prompter.chat(messages);
+        let window = kept
+            .conversation
+            .window(prompt, (context, reserve), encode)?;
+        match window {
+            Window::Prompt { tokens, .. } => tokens,
+            Window::TooLong(requested) => return Err(overflow(requested, context)),
+        }
+    };
+    if tokens.len() > context {
+        return Err(overflow(tokens.len(), context));
+    }
+    let stats = speak(&mut loaded.session, &prompter.tokenizer, &tokens, wanted)?;
+    ui::show("\n")?;
+    ui::detail(&speed(&stats));
+    let answer = prompter.tokenizer.decode(&stats.tokens, true);
+    let all = [&tokens[..], &stats.tokens].concat();
+    if raw {
+        kept.continued(&format!("{prompt}{answer}"), all);
+    } else {
+        let question = prompt.to_owned();
+        kept.answered(Turn { question, answer }, all);
+    }
+    kept.save(&mut loaded.session)?;
+    loaded.finish();
+    Ok(())
+}
+
+fn overflow(requested: usize, capacity: usize) -> Failure {
+    ferrum_types::Error::ContextOverflow {
+        requested,
+        capacity,
+    }
+    .into()
 }
 
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {

@@ -11,23 +11,23 @@ use serde_json::Value;
 
 /// A question with its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
-    pub(super) question: String,
-    pub(super) answer: String,
+pub(in crate::commands) struct Turn {
+    pub(in crate::commands) question: String,
+    pub(in crate::commands) answer: String,
 }
 
 /// See the [module](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Conversation {
-    pub(super) system: Option<String>,
-    pub(super) turns: Vec<Turn>,
+pub(in crate::commands) struct Conversation {
+    pub(in crate::commands) system: Option<String>,
+    pub(in crate::commands) turns: Vec<Turn>,
     /// How many turns at the beginning are no longer seen.
     unseen: usize,
 }
 
 /// The prompt for a question.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Window {
+pub(in crate::commands) enum Window {
     /// It fits.
     Prompt {
         tokens: Vec<TokenId>,
@@ -78,7 +78,7 @@ impl Conversation {
 
     /// The prompt for a question with as many turns as leave `reserve` tokens of `capacity` for the answer;
     /// without any, whatever is left will do. `encode` makes tokens of messages.
-    pub(super) fn window(
+    pub(in crate::commands) fn window(
         &mut self,
         question: &str,
         (capacity, reserve): (usize, usize),

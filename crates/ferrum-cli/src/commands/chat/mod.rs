@@ -6,6 +6,7 @@
 mod commands;
 mod conversation;
 mod editor;
+mod session;
 mod settings;
 mod storage;
 mod wrap;
@@ -15,9 +16,12 @@ use crate::args::Seed;
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Verbosity};
 use commands::{HELP, Line};
-use conversation::{Conversation, Turn, Window};
+use conversation::Conversation;
+pub(super) use conversation::{Turn, Window};
 use editor::{Editor, Input};
 use ferrum_engine::{FinishReason, Generation, GenerationStats, Session, generate};
+use ferrum_types::TokenId;
+pub(super) use session::KeptSession;
 use settings::Settings;
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -34,6 +38,8 @@ pub(super) struct Start<'a> {
     pub(super) seed: Seed,
     /// Whether messages go through the chat template; without it each is continued as it is.
     pub(super) templated: bool,
+    /// The file that the conversation comes from and goes to.
+    pub(super) kept: Option<KeptSession>,
 }
 
 /// Talks until the user leaves.
@@ -50,13 +56,28 @@ pub(super) fn chat(
         .map_err(|e| Failure::new(format!("cannot listen for Ctrl-C: {e}")))?;
     ui::say("Ask something; /help lists commands, Ctrl-D leaves.");
     let mut editor = Editor::new();
-    let system = start.system.map(str::to_owned);
+    let mut start = start;
+    let mut conversation = Conversation::default();
+    if let Some(kept) = &mut start.kept {
+        kept.restore(session)?;
+        conversation.clone_from(&kept.conversation);
+        let turns = conversation.turns.len();
+        if turns > 0 {
+            ui::say(&format!(
+                "The conversation goes on after {turns} {}.",
+                if turns == 1 { "turn" } else { "turns" }
+            ));
+        }
+    }
+    if let Some(system) = start.system {
+        conversation.system = Some(system.to_owned());
+    }
     let verbose = ui::verbosity() >= Verbosity::Verbose;
     let mut chat = Chat {
         session,
         prompter,
         settings: Settings::new(generation, start.seed, verbose),
-        conversation: Conversation::new(system, Vec::new()),
+        conversation,
         start,
         interrupted,
     };
@@ -68,10 +89,10 @@ pub(super) fn chat(
                 continue;
             }
             Input::Interrupt { empty: false } => continue,
-            Input::End => return Ok(()),
+            Input::End => break,
         };
         let done = match Line::parse(&text) {
-            Line::Leave => return Ok(()),
+            Line::Leave => break,
             Line::Message(question) => chat.answer(&question),
             command => chat.command(&command),
         };
@@ -80,6 +101,13 @@ pub(super) fn chat(
             Err(failure) => tell(&format!("error: {failure}")),
             Ok(()) => {}
         }
+    }
+    match chat.start.kept.take() {
+        Some(mut kept) => {
+            kept.conversation = chat.conversation;
+            kept.save(chat.session)
+        }
+        None => Ok(()),
     }
 }
 
@@ -131,7 +159,7 @@ impl Chat<'_> {
                 "note: the context of {capacity} tokens is full: the answer ends here"
             ));
         }
-        self.keep(question, &stats);
+        self.keep(question, &tokens, &stats);
         if self.settings.verbose {
             tell(&speed(&stats));
         }
@@ -160,11 +188,15 @@ impl Chat<'_> {
             })
     }
 
-    fn keep(&mut self, question: &str, stats: &GenerationStats) {
-        self.conversation.turns.push(Turn {
+    fn keep(&mut self, question: &str, prompt: &[TokenId], stats: &GenerationStats) {
+        let turn = Turn {
             question: question.to_owned(),
             answer: self.prompter.tokenizer.decode(&stats.tokens, true),
-        });
+        };
+        if let Some(kept) = &mut self.start.kept {
+            kept.answered(turn.clone(), [prompt, &stats.tokens].concat());
+        }
+        self.conversation.turns.push(turn);
     }
 
     fn command(&mut self, line: &Line<'_>) -> Outcome {

@@ -177,7 +177,7 @@ fn read(path: &Path) -> Outcome<Value> {
 }
 
 /// Messages of a file: maybe one of the system, then questions and answers in turns.
-fn conversation(messages: &Value) -> Result<Conversation, String> {
+pub(super) fn conversation(messages: &Value) -> Result<Conversation, String> {
     let messages = messages.as_array().ok_or("messages: expected a list")?;
     let mut texts = Vec::new();
     for (i, message) in messages.iter().enumerate() {
