@@ -11,11 +11,12 @@
 //! not implement is in the [`Report`] too, as skipped.
 //!
 //! Cases live in the file of what they test: `core/` for the ops of every backend, `paged.rs`,
-//! `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs` and `runtime.rs` (graphs, collectives, timers) for capabilities.
+//! `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs`, `collective.rs` and `runtime.rs` (graphs, timers) for capabilities.
 //! A new op needs its inputs as a struct, a function that runs it on any backend, its formula, and
 //! a line for each shape.
 
 mod case;
+mod collective;
 mod compare;
 mod core;
 mod data;

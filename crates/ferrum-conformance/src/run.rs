@@ -3,7 +3,7 @@
 use crate::case::{Case, Cases, Filter};
 use crate::io::Fault;
 use crate::report::{Outcome, Report};
-use crate::{core, gguf, layers, marlin, moe, paged, runtime, sample};
+use crate::{collective, core, gguf, layers, marlin, moe, paged, runtime, sample};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
@@ -78,9 +78,9 @@ pub fn run_sample<B: BackendSample>(device: &B, filter: &Filter, report: &mut Re
     sample::cases::<B>().run(device, filter, report);
 }
 
-/// Runs the cases of collectives, which are those of a single rank.
+/// Runs the cases of collectives: of a rank that is alone, and of groups of ranks.
 pub fn run_collective<B: BackendCollective>(device: &B, filter: &Filter, report: &mut Report) {
-    runtime::collective_cases::<B>().run(device, filter, report);
+    collective::cases::<B>().run(device, filter, report);
 }
 
 /// Runs the cases of timers.
@@ -118,7 +118,7 @@ where
         moe::marlin_cases::<B>(),
         runtime::graph_cases::<B>(),
         sample::cases::<B>(),
-        runtime::collective_cases::<B>(),
+        collective::cases::<B>(),
         runtime::timer_cases::<B>(),
     ];
     lists.into_iter().flat_map(|cases| cases.list).collect()

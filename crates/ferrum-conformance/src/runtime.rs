@@ -1,18 +1,22 @@
-//! What surrounds the ops: graphs, collectives of one rank, timers.
+//! What surrounds the ops: graphs, timers.
 
 use crate::case::{Cases, act_name};
 use crate::io::{Check, Trouble, wrong};
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype, BackendTimer,
-    BatchShape, DeviceBatch, GraphRun, KvF32, KvLayer, PagedKvShape, ReduceOp,
+    Act, AttnConfig, Backend, BackendGraph, BackendKvDtype, BackendTimer, BatchShape, DeviceBatch,
+    GraphRun, KvF32, KvLayer, PagedKvShape,
 };
 use ferrum_types::{Error, FloatElement, Result};
 
-fn acts<B: Backend>(values: &[f32]) -> Vec<B::Act> {
+pub(crate) fn acts<B: Backend>(values: &[f32]) -> Vec<B::Act> {
     values.iter().map(|&x| B::Act::from_f32(x)).collect()
 }
 
-fn expect_values<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, expected: &T) -> Check {
+pub(crate) fn expect_values<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    found: &T,
+    expected: &T,
+) -> Check {
     if found == expected {
         return Ok(());
     }
@@ -222,96 +226,6 @@ pub(crate) fn graph_cases<B: BackendGraph + BackendKvDtype<KvF32>>() -> Cases<B>
     cases.check((op, act, "1000 ops"), long_body::<B>);
     cases.check((op, act, "a body that fails"), failing_body::<B>);
     cases.check((op, act, "a decode loop"), decode_loop::<B>);
-    cases
-}
-
-// ---- collectives -----------------------------------------------------------------------------
-
-/// A context that is alone; with several ranks in this process group there is nothing to say here.
-fn alone<B: BackendCollective>(device: &B) -> Check<B::Context> {
-    let ctx = device.new_context()?;
-    let (world, rank) = (B::world_size(&ctx), B::rank(&ctx));
-    if world > 1 {
-        return Err(Trouble::Error(Error::Unsupported {
-            op: "all_reduce",
-            backend: B::NAME,
-            reason: format!("these cases are for one rank, this is {rank} of {world}"),
-            hint: String::new(),
-        }));
-    }
-    expect_values("(world_size, rank)", &(world, rank), &(1, 0))?;
-    Ok(ctx)
-}
-
-fn all_reduce<B: BackendCollective>(device: &B) -> Check {
-    let mut ctx = alone(device)?;
-    let data = acts::<B>(&[1.0, -2.0, 3.5, 0.0, 9.0]);
-    let mut buffer = device.from_slice(&data)?;
-    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
-        for len in [0, 4, 5] {
-            B::all_reduce(&mut ctx, &mut buffer, len, op)?;
-            expect_values(
-                "all_reduce of one rank",
-                &B::to_vec(&mut ctx, &buffer)?,
-                &data,
-            )?;
-        }
-        if !matches!(
-            B::all_reduce(&mut ctx, &mut buffer, 6, op),
-            Err(Error::Shape { .. })
-        ) {
-            return wrong("all_reduce of 6 in a buffer of 5 gave no shape error");
-        }
-    }
-    Ok(())
-}
-
-fn all_gather<B: BackendCollective>(device: &B) -> Check {
-    let mut ctx = alone(device)?;
-    let src = device.from_slice(&acts::<B>(&[1.0, -2.0, 3.5]))?;
-    let mut dst = device.from_slice(&acts::<B>(&[7.0; 4]))?;
-    B::all_gather(&mut ctx, &src, &mut dst, 3)?;
-    let expected = acts::<B>(&[1.0, -2.0, 3.5, 7.0]);
-    expect_values(
-        "all_gather of one rank",
-        &B::to_vec(&mut ctx, &dst)?,
-        &expected,
-    )?;
-    match B::all_gather(&mut ctx, &src, &mut dst, 4) {
-        Err(Error::Shape { .. }) => Ok(()),
-        other => wrong(format!("all_gather of 4 from a buffer of 3 gave {other:?}")),
-    }
-}
-
-fn broadcast<B: BackendCollective>(device: &B) -> Check {
-    let mut ctx = alone(device)?;
-    let data = acts::<B>(&[1.0, -2.0, 3.5]);
-    let mut buffer = device.from_slice(&data)?;
-    B::broadcast(&mut ctx, &mut buffer, 3, 0)?;
-    expect_values(
-        "broadcast of one rank",
-        &B::to_vec(&mut ctx, &buffer)?,
-        &data,
-    )?;
-    match B::broadcast(&mut ctx, &mut buffer, 4, 0) {
-        Err(Error::Shape { .. }) => {}
-        other => return wrong(format!("broadcast of 4 in a buffer of 3 gave {other:?}")),
-    }
-    match B::broadcast(&mut ctx, &mut buffer, 3, 1) {
-        Err(Error::InvalidArgument { .. }) => Ok(()),
-        other => wrong(format!(
-            "broadcast from a rank that is not there gave {other:?}"
-        )),
-    }
-}
-
-/// Every case of [`BackendCollective`].
-pub(crate) fn collective_cases<B: BackendCollective>() -> Cases<B> {
-    let act = act_name::<B>();
-    let mut cases = Cases::new();
-    cases.check(("all_reduce", act, "one rank"), all_reduce::<B>);
-    cases.check(("all_gather", act, "one rank"), all_gather::<B>);
-    cases.check(("broadcast", act, "one rank"), broadcast::<B>);
     cases
 }
 

@@ -31,7 +31,10 @@ mod shapes;
 mod tests;
 mod timer;
 
-pub use self::collective::{BackendCollective, ReduceOp};
+pub(crate) use self::collective::join_once;
+pub use self::collective::{
+    BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
+};
 pub use self::core::{Act, Backend, DeviceBuffer, DeviceInfo, WeightPart};
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::kv::{

@@ -34,6 +34,7 @@ pub struct CpuBackend {
 pub struct CpuContext {
     device: CpuBackend,
     scratch: Scratch,
+    group: Option<GroupRank>,
 }
 
 /// More than any machine has; a larger number is a mistake.
@@ -189,6 +190,7 @@ impl Backend for CpuBackend {
         Ok(CpuContext {
             device: self.clone(),
             scratch: Scratch::new()?,
+            group: None,
         })
     }
 
@@ -557,5 +559,13 @@ impl Backend for CpuBackend {
 /// Nothing to capture.
 impl BackendGraph for CpuBackend {}
 
-/// A single rank.
-impl BackendCollective for CpuBackend {}
+/// Ranks exchange host memory.
+impl BackendCollective for CpuBackend {
+    fn group(ctx: &CpuContext) -> Option<&GroupRank> {
+        ctx.group.as_ref()
+    }
+
+    fn join(ctx: &mut CpuContext, rank: GroupRank) -> Result<()> {
+        join_once(&mut ctx.group, rank)
+    }
+}

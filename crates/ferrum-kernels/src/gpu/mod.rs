@@ -442,5 +442,13 @@ impl Backend for GpuBackend {
 /// memory are cached, which leaves little to save.
 impl BackendGraph for GpuBackend {}
 
-/// A single rank.
-impl BackendCollective for GpuBackend {}
+/// Ranks exchange what is read into host memory.
+impl BackendCollective for GpuBackend {
+    fn group(ctx: &Ctx) -> Option<&GroupRank> {
+        ctx.group.as_ref()
+    }
+
+    fn join(ctx: &mut Ctx, rank: GroupRank) -> Result<()> {
+        join_once(&mut ctx.group, rank)
+    }
+}

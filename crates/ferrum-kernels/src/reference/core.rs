@@ -14,6 +14,7 @@ pub struct ReferenceBackend;
 #[derive(Debug)]
 pub struct RefContext {
     device: ReferenceBackend,
+    group: Option<GroupRank>,
 }
 
 type Buf = RefBuffer<f32>;
@@ -50,7 +51,10 @@ impl Backend for ReferenceBackend {
     }
 
     fn new_context(&self) -> Result<RefContext> {
-        Ok(RefContext { device: *self })
+        Ok(RefContext {
+            device: *self,
+            group: None,
+        })
     }
 
     fn device(ctx: &RefContext) -> &Self {
@@ -255,5 +259,13 @@ impl Backend for ReferenceBackend {
 /// Nothing to capture.
 impl BackendGraph for ReferenceBackend {}
 
-/// A single rank.
-impl BackendCollective for ReferenceBackend {}
+/// Ranks exchange host memory.
+impl BackendCollective for ReferenceBackend {
+    fn group(ctx: &RefContext) -> Option<&GroupRank> {
+        ctx.group.as_ref()
+    }
+
+    fn join(ctx: &mut RefContext, rank: GroupRank) -> Result<()> {
+        join_once(&mut ctx.group, rank)
+    }
+}

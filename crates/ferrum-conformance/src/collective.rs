@@ -1,0 +1,335 @@
+//! Collectives: the identity of a context that is alone, and groups of two and three ranks, each a thread with a
+//! context of its own on the same device.
+
+use crate::case::{Cases, act_name};
+use crate::io::{Check, Trouble, wrong};
+use crate::runtime::{acts, expect_values};
+use ferrum_kernels::{BackendCollective, GroupRank, LocalGroup, ReduceOp};
+use ferrum_types::{Element, Error, Result};
+use half::{bf16, f16};
+
+// ---- one rank --------------------------------------------------------------------------------
+
+/// A new context, which is alone.
+fn alone<B: BackendCollective>(device: &B) -> Check<B::Context> {
+    let ctx = device.new_context()?;
+    let found = (B::world_size(&ctx), B::rank(&ctx));
+    expect_values("(world_size, rank)", &found, &(1, 0))?;
+    Ok(ctx)
+}
+
+fn all_reduce<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let data = acts::<B>(&[1.0, -2.0, 3.5, 0.0, 9.0]);
+    let mut buffer = device.from_slice(&data)?;
+    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
+        for len in [0, 4, 5] {
+            B::all_reduce(&mut ctx, &mut buffer, len, op)?;
+            expect_values(
+                "all_reduce of one rank",
+                &B::to_vec(&mut ctx, &buffer)?,
+                &data,
+            )?;
+        }
+        if !matches!(
+            B::all_reduce(&mut ctx, &mut buffer, 6, op),
+            Err(Error::Shape { .. })
+        ) {
+            return wrong("all_reduce of 6 in a buffer of 5 gave no shape error");
+        }
+    }
+    Ok(())
+}
+
+fn all_gather<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let src = device.from_slice(&acts::<B>(&[1.0, -2.0, 3.5]))?;
+    let mut dst = device.from_slice(&acts::<B>(&[7.0; 4]))?;
+    B::all_gather(&mut ctx, &src, &mut dst, 3)?;
+    let expected = acts::<B>(&[1.0, -2.0, 3.5, 7.0]);
+    expect_values(
+        "all_gather of one rank",
+        &B::to_vec(&mut ctx, &dst)?,
+        &expected,
+    )?;
+    match B::all_gather(&mut ctx, &src, &mut dst, 4) {
+        Err(Error::Shape { .. }) => Ok(()),
+        other => wrong(format!("all_gather of 4 from a buffer of 3 gave {other:?}")),
+    }
+}
+
+fn broadcast<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let data = acts::<B>(&[1.0, -2.0, 3.5]);
+    let mut buffer = device.from_slice(&data)?;
+    B::broadcast(&mut ctx, &mut buffer, 3, 0)?;
+    expect_values(
+        "broadcast of one rank",
+        &B::to_vec(&mut ctx, &buffer)?,
+        &data,
+    )?;
+    match B::broadcast(&mut ctx, &mut buffer, 4, 0) {
+        Err(Error::Shape { .. }) => {}
+        other => return wrong(format!("broadcast of 4 in a buffer of 3 gave {other:?}")),
+    }
+    match B::broadcast(&mut ctx, &mut buffer, 3, 1) {
+        Err(Error::InvalidArgument { .. }) => Ok(()),
+        other => wrong(format!(
+            "broadcast from a rank that is not there gave {other:?}"
+        )),
+    }
+}
+
+// ---- groups ----------------------------------------------------------------------------------
+
+/// Calls `f` in each of `size` ranks with its number, and gives what they give, by rank.
+fn in_group<B: BackendCollective, T: Send>(
+    device: &B,
+    size: usize,
+    f: impl Fn(usize, &mut B::Context) -> Result<T> + Sync,
+) -> Check<Vec<T>> {
+    let run = |end: GroupRank| -> Result<T> {
+        let rank = end.rank();
+        let mut ctx = device.new_context()?;
+        B::join(&mut ctx, end)?;
+        f(rank, &mut ctx)
+    };
+    let results: Vec<Option<Result<T>>> = std::thread::scope(|scope| {
+        let ends = LocalGroup::ranks(size).into_iter();
+        let threads: Vec<_> = ends.map(|end| scope.spawn(|| run(end))).collect();
+        threads.into_iter().map(|t| t.join().ok()).collect()
+    });
+    let all = results.into_iter().map(|result| match result {
+        Some(result) => result.map_err(Trouble::Error),
+        None => wrong("a rank panicked"),
+    });
+    all.collect()
+}
+
+/// Reduces `values[rank]` in each rank, and expects `expected` in all of them.
+fn reduced<B: BackendCollective, T: Element>(
+    device: &B,
+    op: ReduceOp,
+    values: &[Vec<T>],
+    expected: &[T],
+) -> Check {
+    let len = expected.len();
+    let found = in_group(device, values.len(), |rank, ctx| {
+        // One element more than is reduced, which stays.
+        let kept = [values[rank].as_slice(), &[T::zeroed()]].concat();
+        let mut buffer = device.from_slice(&kept)?;
+        B::all_reduce(ctx, &mut buffer, len, op)?;
+        B::to_vec(ctx, &buffer)
+    })?;
+    let expected = [expected, &[T::zeroed()]].concat();
+    for (rank, found) in found.iter().enumerate() {
+        expect_values(
+            &format!("{op:?} of {} on rank {rank}", T::DTYPE),
+            found,
+            &expected,
+        )?;
+    }
+    Ok(())
+}
+
+/// Elements of rank `rank`, more than are combined at once. All sums are exact in 16 bits.
+fn sample(rank: usize) -> impl Iterator<Item = i8> {
+    (0..5000usize).map(move |i| ((i * 7 + rank * 13) % 41) as i8 - 20)
+}
+
+/// All operations over elements made of integers.
+fn reduce_elements<B: BackendCollective, T: Element>(
+    device: &B,
+    size: usize,
+    make: fn(i8) -> T,
+) -> Check {
+    let values: Vec<Vec<T>> = (0..size)
+        .map(|rank| sample(rank).map(make).collect())
+        .collect();
+    for (op, combine) in [
+        (ReduceOp::Sum, (|a, b| a + b) as fn(i8, i8) -> i8),
+        (ReduceOp::Max, |a, b| a.max(b)),
+        (ReduceOp::Min, |a, b| a.min(b)),
+    ] {
+        let mut expected: Vec<i8> = sample(0).collect();
+        for rank in 1..size {
+            let all = expected.iter_mut().zip(sample(rank));
+            all.for_each(|(sum, x)| *sum = combine(*sum, x));
+        }
+        let expected: Vec<T> = expected.into_iter().map(make).collect();
+        reduced(device, op, &values, &expected)?;
+    }
+    Ok(())
+}
+
+fn group_reduce<B: BackendCollective>(device: &B, size: usize) -> Check {
+    reduce_elements::<B, f32>(device, size, f32::from)?;
+    reduce_elements::<B, f16>(device, size, |x| f16::from_f32(x.into()))?;
+    reduce_elements::<B, bf16>(device, size, |x| bf16::from_f32(x.into()))?;
+    reduce_elements::<B, i32>(device, size, i32::from)
+}
+
+/// Sums of 16-bit elements are made in f32, and all sums in rank order.
+fn order_of_sums<B: BackendCollective>(device: &B) -> Check {
+    // 2048 + 1 is no f16: in f16, the first sum would lose the 1.
+    let halves = [2048.0, 1.0, 1.0].map(|x| vec![f16::from_f32(x)]);
+    reduced(device, ReduceOp::Sum, &halves, &[f16::from_f32(2050.0)])?;
+    // (2²⁴ + 1) − 2²⁴ is 0 in this order, and 1 in others.
+    let order = [16_777_216.0f32, 1.0, -16_777_216.0].map(|x| vec![x]);
+    reduced(device, ReduceOp::Sum, &order, &[0.0])
+}
+
+fn group_gather<B: BackendCollective>(device: &B, size: usize) -> Check {
+    let (rows, len) = (3, 5);
+    // Rank r has r + 1 columns; element = 100 · rank + 10 · row + column.
+    let dims: Vec<usize> = (1..=size).collect();
+    let value = |rank, row, col| (100 * rank + 10 * row + col) as f32;
+    let found = in_group(device, size, |rank, ctx| {
+        let own: Vec<f32> = (0..rows)
+            .flat_map(|row| (0..=rank).map(move |col| value(rank, row, col)))
+            .collect();
+        let width: usize = dims.iter().sum();
+        let (src, mut dst) = (
+            device.from_slice(&acts::<B>(&own))?,
+            device.alloc(rows * width)?,
+        );
+        B::all_gather_rows(ctx, &src, &mut dst, rows, &dims)?;
+        let mut flat = device.alloc::<i32>(size * len)?;
+        let src = device.from_slice(&[rank as i32; 6])?;
+        B::all_gather(ctx, &src, &mut flat, len)?;
+        Ok((B::to_vec(ctx, &dst)?, B::to_vec(ctx, &flat)?))
+    })?;
+    let row =
+        |row| (0..size).flat_map(move |rank| (0..=rank).map(move |col| value(rank, row, col)));
+    let expected = acts::<B>(&(0..rows).flat_map(row).collect::<Vec<f32>>());
+    let flat: Vec<i32> = (0..size).flat_map(|rank| [rank as i32; 5]).collect();
+    for (rank, (gathered, ids)) in found.iter().enumerate() {
+        expect_values(&format!("the rows on rank {rank}"), gathered, &expected)?;
+        expect_values(&format!("the elements on rank {rank}"), ids, &flat)?;
+    }
+    // A width too few is noticed before anything is exchanged.
+    let refused = in_group(device, size, |_, ctx| {
+        let (src, mut dst) = (device.alloc::<B::Act>(size)?, device.alloc::<B::Act>(size)?);
+        Ok(B::all_gather_rows(ctx, &src, &mut dst, 1, &dims[1..]).err())
+    })?;
+    match refused
+        .iter()
+        .all(|e| matches!(e, Some(Error::InvalidArgument { .. })))
+    {
+        true => Ok(()),
+        false => wrong(format!("a width too few gave {refused:?}")),
+    }
+}
+
+fn group_broadcast<B: BackendCollective>(device: &B, size: usize) -> Check {
+    for root in 0..size {
+        let found = in_group(device, size, |rank, ctx| {
+            let mut buffer = device.from_slice(&acts::<B>(&[rank as f32 + 1.0; 4]))?;
+            B::broadcast(ctx, &mut buffer, 3, root)?;
+            B::to_vec(ctx, &buffer)
+        })?;
+        for (rank, found) in found.iter().enumerate() {
+            let mut expected = [root as f32 + 1.0; 4];
+            expected[3] = rank as f32 + 1.0;
+            let what = format!("the broadcast of {root} on rank {rank}");
+            expect_values(&what, found, &acts::<B>(&expected))?;
+        }
+    }
+    Ok(())
+}
+
+/// A rank that leaves after one collective, in the second of which the others are.
+fn leaving<B: BackendCollective>(device: &B, size: usize) -> Check {
+    let found = in_group(device, size, |rank, ctx| {
+        let mut buffer = device.from_slice(&acts::<B>(&[1.0; 4]))?;
+        B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
+        if rank == 0 {
+            return Ok(None);
+        }
+        let first = B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum).err();
+        let later = B::broadcast(ctx, &mut buffer, 4, rank).err();
+        Ok(first.zip(later))
+    })?;
+    for errors in &found[1..] {
+        let named = |error: &Error| {
+            let text = error.to_string();
+            matches!(error, Error::Device { .. }) && text.contains(&format!("rank 0 of {size}"))
+        };
+        match errors {
+            Some((first, later)) if named(first) && named(later) => {}
+            other => return wrong(format!("without rank 0, the others got {other:?}")),
+        }
+    }
+    Ok(())
+}
+
+/// Ranks that make different collectives.
+fn disagreeing<B: BackendCollective>(device: &B) -> Check {
+    let found = in_group(device, 2, |rank, ctx| {
+        let mut buffer = device.from_slice(&acts::<B>(&[1.0; 4]))?;
+        Ok(B::all_reduce(ctx, &mut buffer, 3 + rank, ReduceOp::Sum).err())
+    })?;
+    match found
+        .iter()
+        .all(|e| matches!(e, Some(Error::Device { .. })))
+    {
+        true => Ok(()),
+        false => wrong(format!("sums of 3 and of 4 elements gave {found:?}")),
+    }
+}
+
+/// A context is a rank of one group.
+fn joining_twice<B: BackendCollective>(device: &B) -> Check {
+    let found = in_group(device, 2, |rank, ctx| {
+        let other = LocalGroup::ranks(1).remove(0);
+        let sizes = (B::world_size(ctx), B::rank(ctx) == rank);
+        Ok((sizes, B::join(ctx, other).err()))
+    })?;
+    for found in &found {
+        if !matches!(found, ((2, true), Some(Error::InvalidArgument { .. }))) {
+            return wrong(format!("joining a second group gave {found:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn ids_from<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = device.new_context()?;
+    let ids: Vec<i32> = (0..3000).collect();
+    let ids = device.from_slice(&ids)?;
+    let mut out = device.from_slice(&[7; 3000])?;
+    B::ids_from(&mut ctx, &ids, &mut out, 10, 2999)?;
+    let mut expected: Vec<i32> = (-10..2990).collect();
+    expected[2999] = 7;
+    expect_values("ids less the first", &B::to_vec(&mut ctx, &out)?, &expected)?;
+    match B::ids_from(&mut ctx, &ids, &mut out, 10, 3001) {
+        Err(Error::Shape { .. }) => Ok(()),
+        other => wrong(format!("3001 of 3000 ids gave {other:?}")),
+    }
+}
+
+/// Every case of [`BackendCollective`].
+pub(crate) fn cases<B: BackendCollective>() -> Cases<B> {
+    let act = act_name::<B>();
+    let mut cases = Cases::new();
+    cases.check(("all_reduce", act, "one rank"), all_reduce::<B>);
+    cases.check(("all_reduce", "-", "2 ranks"), |d: &B| group_reduce(d, 2));
+    cases.check(("all_reduce", "-", "3 ranks"), |d: &B| group_reduce(d, 3));
+    cases.check(("all_reduce", "-", "order of sums"), order_of_sums::<B>);
+    cases.check(("all_reduce", act, "2 ranks, one leaves"), |d: &B| {
+        leaving(d, 2)
+    });
+    cases.check(("all_reduce", act, "3 ranks, one leaves"), |d: &B| {
+        leaving(d, 3)
+    });
+    cases.check(("all_reduce", act, "ranks that disagree"), disagreeing::<B>);
+    cases.check(("all_gather", act, "one rank"), all_gather::<B>);
+    cases.check(("all_gather", act, "2 ranks"), |d: &B| group_gather(d, 2));
+    cases.check(("all_gather", act, "3 ranks"), |d: &B| group_gather(d, 3));
+    cases.check(("broadcast", act, "one rank"), broadcast::<B>);
+    cases.check(("broadcast", act, "2 ranks"), |d: &B| group_broadcast(d, 2));
+    cases.check(("broadcast", act, "3 ranks"), |d: &B| group_broadcast(d, 3));
+    cases.check(("join", "-", "a second group"), joining_twice::<B>);
+    cases.check(("ids_from", "i32", "part of a vocabulary"), ids_from::<B>);
+    cases
+}
