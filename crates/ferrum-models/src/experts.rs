@@ -3,11 +3,13 @@
 //! Only forms of weights with expert kernels ([`Moe`]) make [`Experts`]; the forward path sees those
 //! alone, so it is the same code on backends that have no such kernels.
 
+use crate::linear::Place;
 use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
-    Act, Backend, BackendMoeFused, ExpertInput, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend,
-    MoeRouting, MoeShape, QuantPart, QuantWeights, RouteShape, RowShape, WeightPart,
+    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertShape, GemmShape, LlmBackend,
+    MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp, RouteShape, RowShape,
+    WeightPart,
 };
 use ferrum_types::Result;
 use std::marker::PhantomData;
@@ -236,6 +238,29 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B::Experts> {
         let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
         B::moe_gemm(ctx, gated, input, &stacks.down, routing, pairs, down)?;
         B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden)
+    }
+}
+
+/// Experts of which this rank holds some of the elements between their projections: the sum over ranks.
+pub(crate) struct RowParallelExperts<B: Backend> {
+    pub(crate) part: Box<dyn Experts<B>>,
+    /// Elements of the residual stream.
+    pub(crate) hidden: usize,
+    pub(crate) place: Place,
+}
+
+impl<B: BackendCollective> Experts<B> for RowParallelExperts<B> {
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        scratch: &mut MoeScratch<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()> {
+        self.place.check::<B>(ctx)?;
+        self.part.forward(ctx, x, scratch, out, tokens)?;
+        B::all_reduce(ctx, out, tokens * self.hidden, ReduceOp::Sum)
     }
 }
 

@@ -12,6 +12,7 @@ mod checkpoint;
 mod decode;
 mod experts;
 pub mod families;
+mod group;
 mod inventory;
 mod kv_blocks;
 mod layer;
@@ -24,6 +25,7 @@ pub mod quantize;
 mod readback;
 mod rope;
 mod runner;
+mod slice;
 mod spec;
 mod stored;
 mod weights;
@@ -32,15 +34,16 @@ pub use batch::{ChosenToken, LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};
+pub use group::RunnerGroup;
 pub use inventory::{
-    CutAxis, DecoderTensor, ExpertNames, TensorId, TensorLocation, TensorPart, TensorRole,
-    TensorShape, TensorSlice, WeightNames,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, RankCut, TensorId, TensorLocation,
+    TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::KvBlockLayout;
 pub use linear::{Embedding, Linear, MatrixLinear};
-pub use load::{LoadProgress, Model, load_weights, read_model};
+pub use load::{LoadProgress, Model, load_rank_weights, load_weights, read_model};
 pub use lora::{AdapterLoader, LoadedAdapter};
-pub use plan::{MemoryPlan, memory_plan};
+pub use plan::{MemoryPlan, memory_plan, rank_memory_plan};
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, KvLayout, ModelRunner, RunnerConfig};

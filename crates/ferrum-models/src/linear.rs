@@ -1,9 +1,17 @@
 //! [`Linear`]: the only thing a model sees of a weight, and [`Embedding`], the same for a table.
+//!
+//! In a group, a rank's maps are those of Megatron-LM (Shoeybi et al., 2019). A column-parallel map holds some of the
+//! output features, and is a [`MatrixLinear`] like any other; [`RowParallelLinear`] holds the input features that
+//! come of them and sums over ranks. [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
+//! vocabulary. The forward path sees none of that.
 
+use crate::inventory::RankCut;
 use crate::weights::WeightForm;
-use ferrum_kernels::{Act, Backend, GemmShape, MatShape, RowShape};
-use ferrum_types::Result;
-use std::sync::Arc;
+use ferrum_kernels::{
+    Act, Backend, BackendCollective, DeviceBuffer, GemmShape, MatShape, ReduceOp, RowShape,
+};
+use ferrum_types::{Error, Result};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A linear map `[in_features] → [out_features]`, whatever its weight is made of.
 pub trait Linear<B: Backend>: Send + Sync {
@@ -79,5 +87,188 @@ impl<B: Backend, W: WeightForm<B>> Embedding<B> for MatrixLinear<B, W> {
         shape: RowShape,
     ) -> Result<()> {
         W::lookup(ctx, &self.weight, ids, out, shape)
+    }
+}
+
+/// Which rank of how many a weight was cut for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    rank: usize,
+    ranks: usize,
+}
+
+impl Place {
+    pub(crate) fn of(cut: &RankCut) -> Self {
+        Self {
+            rank: cut.rank(),
+            ranks: cut.ranks(),
+        }
+    }
+
+    /// A context of another rank would give the sums of other weights.
+    pub(crate) fn check<B: BackendCollective>(self, ctx: &B::Context) -> Result<()> {
+        let Self { rank, ranks } = self;
+        let (found, size) = (B::rank(ctx), B::world_size(ctx));
+        if (found, size) == (rank, ranks) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the weights are those of rank {rank} of {ranks}, the context is rank {found} of {size}"
+        );
+        Err(Error::invalid("linear", reason))
+    }
+}
+
+/// A map of which this rank holds some input features: the sum over ranks of their products, with the bias added
+/// once, after the sum.
+pub(crate) struct RowParallelLinear<B: Backend, W: WeightForm<B>> {
+    /// `[out_features, inputs of this rank]`.
+    pub(crate) part: MatrixLinear<B, W>,
+    /// `[out_features]`, on every rank.
+    pub(crate) bias: Option<B::Buffer<f32>>,
+    pub(crate) place: Place,
+}
+
+impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, W> {
+    fn out_features(&self) -> usize {
+        self.part.shape.rows
+    }
+
+    fn in_features(&self) -> usize {
+        self.part.shape.cols
+    }
+
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        out: &mut Act<B>,
+        rows: usize,
+    ) -> Result<()> {
+        self.place.check::<B>(ctx)?;
+        self.part.forward(ctx, x, out, rows)?;
+        let dim = self.out_features();
+        B::all_reduce(ctx, out, rows * dim, ReduceOp::Sum)?;
+        match &self.bias {
+            Some(bias) => B::add_bias(ctx, out, bias, RowShape { rows, dim }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Memory that grows to the largest need and stays. The threads of a group never share one.
+struct Grown<T>(Mutex<Option<T>>);
+
+impl<T: DeviceBuffer> Grown<T> {
+    fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Calls `f` with a buffer of at least `len` elements, which `alloc` makes.
+    fn with<R>(
+        &self,
+        len: usize,
+        alloc: impl FnOnce() -> Result<T>,
+        f: impl FnOnce(&mut T) -> Result<R>,
+    ) -> Result<R> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let enough = held.take().filter(|buffer| buffer.len() >= len);
+        let buffer = match enough {
+            Some(buffer) => buffer,
+            None => alloc()?,
+        };
+        f(held.insert(buffer))
+    }
+}
+
+/// An embedding table of which this rank holds the rows of some tokens. The others come as zeros, and the sum over
+/// ranks is the whole.
+pub(crate) struct VocabParallelEmbedding<B: Backend, W: WeightForm<B>> {
+    /// `[tokens of this rank, hidden]`.
+    table: MatrixLinear<B, W>,
+    /// The first of them.
+    first: usize,
+    ids: Grown<B::Buffer<i32>>,
+    place: Place,
+}
+
+impl<B: Backend, W: WeightForm<B>> VocabParallelEmbedding<B, W> {
+    pub(crate) fn new(table: MatrixLinear<B, W>, cut: &RankCut) -> Self {
+        Self {
+            table,
+            first: cut.tokens().start,
+            ids: Grown::new(),
+            place: Place::of(cut),
+        }
+    }
+}
+
+impl<B: BackendCollective, W: WeightForm<B>> Embedding<B> for VocabParallelEmbedding<B, W> {
+    fn lookup(
+        &self,
+        ctx: &mut B::Context,
+        ids: &B::Buffer<i32>,
+        out: &mut Act<B>,
+        shape: RowShape,
+    ) -> Result<()> {
+        self.place.check::<B>(ctx)?;
+        let device = B::device(ctx).clone();
+        let alloc = || device.alloc(shape.rows);
+        self.ids.with(shape.rows, alloc, |own| {
+            B::ids_from(ctx, ids, own, self.first, shape.rows)?;
+            self.table.lookup(ctx, own, out, shape)
+        })?;
+        B::all_reduce(ctx, out, shape.rows * shape.dim, ReduceOp::Sum)
+    }
+}
+
+/// An output projection of which this rank holds the rows of some tokens: the logits of all ranks side by side.
+pub(crate) struct VocabParallelLinear<B: Backend, W: WeightForm<B>> {
+    /// `[tokens of this rank, hidden]`.
+    part: MatrixLinear<B, W>,
+    /// Tokens of each rank.
+    counts: Vec<usize>,
+    logits: Grown<Act<B>>,
+    place: Place,
+}
+
+impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
+    pub(crate) fn new(part: MatrixLinear<B, W>, cut: &RankCut) -> Self {
+        Self {
+            part,
+            counts: cut.token_counts(),
+            logits: Grown::new(),
+            place: Place::of(cut),
+        }
+    }
+}
+
+impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for VocabParallelLinear<B, W> {
+    fn out_features(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    fn in_features(&self) -> usize {
+        self.part.shape.cols
+    }
+
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        out: &mut Act<B>,
+        rows: usize,
+    ) -> Result<()> {
+        self.place.check::<B>(ctx)?;
+        let device = B::device(ctx).clone();
+        let len = rows * self.part.shape.rows;
+        self.logits.with(
+            len,
+            || device.alloc(len),
+            |part| {
+                self.part.forward(ctx, x, part, rows)?;
+                B::all_gather_rows(ctx, part, out, rows, &self.counts)
+            },
+        )
     }
 }

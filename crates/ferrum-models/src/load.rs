@@ -1,14 +1,21 @@
 //! From a model file to a spec, and from its tensors to weights on a device.
 //!
 //! Each tensor's bytes go from the mapped file to the device once. Shapes are held against the spec
-//! before anything is allocated for them.
+//! before anything is allocated for them. A rank of a group loads its slices by the same functions; alone, a slice is
+//! the whole.
 
-use crate::experts::{ExpertSource, ExpertStacks};
+use crate::experts::{ExpertSource, ExpertStacks, RowParallelExperts};
 use crate::families::{self, Family};
-use crate::inventory::{DecoderTensor, Projection, TensorId, TensorRole, TensorShape, WeightNames};
+use crate::inventory::{
+    CutAxis, DecoderTensor, Projection, RankCut, TensorId, TensorRole, TensorShape, WeightNames,
+};
 use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
-use crate::linear::{Embedding, Linear, MatrixLinear};
+use crate::linear::{
+    Embedding, Linear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
+    VocabParallelLinear,
+};
 use crate::runner::DecoderWeights;
+use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec};
 use crate::stored::to_f32;
 use crate::weights::{Prepared, WeightForm, no_experts};
@@ -105,6 +112,29 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
+    let whole = RankCut::whole(&model.spec);
+    load_rank_weights::<B, W>(device, model, &whole, progress)
+}
+
+/// Loads what a rank of a group holds of a model's weights in the form `W`. They run with
+/// [`RankCut::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
+///
+/// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is expanded
+/// to f32; [`Model::cut`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
+/// output projection.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn load_rank_weights<B: LlmBackend, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    cut: &RankCut,
+    progress: LoadProgress<'_>,
+) -> Result<DecoderWeights<B>> {
+    if *cut.whole_spec() != model.spec {
+        let reason = "the cut is that of another model";
+        return Err(Error::invalid("load_weights", reason));
+    }
     let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForwardSpec::Moe(_));
     if !W::EXPERTS && model.spec.layers.iter().any(has_experts) {
         return Err(no_experts::<B>());
@@ -113,6 +143,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     let mut loader = Loader::<B, W> {
         device,
         model,
+        cut,
         progress,
         done: 0,
         total,
@@ -124,16 +155,21 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
         bias: None,
         shape,
     };
-    let lm_head: Box<dyn Linear<B>> = if model.spec.tie_embeddings {
-        Box::new(MatrixLinear::<B, W> {
+    let head = if model.spec.tie_embeddings {
+        MatrixLinear::<B, W> {
             weight: Arc::clone(&embedding.weight),
             bias: None,
             shape,
-        })
+        }
     } else {
         loader.linear(&[TensorId::global(TensorRole::Output)])?
     };
-    let layers = model.spec.layers.iter().enumerate();
+    let lm_head: Box<dyn Linear<B>> = match cut.is_whole() {
+        true => Box::new(head),
+        false => Box::new(VocabParallelLinear::new(head, cut)),
+    };
+    let rank_spec = cut.rank_spec();
+    let layers = rank_spec.layers.iter().enumerate();
     let layers = layers
         .map(|(i, layer)| loader.layer(i, layer))
         .collect::<Result<Vec<_>>>()?;
@@ -141,18 +177,23 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model.tensors().release();
     let loader_total = loader.total;
     (loader.progress)(loader_total, loader_total);
-    let embedding: Box<dyn Embedding<B>> = Box::new(embedding);
+    let embedding: Box<dyn Embedding<B>> = match cut.is_whole() {
+        true => Box::new(embedding),
+        false => Box::new(VocabParallelEmbedding::new(embedding, cut)),
+    };
     Ok(DecoderWeights {
         embedding,
         layers,
         final_norm,
         lm_head,
+        cut: cut.clone(),
     })
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W> {
     device: &'a B,
     model: &'a Model,
+    cut: &'a RankCut,
     progress: LoadProgress<'p>,
     done: u64,
     total: u64,
@@ -199,7 +240,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     fn moe(&mut self, index: usize, moe: &MoeSpec) -> Result<MoeWeights<B>> {
         let at = |role| TensorId::in_layer(index, role);
-        let router = self.linear(&[at(TensorRole::Router)])?;
+        let router = Box::new(self.linear(&[at(TensorRole::Router)])?);
         // All are looked up before one is loaded.
         let roles = [
             TensorRole::ExpertGate,
@@ -207,20 +248,43 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             TensorRole::ExpertDown,
         ];
         let [gate, up, down] = roles.map(|role| self.experts(at(role)));
-        let [(gate, wide), (up, _), (down, narrow)] = [gate?, up?, down?];
+        let [gate, up, down] = [gate?, up?, down?];
+        let hidden = self.model.spec.hidden_size;
         let stacks = ExpertStacks {
-            gate: self.stack(&gate, wide)?,
-            up: self.stack(&up, wide)?,
-            down: self.stack(&down, narrow)?,
-            hidden: self.model.spec.hidden_size,
+            gate: self.stack(&gate)?,
+            up: self.stack(&up)?,
+            down: self.stack(&down)?,
+            hidden,
         };
-        Ok(MoeWeights {
-            router,
-            experts: W::experts(stacks, moe),
-        })
+        let part = W::experts(stacks, moe);
+        let experts = match self.cut.is_whole() {
+            true => part,
+            false => Box::new(RowParallelExperts {
+                part,
+                hidden,
+                place: Place::of(self.cut),
+            }),
+        };
+        Ok(MoeWeights { router, experts })
     }
 
-    fn stack(&mut self, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<W::Stack> {
+    /// This rank's part of a stack.
+    fn stack(
+        &mut self,
+        (source, tensor, shape): &(ExpertSource<'a>, DecoderTensor, ExpertShape),
+    ) -> Result<W::Stack> {
+        if self.cut.is_whole() {
+            return self.load_stack(source, *shape);
+        }
+        let (rows, cols) = (shape.n, shape.k);
+        let at = MatSlice::held(self.cut, tensor, MatShape { rows, cols });
+        let part = ExpertSlices::new(source, *shape, &at)?;
+        let MatShape { rows: n, cols: k } = at.shape();
+        let experts = shape.experts;
+        self.load_stack(&part.source(), ExpertShape { experts, n, k })
+    }
+
+    fn load_stack(&mut self, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<W::Stack> {
         let stack = W::load_stack(self.device, source, shape)?;
         self.model.tensors().release();
         self.advance(source.stored_bytes());
@@ -231,11 +295,17 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn projection(&mut self, index: usize, projection: Projection) -> Result<Box<dyn Linear<B>>> {
         let roles = projection.roles().iter();
         let ids: Vec<_> = roles.map(|&role| TensorId::in_layer(index, role)).collect();
-        self.linear(&ids)
+        let mut part = self.linear(&ids)?;
+        let summed = ids.iter().any(|id| id.cut() == CutAxis::Columns);
+        if self.cut.is_whole() || !summed {
+            return Ok(Box::new(part));
+        }
+        let (bias, place) = (part.bias.take(), Place::of(self.cut));
+        Ok(Box::new(RowParallelLinear { part, bias, place }))
     }
 
     /// One product of maps with equally many inputs, with the biases of those that have one.
-    fn linear(&mut self, ids: &[TensorId]) -> Result<Box<dyn Linear<B>>> {
+    fn linear(&mut self, ids: &[TensorId]) -> Result<MatrixLinear<B, W>> {
         let maps = ids.iter().map(|&id| self.matrix(id));
         let maps = maps.collect::<Result<Vec<_>>>()?;
         let rows = maps.iter().map(|(_, shape)| shape.rows).sum();
@@ -257,18 +327,19 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             }
             false => None,
         };
-        let weights: Vec<_> = maps.iter().map(|(weights, _)| *weights).collect();
-        Ok(Box::new(MatrixLinear::<B, W> {
+        let weights: Vec<_> = maps.iter().map(|(slice, _)| slice.weights()).collect();
+        Ok(MatrixLinear::<B, W> {
             weight: self.load(ids, &weights, cols)?,
             bias,
             shape: MatShape { rows, cols },
-        }))
+        })
     }
 
     /// The embedding table: rows are looked up, so it must be floats or ggml blocks.
     fn table(&mut self) -> Result<(Arc<W::Matrix>, MatShape)> {
         let id = TensorId::global(TensorRole::TokenEmbedding);
-        let (weights, shape) = self.matrix(id)?;
+        let (slice, shape) = self.matrix(id)?;
+        let weights = slice.weights();
         if !matches!(weights, QuantWeights::Gguf(_)) {
             let path = self.model.tensors().path_hint().display();
             let (name, found) = (self.model.names.embedding, weights.label());
@@ -303,16 +374,20 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         tensor.ok_or_else(|| not_of_the_spec(id))
     }
 
-    fn matrix(&self, id: TensorId) -> Result<(QuantWeights<'a>, MatShape)> {
-        let shape = self.tensor(id)?.matrix();
-        let shape = shape.ok_or_else(|| not_of_the_spec(id))?;
-        Ok((self.model.matrix(id, shape)?, shape))
+    /// This rank's part of a matrix.
+    fn matrix(&self, id: TensorId) -> Result<(Slice<'a>, MatShape)> {
+        let tensor = self.tensor(id)?;
+        let shape = tensor.matrix().ok_or_else(|| not_of_the_spec(id))?;
+        let weights = self.model.matrix(id, shape)?;
+        let at = MatSlice::held(self.cut, &tensor, shape);
+        Ok((Slice::new(&weights, shape.cols, &at)?, at.shape()))
     }
 
-    fn experts(&self, id: TensorId) -> Result<(ExpertSource<'a>, ExpertShape)> {
+    /// All matrices of a stack, whole.
+    fn experts(&self, id: TensorId) -> Result<(ExpertSource<'a>, DecoderTensor, ExpertShape)> {
         let tensor = self.tensor(id)?;
         match tensor.shape {
-            TensorShape::Stack(shape) => Ok((self.model.experts(&tensor, shape)?, shape)),
+            TensorShape::Stack(shape) => Ok((self.model.experts(&tensor, shape)?, tensor, shape)),
             TensorShape::Vector(_) | TensorShape::Matrix(_) => Err(not_of_the_spec(id)),
         }
     }
@@ -327,8 +402,11 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     /// A vector on the host, in f32.
     fn values(&mut self, tensor: &DecoderTensor) -> Result<Vec<f32>> {
         let view = self.model.vector(tensor)?;
-        let values = to_f32(self.model.tensors(), &view)?;
+        let mut values = to_f32(self.model.tensors(), &view)?;
         self.advance(view.bytes.len() as u64);
+        let held = self.cut.slice(tensor).range;
+        values.truncate(held.end);
+        values.drain(..held.start);
         Ok(values)
     }
 

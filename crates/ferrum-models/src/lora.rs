@@ -7,21 +7,28 @@
 //! on its diagonal. So adapters know nothing of how a layer splits its rows, and work on any backend and
 //! any form of weights.
 //!
+//! In a group, a rank holds of a pair what it holds of the map: outputs of `up`, or inputs of `down`, whose products
+//! are summed over ranks before `up`.
+//!
 //! A step cuts its rows into runs of one adapter each. What a run adds is computed by the same products
 //! as everything else, row by row, so a sequence's bits do not depend on the adapters of others.
 
 use crate::batch::StepBatch;
 use crate::families::{self, GGUF_NAMES, HF_NAMES};
-use crate::inventory::{DecoderTensor, Projection, TensorId, TensorRole, WeightNames};
+use crate::inventory::{DecoderTensor, Projection, RankCut, TensorId, TensorRole, WeightNames};
 use crate::layer::scratch_widths;
+use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
+use crate::slice::MatSlice;
 use crate::spec::DecoderSpec;
 use crate::stored::to_f32;
+use crate::weights::Expanded;
 use ferrum_formats::{LoraFolder, LoraPair};
-use ferrum_kernels::{Act, Backend, GemmShape, RopeStyle, WeightPart};
+use ferrum_kernels::{Act, Backend, GemmShape, LlmBackend, MatShape, RopeStyle, WeightPart};
 use ferrum_types::{AdapterId, Error, Result, SrcDtype};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A map to which a pair of matrices adds.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +51,8 @@ fn maps_of(spec: &DecoderSpec, layer: usize, projection: Projection) -> Vec<Deco
 
 /// What an adapter adds to one projection.
 struct Delta<B: Backend> {
-    /// `[rank, cols]`.
-    down: B::Weight,
+    /// `[rank, cols]`; in a group, the sum over ranks where their inputs are cut.
+    down: Box<dyn Linear<B>>,
     /// `[rows, rank]`, scaled.
     up: B::Weight,
     rows: usize,
@@ -65,16 +72,17 @@ pub struct LoadedAdapter<B: Backend>(Adapter<B>);
 #[derive(Clone)]
 pub struct AdapterLoader<B: Backend> {
     pub(crate) device: B,
-    pub(crate) spec: DecoderSpec,
+    /// What the runner holds of the decoder; adapters are made for the whole.
+    pub(crate) cut: RankCut,
 }
 
-impl<B: Backend> AdapterLoader<B> {
+impl<B: LlmBackend> AdapterLoader<B> {
     /// Reads an adapter, holds it against the model, and writes it to the device.
     ///
     /// # Errors
     /// [`Error::Model`] names the module that does not fit the model; what the device says.
     pub fn load(&self, folder: &LoraFolder) -> Result<LoadedAdapter<B>> {
-        let adapter = Adapter::load(&self.device, &self.spec, folder)?;
+        let adapter = Adapter::load(&self.device, &self.cut, folder)?;
         folder.tensors().release();
         Ok(LoadedAdapter(adapter))
     }
@@ -86,8 +94,9 @@ type Placed<'a> = (LoraPair<'a>, RopeStyle);
 /// The pairs of one projection, in the order of its maps.
 type Parts<'a> = [Option<Placed<'a>>; 3];
 
-impl<B: Backend> Adapter<B> {
-    fn load(device: &B, spec: &DecoderSpec, folder: &LoraFolder) -> Result<Self> {
+impl<B: LlmBackend> Adapter<B> {
+    fn load(device: &B, cut: &RankCut, folder: &LoraFolder) -> Result<Self> {
+        let spec = cut.whole_spec();
         check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; 4]> = vec![Default::default(); spec.layers.len()];
         for pair in folder.pairs() {
@@ -106,15 +115,16 @@ impl<B: Backend> Adapter<B> {
                 let pairs = &parts[at as usize];
                 if pairs.iter().any(Option::is_some) {
                     let maps = maps_of(spec, layer, at);
-                    let style = spec.rope.style;
-                    deltas[at as usize] = Some(fuse(device, folder, pairs, (&maps, style))?);
+                    deltas[at as usize] = Some(fuse(device, folder, pairs, (&maps, cut))?);
                 }
             }
             layers.push(deltas);
         }
         Ok(Self { layers })
     }
+}
 
+impl<B: Backend> Adapter<B> {
     /// The largest rank of a projection.
     fn rank(&self) -> usize {
         let deltas = self.layers.iter().flatten().flatten();
@@ -233,30 +243,36 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
     })
 }
 
-/// One pair of matrices for a projection, whose maps pair up rows as `style`.
-fn fuse<B: Backend>(
+/// One pair of matrices for what a rank holds of a projection.
+fn fuse<B: LlmBackend>(
     device: &B,
     folder: &LoraFolder,
     pairs: &Parts<'_>,
-    (maps, style): (&[DecoderTensor], RopeStyle),
+    (maps, cut): (&[DecoderTensor], &RankCut),
 ) -> Result<Delta<B>> {
-    let shapes: Vec<_> = maps
+    let style = cut.whole_spec().rope.style;
+    let maps: Vec<_> = maps
         .iter()
-        .filter_map(|map| Some((map.matrix()?, map.rotated_heads)))
+        .filter_map(|map| {
+            let shape = map.matrix()?;
+            Some((shape, MatSlice::held(cut, map, shape), map.rotated_heads))
+        })
         .collect();
-    let rows = shapes.iter().map(|(shape, _)| shape.rows).sum::<usize>();
-    let cols = shapes.first().map_or(0, |(shape, _)| shape.cols);
+    let rows = maps.iter().map(|(_, held, _)| held.rows.len()).sum();
+    let cols = maps.first().map_or(0, |(_, held, _)| held.cols.len());
     let ranks = pairs.iter().flatten().map(|(pair, _)| pair.down.shape[0]);
     let rank = ranks.sum::<usize>();
     let mut down = Vec::with_capacity(rank * cols);
     let mut up = vec![0f32; rows * rank];
     let (mut first_row, mut first_rank) = (0, 0);
-    for (pair, (shape, heads)) in pairs.iter().zip(&shapes) {
+    for (pair, (shape, held, heads)) in pairs.iter().zip(&maps) {
         if let Some((pair, from_style)) = pair {
             let own = pair.down.shape[0];
-            down.extend(to_f32(folder.tensors(), &pair.down)?);
+            let values = to_f32(folder.tensors(), &pair.down)?;
+            let inputs = values.chunks_exact(shape.cols);
+            down.extend(inputs.flat_map(|row| &row[held.cols.clone()]));
             let values = to_f32(folder.tensors(), &pair.up)?;
-            for row in 0..shape.rows {
+            for (to, row) in held.rows.clone().enumerate() {
                 let from = match (from_style, style) {
                     (RopeStyle::HalfSplit, RopeStyle::Interleaved) => {
                         paired_row(row, shape.rows, *heads)
@@ -267,14 +283,14 @@ fn fuse<B: Backend>(
                     _ => row,
                 };
                 let from = &values[from * own..][..own];
-                let to = &mut up[(first_row + row) * rank + first_rank..][..own];
+                let to = &mut up[(first_row + to) * rank + first_rank..][..own];
                 for (to, from) in to.iter_mut().zip(from) {
                     *to = pair.scale * from;
                 }
             }
             first_rank += own;
         }
-        first_row += shape.rows;
+        first_row += held.rows.len();
     }
     let load = |values: &[f32], rows, cols| {
         let part = WeightPart {
@@ -284,8 +300,20 @@ fn fuse<B: Backend>(
         };
         device.from_weight_parts(&[part], cols)
     };
+    let part = MatrixLinear::<B, Expanded> {
+        weight: Arc::new(load(&down, rank, cols)?),
+        bias: None,
+        shape: MatShape { rows: rank, cols },
+    };
+    let summed = maps
+        .iter()
+        .any(|(shape, held, _)| held.cols.len() < shape.cols);
+    let (bias, place) = (None, Place::of(cut));
     Ok(Delta {
-        down: load(&down, rank, cols)?,
+        down: match summed {
+            true => Box::new(RowParallelLinear { part, bias, place }),
+            false => Box::new(part),
+        },
         up: load(&up, rows, rank)?,
         rows,
         rank,
@@ -432,10 +460,14 @@ impl<B: Backend> Delta<B> {
                 &*input
             }
         };
-        let shape = |n, k| GemmShape { rows, n, k };
+        let shape = GemmShape {
+            rows,
+            n: self.rows,
+            k: self.rank,
+        };
         // [rows, cols] → [rows, rank] → [rows, outputs]
-        B::gemm(ctx, x, &self.down, low, shape(self.rank, self.cols))?;
-        B::gemm(ctx, low, &self.up, delta, shape(self.rows, self.rank))?;
+        self.down.forward(ctx, x, low, rows)?;
+        B::gemm(ctx, low, &self.up, delta, shape)?;
         let len = rows * self.rows;
         if first == 0 {
             return B::add_inplace(ctx, out, delta, len);

@@ -4,10 +4,11 @@
 //! them in.
 
 use crate::experts::{ExpertSource, MoeWidths};
-use crate::inventory::{DecoderTensor, TensorRole, TensorShape};
+use crate::inventory::{DecoderTensor, RankCut, TensorRole, TensorShape};
 use crate::layer::scratch_widths;
 use crate::load::Model;
 use crate::runner::RunnerConfig;
+use crate::slice::MatSlice;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use crate::stored::Stored;
 use crate::weights::WeightPolicy;
@@ -46,7 +47,21 @@ pub fn memory_plan<K: KvDtypeKind>(
     policy: WeightPolicy,
     config: &RunnerConfig,
 ) -> MemoryPlan {
-    let spec = &model.spec;
+    rank_memory_plan::<K>(model, policy, config, &RankCut::whole(&model.spec))
+}
+
+/// Plans what one rank of a group takes.
+///
+/// Slices are counted by their share of a tensor, and in f32 where they end inside a block. That a device might
+/// expand a slice whose groups have become too small is not counted: [`Model::expanded_slices`] reads the slices
+/// to tell.
+pub fn rank_memory_plan<K: KvDtypeKind>(
+    model: &Model,
+    policy: WeightPolicy,
+    config: &RunnerConfig,
+    cut: &RankCut,
+) -> MemoryPlan {
+    let spec = &cut.rank_spec();
     let pool = config.pool_shape(spec);
     let layers = spec.layers.len() as u64;
     let layer_bytes = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
@@ -64,7 +79,7 @@ pub fn memory_plan<K: KvDtypeKind>(
         + 2 * config.max_logit_rows * spec.vocab_size
         + config.context * spec.rope.rot_dim;
     MemoryPlan {
-        weights: model.weight_bytes(policy),
+        weights: model.weight_bytes(policy, cut),
         kv_per_token: kv / tokens,
         kv,
         scratch: 4 * floats as u64,
@@ -126,10 +141,38 @@ impl Model {
     }
 
     /// Bytes of all weights once loaded.
-    fn weight_bytes(&self, policy: WeightPolicy) -> u64 {
+    fn weight_bytes(&self, policy: WeightPolicy, cut: &RankCut) -> u64 {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
-        let bytes = tensors.map(|tensor| self.loaded_bytes(&tensor, policy));
+        let bytes = tensors.map(|tensor| self.held_bytes(&tensor, policy, cut));
         bytes.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of what a rank holds of a tensor once loaded.
+    fn held_bytes(&self, tensor: &DecoderTensor, policy: WeightPolicy, cut: &RankCut) -> u64 {
+        let slice = cut.slice(tensor);
+        let share = |all: u64| {
+            let (part, whole) = (
+                slice.range.len() as u64,
+                tensor.shape.dims()[slice.dim] as u64,
+            );
+            all.saturating_mul(part) / whole.max(1)
+        };
+        let (shape, mut in_format) = (tensor.shape.matrix(), true);
+        if let (Some(shape), false) = (shape, cut.is_whole()) {
+            let at = MatSlice::held(cut, tensor, shape);
+            let mut check = |weights: QuantWeights<'_>| {
+                in_format &= at.keeps_format(&weights, shape.cols);
+            };
+            match self.stored(tensor) {
+                Ok(Stored::Matrix(weights)) => check(weights),
+                Ok(Stored::Experts(source)) => source.each(check),
+                Ok(Stored::Vector) | Err(_) => {}
+            }
+        }
+        share(match in_format {
+            true => self.loaded_bytes(tensor, policy),
+            false => 4 * tensor.shape.elements(),
+        })
     }
 
     /// Bytes of a tensor once loaded; of one that cannot be read, those that it takes in f32.

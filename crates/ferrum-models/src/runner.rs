@@ -3,6 +3,7 @@
 mod read;
 
 use crate::batch::{ChosenToken, StepBatch};
+use crate::inventory::RankCut;
 use crate::layer::{LayerWeights, Scratch, StepState, layer_forward};
 use crate::linear::{Embedding, Linear};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -117,6 +118,8 @@ pub struct DecoderWeights<B: LlmBackend> {
     pub(crate) layers: Vec<LayerWeights<B>>,
     pub(crate) final_norm: B::Buffer<f32>,
     pub(crate) lm_head: Box<dyn Linear<B>>,
+    /// What of the decoder they are.
+    pub(crate) cut: RankCut,
 }
 
 /// Runs a decoder on one device with a KV cache of element `K`.
@@ -336,8 +339,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let shape = state.shape;
         let decodes = shape.max_query_len == 1 && shape.seqs == shape.tokens;
         let steady = decodes && hidden_rows == 0;
-        // What adapters add depends on which rows want them, which no key says.
-        if steady && !adapted && !self.config.profile {
+        // What adapters add depends on which rows want them, which no key says. Collectives may go through the host,
+        // where a replay would leave them out.
+        let alone = B::world_size(ctx) == 1;
+        if steady && alone && !adapted && !self.config.profile {
             let key = graph_key(shape, logit_rows);
             B::run_graph(ctx, key, &mut body)?;
         } else {
@@ -359,7 +364,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     pub fn adapter_loader(&self) -> AdapterLoader<B> {
         AdapterLoader {
             device: B::device(&self.ctx).clone(),
-            spec: self.spec.clone(),
+            cut: self.weights.cut.clone(),
         }
     }
 
@@ -390,7 +395,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 
     /// Holds what is wanted against the batch, and the batch against this runner.
-    fn check(&self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
+    pub(crate) fn check(&self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
         let (found, rows) = (wanted.len(), batch.logit_rows.len());
         if found != rows {
             let reason = format!("{found} rows are wanted of a step with {rows} logit rows");

@@ -3,9 +3,11 @@
 use crate::checkpoint::{Checkpoint, block_type};
 use crate::experts::ExpertSource;
 use crate::inventory::{
-    DecoderTensor, TensorId, TensorLocation, TensorRole, TensorShape, of_expert,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, TensorId, TensorLocation, TensorRole,
+    TensorShape, of_expert,
 };
 use crate::load::Model;
+use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};
 use ferrum_kernels::{ExpertShape, MatShape, QuantPart, QuantWeights};
@@ -113,6 +115,81 @@ impl Model {
         let name = self.names.name(tensor.id);
         let name = name.ok_or_else(|| self.unnamed(tensor.id))?;
         require(self.tensors(), &name, &tensor.shape.dims())
+    }
+
+    /// What rank `rank` of `ranks` holds of the model. Parts end where the formats of the weights can be cut, as far
+    /// as there are enough such places; elsewhere the loader expands what it has to.
+    ///
+    /// # Errors
+    /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
+    pub fn cut(&self, rank: usize, ranks: usize) -> Result<RankCut> {
+        let layers = 0..self.spec.layers.len();
+        let borders = CutBorders {
+            tokens: self.borders_of(None, CutUnit::Tokens),
+            intermediate: layers
+                .map(|layer| self.borders_of(Some(layer), CutUnit::Intermediate))
+                .collect(),
+        };
+        RankCut::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
+            let path = self.tensors().path_hint().display();
+            Error::Model(format!("{path}: {reason}"))
+        })
+    }
+
+    /// The matrices that a device with this policy computes on as they are, and of which it expands the slice of a
+    /// rank to f32: the slice ends inside a block, or has groups that the device does not take. Reads those slices.
+    pub fn expanded_slices(&self, policy: WeightPolicy, cut: &RankCut) -> Vec<TensorId> {
+        let is_expanded = |tensor: &DecoderTensor| -> Result<bool> {
+            Ok(match (self.stored(tensor)?, tensor.shape) {
+                (Stored::Matrix(weights), TensorShape::Matrix(shape)) => {
+                    let at = MatSlice::held(cut, tensor, shape);
+                    let slice = Slice::new(&weights, shape.cols, &at)?;
+                    let expanded = matches!(slice, Slice::Values(..));
+                    policy.keeps(&weights) && (expanded || !policy.keeps(&slice.weights()))
+                }
+                (Stored::Experts(source), TensorShape::Stack(shape)) => {
+                    let (rows, cols) = (shape.n, shape.k);
+                    let at = MatSlice::held(cut, tensor, MatShape { rows, cols });
+                    let mut kept = true;
+                    source.each(|weights| kept &= at.keeps_format(&weights, cols));
+                    let slices = ExpertSlices::new(&source, shape, &at)?;
+                    let kept = kept && policy.keeps_experts(&slices.source());
+                    policy.keeps_experts(&source) && !kept
+                }
+                _ => false,
+            })
+        };
+        let all = self.spec.tensors();
+        // A matrix that cannot be read is for the loader to report.
+        let all = all.filter(|tensor| is_expanded(tensor).unwrap_or(false));
+        all.map(|tensor| tensor.id).collect()
+    }
+
+    /// Where all tensors can be cut of which `unit` is dealt out: between groups, else between packing units.
+    fn borders_of(&self, layer: Option<usize>, unit: CutUnit) -> Vec<usize> {
+        let mut all = Borders {
+            units: 1,
+            groups: 1,
+        };
+        let wanted =
+            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.id.cut_unit() == Some(unit);
+        for tensor in self.spec.tensors().filter(wanted) {
+            let cols = tensor.shape.dims().last().copied().unwrap_or(0);
+            let mut join = |weights: &QuantWeights<'_>| {
+                let (rows, columns) = borders(weights, cols);
+                all = all.and(match tensor.cut() {
+                    CutAxis::Columns => columns,
+                    _ => rows,
+                });
+            };
+            // A matrix that cannot be read is for the loader to report.
+            match self.stored(&tensor) {
+                Ok(Stored::Matrix(weights)) => join(&weights),
+                Ok(Stored::Experts(source)) => source.each(|weights| join(&weights)),
+                Ok(Stored::Vector) | Err(_) => {}
+            }
+        }
+        vec![all.groups, all.units]
     }
 
     fn unnamed(&self, id: TensorId) -> Error {

@@ -6,8 +6,8 @@ mod support;
 
 use ferrum_formats::ModelSource;
 use ferrum_models::{
-    CutAxis, DecoderTensor, Family, FeedForwardSpec, Model, TensorId, TensorLocation, TensorPart,
-    TensorRole, WeightNames, families::FAMILIES,
+    CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, Model,
+    RankCut, TensorId, TensorLocation, TensorPart, TensorRole, WeightNames, families::FAMILIES,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -194,7 +194,7 @@ fn what_adapters_name_are_the_linear_maps_outside_experts() {
 
 #[test]
 fn every_role_has_its_cut() {
-    use CutAxis::{Columns, Experts, Replicated, Rows, Vocabulary};
+    use CutAxis::{Columns, Replicated, Rows, Vocabulary};
     let table = [
         (TensorRole::TokenEmbedding, Vocabulary, None),
         (TensorRole::RopeDivisors, Replicated, None),
@@ -210,9 +210,9 @@ fn every_role_has_its_cut() {
         (TensorRole::Up, Rows, Some(Rows)),
         (TensorRole::Down, Columns, Some(Replicated)),
         (TensorRole::Router, Replicated, None),
-        (TensorRole::ExpertGate, Experts, None),
-        (TensorRole::ExpertUp, Experts, None),
-        (TensorRole::ExpertDown, Experts, None),
+        (TensorRole::ExpertGate, Rows, None),
+        (TensorRole::ExpertUp, Rows, None),
+        (TensorRole::ExpertDown, Columns, None),
         (TensorRole::FinalNorm, Replicated, None),
         (TensorRole::Output, Vocabulary, None),
     ];
@@ -220,6 +220,7 @@ fn every_role_has_its_cut() {
     for (role, weight, bias) in table {
         let id = TensorId::in_layer(0, role);
         assert_eq!(id.cut(), weight, "{role}");
+        assert_eq!(id.cut_unit().is_none(), weight == Replicated, "{role}");
         if let Some(bias) = bias {
             assert_eq!(id.bias().cut(), bias, "bias of the {role}");
         }
@@ -227,78 +228,134 @@ fn every_role_has_its_cut() {
 }
 
 /// How often each element of a tensor is held by some rank.
-fn held(tensor: &DecoderTensor, ranks: usize) -> Result<Vec<usize>, String> {
+fn held(tensor: &DecoderTensor, cuts: &[RankCut]) -> Vec<usize> {
     let dims = tensor.shape.dims();
     let mut held = vec![0; dims.iter().product()];
-    for rank in 0..ranks {
-        let slice = tensor.slice(rank, ranks)?;
+    for cut in cuts {
+        let slice = cut.slice(tensor);
+        assert!(!slice.range.is_empty(), "{}", tensor.id);
         let inner: usize = dims[slice.dim + 1..].iter().product();
         for (i, count) in held.iter_mut().enumerate() {
             let at = i / inner % dims[slice.dim];
             *count += usize::from(slice.range.contains(&at));
         }
     }
-    Ok(held)
+    held
 }
 
 #[test]
 fn slices_make_the_whole() {
-    let (mut cut, mut refused) = (BTreeMap::<_, usize>::new(), 0);
+    let mut cut = BTreeMap::<_, usize>::new();
     for dir in fixture_dirs() {
-        let spec = open(&dir).spec;
+        let model = open(&dir);
         for ranks in [1, 2, 3] {
-            for tensor in spec.tensors() {
+            let cuts: Vec<_> = (0..ranks).map(|r| model.cut(r, ranks).unwrap()).collect();
+            let specs: Vec<_> = cuts.iter().map(RankCut::rank_spec).collect();
+            for spec in &specs {
+                assert_eq!(spec.validate(), Ok(()), "{}", dir.display());
+                assert_eq!(ranks == 1, *spec == model.spec);
+            }
+            for tensor in model.spec.tensors() {
                 let axis = tensor.cut();
-                let whole = match axis {
-                    CutAxis::Replicated => ranks,
-                    _ => 1,
+                let held = held(&tensor, &cuts);
+                let fits = match (axis, tensor.id.cut_unit()) {
+                    (CutAxis::Replicated, _) => held.iter().all(|&n| n == ranks),
+                    // Some ranks may hold the same one.
+                    (_, Some(CutUnit::KvHeads)) => held.iter().all(|&n| n >= 1),
+                    _ => held.iter().all(|&n| n == 1),
                 };
-                match held(&tensor, ranks) {
-                    Ok(held) => {
-                        assert!(held.iter().all(|&n| n == whole), "{}: {ranks}", tensor.id);
-                        *cut.entry((ranks, format!("{axis:?}"))).or_default() += 1;
+                assert!(fits, "{}: {}: {ranks}", dir.display(), tensor.id);
+                *cut.entry((ranks, format!("{axis:?}"))).or_default() += 1;
+                // A rank's own spec has the same tensor, but for the vocabulary, which it puts together again.
+                for (cut, spec) in cuts.iter().zip(&specs) {
+                    let mut dims = tensor.shape.dims();
+                    let slice = cut.slice(&tensor);
+                    if axis != CutAxis::Vocabulary {
+                        dims[slice.dim] = slice.range.len();
                     }
-                    Err(reason) => {
-                        assert!(reason.contains(&tensor.id.to_string()), "{reason}");
-                        assert!(ranks > 1, "{reason}");
-                        refused += 1;
-                    }
+                    let own = spec.tensor(tensor.id).unwrap();
+                    assert_eq!(own.shape.dims(), dims, "{}", tensor.id);
                 }
             }
         }
     }
-    for ranks in [1, 2, 3] {
-        for axis in ["Replicated", "Rows", "Columns", "Vocabulary", "Experts"] {
-            // No fixture has experts by three.
-            let found = cut.contains_key(&(ranks, axis.to_owned()));
-            assert!(found || (ranks, axis) == (3, "Experts"), "{ranks}: {axis}");
-        }
-    }
-    assert!(refused > 0);
+    assert_eq!(cut.len(), 3 * 4, "{cut:?}");
 }
 
 #[test]
 fn heads_are_not_cut() {
-    let spec = open(&fixtures().join("llama3-tied")).spec;
-    let tensor = |role| spec.tensor(TensorId::in_layer(0, role)).unwrap();
+    let model = open(&fixtures().join("llama3-tied"));
+    let tensor = |role| model.spec.tensor(TensorId::in_layer(0, role)).unwrap();
     let (query, key) = (tensor(TensorRole::Query), tensor(TensorRole::Key));
-    let ranks = key.rotated_heads;
-    for tensor in [query, key] {
+    let (heads, kv_heads) = (query.rotated_heads, key.rotated_heads);
+    assert_eq!((heads, kv_heads), (6, 2));
+    for ranks in 1..=heads {
         for rank in 0..ranks {
-            let slice = tensor.slice(rank, ranks).unwrap();
-            assert_eq!(slice.range.start % tensor.unit, 0);
-            assert_eq!(slice.range.len() % tensor.unit, 0);
+            let cut = model.cut(rank, ranks).unwrap();
+            for tensor in [query, key] {
+                let slice = cut.slice(&tensor);
+                assert_eq!(slice.range.start % tensor.unit, 0);
+                assert_eq!(slice.range.len() % tensor.unit, 0);
+            }
+            // The query heads of a rank read the kv heads that it holds.
+            let of = |tensor: &DecoderTensor| {
+                let range = cut.slice(tensor).range;
+                range.start / tensor.unit..range.end / tensor.unit
+            };
+            let (queries, keys) = (of(&query), of(&key));
+            for head in queries {
+                assert!(
+                    keys.contains(&(head / (heads / kv_heads))),
+                    "{rank} of {ranks}"
+                );
+            }
         }
     }
-    // As many rows as ranks, but not as many heads.
-    let most = 2 * ranks;
-    assert_eq!(key.shape.dims()[0] % most, 0);
-    let reason = key.slice(0, most).unwrap_err();
+    let refused = model.cut(0, heads + 1).unwrap_err().to_string();
+    let expected = "layer 0: found 6 query heads over 2 kv heads, expected at least 7 query heads for as many ranks";
+    assert!(refused.ends_with(expected), "{refused}");
+    assert!(model.cut(2, 2).is_err());
+}
+
+#[test]
+fn too_small_a_decoder_is_refused_with_its_sizes() {
+    let spec = open(&fixtures().join("llama3-tied")).spec;
+    let cut = |spec: &DecoderSpec, ranks| RankCut::new(spec, &CutBorders::default(), (0, ranks));
+    let mut narrow = spec.clone();
+    if let FeedForwardSpec::GatedMlp(mlp) = &mut narrow.layers[1].feed_forward {
+        mlp.intermediate = 2;
+    }
+    assert!(cut(&narrow, 2).is_ok());
+    let reason = cut(&narrow, 3).unwrap_err();
     assert_eq!(
         reason,
-        format!(
-            "layer 0, key projection: found {ranks} heads, expected a multiple of {most} for as many ranks"
-        )
+        "layer 1: found a feed-forward of 2 elements, expected at least 3 for as many ranks"
     );
-    assert!(key.slice(2, 2).is_err());
+    let vocab_size = 2;
+    let reason = cut(&DecoderSpec { vocab_size, ..spec }, 3).unwrap_err();
+    assert_eq!(
+        reason,
+        "found a vocabulary of 2 tokens, expected at least 3 for as many ranks"
+    );
+}
+
+/// Formats of blocks are cut between blocks, where there are enough of them.
+#[test]
+fn widths_are_cut_where_formats_can_be() {
+    let cases = [
+        ("llama-quantized/model-q8_0.gguf", 32),
+        ("llama-awq", 32),
+        ("llama-fp8-block", 32),
+    ];
+    for (name, border) in cases {
+        let model = open(&fixtures().join(name));
+        let gate = model
+            .spec
+            .tensor(TensorId::in_layer(0, TensorRole::Gate))
+            .unwrap();
+        for (rank, ranks) in [(0, 2), (1, 2), (0, 3), (2, 3)] {
+            let range = model.cut(rank, ranks).unwrap().slice(&gate).range;
+            assert_eq!((range.start % border, range.end % border), (0, 0), "{name}");
+        }
+    }
 }

@@ -1,10 +1,16 @@
-//! How a tensor is cut for ranks that compute one model together.
+//! How a decoder is cut for ranks that compute it together.
 //!
-//! The cut is that of Megatron-LM: a product that widens keeps some of its outputs, the product after it
-//! takes the inputs that come of those, and the sum over ranks is the whole. Rows of the vocabulary and
-//! whole experts are dealt out. What all ranks need is replicated.
+//! The cut is that of Megatron-LM (Shoeybi et al., 2019, "Megatron-LM: Training Multi-Billion Parameter Language
+//! Models Using Model Parallelism"): a product that widens keeps some of its outputs, the product after it takes the
+//! inputs that come of those, and the sum over ranks is the whole. Four things are dealt out: query heads, key and
+//! value heads, the elements between the projections of a feed-forward (of every expert alike), and the rows of the
+//! vocabulary. What all ranks need is replicated.
+//!
+//! Parts need not be equal. Heads are dealt out whole. Where there are fewer key and value heads than ranks, some
+//! ranks hold the same one, and share the query heads that read it.
 
-use super::{DecoderTensor, TensorId, TensorPart, TensorRole};
+use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
 use std::ops::Range;
 
 /// Along what a tensor is cut.
@@ -12,14 +18,25 @@ use std::ops::Range;
 pub enum CutAxis {
     /// Not at all: every rank holds it. A bias that is added to a sum over ranks is added once.
     Replicated,
-    /// Output features: rows of a matrix, elements of a bias.
+    /// Output features: rows of a matrix or of each matrix of a stack, elements of a bias.
     Rows,
     /// Input features: columns of a matrix, whose products are summed over ranks.
     Columns,
     /// Tokens: rows of a table.
     Vocabulary,
-    /// Whole experts: matrices of a stack.
-    Experts,
+}
+
+/// What is dealt out among ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutUnit {
+    /// Query heads.
+    Heads,
+    /// Key and value heads.
+    KvHeads,
+    /// Elements between the projections of a feed-forward.
+    Intermediate,
+    /// Tokens of the vocabulary.
+    Tokens,
 }
 
 impl TensorId {
@@ -27,29 +44,61 @@ impl TensorId {
     pub fn cut(self) -> CutAxis {
         match (self.role, self.part) {
             (TensorRole::TokenEmbedding | TensorRole::Output, _) => CutAxis::Vocabulary,
-            (TensorRole::Query | TensorRole::Key | TensorRole::Value, _) => CutAxis::Rows,
-            (TensorRole::Gate | TensorRole::Up, _) => CutAxis::Rows,
-            (TensorRole::AttentionOutput | TensorRole::Down, TensorPart::Weight) => {
-                CutAxis::Columns
-            }
-            (TensorRole::AttentionOutput | TensorRole::Down, TensorPart::Bias) => {
-                CutAxis::Replicated
-            }
-            (TensorRole::ExpertGate | TensorRole::ExpertUp | TensorRole::ExpertDown, _) => {
-                CutAxis::Experts
-            }
+            (
+                TensorRole::Query
+                | TensorRole::Key
+                | TensorRole::Value
+                | TensorRole::Gate
+                | TensorRole::Up
+                | TensorRole::ExpertGate
+                | TensorRole::ExpertUp,
+                _,
+            ) => CutAxis::Rows,
+            (
+                TensorRole::AttentionOutput | TensorRole::Down | TensorRole::ExpertDown,
+                TensorPart::Weight,
+            ) => CutAxis::Columns,
+            (
+                TensorRole::AttentionOutput | TensorRole::Down | TensorRole::ExpertDown,
+                TensorPart::Bias,
+            ) => CutAxis::Replicated,
             (
                 TensorRole::RopeDivisors
                 | TensorRole::AttentionNorm
                 | TensorRole::QueryNorm
                 | TensorRole::KeyNorm
                 | TensorRole::FeedForwardNorm
-                // Small, and every rank has to know where each token goes.
+                // Small, and every rank has to choose the same experts.
                 | TensorRole::Router
                 | TensorRole::FinalNorm,
                 _,
             ) => CutAxis::Replicated,
         }
+    }
+
+    /// What its cut dimension is made of; `None` for a tensor that is replicated.
+    pub fn cut_unit(self) -> Option<CutUnit> {
+        if self.cut() == CutAxis::Replicated {
+            return None;
+        }
+        Some(match self.role {
+            TensorRole::TokenEmbedding | TensorRole::Output => CutUnit::Tokens,
+            TensorRole::Query | TensorRole::AttentionOutput => CutUnit::Heads,
+            TensorRole::Key | TensorRole::Value => CutUnit::KvHeads,
+            TensorRole::Gate
+            | TensorRole::Up
+            | TensorRole::Down
+            | TensorRole::ExpertGate
+            | TensorRole::ExpertUp
+            | TensorRole::ExpertDown => CutUnit::Intermediate,
+            TensorRole::RopeDivisors
+            | TensorRole::AttentionNorm
+            | TensorRole::QueryNorm
+            | TensorRole::KeyNorm
+            | TensorRole::FeedForwardNorm
+            | TensorRole::Router
+            | TensorRole::FinalNorm => return None,
+        })
     }
 }
 
@@ -62,53 +111,223 @@ pub struct TensorSlice {
     pub range: Range<usize>,
 }
 
+/// Where the formats of a model's weights are cut without being expanded: sizes of which borders are multiples, best
+/// first. The first that gives every rank something counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CutBorders {
+    /// For rows of the vocabulary.
+    pub tokens: Vec<usize>,
+    /// For the elements between the projections of each layer's feed-forward.
+    pub intermediate: Vec<Vec<usize>>,
+}
+
+/// What one rank of a group holds of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankCut {
+    rank: usize,
+    spec: DecoderSpec,
+    /// Rows of the vocabulary of every rank.
+    tokens: Vec<Range<usize>>,
+    layers: Vec<LayerCut>,
+}
+
+/// What a rank holds of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LayerCut {
+    heads: Range<usize>,
+    kv_heads: Range<usize>,
+    intermediate: Range<usize>,
+}
+
+impl RankCut {
+    /// The cut of a rank that is alone: everything.
+    pub fn whole(spec: &DecoderSpec) -> Self {
+        let layers = spec.layers.iter().map(|layer| {
+            let AttentionSpec::Gqa(gqa) = &layer.attention;
+            LayerCut {
+                heads: 0..gqa.heads,
+                kv_heads: 0..gqa.kv_heads,
+                intermediate: 0..intermediate(&layer.feed_forward),
+            }
+        });
+        let tokens = 0..spec.vocab_size;
+        Self {
+            rank: 0,
+            spec: spec.clone(),
+            tokens: std::iter::once(tokens).collect(),
+            layers: layers.collect(),
+        }
+    }
+
+    /// What rank `rank` of `ranks` holds of a decoder whose formats have these borders.
+    ///
+    /// # Errors
+    /// Which layer has how many heads, elements or tokens, where that is fewer than ranks.
+    pub fn new(
+        spec: &DecoderSpec,
+        borders: &CutBorders,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Self, String> {
+        if rank >= ranks {
+            return Err(format!("rank {rank} of {ranks} does not exist"));
+        }
+        let tokens = deal(spec.vocab_size, &borders.tokens, ranks).ok_or_else(|| {
+            let found = spec.vocab_size;
+            format!(
+                "found a vocabulary of {found} tokens, expected at least {ranks} for as many ranks"
+            )
+        })?;
+        let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
+            let AttentionSpec::Gqa(gqa) = &layer.attention;
+            let (heads, kv_heads) = heads(gqa, (rank, ranks))
+                .map_err(|reason| format!("layer {index}: {reason}"))?;
+            let inner = intermediate(&layer.feed_forward);
+            let borders = borders.intermediate.get(index).map_or(&[][..], Vec::as_slice);
+            let inner = deal(inner, borders, ranks).ok_or_else(|| {
+                format!(
+                    "layer {index}: found a feed-forward of {inner} elements, expected at least {ranks} for \
+                     as many ranks"
+                )
+            })?;
+            Ok(LayerCut {
+                heads,
+                kv_heads,
+                intermediate: inner[rank].clone(),
+            })
+        });
+        let layers = layers.collect::<Result<_, String>>()?;
+        Ok(Self {
+            rank,
+            spec: spec.clone(),
+            tokens,
+            layers,
+        })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks of the group.
+    pub fn ranks(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there is one rank, which holds everything.
+    pub fn is_whole(&self) -> bool {
+        self.ranks() == 1
+    }
+
+    /// The decoder that is cut.
+    pub fn whole_spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The rows of the vocabulary that this rank holds.
+    pub fn tokens(&self) -> Range<usize> {
+        self.tokens[self.rank].clone()
+    }
+
+    /// How many rows of the vocabulary each rank holds.
+    pub fn token_counts(&self) -> Vec<usize> {
+        self.tokens.iter().map(Range::len).collect()
+    }
+
+    /// The decoder as this rank computes it: fewer heads and a narrower feed-forward, and the whole vocabulary,
+    /// whose rows are put together again by its weights.
+    pub fn rank_spec(&self) -> DecoderSpec {
+        let mut spec = self.spec.clone();
+        for (layer, cut) in spec.layers.iter_mut().zip(&self.layers) {
+            let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+            gqa.heads = cut.heads.len();
+            gqa.kv_heads = cut.kv_heads.len();
+            match &mut layer.feed_forward {
+                FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate = cut.intermediate.len(),
+                FeedForwardSpec::Moe(moe) => moe.intermediate = cut.intermediate.len(),
+            }
+        }
+        spec
+    }
+
+    /// What this rank holds of a tensor of the decoder.
+    pub fn slice(&self, tensor: &DecoderTensor) -> TensorSlice {
+        let dims = tensor.shape.dims();
+        let dim = match (tensor.cut(), tensor.shape) {
+            (CutAxis::Columns, _) => dims.len() - 1,
+            (CutAxis::Rows, TensorShape::Stack(_)) => 1,
+            (CutAxis::Replicated | CutAxis::Rows | CutAxis::Vocabulary, _) => 0,
+        };
+        let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
+        let units = match (tensor.id.cut_unit(), layer) {
+            (Some(CutUnit::Tokens), _) => self.tokens(),
+            (Some(CutUnit::Heads), Some(layer)) => layer.heads.clone(),
+            (Some(CutUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
+            (Some(CutUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
+            (None, _) | (Some(_), None) => {
+                let range = 0..dims[dim];
+                return TensorSlice { dim, range };
+            }
+        };
+        let unit = tensor.unit.max(1);
+        TensorSlice {
+            dim,
+            range: units.start * unit..units.end * unit,
+        }
+    }
+}
+
 impl DecoderTensor {
     /// Along what it is cut.
     pub fn cut(&self) -> CutAxis {
         self.id.cut()
     }
+}
 
-    /// What rank `rank` of `ranks` holds. Rows of the vocabulary may be fewer on the last ranks, all else
-    /// is cut into equal parts. Formats of blocks also ask that columns are cut between blocks, which is
-    /// for whoever knows the format to see to.
-    ///
-    /// # Errors
-    /// Which tensor has how many of what that do not divide by `ranks`.
-    pub fn slice(&self, rank: usize, ranks: usize) -> Result<TensorSlice, String> {
-        if rank >= ranks {
-            return Err(format!("rank {rank} of {ranks} does not exist"));
-        }
-        let dims = self.shape.dims();
-        let cut = self.cut();
-        let dim = match cut {
-            CutAxis::Columns => dims.len() - 1,
-            CutAxis::Replicated | CutAxis::Rows | CutAxis::Vocabulary | CutAxis::Experts => 0,
-        };
-        let size = dims[dim];
-        let range = match cut {
-            CutAxis::Replicated => 0..size,
-            CutAxis::Vocabulary => {
-                let each = size.div_ceil(ranks);
-                (rank * each).min(size)..((rank + 1) * each).min(size)
-            }
-            CutAxis::Rows | CutAxis::Columns | CutAxis::Experts => {
-                let units = size / self.unit.max(1);
-                if !units.is_multiple_of(ranks) {
-                    let what = match cut {
-                        CutAxis::Experts => "experts",
-                        _ if self.unit > 1 => "heads",
-                        CutAxis::Columns => "columns",
-                        _ => "rows",
-                    };
-                    return Err(format!(
-                        "{}: found {units} {what}, expected a multiple of {ranks} for as many ranks",
-                        self.id
-                    ));
-                }
-                let each = size / ranks;
-                rank * each..(rank + 1) * each
-            }
-        };
-        Ok(TensorSlice { dim, range })
+fn intermediate(feed_forward: &FeedForwardSpec) -> usize {
+    match feed_forward {
+        FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate,
+        FeedForwardSpec::Moe(moe) => moe.intermediate,
     }
+}
+
+/// Parts of `total` that differ by at most one unit, at multiples of the first of `units` (or of 1) that gives every
+/// rank something; `None` when there are fewer elements than ranks.
+fn deal(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>> {
+    let enough = |unit: &usize| *unit > 0 && total.div_ceil(*unit) >= ranks;
+    let unit = units.iter().copied().chain([1]).find(enough)?;
+    let count = total.div_ceil(unit);
+    let border = |rank: usize| (count * rank / ranks * unit).min(total);
+    Some((0..ranks).map(|r| border(r)..border(r + 1)).collect())
+}
+
+/// Query heads, and key and value heads, of a rank.
+fn heads(
+    gqa: &GqaSpec,
+    (rank, ranks): (usize, usize),
+) -> Result<(Range<usize>, Range<usize>), String> {
+    let (heads, kv_heads) = (gqa.heads, gqa.kv_heads);
+    let of_each = heads / kv_heads.max(1);
+    let fail = || {
+        format!(
+            "found {heads} query heads over {kv_heads} kv heads, expected at least {ranks} query heads for \
+             as many ranks"
+        )
+    };
+    // Every rank says so, whatever it would get.
+    if ranks > heads {
+        return Err(fail());
+    }
+    if let Some(parts) = deal(kv_heads, &[], ranks) {
+        let kv = parts[rank].clone();
+        return Ok((kv.start * of_each..kv.end * of_each, kv));
+    }
+    // The ranks are dealt out over the kv heads, and the query heads of each over its ranks.
+    let owners = deal(ranks, &[], kv_heads).ok_or_else(fail)?;
+    let find = owners.iter().position(|owners| owners.contains(&rank));
+    let (kv, owners) = find.map(|kv| (kv, &owners[kv])).ok_or_else(fail)?;
+    let shares = deal(of_each, &[], owners.len()).ok_or_else(fail)?;
+    let share = &shares[rank - owners.start];
+    let first = kv * of_each;
+    Ok((first + share.start..first + share.end, kv..kv + 1))
 }

@@ -1,14 +1,14 @@
 //! The inventory: every tensor of a decoder, with its role, its shape, its names and how it is cut.
 //!
-//! The loader, the memory plan, LoRA adapters and the quantiser need the same list of tensors, and so
-//! will ranks that share a model. It is written here once, in [`DecoderSpec::tensors`], from the spec
+//! The loader, the memory plan, LoRA adapters, the quantiser and ranks that share a model need the same list of
+//! tensors. It is written here once, in [`DecoderSpec::tensors`], from the spec
 //! alone; what files call a tensor is asked of their [`WeightNames`](crate::WeightNames). This module
 //! reads no file and knows no device.
 
 mod cut;
 mod names;
 
-pub use cut::{CutAxis, TensorSlice};
+pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{ExpertNames, TensorLocation, WeightNames};
 
@@ -257,6 +257,15 @@ impl TensorShape {
             Self::Vector(len) => vec![len],
             Self::Matrix(MatShape { rows, cols }) => vec![rows, cols],
             Self::Stack(ExpertShape { experts, n, k }) => vec![experts, n, k],
+        }
+    }
+
+    /// Rows and columns of a matrix, or of each matrix of a stack; `None` for a vector.
+    pub(crate) fn matrix(&self) -> Option<MatShape> {
+        match *self {
+            Self::Vector(_) => None,
+            Self::Matrix(shape) => Some(shape),
+            Self::Stack(ExpertShape { n, k, .. }) => Some(MatShape { rows: n, cols: k }),
         }
     }
 

@@ -1,0 +1,704 @@
+//! A rank's slice of a stored weight, in the format of its file.
+//!
+//! Rows of a format that is stored row by row are a view of the file; everything else is copied once, matrix by matrix,
+//! while it is loaded. Formats are cut between their packing units. Groups and blocks that share a scale may be cut
+//! inside: the slice then has smaller groups, of which several have the same scale, so it stands for exactly the
+//! same numbers. A slice that begins or ends inside a packing unit (columns inside a ggml block, outputs inside a
+//! word of codes) is expanded to f32. [`borders`] says where neither is needed.
+
+use crate::experts::ExpertSource;
+use crate::inventory::{CutAxis, DecoderTensor, RankCut};
+use ferrum_kernels::{
+    AwqWeights, ExpertShape, Fp8Weights, GptqWeights, MatShape, PackedWeights, PackedZeros,
+    QuantPart, QuantWeights,
+};
+use ferrum_types::{Error, GgufQuantType, Result};
+use std::borrow::Cow;
+use std::ops::Range;
+
+const OP: &str = "slice_weight";
+
+/// What a rank holds of a matrix: rows and columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MatSlice {
+    pub(crate) rows: Range<usize>,
+    pub(crate) cols: Range<usize>,
+}
+
+impl MatSlice {
+    /// What a rank holds of a matrix of this shape, or of each such matrix of a stack.
+    pub(crate) fn held(cut: &RankCut, tensor: &DecoderTensor, shape: MatShape) -> Self {
+        let (rows, cols, part) = (0..shape.rows, 0..shape.cols, cut.slice(tensor).range);
+        match tensor.cut() {
+            CutAxis::Columns => Self { rows, cols: part },
+            CutAxis::Rows | CutAxis::Vocabulary => Self { rows: part, cols },
+            CutAxis::Replicated => Self { rows, cols },
+        }
+    }
+
+    /// Whether a weight with rows of `cols` numbers has such a slice in its own format.
+    pub(crate) fn keeps_format(&self, weights: &QuantWeights<'_>, cols: usize) -> bool {
+        aligned(weights, cols, self) == *self
+    }
+
+    pub(crate) fn shape(&self) -> MatShape {
+        MatShape {
+            rows: self.rows.len(),
+            cols: self.cols.len(),
+        }
+    }
+}
+
+/// A slice of a stored weight.
+pub(crate) enum Slice<'a> {
+    /// All of it, or whole rows as they lie.
+    View(QuantWeights<'a>),
+    /// The same scheme with smaller sizes; its tensors are these, in the order of the struct's fields.
+    Gathered(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
+    /// Expanded: numbers and rows.
+    Values(Vec<f32>, usize),
+}
+
+impl<'a> Slice<'a> {
+    /// The slice `at` of a weight with rows of `cols` numbers.
+    ///
+    /// # Errors
+    /// What is wrong with the weight's sizes, when it has to be expanded.
+    pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, at: &MatSlice) -> Result<Self> {
+        let whole = MatSlice {
+            rows: 0..weights.rows(),
+            cols: 0..cols,
+        };
+        if *at == whole {
+            return Ok(Self::View(*weights));
+        }
+        let hull = aligned(weights, cols, at);
+        if hull == *at {
+            return cut(weights, cols, at);
+        }
+        // The smallest slice around it that can be cut, less what is too much.
+        let around = cut(weights, cols, &hull)?;
+        let width = hull.cols.len();
+        let values = around.weights().expand(OP, width)?;
+        let first = at.cols.start - hull.cols.start;
+        let rows = values.chunks_exact(width);
+        let rows = rows
+            .skip(at.rows.start - hull.rows.start)
+            .take(at.rows.len());
+        let values = rows.flat_map(|row| &row[first..][..at.cols.len()]);
+        Ok(Self::Values(values.copied().collect(), at.rows.len()))
+    }
+
+    /// The slice as a weight of its own.
+    pub(crate) fn weights(&self) -> QuantWeights<'_> {
+        let (form, [a, b, c, d]) = match self {
+            Self::View(weights) => return *weights,
+            Self::Values(values, rows) => {
+                return QuantWeights::Gguf(QuantPart {
+                    bytes: bytemuck::cast_slice(values),
+                    ty: GgufQuantType::F32,
+                    rows: *rows,
+                });
+            }
+            Self::Gathered(form, tensors) => (*form, tensors),
+        };
+        match form {
+            QuantWeights::Gguf(form) => QuantWeights::Gguf(QuantPart { bytes: a, ..form }),
+            QuantWeights::Gptq(form) => QuantWeights::Gptq(GptqWeights {
+                qweight: a,
+                qzeros: b,
+                scales: c,
+                g_idx: form.g_idx.map(|_| &**d),
+                ..form
+            }),
+            QuantWeights::Awq(form) => QuantWeights::Awq(AwqWeights {
+                qweight: a,
+                qzeros: b,
+                scales: c,
+                ..form
+            }),
+            QuantWeights::Packed(form) => QuantWeights::Packed(PackedWeights {
+                codes: a,
+                scales: b,
+                zeros: match form.zeros {
+                    PackedZeros::None => PackedZeros::None,
+                    PackedZeros::Words(_) => PackedZeros::Words(c),
+                    PackedZeros::Bytes(_) => PackedZeros::Bytes(c),
+                },
+                g_idx: form.g_idx.map(|_| &**d),
+                ..form
+            }),
+            QuantWeights::Fp8(form) => QuantWeights::Fp8(Fp8Weights {
+                codes: a,
+                scales: b,
+                ..form
+            }),
+        }
+    }
+}
+
+/// Slices of the matrices of a layer's experts.
+pub(crate) enum ExpertSlices<'a> {
+    /// One stack, gathered: bytes, type and rows of all experts.
+    Stack(Vec<u8>, GgufQuantType, usize),
+    /// A matrix for each expert.
+    Each(Vec<Slice<'a>>),
+}
+
+impl<'a> ExpertSlices<'a> {
+    /// The slice `at` of each expert's matrix.
+    ///
+    /// # Errors
+    /// Those of [`Slice::new`].
+    pub(crate) fn new(
+        source: &ExpertSource<'a>,
+        shape: ExpertShape,
+        at: &MatSlice,
+    ) -> Result<Self> {
+        let part = match source {
+            ExpertSource::Each(all) => {
+                let all = all.iter().map(|one| Slice::new(one, shape.k, at));
+                return Ok(Self::Each(all.collect::<Result<_>>()?));
+            }
+            ExpertSource::Stack(part) => part,
+        };
+        let each = part.bytes.len() / shape.experts.max(1);
+        let (mut bytes, mut ty) = (Vec::new(), part.ty);
+        for expert in part.bytes.chunks_exact(each.max(1)) {
+            let one = QuantWeights::Gguf(QuantPart {
+                bytes: expert,
+                ty: part.ty,
+                rows: shape.n,
+            });
+            let slice = Slice::new(&one, shape.k, at)?;
+            if let QuantWeights::Gguf(part) = slice.weights() {
+                bytes.extend_from_slice(part.bytes);
+                ty = part.ty;
+            }
+        }
+        Ok(Self::Stack(bytes, ty, shape.experts * at.rows.len()))
+    }
+
+    /// The slices as experts of their own.
+    pub(crate) fn source(&self) -> ExpertSource<'_> {
+        match self {
+            Self::Stack(bytes, ty, rows) => ExpertSource::Stack(QuantPart {
+                bytes,
+                ty: *ty,
+                rows: *rows,
+            }),
+            Self::Each(all) => ExpertSource::Each(all.iter().map(Slice::weights).collect()),
+        }
+    }
+}
+
+/// Where a weight can be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Borders {
+    /// Between packing units: elsewhere a slice has to be expanded.
+    pub(crate) units: usize,
+    /// Between groups too: elsewhere groups become smaller, which kernels may not take.
+    pub(crate) groups: usize,
+}
+
+impl Borders {
+    fn new(units: usize, group: usize, size: usize) -> Self {
+        // A group as long as the row, or longer, is cut anyway.
+        let group = if group < size { group.max(1) } else { 1 };
+        Self {
+            units,
+            groups: lcm(units, group),
+        }
+    }
+
+    /// Where both can be cut.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            units: lcm(self.units, other.units),
+            groups: lcm(self.groups, other.groups),
+        }
+    }
+}
+
+/// Where rows and columns of a weight with rows of `cols` numbers can be cut.
+pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (Borders, Borders) {
+    let unit = |units| Borders::new(units, 1, 0);
+    match weights {
+        QuantWeights::Gguf(part) => (unit(1), unit(part.ty.block_len())),
+        QuantWeights::Gptq(layer) => {
+            let (codes, _) = gptq_unit(layer.bits);
+            let group = if layer.g_idx.is_some() {
+                1
+            } else {
+                layer.group_size
+            };
+            (unit(codes), Borders::new(codes, group, cols))
+        }
+        QuantWeights::Awq(layer) => (unit(8), Borders::new(1, layer.group_size, cols)),
+        QuantWeights::Packed(layer) => {
+            let codes = per_word(layer);
+            let group = if layer.g_idx.is_some() {
+                1
+            } else {
+                layer.group_size
+            };
+            let rows = match layer.zeros {
+                PackedZeros::Words(_) => codes,
+                PackedZeros::None | PackedZeros::Bytes(_) => 1,
+            };
+            (unit(rows), Borders::new(codes, group, cols))
+        }
+        QuantWeights::Fp8(layer) => {
+            let [rows, width] = layer.block;
+            (
+                Borders::new(1, rows, layer.out_features),
+                Borders::new(1, width, cols),
+            )
+        }
+    }
+}
+
+/// The smallest slice around `at` that can be cut without being expanded.
+fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatSlice) -> MatSlice {
+    let (row, col) = borders(weights, cols);
+    let hull = |range: &Range<usize>, unit: usize, size: usize| {
+        range.start / unit * unit..range.end.next_multiple_of(unit).min(size)
+    };
+    MatSlice {
+        rows: hull(&at.rows, row.units.max(1), weights.rows()),
+        cols: hull(&at.cols, col.units.max(1), cols),
+    }
+}
+
+/// A slice between packing units.
+fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatSlice) -> Result<Slice<'a>> {
+    match weights {
+        QuantWeights::Gguf(part) => cut_blocks(part, cols, at),
+        QuantWeights::Gptq(layer) => Ok(cut_gptq(layer, at)),
+        QuantWeights::Awq(layer) => Ok(cut_awq(layer, at)),
+        QuantWeights::Packed(layer) => Ok(cut_packed(layer, at)),
+        QuantWeights::Fp8(layer) => Ok(cut_fp8(layer, at)),
+    }
+}
+
+fn cut_blocks<'a>(part: &QuantPart<'a>, cols: usize, at: &MatSlice) -> Result<Slice<'a>> {
+    let bytes = |count: usize| {
+        part.ty.bytes_for(count).ok_or_else(|| {
+            let ty = part.ty;
+            Error::invalid(OP, format!("{count} elements of {ty} are no whole blocks"))
+        })
+    };
+    let width = bytes(cols)?;
+    let inside = bytes(at.cols.start)?..bytes(at.cols.end)?;
+    let form = QuantPart {
+        bytes: &[],
+        ty: part.ty,
+        rows: at.rows.len(),
+    };
+    Ok(match window(part.bytes, width, &at.rows, &inside) {
+        Cow::Borrowed(bytes) => Slice::View(QuantWeights::Gguf(QuantPart { bytes, ..form })),
+        bytes => gathered(QuantWeights::Gguf(form), [bytes, none(), none(), none()]),
+    })
+}
+
+fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatSlice) -> Slice<'a> {
+    let n = layer.out_features;
+    let (codes, words) = gptq_unit(layer.bits);
+    let packed = |count: usize| count / codes * words;
+    let groups = Groups::new(
+        layer.group_size,
+        layer.in_features,
+        &at.cols,
+        layer.g_idx,
+        false,
+    );
+    let (rows, inputs) = (at.rows.clone(), packed(at.cols.start)..packed(at.cols.end));
+    let zeros: Vec<_> = (packed(rows.start)..packed(rows.end)).collect();
+    let outputs: Vec<_> = rows.clone().collect();
+    let tensors = [
+        window(
+            layer.qweight,
+            4 * n,
+            &inputs,
+            &(4 * rows.start..4 * rows.end),
+        ),
+        pick(layer.qzeros, (packed(n), 4), &groups.old, &zeros),
+        pick(layer.scales, (n, 2), &groups.old, &outputs),
+        Cow::Owned(groups.g_idx.clone().unwrap_or_default()),
+    ];
+    let form = GptqWeights {
+        in_features: at.cols.len(),
+        out_features: rows.len(),
+        group_size: groups.size,
+        g_idx: groups.g_idx.map(|_| &[][..]),
+        ..*layer
+    };
+    gathered(QuantWeights::Gptq(form), tensors)
+}
+
+fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatSlice) -> Slice<'a> {
+    let (n, rows) = (layer.out_features, at.rows.clone());
+    let groups = Groups::new(layer.group_size, layer.in_features, &at.cols, None, true);
+    let words: Vec<_> = (rows.start / 8..rows.end / 8).collect();
+    let outputs: Vec<_> = rows.clone().collect();
+    let tensors = [
+        window(
+            layer.qweight,
+            n / 8 * 4,
+            &at.cols,
+            &(rows.start / 2..rows.end / 2),
+        ),
+        pick(layer.qzeros, (n / 8, 4), &groups.old, &words),
+        pick(layer.scales, (n, 2), &groups.old, &outputs),
+        none(),
+    ];
+    let form = AwqWeights {
+        in_features: at.cols.len(),
+        out_features: rows.len(),
+        group_size: groups.size,
+        ..*layer
+    };
+    gathered(QuantWeights::Awq(form), tensors)
+}
+
+fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatSlice) -> Slice<'a> {
+    let each = per_word(layer);
+    let words = |count: usize| count.div_ceil(each);
+    let rows: Vec<_> = at.rows.clone().collect();
+    let groups = Groups::new(
+        layer.group_size,
+        layer.in_features,
+        &at.cols,
+        layer.g_idx,
+        false,
+    );
+    let all = layer.groups();
+    let zeros = match layer.zeros {
+        PackedZeros::None => none(),
+        PackedZeros::Bytes(bytes) => pick(bytes, (all, 1), &rows, &groups.old),
+        PackedZeros::Words(bytes) => {
+            let rows: Vec<_> = (at.rows.start / each..words(at.rows.end)).collect();
+            pick(bytes, (all, 4), &rows, &groups.old)
+        }
+    };
+    let inside = 4 * (at.cols.start / each)..4 * words(at.cols.end);
+    let width = 4 * words(layer.in_features);
+    let tensors = [
+        window(layer.codes, width, &at.rows, &inside),
+        pick(
+            layer.scales,
+            (all, layer.scale_dtype.size()),
+            &rows,
+            &groups.old,
+        ),
+        zeros,
+        Cow::Owned(groups.g_idx.clone().unwrap_or_default()),
+    ];
+    let form = PackedWeights {
+        in_features: at.cols.len(),
+        out_features: at.rows.len(),
+        group_size: groups.size,
+        g_idx: groups.g_idx.map(|_| &[][..]),
+        ..*layer
+    };
+    gathered(QuantWeights::Packed(form), tensors)
+}
+
+fn cut_fp8<'a>(layer: &Fp8Weights<'a>, at: &MatSlice) -> Slice<'a> {
+    let [height, width] = layer.block;
+    let rows = Groups::new(height, layer.out_features, &at.rows, None, false);
+    let cols = Groups::new(width, layer.in_features, &at.cols, None, false);
+    let form = Fp8Weights {
+        in_features: at.cols.len(),
+        out_features: at.rows.len(),
+        block: [rows.size, cols.size],
+        ..*layer
+    };
+    let size = (layer.scales_of_row(), layer.scale_dtype.size());
+    let tensors = [
+        window(layer.codes, layer.in_features, &at.rows, &at.cols),
+        pick(layer.scales, size, &rows.old, &cols.old),
+        none(),
+        none(),
+    ];
+    gathered(QuantWeights::Fp8(form), tensors)
+}
+
+/// The groups of a slice of features.
+struct Groups {
+    /// Features in a group.
+    size: usize,
+    /// For each group of the slice, the group of the whole that it is, or is a part of.
+    old: Vec<usize>,
+    /// i32 `[features]`: the group of each feature, of layers that name it.
+    g_idx: Option<Vec<u8>>,
+}
+
+impl Groups {
+    /// Groups of `size` features out of `all`, or those that `g_idx` names. With `whole`, no group may be shorter.
+    fn new(
+        size: usize,
+        all: usize,
+        features: &Range<usize>,
+        g_idx: Option<&[u8]>,
+        whole: bool,
+    ) -> Self {
+        let (size, len) = (size.max(1), features.len());
+        if *features == (0..all) {
+            return Self {
+                size,
+                old: (0..all.div_ceil(size)).collect(),
+                g_idx: g_idx.map(<[u8]>::to_vec),
+            };
+        }
+        if let Some(bytes) = g_idx {
+            return Self::named(&bytes[4 * features.start..4 * features.end]);
+        }
+        let of = |feature: usize| feature / size;
+        let finer = match (of(features.start) == of(features.end.max(1) - 1), whole) {
+            (true, _) => len.max(1),
+            (false, false) => gcd(features.start, size),
+            (false, true) => gcd(gcd(features.start, size), len),
+        };
+        let firsts = (0..len.div_ceil(finer)).map(|group| features.start + group * finer);
+        Self {
+            size: finer,
+            old: firsts.map(of).collect(),
+            g_idx: None,
+        }
+    }
+
+    /// The groups that some features name, numbered anew: only those that are used are kept.
+    fn named(bytes: &[u8]) -> Self {
+        let number = |b: &[u8]| b.iter().rev().fold(0usize, |n, &b| n << 8 | usize::from(b));
+        let groups: Vec<usize> = bytes.chunks_exact(4).map(number).collect();
+        let mut old = groups.clone();
+        old.sort_unstable();
+        old.dedup();
+        let place = |group: &usize| old.binary_search(group).unwrap_or(0) as u32;
+        let g_idx = groups.iter().flat_map(|group| place(group).to_le_bytes());
+        let g_idx = g_idx.collect();
+        // The number of groups follows from their size, which has no other meaning here. It may come out larger
+        // than is used; the rest is never named.
+        let size = (groups.len() / old.len().max(1)).max(1);
+        let count = groups.len().div_ceil(size);
+        let last = old.last().copied().unwrap_or(0);
+        old.resize(count.max(old.len()), last);
+        Self {
+            size,
+            old,
+            g_idx: Some(g_idx),
+        }
+    }
+}
+
+fn gathered<'a>(form: QuantWeights<'a>, tensors: [Cow<'a, [u8]>; 4]) -> Slice<'a> {
+    Slice::Gathered(form, tensors)
+}
+
+fn none<'a>() -> Cow<'a, [u8]> {
+    Cow::Borrowed(&[])
+}
+
+/// Codes that are packed together, and the words that they take.
+fn gptq_unit(bits: u32) -> (usize, usize) {
+    match bits {
+        3 => (32, 3),
+        bits => (32 / bits.clamp(1, 32) as usize, 1),
+    }
+}
+
+/// Codes in a word.
+fn per_word(layer: &PackedWeights<'_>) -> usize {
+    32 / layer.bits.clamp(1, 32) as usize
+}
+
+/// Bytes `cols` of the rows `rows`, each `width` bytes long: a view where rows are taken whole.
+fn window<'a>(
+    bytes: &'a [u8],
+    width: usize,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+) -> Cow<'a, [u8]> {
+    let all = &bytes[rows.start * width..rows.end * width];
+    if *cols == (0..width) {
+        return Cow::Borrowed(all);
+    }
+    let inside = all.chunks_exact(width.max(1)).map(|row| &row[cols.clone()]);
+    let inside: Vec<_> = inside.collect();
+    Cow::Owned(inside.concat())
+}
+
+/// Elements `cols` of the rows `rows`, each of `count` elements of `size` bytes.
+fn pick<'a>(
+    bytes: &'a [u8],
+    (count, size): (usize, usize),
+    rows: &[usize],
+    cols: &[usize],
+) -> Cow<'a, [u8]> {
+    let mut out = Vec::with_capacity(rows.len() * cols.len() * size);
+    for row in rows {
+        let row = &bytes[row * count * size..][..count * size];
+        for col in cols {
+            out.extend_from_slice(&row[col * size..][..size]);
+        }
+    }
+    Cow::Owned(out)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    match b {
+        0 => a.max(1),
+        _ => gcd(b, a % b),
+    }
+}
+
+/// The least common multiple; sizes of weights keep it small.
+fn lcm(a: usize, b: usize) -> usize {
+    (a / gcd(a, b)).saturating_mul(b).max(1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::inventory::TensorShape;
+    use crate::load::{Model, read_model};
+    use crate::stored::Stored;
+    use ferrum_formats::ModelSource;
+    use std::path::Path;
+
+    /// All numbers of a slice.
+    fn window_of(values: &[f32], cols: usize, at: &MatSlice) -> Vec<f32> {
+        let rows = values
+            .chunks_exact(cols)
+            .skip(at.rows.start)
+            .take(at.rows.len());
+        rows.flat_map(|row| row[at.cols.clone()].to_vec()).collect()
+    }
+
+    /// Slices that ranks get, and some at odd places.
+    fn slices(rows: usize, cols: usize) -> Vec<MatSlice> {
+        let parts = |n: usize| {
+            let thirds = [0..n / 3, n / 3..2 * n / 3, 2 * n / 3..n];
+            let odd = [1..n, 0..n - 1, 3..n.saturating_sub(5), n / 2..n / 2 + 1];
+            let units = [0..n / 32 * 32 / 2, n / 2 / 32 * 32..n, 8..24, 0..n];
+            let all = thirds.into_iter().chain(odd).chain(units);
+            all.filter(move |part| !part.is_empty() && part.end <= n)
+        };
+        let of_rows = parts(rows).map(|rows| MatSlice {
+            rows,
+            cols: 0..cols,
+        });
+        let of_cols = parts(cols).map(|cols| MatSlice {
+            rows: 0..rows,
+            cols,
+        });
+        let both = parts(rows).zip(parts(cols).collect::<Vec<_>>().into_iter().rev());
+        let both = both.map(|(rows, cols)| MatSlice { rows, cols });
+        of_rows.chain(of_cols).chain(both).collect()
+    }
+
+    fn same(a: &[f32], b: &[f32]) -> bool {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        bits(a) == bits(b)
+    }
+
+    fn check(model: &Model, name: &str) -> usize {
+        let mut checked = 0;
+        for tensor in model.spec.tensors() {
+            let Some(shape) = tensor.shape.matrix() else {
+                continue;
+            };
+            let (rows, cols) = (shape.rows, shape.cols);
+            match model.stored(&tensor).unwrap() {
+                Stored::Vector => {}
+                Stored::Matrix(weights) => {
+                    let whole = weights.expand("test", cols).unwrap();
+                    for at in slices(rows, cols) {
+                        let slice = Slice::new(&weights, cols, &at).unwrap();
+                        let found = slice.weights();
+                        assert_eq!(found.rows(), at.rows.len(), "{name}: {}: {at:?}", tensor.id);
+                        let found = found.expand("test", at.cols.len()).unwrap();
+                        let expected = window_of(&whole, cols, &at);
+                        assert!(same(&found, &expected), "{name}: {}: {at:?}", tensor.id);
+                        checked += 1;
+                    }
+                }
+                Stored::Experts(source) => {
+                    let TensorShape::Stack(stack) = tensor.shape else {
+                        continue;
+                    };
+                    for at in slices(rows, cols) {
+                        let slices = ExpertSlices::new(&source, stack, &at).unwrap();
+                        let found = values(&slices.source(), at.cols.len());
+                        let whole = values(&source, cols);
+                        let experts = whole.chunks_exact(rows * cols);
+                        let expected = experts.flat_map(|one| window_of(one, cols, &at));
+                        let expected: Vec<_> = expected.collect();
+                        assert!(same(&found, &expected), "{name}: {}: {at:?}", tensor.id);
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        checked
+    }
+
+    fn values(source: &ExpertSource<'_>, cols: usize) -> Vec<f32> {
+        let mut all = Vec::new();
+        source.each(|one| all.extend(one.expand("test", cols).unwrap()));
+        all
+    }
+
+    /// A slice stands for exactly the numbers of the whole, in every format.
+    #[test]
+    fn slices_have_the_numbers_of_the_whole() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        for name in [
+            "llama-awq",
+            "llama-gptq2",
+            "llama-gptq3",
+            "llama-gptq4-odd",
+            "llama-gptq4-order",
+            "llama-gptq4-v2",
+            "llama-gptq8",
+            "llama-packed4",
+            "llama-packed4-order",
+            "llama-packed8",
+            "llama-fp8-block",
+            "llama-fp8-channel",
+            "llama-fp8-odd",
+            "llama-fp8-tensor",
+            "llama-quantized/model-q8_0.gguf",
+            "llama-quantized/model-q4_0.gguf",
+            "qwen2",
+            "mixtral",
+            "mixtral/model.gguf",
+            "qwen3-moe-gptq4-order",
+            "qwen3-moe-quantized/model-q4_0.gguf",
+            "qwen3-moe-fp8",
+        ] {
+            let source = ModelSource::open(&fixtures.join(name)).unwrap();
+            let model = read_model(source).unwrap();
+            assert!(check(&model, name) > 100, "{name}");
+        }
+    }
+
+    #[test]
+    fn borders_are_those_of_formats() {
+        let part = |ty| {
+            QuantWeights::Gguf(QuantPart {
+                bytes: &[],
+                ty,
+                rows: 64,
+            })
+        };
+        let cols = |ty| borders(&part(ty), 512).1;
+        let of = |units, groups| Borders { units, groups };
+        assert_eq!(cols(GgufQuantType::F16), of(1, 1));
+        assert_eq!(cols(GgufQuantType::Q4_0), of(32, 32));
+        assert_eq!(cols(GgufQuantType::Q4_K), of(256, 256));
+        assert_eq!(of(8, 24).and(of(32, 32)), of(32, 96));
+    }
+}

@@ -1,0 +1,368 @@
+//! Ranks that compute a model together give the logits of one device, from every fixture and every format of weights.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_formats::LoraFolder;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32, LlmBackend};
+use ferrum_models::{
+    Expanded, KvLayout, LogitRows, Model, ModelRunner, Moe, Native, Readback, RunnerConfig,
+    RunnerGroup, SeqStep, StepBatch, StepOutput, WeightForm, WeightPolicy, load_rank_weights,
+    rank_memory_plan,
+};
+use ferrum_types::{AdapterId, Error, TokenId};
+use std::path::PathBuf;
+use std::sync::Arc;
+use support::{
+    blocks, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference,
+    open, read_expected, runner_in,
+};
+
+const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
+
+/// What another order of sums may change in f32 logits.
+const TOLERANCE: f32 = 1e-4;
+
+/// One thread for each rank, at the fastest level that rounds nothing.
+fn cpus(ranks: usize) -> Vec<CpuBackend> {
+    let config = CpuConfig {
+        isa: Some(Isa::best_exact()),
+        threads: Some(1),
+    };
+    (0..ranks)
+        .map(|_| CpuBackend::with_config(config.clone()).unwrap())
+        .collect()
+}
+
+fn references(ranks: usize) -> Vec<ReferenceBackend> {
+    vec![ReferenceBackend::open(0).unwrap(); ranks]
+}
+
+fn group<B: LlmBackend, W: WeightForm<B>>(devices: &[B], model: &Model) -> RunnerGroup<B, KvF32> {
+    RunnerGroup::load::<W>(devices, model, config(LAYOUT), &mut |_, _| ()).unwrap()
+}
+
+fn step(tokens: &[TokenId], start: usize, prompt_len: usize, pool: usize) -> StepBatch {
+    adapted_step(tokens, start, prompt_len, (pool, None))
+}
+
+fn adapted_step(
+    tokens: &[TokenId],
+    start: usize,
+    prompt_len: usize,
+    (pool, adapter): (usize, Option<AdapterId>),
+) -> StepBatch {
+    let mut batch = StepBatch::default();
+    batch
+        .push(SeqStep {
+            tokens,
+            start,
+            prompt_len,
+            blocks: &blocks(pool, 1),
+            hidden: false,
+            logits: LogitRows::All,
+            adapter,
+        })
+        .unwrap();
+    batch
+}
+
+/// Logits of all positions of `tokens`, `chunk` of them in a step.
+fn logits<B: LlmBackend>(
+    group: &mut RunnerGroup<B, KvF32>,
+    (tokens, adapter): (&[TokenId], Option<AdapterId>),
+    chunk: usize,
+) -> Vec<f32> {
+    let (pool, mut out) = (group.pool().blocks, Vec::new());
+    for (i, part) in tokens.chunks(chunk).enumerate() {
+        let batch = adapted_step(part, i * chunk, tokens.len(), (pool, adapter));
+        let (mut output, wanted) = (StepOutput::default(), vec![Readback::Logits; part.len()]);
+        group.run(&batch, &wanted, &mut output).unwrap();
+        out.extend_from_slice(output.logits());
+    }
+    out
+}
+
+/// Every file of every fixture, with the tokens that it is tried with.
+fn cases() -> Vec<(PathBuf, Vec<TokenId>)> {
+    let mut cases = Vec::new();
+    for dir in fixture_dirs() {
+        let tokens = expected(&dir.join("expected.safetensors")).tokens;
+        let files = ["model.gguf", "model-q8_0.gguf", "model-q4_0.gguf"];
+        let files = files.iter().map(|file| dir.join(file));
+        for path in files.filter(|path| path.exists()).chain([dir.clone()]) {
+            cases.push((path, tokens.clone()));
+        }
+    }
+    cases
+}
+
+/// Holds groups of two and three ranks against one device.
+fn check_all<B: LlmBackend>(devices: &[B])
+where
+    Moe<Expanded>: WeightForm<B>,
+{
+    let mut failures = Vec::new();
+    for (path, tokens) in cases() {
+        let model = open(&path);
+        let mut alone = runner_in::<B, KvF32, Moe<Expanded>>(&devices[0], &model, LAYOUT);
+        let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
+        for ranks in [2, 3] {
+            let mut group = group::<B, Moe<Expanded>>(&devices[..ranks], &model);
+            let found = logits(&mut group, (&tokens, None), tokens.len());
+            let difference = max_difference(&found, &whole);
+            if difference.is_nan() || difference > TOLERANCE {
+                failures.push(format!("{}: {ranks} ranks: {difference}", path.display()));
+            }
+            // Sums over ranks are made element by element, so chunks change no bit, as on one device.
+            let chunked = logits(&mut group, (&tokens, None), 5);
+            let same = chunked
+                .iter()
+                .zip(&found)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
+            if !same {
+                failures.push(format!("{}: {ranks} ranks: chunks differ", path.display()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn reference_ranks_give_the_logits_of_one() {
+    check_all(&references(3));
+}
+
+#[test]
+fn cpu_ranks_give_the_logits_of_one() {
+    check_all(&cpus(3));
+}
+
+/// Two contexts of one GPU, each with half of the model.
+#[test]
+fn gpu_ranks_give_the_logits_of_one() {
+    let device = match GpuBackend::open(0) {
+        Ok(device) => device,
+        Err(e) => return println!("skipped: {e}"),
+    };
+    for name in ["llama3-tied", "qwen3-bias"] {
+        let dir = fixtures().join(name);
+        let (model, tokens) = (
+            open(&dir),
+            expected(&dir.join("expected.safetensors")).tokens,
+        );
+        let mut alone = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+        let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
+        let mut group = group::<_, Expanded>(&[device.clone(), device.clone()], &model);
+        let found = logits(&mut group, (&tokens, None), 9);
+        let difference = max_difference(&found, &whole);
+        assert!(difference <= TOLERANCE, "{name}: {difference}");
+    }
+}
+
+/// Weights that stay quantised: the activations of a rank are rounded as those of one device are, but a sum in another
+/// order may round to another byte.
+#[test]
+fn quantised_ranks_stay_near_one() {
+    let devices = cpus(3);
+    let quantised = |path: &PathBuf| {
+        let name = path.to_string_lossy().into_owned();
+        ["gptq", "awq", "fp8", "packed", "q8_0", "q4_0"]
+            .iter()
+            .any(|part| name.contains(part))
+    };
+    let mut tried = 0;
+    for (path, tokens) in cases().into_iter().filter(|(path, _)| quantised(path)) {
+        let model = open(&path);
+        let mut alone = runner_in::<_, KvF32, Moe<Native>>(&devices[0], &model, LAYOUT);
+        let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
+        for ranks in [2, 3] {
+            let mut group = group::<_, Moe<Native>>(&devices[..ranks], &model);
+            let found = logits(&mut group, (&tokens, None), 7);
+            let (kl, same) = compare(&whole, &found, model.spec.vocab_size);
+            let name = path.display();
+            println!("{name}: {ranks} ranks: KL {kl:.1e}, {:.0} %", 100.0 * same);
+            assert!(
+                kl < 1e-2 && same >= 0.8,
+                "{name}: {ranks} ranks: KL {kl}, {same}"
+            );
+            if name.to_string().contains("fp8") {
+                // Decoded to exactly its numbers, so only the order of sums differs.
+                let difference = max_difference(&found, &whole);
+                assert!(
+                    difference <= TOLERANCE,
+                    "{name}: {ranks} ranks: {difference}"
+                );
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 2 * 20, "{tried}");
+}
+
+/// The first token of each row, greedy, is chosen from the logits of all ranks.
+#[test]
+fn greedy_tokens_are_those_of_one() {
+    let devices = cpus(3);
+    for name in ["llama3-tied", "qwen2", "mixtral"] {
+        let dir = fixtures().join(name);
+        let expected = expected(&dir.join("expected.safetensors"));
+        let model = open(&dir);
+        let mut group = group::<_, Moe<Expanded>>(&devices, &model);
+        let pool = group.pool().blocks;
+        let (mut next, mut start, mut found) = (expected.tokens[..8].to_vec(), 0, Vec::new());
+        while found.len() < 16 {
+            let batch = step(&next, start, 8, pool);
+            let mut wanted = vec![Readback::Nothing; next.len()];
+            *wanted.last_mut().unwrap() = Readback::GREEDY;
+            let mut output = StepOutput::default();
+            group.run(&batch, &wanted, &mut output).unwrap();
+            start += next.len();
+            next = output.tokens().filter_map(|(_, token)| token).collect();
+            assert_eq!(next.len(), 1, "{name}");
+            found.extend_from_slice(&next);
+        }
+        assert_eq!(found, expected.greedy[..16], "{name}");
+    }
+}
+
+#[test]
+fn adapters_are_cut_with_the_model() {
+    for (name, base) in [
+        ("llama-all", "llama3-tied"),
+        ("llama-all", "llama3-tied/model.gguf"),
+        ("llama-up", "llama3-tied"),
+        ("qwen3-patterns", "qwen3"),
+    ] {
+        let dir = fixtures().join("../lora").join(name);
+        let (tokens, expected) = read_expected(&dir.join("expected.safetensors"));
+        let adapter = Arc::new(LoraFolder::open(dir).unwrap());
+        let model = open(&fixtures().join(base));
+        for ranks in [2, 3] {
+            let mut group = group::<_, Expanded>(&cpus(ranks), &model);
+            let plain = logits(&mut group, (&tokens, None), 96);
+            let id = AdapterId(7);
+            group.load_adapter(id, &adapter).unwrap();
+            let found = logits(&mut group, (&tokens, Some(id)), 9);
+            let difference = max_difference(&found, &expected);
+            assert!(
+                difference <= TOLERANCE,
+                "{name} on {base}, {ranks} ranks: {difference}"
+            );
+            assert_eq!(
+                logits(&mut group, (&tokens, None), 96),
+                plain,
+                "{name} on {base}"
+            );
+            assert!(group.unload_adapter(id) && !group.unload_adapter(id));
+        }
+    }
+}
+
+/// A rank's share of the weights, by the plan.
+#[test]
+fn a_rank_holds_its_share_of_the_weights() {
+    let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
+    let sizes = RunnerConfig::single(64);
+    for name in [
+        "llama2",
+        "qwen3",
+        "mixtral",
+        "qwen3-moe",
+        "llama-gptq4",
+        "llama-awq",
+        "llama-fp8-block",
+    ] {
+        let model = open(&fixtures().join(name));
+        let bytes = |ranks: usize| -> Vec<f64> {
+            let plan = |rank| {
+                let cut = model.cut(rank, ranks).unwrap();
+                rank_memory_plan::<KvF32>(&model, policy, &sizes, &cut)
+            };
+            (0..ranks).map(|rank| plan(rank).weights as f64).collect()
+        };
+        let whole = bytes(1)[0];
+        let both = bytes(2);
+        // Norms and routers are held by both, and groups of 32 of a width of 96 are dealt out 1 to 2.
+        let most = both.iter().copied().fold(0.0, f64::max) / whole;
+        println!("{name}: at most {most:.3} of {whole} bytes on a rank");
+        assert!(most < 0.6, "{name}: {most}");
+        let sum = both.iter().sum::<f64>() / whole;
+        assert!((1.0..1.1).contains(&sum), "{name}: {sum}");
+    }
+}
+
+#[test]
+fn a_batch_that_does_not_fit_leaves_the_group_alone() {
+    let model = open(&fixtures().join("qwen2"));
+    let mut group = group::<_, Expanded>(&references(2), &model);
+    let (pool, mut output) = (group.pool().blocks, StepOutput::default());
+    let vocab = model.spec.vocab_size as TokenId;
+    let outside = step(&[vocab], 0, 1, pool);
+    let refused = group.run(&outside, &[Readback::Logits], &mut output);
+    assert!(
+        matches!(refused, Err(Error::InvalidArgument { .. })),
+        "{refused:?}"
+    );
+    let fits = step(&[1], 0, 1, pool);
+    group.run(&fits, &[Readback::Logits], &mut output).unwrap();
+    assert_eq!(output.logits().len(), model.spec.vocab_size);
+}
+
+/// A rank's weights are worth nothing alone.
+#[test]
+fn a_rank_outside_its_group_is_refused() {
+    let model = open(&fixtures().join("qwen2"));
+    let device = ReferenceBackend::open(0).unwrap();
+    let cut = model.cut(1, 2).unwrap();
+    let weights = load_rank_weights::<_, Expanded>(&device, &model, &cut, &mut |_, _| ()).unwrap();
+    let mut runner: ModelRunner<_, KvF32> =
+        ModelRunner::new(&device, cut.rank_spec(), weights, config(LAYOUT)).unwrap();
+    let batch = step(&[1], 0, 1, runner.pool().blocks);
+    let found = runner.submit(&batch, &[Readback::Logits]).map(|_| ());
+    let text = found.unwrap_err().to_string();
+    assert!(
+        text.contains("rank 1 of 2, the context is rank 0 of 1"),
+        "{text}"
+    );
+    // Nor are they those of another model.
+    let other = open(&fixtures().join("qwen3"));
+    let refused = load_rank_weights::<_, Expanded>(&device, &other, &cut, &mut |_, _| ());
+    assert!(matches!(
+        refused.map(|_| ()),
+        Err(Error::InvalidArgument { .. })
+    ));
+}
+
+/// What is expanded because it is cut is told.
+#[test]
+fn slices_that_are_expanded_are_named() {
+    let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
+    let expanded = |name: &str, ranks| {
+        let model = open(&fixtures().join(name));
+        let cut = model.cut(0, ranks).unwrap();
+        let ids = model.expanded_slices(policy, &cut);
+        ids.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // Heads of 32 elements, and widths in units of 32.
+    for name in [
+        "llama-awq",
+        "llama-gptq4",
+        "llama-quantized/model-q8_0.gguf",
+        "llama-fp8-block",
+        "qwen2",
+    ] {
+        assert_eq!(expanded(name, 2), Vec::<String>::new(), "{name}");
+        assert_eq!(expanded(name, 1), Vec::<String>::new(), "{name}");
+    }
+    // In activation order, the inputs of a rank lie in parts of groups.
+    let found = expanded("llama-gptq4-order", 2);
+    let is_summed = |name: &String| name.contains("down") || name.contains("attention output");
+    assert!(
+        !found.is_empty() && found.iter().all(is_summed),
+        "{found:?}"
+    );
+}
