@@ -1,10 +1,10 @@
 //! Choosing tokens. The formula decides of each token by itself whether it is left in question, from how many are
 //! before it and how probable these are together.
 
-use crate::case::{Cases, act_name, label, probe};
+use crate::case::{Cases, act_name, both, label, probe};
 use crate::compare::Tolerance;
 use crate::data::Rng;
-use crate::io::{Check, Io, wrong};
+use crate::io::{Check, Fault, Io, Refusals, Trouble};
 use ferrum_kernels::{
     BackendSample, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
     TokenChange,
@@ -408,11 +408,14 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
     );
     cases.add(case, make, probe!(with_logprobs, logprobs_formula));
     let make = |rng: &mut Rng| Rows::new(rng, (3, 7), |_, _| WARM);
-    cases.short(("sample_rows", act), make, tokens::<B>);
-    cases.check(("sample_rows", act, "settings out of range"), refuses::<B>);
+    cases.short(("sample_rows", act), make, both!(tokens));
+    cases.refuses(
+        ("sample_rows", act, "settings out of range"),
+        both!(refuses),
+    );
 }
 
-fn refuses<B: BackendSample>(device: &B) -> Check {
+fn refuses<B: BackendSample>(device: &B, refused: &mut Refusals) -> Check {
     let wrong_rows = [
         (
             "a negative temperature",
@@ -458,22 +461,21 @@ fn refuses<B: BackendSample>(device: &B) -> Check {
             },
         ),
     ];
-    let refused =
-        |what: &str, data: &Rows| match tokens(&mut Io::new(device, crate::io::Fault::None)?, data)
-        {
-            Err(crate::io::Trouble::Error(
-                ferrum_types::Error::InvalidArgument { .. } | ferrum_types::Error::Shape { .. },
-            )) => Ok(()),
-            _ if !device.samples() => Ok(()),
-            other => wrong(format!("{what} gave {other:?}, expected a refusal")),
+    let mut refuse = |what: &str, data: &Rows| {
+        let result = match tokens(&mut Io::new(device, Fault::None)?, data) {
+            Err(Trouble::Error(error)) => Err(error),
+            Err(wrong) => return Err(wrong),
+            Ok(()) => Ok(()),
         };
+        refused.expect(what, result)
+    };
     let mut data = Rows::new(&mut Rng::new("refusals", |x| x), (1, 7), |_, _| WARM);
     for (what, row) in wrong_rows {
         data.batch.clear();
         data.batch.push(row, [], None);
-        refused(what, &data)?;
+        refuse(what, &data)?;
     }
     data.batch.clear();
     data.batch.push(WARM, [TokenChange::none(7)], None);
-    refused("a change of a token that there is not", &data)
+    refuse("a change of a token that there is not", &data)
 }

@@ -7,9 +7,9 @@ use crate::linear::Place;
 use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertShape, GemmShape, LlmBackend,
-    MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp, RouteShape, RowShape,
-    WeightPart,
+    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertShape, GemmShape,
+    LlmBackend, MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp, RouteShape,
+    RowShape, WeightPart,
 };
 use ferrum_types::Result;
 use std::marker::PhantomData;

@@ -15,7 +15,7 @@ use ferrum_kernels::{
     Act, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, KvFp16, LlmBackend,
     NormShape, PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, Error, FloatElement, Result};
+use ferrum_types::{AdapterId, Error, Result};
 use read::{Choices, SubmittedStep, WantedRows, is_logits, is_sampled, is_token};
 use std::collections::VecDeque;
 

@@ -221,7 +221,10 @@ fn greedy_tokens_are_those_of_one() {
             let mut output = StepOutput::default();
             group.run(&batch, &wanted, &mut output).unwrap();
             start += next.len();
-            next = output.tokens().filter_map(|(_, token)| token).collect();
+            next = output
+                .tokens()
+                .filter_map(|(_, token)| token.ok())
+                .collect();
             assert_eq!(next.len(), 1, "{name}");
             found.extend_from_slice(&next);
         }

@@ -2,9 +2,9 @@
 
 use super::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
 use super::{append_and_attend, attend, attention, attention_formula, tolerance};
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, both, label, probe};
 use crate::data::Rng;
-use crate::io::{Check, Fault, Io, refused, wrong};
+use crate::io::{Check, Fault, Io, Refusals, wrong};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvLayer, PagedKvShape};
 use ferrum_types::{BlockId, Error};
@@ -119,7 +119,7 @@ fn kept<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
 }
 
 /// Blocks that are not in the pool, and bytes of another length; nothing is written then.
-fn refusals<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
+fn refusals<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Refusals) -> Check {
     let shape = PagedKvShape {
         blocks: 3,
         block_size: 4,
@@ -145,10 +145,11 @@ fn refusals<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
         if len != size && !matches!(done, Err(Error::Shape { .. })) {
             return wrong(format!("{what} gave no shape error"));
         }
-        refused(&what, done)?;
+        refused.expect(&what, done)?;
         let (mut out, mut first) = (bytes.clone(), right.clone());
         let mut blocks = [(BlockId(1), &mut first[..]), (BlockId(block), &mut out[..])];
-        refused(&what, B::kv_read_blocks(&mut io.ctx, &kv, &mut blocks))?;
+        let done = B::kv_read_blocks(&mut io.ctx, &kv, &mut blocks);
+        refused.expect(&what, done)?;
         if first != right {
             return wrong("a read that was refused wrote something");
         }
@@ -206,8 +207,8 @@ where
         );
     }
     cases.check((op, K::NAME, "what is written is read"), kept::<B, K>);
-    cases.check(
+    cases.refuses(
         (op, K::NAME, "blocks and lengths that do not fit"),
-        refusals::<B, K>,
+        both!(refusals, K),
     );
 }

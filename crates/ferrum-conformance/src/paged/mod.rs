@@ -16,8 +16,8 @@ use crate::io::{Check, Fault, Io, Refusals, wrong};
 use crate::naive::{self, Scores};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    AttnConfig, BackendInt8KvOps, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind, KvInt8, KvLayer,
-    PagedKvShape, PagedQkv, QkvShape, QkvTransform,
+    AttnConfig, BackendInt8KvOps, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind, KvInt8,
+    KvLayer, PagedKvShape, PagedQkv, QkvShape, QkvTransform,
 };
 use ferrum_quant::{float8, int8};
 use ferrum_types::{BlockId, Dtype};

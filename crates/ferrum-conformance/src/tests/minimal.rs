@@ -3,15 +3,15 @@
 //! reference backend; a function that becomes required stops this file from compiling.
 
 use crate::report::Report;
-use crate::{Filter, run_collective, run_core, run_graph, run_paged, run_timer};
+use crate::{Filter, run_collective, run_core, run_graph, run_paged, run_sample, run_timer};
 use ferrum_kernels::reference::{
     KvCodec, RefBuffer, RefContext, RefKvScales, RefWeight, ReferenceBackend as R,
 };
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
-    BackendPagedKv, Conv1dShape, DeviceBatch, FlashShape, GemmShape, HeadLayout, HeadsShape,
-    HostTimer, KvF32, KvInt8, KvLayer, LlmBackend, NormShape, PagedKvShape, QkNorm, Rope, RowShape,
-    WeightPart,
+    BackendPagedKv, BackendSample, Conv1dShape, DeviceBatch, FlashShape, GemmShape, HeadLayout,
+    HeadsShape, HostTimer, KvF32, KvInt8, KvLayer, LlmBackend, NormShape, PagedKvShape, QkNorm,
+    Rope, RowShape, WeightPart,
 };
 use ferrum_types::{BlockId, Element, Result};
 
@@ -24,6 +24,7 @@ pub(super) fn run(filter: &Filter) -> Report {
     run_paged::<_, KvF32>(&Minimal, filter, &mut report);
     run_paged::<_, KvInt8>(&Minimal, filter, &mut report);
     run_graph(&Minimal, filter, &mut report);
+    run_sample(&Minimal, filter, &mut report);
     run_collective(&Minimal, filter, &mut report);
     run_timer(&Minimal, filter, &mut report);
     report
@@ -230,6 +231,7 @@ impl Backend for Minimal {
 
 impl BackendPagedKv for Minimal {}
 impl BackendGraph for Minimal {}
+impl BackendSample for Minimal {}
 impl BackendCollective for Minimal {}
 
 /// The reference's copy of a batch: its buffers are the same, its type is not.
@@ -260,6 +262,16 @@ fn on_pool<K: KvCodec>(
     let done = f(&mut pool);
     (kv.k, kv.v, kv.scales) = (pool.k, pool.v, pool.scales);
     done
+}
+
+/// A copy of the pool as the reference's.
+fn copied<K: KvCodec>(kv: &KvLayer<Minimal, K>) -> KvLayer<R, K> {
+    KvLayer {
+        k: kv.k.clone(),
+        v: kv.v.clone(),
+        scales: kv.scales.clone(),
+        shape: kv.shape,
+    }
 }
 
 impl<K: KvCodec> BackendKvDtype<K> for Minimal {
@@ -296,12 +308,7 @@ impl<K: KvCodec> BackendKvDtype<K> for Minimal {
         out: &mut Buf,
         config: &AttnConfig,
     ) -> Result<()> {
-        let pool = KvLayer::<R, K> {
-            k: kv.k.clone(),
-            v: kv.v.clone(),
-            scales: kv.scales.clone(),
-            shape: kv.shape,
-        };
+        let pool = copied(kv);
         let batch = of_reference(batch);
         R::kv_attention(&mut ctx.reference, q, &pool, sinks, &batch, out, config)
     }
@@ -312,5 +319,22 @@ impl<K: KvCodec> BackendKvDtype<K> for Minimal {
         pairs: &[(BlockId, BlockId)],
     ) -> Result<()> {
         on_pool(kv, |kv| R::kv_copy_blocks(&mut ctx.reference, kv, pairs))
+    }
+
+    fn kv_read_blocks(
+        ctx: &mut Ctx,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()> {
+        let pool = copied(kv);
+        R::kv_read_blocks(&mut ctx.reference, &pool, blocks)
+    }
+
+    fn kv_write_blocks(
+        ctx: &mut Ctx,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()> {
+        on_pool(kv, |kv| R::kv_write_blocks(&mut ctx.reference, kv, blocks))
     }
 }

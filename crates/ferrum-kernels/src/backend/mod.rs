@@ -38,8 +38,8 @@ pub use self::collective::{
 pub use self::core::{Act, Backend, DeviceBuffer, DeviceInfo, WeightPart};
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::kv::{
-    KvBf16, KvBlockBytes, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, KvLayer,
-    PagedKvShape,
+    KvBf16, KvBlockBytes, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    KvLayer, PagedKvShape,
 };
 pub use self::moe::{BackendMoeFused, ExpertInput, MoeRouting, MoeShape, RouteShape};
 pub use self::paged::{
