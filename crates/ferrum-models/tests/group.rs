@@ -33,7 +33,7 @@ fn cpus(ranks: usize) -> Vec<CpuBackend> {
         threads: Some(1),
     };
     (0..ranks)
-        .map(|_| CpuBackend::with_config(config.clone()).unwrap())
+        .map(|_| CpuBackend::with_config(config).unwrap())
         .collect()
 }
 

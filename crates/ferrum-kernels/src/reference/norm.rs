@@ -53,9 +53,9 @@ pub(super) fn layer_norm(
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / dim as f64;
         let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2));
         let factor = 1.0 / (squares.sum::<f64>() / dim as f64 + f64::from(eps)).sqrt();
-        for i in 0..dim {
+        for (i, &x) in x.iter().enumerate() {
             let bias = bias.map_or(0.0, |bias| f64::from(bias.0[i]));
-            let normed = (f64::from(x[i]) - mean) * factor;
+            let normed = (f64::from(x) - mean) * factor;
             out.0[r * dim + i] = (normed * f64::from(weight.0[i]) + bias) as f32;
         }
     }
