@@ -256,7 +256,7 @@ mod tests {
 
     fn group(ranks: usize) -> Group {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
-        let source = ModelSource::open(&fixtures.join("qwen2")).unwrap();
+        let source = ModelSource::open(fixtures.join("qwen2")).unwrap();
         let model = read_model(source).unwrap();
         let devices = vec![ReferenceBackend; ranks];
         let config = RunnerConfig::single(32);

@@ -227,21 +227,13 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (Borders, Bord
         QuantWeights::Gguf(part) => (unit(1), unit(part.ty.block_len())),
         QuantWeights::Gptq(layer) => {
             let (codes, _) = gptq_unit(layer.bits);
-            let group = if layer.g_idx.is_some() {
-                1
-            } else {
-                layer.group_size
-            };
+            let group = run_length(layer.g_idx, layer.group_size);
             (unit(codes), Borders::new(codes, group, cols))
         }
         QuantWeights::Awq(layer) => (unit(8), Borders::new(1, layer.group_size, cols)),
         QuantWeights::Packed(layer) => {
             let codes = per_word(layer);
-            let group = if layer.g_idx.is_some() {
-                1
-            } else {
-                layer.group_size
-            };
+            let group = run_length(layer.g_idx, layer.group_size);
             let rows = match layer.zeros {
                 PackedZeros::Words(_) => codes,
                 PackedZeros::None | PackedZeros::Bytes(_) => 1,
@@ -444,6 +436,7 @@ impl Groups {
         whole: bool,
     ) -> Self {
         let (size, len) = (size.max(1), features.len());
+        let g_idx = named_groups(g_idx, size);
         if *features == (0..all) {
             return Self {
                 size,
@@ -470,8 +463,7 @@ impl Groups {
 
     /// The groups that some features name, numbered anew: only those that are used are kept.
     fn named(bytes: &[u8]) -> Self {
-        let number = |b: &[u8]| b.iter().rev().fold(0usize, |n, &b| n << 8 | usize::from(b));
-        let groups: Vec<usize> = bytes.chunks_exact(4).map(number).collect();
+        let groups: Vec<usize> = numbers(bytes).collect();
         let mut old = groups.clone();
         old.sort_unstable();
         old.dedup();
@@ -490,6 +482,23 @@ impl Groups {
             g_idx: Some(g_idx),
         }
     }
+}
+
+/// i32 numbers of a file, none of which is negative.
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let number = |b: &[u8]| b.iter().rev().fold(0usize, |n, &b| n << 8 | usize::from(b));
+    bytes.chunks_exact(4).map(number)
+}
+
+/// The groups that a layer names, where they are not just runs of `size` features: many writers always name them.
+fn named_groups(g_idx: Option<&[u8]>, size: usize) -> Option<&[u8]> {
+    let is_run = |(feature, group): (usize, usize)| feature / size.max(1) == group;
+    g_idx.filter(|bytes| !numbers(bytes).enumerate().all(is_run))
+}
+
+/// Features that share a group as they lie; 1 where a layer names groups in another order.
+fn run_length(g_idx: Option<&[u8]>, size: usize) -> usize {
+    named_groups(g_idx, size).map_or(size, |_| 1)
 }
 
 fn gathered<'a>(form: QuantWeights<'a>, tensors: [Cow<'a, [u8]>; 4]) -> Slice<'a> {
@@ -679,7 +688,7 @@ mod tests {
             "qwen3-moe-quantized/model-q4_0.gguf",
             "qwen3-moe-fp8",
         ] {
-            let source = ModelSource::open(&fixtures.join(name)).unwrap();
+            let source = ModelSource::open(fixtures.join(name)).unwrap();
             let model = read_model(source).unwrap();
             assert!(check(&model, name) > 100, "{name}");
         }
