@@ -183,7 +183,7 @@ impl<'t> Prefix<'t> {
     }
 }
 
-/// See the [module](self). Clones are the same.
+/// Blocks of the prefix caches of all engines of a process, in RAM and on disk. Clones are the same.
 #[derive(Clone)]
 pub struct KvOffload(Arc<Tiers>);
 
