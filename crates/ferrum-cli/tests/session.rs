@@ -24,7 +24,7 @@ fn run(flags: &[&str], session: &Path, prompt: &str) -> (String, String) {
     (stdout(&output), stderr(&output))
 }
 
-/// The tokens of a prompt and those of them that were computed, as far as words tell.
+/// How many tokens came from the file, as far as words tell.
 fn restored(said: &str) -> Option<usize> {
     let line = said
         .lines()
@@ -47,7 +47,8 @@ fn a_conversation_goes_on_and_says_what_it_would_have_said() {
         }
         std::fs::copy(&file, &copy).unwrap();
         let (answer, said) = run(flags, &file, "Who did the fox meet?");
-        assert!(restored(&said).is_some_and(|tokens| tokens > 20), "{said}");
+        let first = restored(&said);
+        assert!(first.is_some_and(|tokens| tokens > 6), "{said}");
         // The same weights under another identity: the conversation is computed again.
         let demo = root().join("assets/demo/ferrum-demo.gguf");
         let model = ["--model", demo.to_str().unwrap()];
@@ -60,7 +61,7 @@ fn a_conversation_goes_on_and_says_what_it_would_have_said() {
         }
         // What was written then is for that model.
         let (_, said) = run(&[flags, &model].concat(), &copy, "And then?");
-        assert!(restored(&said).is_some_and(|tokens| tokens > 40), "{said}");
+        assert!(restored(&said) > first, "{said}");
     }
 }
 
