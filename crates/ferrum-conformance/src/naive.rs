@@ -114,7 +114,7 @@ impl Scores {
         let past = !self.causal || j <= i;
         past && self
             .window
-            .is_none_or(|window| (i - j).abs() < window as i64)
+            .is_none_or(|window| (i - j).unsigned_abs() < window as u64)
     }
 }
 

@@ -104,7 +104,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.first.check(batch, wanted)?;
         let step = Arc::new((batch.clone(), wanted.to_vec()));
-        let job: Job<B, K> = Arc::new(move |runner| runner.submit(&step.0, &step.1).map(|_| ()));
+        // What the other ranks read is what rank 0 reads.
+        let job: Job<B, K> =
+            Arc::new(move |runner| runner.run(&step.0, &step.1, &mut StepOutput::default()));
         let mut ticket = None;
         self.run_all(job, |first| {
             ticket = Some(first.submit(batch, wanted)?);

@@ -212,7 +212,7 @@ fn short_buffers_are_shape_errors() {
     ));
     assert!(matches!(
         B::read(&mut ctx, &x, usize::MAX, &mut bytes),
-        Err(Error::Shape { .. })
+        Err(Error::InvalidArgument { .. })
     ));
     let too_many = RowShape {
         rows: usize::MAX,
