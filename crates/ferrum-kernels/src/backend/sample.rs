@@ -1,20 +1,5 @@
-//! Choosing tokens on the device, so that rows of logits stay there.
-//!
-//! A row of logits is as long as the vocabulary, and what the host wants of it is four bytes. A device that
-//! [samples](BackendSample::samples) goes through this chain for a row:
-//!
-//! 1. tokens outside a mask are forbidden
-//! 2. biases are added
-//! 3. the repetition penalty, then presence and frequency penalties
-//! 4. a temperature of 0 ends here: the most likely token, the lowest id of equals
-//! 5. temperature
-//! 6. top-k, top-p, min-p: each of what the one before it left
-//! 7. a draw: the token at which the cumulated probability passes a number that the host has drawn. Where top-k or
-//!    top-p cuts, the most likely tokens come first (the lowest id of equals), else the order is that of ids
-//!
-//! Probabilities are in proportion to `exp(logit / temperature)`; NaN and −∞ have none. It is the host samplers'
-//! chain (`ferrum-engine`), as far as that has these steps, and chance is the host's: the same seed gives the same
-//! text on whatever chooses, but for roundings of sums that a draw can fall between.
+//! Choosing tokens on the device, so that rows of logits stay there: a row is as long as the vocabulary, and what the
+//! host wants of it is four bytes.
 
 use super::{Act, Backend, DeviceBuffer};
 use ferrum_types::{Error, Result, TokenId};
@@ -388,6 +373,21 @@ pub struct SampleShape {
 }
 
 /// Chooses tokens by more than the greatest logit. By default a device does not, and the host reads the rows.
+///
+/// One that [samples](Self::samples) goes through this chain for a row:
+///
+/// 1. tokens outside a mask are forbidden
+/// 2. biases are added
+/// 3. the repetition penalty, then presence and frequency penalties
+/// 4. a temperature of 0 ends here: the most likely token, the lowest id of equals
+/// 5. temperature
+/// 6. top-k, top-p, min-p: each of what the one before it left
+/// 7. a draw: the token at which the cumulated probability passes a number that the host has drawn. Where top-k or
+///    top-p cuts, the most likely tokens come first (the lowest id of equals), else the order is that of ids
+///
+/// Probabilities are in proportion to `exp(logit / temperature)`; NaN and −∞ have none. It is the host samplers'
+/// chain (`ferrum-engine`), as far as that has these steps, and chance is the host's: the same seed gives the same
+/// text on whatever chooses, but for roundings of sums that a draw can fall between.
 pub trait BackendSample: Backend {
     /// Whether [`sample_rows`](Self::sample_rows) works.
     fn samples(&self) -> bool {
@@ -412,8 +412,8 @@ pub trait BackendSample: Backend {
         Ok(())
     }
 
-    /// Chooses a token from each of the rows `shape.first..` of `logits`, `[rows, vocab]`, as the
-    /// [module](self) says, into the same rows of `out`. `previous` holds the [tokens](Sampled::tokens) of the step
+    /// Chooses a token from each of the rows `shape.first..` of `logits`, `[rows, vocab]`, as
+    /// [`BackendSample`] says, into the same rows of `out`. `previous` holds the [tokens](Sampled::tokens) of the step
     /// before, for rows that have a [`last`](RowSampling::last) one. The rows of `logits` may be changed.
     ///
     /// # Errors

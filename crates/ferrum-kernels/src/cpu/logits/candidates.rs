@@ -22,7 +22,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-/// See the [module](self). Probabilities are in proportion to `exp(logit / temperature)`, in every filter.
+/// The tokens of a row that are still in question. Probabilities are in proportion to `exp(logit / temperature)`, in every filter.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     /// Tokens, and beside them their logits.
