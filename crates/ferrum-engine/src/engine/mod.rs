@@ -300,6 +300,8 @@ impl Engine {
         let host = offload::host_cache(&*runner, &shared.config, &commands);
         if let Some(host) = &host {
             scheduler = scheduler.with_host(Box::new(Arc::clone(host)));
+            // Known from the start: the first step may be long in coming.
+            shared.stats().offload = host.stats();
         }
         let handle = EngineHandle {
             shared: Arc::clone(&shared),
