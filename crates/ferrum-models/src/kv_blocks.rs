@@ -45,7 +45,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// # Errors
     /// `InvalidArgument` when a block is larger than the address space.
     pub fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        let layout = KvBlockLayout::of::<K>(self.kv.layers.len(), &self.pool());
+        let layout = KvBlockLayout::of::<K>(self.stage.kv.layers.len(), &self.pool());
         layout.ok_or_else(|| Error::invalid("kv_blocks", "a block is too large for a file"))
     }
 
@@ -57,11 +57,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     pub fn read_kv_blocks(&mut self, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
         let layout = self.check_block_copy("read_kv_blocks", blocks, out.len())?;
         let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.kv.layers.iter().enumerate() {
+        for (index, layer) in self.stage.kv.layers.iter().enumerate() {
             let parts = out.chunks_exact_mut(layout.bytes);
             let parts = parts.map(|block| &mut block[index * layer_bytes..][..layer_bytes]);
             let mut wanted: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_read_blocks(&mut self.ctx, layer, &mut wanted)?;
+            B::kv_read_blocks(&mut self.stage.ctx, layer, &mut wanted)?;
         }
         Ok(())
     }
@@ -74,11 +74,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     pub fn write_kv_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
         let layout = self.check_block_copy("write_kv_blocks", blocks, bytes.len())?;
         let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.kv.layers.iter_mut().enumerate() {
+        for (index, layer) in self.stage.kv.layers.iter_mut().enumerate() {
             let parts = bytes.chunks_exact(layout.bytes);
             let parts = parts.map(|block| &block[index * layer_bytes..][..layer_bytes]);
             let blocks: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_write_blocks(&mut self.ctx, layer, &blocks)?;
+            B::kv_write_blocks(&mut self.stage.ctx, layer, &blocks)?;
         }
         Ok(())
     }

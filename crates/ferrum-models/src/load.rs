@@ -14,7 +14,7 @@ use crate::linear::{
     Embedding, Linear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
     VocabParallelLinear,
 };
-use crate::runner::DecoderWeights;
+use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec};
 use crate::stored::to_f32;
@@ -182,11 +182,15 @@ pub fn load_rank_weights<B: LlmBackend, W: WeightForm<B>>(
         false => Box::new(VocabParallelEmbedding::new(embedding, cut)),
     };
     Ok(DecoderWeights {
-        embedding,
-        layers,
-        final_norm,
-        lm_head,
-        cut: cut.clone(),
+        body: BodyWeights {
+            embedding,
+            layers,
+            cut: cut.clone(),
+        },
+        head: HeadWeights {
+            final_norm,
+            lm_head,
+        },
     })
 }
 

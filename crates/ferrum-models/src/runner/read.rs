@@ -4,6 +4,7 @@
 //! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
+use super::stage::StageRunner;
 use crate::batch::StepBatch;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
@@ -123,7 +124,7 @@ struct Reads<B: LlmBackend> {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Whether rows can want a [sampled](crate::DeviceChoice::Sampled) token.
     pub fn samples(&self) -> bool {
-        B::device(&self.ctx).samples()
+        B::device(&self.stage.ctx).samples()
     }
 
     /// Puts tokens that the step before chose where this one looks for them.
@@ -133,7 +134,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             true => Ok(()),
             false => {
                 let chosen = &sampled[1].tokens;
-                B::take_tokens(&mut self.ctx, chosen, taken, &mut self.batch.tokens)
+                B::take_tokens(
+                    &mut self.stage.ctx,
+                    chosen,
+                    taken,
+                    &mut self.stage.batch.tokens,
+                )
             }
         }
     }
@@ -144,7 +150,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         rows: WantedRows,
         wanted: &[Readback],
     ) -> Result<SubmittedStep<B>> {
-        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        let (vocab, dim) = (self.spec().vocab_size, self.spec().hidden_size);
         let mut output = self.spare.take().unwrap_or_default();
         output.begin(wanted, vocab, rows.hidden * dim);
         if rows.tokens > 0 {
@@ -157,12 +163,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         if rows.tokens > 0 {
             self.read_tokens(rows.tokens, &mut output)?;
         }
-        let staging = &mut self.staging.activations;
+        let staging = &mut self.stage.staging.activations;
         let logits = (&self.logits, rows.tokens * vocab);
         // Behind the states that the logits were made of.
-        let hidden = (&self.scratch.delta, rows.with_logits() * dim);
-        read_floats::<B>(&mut self.ctx, logits, staging, output.logits_mut())?;
-        read_floats::<B>(&mut self.ctx, hidden, staging, output.hidden_mut())?;
+        let hidden = (&self.stage.scratch.delta, rows.with_logits() * dim);
+        read_floats::<B>(&mut self.stage.ctx, logits, staging, output.logits_mut())?;
+        read_floats::<B>(&mut self.stage.ctx, hidden, staging, output.hidden_mut())?;
         let reads = None;
         Ok(SubmittedStep { output, reads })
     }
@@ -188,7 +194,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 Ok(told(chosen[place], reads.tops[place], beside))
             })?;
         }
-        let staging = &mut self.staging.activations;
+        let staging = &mut self.stage.staging.activations;
         for (read, out) in [(reads.logits, true), (reads.hidden, false)] {
             let out = match out {
                 true => output.logits_mut(),
@@ -204,12 +210,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 
     fn begin_reads(&mut self, rows: WantedRows) -> Result<Reads<B>> {
-        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        let (vocab, dim) = (self.spec().vocab_size, self.spec().hidden_size);
         let Self {
-            ctx,
+            stage: StageRunner { ctx, scratch, .. },
             choices,
             logits,
-            scratch,
             ..
         } = self;
         let settings = choices.sampling.rows().iter();
@@ -239,13 +244,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// Chooses the tokens of the first `rows` rows on the device.
     fn choose(&mut self, rows: usize) -> Result<()> {
-        let vocab = self.spec.vocab_size;
+        let vocab = self.spec().vocab_size;
         let samples = self.samples();
         let Self {
-            ctx,
+            stage: StageRunner { ctx, scratch, .. },
             logits,
             choices,
-            scratch,
             ..
         } = self;
         let [sampled, previous] = &mut choices.sampled;
@@ -265,13 +269,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// Reads the tokens that were chosen, and what was wanted beside them.
     fn read_tokens(&mut self, rows: usize, output: &mut StepOutput) -> Result<()> {
-        let dim = self.spec.vocab_size;
+        let dim = self.spec().vocab_size;
         let samples = self.samples();
-        let (ctx, sampled) = (&mut self.ctx, &self.choices.sampled[0]);
-        self.staging.ints.resize(rows, 0);
-        B::read(ctx, &sampled.tokens, 0, &mut self.staging.ints)?;
+        let (ctx, sampled) = (&mut self.stage.ctx, &self.choices.sampled[0]);
+        self.stage.staging.ints.resize(rows, 0);
+        B::read(ctx, &sampled.tokens, 0, &mut self.stage.staging.ints)?;
         output.tell_tokens(|place| {
-            let mut token = self.staging.ints[place];
+            let mut token = self.stage.staging.ints[place];
             if !samples && token == 0 {
                 // A row of NaN gives token 0, too; the first logit tells.
                 let mut first = [B::Act::from_f32(0.0)];

@@ -1,0 +1,98 @@
+//! [`RunnerConfig`]: the sizes that a runner allocates for.
+
+use crate::spec::DecoderSpec;
+use ferrum_kernels::PagedKvShape;
+use ferrum_types::{Error, Result};
+
+/// How the KV pool is cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvLayout {
+    /// Blocks of this many tokens.
+    Paged {
+        /// Tokens in a block.
+        block_size: usize,
+    },
+    /// One block of the whole context for each sequence.
+    Contiguous,
+}
+
+/// Sizes that a runner allocates for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerConfig {
+    /// Longest sequence.
+    pub context: usize,
+    /// Most sequences in a step.
+    pub max_seqs: usize,
+    /// Most tokens in a step.
+    pub max_tokens: usize,
+    /// Most rows of logits in a step.
+    pub max_logit_rows: usize,
+    /// Tokens that the KV pool holds over all sequences (rounded up to blocks).
+    pub kv_tokens: usize,
+    /// Blocks.
+    pub layout: KvLayout,
+    /// Whether each op is measured, for [`ModelRunner::take_spans`]. Steps are then not captured.
+    pub profile: bool,
+}
+
+impl RunnerConfig {
+    /// One sequence of up to `context` tokens, prompts in chunks of at most 512.
+    pub fn single(context: usize) -> Self {
+        Self {
+            context,
+            max_seqs: 1,
+            max_tokens: context.clamp(1, 512),
+            max_logit_rows: 1,
+            kv_tokens: context,
+            layout: KvLayout::Paged { block_size: 32 },
+            profile: false,
+        }
+    }
+
+    /// The pool of one layer.
+    pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
+        let (kv_heads, head_dim) = spec.kv_heads_and_dim();
+        let (blocks, block_size) = match self.layout {
+            KvLayout::Paged { block_size } => {
+                (self.kv_tokens.div_ceil(block_size.max(1)), block_size)
+            }
+            KvLayout::Contiguous => (self.max_seqs, self.context),
+        };
+        PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        }
+    }
+
+    pub(super) fn max_blocks_per_seq(&self) -> usize {
+        match self.layout {
+            KvLayout::Paged { block_size } => self.context.div_ceil(block_size.max(1)),
+            KvLayout::Contiguous => 1,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let block_size = match self.layout {
+            KvLayout::Paged { block_size } => block_size,
+            KvLayout::Contiguous => 1,
+        };
+        let sizes = [
+            ("context", self.context),
+            ("sequences", self.max_seqs),
+            ("tokens of a step", self.max_tokens),
+            ("rows of logits", self.max_logit_rows),
+            ("tokens of the KV cache", self.kv_tokens),
+            ("tokens of a block", block_size),
+        ];
+        let wrong = |&&(_, n): &&(&str, usize)| n == 0 || n > i32::MAX as usize;
+        match sizes.iter().find(wrong) {
+            None => Ok(()),
+            Some((name, n)) => {
+                let reason = format!("{name}: found {n}, expected 1 to {}", i32::MAX);
+                Err(Error::invalid("runner", reason))
+            }
+        }
+    }
+}

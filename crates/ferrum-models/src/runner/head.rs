@@ -1,0 +1,93 @@
+//! The end of a step's forward path: final norm, and logits or hidden states of the rows that want some.
+
+use super::ModelRunner;
+use super::read::{WantedRows, is_logits, is_token};
+use super::stage::write_ints;
+use super::weights::HeadWeights;
+use crate::batch::StepBatch;
+use crate::layer::{Scratch, StepState};
+use crate::readback::Readback;
+use ferrum_kernels::{Act, BackendKvDtype, KvDtypeKind, LlmBackend, NormShape, RowShape};
+use ferrum_types::Result;
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
+    /// Writes which rows want something to the device.
+    pub(super) fn upload_wanted(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
+        let rows = |kind: fn(&Readback) -> bool| {
+            let rows = batch.logit_rows.iter().zip(wanted);
+            rows.filter(move |(_, wanted)| kind(wanted)).map(|(r, _)| r)
+        };
+        let wanted = rows(is_token).chain(rows(is_logits));
+        let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
+        let (ctx, ints) = (&mut self.stage.ctx, &mut self.stage.staging.ints);
+        write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)
+    }
+
+    /// Records a step over what was uploaded.
+    pub(super) fn compute(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<()> {
+        let (logit_rows, hidden_rows) = (rows.with_logits(), rows.hidden);
+        let Self {
+            stage,
+            head,
+            wanted_rows,
+            logits,
+            ..
+        } = self;
+        let captured = (hidden_rows == 0).then_some(logit_rows);
+        stage.compute(batch, captured, &mut |ctx, step, scratch| {
+            let wanted = logit_rows + hidden_rows;
+            if wanted > 0 {
+                gather(ctx, head, step, scratch, (wanted_rows, wanted))?;
+            }
+            if logit_rows > 0 {
+                project(ctx, head, scratch, logits, logit_rows)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Final norm, and the rows that want logits or hidden states, in `delta`.
+fn gather<B: LlmBackend>(
+    ctx: &mut B::Context,
+    head: &HeadWeights<B>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+    (rows, count): (&B::Buffer<i32>, usize),
+) -> Result<()> {
+    let (dim, eps) = (step.spec.hidden_size, step.spec.norm_eps);
+    let norm = NormShape {
+        rows: step.batch.shape.tokens,
+        dim,
+        eps,
+    };
+    let Scratch {
+        residual,
+        delta,
+        normed,
+        profiler,
+        ..
+    } = scratch;
+    // [tokens, hidden] → [wanted, hidden]
+    profiler.measure(ctx, "final_norm", |ctx| {
+        B::fused_add_rms_norm(ctx, residual, delta, &head.final_norm, normed, norm)?;
+        B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
+    })
+}
+
+/// Output projection of the first `count` rows that were gathered.
+fn project<B: LlmBackend>(
+    ctx: &mut B::Context,
+    head: &HeadWeights<B>,
+    scratch: &mut Scratch<B>,
+    logits: &mut Act<B>,
+    count: usize,
+) -> Result<()> {
+    let Scratch {
+        delta, profiler, ..
+    } = scratch;
+    // [wanted, hidden] → [wanted, vocab]
+    profiler.measure(ctx, "lm_head", |ctx| {
+        head.lm_head.forward(ctx, delta, logits, count)
+    })
+}
