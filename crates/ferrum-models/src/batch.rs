@@ -5,6 +5,7 @@
 
 use ferrum_kernels::SampleBatch;
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
+use std::ops::Range;
 
 /// Which of a sequence's tokens in a step want logits, or hidden states in their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,17 @@ pub enum LogitRows {
     Last,
     /// All.
     All,
+}
+
+impl LogitRows {
+    /// Those of a sequence with these rows.
+    fn of(self, Range { start, end }: Range<usize>) -> Range<usize> {
+        match self {
+            Self::None => end..end,
+            Self::Last => end.saturating_sub(1).max(start)..end,
+            Self::All => start..end,
+        }
+    }
 }
 
 /// What one sequence brings to a step.
@@ -58,8 +70,11 @@ pub struct StepBatch {
     pub table_starts: Vec<u32>,
     /// Indices into `tokens` of the rows that want logits, ascending.
     pub logit_rows: Vec<u32>,
-    /// Indices into `tokens` of the rows that want hidden states, ascending.
+    /// Indices into `tokens` of the rows that want hidden states after the final norm, ascending. A row may want logits
+    /// as well.
     pub hidden_rows: Vec<u32>,
+    /// Rows whose residual stream is wanted where a stage of the runner ends, beside whatever else they want.
+    pub taps: Vec<HiddenTap>,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
     pub choices: Vec<ChosenToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
@@ -72,6 +87,16 @@ pub struct ChosenToken {
     /// Index into the tokens of the step; the id that is there means nothing.
     pub token: u32,
     /// Row, among those with logits, of the step that was submitted before.
+    pub row: u32,
+}
+
+/// The residual stream of a row behind a layer, with which a stage of the runner ends: what the next layer's norm
+/// gets, or after the last layer the final norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HiddenTap {
+    /// The layer.
+    pub layer: u32,
+    /// Index into the tokens of the step.
     pub row: u32,
 }
 
@@ -93,6 +118,7 @@ impl StepBatch {
         self.table_starts.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
+        self.taps.clear();
         self.choices.clear();
         self.sampling.clear();
     }
@@ -102,6 +128,19 @@ impl StepBatch {
     pub fn choose_last(&mut self, row: u32) {
         let token = self.tokens.len().saturating_sub(1) as u32;
         self.choices.push(ChosenToken { token, row });
+    }
+
+    /// Of the sequence that was added last, `rows` want their residual stream behind layer `layer` as well.
+    pub fn tap_last(&mut self, layer: usize, rows: LogitRows) {
+        let end = self.tokens.len();
+        let first = self.query_starts.iter().rev().nth(1);
+        let wanted = rows.of(first.map_or(end, |&first| first as usize)..end);
+        let layer = layer as u32;
+        let taps = wanted.map(|row| HiddenTap {
+            layer,
+            row: row as u32,
+        });
+        self.taps.extend(taps);
     }
 
     /// Adds a sequence.
@@ -138,12 +177,7 @@ impl StepBatch {
         self.adapters.push(seq.adapter);
         self.block_tables.extend_from_slice(seq.blocks);
         self.table_starts.push(self.block_tables.len() as u32);
-        let end = self.tokens.len();
-        let wanted = match seq.logits {
-            LogitRows::None => end..end,
-            LogitRows::Last => end.saturating_sub(1).max(first)..end,
-            LogitRows::All => first..end,
-        };
+        let wanted = seq.logits.of(first..self.tokens.len());
         let rows = match seq.hidden {
             true => &mut self.hidden_rows,
             false => &mut self.logit_rows,
@@ -158,7 +192,7 @@ impl StepBatch {
     }
 
     /// The tokens (as a range of rows) of sequence `seq`.
-    pub fn rows(&self, seq: usize) -> std::ops::Range<usize> {
+    pub fn rows(&self, seq: usize) -> Range<usize> {
         self.query_starts[seq] as usize..self.query_starts[seq + 1] as usize
     }
 }

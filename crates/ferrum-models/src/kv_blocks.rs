@@ -4,7 +4,7 @@
 //! The layout is the same on every backend (that of [`KvBlockBytes`](ferrum_kernels::KvBlockBytes), layer after
 //! layer), so blocks need the same cache elements and sizes, and nothing else, to be understood.
 
-use crate::runner::ModelRunner;
+use crate::runner::{ModelRunner, StageRunner};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape};
 use ferrum_types::{BlockId, Error, Result};
 
@@ -39,14 +39,58 @@ impl KvBlockLayout {
     }
 }
 
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
+    /// The layout of what the layers of this stage have of a block.
+    pub(crate) fn kv_block_layout(&self) -> Result<KvBlockLayout> {
+        let layout = KvBlockLayout::of::<K>(self.kv.layers.len(), &self.pool());
+        layout.ok_or_else(too_large)
+    }
+
+    /// Copies what the layers of this stage have of blocks to the host, a part for each block.
+    pub(crate) fn read_kv_blocks(
+        &mut self,
+        blocks: &[BlockId],
+        parts: &mut [&mut [u8]],
+    ) -> Result<()> {
+        let layout = self.kv_block_layout()?;
+        let layer_bytes = layout.bytes / layout.layers;
+        for (index, layer) in self.kv.layers.iter().enumerate() {
+            let parts = parts.iter_mut();
+            let parts = parts.map(|block| &mut block[index * layer_bytes..][..layer_bytes]);
+            let mut wanted: Vec<_> = blocks.iter().copied().zip(parts).collect();
+            B::kv_read_blocks(&mut self.ctx, layer, &mut wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the parts that [`read_kv_blocks`](Self::read_kv_blocks) gave.
+    pub(crate) fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()> {
+        let layout = self.kv_block_layout()?;
+        let layer_bytes = layout.bytes / layout.layers;
+        for (index, layer) in self.kv.layers.iter_mut().enumerate() {
+            let parts = parts.iter();
+            let parts = parts.map(|block| &block[index * layer_bytes..][..layer_bytes]);
+            let blocks: Vec<_> = blocks.iter().copied().zip(parts).collect();
+            B::kv_write_blocks(&mut self.ctx, layer, &blocks)?;
+        }
+        Ok(())
+    }
+}
+
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
-    /// What [`read_kv_blocks`](Self::read_kv_blocks) gives.
+    /// What [`read_kv_blocks`](Self::read_kv_blocks) gives: the layers of all stages. Which stages there are changes
+    /// nothing of it.
     ///
     /// # Errors
     /// `InvalidArgument` when a block is larger than the address space.
     pub fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        let layout = KvBlockLayout::of::<K>(self.stage.kv.layers.len(), &self.pool());
-        layout.ok_or_else(|| Error::invalid("kv_blocks", "a block is too large for a file"))
+        let mut all = self.stage.kv_block_layout()?;
+        for stage in &self.earlier {
+            let layout = stage.kv_block_layout()?;
+            all.layers += layout.layers;
+            all.bytes = all.bytes.checked_add(layout.bytes).ok_or_else(too_large)?;
+        }
+        Ok(all)
     }
 
     /// Waits for the steps that were submitted and copies blocks of all layers to the host, `[blocks, block bytes]`.
@@ -56,14 +100,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// device says.
     pub fn read_kv_blocks(&mut self, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
         let layout = self.check_block_copy("read_kv_blocks", blocks, out.len())?;
-        let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.stage.kv.layers.iter().enumerate() {
-            let parts = out.chunks_exact_mut(layout.bytes);
-            let parts = parts.map(|block| &mut block[index * layer_bytes..][..layer_bytes]);
-            let mut wanted: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_read_blocks(&mut self.stage.ctx, layer, &mut wanted)?;
+        let mut rest: Vec<_> = out.chunks_exact_mut(layout.bytes.max(1)).collect();
+        for stage in &mut self.earlier {
+            let len = stage.kv_block_layout()?.bytes;
+            let parts = rest.iter_mut().map(|block| {
+                let (part, behind) = std::mem::take(block).split_at_mut(len);
+                *block = behind;
+                part
+            });
+            stage.read_kv_blocks(blocks, &mut parts.collect::<Vec<_>>())?;
         }
-        Ok(())
+        self.stage.read_kv_blocks(blocks, &mut rest)
     }
 
     /// Writes blocks of all layers, as [`read_kv_blocks`](Self::read_kv_blocks) gave them, behind the steps that were
@@ -73,14 +120,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Those of [`read_kv_blocks`](Self::read_kv_blocks).
     pub fn write_kv_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
         let layout = self.check_block_copy("write_kv_blocks", blocks, bytes.len())?;
-        let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.stage.kv.layers.iter_mut().enumerate() {
-            let parts = bytes.chunks_exact(layout.bytes);
-            let parts = parts.map(|block| &block[index * layer_bytes..][..layer_bytes]);
-            let blocks: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_write_blocks(&mut self.stage.ctx, layer, &blocks)?;
+        let mut rest: Vec<_> = bytes.chunks_exact(layout.bytes.max(1)).collect();
+        for stage in &mut self.earlier {
+            let len = stage.kv_block_layout()?.bytes;
+            let parts = rest.iter_mut().map(|block| {
+                let (part, behind) = block.split_at(len);
+                *block = behind;
+                part
+            });
+            stage.write_kv_blocks(blocks, &parts.collect::<Vec<_>>())?;
         }
-        Ok(())
+        self.stage.write_kv_blocks(blocks, &rest)
     }
 
     /// Holds blocks and the length of their bytes against the pool, before any layer is touched.
@@ -109,4 +159,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             }
         }
     }
+}
+
+fn too_large() -> Error {
+    Error::invalid("kv_blocks", "a block is too large for a file")
 }

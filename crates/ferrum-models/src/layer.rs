@@ -133,6 +133,26 @@ impl<B: Backend> Scratch<B> {
     }
 }
 
+impl<B: Backend> Scratch<B> {
+    /// Adds what the last layer left pending, so that `residual` is the stream behind it.
+    pub(crate) fn add_pending(
+        &mut self,
+        ctx: &mut B::Context,
+        step: &StepState<'_, B>,
+    ) -> Result<()> {
+        let len = step.batch.shape.tokens * step.spec.hidden_size;
+        let Self {
+            residual,
+            delta,
+            profiler,
+            ..
+        } = self;
+        profiler.measure(ctx, "residual", |ctx| {
+            B::add_inplace(ctx, residual, delta, len)
+        })
+    }
+}
+
 /// What all layers of a step share.
 pub(crate) struct StepState<'a, B: Backend> {
     pub(crate) spec: &'a DecoderSpec,
@@ -150,8 +170,8 @@ fn qkv_shape(gqa: &GqaSpec, tokens: usize) -> QkvShape {
     }
 }
 
-/// Runs layer number `index`. `scratch.residual` holds the stream before the previous layer's
-/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at layer 0).
+/// Runs layer number `index` of a stage. `scratch.residual` holds the stream before the previous layer's
+/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage).
 pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     index: usize,
@@ -200,7 +220,9 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         // Weights are loaded by the spec, so this is a runner made of two different models.
         _ => Err(Error::invalid(
             "layer",
-            format!("the weights of layer {index} are not of the kind that its spec says"),
+            format!(
+                "the weights of layer {index} of a stage are not of the kind that its spec says"
+            ),
         )),
     }
 }

@@ -30,23 +30,25 @@ mod spec;
 mod stored;
 mod weights;
 
-pub use batch::{ChosenToken, LogitRows, SeqStep, StepBatch};
+pub use batch::{ChosenToken, HiddenTap, LogitRows, SeqStep, StepBatch};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};
 pub use group::RunnerGroup;
 pub use inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, RankCut, TensorId, TensorLocation,
-    TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, RankCut, Stage, TensorId,
+    TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::KvBlockLayout;
 pub use linear::{Embedding, Linear, MatrixLinear};
-pub use load::{LoadProgress, Model, load_rank_weights, load_weights, read_model};
+pub use load::{
+    LoadProgress, Model, load_rank_weights, load_stage_weights, load_weights, read_model,
+};
 pub use lora::{AdapterLoader, LoadedAdapter};
-pub use plan::{MemoryPlan, memory_plan, rank_memory_plan};
+pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
-pub use runner::{DecoderWeights, KvLayout, ModelRunner, RunnerConfig};
+pub use runner::{DecoderWeights, EarlierStage, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
     LayerSpec, MoeSpec, RopeScaling, RopeSpec,

@@ -7,7 +7,8 @@
 use crate::experts::{ExpertSource, ExpertStacks, RowParallelExperts};
 use crate::families::{self, Family};
 use crate::inventory::{
-    CutAxis, DecoderTensor, Projection, RankCut, TensorId, TensorRole, TensorShape, WeightNames,
+    CutAxis, DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, TensorShape,
+    WeightNames,
 };
 use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
 use crate::linear::{
@@ -131,12 +132,42 @@ pub fn load_rank_weights<B: LlmBackend, W: WeightForm<B>>(
     cut: &RankCut,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
+    let whole = Stage::whole(&model.spec);
+    load_part::<B, W>(device, model, (cut, &whole), progress)
+}
+
+/// Loads what a stage holds of a model's weights in the form `W`.
+///
+/// # Errors
+/// As [`load_weights`], of the tensors of this stage alone.
+pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    stage: &Stage,
+    progress: LoadProgress<'_>,
+) -> Result<DecoderWeights<B>> {
+    let whole = RankCut::whole(&model.spec);
+    load_part::<B, W>(device, model, (&whole, stage), progress)
+}
+
+/// Loads a rank's part of a stage.
+fn load_part<B: LlmBackend, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    (cut, stage): (&RankCut, &Stage),
+    progress: LoadProgress<'_>,
+) -> Result<DecoderWeights<B>> {
     if *cut.whole_spec() != model.spec {
         let reason = "the cut is that of another model";
         return Err(Error::invalid("load_weights", reason));
     }
+    let rank_spec = cut.rank_spec();
+    let Some(layers) = rank_spec.layers.get(stage.layers()) else {
+        let reason = "the stage is that of another model";
+        return Err(Error::invalid("load_weights", reason));
+    };
     let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForwardSpec::Moe(_));
-    if !W::EXPERTS && model.spec.layers.iter().any(has_experts) {
+    if !W::EXPERTS && layers.iter().any(has_experts) {
         return Err(no_experts::<B>());
     }
     let total = model.tensors().total_bytes();
@@ -149,49 +180,37 @@ pub fn load_rank_weights<B: LlmBackend, W: WeightForm<B>>(
         total,
         form: PhantomData,
     };
-    let (weight, shape) = loader.table()?;
-    let embedding = MatrixLinear::<B, W> {
-        weight,
-        bias: None,
-        shape,
-    };
-    let head = if model.spec.tie_embeddings {
-        MatrixLinear::<B, W> {
-            weight: Arc::clone(&embedding.weight),
-            bias: None,
-            shape,
-        }
-    } else {
-        loader.linear(&[TensorId::global(TensorRole::Output)])?
-    };
-    let lm_head: Box<dyn Linear<B>> = match cut.is_whole() {
-        true => Box::new(head),
-        false => Box::new(VocabParallelLinear::new(head, cut)),
-    };
-    let rank_spec = cut.rank_spec();
-    let layers = rank_spec.layers.iter().enumerate();
+    let tables = loader.tables(stage)?;
+    let layers = stage.layers().zip(layers);
     let layers = layers
         .map(|(i, layer)| loader.layer(i, layer))
         .collect::<Result<Vec<_>>>()?;
-    let final_norm = loader.vector(TensorId::global(TensorRole::FinalNorm))?;
-    model.tensors().release();
-    let loader_total = loader.total;
-    (loader.progress)(loader_total, loader_total);
-    let embedding: Box<dyn Embedding<B>> = match cut.is_whole() {
-        true => Box::new(embedding),
-        false => Box::new(VocabParallelEmbedding::new(embedding, cut)),
+    let head = match tables.head {
+        Some(lm_head) => Some(HeadWeights {
+            final_norm: loader.vector(TensorId::global(TensorRole::FinalNorm))?,
+            lm_head,
+        }),
+        None => None,
     };
+    model.tensors().release();
+    if stage.is_last() {
+        (loader.progress)(loader.total, loader.total);
+    }
     Ok(DecoderWeights {
         body: BodyWeights {
-            embedding,
+            embedding: tables.embedding,
             layers,
             cut: cut.clone(),
+            stage: stage.clone(),
         },
-        head: HeadWeights {
-            final_norm,
-            lm_head,
-        },
+        head,
     })
+}
+
+/// The matrices with a row for each token.
+struct Tables<B: LlmBackend> {
+    embedding: Option<Box<dyn Embedding<B>>>,
+    head: Option<Box<dyn Linear<B>>>,
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W> {
@@ -205,6 +224,41 @@ struct Loader<'a, 'p, B: LlmBackend, W> {
 }
 
 impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
+    /// Those that a stage needs; of one that serves for both, the weight is shared.
+    fn tables(&mut self, stage: &Stage) -> Result<Tables<B>> {
+        let tied = self.model.spec.tie_embeddings;
+        let table = match stage.is_first() || (stage.is_last() && tied) {
+            true => Some(self.table()?),
+            false => None,
+        };
+        let of = |(weight, shape): &(Arc<W::Matrix>, MatShape)| MatrixLinear::<B, W> {
+            weight: Arc::clone(weight),
+            bias: None,
+            shape: *shape,
+        };
+        let head = match (stage.is_last(), table.as_ref().filter(|_| tied)) {
+            (false, _) => None,
+            (true, Some(table)) => Some(of(table)),
+            (true, None) => Some(self.linear(&[TensorId::global(TensorRole::Output)])?),
+        };
+        let cut = self.cut;
+        let embedding = table.as_ref().filter(|_| stage.is_first()).map(of);
+        Ok(Tables {
+            embedding: embedding.map(|table| -> Box<dyn Embedding<B>> {
+                match cut.is_whole() {
+                    true => Box::new(table),
+                    false => Box::new(VocabParallelEmbedding::new(table, cut)),
+                }
+            }),
+            head: head.map(|head| -> Box<dyn Linear<B>> {
+                match cut.is_whole() {
+                    true => Box::new(head),
+                    false => Box::new(VocabParallelLinear::new(head, cut)),
+                }
+            }),
+        })
+    }
+
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
         let AttentionSpec::Gqa(gqa) = &spec.attention;
         Ok(LayerWeights {

@@ -15,7 +15,9 @@
 
 use crate::batch::StepBatch;
 use crate::families::{self, GGUF_NAMES, HF_NAMES};
-use crate::inventory::{DecoderTensor, Projection, RankCut, TensorId, TensorRole, WeightNames};
+use crate::inventory::{
+    DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, WeightNames,
+};
 use crate::layer::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
@@ -26,6 +28,7 @@ use crate::weights::Expanded;
 use ferrum_formats::{LoraFolder, LoraPair};
 use ferrum_kernels::{Act, Backend, GemmShape, LlmBackend, MatShape, RopeStyle, WeightPart};
 use ferrum_types::{AdapterId, Error, Result, SrcDtype};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,13 +63,21 @@ struct Delta<B: Backend> {
     cols: usize,
 }
 
-/// An adapter on a device: for each layer what it adds to each [`Projection`].
+/// An adapter on a device: for each layer of a stage what it adds to each [`Projection`].
 struct Adapter<B: Backend> {
     layers: Vec<[Option<Delta<B>>; 4]>,
 }
 
-/// An adapter that is on the device and has no runner yet.
-pub struct LoadedAdapter<B: Backend>(Adapter<B>);
+/// An adapter that is on the devices of a runner's stages and has no runner yet.
+pub struct LoadedAdapter<B: Backend> {
+    /// For the last stage.
+    own: Adapter<B>,
+    /// For those before it, each of its own type.
+    pub(crate) earlier: Vec<AdapterPart>,
+}
+
+/// A [`LoadedAdapter`] of a stage on another backend.
+pub(crate) type AdapterPart = Box<dyn Any + Send>;
 
 /// Loads adapters for a runner on any thread, while the runner makes steps.
 #[derive(Clone)]
@@ -74,6 +85,22 @@ pub struct AdapterLoader<B: Backend> {
     pub(crate) device: B,
     /// What the runner holds of the decoder; adapters are made for the whole.
     pub(crate) cut: RankCut,
+    /// The layers of the stage that it loads for.
+    pub(crate) stage: Stage,
+    /// Those of the stages before it.
+    pub(crate) earlier: Vec<Arc<dyn PartLoader>>,
+}
+
+/// Loads adapters for a stage on whatever backend.
+pub(crate) trait PartLoader: Send + Sync {
+    /// As [`AdapterLoader::load`].
+    fn load_part(&self, folder: &LoraFolder) -> Result<AdapterPart>;
+}
+
+impl<B: LlmBackend> PartLoader for AdapterLoader<B> {
+    fn load_part(&self, folder: &LoraFolder) -> Result<AdapterPart> {
+        Ok(Box::new(self.load(folder)?))
+    }
 }
 
 impl<B: LlmBackend> AdapterLoader<B> {
@@ -82,9 +109,11 @@ impl<B: LlmBackend> AdapterLoader<B> {
     /// # Errors
     /// [`Error::Model`] names the module that does not fit the model; what the device says.
     pub fn load(&self, folder: &LoraFolder) -> Result<LoadedAdapter<B>> {
-        let adapter = Adapter::load(&self.device, &self.cut, folder)?;
+        let earlier = self.earlier.iter().map(|stage| stage.load_part(folder));
+        let earlier = earlier.collect::<Result<_>>()?;
+        let own = Adapter::load(&self.device, (&self.cut, &self.stage), folder)?;
         folder.tensors().release();
-        Ok(LoadedAdapter(adapter))
+        Ok(LoadedAdapter { own, earlier })
     }
 }
 
@@ -95,7 +124,7 @@ type Placed<'a> = (LoraPair<'a>, RopeStyle);
 type Parts<'a> = [Option<Placed<'a>>; 3];
 
 impl<B: LlmBackend> Adapter<B> {
-    fn load(device: &B, cut: &RankCut, folder: &LoraFolder) -> Result<Self> {
+    fn load(device: &B, (cut, stage): (&RankCut, &Stage), folder: &LoraFolder) -> Result<Self> {
         let spec = cut.whole_spec();
         check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; 4]> = vec![Default::default(); spec.layers.len()];
@@ -108,8 +137,8 @@ impl<B: LlmBackend> Adapter<B> {
             }
             *place = Some((pair, target.style));
         }
-        let mut layers = Vec::with_capacity(found.len());
-        for (layer, parts) in found.iter().enumerate() {
+        let mut layers = Vec::with_capacity(stage.layers().len());
+        for (layer, parts) in stage.layers().zip(&found[stage.layers()]) {
             let mut deltas = [None, None, None, None];
             for at in Projection::ALL {
                 let pairs = &parts[at as usize];
@@ -361,11 +390,12 @@ impl<B: Backend> Adapters<B> {
         device: &B,
         spec: &DecoderSpec,
         max_tokens: usize,
-        (id, LoadedAdapter(adapter)): (AdapterId, LoadedAdapter<B>),
+        (id, LoadedAdapter { own, .. }): (AdapterId, LoadedAdapter<B>),
         scratch: &mut Option<LoraScratch<B>>,
     ) -> Result<()> {
-        let rank = adapter.rank();
-        if scratch.as_ref().is_none_or(|scratch| scratch.rank < rank) {
+        let rank = own.rank();
+        // It may add nothing to the layers of a stage.
+        if rank > 0 && scratch.as_ref().is_none_or(|scratch| scratch.rank < rank) {
             let widest = scratch_widths(spec).into_iter().max().unwrap_or(0);
             let alloc = |width| device.alloc::<B::Act>(max_tokens * width);
             *scratch = Some(LoraScratch {
@@ -376,7 +406,7 @@ impl<B: Backend> Adapters<B> {
                 rank,
             });
         }
-        self.loaded.insert(id, adapter);
+        self.loaded.insert(id, own);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! them in.
 
 use crate::experts::{ExpertSource, MoeWidths};
-use crate::inventory::{DecoderTensor, RankCut, TensorRole, TensorShape};
+use crate::inventory::{DecoderTensor, RankCut, Stage, TensorRole, TensorShape};
 use crate::layer::scratch_widths;
 use crate::load::Model;
 use crate::runner::RunnerConfig;
@@ -15,7 +15,7 @@ use crate::weights::WeightPolicy;
 use ferrum_kernels::{KvDtypeKind, QuantWeights};
 
 /// Bytes that a run takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights in the form in which they are kept.
     pub weights: u64,
@@ -37,6 +37,18 @@ impl MemoryPlan {
             .saturating_add(self.kv)
             .saturating_add(self.scratch)
             .saturating_add(self.program)
+    }
+
+    /// This and another one together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            kv_per_token: self.kv_per_token.saturating_add(other.kv_per_token),
+            kv: self.kv.saturating_add(other.kv),
+            scratch: self.scratch.saturating_add(other.scratch),
+            program: self.program.saturating_add(other.program),
+        }
     }
 }
 
@@ -61,7 +73,27 @@ pub fn rank_memory_plan<K: KvDtypeKind>(
     config: &RunnerConfig,
     cut: &RankCut,
 ) -> MemoryPlan {
-    let spec = &cut.rank_spec();
+    part_memory_plan::<K>(model, policy, config, (cut, &Stage::whole(&model.spec)))
+}
+
+/// Plans what one stage takes on its device.
+pub fn stage_memory_plan<K: KvDtypeKind>(
+    model: &Model,
+    policy: WeightPolicy,
+    config: &RunnerConfig,
+    stage: &Stage,
+) -> MemoryPlan {
+    let whole = RankCut::whole(&model.spec);
+    part_memory_plan::<K>(model, policy, config, (&whole, stage))
+}
+
+fn part_memory_plan<K: KvDtypeKind>(
+    model: &Model,
+    policy: WeightPolicy,
+    config: &RunnerConfig,
+    (cut, stage): (&RankCut, &Stage),
+) -> MemoryPlan {
+    let spec = &stage.spec(&cut.rank_spec());
     let pool = config.pool_shape(spec);
     let layers = spec.layers.len() as u64;
     let layer_bytes = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
@@ -75,11 +107,13 @@ pub fn rank_memory_plan<K: KvDtypeKind>(
     let moe = moe.map_or(0, MoeWidths::elements);
     let widths = widths.iter().sum::<usize>() + moe + packed;
     // Logits are held on the device and once more where the sampler reads them.
-    let floats = config.max_tokens * widths
-        + 2 * config.max_logit_rows * spec.vocab_size
-        + config.context * spec.rope.rot_dim;
+    let logits = match stage.is_last() {
+        true => 2 * config.max_logit_rows * spec.vocab_size,
+        false => 0,
+    };
+    let floats = config.max_tokens * widths + logits + config.context * spec.rope.rot_dim;
     MemoryPlan {
-        weights: model.weight_bytes(policy, cut),
+        weights: model.weight_bytes(policy, (cut, stage)),
         kv_per_token: kv / tokens,
         kv,
         scratch: 4 * floats as u64,
@@ -116,13 +150,14 @@ impl Model {
         self.spec.parameters()
     }
 
-    /// Bytes of weights that one decode step of one sequence reads on a device that keeps weights as
+    /// Bytes of weights that one decode step of one sequence reads of a stage on a device that keeps weights as
     /// `policy` says: all of them, but of an embedding table that is not also the output projection only a
     /// row, and of experts only the chosen.
-    pub fn decode_bytes(&self, policy: WeightPolicy) -> u64 {
+    pub fn decode_bytes(&self, policy: WeightPolicy, stage: &Stage) -> u64 {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
-        let read = tensors.filter(|tensor| {
-            self.spec.tie_embeddings || tensor.id.role != TensorRole::TokenEmbedding
+        let read = tensors.filter(|tensor| match tensor.id.role {
+            TensorRole::TokenEmbedding => self.spec.tie_embeddings && stage.is_last(),
+            _ => stage.holds(&self.spec, tensor.id),
         });
         let bytes = read.map(|tensor| self.used_part(&tensor, self.loaded_bytes(&tensor, policy)));
         bytes.fold(0, u64::saturating_add)
@@ -141,8 +176,9 @@ impl Model {
     }
 
     /// Bytes of all weights once loaded.
-    fn weight_bytes(&self, policy: WeightPolicy, cut: &RankCut) -> u64 {
+    fn weight_bytes(&self, policy: WeightPolicy, (cut, stage): (&RankCut, &Stage)) -> u64 {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
+        let tensors = tensors.filter(|tensor| stage.holds(&self.spec, tensor.id));
         let bytes = tensors.map(|tensor| self.held_bytes(&tensor, policy, cut));
         bytes.fold(0, u64::saturating_add)
     }

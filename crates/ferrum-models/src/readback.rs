@@ -17,8 +17,8 @@ pub enum DeviceChoice {
     Sampled,
 }
 
-/// What is read back of a row that a [`StepBatch`](crate::StepBatch) lists in `logit_rows`. Rows in its
-/// `hidden_rows` are always read.
+/// What is read back of the logits of a row that a [`StepBatch`](crate::StepBatch) lists in `logit_rows`. Beside that, and
+/// whatever it is, the hidden states of the rows in its `hidden_rows` and `taps` are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readback {
     /// Nothing: the row is not computed.
@@ -84,11 +84,12 @@ pub struct StepOutput {
     logits: Vec<f32>,
     logprobs: Vec<Logprobs>,
     hidden: Vec<f32>,
+    tapped: Vec<f32>,
 }
 
 impl StepOutput {
     /// Makes room for rows of logits as `wanted` says, and for `hidden` numbers of hidden states. What the room
-    /// holds is not defined; no token is chosen.
+    /// holds is not defined; no token is chosen, and no residual stream tapped.
     pub fn begin(&mut self, wanted: &[Readback], vocab: usize, hidden: usize) {
         let mut read = 0;
         self.rows.clear();
@@ -104,6 +105,7 @@ impl StepOutput {
         self.logprobs.clear();
         self.logits.resize(read * vocab, 0.0);
         self.hidden.resize(hidden, 0.0);
+        self.tapped.clear();
     }
 
     /// Says what the device chose in `row`, where a token is wanted.
@@ -193,6 +195,20 @@ impl StepOutput {
     /// Hidden states after the final norm: `[hidden_rows, hidden]`.
     pub fn hidden(&self) -> &[f32] {
         &self.hidden
+    }
+
+    /// The residual streams of the batch's `taps`, in their order: `[taps, hidden]`.
+    pub fn tapped(&self) -> &[f32] {
+        &self.tapped
+    }
+
+    /// Makes room for so many numbers of residual streams.
+    pub(crate) fn begin_tapped(&mut self, len: usize) {
+        self.tapped.resize(len, 0.0);
+    }
+
+    pub(crate) fn tapped_mut(&mut self) -> &mut [f32] {
+        &mut self.tapped
     }
 
     /// The same, to be written.

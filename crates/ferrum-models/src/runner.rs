@@ -4,13 +4,17 @@ mod config;
 mod head;
 mod read;
 mod stage;
+mod stages;
 mod weights;
 
 pub use config::{KvLayout, RunnerConfig};
+pub(crate) use stage::StageRunner;
+pub use stages::EarlierStage;
 pub use weights::DecoderWeights;
 pub(crate) use weights::{BodyWeights, HeadWeights};
 
-use crate::batch::{ChosenToken, StepBatch};
+use crate::batch::{ChosenToken, HiddenTap, StepBatch};
+use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::spec::DecoderSpec;
@@ -18,16 +22,25 @@ use ferrum_formats::LoraFolder;
 use ferrum_kernels::{Act, BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, PagedKvShape, Span};
 use ferrum_types::{AdapterId, Error, Result};
 use read::{Choices, SubmittedStep, WantedRows, is_sampled};
-use stage::StageRunner;
+pub(crate) use stages::AnyStage;
+use stages::{no_ranks, other_runner};
 use std::collections::VecDeque;
 
-/// Runs a decoder on one device with a KV cache of element `K`.
+/// Runs a decoder with a KV cache of element `K`: a list of stages, each some of its layers on one device. Where one
+/// device has all layers, there is one stage. `B` is the backend of the last stage, which makes logits and chooses tokens.
 pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
+    spec: DecoderSpec,
+    /// The stages before the last one, in order.
+    pub(crate) earlier: Vec<Box<dyn AnyStage<K>>>,
     pub(crate) stage: StageRunner<B, K>,
     head: HeadWeights<B>,
+    /// The residual stream on its way from one stage to the next, `[tokens, hidden]`.
+    stream: Vec<f32>,
     /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
     /// those that want hidden states.
     wanted_rows: B::Buffer<i32>,
+    /// Rows of which the residual stream behind the last layer is wanted.
+    tap_rows: B::Buffer<i32>,
     logits: Act<B>,
     choices: Choices<B>,
     /// Steps that were submitted and not collected, oldest first.
@@ -42,8 +55,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Allocates everything that steps of the given sizes need.
     ///
     /// # Errors
-    /// `InvalidArgument` for sizes out of range; `OutOfMemory`.
+    /// `InvalidArgument` for sizes out of range, and for weights of a stage; `OutOfMemory`.
     pub fn new(
+        device: &B,
+        spec: DecoderSpec,
+        weights: DecoderWeights<B>,
+        config: RunnerConfig,
+    ) -> Result<Self> {
+        Self::with_stages(Vec::new(), device, spec, weights, config)
+    }
+
+    /// A runner of several stages: `earlier` ones, and a last one of these weights on this device. All have the same
+    /// sizes.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); `InvalidArgument` when the stages do not follow each other, or are those of a rank.
+    pub fn with_stages(
+        earlier: Vec<EarlierStage<K>>,
         device: &B,
         spec: DecoderSpec,
         weights: DecoderWeights<B>,
@@ -52,13 +80,39 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         config.validate()?;
         spec.validate().map_err(Error::Model)?;
         let DecoderWeights { body, head } = weights;
+        let Some(head) = head else {
+            let found = &body.stage;
+            let reason = format!("found layers {found} at the end, expected the last ones");
+            return Err(Error::invalid("stage", reason));
+        };
+        if !earlier.is_empty() && !body.cut.is_whole() {
+            return Err(no_ranks());
+        }
+        let earlier: Vec<_> = earlier.into_iter().map(|stage| stage.0).collect();
+        let stages = earlier.iter().map(|stage| stage.stage());
+        let mut next = 0;
+        for stage in stages.chain([&body.stage]) {
+            if stage.layers().start != next {
+                let reason = format!("found layers {stage}, expected those from {next} on");
+                return Err(Error::invalid("stage", reason));
+            }
+            next = stage.layers().end;
+        }
+        if next != spec.layers.len() || earlier.iter().any(|stage| *stage.config() != config) {
+            let reason = "the stages are those of another model, or have other sizes";
+            return Err(Error::invalid("stage", reason));
+        }
         Ok(Self {
-            // A row wants one thing or the other.
+            stream: Vec::new(),
+            // At most all rows are read, for whatever is wanted of them.
             wanted_rows: device.alloc(config.max_tokens)?,
+            tap_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             choices: Choices::alloc(device, config.max_logit_rows)?,
-            stage: StageRunner::new(device, spec, body, config)?,
+            stage: StageRunner::new(device, &spec, body, config)?,
+            earlier,
             head,
+            spec,
             in_flight: VecDeque::with_capacity(2),
             spare: None,
             steps: 0,
@@ -67,7 +121,16 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// What is being run.
     pub fn spec(&self) -> &DecoderSpec {
-        self.stage.spec()
+        &self.spec
+    }
+
+    /// The stages: their backends and layers, in order.
+    pub fn stages(&self) -> impl Iterator<Item = (&'static str, &Stage)> {
+        let earlier = self
+            .earlier
+            .iter()
+            .map(|stage| (stage.backend(), stage.stage()));
+        earlier.chain([(B::NAME, self.stage.stage())])
     }
 
     /// The sizes that were allocated for.
@@ -80,23 +143,25 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.stage.pool()
     }
 
-    /// The context that steps are recorded on.
+    /// The context that the last stage is recorded on.
     pub fn context_mut(&mut self) -> &mut B::Context {
         &mut self.stage.ctx
     }
 
-    /// How many steps may be submitted and not collected: 2 on a device that computes while the host goes on.
+    /// How many steps may be submitted and not collected: 2 on a device that computes while the host goes on. With several
+    /// stages it is 1: the host waits for the residual stream of each but the last.
     pub fn in_flight(&self) -> usize {
         let device = B::device(&self.stage.ctx);
         // What the host alone can choose, it would have to wait for anyway.
-        match device.overlaps() && device.samples() && !self.config().profile {
+        let overlaps = device.overlaps() && device.samples() && self.earlier.is_empty();
+        match overlaps && !self.config().profile {
             true => 2,
             false => 1,
         }
     }
 
     /// Submits one step: writes the batch's keys and values, and reads what is wanted of its rows: one entry of
-    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows`.
+    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows` and `taps`.
     /// [`collect`](Self::collect) hands it over. A device that computes at once has it when this returns.
     ///
     /// # Errors
@@ -104,15 +169,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// is recorded; otherwise what the device says.
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
-        let rows = WantedRows::of(batch, wanted);
+        let rows = WantedRows::of(batch, wanted, self.last_layer());
         self.choices.begin(batch, wanted);
+        let mut output = self.spare.take().unwrap_or_default();
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
+        output.begin(wanted, vocab, rows.hidden * dim);
+        output.begin_tapped(batch.taps.len() * dim);
         if !batch.tokens.is_empty() {
+            self.run_earlier(batch, &mut output)?;
             self.stage.upload(batch)?;
+            if !self.earlier.is_empty() {
+                self.stage.write_stream(&self.stream)?;
+            }
             self.upload_wanted(batch, wanted)?;
             self.take_choices()?;
             self.compute(batch, rows)?;
         }
-        let step = self.read(rows, wanted)?;
+        let step = self.read(batch, rows, output)?;
         self.in_flight.push_back(step);
         self.steps += 1;
         Ok(Ticket::new(self.steps))
@@ -152,27 +225,70 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.collect(ticket, out)
     }
 
-    /// The spans of all ops since the last call, when the runner was made to measure them; else none.
-    /// Times are nanoseconds since the runner was made.
+    /// Runs the stages before the last one, and keeps what is tapped of them.
+    fn run_earlier(&mut self, batch: &StepBatch, output: &mut StepOutput) -> Result<()> {
+        let dim = self.spec.hidden_size;
+        for stage in &mut self.earlier {
+            stage.run(batch, &mut self.stream)?;
+            let end = stage.stage().layers().end;
+            let places = output.tapped_mut().chunks_exact_mut(dim);
+            for (tap, out) in batch.taps.iter().zip(places) {
+                if tap.layer as usize + 1 == end {
+                    out.copy_from_slice(&self.stream[tap.row as usize * dim..][..dim]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The last layer, counted from 0.
+    fn last_layer(&self) -> usize {
+        self.spec.layers.len() - 1
+    }
+
+    /// The spans of all ops since the last call, stage after stage, when the runner was made to measure them; else none.
+    /// Times are nanoseconds since the stage was made.
     ///
     /// # Errors
     /// What the device says.
     pub fn take_spans(&mut self) -> Result<Vec<Span>> {
-        self.stage.take_spans()
+        let mut spans = Vec::new();
+        for stage in &mut self.earlier {
+            spans.extend(stage.take_spans()?);
+        }
+        spans.extend(self.stage.take_spans()?);
+        Ok(spans)
     }
 
     /// What loads LoRA adapters for this runner, on whatever thread.
     pub fn adapter_loader(&self) -> AdapterLoader<B> {
-        self.stage.adapter_loader()
+        let earlier = self.earlier.iter().map(|stage| stage.adapter_loader());
+        AdapterLoader {
+            earlier: earlier.collect(),
+            ..self.stage.adapter_loader()
+        }
     }
 
     /// Takes a LoRA adapter of this runner's [`adapter_loader`](Self::adapter_loader), for batches that name
     /// it. Memory for what adapters add is allocated with the first of them.
     ///
     /// # Errors
-    /// What the device says.
-    pub fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter<B>) -> Result<()> {
-        self.stage.add_adapter(id, adapter)
+    /// `InvalidArgument` for an adapter that was loaded for a runner of other stages; what the device says.
+    pub fn add_adapter(&mut self, id: AdapterId, mut adapter: LoadedAdapter<B>) -> Result<()> {
+        let parts = std::mem::take(&mut adapter.earlier);
+        if parts.len() != self.earlier.len() {
+            return Err(other_runner());
+        }
+        let earlier = self.earlier.iter_mut().zip(parts);
+        let added = earlier
+            .map(|(stage, part)| stage.add_adapter(id, part))
+            .collect::<Result<()>>()
+            .and_then(|()| self.stage.add_adapter(id, adapter));
+        if added.is_err() {
+            // What some stages have is of no use without the others.
+            self.unload_adapter(id);
+        }
+        added
     }
 
     /// Loads a LoRA adapter and takes it.
@@ -186,6 +302,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// Forgets an adapter; whether it was there.
     pub fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        for stage in &mut self.earlier {
+            stage.unload_adapter(id);
+        }
         self.stage.unload_adapter(id)
     }
 
@@ -222,7 +341,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 ));
             }
         }
+        let read = batch.logit_rows.len() + batch.hidden_rows.len();
         let limits = [
+            ("rows to be read", read, self.config().max_tokens),
+            (
+                "rows to be tapped",
+                batch.taps.len(),
+                self.config().max_tokens,
+            ),
             ("tokens", batch.tokens.len(), self.config().max_tokens),
             ("sequences", batch.seqs(), self.config().max_seqs),
             (
@@ -236,6 +362,20 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 return fail(format!(
                     "{found} {what} in a step, this runner takes {most}"
                 ));
+            }
+        }
+        for HiddenTap { layer, row } in &batch.taps {
+            let ends = |stage: &Stage| stage.layers().end == *layer as usize + 1;
+            if !self.stages().any(|(_, stage)| ends(stage)) {
+                let ends = self.stages().map(|(_, stage)| stage.layers().end - 1);
+                let ends: Vec<_> = ends.map(|layer| layer.to_string()).collect();
+                return fail(format!(
+                    "hidden states are wanted behind layer {layer}, the stages of this runner end with {}",
+                    ends.join(", ")
+                ));
+            }
+            if *row as usize >= batch.tokens.len() {
+                return fail(format!("row {row} is to be tapped in a step without it"));
             }
         }
         let vocab = self.spec().vocab_size;

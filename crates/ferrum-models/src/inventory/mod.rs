@@ -7,10 +7,12 @@
 
 mod cut;
 mod names;
+mod stage;
 
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{ExpertNames, TensorLocation, WeightNames};
+pub use stage::Stage;
 
 use crate::spec::{
     AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,

@@ -19,8 +19,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         };
         let wanted = rows(is_token).chain(rows(is_logits));
         let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
+        let last = self.last_layer();
         let (ctx, ints) = (&mut self.stage.ctx, &mut self.stage.staging.ints);
-        write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)
+        write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
+        if batch.taps.is_empty() {
+            return Ok(());
+        }
+        let taps = taps_behind(batch, last).map(|(_, row)| row as i32);
+        write_ints::<B>(ctx, &mut self.tap_rows, ints, taps)
     }
 
     /// Records a step over what was uploaded.
@@ -30,14 +36,21 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             stage,
             head,
             wanted_rows,
+            tap_rows,
             logits,
             ..
         } = self;
-        let captured = (hidden_rows == 0).then_some(logit_rows);
+        let taps = rows.taps;
+        let captured = (hidden_rows + taps == 0).then_some(logit_rows);
         stage.compute(batch, captured, &mut |ctx, step, scratch| {
             let wanted = logit_rows + hidden_rows;
             if wanted > 0 {
                 gather(ctx, head, step, scratch, (wanted_rows, wanted))?;
+            } else if taps > 0 {
+                scratch.add_pending(ctx, step)?;
+            }
+            if taps > 0 {
+                tap(ctx, step, scratch, (tap_rows, taps))?;
             }
             if logit_rows > 0 {
                 project(ctx, head, scratch, logits, logit_rows)?;
@@ -45,6 +58,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             Ok(())
         })
     }
+}
+
+/// The taps of a batch behind a layer: their places among all taps, and their rows.
+pub(super) fn taps_behind(batch: &StepBatch, layer: usize) -> impl Iterator<Item = (usize, u32)> {
+    let taps = batch.taps.iter().enumerate();
+    let taps = taps.filter(move |(_, tap)| tap.layer as usize == layer);
+    taps.map(|(place, tap)| (place, tap.row))
 }
 
 /// Final norm, and the rows that want logits or hidden states, in `delta`.
@@ -68,10 +88,30 @@ fn gather<B: LlmBackend>(
         profiler,
         ..
     } = scratch;
-    // [tokens, hidden] → [wanted, hidden]
+    // [tokens, hidden] → [wanted, hidden]; nothing is pending in the residual then.
     profiler.measure(ctx, "final_norm", |ctx| {
         B::fused_add_rms_norm(ctx, residual, delta, &head.final_norm, normed, norm)?;
         B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
+    })
+}
+
+/// The residual stream of rows, in `normed`, once nothing is pending.
+fn tap<B: LlmBackend>(
+    ctx: &mut B::Context,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+    (rows, count): (&B::Buffer<i32>, usize),
+) -> Result<()> {
+    let dim = step.spec.hidden_size;
+    let Scratch {
+        residual,
+        normed,
+        profiler,
+        ..
+    } = scratch;
+    // [tokens, hidden] → [taps, hidden]
+    profiler.measure(ctx, "tap", |ctx| {
+        B::gather_rows(ctx, residual, rows, normed, RowShape { rows: count, dim })
     })
 }
 

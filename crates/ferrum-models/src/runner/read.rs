@@ -4,6 +4,7 @@
 //! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
+use super::head::taps_behind;
 use super::stage::StageRunner;
 use crate::batch::StepBatch;
 use crate::readback::{Readback, StepOutput};
@@ -23,16 +24,19 @@ pub(super) struct WantedRows {
     tokens: usize,
     logits: usize,
     pub(super) hidden: usize,
+    /// Of which the residual stream behind the last layer is wanted.
+    pub(super) taps: usize,
 }
 
 impl WantedRows {
-    /// What is wanted of a batch.
-    pub(super) fn of(batch: &StepBatch, wanted: &[Readback]) -> Self {
+    /// What is wanted of a batch by a runner with this last layer.
+    pub(super) fn of(batch: &StepBatch, wanted: &[Readback], last: usize) -> Self {
         let count = |kind: fn(&Readback) -> bool| wanted.iter().filter(|w| kind(w)).count();
         Self {
             tokens: count(is_token),
             logits: count(is_logits),
             hidden: batch.hidden_rows.len(),
+            taps: taps_behind(batch, last).count(),
         }
     }
 
@@ -119,6 +123,8 @@ struct Reads<B: LlmBackend> {
     tops: Vec<Option<u32>>,
     logits: Option<PendingRead<B::Act>>,
     hidden: Option<PendingRead<B::Act>>,
+    /// All taps: steps that overlap have one stage.
+    tapped: Option<PendingRead<B::Act>>,
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -147,12 +153,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Reads what is wanted of the rows that were computed, or begins to.
     pub(super) fn read(
         &mut self,
+        batch: &StepBatch,
         rows: WantedRows,
-        wanted: &[Readback],
+        mut output: StepOutput,
     ) -> Result<SubmittedStep<B>> {
-        let (vocab, dim) = (self.spec().vocab_size, self.spec().hidden_size);
-        let mut output = self.spare.take().unwrap_or_default();
-        output.begin(wanted, vocab, rows.hidden * dim);
+        let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
         if rows.tokens > 0 {
             self.choose(rows.tokens)?;
         }
@@ -163,12 +168,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         if rows.tokens > 0 {
             self.read_tokens(rows.tokens, &mut output)?;
         }
-        let staging = &mut self.stage.staging.activations;
+        let last = self.last_layer();
+        let StageRunner {
+            ctx,
+            scratch,
+            staging,
+            ..
+        } = &mut self.stage;
+        let staging = &mut staging.activations;
         let logits = (&self.logits, rows.tokens * vocab);
         // Behind the states that the logits were made of.
-        let hidden = (&self.stage.scratch.delta, rows.with_logits() * dim);
-        read_floats::<B>(&mut self.stage.ctx, logits, staging, output.logits_mut())?;
-        read_floats::<B>(&mut self.stage.ctx, hidden, staging, output.hidden_mut())?;
+        let hidden = (&scratch.delta, rows.with_logits() * dim);
+        read_floats::<B>(ctx, logits, staging, output.logits_mut())?;
+        read_floats::<B>(ctx, hidden, staging, output.hidden_mut())?;
+        for (index, (place, _)) in taps_behind(batch, last).enumerate() {
+            let out = &mut output.tapped_mut()[place * dim..][..dim];
+            read_floats::<B>(ctx, (&scratch.normed, index * dim), staging, out)?;
+        }
         let reads = None;
         Ok(SubmittedStep { output, reads })
     }
@@ -195,17 +211,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             })?;
         }
         let staging = &mut self.stage.staging.activations;
-        for (read, out) in [(reads.logits, true), (reads.hidden, false)] {
-            let out = match out {
-                true => output.logits_mut(),
-                false => output.hidden_mut(),
-            };
+        let mut finish = |read: Option<PendingRead<B::Act>>, out: &mut [f32]| -> Result<()> {
             if let Some(read) = read {
                 staging.resize(out.len(), B::Act::from_f32(0.0));
                 read.finish(staging)?;
                 widen(staging, out);
             }
-        }
+            Ok(())
+        };
+        finish(reads.logits, output.logits_mut())?;
+        finish(reads.hidden, output.hidden_mut())?;
+        finish(reads.tapped, output.tapped_mut())?;
         Ok(output)
     }
 
@@ -225,6 +241,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             len => B::begin_read(ctx, from, first, len).map(Some),
         };
         let hidden = read(&scratch.delta, rows.with_logits() * dim, rows.hidden * dim)?;
+        let tapped = read(&scratch.normed, 0, rows.taps * dim)?;
         let logits = read(logits, rows.tokens * vocab, rows.logits * vocab)?;
         let mut beside = None;
         if tops.iter().any(Option::is_some) {
@@ -239,6 +256,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             tops,
             logits,
             hidden,
+            tapped,
         })
     }
 
@@ -327,7 +345,7 @@ pub(super) fn is_logits(wanted: &Readback) -> bool {
 }
 
 /// Reads as many floats of a buffer as `out` has, from an offset on.
-fn read_floats<B: LlmBackend>(
+pub(super) fn read_floats<B: LlmBackend>(
     ctx: &mut B::Context,
     (from, first): (&Act<B>, usize),
     staging: &mut Vec<B::Act>,

@@ -1,8 +1,13 @@
-//! [`StageRunner`]: layers on one device, with all that steps through them need there.
+//! [`StageRunner`]: a range of layers on one device, with all that steps through them need there.
+//!
+//! It takes tokens, or the residual stream behind the layers before it, and leaves the stream behind its own. There is no
+//! other way through the layers.
 
 use super::config::RunnerConfig;
+use super::read::read_floats;
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
+use crate::inventory::Stage;
 use crate::layer::{Scratch, StepState, layer_forward};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
 use crate::rope::{self, RopeTables};
@@ -11,7 +16,7 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, Result};
+use ferrum_types::{AdapterId, FloatElement, Result};
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> =
@@ -19,6 +24,7 @@ pub(super) type StageEnd<'a, B> =
 
 /// Weights, KV pool and step state on one device.
 pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> {
+    /// The decoder with the layers of this stage alone.
     spec: DecoderSpec,
     config: RunnerConfig,
     pool: PagedKvShape,
@@ -41,13 +47,14 @@ pub(super) struct Staging<B: LlmBackend> {
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
-    /// Allocates everything that steps of the given sizes need.
+    /// Allocates everything that steps of the given sizes need for a stage of the decoder `spec`.
     pub(super) fn new(
         device: &B,
-        spec: DecoderSpec,
+        spec: &DecoderSpec,
         weights: BodyWeights<B>,
         config: RunnerConfig,
     ) -> Result<Self> {
+        let spec = weights.stage.spec(spec);
         let pool = config.pool_shape(&spec);
         let table_len = config.max_seqs * config.max_blocks_per_seq();
         let batch = DeviceBatch {
@@ -88,9 +95,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         })
     }
 
-    /// What is being run.
-    pub(super) fn spec(&self) -> &DecoderSpec {
-        &self.spec
+    /// Which layers these are.
+    pub(super) fn stage(&self) -> &Stage {
+        &self.weights.stage
     }
 
     /// The sizes that were allocated for.
@@ -158,6 +165,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         AdapterLoader {
             device: B::device(&self.ctx).clone(),
             cut: self.weights.cut.clone(),
+            stage: self.weights.stage.clone(),
+            earlier: Vec::new(),
         }
     }
 
@@ -179,6 +188,22 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         self.adapters.missing(batch)
     }
 
+    /// Writes the residual stream behind the stage before this one, `[tokens, hidden]`, of a batch that was uploaded.
+    pub(super) fn write_stream(&mut self, stream: &[f32]) -> Result<()> {
+        let staging = &mut self.staging.activations;
+        staging.clear();
+        staging.extend(stream.iter().map(|&x| B::Act::from_f32(x)));
+        B::write(&mut self.ctx, &mut self.scratch.residual, 0, staging)
+    }
+
+    /// Waits for the residual stream behind this stage, `[tokens, hidden]`, of the batch that was computed.
+    pub(super) fn read_stream(&mut self, stream: &mut Vec<f32>) -> Result<()> {
+        let len = self.batch.shape.tokens * self.spec.hidden_size;
+        stream.resize(len, 0.0);
+        let (ctx, staging) = (&mut self.ctx, &mut self.staging.activations);
+        read_floats::<B>(ctx, (&self.scratch.residual, 0), staging, stream)
+    }
+
     /// Writes the batch's arrays to the device.
     pub(super) fn upload(&mut self, batch: &StepBatch) -> Result<()> {
         let seqs = batch.seqs();
@@ -196,12 +221,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         };
         self.batch.shape = shape;
         let (ctx, ints, state) = (&mut self.ctx, &mut self.staging.ints, &mut self.batch);
-        write_ints::<B>(
-            ctx,
-            &mut state.tokens,
-            ints,
-            batch.tokens.iter().map(|&t| t as i32),
-        )?;
+        if self.weights.stage.is_first() {
+            let tokens = batch.tokens.iter().map(|&t| t as i32);
+            write_ints::<B>(ctx, &mut state.tokens, ints, tokens)?;
+        }
         let seq_of_token = tables
             .clone()
             .flat_map(|s| std::iter::repeat_n(s as i32, rows(s)));
@@ -295,7 +318,8 @@ fn graph_key(shape: BatchShape, logit_rows: usize) -> u64 {
     (shape.tokens as u64) << 40 | (logit_rows as u64) << 8 | u64::from(shape.max_kv_len.ilog2())
 }
 
-/// Embeds the batch's tokens and runs all layers; the last layer's output is pending in `delta`.
+/// Embeds the batch's tokens, where this is the first stage, and runs all its layers; the last layer's output is pending in
+/// `delta`.
 fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     weights: &BodyWeights<B>,
@@ -308,13 +332,15 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         dim: step.spec.hidden_size,
     };
     let tokens = &step.batch.tokens;
-    // [tokens] → [tokens, hidden]
     let Scratch {
         residual, profiler, ..
     } = scratch;
-    profiler.measure(ctx, "embedding", |ctx| {
-        weights.embedding.lookup(ctx, tokens, residual, shape)
-    })?;
+    if let Some(embedding) = &weights.embedding {
+        // [tokens] → [tokens, hidden]
+        profiler.measure(ctx, "embedding", |ctx| {
+            embedding.lookup(ctx, tokens, residual, shape)
+        })?;
+    }
     let layers = step
         .spec
         .layers

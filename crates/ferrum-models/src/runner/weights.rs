@@ -1,22 +1,26 @@
 //! [`DecoderWeights`]: what a runner computes with.
 
-use crate::inventory::RankCut;
+use crate::inventory::{RankCut, Stage};
 use crate::layer::LayerWeights;
 use crate::linear::{Embedding, Linear};
 use ferrum_kernels::LlmBackend;
 
-/// All weights of a decoder on a device.
+/// The weights of a decoder, or of a [`Stage`] of it, on a device.
 pub struct DecoderWeights<B: LlmBackend> {
     pub(crate) body: BodyWeights<B>,
-    pub(crate) head: HeadWeights<B>,
+    /// Of the last stage.
+    pub(crate) head: Option<HeadWeights<B>>,
 }
 
 /// What gives the residual stream.
 pub(crate) struct BodyWeights<B: LlmBackend> {
-    pub(crate) embedding: Box<dyn Embedding<B>>,
+    /// Of the first stage.
+    pub(crate) embedding: Option<Box<dyn Embedding<B>>>,
     pub(crate) layers: Vec<LayerWeights<B>>,
-    /// What of the decoder they are.
+    /// What of each tensor they are.
     pub(crate) cut: RankCut,
+    /// Of which layers they are.
+    pub(crate) stage: Stage,
 }
 
 /// What makes logits of it.

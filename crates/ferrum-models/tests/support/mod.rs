@@ -5,11 +5,13 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    KvLayout, LogitRows, Model, ModelRunner, Readback, RunnerConfig, SeqStep, StepBatch,
-    StepOutput, WeightForm, load_weights, read_model,
+    EarlierStage, KvLayout, LoadProgress, LogitRows, Model, ModelRunner, Readback, RunnerConfig,
+    SeqStep, Stage, StepBatch, StepOutput, WeightForm, load_stage_weights, load_weights,
+    read_model,
 };
 use ferrum_types::{BlockId, TokenId};
 use safetensors::SafeTensors;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The outputs that `transformers` gave for a fixture.
@@ -104,6 +106,33 @@ pub(crate) fn runner_in<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: We
 ) -> ModelRunner<B, K> {
     let weights = load_weights::<B, W>(device, model, &mut |_, _| ()).unwrap();
     ModelRunner::new(device, model.spec.clone(), weights, config(layout)).unwrap()
+}
+
+/// A runner of stages with these layers, in the sizes `config`: the last one on the second device with weights in the
+/// form `WB`, the others on the first one with weights in the form `WA`.
+pub(crate) fn staged_in<A, B, K, WA, WB>(
+    (first, last): (&A, &B),
+    model: &Model,
+    layers: &[Range<usize>],
+    config: RunnerConfig,
+) -> ModelRunner<B, K>
+where
+    A: LlmBackend + BackendKvDtype<K>,
+    B: LlmBackend + BackendKvDtype<K>,
+    K: KvDtypeKind,
+    WA: WeightForm<A>,
+    WB: WeightForm<B>,
+{
+    let (end, before) = layers.split_last().unwrap();
+    let stage = |layers: &Range<usize>| Stage::new(&model.spec, layers.clone()).unwrap();
+    let none: LoadProgress<'_> = &mut |_, _| ();
+    let mut earlier = Vec::new();
+    for layers in before {
+        let weights = load_stage_weights::<A, WA>(first, model, &stage(layers), none).unwrap();
+        earlier.push(EarlierStage::new(first, &model.spec, weights, config).unwrap());
+    }
+    let weights = load_stage_weights::<B, WB>(last, model, &stage(end), none).unwrap();
+    ModelRunner::with_stages(earlier, last, model.spec.clone(), weights, config).unwrap()
 }
 
 /// The blocks of sequence `slot` when four sequences share the pool.

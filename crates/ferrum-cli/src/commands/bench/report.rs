@@ -3,7 +3,7 @@
 use super::profile::Profile;
 use crate::ui::human_bytes;
 use ferrum_engine::BackendDispatch;
-use ferrum_models::Model;
+use ferrum_models::{Model, Stage};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -84,7 +84,8 @@ impl Report<'_> {
     fn bytes_per_step(&self, seqs: usize) -> u64 {
         let context = self.prompt_len + self.gen_len / 2;
         let policy = self.dispatch.weight_policy(self.model);
-        self.model.decode_bytes(policy) + self.kv_per_token * (context * seqs) as u64
+        let whole = Stage::whole(&self.model.spec);
+        self.model.decode_bytes(policy, &whole) + self.kv_per_token * (context * seqs) as u64
     }
 
     /// Multiplications and additions of one prompt token in matrix products.

@@ -1,0 +1,141 @@
+//! [`EarlierStage`]: the stages of a runner before its last one, on whatever backends.
+//!
+//! The residual stream goes from one to the next through host memory, in f32, whatever elements the activations of
+//! their devices have.
+
+use super::config::RunnerConfig;
+use super::stage::StageRunner;
+use super::weights::DecoderWeights;
+use crate::batch::StepBatch;
+use crate::inventory::Stage;
+use crate::kv_blocks::KvBlockLayout;
+use crate::lora::{AdapterPart, LoadedAdapter, PartLoader};
+use crate::spec::DecoderSpec;
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Span};
+use ferrum_types::{AdapterId, BlockId, Error, Result};
+use std::sync::Arc;
+
+/// A stage of a [`ModelRunner`](crate::ModelRunner) that is not its last, with a KV cache of element `K`.
+pub struct EarlierStage<K: KvDtypeKind>(pub(super) Box<dyn AnyStage<K>>);
+
+impl<K: KvDtypeKind> EarlierStage<K> {
+    /// Allocates what steps of the given sizes need for a stage of the decoder `spec`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for sizes out of range, and for weights of the last stage or of a rank; `OutOfMemory`.
+    pub fn new<B: LlmBackend + BackendKvDtype<K>>(
+        device: &B,
+        spec: &DecoderSpec,
+        weights: DecoderWeights<B>,
+        config: RunnerConfig,
+    ) -> Result<Self> {
+        config.validate()?;
+        spec.validate().map_err(Error::Model)?;
+        let DecoderWeights { body, head } = weights;
+        if head.is_some() {
+            let reason = "found the weights of the last stage, expected those of an earlier one";
+            return Err(Error::invalid("stage", reason));
+        }
+        if !body.cut.is_whole() {
+            return Err(no_ranks());
+        }
+        let stage = StageRunner::<B, K>::new(device, spec, body, config)?;
+        Ok(Self(Box::new(stage)))
+    }
+}
+
+/// What a group of ranks would need is a transport for each stage.
+pub(super) fn no_ranks() -> Error {
+    let reason = "a rank of a group runs all layers on one device, it has no stages";
+    Error::invalid("stage", reason)
+}
+
+/// A [`StageRunner`] of any backend.
+pub(crate) trait AnyStage<K>: Send {
+    fn stage(&self) -> &Stage;
+
+    fn backend(&self) -> &'static str;
+
+    fn config(&self) -> &RunnerConfig;
+
+    /// Runs a step: `stream` is the residual stream behind the stage before this one, `[tokens, hidden]`, and then that
+    /// behind this one. The first stage looks up the tokens instead.
+    fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()>;
+
+    fn kv_block_layout(&self) -> Result<KvBlockLayout>;
+
+    /// See [`StageRunner::read_kv_blocks`].
+    fn read_kv_blocks(&mut self, blocks: &[BlockId], parts: &mut [&mut [u8]]) -> Result<()>;
+
+    /// See [`StageRunner::write_kv_blocks`].
+    fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()>;
+
+    fn take_spans(&mut self) -> Result<Vec<Span>>;
+
+    fn adapter_loader(&self) -> Arc<dyn PartLoader>;
+
+    fn add_adapter(&mut self, id: AdapterId, part: AdapterPart) -> Result<()>;
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool;
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRunner<B, K> {
+    fn stage(&self) -> &Stage {
+        StageRunner::stage(self)
+    }
+
+    fn backend(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        StageRunner::config(self)
+    }
+
+    fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()> {
+        self.upload(batch)?;
+        if !StageRunner::stage(self).is_first() {
+            self.write_stream(stream)?;
+        }
+        // No row of logits tells one captured step from another here.
+        self.compute(batch, Some(0), &mut |ctx, step, scratch| {
+            scratch.add_pending(ctx, step)
+        })?;
+        self.read_stream(stream)
+    }
+
+    fn kv_block_layout(&self) -> Result<KvBlockLayout> {
+        StageRunner::kv_block_layout(self)
+    }
+
+    fn read_kv_blocks(&mut self, blocks: &[BlockId], parts: &mut [&mut [u8]]) -> Result<()> {
+        StageRunner::read_kv_blocks(self, blocks, parts)
+    }
+
+    fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()> {
+        StageRunner::write_kv_blocks(self, blocks, parts)
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        StageRunner::take_spans(self)
+    }
+
+    fn adapter_loader(&self) -> Arc<dyn PartLoader> {
+        Arc::new(StageRunner::adapter_loader(self))
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, part: AdapterPart) -> Result<()> {
+        let part = part.downcast::<LoadedAdapter<B>>();
+        let part = part.map_err(|_| other_runner())?;
+        StageRunner::add_adapter(self, id, *part)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        StageRunner::unload_adapter(self, id)
+    }
+}
+
+/// An adapter whose parts are those of other stages.
+pub(super) fn other_runner() -> Error {
+    Error::invalid("adapter", "it was loaded for another runner")
+}
