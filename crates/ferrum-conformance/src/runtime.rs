@@ -179,7 +179,7 @@ fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
         token_seqs: device.from_slice(&[0, 1])?,
         query_starts: device.from_slice(&[0, 1, 2])?,
         kv_lens: device.from_slice(&[0, 0])?,
-        block_tables: device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?,
+        block_tables: vec![device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?],
     };
     let (q_len, kv_len) = (2 * 4 * 16, 2 * 2 * 16);
     let mut q: Act<B> = device.alloc(q_len)?;

@@ -7,7 +7,8 @@
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{
-    DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StepBatch, StepOutput, Ticket,
+    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StepBatch,
+    StepOutput, Ticket,
 };
 use ferrum_types::{AdapterId, BlockId, Error, Result};
 use std::any::Any;
@@ -25,9 +26,14 @@ pub trait StepRunner: Send {
     /// The sizes that were allocated for.
     fn config(&self) -> &RunnerConfig;
 
-    /// The KV pool of one layer.
+    /// The KV pool of the first layer of the first cache group.
     fn pool(&self) -> PagedKvShape {
         self.config().pool_shape(self.spec())
+    }
+
+    /// Which layers share block tables.
+    fn cache_groups(&self) -> Vec<CacheGroup> {
+        self.config().cache_groups(self.spec())
     }
 
     /// How many steps may be submitted and not collected; 1: steps do not overlap. The engine uses at most 2.

@@ -123,7 +123,7 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         token_seqs: ids(vec![0; q_len])?,
         query_starts: ids(vec![0, q_len])?,
         kv_lens: ids(vec![kv_len])?,
-        block_tables: ids((0..blocks).collect())?,
+        block_tables: vec![ids((0..blocks).collect())?],
     };
     let mut ctx = device.new_context()?;
     let q = device.from_slice(&vec![0.1f32; q_len * config.heads * config.head_dim])?;

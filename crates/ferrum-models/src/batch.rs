@@ -3,6 +3,7 @@
 //! Prefill, a chunk of a prompt, decode and mixtures differ only in how many tokens each sequence
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
+use crate::cache::CacheGroup;
 use ferrum_kernels::SampleBatch;
 use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
 use std::ops::Range;
@@ -39,7 +40,8 @@ pub struct SeqStep<'a> {
     /// Tokens of the sequence's whole prompt, also those of later chunks. Only length-dependent RoPE
     /// looks at it; it is why such a model gives the same result in chunks.
     pub prompt_len: usize,
-    /// The sequence's KV blocks, enough for `start + tokens.len()` tokens.
+    /// The sequence's KV blocks in the first cache group, enough for `start + tokens.len()` tokens. Those in other
+    /// groups follow with [`add_table`](StepBatch::add_table).
     pub blocks: &'a [BlockId],
     /// Which tokens want logits.
     pub logits: LogitRows,
@@ -47,6 +49,43 @@ pub struct SeqStep<'a> {
     pub adapter: Option<AdapterId>,
     /// Whether they want the hidden states that logits are made of (after the final norm) instead.
     pub hidden: bool,
+}
+
+/// Block tables of one cache group.
+#[derive(Clone, Debug, Default)]
+pub struct BlockTables {
+    /// Those of all sequences, one after the other. In a group with a window,
+    /// [released](BlockId::RELEASED) blocks are those that no token of the step sees.
+    pub blocks: Vec<BlockId>,
+    /// `[seqs + 1]`: first entry of each sequence in `blocks`.
+    pub starts: Vec<u32>,
+}
+
+impl BlockTables {
+    fn clear(&mut self) {
+        self.blocks.clear();
+        self.starts.clear();
+    }
+
+    fn push(&mut self, blocks: &[BlockId]) -> Result<()> {
+        if self.starts.is_empty() {
+            self.starts.push(0);
+        }
+        let end = u32::try_from(self.blocks.len() + blocks.len());
+        let end = end.ok().filter(|&end| end <= i32::MAX as u32);
+        let Some(end) = end else {
+            let reason = "a length does not fit 31 bits";
+            return Err(Error::invalid("step batch", reason));
+        };
+        self.blocks.extend_from_slice(blocks);
+        self.starts.push(end);
+        Ok(())
+    }
+
+    /// The table of sequence `seq`.
+    fn of(&self, seq: usize) -> &[BlockId] {
+        &self.blocks[self.starts[seq] as usize..self.starts[seq + 1] as usize]
+    }
 }
 
 /// The tokens of one step over all sequences.
@@ -64,10 +103,8 @@ pub struct StepBatch {
     pub prompt_lens: Vec<u32>,
     /// `[seqs]`: the LoRA adapter of each sequence.
     pub adapters: Vec<Option<AdapterId>>,
-    /// Block tables of all sequences, one after the other.
-    pub block_tables: Vec<BlockId>,
-    /// `[seqs + 1]`: first entry of each sequence in `block_tables`.
-    pub table_starts: Vec<u32>,
+    /// Block tables by cache group: at least one.
+    pub block_tables: Vec<BlockTables>,
     /// Indices into `tokens` of the rows that want logits, ascending.
     pub logit_rows: Vec<u32>,
     /// Indices into `tokens` of the rows that want hidden states after the final norm, ascending. A row may want logits
@@ -114,8 +151,7 @@ impl StepBatch {
         self.kv_lens.clear();
         self.prompt_lens.clear();
         self.adapters.clear();
-        self.block_tables.clear();
-        self.table_starts.clear();
+        self.block_tables.iter_mut().for_each(BlockTables::clear);
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.taps.clear();
@@ -151,23 +187,18 @@ impl StepBatch {
         let first = self.tokens.len();
         let kv_len = seq.start + seq.tokens.len();
         let prompt_len = seq.prompt_len;
-        if [
-            first + seq.tokens.len(),
-            kv_len,
-            prompt_len,
-            self.block_tables.len() + seq.blocks.len(),
-        ]
-        .iter()
-        .any(|&n| n > i32::MAX as usize)
+        if [first + seq.tokens.len(), kv_len, prompt_len]
+            .iter()
+            .any(|&n| n > i32::MAX as usize)
         {
             return Err(Error::invalid(
                 "step batch",
                 "a length does not fit 31 bits",
             ));
         }
+        self.tables_of(0).push(seq.blocks)?;
         if self.query_starts.is_empty() {
             self.query_starts.push(0);
-            self.table_starts.push(0);
         }
         self.tokens.extend_from_slice(seq.tokens);
         self.positions.extend((seq.start..kv_len).map(|p| p as u32));
@@ -175,8 +206,6 @@ impl StepBatch {
         self.kv_lens.push(kv_len as u32);
         self.prompt_lens.push(prompt_len as u32);
         self.adapters.push(seq.adapter);
-        self.block_tables.extend_from_slice(seq.blocks);
-        self.table_starts.push(self.block_tables.len() as u32);
         let wanted = seq.logits.of(first..self.tokens.len());
         let rows = match seq.hidden {
             true => &mut self.hidden_rows,
@@ -186,9 +215,63 @@ impl StepBatch {
         Ok(())
     }
 
-    /// The block table of sequence `seq`.
-    pub fn table(&self, seq: usize) -> &[BlockId] {
-        &self.block_tables[self.table_starts[seq] as usize..self.table_starts[seq + 1] as usize]
+    /// Says which blocks the sequence that was added last has in another cache group than the first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a length does not fit 31 bits.
+    pub fn add_table(&mut self, group: usize, blocks: &[BlockId]) -> Result<()> {
+        self.tables_of(group).push(blocks)
+    }
+
+    fn tables_of(&mut self, group: usize) -> &mut BlockTables {
+        if self.block_tables.len() <= group {
+            self.block_tables.resize_with(group + 1, Default::default);
+        }
+        &mut self.block_tables[group]
+    }
+
+    /// The block table of sequence `seq` in a cache group.
+    pub fn table(&self, group: usize, seq: usize) -> &[BlockId] {
+        self.block_tables[group].of(seq)
+    }
+
+    /// Holds the block tables against the cache groups that they are of.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a table is missing, is too short, or names no block of the pool for a key that
+    /// some token of the step sees.
+    pub(crate) fn check_tables(&self, groups: &[CacheGroup]) -> Result<()> {
+        let fail = |reason: String| Err(Error::invalid("step", reason));
+        let seqs = self.seqs();
+        for (index, group) in groups.iter().enumerate() {
+            let tables = self.block_tables.get(index);
+            let found = tables.map_or(0, |tables| tables.starts.len().saturating_sub(1));
+            if found != seqs {
+                return fail(format!(
+                    "cache group {index} has block tables of {found} sequences, the step has {seqs}"
+                ));
+            }
+            for seq in 0..seqs {
+                let (kv_len, table) = (self.kv_lens[seq] as usize, self.table(index, seq));
+                let (found, needed) = (table.len(), kv_len.div_ceil(group.block_size));
+                if found < needed {
+                    return fail(format!(
+                        "sequence {seq} has {found} KV blocks and needs {needed}"
+                    ));
+                }
+                let first = kv_len - self.rows(seq).len();
+                let seen = (group.first_seen(first) / group.block_size).min(found);
+                let released = |block: &BlockId| *block == BlockId::RELEASED;
+                let (behind, seen) = table.split_at(seen);
+                let behind = behind.iter().filter(|block| !released(block));
+                let mut blocks = behind.chain(seen);
+                if let Some(block) = blocks.find(|block| block.0 as usize >= group.blocks) {
+                    let (block, blocks) = (block.0, group.blocks);
+                    return fail(format!("KV block {block} is outside the pool of {blocks}"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The tokens (as a range of rows) of sequence `seq`.

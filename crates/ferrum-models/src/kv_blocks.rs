@@ -5,7 +5,7 @@
 //! layer), so blocks need the same cache elements and sizes, and nothing else, to be understood.
 
 use crate::runner::{ModelRunner, StageRunner};
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvLayer, LlmBackend, PagedKvShape};
 use ferrum_types::{BlockId, Error, Result};
 
 /// What the bytes of a block are.
@@ -42,7 +42,15 @@ impl KvBlockLayout {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// The layout of what the layers of this stage have of a block.
     pub(crate) fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        let layout = KvBlockLayout::of::<K>(self.kv.layers.len(), &self.pool());
+        let pool = self.pool();
+        let alike = |layer: &KvLayer<B, K>| layer.group == 0 && layer.shape == pool;
+        let windows = self.cache_groups().iter().any(|g| g.window.is_some());
+        if windows || !self.kv.layers.iter().all(alike) {
+            let reason =
+                "the blocks of a model whose layers differ in window or heads cannot be moved";
+            return Err(Error::invalid("kv_blocks", reason));
+        }
+        let layout = KvBlockLayout::of::<K>(self.kv.layers.len(), &pool);
         layout.ok_or_else(too_large)
     }
 
@@ -82,7 +90,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// nothing of it.
     ///
     /// # Errors
-    /// `InvalidArgument` when a block is larger than the address space.
+    /// `InvalidArgument` when a block is larger than the address space, or layers differ in their blocks: with
+    /// several cache groups (`KvLayout::Grouped`), or several sizes of heads.
     pub fn kv_block_layout(&self) -> Result<KvBlockLayout> {
         let mut all = self.stage.kv_block_layout()?;
         for stage in &self.earlier {

@@ -8,6 +8,7 @@
 //! This crate knows nothing of scheduling, sampling or sockets.
 
 mod batch;
+mod cache;
 mod checkpoint;
 mod decode;
 mod experts;
@@ -30,7 +31,8 @@ mod spec;
 mod stored;
 mod weights;
 
-pub use batch::{ChosenToken, HiddenTap, LogitRows, SeqStep, StepBatch};
+pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StepBatch};
+pub use cache::{CacheGroup, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};
@@ -50,7 +52,7 @@ pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
-    Activation, AttentionSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GatedMlpSpec, GqaSpec,
-    LayerSpec, MoeSpec, RopeScaling, RopeSpec,
+    Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec,
+    GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec, RopeScaling, RopeSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

@@ -19,9 +19,11 @@ use ferrum_kernels::{KvDtypeKind, QuantWeights};
 pub struct MemoryPlan {
     /// Weights in the form in which they are kept.
     pub weights: u64,
-    /// KV cache of one token over all layers.
+    /// KV cache of one token more, over all layers whose pools hold as many tokens as the cache.
     pub kv_per_token: u64,
-    /// The whole KV pool.
+    /// Of `kv`, the pools of layers whose window needs fewer.
+    pub kv_windows: u64,
+    /// All KV pools.
     pub kv: u64,
     /// Activations, logits and RoPE tables, and what backends need to rearrange their inputs.
     pub scratch: u64,
@@ -94,11 +96,9 @@ fn part_memory_plan<K: KvDtypeKind>(
     (cut, stage): (&RankCut, &Stage),
 ) -> MemoryPlan {
     let spec = &stage.spec(&cut.rank_spec());
-    let pool = config.pool_shape(spec);
-    let layers = spec.layers.len() as u64;
-    let layer_bytes = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
-    let kv = layer_bytes.saturating_mul(layers);
-    let tokens = (pool.blocks * pool.block_size).max(1) as u64;
+    let [whole, kv_windows] = kv_bytes::<K>(spec, config);
+    let (blocks, block_size) = config.blocks();
+    let tokens = (blocks * block_size).max(1) as u64;
     let widths = scratch_widths(spec);
     // A backend may pack the widest input of a product once more.
     let packed = widths.iter().max().copied().unwrap_or(0) / 2;
@@ -114,11 +114,26 @@ fn part_memory_plan<K: KvDtypeKind>(
     let floats = config.max_tokens * widths + logits + config.context * spec.rope.rot_dim;
     MemoryPlan {
         weights: model.weight_bytes(policy, (cut, stage)),
-        kv_per_token: kv / tokens,
-        kv,
+        kv_per_token: whole / tokens,
+        kv_windows,
+        kv: whole.saturating_add(kv_windows),
         scratch: 4 * floats as u64,
         program: 0,
     }
+}
+
+/// Bytes of the pools that hold all tokens of the cache, and of those that hold fewer.
+fn kv_bytes<K: KvDtypeKind>(spec: &DecoderSpec, config: &RunnerConfig) -> [u64; 2] {
+    let groups = config.cache_groups(spec);
+    let (all, _) = config.blocks();
+    let mut bytes = [0u64; 2];
+    for layer in 0..spec.layers.len() {
+        let (_, pool) = config.layer_pool(spec, &groups, layer);
+        let found = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
+        let kind = &mut bytes[usize::from(pool.blocks < all)];
+        *kind = kind.saturating_add(found);
+    }
+    bytes
 }
 
 impl DecoderSpec {

@@ -14,6 +14,7 @@ pub use weights::DecoderWeights;
 pub(crate) use weights::{BodyWeights, HeadWeights};
 
 use crate::batch::{ChosenToken, HiddenTap, StepBatch};
+use crate::cache::CacheGroup;
 use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
@@ -138,9 +139,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.stage.config()
     }
 
-    /// The KV pool of one layer.
+    /// The KV pool of the first layer of the first cache group.
     pub fn pool(&self) -> PagedKvShape {
-        self.stage.pool()
+        self.config().pool_shape(&self.spec)
+    }
+
+    /// Which layers share block tables.
+    pub fn cache_groups(&self) -> &[CacheGroup] {
+        self.stage.cache_groups()
     }
 
     /// The context that the last stage is recorded on.
@@ -396,22 +402,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                     capacity,
                 });
             }
-            let table = batch.table(seq);
-            let needed = kv_len.div_ceil(self.pool().block_size);
-            if table.len() < needed {
-                let found = table.len();
-                return fail(format!(
-                    "sequence {seq} has {found} KV blocks and needs {needed}"
-                ));
-            }
-            if let Some(block) = table.iter().find(|b| b.0 as usize >= self.pool().blocks) {
-                let blocks = self.pool().blocks;
-                return fail(format!(
-                    "KV block {} is outside the pool of {blocks}",
-                    block.0
-                ));
-            }
         }
-        Ok(())
+        batch.check_tables(self.cache_groups())
     }
 }

@@ -37,6 +37,40 @@ pub struct LayerSpec {
     pub feed_forward: FeedForwardSpec,
 }
 
+/// What a layer keeps of the tokens that it has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheSpec {
+    /// Keys and values of each token, by heads.
+    Heads {
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Elements of a key head.
+        key_dim: usize,
+        /// Elements of a value head.
+        value_dim: usize,
+        /// Tokens that are needed, the newest included; `None`: all.
+        window: Option<usize>,
+    },
+    /// One compressed row of each token for all heads (multi-head latent attention).
+    Latent {
+        /// Elements of the compressed part.
+        rank: usize,
+        /// Elements of the shared rotated part.
+        rope_dim: usize,
+    },
+    /// A state of fixed size for each sequence, whatever its length (delta networks, Mamba).
+    Recurrent {
+        /// Elements of the convolution's last inputs.
+        conv: usize,
+        /// Elements of the recurrent state.
+        state: usize,
+    },
+    /// The cache of an earlier layer, which this one reads and does not write.
+    SharedWith(usize),
+    /// Nothing.
+    None,
+}
+
 /// How a layer mixes tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttentionSpec {
@@ -229,13 +263,26 @@ impl RopeScaling {
     }
 }
 
+impl LayerSpec {
+    /// What the layer keeps of the tokens that it has seen.
+    pub fn cache(&self) -> CacheSpec {
+        let AttentionSpec::Gqa(gqa) = &self.attention;
+        CacheSpec::Heads {
+            kv_heads: gqa.kv_heads,
+            key_dim: gqa.head_dim,
+            value_dim: gqa.head_dim,
+            window: gqa.sliding_window,
+        }
+    }
+}
+
 impl DecoderSpec {
-    /// Largest number of KV heads × head elements over all layers: (kv_heads, head_dim) must be equal
-    /// in all layers for one pool shape; this is that of the first layer.
-    pub fn kv_heads_and_dim(&self) -> (usize, usize) {
-        match self.layers.first().map(|layer| &layer.attention) {
-            Some(AttentionSpec::Gqa(gqa)) => (gqa.kv_heads, gqa.head_dim),
-            None => (0, 0),
+    /// The cache that a layer uses: its own, or that of the layer which it shares one with.
+    pub fn own_cache(&self, layer: usize) -> CacheSpec {
+        match self.layers.get(layer).map(LayerSpec::cache) {
+            Some(CacheSpec::SharedWith(earlier)) if earlier < layer => self.own_cache(earlier),
+            Some(cache) => cache,
+            None => CacheSpec::None,
         }
     }
 
@@ -294,9 +341,6 @@ impl DecoderSpec {
                 "{} heads of {} elements are out of range",
                 gqa.heads, gqa.head_dim
             ));
-        }
-        if (gqa.kv_heads, gqa.head_dim) != self.kv_heads_and_dim() {
-            return Err("kv heads or head_dim differ from the first layer's".into());
         }
         if !self.rope.rot_dim.is_multiple_of(2)
             || self.rope.rot_dim == 0

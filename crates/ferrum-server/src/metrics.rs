@@ -624,11 +624,13 @@ impl Page {
         self.head(name, "gauge", "The KV cache of a loaded model.");
         for (label, figures) in models.iter().filter(|(_, figures)| figures.loaded) {
             let stats = &figures.stats;
+            // Blocks that hold as many tokens, whatever the windows of layers save.
+            let blocks = stats.kv_tokens / stats.kv_block_size.max(1);
             // As Python writes it.
             let shared = if stats.prefix_cache { "True" } else { "False" };
             let labels = format!(
                 "{label},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{shared}\"",
-                stats.kv_block_size, stats.kv_blocks,
+                stats.kv_block_size, blocks,
             );
             self.line(name, &labels, 1.0);
         }

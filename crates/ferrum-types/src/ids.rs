@@ -15,3 +15,9 @@ pub struct AdapterId(pub u32);
 /// A block of the paged KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The entry of a block table whose block was given back, because no later token sees its keys (a sliding
+    /// window). No pool has a block of this number, and as a signed entry of a table on a device it is -1.
+    pub const RELEASED: Self = Self(u32::MAX);
+}

@@ -113,7 +113,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
 /// Room for `seqs` sequences instead of one.
 fn for_sequences(one: RunnerConfig, seqs: usize) -> RunnerConfig {
     let block_size = match one.layout {
-        ferrum_models::KvLayout::Paged { block_size } => block_size,
+        ferrum_models::KvLayout::Paged { block_size }
+        | ferrum_models::KvLayout::Grouped { block_size } => block_size,
         ferrum_models::KvLayout::Contiguous => 1,
     };
     RunnerConfig {

@@ -51,6 +51,7 @@ fn moved<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged)
     let shift = layout.pool.blocks + 2;
     layout.pool.blocks += shift;
     let mut other: KvLayer<B, K> = io.device.alloc_kv_layer(layout.pool)?;
+    other.group = layout.group;
     for block in layout.tables.iter_mut().flatten() {
         *block += shift as i32;
     }
@@ -74,6 +75,7 @@ where
     let blocks = used(&layout);
     let bytes = read::<ReferenceBackend, K>(&mut reference.ctx, &made, &blocks)?;
     let mut kv: KvLayer<B, K> = io.device.alloc_kv_layer(layout.pool)?;
+    kv.group = layout.group;
     write(&mut io.ctx, &mut kv, &blocks, &bytes)?;
     let batch = layout.batch::<B, K>(io, &step(data), data.spec.slack)?;
     attend(io, data, &batch, &kv)

@@ -2,7 +2,7 @@
 //!
 //! A pool can only be read through attention, so that is how its contents are seen. Before the case
 //! begins, every slot holds values of a former owner, the blocks of a sequence lie in random order,
-//! and entries of block tables that no key needs hold no block.
+//! and entries of block tables that no key needs hold no block: also those behind a sliding window.
 
 mod blocks;
 mod step;
@@ -61,6 +61,13 @@ const RAGGED: &[(&str, Change)] = &[
         (s.window, s.block_size) = (Some(20), 7)
     }),
     ("window longer than the context", |s| s.window = Some(1000)),
+    ("window 20 of 150 keys, blocks of 4", |s| {
+        (s.window, s.block_size) = (Some(20), 4);
+        s.seqs = &[(149, 1), (90, 70), (0, 150)];
+    }),
+    ("the third of three groups, window 6", |s| {
+        (s.group, s.window) = (2, Some(6));
+    }),
     ("sinks", |s| s.sinks = true),
     ("sinks, window and softcap", |s| {
         (s.sinks, s.window, s.softcap) = (true, Some(6), Some(5.0));

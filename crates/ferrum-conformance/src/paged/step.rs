@@ -24,6 +24,8 @@ pub(super) struct Spec {
     pub(super) causal: bool,
     /// What the batch announces beyond its longest sequence.
     pub(super) slack: usize,
+    /// Cache group of the pool.
+    pub(super) group: usize,
     /// Size of q, k and v.
     pub(super) scale: f32,
 }
@@ -50,6 +52,7 @@ pub(super) const BASE: Spec = Spec {
     sinks: false,
     causal: true,
     slack: 0,
+    group: 0,
     scale: 1.0,
 };
 
@@ -187,6 +190,10 @@ pub(super) struct Layout {
     pub(super) pool: PagedKvShape,
     /// For each sequence.
     pub(super) tables: Vec<Vec<i32>>,
+    /// The cache group of the pool; those before it have tables without blocks.
+    pub(super) group: usize,
+    /// Blocks that no query sees because of it are not in the tables of a batch.
+    pub(super) window: Option<usize>,
 }
 
 impl Layout {
@@ -210,6 +217,8 @@ impl Layout {
         } = data.config;
         Layout {
             tables: needed.map(&mut take).collect(),
+            group: data.spec.group,
+            window: data.config.sliding_window,
             pool: PagedKvShape {
                 blocks,
                 block_size,
@@ -235,8 +244,14 @@ impl Layout {
         }
         let kv_lens: Vec<i32> = seqs.iter().map(|seq| seq.0 as i32).collect();
         let mut tables = vec![-1; seqs.len() * stride];
-        for (row, table) in tables.chunks_mut(stride).zip(&self.tables) {
-            row[..table.len()].copy_from_slice(table);
+        let none = tables.clone();
+        let rows = tables.chunks_mut(stride).zip(&self.tables);
+        for ((row, table), &(kv_len, len)) in rows.zip(seqs) {
+            let first_seen = self
+                .window
+                .map_or(0, |window| (kv_len - len + 1).saturating_sub(window));
+            let released = (first_seen / self.pool.block_size).min(table.len());
+            row[released..table.len()].copy_from_slice(&table[released..]);
         }
         let tokens = token_seqs.len();
         let shape = BatchShape {
@@ -246,6 +261,11 @@ impl Layout {
             max_query_len: seqs.iter().map(|seq| seq.1).max().unwrap_or(0),
             max_kv_len: seqs.iter().map(|seq| seq.0).max().unwrap_or(0) + slack,
         };
+        let mut block_tables = Vec::new();
+        for _ in 0..self.group {
+            block_tables.push(io.exact(&none)?);
+        }
+        block_tables.push(io.indices("block_tables", &tables)?);
         Ok(DeviceBatch {
             shape,
             // No op of the cache reads ids or rotary rows of a batch.
@@ -254,7 +274,7 @@ impl Layout {
             token_seqs: io.exact(&token_seqs)?,
             query_starts: io.indices("query_starts", &starts)?,
             kv_lens: io.indices("kv_lens", &kv_lens)?,
-            block_tables: io.indices("block_tables", &tables)?,
+            block_tables,
         })
     }
 
@@ -265,10 +285,13 @@ impl Layout {
         data: &Paged,
     ) -> Check<KvLayer<B, K>> {
         let mut kv: KvLayer<B, K> = device.alloc_kv_layer(self.pool)?;
+        kv.group = self.group;
         let slots = self.pool.blocks * self.pool.block_size;
         let all = Layout {
             tables: vec![(0..self.pool.blocks as i32).collect()],
             pool: self.pool,
+            group: self.group,
+            window: None,
         };
         let row = self.pool.kv_heads * self.pool.head_dim;
         let mut rng = Rng::new("former owner", |x| x);

@@ -258,6 +258,7 @@ fn on_pool<K: KvCodec>(
         v: std::mem::replace(&mut kv.v, nothing()?),
         scales: std::mem::take(&mut kv.scales),
         shape: kv.shape,
+        group: kv.group,
     };
     let done = f(&mut pool);
     (kv.k, kv.v, kv.scales) = (pool.k, pool.v, pool.scales);
@@ -271,6 +272,7 @@ fn copied<K: KvCodec>(kv: &KvLayer<Minimal, K>) -> KvLayer<R, K> {
         v: kv.v.clone(),
         scales: kv.scales.clone(),
         shape: kv.shape,
+        group: kv.group,
     }
 }
 
@@ -285,6 +287,7 @@ impl<K: KvCodec> BackendKvDtype<K> for Minimal {
             v: pool.v,
             scales: pool.scales,
             shape,
+            group: pool.group,
         })
     }
 

@@ -261,12 +261,11 @@ impl Engine {
             draft,
         } = runners.into();
         let draft = draft.map(|draft| draft.check(runner.spec())).transpose()?;
-        let pool = runner.pool();
         let scheduling = SchedulerConfig {
             head_start: config.head_start,
             ..SchedulerConfig::for_runner(runner.config())
         };
-        let blocks = BlockPool::new(pool.blocks, pool.block_size);
+        let blocks = BlockPool::of_groups(&runner.cache_groups());
         let mut scheduler = Scheduler::new(scheduling, blocks)?;
         let backend = runner.backend();
         let shared = Arc::new(Shared {
@@ -275,7 +274,7 @@ impl Engine {
                 capacity: scheduler.capacity(),
                 has_text: tokenizer.is_some(),
             },
-            kv_tokens: pool.blocks.saturating_mul(pool.block_size),
+            kv_tokens: runner.config().cache_tokens(),
             max_seqs: scheduling.max_seqs,
             phase: watch::Sender::new(Phase::Running),
             pulse: Pulse::new(config.clock.now()),

@@ -23,9 +23,19 @@ pub(super) fn host_cache(
 ) -> Option<Arc<HostCache>> {
     let offload = config.offload.as_ref().filter(|_| config.prefix_cache)?;
     let backend = runner.backend();
-    let Some(layout) = runner.kv_block_layout() else {
-        tracing::warn!(backend, "this runner's KV blocks cannot be offloaded");
-        return None;
+    let windows = runner.cache_groups().iter().any(|g| g.window.is_some());
+    let layout = match runner.kv_block_layout() {
+        Some(layout) if !windows => layout,
+        _ if windows => {
+            tracing::warn!(
+                "KV blocks are not offloaded: layers with a window give theirs back while a sequence runs"
+            );
+            return None;
+        }
+        _ => {
+            tracing::warn!(backend, "this runner's KV blocks cannot be offloaded");
+            return None;
+        }
     };
     let commands = commands.clone();
     let wake = move || {

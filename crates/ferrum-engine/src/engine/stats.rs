@@ -106,7 +106,9 @@ pub struct EngineStats {
     pub preempted: usize,
     /// Tokens of a block of the KV pool.
     pub kv_block_size: usize,
-    /// Blocks of the KV pool.
+    /// Tokens that the KV cache holds over all sequences.
+    pub kv_tokens: usize,
+    /// Blocks of the KV pools of all cache groups.
     pub kv_blocks: usize,
     /// Blocks that sequences refer to.
     pub kv_blocks_used: usize,

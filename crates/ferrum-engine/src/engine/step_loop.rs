@@ -235,6 +235,7 @@ impl<'a> StepLoop<'a> {
         stats.running = self.scheduler.running();
         let admitted = self.answers.values().filter(|a| a.admitted).count();
         stats.preempted = admitted.saturating_sub(stats.running);
+        stats.kv_tokens = self.shared.kv_tokens;
         stats.kv_blocks = pool.blocks();
         stats.kv_block_size = pool.block_size();
         stats.kv_blocks_used = pool.used();

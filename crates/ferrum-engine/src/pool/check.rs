@@ -1,7 +1,7 @@
 //! The integrity check: whether the books of a pool and the tables of all sequences agree.
 
 use super::prefix::Parent;
-use super::{BlockPool, BlockTable};
+use super::{BlockPool, BlockTable, GroupPool};
 use ferrum_types::BlockId;
 use std::hash::BuildHasher;
 
@@ -26,38 +26,39 @@ impl<S: BuildHasher> BlockPool<S> {
         &self,
         tables: impl IntoIterator<Item = &'a BlockTable>,
     ) -> Result<(), PoolFault> {
-        self.check_references(tables)?;
-        self.check_states()?;
-        (0..self.blocks() as u32).try_for_each(|b| self.check_entry(BlockId(b)))
+        let tables: Vec<_> = tables.into_iter().collect();
+        for (index, group) in self.groups.iter().enumerate() {
+            self.check_references(&tables, index)?;
+            check_states(group)?;
+            (0..group.refs.len() as u32).try_for_each(|b| self.check_block(BlockId(b), index))?;
+        }
+        self.check_nodes(&tables)
     }
 
-    fn check_references<'a>(
-        &self,
-        tables: impl IntoIterator<Item = &'a BlockTable>,
-    ) -> Result<(), PoolFault> {
-        let mut counted = vec![0u32; self.blocks()];
+    fn check_references(&self, tables: &[&BlockTable], index: usize) -> Result<(), PoolFault> {
+        let group = &self.groups[index];
+        let mut counted = vec![0u32; group.refs.len()];
         for table in tables {
-            for (index, &block) in table.blocks.iter().enumerate() {
+            let released = table.groups.get(index).map_or(0, |own| own.released);
+            for (entry, &block) in table.group(index).iter().enumerate() {
+                if (block == BlockId::RELEASED) != (entry < released) {
+                    return fault(block, "is released and counted, or neither");
+                }
+                if entry < released {
+                    continue;
+                }
                 match counted.get_mut(block.0 as usize) {
                     Some(count) => *count += 1,
                     None => return fault(block, "is in a table and not in the pool"),
                 }
-                let registered = index < table.registered;
-                let entry = self.cache.entry(block);
-                if registered != entry.is_some() {
+                let registered = entry < table.registered;
+                if registered != group.nodes[block.0 as usize].is_some() {
                     return fault(block, "is cached for the table or the cache, not for both");
                 }
-                let continues = |e: &super::prefix::Entry| match (&e.parent, index) {
-                    (Parent::Root(_), 0) => true,
-                    (Parent::Block(before), 1..) => *before == table.blocks[index - 1],
-                    _ => false,
-                };
-                if registered && !entry.is_some_and(continues) {
-                    return fault(block, "is not cached after the block that it continues");
-                }
             }
+            self.check_path(table, index)?;
         }
-        for (index, (&refs, counted)) in self.refs.iter().zip(counted).enumerate() {
+        for (index, (&refs, counted)) in group.refs.iter().zip(counted).enumerate() {
             if refs != counted {
                 let words = format!("has {refs} references, {counted} are in tables");
                 return fault(BlockId(index as u32), &words);
@@ -66,46 +67,108 @@ impl<S: BuildHasher> BlockPool<S> {
         Ok(())
     }
 
-    /// Free, idle or used; and what is idle is cached.
-    fn check_states(&self) -> Result<(), PoolFault> {
-        let mut seen = vec![false; self.blocks()];
-        let free = self.free.iter().map(|&b| (b, false));
-        let idle = self.idle.iter().map(|b| (b, true));
-        for (block, cached) in free.chain(idle) {
-            if std::mem::replace(&mut seen[block.0 as usize], true) {
-                return fault(block, "is listed twice");
+    /// The registered blocks of a table are those of the nodes up to its last.
+    fn check_path(&self, table: &BlockTable, index: usize) -> Result<(), PoolFault> {
+        let mut at = table.tip;
+        for &block in table.group(index)[..table.registered].iter().rev() {
+            let Some(node) = at else {
+                return fault(block, "is cached after fewer blocks than it continues");
+            };
+            let cached = self.cache.block(node, index) == Some(block);
+            if block != BlockId::RELEASED && !cached {
+                return fault(block, "is not cached after the block that it continues");
             }
-            if self.refs[block.0 as usize] != 0 {
-                return fault(block, "is listed and used");
-            }
-            if self.cache.contains(block) != cached || self.idle.contains(block) != cached {
-                return fault(block, "is in the wrong list");
-            }
+            at = self.cache.node(node).and_then(|node| node.before());
         }
-        match (0..self.blocks()).find(|&b| !seen[b] && self.refs[b] == 0) {
-            Some(lost) => fault(BlockId(lost as u32), "is lost"),
+        match at {
             None => Ok(()),
+            Some(_) => Err(PoolFault::new("a table ends with a longer prefix".into())),
         }
     }
 
-    fn check_entry(&self, block: BlockId) -> Result<(), PoolFault> {
-        let Some(entry) = self.cache.entry(block) else {
+    /// A block of the cache and its node know each other.
+    fn check_block(&self, block: BlockId, index: usize) -> Result<(), PoolFault> {
+        let group = &self.groups[index];
+        let Some(id) = group.nodes[block.0 as usize] else {
             return Ok(());
         };
-        if !self.cache.finds_itself(block) {
+        if self.cache.block(id, index) != Some(block) || !self.cache.finds_itself(id) {
             return fault(block, "is cached and not found");
         }
-        let Parent::Block(parent) = entry.parent else {
+        let before = self.cache.node(id).and_then(|node| node.before());
+        let Some(parent) = before.filter(|_| group.window.is_none()) else {
             return Ok(());
         };
-        if !self.cache.contains(parent) {
+        let Some(parent) = self.cache.block(parent, index) else {
             return fault(block, "is cached and continues a block that is not");
-        }
-        let used = |b: BlockId| self.refs[b.0 as usize] > 0;
+        };
+        let used = |b: BlockId| group.refs[b.0 as usize] > 0;
         if used(block) && !used(parent) {
             return fault(block, "is used and continues a block that is not");
         }
         Ok(())
+    }
+
+    /// Nodes are counted by who uses them, and have no blocks that a group without a window lacks.
+    fn check_nodes(&self, tables: &[&BlockTable]) -> Result<(), PoolFault> {
+        let fail = |what: &str| Err(PoolFault::new(format!("a cached prefix {what}")));
+        let places = self.cache.ids().map(|(id, _)| id.index() + 1);
+        let mut users = vec![0u32; places.max().unwrap_or(0)];
+        let mut count = |id: Option<super::NodeId>| match id {
+            Some(id) => users.get_mut(id.index()).map(|users| *users += 1).is_some(),
+            None => true,
+        };
+        for (id, node) in self.cache.ids() {
+            let groups = 0..self.groups.len();
+            let found = groups.filter_map(|group| Some((group, self.cache.block(id, group)?)));
+            for (group, block) in found {
+                count(Some(id));
+                if self.groups[group].nodes[block.0 as usize] != Some(id) {
+                    return fail("has a block that is not in the cache");
+                }
+            }
+            if let Parent::Node(parent) = &node.parent
+                && (self.cache.node(*parent).is_none() || !count(Some(*parent)))
+            {
+                return fail("continues one that is not there");
+            }
+        }
+        if !tables.iter().all(|table| count(table.tip)) {
+            return fail("is in a table and gone");
+        }
+        for (id, node) in self.cache.ids() {
+            if !node.has_users(users[id.index()]) {
+                return fail("has another number of users than it counts");
+            }
+            let whole = self.groups.iter().position(|group| group.window.is_none());
+            if whole.is_some_and(|group| self.cache.block(id, group).is_none()) {
+                return fail("has no block in a group that keeps all");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Free, idle or used; and what is idle is cached.
+fn check_states(group: &GroupPool) -> Result<(), PoolFault> {
+    let mut seen = vec![false; group.refs.len()];
+    let free = group.free.iter().map(|&b| (b, false));
+    let idle = group.idle.iter().map(|b| (b, true));
+    for (block, cached) in free.chain(idle) {
+        if std::mem::replace(&mut seen[block.0 as usize], true) {
+            return fault(block, "is listed twice");
+        }
+        if group.refs[block.0 as usize] != 0 {
+            return fault(block, "is listed and used");
+        }
+        let known = group.nodes[block.0 as usize].is_some();
+        if known != cached || group.idle.contains(block) != cached {
+            return fault(block, "is in the wrong list");
+        }
+    }
+    match (0..group.refs.len()).find(|&b| !seen[b] && group.refs[b] == 0) {
+        Some(lost) => fault(BlockId(lost as u32), "is lost"),
+        None => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Who owns which block of the paged KV pool.
+//! Who owns which block of the paged KV pools.
 //!
-//! A [`BlockPool`] hands out the blocks of a runner's KV pool, counts who refers to each, and keeps
+//! A [`BlockPool`] hands out the blocks of a runner's KV pools, counts who refers to each, and keeps
 //! what was computed for the next sequence that begins with the same tokens. It is book-keeping only:
 //! it knows neither a device nor a schedule.
 //!
@@ -16,40 +16,30 @@
 //! anything to copy: a sequence that shares a prefix owns the block that it writes to. What a fork in
 //! the middle of a block would have copied (less than a block of tokens) is computed again, which
 //! needs no op on the device and gives the same bits.
+//!
+//! Each cache group of the model has blocks of its own, and a sequence has a table in each. A group with a window is
+//! given the blocks that a step writes to, and takes back those that no later token sees
+//! ([`BlockPool::release_behind`]). A prefix is in the cache when groups without a window have all its blocks, and
+//! those with one the blocks that the token after it sees.
 
 mod check;
 mod lru;
 mod prefix;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use check::PoolFault;
 pub use prefix::CacheSalt;
+pub use table::BlockTable;
 
+use ferrum_models::{CacheGroup, spanned_blocks};
 use ferrum_types::{BlockId, TokenId};
 use lru::LruList;
-use prefix::{Parent, PrefixCache, Registered};
+use prefix::{NodeId, Parent, PrefixCache};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-
-/// The blocks of one sequence, in order of position.
-///
-/// It refers to blocks of one pool and has to be given back to it with [`BlockPool::release`].
-#[derive(Debug, Default)]
-pub struct BlockTable {
-    blocks: Vec<BlockId>,
-    /// Blocks from the first on that are in the prefix cache.
-    registered: usize,
-    /// Whether no further block of it can be in the prefix cache.
-    sealed: bool,
-}
-
-impl BlockTable {
-    /// The blocks.
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-}
+use table::GroupTable;
 
 /// A full block of the prefix cache, and what it holds the end of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,231 +52,58 @@ pub struct CachedPrefix {
     pub tokens: Vec<TokenId>,
 }
 
-/// Book-keeping of the blocks of one KV pool.
+/// Nodes of the prefix cache without blocks that are kept at least: those before the window of a block that is.
+const LEAST_NODES: usize = 1 << 16;
+
+/// Book-keeping of the blocks of all KV pools of a runner.
 #[derive(Debug)]
 pub struct BlockPool<S = RandomState> {
     block_size: usize,
-    /// Tables that refer to each block.
-    refs: Vec<u32>,
-    free: Vec<BlockId>,
-    /// Blocks that nobody refers to and that the prefix cache keeps.
-    idle: LruList,
+    groups: Vec<GroupPool>,
     cache: PrefixCache<S>,
     /// What the cache gave away and nobody has asked for yet, if that is wanted.
     evicted: Option<Vec<CachedPrefix>>,
 }
 
-impl BlockPool {
-    /// A pool of `blocks` free blocks of `block_size` tokens.
-    pub fn new(blocks: usize, block_size: usize) -> Self {
-        Self::with_hasher(blocks, block_size, RandomState::new())
-    }
+/// The blocks of one cache group.
+#[derive(Debug)]
+struct GroupPool {
+    window: Option<usize>,
+    /// Tables that refer to each block.
+    refs: Vec<u32>,
+    free: Vec<BlockId>,
+    /// Blocks that nobody refers to and that the prefix cache keeps.
+    idle: LruList,
+    /// What each block holds for the prefix cache.
+    nodes: Vec<Option<NodeId>>,
+    cached: usize,
 }
 
-impl<S: BuildHasher> BlockPool<S> {
-    /// A pool whose prefix cache hashes with `hasher`.
-    pub fn with_hasher(blocks: usize, block_size: usize, hasher: S) -> Self {
+/// References that tables lose, by group and block.
+pub type LostReferences = HashMap<(usize, BlockId), u32>;
+
+impl GroupPool {
+    fn new(blocks: usize, window: Option<usize>) -> Self {
         let blocks = blocks.min(u32::MAX as usize);
         Self {
-            block_size: block_size.max(1),
+            window,
             refs: vec![0; blocks],
             // Taken from the end: low numbers first.
             free: (0..blocks as u32).rev().map(BlockId).collect(),
             idle: LruList::new(blocks),
-            cache: PrefixCache::new(blocks, hasher),
-            evicted: None,
+            nodes: vec![None; blocks],
+            cached: 0,
         }
     }
 
-    /// Remembers from now on what the cache gives away, for [`take_evicted`](Self::take_evicted).
-    pub fn record_evictions(&mut self) {
-        self.evicted.get_or_insert_default();
-    }
-
-    /// Blocks that the cache gave away since the last call, in order. Their memory is as it was until their new owner
-    /// writes to it.
-    pub fn take_evicted(&mut self) -> Vec<CachedPrefix> {
-        self.evicted
-            .as_mut()
-            .map(std::mem::take)
-            .unwrap_or_default()
-    }
-
-    /// All blocks of the cache, a block before those that continue it, and the idle ones that were used last first.
-    pub fn cached_prefixes(&self) -> Vec<CachedPrefix> {
-        let used = (0..self.blocks() as u32).map(BlockId);
-        let used = used.filter(|&b| self.refs[b.0 as usize] > 0 && self.cache.contains(b));
-        let mut used: Vec<_> = used.map(|block| self.prefix(block)).collect();
-        used.sort_by_key(|prefix| prefix.tokens.len());
-        let mut idle: Vec<_> = self.idle.iter().map(|block| self.prefix(block)).collect();
-        idle.reverse();
-        used.append(&mut idle);
-        used
-    }
-
-    fn prefix(&self, block: BlockId) -> CachedPrefix {
-        let (salt, tokens) = self.cache.prefix(block);
-        CachedPrefix {
-            block,
-            salt,
-            tokens,
-        }
-    }
-
-    /// Tokens in a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Blocks in the pool.
-    pub fn blocks(&self) -> usize {
-        self.refs.len()
-    }
-
-    /// Blocks that can be had: free ones and idle ones.
-    pub fn available(&self) -> usize {
+    fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// Blocks that some table refers to.
-    pub fn used(&self) -> usize {
-        self.blocks() - self.available()
-    }
-
-    /// Blocks that the prefix cache keeps, used or idle.
-    pub fn cached(&self) -> usize {
-        self.cache.len()
-    }
-
-    /// Blocks that hold `tokens` tokens.
-    pub fn blocks_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_size)
-    }
-
-    /// A table of the blocks that the cache has of the longest prefix of `tokens`, at most `most`
-    /// blocks. Tokens are compared, not only their hashes.
-    pub fn match_prefix(
-        &mut self,
-        salt: &CacheSalt,
-        tokens: &[TokenId],
-        most: usize,
-    ) -> BlockTable {
-        let mut table = BlockTable::default();
-        let mut parent = Parent::Root(salt.clone());
-        for block in tokens.chunks_exact(self.block_size).take(most) {
-            let Some(found) = self.cache.find(&parent, block) else {
-                break;
-            };
-            self.retain(found);
-            table.blocks.push(found);
-            parent = Parent::Block(found);
-        }
-        table.registered = table.blocks.len();
-        table
-    }
-
-    /// Adds blocks to `table` until it holds `tokens` tokens, and says whether there were enough;
-    /// else it changes nothing. Idle blocks leave the cache, least recently used first.
-    #[must_use]
-    pub fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
-        let wanted = self.blocks_for(tokens).saturating_sub(table.blocks.len());
-        if wanted > self.available() {
-            return false;
-        }
-        table.blocks.reserve(wanted);
-        for _ in 0..wanted {
-            let Some(block) = self.take() else {
-                return false;
-            };
-            table.blocks.push(block);
-        }
-        true
-    }
-
-    /// Puts the blocks of `table` that are full of computed tokens into the prefix cache. `tokens`
-    /// are the computed ones, from the first of the sequence on.
-    ///
-    /// Where the cache has the same tokens already, the table takes the block of the cache, and its own goes to
-    /// `replaced`, to be given back: rows do not depend on their batch, so both hold the same bits.
-    pub fn register(
-        &mut self,
-        table: &mut BlockTable,
-        salt: &CacheSalt,
-        tokens: &[TokenId],
-        replaced: &mut BlockTable,
-    ) {
-        let full = (tokens.len() / self.block_size).min(table.blocks.len());
-        while table.registered < full && !table.sealed {
-            let index = table.registered;
-            let parent = match index {
-                0 => Parent::Root(salt.clone()),
-                _ => Parent::Block(table.blocks[index - 1]),
-            };
-            let block = table.blocks[index];
-            let part = &tokens[index * self.block_size..][..self.block_size];
-            match self.cache.insert(block, parent, part) {
-                Registered::New => {}
-                Registered::Known(known) => {
-                    self.retain(known);
-                    table.blocks[index] = known;
-                    replaced.blocks.push(block);
-                }
-                Registered::Collision => {
-                    table.sealed = true;
-                    break;
-                }
-            }
-            table.registered += 1;
-        }
-    }
-
-    /// Gives all blocks of `table` back. Those in the prefix cache stay there until their memory is
-    /// needed.
-    pub fn release(&mut self, table: &mut BlockTable) {
-        // From the end, so that a block is always older than the one it continues and leaves the
-        // cache before it.
-        while let Some(block) = table.blocks.pop() {
-            self.unref(block);
-        }
-        table.registered = 0;
-        table.sealed = false;
-    }
-
-    /// Blocks that can be had in addition once `table` has been released, after those tables that `lost` counts
-    /// the references of. Blocks that others refer to are not among them.
-    pub fn freed_by(&self, table: &BlockTable, lost: &mut HashMap<BlockId, u32>) -> usize {
-        let mut frees = |block: &BlockId| {
-            let lost = lost.entry(*block).or_insert(0);
-            *lost += 1;
-            *lost == self.refs[block.0 as usize]
-        };
-        table.blocks.iter().filter(|block| frees(block)).count()
-    }
-
-    /// Forgets every idle block of the prefix cache.
-    pub fn clear_cache(&mut self) {
-        while let Some(block) = self.idle.pop_oldest() {
-            self.cache.remove(block);
-            self.free.push(block);
-        }
-    }
-
-    /// A block that nobody has, with one reference.
-    fn take(&mut self) -> Option<BlockId> {
-        let block = match self.free.pop() {
-            Some(block) => block,
-            None => {
-                let oldest = self.idle.pop_oldest()?;
-                if self.evicted.is_some() {
-                    let prefix = self.prefix(oldest);
-                    self.evicted.get_or_insert_default().push(prefix);
-                }
-                self.cache.remove(oldest);
-                oldest
-            }
-        };
-        self.refs[block.0 as usize] = 1;
-        Some(block)
+    /// The first block that the token at `position`, or one after it, sees.
+    fn first_seen(&self, position: usize, block_size: usize) -> usize {
+        let key = |window| (position + 1).saturating_sub(window);
+        self.window.map_or(0, key) / block_size
     }
 
     fn retain(&mut self, block: BlockId) {
@@ -301,11 +118,481 @@ impl<S: BuildHasher> BlockPool<S> {
         let refs = &mut self.refs[block.0 as usize];
         *refs -= 1;
         if *refs == 0 {
-            if self.cache.contains(block) {
+            if self.nodes[block.0 as usize].is_some() {
                 self.idle.push_newest(block);
             } else {
                 self.free.push(block);
             }
         }
+    }
+
+    /// Puts a block into the prefix cache, or takes it out.
+    fn set_node(&mut self, block: BlockId, node: Option<NodeId>) {
+        let before = std::mem::replace(&mut self.nodes[block.0 as usize], node);
+        self.cached += usize::from(node.is_some());
+        self.cached -= usize::from(before.is_some());
+    }
+}
+
+impl BlockPool {
+    /// A pool of one group without a window: `blocks` free blocks of `block_size` tokens.
+    pub fn new(blocks: usize, block_size: usize) -> Self {
+        Self::with_hasher(&[(blocks, None)], block_size, RandomState::new())
+    }
+
+    /// The free blocks of a runner's cache groups.
+    pub fn of_groups(groups: &[CacheGroup]) -> Self {
+        let block_size = groups.first().map_or(1, |group| group.block_size);
+        let sizes: Vec<_> = groups.iter().map(|g| (g.blocks, g.window)).collect();
+        Self::with_hasher(&sizes, block_size, RandomState::new())
+    }
+}
+
+impl<S: BuildHasher> BlockPool<S> {
+    /// A pool of groups with so many blocks and such windows, whose prefix cache hashes with `hasher`.
+    pub fn with_hasher(groups: &[(usize, Option<usize>)], block_size: usize, hasher: S) -> Self {
+        let groups = groups.iter().map(|&(n, window)| GroupPool::new(n, window));
+        let groups: Vec<_> = groups.collect();
+        Self {
+            block_size: block_size.max(1),
+            cache: PrefixCache::new(groups.len(), hasher),
+            groups,
+            evicted: None,
+        }
+    }
+
+    /// Remembers from now on what the cache of the first group gives away, for
+    /// [`take_evicted`](Self::take_evicted).
+    pub fn record_evictions(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// Blocks that the cache gave away since the last call, in order. Their memory is as it was until their new owner
+    /// writes to it.
+    pub fn take_evicted(&mut self) -> Vec<CachedPrefix> {
+        self.evicted
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// All blocks that the first group has in the cache, a block before those that continue it, and the idle ones that
+    /// were used last first.
+    pub fn cached_prefixes(&self) -> Vec<CachedPrefix> {
+        let Some(group) = self.groups.first() else {
+            return Vec::new();
+        };
+        let used = (0..group.refs.len() as u32).map(BlockId);
+        let used = used.filter(|b| group.refs[b.0 as usize] > 0);
+        let mut used: Vec<_> = used.filter_map(|block| self.prefix(block)).collect();
+        used.sort_by_key(|prefix| prefix.tokens.len());
+        let idle = group.idle.iter();
+        let mut idle: Vec<_> = idle.filter_map(|block| self.prefix(block)).collect();
+        idle.reverse();
+        used.append(&mut idle);
+        used
+    }
+
+    /// What a block of the first group holds the end of, if that is in the cache.
+    fn prefix(&self, block: BlockId) -> Option<CachedPrefix> {
+        let node = (*self.groups.first()?.nodes.get(block.0 as usize)?)?;
+        let (salt, tokens) = self.cache.prefix(node);
+        Some(CachedPrefix {
+            block,
+            salt,
+            tokens,
+        })
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Cache groups.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Blocks in all groups.
+    pub fn blocks(&self) -> usize {
+        self.groups.iter().map(|group| group.refs.len()).sum()
+    }
+
+    /// Blocks that can be had in every group: free ones and idle ones.
+    pub fn available(&self) -> usize {
+        let available = self.groups.iter().map(GroupPool::available);
+        available.min().unwrap_or(0)
+    }
+
+    /// Blocks of all groups that some table refers to.
+    pub fn used(&self) -> usize {
+        (0..self.groups.len())
+            .map(|group| self.used_of(group))
+            .sum()
+    }
+
+    /// Blocks of a group that some table refers to.
+    pub fn used_of(&self, group: usize) -> usize {
+        let group = &self.groups[group];
+        group.refs.len() - group.available()
+    }
+
+    /// Blocks of all groups that the prefix cache keeps, used or idle.
+    pub fn cached(&self) -> usize {
+        self.groups.iter().map(|group| group.cached).sum()
+    }
+
+    /// Blocks that hold `tokens` tokens.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_size)
+    }
+
+    /// The most tokens that a sequence can have which has all blocks for itself.
+    pub fn most_tokens(&self) -> usize {
+        let most = self.groups.iter().map(|group| match group.window {
+            Some(window) if group.refs.len() >= spanned_blocks(window, self.block_size) => {
+                usize::MAX
+            }
+            _ => group.refs.len().saturating_mul(self.block_size),
+        });
+        most.min().unwrap_or(0)
+    }
+
+    /// Whether some group has a window.
+    pub fn has_windows(&self) -> bool {
+        self.groups.iter().any(|group| group.window.is_some())
+    }
+
+    /// A table of the blocks that the cache has of the longest prefix of `tokens`, at most `most`
+    /// blocks long. Tokens are compared, not only their hashes.
+    pub fn match_prefix(
+        &mut self,
+        salt: &CacheSalt,
+        tokens: &[TokenId],
+        most: usize,
+    ) -> BlockTable {
+        let mut table = BlockTable::default();
+        self.prepare(&mut table);
+        // By group: blocks in a row up to the last node.
+        let mut in_row = vec![0; self.groups.len()];
+        let (mut nodes, mut longest) = (Vec::new(), 0);
+        let mut parent = Parent::Root(salt.clone());
+        for block in tokens.chunks_exact(self.block_size).take(most) {
+            let Some(node) = self.cache.find(&parent, block) else {
+                break;
+            };
+            nodes.push(node);
+            parent = Parent::Node(node);
+            let (len, mut valid, mut broken) = (nodes.len(), true, false);
+            for (index, (group, in_row)) in self.groups.iter().zip(&mut in_row).enumerate() {
+                match self.cache.block(node, index) {
+                    Some(_) => *in_row += 1,
+                    None => *in_row = 0,
+                }
+                let first = group.first_seen(len * self.block_size, self.block_size);
+                let missing = len - *in_row > first;
+                valid &= !missing;
+                broken |= missing && group.window.is_none();
+            }
+            if broken {
+                break;
+            }
+            if valid {
+                longest = len;
+            }
+        }
+        self.take_prefix(&mut table, &nodes[..longest]);
+        table
+    }
+
+    /// Gives an empty table the blocks of a prefix that are needed after it.
+    fn take_prefix(&mut self, table: &mut BlockTable, nodes: &[NodeId]) {
+        let end = nodes.len() * self.block_size;
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let first = group.first_seen(end, self.block_size).min(nodes.len());
+            let own = &mut table.groups[index];
+            own.released = first;
+            own.blocks.resize(first, BlockId::RELEASED);
+            for &node in &nodes[first..] {
+                if let Some(block) = self.cache.block(node, index) {
+                    group.retain(block);
+                    own.blocks.push(block);
+                }
+            }
+        }
+        table.registered = nodes.len();
+        table.tip = nodes.last().copied();
+        if let Some(tip) = table.tip {
+            self.cache.hold(tip);
+        }
+    }
+
+    /// Makes room in a table for every group.
+    fn prepare(&self, table: &mut BlockTable) {
+        if table.groups.len() < self.groups.len() {
+            let groups = self.groups.len();
+            table.groups.resize_with(groups, GroupTable::default);
+        }
+    }
+
+    /// Adds blocks to `table` until it holds `tokens` tokens, and says whether there were enough;
+    /// else it changes nothing. Idle blocks leave the cache, least recently used first.
+    #[must_use]
+    pub fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
+        self.grow_to(table, tokens, tokens)
+    }
+
+    /// As [`grow`](Self::grow), but in groups with a window only until it holds `windowed` tokens.
+    #[must_use]
+    pub fn grow_to(&mut self, table: &mut BlockTable, tokens: usize, windowed: usize) -> bool {
+        let wanted = |group: &GroupPool, table: &BlockTable, index| {
+            let tokens = match group.window {
+                Some(_) => tokens.min(windowed),
+                None => tokens,
+            };
+            let entries = table.group(index).len();
+            tokens.div_ceil(self.block_size).saturating_sub(entries)
+        };
+        let lacks = |(index, group): (usize, &GroupPool)| {
+            let wanted = wanted(group, table, index);
+            (wanted > group.available()).then_some(())
+        };
+        if self.groups.iter().enumerate().find_map(lacks).is_some() {
+            return false;
+        }
+        self.prepare(table);
+        for index in 0..self.groups.len() {
+            let windowed = self.groups[index].window.map_or(tokens, |_| windowed);
+            self.add_blocks(table, index, tokens.min(windowed));
+        }
+        true
+    }
+
+    /// Adds blocks to `table` in groups with a window, as far as there are any, until it holds `tokens` tokens. How
+    /// many it holds then.
+    pub fn grow_windows(&mut self, table: &mut BlockTable, tokens: usize) -> usize {
+        self.prepare(table);
+        let room = self.groups.iter().zip(&table.groups).map(|(group, own)| {
+            let more = group.window.map_or(0, |_| group.available());
+            own.blocks.len() + more
+        });
+        let room = tokens.min(room.min().unwrap_or(0) * self.block_size);
+        for index in 0..self.groups.len() {
+            if self.groups[index].window.is_some() {
+                self.add_blocks(table, index, room);
+            }
+        }
+        room
+    }
+
+    /// Adds blocks in one group until it holds `tokens` tokens or there are no more.
+    fn add_blocks(&mut self, table: &mut BlockTable, group: usize, tokens: usize) {
+        let entries = table.groups[group].blocks.len();
+        let wanted = self.blocks_for(tokens).saturating_sub(entries);
+        table.groups[group].blocks.reserve(wanted);
+        for _ in 0..wanted {
+            let Some(block) = self.take(group) else {
+                return;
+            };
+            table.groups[group].blocks.push(block);
+        }
+    }
+
+    /// By group, the blocks that `table` will hold of `tokens` tokens and does not hold yet. Of a window that is as
+    /// many as it spans.
+    pub fn lacking(&self, table: &BlockTable, tokens: usize) -> impl Iterator<Item = usize> {
+        self.groups.iter().enumerate().map(move |(index, group)| {
+            let entries = table.group(index).len();
+            let missing = self.blocks_for(tokens).saturating_sub(entries);
+            match group.window {
+                None => missing,
+                Some(window) => {
+                    let span = spanned_blocks(window, self.block_size);
+                    missing.min(span.saturating_sub(table.held(index)))
+                }
+            }
+        })
+    }
+
+    /// By group: blocks that can be had.
+    pub fn available_by_group(&self) -> impl Iterator<Item = usize> {
+        self.groups.iter().map(GroupPool::available)
+    }
+
+    /// Puts the blocks of `table` that are full of computed tokens into the prefix cache. `tokens`
+    /// are the computed ones, from the first of the sequence on.
+    ///
+    /// Where the cache has the same tokens already, the table takes the block of the cache, and its own goes to
+    /// `replaced`, to be given back: rows do not depend on their batch, so both hold the same bits.
+    pub fn register(
+        &mut self,
+        table: &mut BlockTable,
+        salt: &CacheSalt,
+        tokens: &[TokenId],
+        replaced: &mut BlockTable,
+    ) {
+        let full = (tokens.len() / self.block_size).min(table.len());
+        while table.registered < full && !table.sealed {
+            let index = table.registered;
+            let parent = table
+                .tip
+                .map_or_else(|| Parent::Root(salt.clone()), Parent::Node);
+            let part = &tokens[index * self.block_size..][..self.block_size];
+            let Some(node) = self.cache.insert(parent, part) else {
+                table.sealed = true;
+                break;
+            };
+            // The table now ends with it; its parent is held by the node.
+            self.cache.hold(node);
+            if let Some(before) = table.tip.replace(node) {
+                self.cache.let_go(before);
+            }
+            for group in 0..self.groups.len() {
+                self.register_block(
+                    &mut table.groups[group].blocks[index],
+                    (group, node),
+                    replaced,
+                );
+            }
+            table.registered += 1;
+        }
+        self.drop_old_nodes();
+    }
+
+    /// Puts one block into the cache, or takes the one that the cache has in its place.
+    fn register_block(
+        &mut self,
+        block: &mut BlockId,
+        (group, node): (usize, NodeId),
+        replaced: &mut BlockTable,
+    ) {
+        let own = *block;
+        if own == BlockId::RELEASED {
+            return;
+        }
+        match self.cache.block(node, group) {
+            None => {
+                self.cache.put_block(node, group, own);
+                self.groups[group].set_node(own, Some(node));
+            }
+            Some(known) if known != own => {
+                self.groups[group].retain(known);
+                *block = known;
+                self.prepare(replaced);
+                replaced.groups[group].blocks.push(own);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// In a model of windows only, nodes outlive their blocks; idle blocks go when there are too many of them.
+    fn drop_old_nodes(&mut self) {
+        if !self.has_windows() {
+            return;
+        }
+        let most = LEAST_NODES.max(4 * self.blocks());
+        while self.cache.len() > most && (0..self.groups.len()).any(|group| self.evict(group)) {}
+    }
+
+    /// Gives back the blocks of `table` that neither the token at `position` nor any after it sees. Those in the
+    /// prefix cache stay there until their memory is needed.
+    pub fn release_behind(&mut self, table: &mut BlockTable, position: usize) {
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            let first = group.first_seen(position, self.block_size);
+            for block in own.blocks.iter_mut().take(first).skip(own.released) {
+                group.unref(std::mem::replace(block, BlockId::RELEASED));
+                own.released += 1;
+            }
+        }
+    }
+
+    /// Gives all blocks of `table` back. Those in the prefix cache stay there until their memory is
+    /// needed.
+    pub fn release(&mut self, table: &mut BlockTable) {
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            // From the end, so that a block is always older than the one it continues and leaves the
+            // cache before it.
+            while own.blocks.len() > own.released
+                && let Some(block) = own.blocks.pop()
+            {
+                group.unref(block);
+            }
+            own.blocks.clear();
+            own.released = 0;
+        }
+        if let Some(tip) = table.tip.take() {
+            self.cache.let_go(tip);
+        }
+        table.registered = 0;
+        table.sealed = false;
+    }
+
+    /// Adds to `free`, by group, the blocks that can be had in addition once `table` has been released, after those
+    /// tables that `lost` counts the references of. Blocks that others refer to are not among them.
+    pub fn freed_by(&self, table: &BlockTable, lost: &mut LostReferences, free: &mut [usize]) {
+        let groups = self.groups.iter().zip(&table.groups).zip(free);
+        for (index, ((group, own), free)) in groups.enumerate() {
+            for &block in &own.blocks[own.released..] {
+                let lost = lost.entry((index, block)).or_insert(0);
+                *lost += 1;
+                *free += usize::from(*lost == group.refs[block.0 as usize]);
+            }
+        }
+    }
+
+    /// Forgets every idle block of the prefix cache.
+    pub fn clear_cache(&mut self) {
+        let evicted = self.evicted.take();
+        for group in 0..self.groups.len() {
+            while self.evict(group) {}
+        }
+        self.evicted = evicted;
+    }
+
+    /// A block that nobody has, with one reference.
+    fn take(&mut self, group: usize) -> Option<BlockId> {
+        if self.groups[group].free.is_empty() {
+            self.evict(group);
+        }
+        let group = &mut self.groups[group];
+        let block = group.free.pop()?;
+        group.refs[block.0 as usize] = 1;
+        Some(block)
+    }
+
+    /// Takes the block out of the cache that was used least recently, and with it what nobody can find without it:
+    /// the blocks for the same tokens in groups with a window, which nobody uses then. Whether there was one.
+    fn evict(&mut self, group: usize) -> bool {
+        let Some(oldest) = self.groups[group].idle.pop_oldest() else {
+            return false;
+        };
+        if group == 0
+            && self.evicted.is_some()
+            && let Some(prefix) = self.prefix(oldest)
+        {
+            self.evicted.get_or_insert_default().push(prefix);
+        }
+        let node = self.groups[group].nodes[oldest.0 as usize];
+        self.groups[group].free.push(oldest);
+        self.groups[group].set_node(oldest, None);
+        let Some(node) = node else {
+            return true;
+        };
+        if self.groups[group].window.is_none() {
+            for other in (0..self.groups.len()).filter(|&other| other != group) {
+                let own = &mut self.groups[other];
+                if let Some(block) = self.cache.block(node, other)
+                    && own.idle.contains(block)
+                {
+                    own.idle.remove(block);
+                    own.free.push(block);
+                    own.set_node(block, None);
+                    self.cache.take_block(node, other);
+                }
+            }
+        }
+        self.cache.take_block(node, group);
+        true
     }
 }

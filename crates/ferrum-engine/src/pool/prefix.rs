@@ -1,9 +1,12 @@
-//! The prefix cache: which block holds the keys and values of which tokens after which tokens.
+//! The prefix cache: which blocks hold the keys and values of which tokens after which tokens.
 //!
-//! It is a tree. A block is known by its parent (the block before it, or a root for each salt) and by
-//! its own tokens, and is found by a hash of both. The hash is keyed by a secret of the process, so
+//! It is a tree. A node is known by its parent (the node before it, or a root for each salt) and by the tokens of
+//! one block, and is found by a hash of both. The hash is keyed by a secret of the process, so
 //! that nobody can prepare prompts that collide; and as tokens and parent are compared too, a collision
 //! would only be a miss. By induction a match means that the whole prefix is the same.
+//!
+//! A node may have a block in each cache group. It is there for as long as it has one, or another node continues it,
+//! or a sequence ends with it: blocks of a group with a window are given back before those that come after them.
 
 use ferrum_types::{AdapterId, BlockId, TokenId};
 use std::collections::HashMap;
@@ -25,136 +28,205 @@ pub struct CacheSalt {
     pub private: Option<u64>,
 }
 
-/// What a block continues.
+/// A node of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeId(u32);
+
+/// What a node continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
     /// Nothing: it is the first of a sequence.
     Root(CacheSalt),
-    /// Another block of the cache, which stays in it for longer than this one.
-    Block(BlockId),
-}
-
-/// What became of a block that was to be registered.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Registered {
-    /// It is in the cache now.
-    New,
-    /// Another block holds the same.
-    Known(BlockId),
-    /// Something else has its hash.
-    Collision,
+    /// Another node, which stays for longer than this one.
+    Node(NodeId),
 }
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Node {
     hash: u64,
     pub(super) parent: Parent,
     tokens: Box<[TokenId]>,
+    /// Blocks that it has, nodes that continue it, and sequences that end with it.
+    users: u32,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct PrefixCache<S> {
     hasher: S,
-    by_hash: HashMap<u64, BlockId>,
-    /// What each block of the pool is in the cache.
-    entries: Vec<Option<Entry>>,
+    groups: usize,
+    by_hash: HashMap<u64, NodeId>,
+    nodes: Vec<Option<Node>>,
+    /// Places in `nodes` without a node.
+    vacant: Vec<NodeId>,
+    /// `[nodes, groups]`: the block of each.
+    blocks: Vec<Option<BlockId>>,
 }
 
 impl<S: BuildHasher> PrefixCache<S> {
-    pub(super) fn new(blocks: usize, hasher: S) -> Self {
+    pub(super) fn new(groups: usize, hasher: S) -> Self {
         Self {
             hasher,
+            groups,
             by_hash: HashMap::new(),
-            entries: (0..blocks).map(|_| None).collect(),
+            nodes: Vec::new(),
+            vacant: Vec::new(),
+            blocks: Vec::new(),
         }
     }
 
+    /// Nodes.
     pub(super) fn len(&self) -> usize {
         self.by_hash.len()
     }
 
-    pub(super) fn contains(&self, block: BlockId) -> bool {
-        self.entries[block.0 as usize].is_some()
+    pub(super) fn node(&self, node: NodeId) -> Option<&Node> {
+        self.nodes.get(node.0 as usize)?.as_ref()
     }
 
-    pub(super) fn entry(&self, block: BlockId) -> Option<&Entry> {
-        self.entries[block.0 as usize].as_ref()
+    /// The block of a node in a group.
+    pub(super) fn block(&self, node: NodeId, group: usize) -> Option<BlockId> {
+        self.blocks[node.0 as usize * self.groups + group]
     }
 
-    /// The salt and all tokens of the prefix that ends with a block of the cache.
-    pub(super) fn prefix(&self, block: BlockId) -> (CacheSalt, Vec<TokenId>) {
-        let (mut parts, mut at) = (Vec::new(), block);
+    /// Gives a node a block in a group, where it has none.
+    pub(super) fn put_block(&mut self, node: NodeId, group: usize, block: BlockId) {
+        self.blocks[node.0 as usize * self.groups + group] = Some(block);
+        self.hold(node);
+    }
+
+    /// Takes the block of a node in a group away, and the node with the last of what it has.
+    pub(super) fn take_block(&mut self, node: NodeId, group: usize) -> Option<BlockId> {
+        let block = self.blocks[node.0 as usize * self.groups + group].take()?;
+        self.let_go(node);
+        Some(block)
+    }
+
+    /// The salt and all tokens of the prefix that ends with a node.
+    pub(super) fn prefix(&self, node: NodeId) -> (CacheSalt, Vec<TokenId>) {
+        let (mut parts, mut at) = (Vec::new(), node);
         let salt = loop {
-            let Some(entry) = self.entry(at) else {
+            let Some(node) = self.node(at) else {
                 break CacheSalt::default();
             };
-            parts.push(&*entry.tokens);
-            match &entry.parent {
+            parts.push(&*node.tokens);
+            match &node.parent {
                 Parent::Root(salt) => break salt.clone(),
-                Parent::Block(before) => at = *before,
+                Parent::Node(before) => at = *before,
             }
         };
         parts.reverse();
         (salt, parts.concat())
     }
 
-    /// The block that holds `tokens` after `parent`.
-    pub(super) fn find(&self, parent: &Parent, tokens: &[TokenId]) -> Option<BlockId> {
+    /// The node that holds `tokens` after `parent`.
+    pub(super) fn find(&self, parent: &Parent, tokens: &[TokenId]) -> Option<NodeId> {
         let found = *self.by_hash.get(&self.hash(parent, tokens))?;
         self.holds(found, parent, tokens).then_some(found)
     }
 
-    /// Registers `block` as the holder of `tokens` after `parent`, if there is none yet.
-    pub(super) fn insert(
-        &mut self,
-        block: BlockId,
-        parent: Parent,
-        tokens: &[TokenId],
-    ) -> Registered {
+    /// The node of `tokens` after `parent`, made where there is none; `None` when something else has its hash. A new
+    /// one has to be held, or be given a block.
+    pub(super) fn insert(&mut self, parent: Parent, tokens: &[TokenId]) -> Option<NodeId> {
         let hash = self.hash(&parent, tokens);
         if let Some(&found) = self.by_hash.get(&hash) {
-            return if self.holds(found, &parent, tokens) {
-                Registered::Known(found)
-            } else {
-                Registered::Collision
-            };
+            return self.holds(found, &parent, tokens).then_some(found);
         }
-        self.by_hash.insert(hash, block);
-        self.entries[block.0 as usize] = Some(Entry {
+        if let Parent::Node(parent) = parent {
+            self.hold(parent);
+        }
+        let node = self.vacant.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            self.blocks.resize(self.blocks.len() + self.groups, None);
+            NodeId(self.nodes.len() as u32 - 1)
+        });
+        self.by_hash.insert(hash, node);
+        self.nodes[node.0 as usize] = Some(Node {
             hash,
             parent,
             tokens: tokens.into(),
+            users: 0,
         });
-        Registered::New
+        Some(node)
     }
 
-    /// Forgets a block, which no other block of the cache may continue.
-    pub(super) fn remove(&mut self, block: BlockId) {
-        if let Some(entry) = self.entries[block.0 as usize].take()
-            && let Slot::Occupied(slot) = self.by_hash.entry(entry.hash)
-            && *slot.get() == block
-        {
-            slot.remove();
+    /// Counts a user of a node.
+    pub(super) fn hold(&mut self, node: NodeId) {
+        if let Some(node) = &mut self.nodes[node.0 as usize] {
+            node.users += 1;
         }
     }
 
-    /// Whether looking for what `block` holds leads to it.
-    pub(super) fn finds_itself(&self, block: BlockId) -> bool {
-        self.entry(block)
-            .is_some_and(|e| self.find(&e.parent, &e.tokens) == Some(block))
+    /// A user less. Without any, the node goes, and its parent has a user less.
+    pub(super) fn let_go(&mut self, node: NodeId) {
+        let mut at = Some(node);
+        while let Some(id) = at.take() {
+            let place = &mut self.nodes[id.0 as usize];
+            let Some(node) = place else {
+                return;
+            };
+            node.users = node.users.saturating_sub(1);
+            if node.users > 0 {
+                return;
+            }
+            if let Some(node) = place.take() {
+                if let Slot::Occupied(slot) = self.by_hash.entry(node.hash)
+                    && *slot.get() == id
+                {
+                    slot.remove();
+                }
+                self.vacant.push(id);
+                at = match node.parent {
+                    Parent::Node(parent) => Some(parent),
+                    Parent::Root(_) => None,
+                };
+            }
+        }
     }
 
-    fn holds(&self, block: BlockId, parent: &Parent, tokens: &[TokenId]) -> bool {
-        self.entry(block)
-            .is_some_and(|e| *e.tokens == *tokens && e.parent == *parent)
+    /// All nodes.
+    pub(super) fn ids(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        let nodes = self.nodes.iter().zip(0..);
+        nodes.filter_map(|(node, id)| Some((NodeId(id), node.as_ref()?)))
+    }
+
+    /// Whether looking for what a node holds leads to it.
+    pub(super) fn finds_itself(&self, id: NodeId) -> bool {
+        self.node(id)
+            .is_some_and(|node| self.find(&node.parent, &node.tokens) == Some(id))
+    }
+
+    fn holds(&self, node: NodeId, parent: &Parent, tokens: &[TokenId]) -> bool {
+        self.node(node)
+            .is_some_and(|n| *n.tokens == *tokens && n.parent == *parent)
     }
 
     fn hash(&self, parent: &Parent, tokens: &[TokenId]) -> u64 {
         let before = match parent {
             Parent::Root(salt) => self.hasher.hash_one(salt),
-            Parent::Block(block) => self.entry(*block).map_or(0, |e| e.hash),
+            Parent::Node(node) => self.node(*node).map_or(0, |n| n.hash),
         };
         self.hasher.hash_one((before, tokens))
+    }
+}
+
+impl Node {
+    /// Whether it has as many users as were counted.
+    pub(super) fn has_users(&self, counted: u32) -> bool {
+        self.users == counted
+    }
+
+    /// The node that it continues.
+    pub(super) fn before(&self) -> Option<NodeId> {
+        match self.parent {
+            Parent::Node(node) => Some(node),
+            Parent::Root(_) => None,
+        }
+    }
+}
+
+impl NodeId {
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
     }
 }

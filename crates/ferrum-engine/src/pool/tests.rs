@@ -47,40 +47,56 @@ struct Seq {
     computed: usize,
 }
 
-/// A pool, and what the memory of its blocks holds: each cell the tenant and all tokens so far.
+/// What a cell of memory holds: the tenant and all tokens so far.
+type Cell = (u32, Vec<TokenId>);
+
+/// A pool, and what the memory of its blocks holds, by group.
 struct Model<S> {
     pool: BlockPool<S>,
-    cells: Vec<(u32, Vec<TokenId>)>,
+    windows: Vec<Option<usize>>,
+    cells: Vec<Vec<Cell>>,
     seqs: Vec<Seq>,
     hits: usize,
 }
 
 impl<S: BuildHasher> Model<S> {
-    fn new(blocks: usize, block_size: usize, hasher: S) -> Self {
+    fn new(groups: &[(usize, Option<usize>)], block_size: usize, hasher: S) -> Self {
+        let cells = groups
+            .iter()
+            .map(|(n, _)| vec![(0, Vec::new()); n * block_size]);
         Self {
-            pool: BlockPool::with_hasher(blocks, block_size, hasher),
-            cells: vec![(0, Vec::new()); blocks * block_size],
+            pool: BlockPool::with_hasher(groups, block_size, hasher),
+            windows: groups.iter().map(|group| group.1).collect(),
+            cells: cells.collect(),
             seqs: Vec::new(),
             hits: 0,
         }
     }
 
-    fn cell(&mut self, block: BlockId, at: usize) -> &mut (u32, Vec<TokenId>) {
+    fn cell(&mut self, group: usize, block: BlockId, at: usize) -> &mut Cell {
         let size = self.pool.block_size();
-        &mut self.cells[block.0 as usize * size + at % size]
+        &mut self.cells[group][block.0 as usize * size + at % size]
+    }
+
+    /// What the token at `position` sees in memory is what its sequence wrote.
+    fn check_seen(&mut self, table: &BlockTable, tenant: u32, tokens: &[TokenId], position: usize) {
+        for group in 0..self.windows.len() {
+            let first = self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w));
+            for at in first..position {
+                let block = table.group(group)[at / self.pool.block_size()];
+                let expected = (tenant, tokens[..=at].to_vec());
+                assert_eq!(*self.cell(group, block, at), expected);
+            }
+        }
     }
 
     /// A new sequence takes what the cache has, and must find in memory what it would have written.
     fn start(&mut self, tenant: u32, tokens: Vec<TokenId>) {
         let most = tokens.len().saturating_sub(1) / self.pool.block_size();
         let table = self.pool.match_prefix(&salt(tenant), &tokens, most);
-        let computed = table.blocks().len() * self.pool.block_size();
+        let computed = table.len() * self.pool.block_size();
         assert!(computed < tokens.len().max(1));
-        for at in 0..computed {
-            let block = table.blocks()[at / self.pool.block_size()];
-            let expected = (tenant, tokens[..=at].to_vec());
-            assert_eq!(*self.cell(block, at), expected);
-        }
+        self.check_seen(&table, tenant, &tokens, computed);
         self.hits += computed;
         self.seqs.push(Seq {
             table,
@@ -94,11 +110,15 @@ impl<S: BuildHasher> Model<S> {
     fn run(&mut self, index: usize, tokens: usize) {
         let mut seq = self.seqs.swap_remove(index);
         let end = (seq.computed + tokens).min(seq.tokens.len());
-        let (available, had) = (self.pool.available(), seq.table.blocks().len());
-        if self.pool.grow(&mut seq.table, end) {
-            for at in seq.computed..end {
-                let block = seq.table.blocks()[at / self.pool.block_size()];
-                *self.cell(block, at) = (seq.tenant, seq.tokens[..=at].to_vec());
+        let (available, had) = (self.pool.available(), seq.table.len());
+        let size = self.pool.block_size();
+        if self.pool.grow_to(&mut seq.table, seq.tokens.len(), end) {
+            self.check_seen(&seq.table, seq.tenant, &seq.tokens, seq.computed);
+            for (group, at) in
+                (0..self.windows.len()).flat_map(|g| (seq.computed..end).map(move |at| (g, at)))
+            {
+                let block = seq.table.group(group)[at / size];
+                *self.cell(group, block, at) = (seq.tenant, seq.tokens[..=at].to_vec());
             }
             seq.computed = end;
             let computed = &seq.tokens[..end];
@@ -106,9 +126,15 @@ impl<S: BuildHasher> Model<S> {
             self.pool
                 .register(&mut seq.table, &salt, computed, &mut replaced);
             self.pool.release(&mut replaced);
+            self.pool.release_behind(&mut seq.table, end);
+            for (group, window) in self.windows.iter().enumerate() {
+                // The window of the next token, and what the tokens after it have in the same block.
+                let most = window.map_or(usize::MAX, |w| spanned_blocks(w, size));
+                assert!(seq.table.held(group) <= most);
+            }
         } else {
             assert_eq!(self.pool.available(), available);
-            assert_eq!(seq.table.blocks().len(), had);
+            assert_eq!(seq.table.len(), had);
         }
         self.seqs.push(seq);
     }
@@ -116,7 +142,7 @@ impl<S: BuildHasher> Model<S> {
     fn stop(&mut self, index: usize) {
         let mut seq = self.seqs.swap_remove(index);
         self.pool.release(&mut seq.table);
-        assert!(seq.table.blocks().is_empty());
+        assert!(seq.table.is_empty());
     }
 
     fn check(&self) {
@@ -160,19 +186,40 @@ fn drive<S: BuildHasher>(mut model: Model<S>, seed: u64, steps: usize) -> usize 
         model.stop(0);
     }
     model.check();
-    assert_eq!(model.pool.available(), model.pool.blocks());
+    assert_eq!(model.pool.used(), 0);
+    assert_eq!(model.pool.cache.len() > 0, model.pool.cached() > 0);
+    model.pool.clear_cache();
+    assert_eq!((model.pool.cached(), model.pool.cache.len()), (0, 0));
+    model.check();
     model.hits
 }
 
 #[test]
 fn two_million_operations_lose_and_mix_up_nothing() {
     for (seed, blocks, block_size) in [(1, 12, 2), (2, 40, 1), (3, 7, 4), (4, 24, 3)] {
-        let model = Model::new(blocks, block_size, RandomState::new());
+        let model = Model::new(&[(blocks, None)], block_size, RandomState::new());
         let hits = drive(model, seed, 500_000);
         assert!(hits > 1000, "the cache was hardly used: {hits}");
     }
     // Hashes that collide all the time make misses, never a wrong hit.
-    drive(Model::new(16, 2, Poor), 5, 60_000);
+    drive(Model::new(&[(16, None)], 2, Poor), 5, 60_000);
+}
+
+#[test]
+fn groups_with_windows_lose_and_mix_up_nothing() {
+    let shapes: [(&[(usize, Option<usize>)], usize); 5] = [
+        (&[(12, None), (9, Some(3))], 2),
+        (&[(40, None), (12, Some(5)), (20, Some(9))], 1),
+        (&[(7, Some(4))], 4),
+        (&[(14, Some(1)), (24, Some(6))], 3),
+        (&[(16, None), (16, Some(2))], 2),
+    ];
+    for ((groups, block_size), seed) in shapes.into_iter().zip(10..) {
+        let model = Model::new(groups, block_size, RandomState::new());
+        let hits = drive(model, seed, 200_000);
+        assert!(hits > 1000, "the cache was hardly used: {hits}");
+        drive(Model::new(groups, block_size, Poor), seed, 20_000);
+    }
 }
 
 proptest! {
@@ -180,9 +227,12 @@ proptest! {
     fn operations_keep_the_books_in_order(
         blocks in 1usize..12,
         block_size in 1usize..5,
+        (windowed, window, kinds) in (1usize..12, 1usize..9, 0..3),
         dice in prop::collection::vec(any::<u32>(), 0..200),
     ) {
-        let mut model = Model::new(blocks, block_size, RandomState::new());
+        let groups = [(blocks, None), (windowed, Some(window))];
+        let groups = &groups[usize::from(kinds == 0)..][..1 + usize::from(kinds == 2)];
+        let mut model = Model::new(groups, block_size, RandomState::new());
         let mut rest = dice.into_iter();
         while rest.len() > 0 {
             model.operate(|n| rest.next().unwrap_or(0) % n);
@@ -271,14 +321,20 @@ fn equal_blocks_become_one() {
 fn the_check_sees_what_is_wrong() {
     let none = CacheSalt::default();
     type Damage = fn(&mut BlockPool, &mut BlockTable);
-    let broken: [(&str, Damage); 5] = [
-        ("references", |_, table| table.blocks.truncate(1)),
-        ("lost", |pool, _| pool.free.truncate(1)),
-        ("listed twice", |pool, _| pool.free.push(BlockId(3))),
-        ("listed and used", |pool, _| pool.free.push(BlockId(0))),
-        ("is cached", |pool, table| {
-            pool.cache.remove(table.blocks[0])
+    let broken: [(&str, Damage); 6] = [
+        ("references", |_, table| table.groups[0].blocks.truncate(1)),
+        ("lost", |pool, _| pool.groups[0].free.truncate(1)),
+        ("listed twice", |pool, _| {
+            pool.groups[0].free.push(BlockId(3))
         }),
+        ("listed and used", |pool, _| {
+            pool.groups[0].free.push(BlockId(0))
+        }),
+        ("is cached", |pool, table| {
+            let block = table.groups[0].blocks[0];
+            pool.groups[0].set_node(block, None);
+        }),
+        ("users", |pool, table| pool.cache.hold(table.tip.unwrap())),
     ];
     for (words, damage) in broken {
         let mut pool = BlockPool::new(4, 2);
@@ -314,4 +370,47 @@ fn what_is_evicted_is_told_with_its_whole_prefix() {
     );
     assert_eq!(pool.take_evicted(), []);
     pool.check([&table]).unwrap();
+}
+
+#[test]
+fn a_window_is_enough_of_a_prefix() {
+    let groups = [(20, None), (10, Some(3))];
+    let mut pool = BlockPool::with_hasher(&groups, 2, RandomState::new());
+    let none = CacheSalt::default();
+    let tokens: Vec<TokenId> = (0..13).collect();
+    let mut table = BlockTable::default();
+    let mut replaced = BlockTable::default();
+    for end in [4, 8, 12, 13] {
+        assert!(pool.grow_to(&mut table, tokens.len(), end));
+        pool.register(&mut table, &none, &tokens[..end], &mut replaced);
+        pool.release_behind(&mut table, end);
+    }
+    // Token 13 sees 11 and 12.
+    assert_eq!((table.held(0), table.held(1)), (7, 2));
+    assert_eq!(table.group(1)[..5], [BlockId::RELEASED; 5]);
+    pool.check([&table]).unwrap();
+    pool.release(&mut table);
+    let found = |pool: &mut BlockPool, len: usize| {
+        let mut table = pool.match_prefix(&none, &tokens[..len], usize::MAX);
+        let found = (table.len(), table.held(0), table.held(1));
+        pool.release(&mut table);
+        found
+    };
+    // Six blocks; the token after them sees 10 and 11, which are the last of them.
+    assert_eq!(found(&mut pool, 13), (6, 6, 1));
+    assert_eq!(found(&mut pool, 9), (4, 4, 1));
+    // The blocks of the window that are needed last go first.
+    let mut other = BlockTable::default();
+    assert!(pool.grow_to(&mut other, 1, 1));
+    assert_eq!(pool.grow_windows(&mut other, 10), 2, "one block of each");
+    assert!(pool.grow_to(&mut other, 10, 2));
+    assert_eq!(pool.grow_windows(&mut other, 10), 10);
+    assert_eq!((other.held(0), other.held(1)), (5, 5));
+    pool.check([&other]).unwrap();
+    assert_eq!(found(&mut pool, 13).0, 6);
+    pool.release(&mut other);
+    assert!(pool.grow(&mut other, 20));
+    // Ten of twenty are left, and none of the window.
+    assert_eq!(found(&mut pool, 13), (0, 0, 0));
+    pool.check([&other]).unwrap();
 }

@@ -65,6 +65,9 @@ impl Scheduler {
                 logits: work.logits,
                 adapter: seq.salt.adapter,
             })?;
+            for group in 1..seq.table.groups() {
+                batch.add_table(group, seq.table.group(group))?;
+            }
             if is_due {
                 batch.choose_last(seq.choice_row);
             }
@@ -98,6 +101,8 @@ impl Scheduler {
             let computed = &seq.tokens[..end];
             self.pool
                 .register(&mut seq.table, &seq.salt, computed, &mut replaced);
+            // A step in flight begins behind this one, so it sees none of them either.
+            self.pool.release_behind(&mut seq.table, end);
             let last_step = seq.last_step;
             self.free(last_step, replaced);
         }
@@ -105,7 +110,7 @@ impl Scheduler {
 
     /// Gives blocks back that are used up to a step: now, or when it is committed.
     pub(super) fn free(&mut self, last_step: u64, mut table: BlockTable) {
-        if last_step > self.committed && !table.blocks().is_empty() {
+        if last_step > self.committed && !table.is_empty() {
             self.held.push((last_step, table));
         } else {
             self.pool.release(&mut table);
@@ -132,8 +137,7 @@ impl Scheduler {
             let Some(seq) = self.seqs.get_mut(&id).filter(|s| s.goes_on(capacity)) else {
                 return true;
             };
-            let tokens = seq.tokens.len() + seq.due;
-            self.pool.grow(&mut seq.table, tokens)
+            seq.grow(&mut self.pool, seq.tokens.len() + seq.due)
         })
     }
 

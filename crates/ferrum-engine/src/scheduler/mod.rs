@@ -16,6 +16,8 @@
 //!   blocks and waits again with all its tokens. Its full blocks stay in the prefix cache for as long
 //!   as nobody needs their memory.
 //!
+//! - **Windows.** A cache group with a window gets blocks for what a step computes, not for a whole prompt, and takes
+//!   back what is behind the window when the step is committed: what comes after it reads nothing older.
 //! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
 //!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
@@ -187,8 +189,7 @@ impl Scheduler {
 
     /// Most tokens whose keys a sequence can have: the context, or the pool where it is smaller.
     pub fn capacity(&self) -> usize {
-        let pool = self.pool.blocks() * self.pool.block_size();
-        self.config.context.min(pool)
+        self.config.context.min(self.pool.most_tokens())
     }
 
     /// Adds a sequence to those that wait.
@@ -311,10 +312,10 @@ impl Scheduler {
         for (id, seq) in &self.seqs {
             let running = self.running.get(&seq.rank) == Some(id);
             let waiting = self.waiting.get(&seq.rank) == Some(id);
-            let fits = seq.computed <= seq.table.blocks().len() * self.pool.block_size();
+            let fits = seq.computed <= seq.table.len() * self.pool.block_size();
             let listed = match seq.state {
                 State::Running => running && !waiting,
-                State::Waiting => waiting && !running && seq.table.blocks().is_empty(),
+                State::Waiting => waiting && !running && seq.table.is_empty(),
             };
             if !listed || !fits {
                 return Err(PoolFault::new(format!(

@@ -120,6 +120,7 @@ impl Scheduler {
         let kept = left.tokens.saturating_sub(most);
         left.tokens -= kept;
         self.plan_prefills(plan, &mut left);
+        self.grow_windows(plan, &left);
         left.tokens += kept;
         self.plan_drafts(plan, &mut left);
     }
@@ -133,7 +134,7 @@ impl Scheduler {
         while let Some((rank, id)) = next {
             while let Some(seq) = self.seqs.get_mut(&id)
                 && seq.state == State::Running
-                && !self.pool.grow(&mut seq.table, seq.tokens.len())
+                && !seq.grow(&mut self.pool, seq.tokens.len())
             {
                 // The last one; when that is this one itself, the loop ends here.
                 self.preempt_last(plan);
@@ -180,13 +181,17 @@ impl Scheduler {
         };
         let most = seq.most_cached() / self.pool.block_size();
         seq.table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
-        let found = seq.table.blocks().len();
-        let needed = self.pool.blocks_for(seq.tokens.len()) - found;
+        let found = seq.table.len();
+        seq.computed = found * self.pool.block_size();
         // Whoever runs will soon want a block more; without them the newcomer would be let in only to
         // be preempted.
-        let fits = needed + self.running.len() <= self.pool.available();
-        if !fits || !self.pool.grow(&mut seq.table, seq.tokens.len()) {
+        let kept = self.running.len();
+        let fits = (self.pool.lacking(&seq.table, seq.tokens.len()))
+            .zip(self.pool.available_by_group())
+            .all(|(needed, free)| needed + kept <= free);
+        if !fits || !seq.grow(&mut self.pool, seq.tokens.len()) {
             self.pool.release(&mut seq.table);
+            seq.computed = 0;
             return false;
         }
         let known = found + seq.restore(found, &mut self.pool, &mut self.restores);
@@ -225,15 +230,17 @@ impl Scheduler {
         let most = seq.most_cached() / self.pool.block_size();
         // Held meanwhile, so that what both have does not count as freed.
         let mut table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
-        let needed = self.pool.blocks_for(seq.tokens.len()) - table.blocks().len();
+        let needed: Vec<_> = self.pool.lacking(&table, seq.tokens.len()).collect();
         let mut lost = HashMap::new();
-        let (mut free, mut left) = (self.pool.available(), self.running.len());
+        let mut free: Vec<_> = self.pool.available_by_group().collect();
+        let mut left = self.running.len();
         let mut last = self.running.values().rev();
         let victims = std::iter::from_fn(|| self.seqs.get(last.next()?).filter(yields));
         let fits = victims.map(|victim| {
             left -= 1;
-            free += self.pool.freed_by(&victim.table, &mut lost);
-            left < self.config.max_seqs && needed + left <= free
+            self.pool.freed_by(&victim.table, &mut lost, &mut free);
+            let mut groups = needed.iter().zip(&free);
+            left < self.config.max_seqs && groups.all(|(needed, free)| needed + left <= *free)
         });
         let count = fits.into_iter().position(|fits| fits);
         self.pool.release(&mut table);
@@ -308,6 +315,25 @@ impl Scheduler {
         }
     }
 
+    /// Gives everybody the blocks that the step writes to in groups with a window. A chunk of a prompt ends where there
+    /// are no more; its first token has one already.
+    fn grow_windows(&mut self, plan: &mut StepPlan, left: &Budget) {
+        if !self.pool.has_windows() {
+            return;
+        }
+        for work in &mut plan.work {
+            let Some(seq) = self.seqs.get_mut(&work.seq) else {
+                continue;
+            };
+            let end = work.start + work.len;
+            let room = self.pool.grow_windows(&mut seq.table, end);
+            if room < end {
+                *work = chunk(work.seq, seq, room - work.start, left.rows + work.rows());
+            }
+        }
+        plan.work.retain(|work| work.len > 0);
+    }
+
     /// Lengthens decodes by their drafts, as far as prompts left room and nobody loses a block.
     fn plan_drafts(&mut self, plan: &mut StepPlan, left: &mut Budget) {
         let capacity = self.capacity();
@@ -320,7 +346,7 @@ impl Scheduler {
             if seq.draft.is_empty() || seq.pending() != 1 || seq.hidden {
                 continue;
             }
-            let held = seq.table.blocks().len() * self.pool.block_size();
+            let held = seq.table.len() * self.pool.block_size();
             let room = if spare { capacity } else { held };
             let most = left.tokens.min(left.rows);
             let draft = seq.draft.len().min(most).min(room - seq.tokens.len());

@@ -1,7 +1,7 @@
 //! A sequence as the scheduler sees it: tokens, how many of them are computed, and in which blocks.
 
 use super::host::HostBlock;
-use crate::pool::{BlockTable, CacheSalt};
+use crate::pool::{BlockPool, BlockTable, CacheSalt};
 use ferrum_types::{SeqId, TokenId};
 use std::time::Duration;
 
@@ -139,6 +139,12 @@ impl Sequence {
     /// Tokens that have to be computed before there are logits for the next.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() + self.due - self.computed
+    }
+
+    /// Adds blocks until it has room for so many tokens, in groups with a window only for the next one that is to be
+    /// computed; whether there were enough.
+    pub(super) fn grow(&mut self, pool: &mut BlockPool, tokens: usize) -> bool {
+        pool.grow_to(&mut self.table, tokens, self.computed + 1)
     }
 
     /// Whether it surely goes on after the tokens that are due, as far as lengths say.

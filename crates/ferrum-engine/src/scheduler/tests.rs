@@ -5,11 +5,12 @@ mod offloaded;
 
 use super::*;
 use crate::pool::CacheSalt;
-use ferrum_models::{LogitRows, StepBatch};
+use ferrum_models::{LogitRows, StepBatch, spanned_blocks};
 use ferrum_types::BlockId;
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::hash::RandomState;
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
     max_seqs: 4,
@@ -50,7 +51,9 @@ struct Asked {
 
 struct Sim {
     scheduler: Scheduler,
-    cells: Vec<u64>,
+    windows: Vec<Option<usize>>,
+    /// By group.
+    cells: Vec<Vec<u64>>,
     asked: HashMap<SeqId, Asked>,
     plan: StepPlan,
     next_id: u64,
@@ -76,15 +79,16 @@ struct Flight {
 struct Run {
     work: Work,
     tokens: Vec<TokenId>,
-    blocks: Vec<BlockId>,
+    /// By group.
+    blocks: Vec<Vec<BlockId>>,
     root: u64,
 }
 
 impl Run {
-    /// The blocks that it writes to.
-    fn written(&self, block_size: usize) -> &[BlockId] {
+    /// The blocks of a group that it writes to.
+    fn written(&self, group: usize, block_size: usize) -> &[BlockId] {
         let end = self.work.start + self.work.len;
-        &self.blocks[self.work.start / block_size..end.div_ceil(block_size)]
+        &self.blocks[group][self.work.start / block_size..end.div_ceil(block_size)]
     }
 }
 
@@ -96,9 +100,22 @@ fn mix(a: u64, b: u64) -> u64 {
 
 impl Sim {
     fn new(config: SchedulerConfig, blocks: usize, block_size: usize) -> Self {
+        Self::with_groups(config, &[(blocks, None)], block_size)
+    }
+
+    fn with_groups(
+        config: SchedulerConfig,
+        groups: &[(usize, Option<usize>)],
+        block_size: usize,
+    ) -> Self {
+        let pool = BlockPool::with_hasher(groups, block_size, RandomState::new());
         Self {
-            scheduler: scheduler(config, blocks, block_size),
-            cells: vec![0; blocks * block_size],
+            scheduler: Scheduler::new(config, pool).unwrap(),
+            windows: groups.iter().map(|group| group.1).collect(),
+            cells: groups
+                .iter()
+                .map(|(n, _)| vec![0; n * block_size])
+                .collect(),
             asked: HashMap::new(),
             plan: StepPlan::default(),
             next_id: 0,
@@ -192,12 +209,16 @@ impl Sim {
         let size = self.scheduler.pool().block_size();
         for before in self.flight.iter().flat_map(|flight| &flight.batch) {
             let others = batch.iter().filter(|run| run.work.seq != before.work.seq);
-            for run in others {
-                let written = before.written(size);
-                let shared = run.blocks.iter().find(|block| written.contains(block));
+            for (run, group) in others.flat_map(|run| (0..run.blocks.len()).map(move |g| (run, g)))
+            {
+                let written = before.written(group, size);
+                let shared = run.blocks[group]
+                    .iter()
+                    .find(|block| written.contains(block));
                 assert_eq!(shared, None, "{:?} and {:?}", before.work, run.work);
             }
         }
+        batch.iter().for_each(|run| self.check_windows(run));
         let due = |work: &&Work| self.scheduler.sequence(work.seq).unwrap().due() > 0;
         let due = plan.work().iter().filter(due).count();
         let mut filled = StepBatch::default();
@@ -212,7 +233,31 @@ impl Sim {
             asked[chosen.token as usize] = 0;
         }
         assert_eq!(filled.tokens, asked);
+        for (seq, run) in batch.iter().enumerate() {
+            for (group, blocks) in run.blocks.iter().enumerate() {
+                assert_eq!(filled.table(group, seq), blocks);
+            }
+        }
         Flight { plan, batch }
+    }
+
+    /// A group with a window holds no more blocks than that and the steps on their way need.
+    fn check_windows(&self, run: &Run) {
+        let size = self.scheduler.pool().block_size();
+        let table = &self.scheduler.sequence(run.work.seq).unwrap().table;
+        let flight = self.flight.iter().flat_map(|flight| flight.plan.work());
+        let flight = flight.filter(|work| work.seq == run.work.seq);
+        let tokens = run.work.len + flight.map(|work| work.len).sum::<usize>();
+        // What is left of a draft that was wrong.
+        let tokens = tokens + if self.drafts { 3 } else { 0 };
+        for (group, window) in self.windows.iter().enumerate() {
+            let most = window.map_or(usize::MAX, |w| spanned_blocks(w + tokens, size));
+            assert!(
+                table.held(group) <= most,
+                "{:?} of {most}",
+                table.held(group)
+            );
+        }
     }
 
     /// What the batch says of one sequence; a token that is due is the one that will come.
@@ -226,7 +271,9 @@ impl Sim {
         Run {
             work,
             tokens,
-            blocks: seq.table.blocks().to_vec(),
+            blocks: (0..self.windows.len())
+                .map(|group| seq.table.group(group).to_vec())
+                .collect(),
             root: scheduler_root(&self.asked[&work.seq].salt),
         }
     }
@@ -272,12 +319,18 @@ impl Sim {
         let mut value = run.root;
         for (at, &token) in run.tokens.iter().enumerate() {
             value = mix(value, u64::from(token) + 1);
-            let block = run.blocks[at / size];
-            let cell = &mut self.cells[block.0 as usize * size + at % size];
-            if at < work.start {
-                assert_eq!(*cell, value, "position {at} of {work:?}");
-            } else {
-                *cell = value;
+            for (group, window) in self.windows.iter().enumerate() {
+                let seen = window.map_or(0, |w| (work.start + 1).saturating_sub(w));
+                if at < seen {
+                    continue;
+                }
+                let block = run.blocks[group][at / size];
+                let cell = &mut self.cells[group][block.0 as usize * size + at % size];
+                if at < work.start {
+                    assert_eq!(*cell, value, "position {at} of {work:?}");
+                } else {
+                    *cell = value;
+                }
             }
         }
         let Some(asked) = self.asked.get_mut(&work.seq) else {
@@ -434,18 +487,92 @@ fn a_million_random_steps_keep_every_invariant() {
     }
 }
 
+/// As above, with pools of windows that are roomy, short and too short for a chunk.
+#[test]
+fn windows_keep_every_invariant() {
+    let shapes: [(&[(usize, Option<usize>)], usize); 6] = [
+        (&[(12, None), (12, Some(5))], 4),
+        (&[(40, None), (18, Some(7))], 1),
+        (&[(30, None), (8, Some(4)), (10, Some(9))], 3),
+        (&[(9, Some(3))], 2),
+        (&[(24, Some(6))], 2),
+        (&[(20, None), (3, Some(4))], 3),
+    ];
+    for ((groups, block_size), seed) in shapes.into_iter().zip(20..) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut sim = Sim::with_groups(CONFIG, groups, block_size);
+        (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
+        while sim.scheduler.counters().steps < 60_000 {
+            sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
+            if rng.next_u32() % 16 == 0 {
+                sim.scheduler.check().unwrap();
+            }
+            let steps = sim.scheduler.counters().steps;
+            if steps.is_multiple_of(64) {
+                let oldest = sim.asked.values().map(|a| steps - a.since).max();
+                assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
+            }
+        }
+        let counters = sim.scheduler.counters();
+        sim.drain();
+        assert!(sim.ended > 1000);
+        assert!(!sim.drafts || sim.gained > 500, "{}", sim.gained);
+        assert!(!sim.ahead || sim.overlapped > 3000, "{}", sim.overlapped);
+        assert!(counters.cached_tokens > 300, "{counters:?}");
+    }
+}
+
+#[test]
+fn a_window_holds_what_it_needs_of_a_long_prompt() {
+    let config = SchedulerConfig {
+        context: 400,
+        ..CONFIG
+    };
+    // Six blocks: those of the seven tokens before a chunk, and those of a chunk of twelve.
+    let groups = [(100, None), (6, Some(8))];
+    let mut sim = Sim::with_groups(config, &groups, 4);
+    let long = sim.add(new(0, (0..300).collect()), 60);
+    let mut steps = 0;
+    while sim.asked.contains_key(&long) {
+        sim.step();
+        steps += 1;
+        let used = sim.scheduler.pool().used_of(1);
+        assert!(used <= 3, "{used}");
+    }
+    assert_eq!(steps, 25 + 59, "no chunk was cut short");
+    assert_eq!(sim.scheduler.counters().preemptions, 0);
+    // The same again has its prefix in the cache, though the window has no more than its end.
+    let again = sim.add(new(0, (0..290).collect()), 3);
+    sim.step();
+    let cached = sim.scheduler.sequence(again).and_then(|seq| seq.cached());
+    assert_eq!(
+        cached,
+        Some(0),
+        "what is before the end has left the window's pool"
+    );
+    sim.drain();
+    let again = sim.add(new(0, (0..290).collect()), 3);
+    sim.step();
+    let cached = sim.scheduler.sequence(again).and_then(|seq| seq.cached());
+    assert_eq!(cached, Some(288));
+    sim.drain();
+}
+
 proptest! {
     #[test]
     fn any_operations_end_well(
         blocks in 1usize..12,
         block_size in 1usize..5,
+        (windowed, window, kinds) in (1usize..12, 1usize..9, 0..3),
         max_seqs in 1usize..5,
         max_tokens in 1usize..9,
         max_logit_rows in 1usize..9,
         dice in prop::collection::vec(any::<u32>(), 0..300),
     ) {
         let config = SchedulerConfig { max_seqs, max_tokens, max_logit_rows, ..CONFIG };
-        let mut sim = Sim::new(config, blocks, block_size);
+        let groups = [(blocks, None), (windowed, Some(window))];
+        let groups = &groups[usize::from(kinds == 0)..][..1 + usize::from(kinds == 2)];
+        let mut sim = Sim::with_groups(config, groups, block_size);
         (sim.drafts, sim.ahead) = (dice.len() % 3 == 1, dice.len() % 3 == 2);
         let mut rest = dice.into_iter();
         while rest.len() > 0 {

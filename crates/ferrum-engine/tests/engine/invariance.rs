@@ -83,11 +83,11 @@ fn one_by_one(engine: &Engine) -> Vec<Answered> {
     requests().into_iter().map(ask).collect()
 }
 
-fn all_at_once(engine: &Engine) -> Vec<Answered> {
+pub(crate) fn all_at_once(engine: &Engine) -> Vec<Answered> {
     submit_all(engine, |_| ())
 }
 
-fn submit_all(engine: &Engine, change: impl Fn(&mut Request)) -> Vec<Answered> {
+pub(crate) fn submit_all(engine: &Engine, change: impl Fn(&mut Request)) -> Vec<Answered> {
     let submit = |mut request| {
         change(&mut request);
         engine.handle().submit(request).unwrap()

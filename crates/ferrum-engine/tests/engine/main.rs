@@ -16,6 +16,7 @@ mod overlap;
 mod overlapped;
 mod scripted;
 mod text;
+mod windows;
 
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;

@@ -212,7 +212,7 @@ impl Scripted {
         let mut nan = Vec::new();
         let mut seen = Vec::new();
         for seq in 0..batch.seqs() {
-            let table = batch.table(seq);
+            let table = batch.table(0, seq);
             let cell = |at: usize| table[at / block_size].0 as usize * block_size + at % block_size;
             for row in batch.rows(seq) {
                 let (at, token) = (batch.positions[row] as usize, batch.tokens[row]);

@@ -362,7 +362,7 @@ pub(super) fn kv_append_qkv<B: BackendKvDtype<K>, K: KvDtypeKind>(
     kv: &mut KvLayer<B, K>,
     batch: &DeviceBatch<B>,
 ) -> Result<()> {
-    let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
+    let lens = check::kv_append_qkv((kv.group, &kv.shape), &input, q, batch)?;
     let PagedQkv {
         qkv,
         transform,

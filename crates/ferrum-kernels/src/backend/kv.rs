@@ -176,6 +176,9 @@ pub struct KvLayer<B: BackendKvDtype<K>, K: KvDtypeKind = super::KvFp16> {
     pub scales: B::KvScales,
     /// Sizes.
     pub shape: PagedKvShape,
+    /// The cache group of the layer: which of a batch's [`block_tables`](super::DeviceBatch::block_tables) finds its
+    /// blocks. 0 as allocated.
+    pub group: usize,
 }
 
 /// The KV pool of a model: one [`KvLayer`] for each layer.
@@ -185,11 +188,19 @@ pub struct KvCache<B: BackendKvDtype<K>, K: KvDtypeKind = super::KvFp16> {
 }
 
 impl<B: Backend + BackendKvDtype<K>, K: KvDtypeKind> KvCache<B, K> {
-    /// Allocates `layers` pools of the same shape.
-    pub fn alloc(device: &B, layers: usize, shape: PagedKvShape) -> Result<Self> {
-        let layers = (0..layers)
-            .map(|_| device.alloc_kv_layer(shape))
-            .collect::<Result<_>>()?;
+    /// Allocates a pool for each layer: its cache group, and its shape.
+    ///
+    /// # Errors
+    /// Those of [`alloc_kv_layer`](BackendKvDtype::alloc_kv_layer).
+    pub fn alloc(
+        device: &B,
+        layers: impl IntoIterator<Item = (usize, PagedKvShape)>,
+    ) -> Result<Self> {
+        let alloc = |(group, shape)| {
+            let layer = device.alloc_kv_layer(shape)?;
+            Ok(KvLayer { group, ..layer })
+        };
+        let layers = layers.into_iter().map(alloc).collect::<Result<_>>()?;
         Ok(Self { layers })
     }
 }

@@ -26,7 +26,12 @@ pub struct BatchShape {
 ///
 /// Query token `t` of sequence `s` has the key index
 /// `kv_lens[s] - (query_starts[s+1] - query_starts[s]) + (t - query_starts[s])`. Its key and value live
-/// in block `block_tables[s, index / block_size]` at slot `index % block_size`.
+/// in block `table[s, index / block_size]` at slot `index % block_size`, by the table of its layer's
+/// [group](KvLayer::group).
+///
+/// Only entries that some query of the step sees, or some token of it is written to, have to name a block of the
+/// pool. Those behind a sliding window may be [released](ferrum_types::BlockId::RELEASED) (-1), and those after the
+/// last key anything: no op reads keys or values by them.
 pub struct DeviceBatch<B: Backend> {
     /// Sizes.
     pub shape: BatchShape,
@@ -40,8 +45,8 @@ pub struct DeviceBatch<B: Backend> {
     pub query_starts: B::Buffer<i32>,
     /// `[seqs]`: keys in the cache after this step's writes.
     pub kv_lens: B::Buffer<i32>,
-    /// `[seqs, table_stride]`: block ids.
-    pub block_tables: B::Buffer<i32>,
+    /// For each cache group `[seqs, table_stride]`: block ids.
+    pub block_tables: Vec<B::Buffer<i32>>,
 }
 
 /// A fused projection on its way into a paged cache.

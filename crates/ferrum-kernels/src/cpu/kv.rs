@@ -51,17 +51,18 @@ fn chunk(shape: &PagedKvShape, slot: usize) -> (usize, usize, usize) {
 }
 
 /// Reads a batch into `scratch.queries`, one entry for each sequence, and checks that it is
-/// consistent. The op's own check has seen the lengths.
+/// consistent; with the block tables of a cache group. The op's own check has seen the lengths.
 fn read_batch<'a>(
     op: &'static str,
     scratch: &mut Scratch,
     batch: &'a DeviceBatch<CpuBackend>,
+    group: usize,
 ) -> Result<check::Batch<'a>> {
     let buffers = [
         &batch.query_starts,
         &batch.kv_lens,
         &batch.token_seqs,
-        &batch.block_tables,
+        &batch.block_tables[group],
     ];
     let on_host = check::Batch::new(op, batch.shape, buffers.map(CpuBuffer::as_slice))?;
     scratch.queries.clear();
@@ -132,10 +133,10 @@ impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
 fn find_slots(
     op: &'static str,
     scratch: &mut Scratch,
-    shape: &PagedKvShape,
+    (group, shape): (usize, &PagedKvShape),
     batch: &DeviceBatch<CpuBackend>,
 ) -> Result<()> {
-    let on_host = read_batch(op, scratch, batch)?;
+    let on_host = read_batch(op, scratch, batch, group)?;
     scratch.items.clear();
     for (s, queries) in scratch.queries.iter().enumerate() {
         for i in 0..queries.len {
@@ -459,6 +460,7 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
                 v: vec![0.0; scales],
             },
             shape,
+            group: 0,
         })
     }
 
@@ -477,10 +479,10 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             kv_heads: kv.shape.kv_heads,
             head_dim: kv.shape.head_dim,
         };
-        let size = check::kv_append(&kv.shape, k, v, batch)?;
+        let size = check::kv_append((kv.group, &kv.shape), k, v, batch)?;
         let (exec, scratch) = ctx.parts();
         let (k, v) = (&k.as_slice()[..size], &v.as_slice()[..size]);
-        find_slots(op, scratch, &kv.shape, batch)?;
+        find_slots(op, scratch, (kv.group, &kv.shape), batch)?;
         let slots = std::mem::take(&mut scratch.items);
         let [k_sink, v_sink] = sinks(kv, &slots);
         let from = |data, sink| Move {
@@ -514,11 +516,11 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
         let op = "kv_append_qkv";
         check_pool(op, kv)?;
         let shape = input.shape;
-        let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
+        let lens = check::kv_append_qkv((kv.group, &kv.shape), &input, q, batch)?;
         let (exec, scratch) = ctx.parts();
         let projection = Projection::new(op, input.qkv, input.transform, shape)?;
         let q = Strided::token_major(&mut q.as_mut_slice()[..lens.q], shape.q());
-        find_slots(op, scratch, &kv.shape, batch)?;
+        find_slots(op, scratch, (kv.group, &kv.shape), batch)?;
         let slots = std::mem::take(&mut scratch.items);
         let done = projection.store(exec, scratch, q, sinks(kv, &slots), shape);
         scratch.items = slots;
@@ -536,12 +538,12 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     ) -> Result<()> {
         let op = "kv_attention";
         check_pool(op, kv)?;
-        let size = check::kv_attention(&kv.shape, q, sinks, batch, out, config)?;
+        let size = check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
             heads, head_dim, ..
         } = *config;
         let (exec, scratch) = ctx.parts();
-        let on_host = read_batch(op, scratch, batch)?;
+        let on_host = read_batch(op, scratch, batch, kv.group)?;
         for (s, queries) in scratch.queries.iter().enumerate() {
             check_blocks(op, &kv.shape, on_host.table(s), queries, config)?;
         }

@@ -161,7 +161,7 @@ fn append<K: GpuKvKind>(
         pool_v.into(),
         Bind::from(&batch.query_starts),
         Bind::from(&batch.kv_lens),
-        Bind::from(&batch.block_tables),
+        Bind::from(&batch.block_tables[kv.group]),
     ];
     ctx.run(
         op,
@@ -192,6 +192,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             v: buffer()?,
             scales: (),
             shape,
+            group: 0,
         })
     }
 
@@ -208,7 +209,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             heads: kv.shape.kv_heads,
             head_dim: kv.shape.head_dim,
         };
-        check::kv_append(&kv.shape, k, v, batch)?;
+        check::kv_append((kv.group, &kv.shape), k, v, batch)?;
         let from = Layout::of(HeadLayout::TokenMajor, heads);
         append(ctx, OP, kv, (k, from), (v, from), batch)
     }
@@ -221,7 +222,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
         const OP: &str = "kv_append_qkv";
-        let lens = check::kv_append_qkv(&kv.shape, &input, q, batch)?;
+        let lens = check::kv_append_qkv((kv.group, &kv.shape), &input, q, batch)?;
         let PagedQkv {
             qkv,
             transform,
@@ -248,7 +249,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         config: &AttnConfig,
     ) -> Result<()> {
         const OP: &str = "kv_attention";
-        check::kv_attention(&kv.shape, q, sinks, batch, out, config)?;
+        check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
             heads, head_dim, ..
         } = *config;
@@ -279,7 +280,7 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             out.into(),
             Bind::from(&batch.query_starts),
             Bind::from(&batch.kv_lens),
-            Bind::from(&batch.block_tables),
+            Bind::from(&batch.block_tables[kv.group]),
         ];
         let groups = elements(OP, &[queries.tokens, heads])?;
         ctx.run(

@@ -78,16 +78,17 @@ pub struct RefKvScales {
     pub(super) v: Vec<f32>,
 }
 
-/// The batch as the host sees it; its lengths have been checked.
+/// The batch as the host sees it, with the tables of a cache group; its lengths have been checked.
 fn on_host<'a>(
     op: &'static str,
     batch: &'a DeviceBatch<ReferenceBackend>,
+    group: usize,
 ) -> Result<check::Batch<'a>> {
     let buffers = [
         &batch.query_starts,
         &batch.kv_lens,
         &batch.token_seqs,
-        &batch.block_tables,
+        &batch.block_tables[group],
     ];
     check::Batch::new(op, batch.shape, buffers.map(|buffer| buffer.0.as_slice()))
 }
@@ -122,7 +123,7 @@ fn append<K: KvCodec>(
     let PagedKvShape {
         kv_heads, head_dim, ..
     } = kv.shape;
-    let on_host = on_host(op, batch)?;
+    let on_host = on_host(op, batch, kv.group)?;
     // All slots are found before the first write, so that an error leaves the pool as it was.
     let mut writes = Vec::with_capacity(batch.shape.tokens);
     for s in 0..batch.shape.seqs {
@@ -165,6 +166,7 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
                 v: self.alloc(heads)?.0,
             },
             shape,
+            group: 0,
         })
     }
 
@@ -177,7 +179,7 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     ) -> Result<()> {
         let op = "kv_append";
         check_pool(op, kv)?;
-        check::kv_append(&kv.shape, k, v, batch)?;
+        check::kv_append((kv.group, &kv.shape), k, v, batch)?;
         append(op, kv, &k.0, &v.0, batch)
     }
 
@@ -192,14 +194,14 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     ) -> Result<()> {
         let op = "kv_attention";
         check_pool(op, kv)?;
-        check::kv_attention(&kv.shape, q, sinks, batch, out, config)?;
+        check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
             heads,
             kv_heads,
             head_dim,
             ..
         } = *config;
-        let on_host = on_host(op, batch)?;
+        let on_host = on_host(op, batch, kv.group)?;
 
         for s in 0..batch.shape.seqs {
             let sequence = on_host.sequence(op, s)?;

@@ -12,6 +12,12 @@ pub enum KvLayout {
         /// Tokens in a block.
         block_size: usize,
     },
+    /// As `Paged`, with a block table for each [cache group](crate::CacheGroup): layers with a window keep no more
+    /// blocks than it needs.
+    Grouped {
+        /// Tokens in a block.
+        block_size: usize,
+    },
     /// One block of the whole context for each sequence.
     Contiguous,
 }
@@ -49,33 +55,26 @@ impl RunnerConfig {
         }
     }
 
-    /// The pool of one layer.
+    /// The pool of the first layer of the first cache group.
     pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
-        let (kv_heads, head_dim) = spec.kv_heads_and_dim();
-        let (blocks, block_size) = match self.layout {
-            KvLayout::Paged { block_size } => {
-                (self.kv_tokens.div_ceil(block_size.max(1)), block_size)
-            }
-            KvLayout::Contiguous => (self.max_seqs, self.context),
-        };
-        PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-        }
+        let groups = self.cache_groups(spec);
+        let first = groups.first().and_then(|group| group.layers.first());
+        let (_, shape) = self.layer_pool(spec, &groups, first.copied().unwrap_or(0));
+        shape
     }
 
     pub(super) fn max_blocks_per_seq(&self) -> usize {
         match self.layout {
-            KvLayout::Paged { block_size } => self.context.div_ceil(block_size.max(1)),
+            KvLayout::Paged { block_size } | KvLayout::Grouped { block_size } => {
+                self.context.div_ceil(block_size.max(1))
+            }
             KvLayout::Contiguous => 1,
         }
     }
 
     pub(super) fn validate(&self) -> Result<()> {
         let block_size = match self.layout {
-            KvLayout::Paged { block_size } => block_size,
+            KvLayout::Paged { block_size } | KvLayout::Grouped { block_size } => block_size,
             KvLayout::Contiguous => 1,
         };
         let sizes = [

@@ -7,6 +7,7 @@ use super::config::RunnerConfig;
 use super::read::read_floats;
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
+use crate::cache::CacheGroup;
 use crate::inventory::Stage;
 use crate::layer::{Scratch, StepState, layer_forward};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -16,7 +17,7 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, FloatElement, Result};
+use ferrum_types::{AdapterId, Error, FloatElement, Result};
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> =
@@ -27,7 +28,8 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     /// The decoder with the layers of this stage alone.
     spec: DecoderSpec,
     config: RunnerConfig,
-    pool: PagedKvShape,
+    /// The cache groups of the whole decoder.
+    groups: Vec<CacheGroup>,
     pub(crate) ctx: B::Context,
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
@@ -54,8 +56,16 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         weights: BodyWeights<B>,
         config: RunnerConfig,
     ) -> Result<Self> {
+        let groups = config.cache_groups(spec);
+        let pools = config.layer_pools(spec)?;
+        let pools = pools.get(weights.stage.layers());
+        let pools = pools.ok_or_else(|| {
+            let (found, layers) = (&weights.stage, spec.layers.len());
+            let reason = format!("found layers {found} of a decoder with {layers}");
+            Error::invalid("stage", reason)
+        })?;
+        let pools = pools.to_vec();
         let spec = weights.stage.spec(spec);
-        let pool = config.pool_shape(&spec);
         let table_len = config.max_seqs * config.max_blocks_per_seq();
         let batch = DeviceBatch {
             shape: BatchShape::default(),
@@ -64,7 +74,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             token_seqs: device.alloc(config.max_tokens)?,
             query_starts: device.alloc(config.max_seqs + 1)?,
             kv_lens: device.alloc(config.max_seqs)?,
-            block_tables: device.alloc(table_len)?,
+            block_tables: groups
+                .iter()
+                .map(|_| device.alloc(table_len))
+                .collect::<Result<_>>()?,
         };
         let (rope, rope_staging) = if spec.rope.scaling.depends_on_length() {
             let tables = RopeTables::for_rows(device, &spec.rope, config.max_tokens)?;
@@ -76,7 +89,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             )
         };
         Ok(Self {
-            kv: KvCache::alloc(device, spec.layers.len(), pool)?,
+            kv: KvCache::alloc(device, pools)?,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
             staging: Staging {
@@ -88,7 +101,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             ctx: device.new_context()?,
             spec,
             config,
-            pool,
+            groups,
             weights,
             rope,
             batch,
@@ -105,9 +118,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         &self.config
     }
 
-    /// The KV pool of one layer.
+    /// The KV pool of the first layer.
     pub(crate) fn pool(&self) -> PagedKvShape {
-        self.pool
+        match self.kv.layers.first() {
+            Some(layer) => layer.shape,
+            None => self.config.pool_shape(&self.spec),
+        }
+    }
+
+    /// The cache groups of the whole decoder.
+    pub(crate) fn cache_groups(&self) -> &[CacheGroup] {
+        &self.groups
     }
 
     /// Records a step over what was uploaded, and behind the layers what `end` adds. A steady step of so many logit
@@ -209,7 +230,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let seqs = batch.seqs();
         let rows = |seq: usize| batch.rows(seq).len();
         let tables = 0..seqs;
-        let block_size = self.pool.block_size;
+        let (_, block_size) = self.config.blocks();
         let blocks_of = |seq: usize| (batch.kv_lens[seq] as usize).div_ceil(block_size);
         let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
         let shape = BatchShape {
@@ -233,12 +254,18 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         write_ints::<B>(ctx, &mut state.query_starts, ints, starts)?;
         let lens = batch.kv_lens.iter().map(|&n| n as i32);
         write_ints::<B>(ctx, &mut state.kv_lens, ints, lens)?;
-        let padded = tables.flat_map(|s| {
-            let table = &batch.table(s)[..blocks_of(s)];
-            let padding = std::iter::repeat_n(0, shape.table_stride - table.len());
-            table.iter().map(|b| b.0 as i32).chain(padding)
-        });
-        write_ints::<B>(ctx, &mut state.block_tables, ints, padded)?;
+        for (group, device_tables) in state.block_tables.iter_mut().enumerate() {
+            // Other stages have the layers that would look at it.
+            if !self.kv.layers.iter().any(|layer| layer.group == group) {
+                continue;
+            }
+            let padded = tables.clone().flat_map(|s| {
+                let table = &batch.table(group, s)[..blocks_of(s)];
+                let padding = std::iter::repeat_n(0, shape.table_stride - table.len());
+                table.iter().map(|b| b.0 as i32).chain(padding)
+            });
+            write_ints::<B>(ctx, device_tables, ints, padded)?;
+        }
         if self.spec.rope.scaling.depends_on_length() {
             self.upload_rope_rows(batch)
         } else {

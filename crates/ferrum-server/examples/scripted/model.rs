@@ -358,7 +358,7 @@ impl StepRunner for ScriptedRunner {
         let block_size = self.pool().block_size;
         let mut rows: BTreeMap<usize, TokenId> = BTreeMap::new();
         for seq in 0..batch.seqs() {
-            let table = batch.table(seq);
+            let table = batch.table(0, seq);
             let cell = |at: usize| table[at / block_size].0 as usize * block_size + at % block_size;
             for row in batch.rows(seq) {
                 self.cells[cell(batch.positions[row] as usize)] = batch.tokens[row];

@@ -287,7 +287,10 @@ fn draft_runner(
         )));
     }
     let kv = open::kv_dtype(&model, &args.cache);
-    let sizes = sizes(args, &model, device, kv, places);
+    let sizes = RunnerConfig {
+        layout: WHOLE_BLOCKS,
+        ..sizes(args, &model, device, kv, places)
+    };
     let loaded = open::load_on(device, &args.weights, &model, sizes, kv)?;
     Ok(DraftRunner {
         runner: writing.runner_of(loaded),
@@ -366,9 +369,7 @@ fn sizes(
         // A row for the token that a step gives anyway, and one for each guess.
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
         kv_tokens: context.saturating_mul(max_seqs),
-        layout: KvLayout::Paged {
-            block_size: BLOCK_SIZE,
-        },
+        layout: layout(args),
         profile: false,
     };
     if let Some(tokens) = args.kv_tokens {
@@ -389,6 +390,26 @@ fn sizes(
     }
 }
 
+/// One block table for all layers.
+const WHOLE_BLOCKS: KvLayout = KvLayout::Paged {
+    block_size: BLOCK_SIZE,
+};
+
+/// A block table for each window of the model, unless blocks are kept outside of the device: those are of all layers.
+fn layout(args: &ServeArgs) -> KvLayout {
+    let OffloadArgs {
+        kv_offload_ram,
+        kv_offload_dir,
+        ..
+    } = &args.offload;
+    match kv_offload_ram.is_some() || kv_offload_dir.is_some() {
+        true => WHOLE_BLOCKS,
+        false => KvLayout::Grouped {
+            block_size: BLOCK_SIZE,
+        },
+    }
+}
+
 /// What a KV pool may take of a device that does not say how much memory it has.
 const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 
@@ -400,6 +421,7 @@ fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
         Some(memory) => (memory / places).saturating_sub(fixed) / 2,
         None => KV_OF_UNKNOWN_MEMORY / places,
     };
+    let room = room.saturating_sub(plan.kv_windows);
     usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
 }
 
@@ -414,6 +436,7 @@ mod tests {
         let plan = MemoryPlan {
             weights: 3 << 30,
             kv_per_token: 1 << 16,
+            kv_windows: 0,
             kv: 0,
             scratch: 1 << 30,
             program: 0,

@@ -81,13 +81,13 @@ impl Sim {
                 salt,
                 tokens,
             } = evicted;
-            let bytes = self.cells[cells(block)].iter();
+            let bytes = self.cells[0][cells(block)].iter();
             let bytes = bytes.flat_map(|cell| cell.to_le_bytes()).collect();
             // A sequence by itself would have written this.
             let root = scheduler_root(&salt);
             let value = tokens.iter();
             let value = value.fold(root, |value, &t| mix(value, u64::from(t) + 1));
-            assert_eq!(self.cells[cells(block).end - 1], value);
+            assert_eq!(self.cells[0][cells(block).end - 1], value);
             let stored = Arc::new(StoredBlock::of_bytes(bytes));
             memory.lock().blocks.insert((salt, tokens), stored);
         }
@@ -96,7 +96,7 @@ impl Sim {
         for restore in restores {
             let bytes = restore.from.stored.bytes().as_chunks().0.iter();
             let values = bytes.map(|bytes| u64::from_le_bytes(*bytes));
-            for (cell, value) in self.cells[cells(restore.to)].iter_mut().zip(values) {
+            for (cell, value) in self.cells[0][cells(restore.to)].iter_mut().zip(values) {
                 *cell = value;
             }
         }

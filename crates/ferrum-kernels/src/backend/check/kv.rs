@@ -43,7 +43,7 @@ pub fn kv_pool<K: KvDtypeKind>(
 }
 
 /// The buffers of a batch are as long as its sizes say.
-fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>) -> Result<()> {
+fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> Result<()> {
     let BatchShape {
         tokens,
         seqs,
@@ -58,12 +58,18 @@ fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>) -> Result<()> {
     len(op, "kv_lens", &batch.kv_lens, seqs)?;
     len(op, "token_seqs", &batch.token_seqs, tokens)?;
     let tables = elements(op, &[seqs, table_stride])?;
-    len(op, "block_tables", &batch.block_tables, tables)
+    let found = batch.block_tables.get(group).ok_or_else(|| {
+        let groups = batch.block_tables.len();
+        let reason =
+            format!("the pool is of cache group {group}, the batch has tables of {groups}");
+        Error::invalid(op, reason)
+    })?;
+    len(op, "block_tables", found, tables)
 }
 
-/// [`kv_append`](crate::BackendKvDtype::kv_append) to a pool of `shape`: elements of `k` and `v`.
+/// [`kv_append`](crate::BackendKvDtype::kv_append) to a pool of a group and shape: elements of `k` and `v`.
 pub fn kv_append<B: Backend>(
-    shape: &PagedKvShape,
+    (group, shape): (usize, &PagedKvShape),
     k: &Act<B>,
     v: &Act<B>,
     batch: &DeviceBatch<B>,
@@ -77,13 +83,13 @@ pub fn kv_append<B: Backend>(
     let total = heads::heads(op, heads)?;
     len(op, "k", k, total)?;
     len(op, "v", v, total)?;
-    self::batch(op, batch)?;
+    self::batch(op, batch, group)?;
     Ok(total)
 }
 
-/// [`kv_append_qkv`](crate::BackendKvDtype::kv_append_qkv) to a pool of `shape`.
+/// [`kv_append_qkv`](crate::BackendKvDtype::kv_append_qkv) to a pool of a group and shape.
 pub fn kv_append_qkv<B: Backend>(
-    shape: &PagedKvShape,
+    (group, shape): (usize, &PagedKvShape),
     input: &PagedQkv<'_, B>,
     q: &Act<B>,
     batch: &DeviceBatch<B>,
@@ -100,14 +106,14 @@ pub fn kv_append_qkv<B: Backend>(
     })?;
     let lens = heads::projection(op, input.qkv, input.transform, input.shape)?;
     len(op, "q", q, lens.q)?;
-    self::batch(op, batch)?;
+    self::batch(op, batch, group)?;
     Ok(lens)
 }
 
-/// [`kv_attention`](crate::BackendKvDtype::kv_attention) over a pool of `shape`: elements of `q` and
+/// [`kv_attention`](crate::BackendKvDtype::kv_attention) over a pool of a group and shape: elements of `q` and
 /// `out`.
 pub fn kv_attention<B: Backend>(
-    shape: &PagedKvShape,
+    (group, shape): (usize, &PagedKvShape),
     q: &Act<B>,
     sinks: Option<&B::Buffer<f32>>,
     batch: &DeviceBatch<B>,
@@ -132,7 +138,7 @@ pub fn kv_attention<B: Backend>(
     if let Some(sinks) = sinks {
         len(op, "sinks", sinks, config.heads)?;
     }
-    self::batch(op, batch)?;
+    self::batch(op, batch, group)?;
     Ok(total)
 }
 

@@ -284,7 +284,7 @@ impl Paged {
                 token_seqs: i32s(&token_seqs),
                 query_starts: i32s(&starts),
                 kv_lens: i32s(&kv_lens),
-                block_tables: i32s(&table),
+                block_tables: vec![i32s(&table)],
             };
             let qkv = act(device, &rows);
             let mut q = poison(device, tokens * shape.q_dim());
@@ -519,7 +519,7 @@ fn wrong_batches_are_errors() {
             token_seqs: i32s(&seqs),
             query_starts: i32s(&starts),
             kv_lens: i32s(&[kv_len]),
-            block_tables: i32s(&table),
+            block_tables: vec![i32s(&table)],
         };
         let done = CpuBackend::kv_append(&mut ctx, &mut kv, &x, &x, &batch);
         assert_eq!(

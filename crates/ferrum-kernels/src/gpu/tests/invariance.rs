@@ -114,7 +114,7 @@ fn chunked(
             0 => e as i32,
             _ => (blocks - 1 - e % stride) as i32,
         });
-        step.block_tables = dev.from_slice(&own.collect::<Vec<_>>()).expect("tables");
+        step.block_tables = vec![dev.from_slice(&own.collect::<Vec<_>>()).expect("tables")];
         let rows = |of: &[f32], dim: usize, seed| {
             let mut rows = of[done * dim..(done + chunk) * dim].to_vec();
             rows.extend(noise(seed, company * dim));

@@ -37,7 +37,7 @@ fn batch(seqs: &[Seq]) -> DeviceBatch<R> {
         token_seqs: ints(&token_seqs),
         query_starts: ints(&starts),
         kv_lens: ints(&seqs.iter().map(|seq| seq.kv_len as i32).collect::<Vec<_>>()),
-        block_tables: ints(&tables),
+        block_tables: vec![ints(&tables)],
     }
 }
 
@@ -416,11 +416,11 @@ fn wrong_batches_are_refused_before_anything_is_written() {
     let cases: Vec<(&str, Break)> = vec![
         (
             "block past the pool",
-            Box::new(move |b| ints_at(&mut b.block_tables, 1, 3)),
+            Box::new(move |b| ints_at(&mut b.block_tables[0], 1, 3)),
         ),
         (
             "negative block",
-            Box::new(move |b| ints_at(&mut b.block_tables, 0, -1)),
+            Box::new(move |b| ints_at(&mut b.block_tables[0], 0, -1)),
         ),
         (
             "table too short",

@@ -1,0 +1,62 @@
+//! The blocks of one sequence.
+
+use super::prefix::NodeId;
+use ferrum_types::BlockId;
+
+/// The blocks of one sequence, by cache group and in order of position.
+///
+/// It refers to blocks of one pool and has to be given back to it with
+/// [`BlockPool::release`](super::BlockPool::release).
+#[derive(Debug, Default)]
+pub struct BlockTable {
+    /// One for each group of the pool, once it has a block.
+    pub(super) groups: Vec<GroupTable>,
+    /// Blocks from the first on that are in the prefix cache, or were.
+    pub(super) registered: usize,
+    /// The node of the last of them.
+    pub(super) tip: Option<NodeId>,
+    /// Whether no further block of it can be in the prefix cache.
+    pub(super) sealed: bool,
+}
+
+/// Those in one group.
+#[derive(Debug, Default)]
+pub(super) struct GroupTable {
+    pub(super) blocks: Vec<BlockId>,
+    /// Blocks from the first on that were given back, because they are behind the window.
+    pub(super) released: usize,
+}
+
+impl BlockTable {
+    /// The blocks in the first cache group.
+    pub fn blocks(&self) -> &[BlockId] {
+        self.group(0)
+    }
+
+    /// The blocks in a cache group; those behind its window are [released](BlockId::RELEASED).
+    pub fn group(&self, group: usize) -> &[BlockId] {
+        self.groups.get(group).map_or(&[], |table| &table.blocks)
+    }
+
+    /// Blocks of a group that it refers to.
+    pub fn held(&self, group: usize) -> usize {
+        let table = self.groups.get(group);
+        table.map_or(0, |table| table.blocks.len() - table.released)
+    }
+
+    /// Entries that it has in every group.
+    pub fn len(&self) -> usize {
+        let entries = self.groups.iter().map(|table| table.blocks.len());
+        entries.min().unwrap_or(0)
+    }
+
+    /// Whether it refers to no block.
+    pub fn is_empty(&self) -> bool {
+        (0..self.groups.len()).all(|group| self.held(group) == 0)
+    }
+
+    /// Groups in which it may have blocks.
+    pub(crate) fn groups(&self) -> usize {
+        self.groups.len()
+    }
+}

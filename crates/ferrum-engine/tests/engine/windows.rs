@@ -1,0 +1,116 @@
+//! Layers with a window keep no more blocks than it needs, and that changes no bit.
+
+use crate::invariance::{ROOMY, all_at_once, assert_same, session, start, submit_all};
+use crate::{collect, demo, encode, greedy};
+use ferrum_engine::{Engine, EngineConfig};
+use ferrum_formats::ModelSource;
+use ferrum_models::{AttentionSpec, KvLayout, Model, RunnerConfig, read_model, spanned_blocks};
+use std::path::Path;
+
+const BLOCK: usize = 8;
+const WHOLE: RunnerConfig = ROOMY;
+const GROUPED: RunnerConfig = RunnerConfig {
+    layout: KvLayout::Grouped { block_size: BLOCK },
+    ..ROOMY
+};
+
+/// The demo model with such windows in its layers, in turns.
+fn windowed(windows: &[Option<usize>]) -> Model {
+    let mut model = demo();
+    let windows = windows.iter().cycle();
+    for (layer, window) in model.spec.layers.iter_mut().zip(windows) {
+        let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+        gqa.sliding_window = *window;
+    }
+    model
+}
+
+#[test]
+fn windows_change_no_bit_cached_or_not_preempted_or_not() {
+    let mixed: &[&[Option<usize>]] = &[&[None, Some(20), Some(9)], &[Some(13)]];
+    for windows in mixed {
+        let model = windowed(windows);
+        let whole = start(&model, WHOLE, EngineConfig::default());
+        let expected = all_at_once(&whole);
+        let how = |what: &str| format!("with windows {windows:?}, {what}");
+
+        let grouped = start(&model, GROUPED, EngineConfig::default());
+        assert_eq!(grouped.handle().kv_tokens(), whole.handle().kv_tokens());
+        assert_same(&all_at_once(&grouped), &expected, &how("cold"));
+        assert_same(&all_at_once(&grouped), &expected, &how("warm"));
+        let stats = grouped.handle().stats();
+        assert!(stats.cached_tokens > 100, "{stats:?}");
+        let guessed = submit_all(&grouped, |request| request.draft_tokens = 6);
+        assert_same(&guessed, &expected, &how("with drafts"));
+
+        let tight = RunnerConfig {
+            kv_tokens: 176,
+            max_tokens: 20,
+            ..GROUPED
+        };
+        let preempted = start(&model, tight, EngineConfig::default());
+        assert_same(&all_at_once(&preempted), &expected, &how("preempted"));
+        let stats = preempted.handle().stats();
+        let needs_all = windows.contains(&None);
+        assert!(stats.preemptions > 0 || !needs_all, "{stats:?}");
+    }
+}
+
+#[test]
+fn without_windows_there_is_one_group_and_the_same_pool() {
+    let model = demo();
+    let (whole, grouped) = (session(&model, WHOLE), session(&model, GROUPED));
+    let [whole, grouped] = [whole, grouped].map(ferrum_engine::Session::into_runner);
+    assert_eq!(whole.cache_groups(), grouped.cache_groups());
+    assert_eq!(whole.pool(), grouped.pool());
+    // A window as long as the context is none.
+    let long = session(&windowed(&[Some(GROUPED.context)]), GROUPED).into_runner();
+    assert_eq!(long.cache_groups(), whole.cache_groups());
+}
+
+#[test]
+fn a_long_answer_uses_the_blocks_of_its_window() {
+    let window = 9;
+    let model = windowed(&[Some(window)]);
+    let engine = start(&model, GROUPED, EngineConfig::default());
+    let prompt = encode("Once upon a time there was a little fox who lived in the forest.");
+    let mut stream = engine.handle().submit(greedy(&prompt, 120)).unwrap();
+    // The blocks that the window reaches over, and those of a prompt in one chunk.
+    let most = spanned_blocks(window + prompt.len(), BLOCK);
+    let (mut tokens, mut used) = (0, Vec::new());
+    while stream.blocking_next().is_some() {
+        tokens += 1;
+        used.push(engine.handle().stats().kv_blocks_used);
+    }
+    assert!(tokens > 100, "{tokens}");
+    assert!(used.iter().all(|&n| n <= most), "{used:?}");
+    let late = &used[BLOCK..];
+    let of_window = spanned_blocks(window, BLOCK) + 1;
+    assert!(late.iter().all(|&n| n <= of_window), "{used:?}");
+    assert!(prompt.len() + tokens > 2 * BLOCK * of_window);
+}
+
+#[test]
+fn forks_and_prefixes_in_mixed_windows_are_those_of_a_fixture() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen2-window");
+    let model = read_model(ModelSource::open(path).unwrap()).unwrap();
+    let ask = |config: RunnerConfig| {
+        let runner = session(&model, config).into_runner();
+        let groups = runner.cache_groups().len();
+        let engine = Engine::start(runner, None, EngineConfig::default()).unwrap();
+        let answers = (0..3).map(|round| {
+            let prompt: Vec<u32> = (1..60 + 7 * round).collect();
+            let mut request = greedy(&prompt, 40);
+            (request.n, request.logprobs) = (3, Some(2));
+            collect(engine.handle().submit(request).unwrap())
+        });
+        let answers: Vec<_> = answers.collect();
+        (groups, answers)
+    };
+    let (one, expected) = ask(WHOLE);
+    let (two, found) = ask(GROUPED);
+    assert_eq!((one, two), (1, 2));
+    assert_same(&found, &expected, "by groups");
+    let cached = |a: &crate::Answered| a.usage.unwrap().cached_tokens;
+    assert!(cached(&found[1]) >= 48 && cached(&found[2]) >= 56);
+}

@@ -1,0 +1,175 @@
+//! Runners whose layers differ in window, with tables that have given back what is behind it: against `transformers`,
+//! and to the bit against a runner that keeps everything.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, LlmBackend};
+use ferrum_models::{
+    CacheGroup, Expanded, KvLayout, LogitRows, ModelRunner, Readback, RowOutput, SeqStep,
+    StepBatch, StepOutput, spanned_blocks,
+};
+use ferrum_types::{BlockId, TokenId};
+use support::{exact_cpu, expected, fixtures, logits_in_chunks, max_difference, open, runner_in};
+
+/// The table of a sequence of `tokens` tokens, of which those from `start` on are new: as few blocks as that needs,
+/// in turns, and none behind the window.
+fn table(group: &CacheGroup, start: usize, tokens: usize, chunk: usize) -> Vec<BlockId> {
+    let entries = tokens.div_ceil(group.block_size);
+    let needed = group.window.map_or(entries, |window| {
+        spanned_blocks(window + chunk, group.block_size)
+    });
+    assert!(needed <= group.blocks);
+    let first = group.first_seen(start) / group.block_size;
+    let block = |entry: usize| match entry < first {
+        true => BlockId::RELEASED,
+        false => BlockId((entry % needed) as u32),
+    };
+    (0..entries).map(block).collect()
+}
+
+/// Logits of all positions, in chunks.
+fn logits<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Vec<f32> {
+    let groups = runner.cache_groups().to_vec();
+    let (mut found, mut output) = (Vec::new(), StepOutput::default());
+    let mut batch = StepBatch::default();
+    for (index, part) in tokens.chunks(chunk).enumerate() {
+        let start = index * chunk;
+        let end = start + part.len();
+        batch.clear();
+        let blocks = table(&groups[0], start, end, chunk);
+        let step = SeqStep {
+            tokens: part,
+            start,
+            prompt_len: tokens.len(),
+            blocks: &blocks,
+            hidden: false,
+            logits: LogitRows::All,
+            adapter: None,
+        };
+        batch.push(step).unwrap();
+        for (index, group) in groups.iter().enumerate().skip(1) {
+            let blocks = table(group, start, end, chunk);
+            batch.add_table(index, &blocks).unwrap();
+        }
+        let wanted = vec![Readback::Logits; part.len()];
+        runner.run(&batch, &wanted, &mut output).unwrap();
+        found.extend_from_slice(output.logits());
+    }
+    found
+}
+
+fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
+    for (fixture, windows) in [
+        ("qwen2-window", vec![None, Some(6)]),
+        ("mistral-window", vec![Some(7)]),
+    ] {
+        let dir = fixtures().join(fixture);
+        let (model, expected) = (open(&dir), expected(&dir.join("expected.safetensors")));
+        let grouped = KvLayout::Grouped { block_size: 4 };
+        let whole = KvLayout::Paged { block_size: 4 };
+        let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, grouped);
+        let groups = runner.cache_groups().iter();
+        assert_eq!(
+            groups.map(|group| group.window).collect::<Vec<_>>(),
+            windows
+        );
+        let mut plain = runner_in::<_, KvF32, Expanded>(device, &model, whole);
+        let all = logits_in_chunks(&mut plain, &expected.tokens, &[usize::MAX]);
+        for chunk in [1, 5, expected.tokens.len()] {
+            let found = logits(&mut runner, &expected.tokens, chunk);
+            let difference = max_difference(&found, &expected.logits);
+            assert!(
+                difference <= 1e-4,
+                "{fixture} in chunks of {chunk}: {difference}"
+            );
+            let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&all), "{fixture} in chunks of {chunk}");
+        }
+        // What was chosen greedily, of the prompt's first tokens.
+        let mut tokens = expected.tokens[..8].to_vec();
+        tokens.extend(&expected.greedy);
+        let found = logits(&mut runner, &tokens, 3);
+        let rows = found.chunks_exact(model.spec.vocab_size).skip(7);
+        let best = rows.map(|row| {
+            let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            best.unwrap().0 as TokenId
+        });
+        let best: Vec<_> = best.take(expected.greedy.len()).collect();
+        assert_eq!(best, expected.greedy, "{fixture}");
+    }
+}
+
+#[test]
+fn the_reference_sees_nothing_behind_a_window() {
+    check(&ReferenceBackend::open(0).unwrap());
+}
+
+#[test]
+fn the_cpu_sees_nothing_behind_a_window() {
+    check(&exact_cpu());
+}
+
+#[test]
+fn tables_that_lack_a_block_are_refused() {
+    let model = open(&fixtures().join("qwen2-window"));
+    let layout = KvLayout::Grouped { block_size: 4 };
+    let device = ReferenceBackend::open(0).unwrap();
+    let mut runner = runner_in::<_, KvF32, Expanded>(&device, &model, layout);
+    let none = BlockId::RELEASED;
+    let ids = |ids: &[u32]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
+    // Ten tokens, of which the last is new; it sees those from 4 on.
+    let mut run = |whole: Vec<BlockId>, window: Option<Vec<BlockId>>| {
+        let mut batch = StepBatch::default();
+        let step = SeqStep {
+            tokens: &[1],
+            start: 9,
+            prompt_len: 10,
+            blocks: &whole,
+            hidden: false,
+            logits: LogitRows::Last,
+            adapter: None,
+        };
+        batch.push(step).unwrap();
+        if let Some(window) = window {
+            batch.add_table(1, &window).unwrap();
+        }
+        let mut output = StepOutput::default();
+        let done = runner.run(&batch, &[Readback::GREEDY], &mut output);
+        done.map(|()| assert!(matches!(output.row(0), RowOutput::Token(..))))
+            .map_err(|error| error.to_string())
+    };
+    let whole = ids(&[0, 1, 2]);
+    run(whole.clone(), Some(vec![none, BlockId(0), BlockId(1)])).unwrap();
+    for (whole, window, words) in [
+        (whole.clone(), None, "cache group 1 has block tables of 0"),
+        (
+            whole.clone(),
+            Some(ids(&[0, 1])),
+            "has 2 KV blocks and needs 3",
+        ),
+        (
+            whole.clone(),
+            Some(vec![none, none, BlockId(1)]),
+            "is outside the pool",
+        ),
+        (
+            whole.clone(),
+            Some(ids(&[9999, 1, 2])),
+            "KV block 9999 is outside",
+        ),
+        (
+            vec![none, BlockId(0), BlockId(1)],
+            Some(whole),
+            "is outside the pool",
+        ),
+    ] {
+        let refused = run(whole, window).unwrap_err();
+        assert!(refused.contains(words), "{refused}");
+    }
+}
