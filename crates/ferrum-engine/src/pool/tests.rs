@@ -38,6 +38,9 @@ fn salt(tenant: u32) -> CacheSalt {
     }
 }
 
+/// Blocks and windows of groups.
+type Groups = &'static [(usize, Option<usize>)];
+
 /// A sequence as the model sees it.
 struct Seq {
     table: BlockTable,
@@ -207,7 +210,7 @@ fn two_million_operations_lose_and_mix_up_nothing() {
 
 #[test]
 fn groups_with_windows_lose_and_mix_up_nothing() {
-    let shapes: [(&[(usize, Option<usize>)], usize); 5] = [
+    let shapes: [(Groups, usize); 5] = [
         (&[(12, None), (9, Some(3))], 2),
         (&[(40, None), (12, Some(5)), (20, Some(9))], 1),
         (&[(7, Some(4))], 4),

@@ -38,6 +38,9 @@ fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
     }
 }
 
+/// Blocks and windows of groups.
+type Groups = &'static [(usize, Option<usize>)];
+
 /// What is known of a request beside the scheduler.
 struct Asked {
     left: usize,
@@ -490,7 +493,7 @@ fn a_million_random_steps_keep_every_invariant() {
 /// As above, with pools of windows that are roomy, short and too short for a chunk.
 #[test]
 fn windows_keep_every_invariant() {
-    let shapes: [(&[(usize, Option<usize>)], usize); 6] = [
+    let shapes: [(Groups, usize); 6] = [
         (&[(12, None), (12, Some(5))], 4),
         (&[(40, None), (18, Some(7))], 1),
         (&[(30, None), (8, Some(4)), (10, Some(9))], 3),
