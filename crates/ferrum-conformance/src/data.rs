@@ -55,6 +55,11 @@ impl Rng {
         values.into_iter().map(self.round).collect()
     }
 
+    /// `x` as activations of the backend hold it.
+    pub(crate) fn act(&self, x: f32) -> f32 {
+        (self.round)(x)
+    }
+
     /// Values around 1, as norm weights are.
     pub(crate) fn gains(&mut self, len: usize) -> Vec<f32> {
         let values = self.floats(len, 0.3);

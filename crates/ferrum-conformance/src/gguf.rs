@@ -176,7 +176,7 @@ fn lookup<B: BackendQuantGguf>(io: &mut Io<'_, B>, data: &Gguf) -> Check {
         dim: data.shape.k,
     };
     let ids = io.indices("ids", &data.ids)?;
-    let mut out = io.output("out", shape.rows * shape.dim)?;
+    let mut out = io.output_of::<B::Residual>("out", shape.rows * shape.dim)?;
     B::embedding_lookup_quant(&mut io.ctx, &table, &ids, &mut out, shape)?;
     io.take("out", &out, shape.rows * shape.dim)
 }

@@ -7,7 +7,7 @@
 //! that was tampered with.
 
 use ferrum_kernels::{Act, Backend, DeviceBuffer};
-use ferrum_types::{Element, Error, FloatElement};
+use ferrum_types::{Dtype, Element, Error, FloatElement};
 
 /// Elements past the end of the shape.
 const GUARD: usize = 5;
@@ -103,8 +103,10 @@ impl Fault {
 pub(crate) struct Output {
     pub(crate) name: &'static str,
     pub(crate) values: Vec<f64>,
-    /// Whether it was an activation, which has the backend's rounding, or exact (an integer, an f32).
-    pub(crate) rounded: bool,
+    /// Its element.
+    pub(crate) dtype: Dtype,
+    /// An expectation as the element holds it.
+    pub(crate) round: fn(f64) -> f64,
 }
 
 /// A context on a device, with the buffers made for one run.
@@ -189,19 +191,46 @@ impl<'d, B: Backend> Io<'d, B> {
 
     /// Activations to read.
     pub(crate) fn input(&mut self, name: &'static str, values: &[f32]) -> Check<Act<B>> {
-        let data = values.iter().map(|&x| B::Act::from_f32(x)).collect();
-        self.buffer(name, data, B::Act::from_f32(f32::NAN))
+        self.input_of(name, values)
+    }
+
+    /// Numbers of any role to read.
+    pub(crate) fn input_of<T: FloatElement>(
+        &mut self,
+        name: &'static str,
+        values: &[f32],
+    ) -> Check<B::Buffer<T>> {
+        let data = values.iter().map(|&x| T::from_f32(x)).collect();
+        self.buffer(name, data, T::from_f32(f32::NAN))
     }
 
     /// Activations to read and write.
     pub(crate) fn inout(&mut self, name: &'static str, values: &[f32]) -> Check<Act<B>> {
-        let data = values.iter().map(|&x| B::Act::from_f32(x)).collect();
-        self.buffer(name, data, B::Act::from_f32(GUARD_VALUE))
+        self.inout_of(name, values)
+    }
+
+    /// Numbers of any role to read and write.
+    pub(crate) fn inout_of<T: FloatElement>(
+        &mut self,
+        name: &'static str,
+        values: &[f32],
+    ) -> Check<B::Buffer<T>> {
+        let data = values.iter().map(|&x| T::from_f32(x)).collect();
+        self.buffer(name, data, T::from_f32(GUARD_VALUE))
     }
 
     /// Activations to write.
     pub(crate) fn output(&mut self, name: &'static str, len: usize) -> Check<Act<B>> {
-        let (poison, guard) = (B::Act::from_f32(f32::NAN), B::Act::from_f32(GUARD_VALUE));
+        self.output_of(name, len)
+    }
+
+    /// Numbers of any role to write.
+    pub(crate) fn output_of<T: FloatElement>(
+        &mut self,
+        name: &'static str,
+        len: usize,
+    ) -> Check<B::Buffer<T>> {
+        let (poison, guard) = (T::from_f32(f32::NAN), T::from_f32(GUARD_VALUE));
         self.poisoned(name, len, poison, guard)
     }
 
@@ -239,9 +268,15 @@ impl<'d, B: Backend> Io<'d, B> {
         Ok(self.device.from_slice(values)?)
     }
 
-    /// Reads the activations that an op was to write.
-    pub(crate) fn take(&mut self, name: &'static str, buffer: &Act<B>, len: usize) -> Check {
-        self.take_as(name, buffer, len, B::Act::to_f32, true)
+    /// Reads the numbers that an op was to write.
+    pub(crate) fn take<T: FloatElement>(
+        &mut self,
+        name: &'static str,
+        buffer: &B::Buffer<T>,
+        len: usize,
+    ) -> Check {
+        let round = |x| f64::from(T::from_f32(x as f32).to_f32());
+        self.take_as(name, buffer, len, T::to_f32, round)
     }
 
     /// Reads the f32 that an op was to write.
@@ -251,7 +286,7 @@ impl<'d, B: Backend> Io<'d, B> {
         buffer: &B::Buffer<f32>,
         len: usize,
     ) -> Check {
-        self.take_as(name, buffer, len, |x| x, false)
+        self.take_as(name, buffer, len, |x| x, |x| x)
     }
 
     /// Reads the integers that an op was to write.
@@ -261,7 +296,7 @@ impl<'d, B: Backend> Io<'d, B> {
         buffer: &B::Buffer<i32>,
         len: usize,
     ) -> Check {
-        self.take_as(name, buffer, len, |x| x, false)
+        self.take_as(name, buffer, len, |x| x, |x| x)
     }
 
     fn take_as<T: Element, F: Into<f64>>(
@@ -270,7 +305,7 @@ impl<'d, B: Backend> Io<'d, B> {
         buffer: &B::Buffer<T>,
         len: usize,
         value: impl Fn(T) -> F,
-        rounded: bool,
+        round: fn(f64) -> f64,
     ) -> Check {
         let data = B::to_vec(&mut self.ctx, buffer)?;
         if data.len() != buffer.len() || data.len() < len {
@@ -297,7 +332,8 @@ impl<'d, B: Backend> Io<'d, B> {
         self.outputs.push(Output {
             name,
             values,
-            rounded,
+            dtype: T::DTYPE,
+            round,
         });
         Ok(())
     }

@@ -38,6 +38,6 @@ pub use case::{Case, Filter};
 pub use report::{Counts, Outcome, Report, Row};
 pub use run::{
     ops, run_absent, run_collective, run_core, run_cpu, run_gguf, run_gpu, run_graph, run_int8_kv,
-    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_reference, run_sample,
-    run_timer, self_check,
+    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision, run_reference,
+    run_sample, run_timer, self_check,
 };

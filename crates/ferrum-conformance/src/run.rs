@@ -6,7 +6,7 @@ use crate::report::{Outcome, Report};
 use crate::{collective, core, gguf, layers, marlin, moe, paged, runtime, sample};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
-use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype,
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, BackendQuantGguf,
@@ -137,11 +137,16 @@ pub fn ops() -> Vec<&'static str> {
 
 /// The whole suite on the reference backend, held against the formulas of the suite.
 pub fn run_reference(filter: &Filter) -> Report {
+    run_precision::<Uniform<f32>>(filter)
+}
+
+/// [`run_reference`] with other elements.
+pub fn run_precision<P: Precision>(filter: &Filter) -> Report {
     let mut report = Report::new(ReferenceBackend::NAME);
     let cases = Cases {
-        list: all_cases::<ReferenceBackend>(),
+        list: all_cases::<Reference<P>>(),
     };
-    cases.run(&ReferenceBackend, filter, &mut report);
+    cases.run(&Reference::new(), filter, &mut report);
     report
 }
 
@@ -218,7 +223,7 @@ pub fn self_check(filter: &Filter) -> Vec<String> {
         .filter(|case| case.compares && filter.matches(case))
     {
         for fault in Fault::ALL {
-            let outcome = case.run_with(&ReferenceBackend, fault);
+            let outcome = case.run_with(&ReferenceBackend::new(), fault);
             if !matches!(outcome, Outcome::Failed(_)) {
                 let Case {
                     op, dtype, name, ..

@@ -124,8 +124,8 @@ fn long_body<B: BackendGraph>(device: &B) -> Check {
 /// A body that fails leaves nothing under its key, and its error comes back.
 fn failing_body<B: BackendGraph>(device: &B) -> Check {
     let mut ctx = device.new_context()?;
-    let y = device.alloc(5)?;
-    let mut x = device.alloc(5)?;
+    let y: Act<B> = device.alloc(5)?;
+    let mut x: Act<B> = device.alloc(5)?;
     for _ in 0..2 {
         match B::run_graph(&mut ctx, 3, &mut |ctx| B::add_inplace(ctx, &mut x, &y, 6)) {
             Err(Error::Shape { .. }) => {}

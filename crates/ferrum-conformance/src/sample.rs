@@ -87,7 +87,7 @@ fn sampled<B: BackendSample>(io: &mut Io<'_, B>, data: &Rows) -> Check<Sampled<B
         .into());
     }
     let rows = data.first + data.batch.len();
-    let mut logits = io.input("logits", &data.logits)?;
+    let mut logits = io.input_of::<B::Logit>("logits", &data.logits)?;
     let previous = io.exact(&data.previous)?;
     let mut out = Sampled {
         tokens: io.index_output("tokens", rows)?,

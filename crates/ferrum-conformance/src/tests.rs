@@ -27,6 +27,32 @@ fn reference() {
     expect_no_failures(&report);
 }
 
+/// Activations of 16 bits, with the residual stream and logits in f32.
+mod precision {
+    use super::*;
+    use ferrum_kernels::reference::{Mixed, Precision};
+    use half::{bf16, f16};
+
+    fn conforms<P: Precision>() {
+        let report = run_precision::<P>(&Filter::all());
+        println!("{}", report.table());
+        expect_no_failures(&report);
+    }
+
+    macro_rules! precisions {
+        ($($test:ident: $precision:ty,)*) => {$(
+            #[test]
+            fn $test() {
+                conforms::<$precision>();
+            }
+        )*};
+    }
+    precisions! {
+        bf16_activations: Mixed<bf16>,
+        f16_activations: Mixed<f16>,
+    }
+}
+
 /// The required functions alone, and the provided ones on top of them.
 #[test]
 fn minimal() {

@@ -5,7 +5,7 @@
 //! before the last one is collected, with tokens in it that only the device knows.
 
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, Span};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, RowOrder, Span};
 use ferrum_models::{
     CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StepBatch,
     StepOutput, Ticket,
@@ -49,6 +49,12 @@ pub trait StepRunner: Send {
     /// Whether rows can want a [sampled](Readback::SAMPLED) token.
     fn samples(&self) -> bool {
         false
+    }
+
+    /// What the bits of a row depend on; with less than [`BitEqual`](RowOrder::BitEqual), drafts and cached prefixes may
+    /// change a text.
+    fn row_order(&self) -> RowOrder {
+        RowOrder::BitEqual
     }
 
     /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of
@@ -149,6 +155,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn samples(&self) -> bool {
         ModelRunner::samples(self)
+    }
+
+    fn row_order(&self) -> RowOrder {
+        ModelRunner::row_order(self)
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {

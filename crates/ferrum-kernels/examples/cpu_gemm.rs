@@ -57,7 +57,7 @@ fn products(device: &CpuBackend, dtype: SrcDtype) -> Result<()> {
     let mut ctx = device.new_context()?;
     for rows in [1, 2, 4, 8, 16, 32, 128, 512] {
         let x = device.from_slice(&vec![0.5f32; rows * k])?;
-        let mut out = device.alloc(rows * n)?;
+        let mut out = device.alloc::<f32>(rows * n)?;
         let shape = GemmShape { rows, n, k };
         let passes = if rows <= 16 { weights.len() } else { 2 };
         let (mut speeds, mut limits) = (Vec::new(), Vec::new());

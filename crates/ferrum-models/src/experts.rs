@@ -8,10 +8,10 @@ use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertShape, GemmShape,
-    LlmBackend, MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp, RouteShape,
-    RowShape, WeightPart,
+    LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp,
+    Residual, RouteShape, RowShape, WeightPart,
 };
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 use std::marker::PhantomData;
 
 /// The experts of one layer.
@@ -148,11 +148,11 @@ where
         W::load(device, parts, cols)
     }
 
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut B::Context,
         x: &Act<B>,
         matrix: &W::Matrix,
-        out: &mut Act<B>,
+        out: &mut B::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         W::gemm(ctx, x, matrix, out, shape)
@@ -162,7 +162,7 @@ where
         ctx: &mut B::Context,
         table: &W::Matrix,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()> {
         W::lookup(ctx, table, ids, out, shape)
@@ -267,7 +267,7 @@ impl<B: BackendCollective> Experts<B> for RowParallelExperts<B> {
 /// What a step through experts needs for a moment, reused by all layers.
 pub struct MoeScratch<B: Backend> {
     /// `[tokens, experts]`.
-    pub(crate) logits: Act<B>,
+    pub(crate) logits: Logits<B>,
     routing: MoeRouting<B>,
     /// `[pairs, intermediate]`.
     gated: Act<B>,
@@ -318,7 +318,7 @@ impl<B: Backend> MoeScratch<B> {
     pub(crate) fn alloc(device: &B, widths: MoeWidths, max_tokens: usize) -> Result<Self> {
         let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
         Ok(Self {
-            logits: alloc(widths.experts)?,
+            logits: device.alloc(max_tokens * widths.experts)?,
             routing: MoeRouting::alloc(device, max_tokens, widths.experts, widths.top_k)?,
             gated: alloc(widths.gated)?,
             pairs: alloc(widths.pairs)?,

@@ -260,7 +260,7 @@ mod tests {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
         let source = ModelSource::open(fixtures.join("qwen2")).unwrap();
         let model = read_model(source).unwrap();
-        let devices = vec![ReferenceBackend; ranks];
+        let devices = vec![ReferenceBackend::new(); ranks];
         let config = RunnerConfig::single(32);
         RunnerGroup::load::<Expanded>(&devices, &model, config, &mut |_, _| ()).unwrap()
     }

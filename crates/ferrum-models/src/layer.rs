@@ -6,7 +6,7 @@
 
 use crate::experts::{Experts, MoeScratch, MoeWidths};
 use crate::inventory::Projection;
-use crate::linear::Linear;
+use crate::linear::{Linear, LogitLinear};
 use crate::lora::{Adapters, LoraScratch};
 use crate::profile::Profiler;
 use crate::rope::RopeTables;
@@ -15,7 +15,7 @@ use crate::spec::{
 };
 use ferrum_kernels::{
     Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, KvDtypeKind, KvLayer,
-    NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Rope, RowShape,
+    NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Residual, Rope, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -52,14 +52,14 @@ pub(crate) struct GatedMlpWeights<B: Backend> {
 /// Weights of a mixture of experts.
 pub(crate) struct MoeWeights<B: Backend> {
     /// Gives a logit for each expert.
-    pub(crate) router: Box<dyn Linear<B>>,
+    pub(crate) router: Box<dyn LogitLinear<B>>,
     pub(crate) experts: Box<dyn Experts<B>>,
 }
 
 /// Activations of a step, reused by all layers. Rows are tokens.
 pub(crate) struct Scratch<B: Backend> {
     /// `[tokens, hidden]`: the residual stream.
-    pub(crate) residual: Act<B>,
+    pub(crate) residual: Residual<B>,
     /// `[tokens, hidden]`: input of a part.
     pub(crate) normed: Act<B>,
     /// `[tokens, hidden]`: output of a part, not yet in the residual.
@@ -116,7 +116,7 @@ impl<B: Backend> Scratch<B> {
         let [residual, normed, delta, qkv, q, attn, gate_up, gated] = scratch_widths(spec);
         let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
         Ok(Self {
-            residual: alloc(residual)?,
+            residual: device.alloc(max_tokens * residual)?,
             normed: alloc(normed)?,
             delta: alloc(delta)?,
             qkv: alloc(qkv)?,
@@ -316,7 +316,7 @@ fn moe_forward<B: Backend>(
     };
     // [tokens, hidden] → [tokens, experts]
     profiler.measure(ctx, "router", |ctx| {
-        weights.router.forward(ctx, normed, &mut moe.logits, rows)
+        weights.router.logits(ctx, normed, &mut moe.logits, rows)
     })?;
     profiler.measure(ctx, "experts", |ctx| {
         weights.experts.forward(ctx, normed, moe, delta, rows)

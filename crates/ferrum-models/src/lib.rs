@@ -42,7 +42,7 @@ pub use inventory::{
     TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::KvBlockLayout;
-pub use linear::{Embedding, Linear, MatrixLinear};
+pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
 pub use load::{
     LoadProgress, Model, load_rank_weights, load_stage_weights, load_weights, read_model,
 };

@@ -8,9 +8,10 @@
 use crate::inventory::RankCut;
 use crate::weights::WeightForm;
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, DeviceBuffer, GemmShape, MatShape, ReduceOp, RowShape,
+    Act, Backend, BackendCollective, DeviceBuffer, GemmShape, Logits, MatShape, ReduceOp, Residual,
+    RowShape,
 };
-use ferrum_types::{Error, Result};
+use ferrum_types::{Error, FloatElement, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A linear map `[in_features] → [out_features]`, whatever its weight is made of.
@@ -31,6 +32,18 @@ pub trait Linear<B: Backend>: Send + Sync {
     ) -> Result<()>;
 }
 
+/// A linear map whose results are compared and not computed on: an output projection, a router.
+pub trait LogitLinear<B: Backend>: Send + Sync {
+    /// `out[rows, out_features] = x[rows, in_features] · Wᵀ (+ bias)`.
+    fn logits(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        out: &mut Logits<B>,
+        rows: usize,
+    ) -> Result<()>;
+}
+
 /// Rows that are looked up by id.
 pub trait Embedding<B: Backend>: Send + Sync {
     /// `out[i, :]` = row `ids[i]`, as [`Backend::embedding_lookup`].
@@ -38,7 +51,7 @@ pub trait Embedding<B: Backend>: Send + Sync {
         &self,
         ctx: &mut B::Context,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()>;
 }
@@ -69,6 +82,30 @@ impl<B: Backend, W: WeightForm<B>> Linear<B> for MatrixLinear<B, W> {
         out: &mut Act<B>,
         rows: usize,
     ) -> Result<()> {
+        self.apply(ctx, x, out, rows)
+    }
+}
+
+impl<B: Backend, W: WeightForm<B>> LogitLinear<B> for MatrixLinear<B, W> {
+    fn logits(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        out: &mut Logits<B>,
+        rows: usize,
+    ) -> Result<()> {
+        self.apply(ctx, x, out, rows)
+    }
+}
+
+impl<B: Backend, W: WeightForm<B>> MatrixLinear<B, W> {
+    fn apply<T: FloatElement>(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        out: &mut B::Buffer<T>,
+        rows: usize,
+    ) -> Result<()> {
         let (n, k) = (self.shape.rows, self.shape.cols);
         W::gemm(ctx, x, &self.weight, out, GemmShape { rows, n, k })?;
         match &self.bias {
@@ -83,7 +120,7 @@ impl<B: Backend, W: WeightForm<B>> Embedding<B> for MatrixLinear<B, W> {
         &self,
         ctx: &mut B::Context,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()> {
         W::lookup(ctx, &self.weight, ids, out, shape)
@@ -208,7 +245,7 @@ impl<B: BackendCollective, W: WeightForm<B>> Embedding<B> for VocabParallelEmbed
         &self,
         ctx: &mut B::Context,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()> {
         self.place.check::<B>(ctx)?;
@@ -228,7 +265,7 @@ pub(crate) struct VocabParallelLinear<B: Backend, W: WeightForm<B>> {
     part: MatrixLinear<B, W>,
     /// Tokens of each rank.
     counts: Vec<usize>,
-    logits: Grown<Act<B>>,
+    logits: Grown<Logits<B>>,
     place: Place,
 }
 
@@ -243,20 +280,12 @@ impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
     }
 }
 
-impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for VocabParallelLinear<B, W> {
-    fn out_features(&self) -> usize {
-        self.counts.iter().sum()
-    }
-
-    fn in_features(&self) -> usize {
-        self.part.shape.cols
-    }
-
-    fn forward(
+impl<B: BackendCollective, W: WeightForm<B>> LogitLinear<B> for VocabParallelLinear<B, W> {
+    fn logits(
         &self,
         ctx: &mut B::Context,
         x: &Act<B>,
-        out: &mut Act<B>,
+        out: &mut Logits<B>,
         rows: usize,
     ) -> Result<()> {
         self.place.check::<B>(ctx)?;
@@ -266,7 +295,7 @@ impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for VocabParallelLinear<B
             len,
             || device.alloc(len),
             |part| {
-                self.part.forward(ctx, x, part, rows)?;
+                self.part.logits(ctx, x, part, rows)?;
                 B::all_gather_rows(ctx, part, out, rows, &self.counts)
             },
         )

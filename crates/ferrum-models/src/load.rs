@@ -12,7 +12,7 @@ use crate::inventory::{
 };
 use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
 use crate::linear::{
-    Embedding, Linear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
+    Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
     VocabParallelLinear,
 };
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
@@ -210,7 +210,7 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
 /// The matrices with a row for each token.
 struct Tables<B: LlmBackend> {
     embedding: Option<Box<dyn Embedding<B>>>,
-    head: Option<Box<dyn Linear<B>>>,
+    head: Option<Box<dyn LogitLinear<B>>>,
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W> {
@@ -250,7 +250,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                     false => Box::new(VocabParallelEmbedding::new(table, cut)),
                 }
             }),
-            head: head.map(|head| -> Box<dyn Linear<B>> {
+            head: head.map(|head| -> Box<dyn LogitLinear<B>> {
                 match cut.is_whole() {
                     true => Box::new(head),
                     false => Box::new(VocabParallelLinear::new(head, cut)),

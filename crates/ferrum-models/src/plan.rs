@@ -47,6 +47,7 @@ impl MemoryPlan {
         Self {
             weights: self.weights.saturating_add(other.weights),
             kv_per_token: self.kv_per_token.saturating_add(other.kv_per_token),
+            kv_windows: self.kv_windows.saturating_add(other.kv_windows),
             kv: self.kv.saturating_add(other.kv),
             scratch: self.scratch.saturating_add(other.scratch),
             program: self.program.saturating_add(other.program),

@@ -20,7 +20,9 @@ use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{Act, BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, PagedKvShape, Span};
+use ferrum_kernels::{
+    BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Residual, Span,
+};
 use ferrum_types::{AdapterId, Error, Result};
 use read::{Choices, SubmittedStep, WantedRows, is_sampled};
 pub(crate) use stages::AnyStage;
@@ -42,7 +44,9 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     wanted_rows: B::Buffer<i32>,
     /// Rows of which the residual stream behind the last layer is wanted.
     tap_rows: B::Buffer<i32>,
-    logits: Act<B>,
+    /// Of those rows, once a step has had some.
+    tapped: Option<Residual<B>>,
+    logits: Logits<B>,
     choices: Choices<B>,
     /// Steps that were submitted and not collected, oldest first.
     in_flight: VecDeque<SubmittedStep<B>>,
@@ -108,6 +112,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             // At most all rows are read, for whatever is wanted of them.
             wanted_rows: device.alloc(config.max_tokens)?,
             tap_rows: device.alloc(config.max_tokens)?,
+            tapped: None,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             choices: Choices::alloc(device, config.max_logit_rows)?,
             stage: StageRunner::new(device, &spec, body, config)?,

@@ -10,9 +10,9 @@ use crate::experts::{ExpertSource, ExpertStacks, Experts};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
-    RowShape, WeightPart,
+    Residual, RowShape, WeightPart,
 };
-use ferrum_types::{Error, GgufQuantType, Result};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result};
 use std::convert::Infallible;
 
 /// How matrices are loaded and used.
@@ -38,11 +38,11 @@ pub trait WeightForm<B: Backend>: 'static {
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<Self::Matrix>;
 
     /// As [`Backend::gemm`].
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut B::Context,
         x: &Act<B>,
         matrix: &Self::Matrix,
-        out: &mut Act<B>,
+        out: &mut B::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()>;
 
@@ -51,7 +51,7 @@ pub trait WeightForm<B: Backend>: 'static {
         ctx: &mut B::Context,
         table: &Self::Matrix,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()>;
 
@@ -178,11 +178,11 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
         device.from_weight_parts(&parts, cols)
     }
 
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut B::Context,
         x: &Act<B>,
         matrix: &B::Weight,
-        out: &mut Act<B>,
+        out: &mut B::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         B::gemm(ctx, x, matrix, out, shape)
@@ -192,7 +192,7 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
         ctx: &mut B::Context,
         table: &B::Weight,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()> {
         B::embedding_lookup(ctx, table, ids, out, shape)
@@ -238,11 +238,11 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
         }
     }
 
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut B::Context,
         x: &Act<B>,
         matrix: &NativeMatrix<B>,
-        out: &mut Act<B>,
+        out: &mut B::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         match matrix {
@@ -256,7 +256,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
         ctx: &mut B::Context,
         table: &NativeMatrix<B>,
         ids: &B::Buffer<i32>,
-        out: &mut Act<B>,
+        out: &mut Residual<B>,
         shape: RowShape,
     ) -> Result<()> {
         match table {

@@ -48,7 +48,7 @@ fn error_of(
 fn load(path: &Path) -> Result<(), String> {
     let source = ModelSource::open(path).map_err(|e| e.to_string())?;
     let model = read_model(source).map_err(|e| e.to_string())?;
-    let loaded = load_weights::<_, Expanded>(&ReferenceBackend, &model, &mut |_, _| ());
+    let loaded = load_weights::<_, Expanded>(&ReferenceBackend::new(), &model, &mut |_, _| ());
     loaded.map(|_| ()).map_err(|e| e.to_string())
 }
 

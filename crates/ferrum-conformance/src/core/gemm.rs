@@ -210,7 +210,7 @@ fn embedding_lookup<B: Backend>(io: &mut Io<'_, B>, data: &Lookup) -> Check {
     let table = load(io, std::slice::from_ref(&data.table), data.dim)?;
     let size = data.ids.len() * data.dim;
     let ids = io.indices("ids", &data.ids)?;
-    let mut out = io.output("out", size)?;
+    let mut out = io.output_of::<B::Residual>("out", size)?;
     B::embedding_lookup(&mut io.ctx, &table, &ids, &mut out, data.shape())?;
     io.take("out", &out, size)
 }
@@ -297,7 +297,7 @@ struct Rows {
 }
 
 fn argmax_rows<B: Backend>(io: &mut Io<'_, B>, data: &Rows) -> Check {
-    let x = io.input("x", &data.x)?;
+    let x = io.input_of::<B::Logit>("x", &data.x)?;
     let mut out = io.index_output("out", data.shape.rows)?;
     B::argmax_rows(&mut io.ctx, &x, &mut out, data.shape)?;
     io.take_indices("out", &out, data.shape.rows)

@@ -8,6 +8,7 @@ mod heads;
 mod memory;
 mod norm;
 mod refusals;
+mod roles;
 
 use crate::case::Cases;
 use ferrum_kernels::Backend;
@@ -24,6 +25,7 @@ pub(crate) fn cases<B: Backend>() -> Cases<B> {
     heads::cases(&mut cases);
     attention::cases(&mut cases);
     conv::cases(&mut cases);
+    roles::cases(&mut cases);
     refusals::cases(&mut cases);
     cases
 }

@@ -41,7 +41,7 @@ fn rms_norm_rows(data: &Norm, x: &[f64]) -> Vec<f64> {
 }
 
 fn fused_add_rms_norm<B: Backend>(io: &mut Io<'_, B>, data: &Norm) -> Check {
-    let mut residual = io.inout("residual", &data.residual)?;
+    let mut residual = io.inout_of::<B::Residual>("residual", &data.residual)?;
     let x = io.input("x", &data.x)?;
     let weight = io.floats("weight", &data.weight)?;
     let mut out = io.output("out", data.size())?;
@@ -175,7 +175,7 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         let mut data = make(rng, (3, 200), 1.0, true);
         data.x
             .iter_mut()
-            .for_each(|x| *x = (*x * 4.0).round() + 4096.0);
+            .for_each(|x| *x = rng.act((*x * 4.0).round() + 4096.0));
         data
     };
     let case = label(

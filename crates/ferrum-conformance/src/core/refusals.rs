@@ -7,8 +7,8 @@ use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Fault, Io, Refusals};
 use ferrum_kernels::{
     Act, Activation, AttnConfig, Backend, CacheSpan, Conv1dShape, FlashShape, GeluKind, GemmShape,
-    HeadLayout, HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkvShape, QkvTransform,
-    Rope, RopeStyle, RowShape,
+    HeadLayout, HeadsShape, Logits, MatShape, MlaShape, NormShape, PatchShape, QkvShape,
+    QkvTransform, Residual, Rope, RopeStyle, RowShape,
 };
 use ferrum_types::SrcDtype;
 
@@ -21,6 +21,8 @@ struct Bench<'d, B: Backend> {
     a: Act<B>,
     b: Act<B>,
     out: Act<B>,
+    residual: Residual<B>,
+    logits: Logits<B>,
     floats: B::Buffer<f32>,
     ints: B::Buffer<i32>,
 }
@@ -32,6 +34,8 @@ impl<'d, B: Backend> Bench<'d, B> {
             a: device.alloc(1000)?,
             b: device.alloc(1000)?,
             out: device.alloc(1000)?,
+            residual: device.alloc(1000)?,
+            logits: device.alloc(1000)?,
             floats: device.alloc(1000)?,
             ints: device.alloc(1000)?,
             io,
@@ -60,7 +64,7 @@ fn gemm<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     }
     for (rows, dim) in [(2, 4), (2, 6), (MANY, 5), (usize::MAX, 5)] {
         let shape = RowShape { rows, dim };
-        let result = B::embedding_lookup(ctx, &weight, &bench.ints, out, shape);
+        let result = B::embedding_lookup(ctx, &weight, &bench.ints, &mut bench.residual, shape);
         refused.expect(&format!("a look-up of {shape:?} in a [3, 5]"), result)?;
     }
     Ok(())
@@ -87,6 +91,8 @@ fn rows<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
         a,
         b,
         out,
+        residual,
+        logits,
         floats,
         ints,
     } = &mut bench;
@@ -103,11 +109,14 @@ fn rows<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
             &case("gather_rows"),
             B::gather_rows(ctx, a, ints, out, shape),
         )?;
-        refused.expect(&case("argmax_rows"), B::argmax_rows(ctx, a, ints, shape))?;
+        refused.expect(
+            &case("argmax_rows"),
+            B::argmax_rows(ctx, logits, ints, shape),
+        )?;
         refused.expect(&case("rms_norm"), B::rms_norm(ctx, a, floats, out, norm))?;
         refused.expect(
             &case("fused_add_rms_norm"),
-            B::fused_add_rms_norm(ctx, b, a, floats, out, norm),
+            B::fused_add_rms_norm(ctx, residual, a, floats, out, norm),
         )?;
         refused.expect(
             &case("layer_norm"),

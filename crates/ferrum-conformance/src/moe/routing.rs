@@ -14,7 +14,7 @@ struct Route {
 
 fn route_topk_softmax<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> Check {
     let pairs = data.shape.pairs();
-    let logits = io.input("logits", &data.logits)?;
+    let logits = io.input_of::<B::Logit>("logits", &data.logits)?;
     let mut routing = MoeRouting {
         expert_ids: io.index_output("expert_ids", pairs)?,
         weights: io.float_output("weights", pairs)?,

@@ -63,7 +63,7 @@ fn weighted_sum<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) -> Check {
 fn weighted_sum_residual<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) -> Check {
     let routing = data.routing(io)?;
     let x = io.input("x", &data.x)?;
-    let mut residual = io.inout("residual", &data.residual)?;
+    let mut residual = io.inout_of::<B::Residual>("residual", &data.residual)?;
     let (shape, dim) = (data.shape, data.dim);
     B::moe_weighted_sum_residual(&mut io.ctx, &x, &routing, &mut residual, shape, dim)?;
     io.take("residual", &residual, data.size())
@@ -73,7 +73,7 @@ fn weighted_sum_residual_norm<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sum
     let routing = data.routing(io)?;
     let x = io.input("x", &data.x)?;
     let weight = io.floats("weight", &data.norm)?;
-    let mut residual = io.inout("residual", &data.residual)?;
+    let mut residual = io.inout_of::<B::Residual>("residual", &data.residual)?;
     let mut out = io.output("out", data.size())?;
     let shape = NormShape {
         rows: data.shape.tokens,

@@ -67,11 +67,12 @@ where
     ReferenceBackend: BackendKvDtype<K>,
 {
     let layout = Layout::new(data);
-    let mut made = layout.pool::<ReferenceBackend, K>(&ReferenceBackend, data)?;
+    let mut made = layout.pool::<ReferenceBackend, K>(&ReferenceBackend::new(), data)?;
     let [_, k, v] = &data.new;
     let new = [k.clone(), v.clone()];
-    layout.append(&ReferenceBackend, &mut made, &step(data), &new)?;
-    let mut reference = Io::new(&ReferenceBackend, Fault::None)?;
+    layout.append(&ReferenceBackend::new(), &mut made, &step(data), &new)?;
+    let device = ReferenceBackend::new();
+    let mut reference = Io::new(&device, Fault::None)?;
     let blocks = used(&layout);
     let bytes = read::<ReferenceBackend, K>(&mut reference.ctx, &made, &blocks)?;
     let mut kv: KvLayer<B, K> = io.device.alloc_kv_layer(layout.pool)?;
@@ -201,7 +202,7 @@ where
         let name = format!("{text}, attention over moved blocks");
         cases.same((op, K::NAME, &name), make, attention::<B, K>, moved::<B, K>);
         let name = format!("{text}, blocks of the reference");
-        let case = label(op, K::NAME, tolerance::<K>(), name);
+        let case = label(op, K::NAME, tolerance::<B, K>(), name);
         cases.add(
             case,
             make,

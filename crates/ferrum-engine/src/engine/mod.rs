@@ -57,6 +57,7 @@ use crate::{AdapterLoader, StepRunner};
 use adapters::NewAdapter;
 use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_kernels::RowOrder;
 use ferrum_models::DecoderSpec;
 use ferrum_types::AdapterId;
 use health::Pulse;
@@ -295,6 +296,13 @@ impl Engine {
             kv_tokens = kv,
             "engine started"
         );
+        if let (Some(_), RowOrder::Within(nmse)) = (&draft, runner.row_order()) {
+            tracing::warn!(
+                backend,
+                nmse,
+                "rows computed together differ a little from rows computed alone: drafts may change a text"
+            );
+        }
         let (commands, inbox) = mpsc::channel();
         let host = offload::host_cache(&*runner, &shared.config, &commands);
         if let Some(host) = &host {

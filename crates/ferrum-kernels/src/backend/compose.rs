@@ -7,15 +7,15 @@
 //! writes anything, so its errors are those of a backend that overrides it.
 
 use super::*;
-use ferrum_types::{Error, Result};
+use ferrum_types::{Element, Error, FloatElement, Result};
 
 /// Copies rows of `dim` elements: row `i` of `out` is row `rows[i]` of `src`.
-fn move_rows<B: Backend>(
+fn move_rows<B: Backend, T: Element>(
     ctx: &mut B::Context,
     op: &'static str,
-    src: &Act<B>,
+    src: &B::Buffer<T>,
     rows: impl Iterator<Item = usize>,
-    out: &mut Act<B>,
+    out: &mut B::Buffer<T>,
     dim: usize,
 ) -> Result<()> {
     let numbers: std::result::Result<Vec<i32>, _> = rows.map(i32::try_from).collect();
@@ -36,7 +36,7 @@ fn move_rows<B: Backend>(
 /// [`Backend::fused_add_rms_norm`].
 pub(super) fn fused_add_rms_norm<B: Backend>(
     ctx: &mut B::Context,
-    residual: &mut Act<B>,
+    residual: &mut Residual<B>,
     x: &Act<B>,
     weight: &B::Buffer<f32>,
     out: &mut Act<B>,
@@ -63,16 +63,16 @@ pub(super) fn gated<B: Backend>(
     let RowShape { rows, dim } = shape;
     let mut halves = [B::device(ctx).alloc(total)?, B::device(ctx).alloc(total)?];
     for (i, half) in halves.iter_mut().enumerate() {
-        move_rows::<B>(ctx, op, gate_up, (0..rows).map(|r| 2 * r + i), half, dim)?;
+        move_rows::<B, _>(ctx, op, gate_up, (0..rows).map(|r| 2 * r + i), half, dim)?;
     }
     let [gate, up] = &halves;
     B::activate(ctx, activation, gate, Some(up), out, total)
 }
 
-/// [`Backend::add_bias`]: a layer norm of zeros is its bias.
-pub(super) fn add_bias<B: Backend>(
+/// [`Backend::add_bias`]: rows of nothing but the bias, added.
+pub(super) fn add_bias<B: Backend, T: FloatElement>(
     ctx: &mut B::Context,
-    x: &mut Act<B>,
+    x: &mut B::Buffer<T>,
     bias: &B::Buffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
@@ -81,39 +81,34 @@ pub(super) fn add_bias<B: Backend>(
         return Ok(());
     }
     let RowShape { rows, dim } = shape;
-    let (zeros, weight) = (B::device(ctx).alloc(total)?, B::device(ctx).alloc(dim)?);
-    let mut rows_of_bias = B::device(ctx).alloc(total)?;
-    let norm = NormShape {
-        rows,
-        dim,
-        eps: 1.0,
-    };
-    B::layer_norm(ctx, &zeros, &weight, Some(bias), &mut rows_of_bias, norm)?;
-    B::add_inplace(ctx, x, &rows_of_bias, total)
+    let mut repeated = B::device(ctx).alloc(total)?;
+    let first = std::iter::repeat_n(0, rows);
+    move_rows::<B, _>(ctx, "add_bias", bias, first, &mut repeated, dim)?;
+    B::add_inplace(ctx, x, &repeated, total)
 }
 
 /// [`Backend::scale_inplace`].
-pub(super) fn scale_inplace<B: Backend>(
+pub(super) fn scale_inplace<B: Backend, T: FloatElement>(
     ctx: &mut B::Context,
-    x: &mut Act<B>,
+    x: &mut B::Buffer<T>,
     scale: f32,
     len: usize,
 ) -> Result<()> {
     check::inplace("scale_inplace", x, len)?;
-    let mut scaled = B::device(ctx).alloc(len)?;
+    let mut scaled = B::device(ctx).alloc::<T>(len)?;
     B::scaled_add_inplace(ctx, &mut scaled, x, scale, len)?;
     B::copy_slice(ctx, &scaled, 0, x, 0, len)
 }
 
 /// [`Backend::softcap`].
-pub(super) fn softcap<B: Backend>(
+pub(super) fn softcap<B: Backend, T: FloatElement>(
     ctx: &mut B::Context,
-    x: &mut Act<B>,
+    x: &mut B::Buffer<T>,
     cap: f32,
     len: usize,
 ) -> Result<()> {
     check::softcap(x, cap, len)?;
-    let mut scaled = B::device(ctx).alloc(len)?;
+    let mut scaled = B::device(ctx).alloc::<T>(len)?;
     B::scaled_add_inplace(ctx, &mut scaled, x, 1.0 / cap, len)?;
     B::activate(ctx, Activation::Tanh, &scaled, None, x, len)?;
     B::scale_inplace(ctx, x, cap, len)
@@ -143,7 +138,7 @@ pub(super) fn split_qkv<B: Backend>(
     ];
     for (out, first, count) in parts {
         let rows = (0..tokens).flat_map(|t| (0..count).map(move |h| t * row + first + h));
-        move_rows::<B>(ctx, op, qkv, rows, out, head_dim)?;
+        move_rows::<B, _>(ctx, op, qkv, rows, out, head_dim)?;
     }
     Ok(())
 }
@@ -246,7 +241,7 @@ pub(super) fn transpose<B: Backend>(
         HeadLayout::TokenMajor => (tokens, heads),
     };
     let rows = (0..outer).flat_map(|i| (0..inner).map(move |j| j * outer + i));
-    move_rows::<B>(ctx, op, src, rows, dst, head_dim)
+    move_rows::<B, _>(ctx, op, src, rows, dst, head_dim)
 }
 
 /// [`Backend::mla_attention`]: attention whose heads share one kv head, with the latent rows as keys
@@ -294,7 +289,7 @@ pub(super) fn mla_attention<B: Backend>(
     let rows = (0..q_len).flat_map(|t| {
         (0..heads).flat_map(move |h| (0..to).map(move |i| (h * q_len + t) * from + i))
     });
-    move_rows::<B>(ctx, op, &values, rows, out, piece)
+    move_rows::<B, _>(ctx, op, &values, rows, out, piece)
 }
 
 /// The greatest common divisor; the other number where one is zero.
@@ -333,7 +328,7 @@ pub(super) fn conv2d_patch<B: Backend>(
     };
     let mut columns = B::device(ctx).alloc(check::elements(op, &[taps, patches])?)?;
     let pixels = (0..taps).flat_map(|tap| (0..patches).map(move |p| pixel(tap, p)));
-    move_rows::<B>(ctx, op, image, pixels, &mut columns, 1)?;
+    move_rows::<B, _>(ctx, op, image, pixels, &mut columns, 1)?;
     let conv = Conv1dShape {
         c_in: taps,
         c_out: out,

@@ -6,8 +6,14 @@ use ferrum_types::{Element, FloatElement, Result, SrcDtype};
 /// Activations of a backend.
 pub type Act<B> = <B as Backend>::Buffer<<B as Backend>::Act>;
 
+/// The residual stream of a backend.
+pub type Residual<B> = <B as Backend>::Buffer<<B as Backend>::Residual>;
+
+/// Logits of a backend, of tokens and of experts.
+pub type Logits<B> = <B as Backend>::Buffer<<B as Backend>::Logit>;
+
 /// Memory on a device.
-pub trait DeviceBuffer: Send + Sync {
+pub trait DeviceBuffer: Send + Sync + 'static {
     /// Elements.
     fn len(&self) -> usize;
 
@@ -32,6 +38,17 @@ pub struct DeviceInfo {
     pub software: bool,
     /// Memory that weights and KV can use, where the device tells.
     pub memory_bytes: Option<u64>,
+}
+
+/// What the bits of a row depend on: of a prompt that is computed in one piece or in several, of a sequence that is
+/// alone or among others, of a token that was drafted and one that was not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowOrder {
+    /// On the row alone, because its sums have a fixed order.
+    BitEqual,
+    /// On what is computed beside it, too: the squared difference between two results is at most this part of
+    /// their square (NMSE).
+    Within(f64),
 }
 
 /// Consecutive rows of a dense weight as they lie in a file.
@@ -64,8 +81,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Name as in `--backend` (`cpu`, `reference`, …).
     const NAME: &'static str;
 
-    /// Element of activations.
+    /// Element of activations: what products, attention and activation functions read and write.
     type Act: FloatElement;
+    /// Element of the residual stream, a sum over all layers.
+    type Residual: FloatElement;
+    /// Element of logits of the vocabulary and of a router: what choices are made by.
+    type Logit: FloatElement;
     /// Device memory for elements of one type.
     type Buffer<T: Element>: DeviceBuffer;
     /// A dense matrix `[n, k]` in the backend's favourite form.
@@ -116,6 +137,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// was read.
     fn overlaps(&self) -> bool {
         false
+    }
+
+    /// What this device promises of rows. Where it is less than equal bits, a prefix that is found in the cache and
+    /// a draft that is accepted may lead to another text than computing all of it anew; the conformance suite holds
+    /// the backend against what it says.
+    fn row_order(&self) -> RowOrder {
+        RowOrder::BitEqual
     }
 
     /// Waits until all recorded work is done. The provided one reads a byte.
@@ -222,11 +250,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     // ---- matrices ------------------------------------------------------------------------------
 
     /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`, accumulated in at least f32.
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         weight: &Self::Weight,
-        out: &mut Act<Self>,
+        out: &mut Self::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()>;
 
@@ -235,16 +263,16 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ctx: &mut Self::Context,
         table: &Self::Weight,
         ids: &Self::Buffer<i32>,
-        out: &mut Act<Self>,
+        out: &mut Residual<Self>,
         shape: RowShape,
     ) -> Result<()>;
 
     /// `out[i, :] = src[rows[i], :]`; an index outside `src` gives zeros.
-    fn gather_rows(
+    fn gather_rows<T: Element>(
         ctx: &mut Self::Context,
-        src: &Act<Self>,
+        src: &Self::Buffer<T>,
         rows: &Self::Buffer<i32>,
-        out: &mut Act<Self>,
+        out: &mut Self::Buffer<T>,
         shape: RowShape,
     ) -> Result<()>;
 
@@ -252,7 +280,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// (a row of NaN gives 0).
     fn argmax_rows(
         ctx: &mut Self::Context,
-        x: &Act<Self>,
+        x: &Logits<Self>,
         out: &mut Self::Buffer<i32>,
         shape: RowShape,
     ) -> Result<()>;
@@ -260,9 +288,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     // ---- norms ---------------------------------------------------------------------------------
 
     /// `out = x / √(mean(x²) + eps) · weight`, row by row. `weight` is `[dim]`.
-    fn rms_norm(
+    fn rms_norm<T: FloatElement>(
         ctx: &mut Self::Context,
-        x: &Act<Self>,
+        x: &Self::Buffer<T>,
         weight: &Self::Buffer<f32>,
         out: &mut Act<Self>,
         shape: NormShape,
@@ -273,7 +301,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Provided: [`add_inplace`](Self::add_inplace), then [`rms_norm`](Self::rms_norm).
     fn fused_add_rms_norm(
         ctx: &mut Self::Context,
-        residual: &mut Act<Self>,
+        residual: &mut Residual<Self>,
         x: &Act<Self>,
         weight: &Self::Buffer<f32>,
         out: &mut Act<Self>,
@@ -283,9 +311,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 
     /// `out = (x - mean) / √(var + eps) · weight + bias`, row by row, with the biased variance.
-    fn layer_norm(
+    fn layer_norm<T: FloatElement>(
         ctx: &mut Self::Context,
-        x: &Act<Self>,
+        x: &Self::Buffer<T>,
         weight: &Self::Buffer<f32>,
         bias: Option<&Self::Buffer<f32>>,
         out: &mut Act<Self>,
@@ -295,12 +323,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     // ---- element-wise --------------------------------------------------------------------------
 
     /// `out = f(x)`, or `out = f(x) · y` with `y`, `len` elements. What `f` is, [`Activation`] says.
-    fn activate(
+    fn activate<T: FloatElement>(
         ctx: &mut Self::Context,
         activation: Activation,
-        x: &Act<Self>,
-        y: Option<&Act<Self>>,
-        out: &mut Act<Self>,
+        x: &Self::Buffer<T>,
+        y: Option<&Self::Buffer<T>>,
+        out: &mut Self::Buffer<T>,
         len: usize,
     ) -> Result<()>;
 
@@ -359,23 +387,23 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// `x[r, :] += bias` for every row.
     ///
-    /// Provided: a [`layer_norm`](Self::layer_norm) of zeros in a buffer of its own, added.
-    fn add_bias(
+    /// Provided: the bias repeated in a buffer of its own, added.
+    fn add_bias<T: FloatElement>(
         ctx: &mut Self::Context,
-        x: &mut Act<Self>,
+        x: &mut Self::Buffer<T>,
         bias: &Self::Buffer<f32>,
         shape: RowShape,
     ) -> Result<()> {
-        compose::add_bias::<Self>(ctx, x, bias, shape)
+        compose::add_bias::<Self, T>(ctx, x, bias, shape)
     }
 
     /// `x += y`, `len` elements.
     ///
     /// Provided: [`scaled_add_inplace`](Self::scaled_add_inplace) with 1.
-    fn add_inplace(
+    fn add_inplace<T: FloatElement, U: FloatElement>(
         ctx: &mut Self::Context,
-        x: &mut Act<Self>,
-        y: &Act<Self>,
+        x: &mut Self::Buffer<T>,
+        y: &Self::Buffer<U>,
         len: usize,
     ) -> Result<()> {
         check::zip_inplace("add_inplace", x, y, len)?;
@@ -383,10 +411,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 
     /// `x += scale · y`, `len` elements.
-    fn scaled_add_inplace(
+    fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
         ctx: &mut Self::Context,
-        x: &mut Act<Self>,
-        y: &Act<Self>,
+        x: &mut Self::Buffer<T>,
+        y: &Self::Buffer<U>,
         scale: f32,
         len: usize,
     ) -> Result<()>;
@@ -394,13 +422,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// `x = x · scale`, `len` elements (embedding and residual multipliers).
     ///
     /// Provided: through a buffer of its own.
-    fn scale_inplace(
+    fn scale_inplace<T: FloatElement>(
         ctx: &mut Self::Context,
-        x: &mut Act<Self>,
+        x: &mut Self::Buffer<T>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
-        compose::scale_inplace::<Self>(ctx, x, scale, len)
+        compose::scale_inplace::<Self, T>(ctx, x, scale, len)
     }
 
     /// `out = x · y`, `len` elements.
@@ -419,8 +447,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// `x = cap · tanh(x / cap)`, `len` elements.
     ///
     /// Provided: through a buffer of its own.
-    fn softcap(ctx: &mut Self::Context, x: &mut Act<Self>, cap: f32, len: usize) -> Result<()> {
-        compose::softcap::<Self>(ctx, x, cap, len)
+    fn softcap<T: FloatElement>(
+        ctx: &mut Self::Context,
+        x: &mut Self::Buffer<T>,
+        cap: f32,
+        len: usize,
+    ) -> Result<()> {
+        compose::softcap::<Self, T>(ctx, x, cap, len)
     }
 
     // ---- heads ---------------------------------------------------------------------------------

@@ -5,15 +5,20 @@
 //! implemented, so asking for it does not compile. What is only known at run time (a block size, a
 //! dtype in a file) is answered by [`ferrum_types::Error::Unsupported`], never by a wrong result.
 //!
-//! Three conventions hold for every op:
+//! Four conventions hold for every op:
 //!
 //! * **Time.** An op *records* work on a context; it may run at once (CPU) or when the context is next
 //!   synchronised or read from (GPU). Results are seen by the host only through [`Backend::read`].
 //! * **Shapes.** Activations are row-major with tokens outermost unless an op says *head-major*
 //!   (`[heads, tokens, head_dim]`). A buffer may be longer than the shape asks for; a shorter one is
 //!   [`ferrum_types::Error::Shape`].
+//! * **Precision.** Elements go by role: [`Act`], [`Residual`] and [`Logits`] may differ, so that a device computes
+//!   on 16-bit activations and still sums layers and ranks tokens in f32. An op whose buffer may have several
+//!   roles is generic over its element; it is called with the elements of these roles, and f32 as parameters have it.
+//!   Whatever they are, an op computes in at least f32 and rounds what it writes once.
 //! * **Order.** The result of a row depends on that row alone: reductions have a fixed order that does
 //!   not change with the number of rows, the position of a chunk or the size of a KV block.
+//!   A device for which that is too dear says so ([`Backend::row_order`]).
 
 pub mod check;
 mod collective;
@@ -35,7 +40,9 @@ pub(crate) use self::collective::join_once;
 pub use self::collective::{
     BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
 };
-pub use self::core::{Act, Backend, DeviceBuffer, DeviceInfo, WeightPart};
+pub use self::core::{
+    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, WeightPart,
+};
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::kv::{
     KvBf16, KvBlockBytes, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,

@@ -120,7 +120,7 @@ pub trait BackendMoeFused: Backend {
     /// into `routing.expert_ids` and `routing.weights`.
     fn route_topk_softmax(
         ctx: &mut Self::Context,
-        logits: &Act<Self>,
+        logits: &Logits<Self>,
         routing: &mut MoeRouting<Self>,
         shape: RouteShape,
     ) -> Result<()>;
@@ -171,7 +171,7 @@ pub trait BackendMoeFused: Backend {
         ctx: &mut Self::Context,
         x: &Act<Self>,
         routing: &MoeRouting<Self>,
-        residual: &mut Act<Self>,
+        residual: &mut Residual<Self>,
         shape: RouteShape,
         dim: usize,
     ) -> Result<()>;
@@ -182,7 +182,7 @@ pub trait BackendMoeFused: Backend {
         ctx: &mut Self::Context,
         x: &Act<Self>,
         routing: &MoeRouting<Self>,
-        residual: &mut Act<Self>,
+        residual: &mut Residual<Self>,
         norm: (&Self::Buffer<f32>, NormShape),
         out: &mut Act<Self>,
         shape: RouteShape,

@@ -6,7 +6,7 @@ pub use ferrum_quant::awq::AwqTensors as AwqWeights;
 pub use ferrum_quant::compressed::{PackedTensors as PackedWeights, PackedZeros};
 pub use ferrum_quant::fp8::Fp8Tensors as Fp8Weights;
 pub use ferrum_quant::gptq::{GptqTensors as GptqWeights, ZeroPoints as GptqZeroPoints};
-use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
 
 /// The quantisation schemes that a checkpoint can come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,11 +209,11 @@ pub trait BackendQuantGguf: Backend {
     fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<Self::GgufWeight>;
 
     /// [`Backend::gemm`] with a quantised weight.
-    fn gemm_quant(
+    fn gemm_quant<T: FloatElement>(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         weight: &Self::GgufWeight,
-        out: &mut Act<Self>,
+        out: &mut Self::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()>;
 
@@ -222,7 +222,7 @@ pub trait BackendQuantGguf: Backend {
         ctx: &mut Self::Context,
         table: &Self::GgufWeight,
         ids: &Self::Buffer<i32>,
-        out: &mut Act<Self>,
+        out: &mut Residual<Self>,
         shape: RowShape,
     ) -> Result<()>;
 }
@@ -277,11 +277,11 @@ pub trait BackendQuantMarlin: Backend {
     }
 
     /// [`Backend::gemm`] with such a weight.
-    fn gemm_gptq(
+    fn gemm_gptq<T: FloatElement>(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         weight: &Self::GptqWeight,
-        out: &mut Act<Self>,
+        out: &mut Self::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()>;
 }

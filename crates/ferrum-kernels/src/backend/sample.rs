@@ -1,7 +1,7 @@
 //! Choosing tokens on the device, so that rows of logits stay there: a row is as long as the vocabulary, and what the
 //! host wants of it is four bytes.
 
-use super::{Act, Backend, DeviceBuffer};
+use super::{Backend, DeviceBuffer, Logits};
 use ferrum_types::{Error, Result, TokenId};
 use std::fmt;
 
@@ -202,7 +202,7 @@ impl SampleBatch {
     /// Those of `sample_rows`.
     pub fn check<B: Backend>(
         &self,
-        logits: &Act<B>,
+        logits: &Logits<B>,
         shape: SampleShape,
         previous: &B::Buffer<i32>,
         out: &Sampled<B>,
@@ -421,7 +421,7 @@ pub trait BackendSample: Backend {
     /// device does not sample.
     fn sample_rows(
         ctx: &mut Self::Context,
-        logits: &mut Act<Self>,
+        logits: &mut Logits<Self>,
         shape: SampleShape,
         batch: &SampleBatch,
         previous: &Self::Buffer<i32>,

@@ -8,7 +8,7 @@ use super::packed_store::{self, PackedKey, PackedStore};
 use super::pool::Pool;
 use super::{attention, conv, elementwise, gemm, heads, norm, pages, topology};
 use crate::backend::*;
-use ferrum_types::{Element, Error, Result};
+use ferrum_types::{Element, Error, FloatElement, Result};
 use std::sync::Arc;
 
 /// How to open a [`CpuBackend`]; the default is what the machine has.
@@ -161,6 +161,8 @@ impl Backend for CpuBackend {
     const NAME: &'static str = "cpu";
 
     type Act = f32;
+    type Residual = f32;
+    type Logit = f32;
     type Buffer<T: Element> = CpuBuffer<T>;
     type Weight = CpuWeight;
     type Context = CpuContext;
@@ -260,13 +262,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut CpuContext,
         x: &Buf,
         weight: &Self::Weight,
-        out: &mut Buf,
+        out: &mut CpuBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm", out)?;
         let (exec, scratch) = ctx.parts();
         gemm::gemm(exec, scratch, x, weight, out, shape)
     }
@@ -281,13 +284,15 @@ impl Backend for CpuBackend {
         gemm::embedding_lookup(ctx.exec(), table, ids, out, shape)
     }
 
-    fn gather_rows(
+    fn gather_rows<T: Element>(
         ctx: &mut CpuContext,
-        src: &Buf,
+        src: &CpuBuffer<T>,
         rows: &CpuBuffer<i32>,
-        out: &mut Buf,
+        out: &mut CpuBuffer<T>,
         shape: RowShape,
     ) -> Result<()> {
+        let src = check::only::<Self, T, f32>("gather_rows", src)?;
+        let out = check::only_mut::<Self, T, f32>("gather_rows", out)?;
         gemm::gather_rows(ctx.exec(), src, rows, out, shape)
     }
 
@@ -300,13 +305,14 @@ impl Backend for CpuBackend {
         gemm::argmax_rows(ctx.exec(), x, out, shape)
     }
 
-    fn rms_norm(
+    fn rms_norm<T: FloatElement>(
         ctx: &mut CpuContext,
-        x: &Buf,
+        x: &CpuBuffer<T>,
         weight: &Buf,
         out: &mut Buf,
         shape: NormShape,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("rms_norm", x)?;
         norm::rms_norm(ctx.exec(), x, weight, out, shape)
     }
 
@@ -321,25 +327,31 @@ impl Backend for CpuBackend {
         norm::fused_add_rms_norm(ctx.exec(), residual, x, weight, out, shape)
     }
 
-    fn layer_norm(
+    fn layer_norm<T: FloatElement>(
         ctx: &mut CpuContext,
-        x: &Buf,
+        x: &CpuBuffer<T>,
         weight: &Buf,
         bias: Option<&Buf>,
         out: &mut Buf,
         shape: NormShape,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("layer_norm", x)?;
         norm::layer_norm(ctx.exec(), x, weight, bias, out, shape)
     }
 
-    fn activate(
+    fn activate<T: FloatElement>(
         ctx: &mut CpuContext,
         activation: Activation,
-        x: &Buf,
-        y: Option<&Buf>,
-        out: &mut Buf,
+        x: &CpuBuffer<T>,
+        y: Option<&CpuBuffer<T>>,
+        out: &mut CpuBuffer<T>,
         len: usize,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("activate", x)?;
+        let y = y
+            .map(|y| check::only::<Self, T, f32>("activate", y))
+            .transpose()?;
+        let out = check::only_mut::<Self, T, f32>("activate", out)?;
         elementwise::activate(ctx.exec(), activation, (x, y), out, len)
     }
 
@@ -363,26 +375,47 @@ impl Backend for CpuBackend {
         elementwise::gelu_gated(ctx.exec(), gate_up, out, kind, shape)
     }
 
-    fn add_bias(ctx: &mut CpuContext, x: &mut Buf, bias: &Buf, shape: RowShape) -> Result<()> {
+    fn add_bias<T: FloatElement>(
+        ctx: &mut CpuContext,
+        x: &mut CpuBuffer<T>,
+        bias: &Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_bias", x)?;
         elementwise::add_bias(ctx.exec(), x, bias, shape)
     }
 
-    fn add_inplace(ctx: &mut CpuContext, x: &mut Buf, y: &Buf, len: usize) -> Result<()> {
+    fn add_inplace<T: FloatElement, U: FloatElement>(
+        ctx: &mut CpuContext,
+        x: &mut CpuBuffer<T>,
+        y: &CpuBuffer<U>,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("add_inplace", y)?;
         elementwise::zip_inplace(ctx.exec(), "add_inplace", x, y, len, elementwise::Add)
     }
 
-    fn scaled_add_inplace(
+    fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
         ctx: &mut CpuContext,
-        x: &mut Buf,
-        y: &Buf,
+        x: &mut CpuBuffer<T>,
+        y: &CpuBuffer<U>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scaled_add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("scaled_add_inplace", y)?;
         let op = elementwise::ScaledAdd(scale);
         elementwise::zip_inplace(ctx.exec(), "scaled_add_inplace", x, y, len, op)
     }
 
-    fn scale_inplace(ctx: &mut CpuContext, x: &mut Buf, scale: f32, len: usize) -> Result<()> {
+    fn scale_inplace<T: FloatElement>(
+        ctx: &mut CpuContext,
+        x: &mut CpuBuffer<T>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scale_inplace", x)?;
         elementwise::map_inplace(
             ctx.exec(),
             "scale_inplace",
@@ -392,7 +425,13 @@ impl Backend for CpuBackend {
         )
     }
 
-    fn softcap(ctx: &mut CpuContext, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
+    fn softcap<T: FloatElement>(
+        ctx: &mut CpuContext,
+        x: &mut CpuBuffer<T>,
+        cap: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("softcap", x)?;
         elementwise::softcap(ctx.exec(), x, cap, len)
     }
 

@@ -14,7 +14,7 @@ use super::quant::affine::{self, Layer, fits};
 use super::quant::pack::{self, Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use crate::backend::*;
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_types::{Error, FloatElement, Result, SrcDtype};
 
 const LOAD: &str = "load_layers";
 
@@ -213,13 +213,14 @@ impl BackendQuantMarlin for CpuBackend {
             .restore_or("layers", key, || load(self.exec(), parts, cols))
     }
 
-    fn gemm_gptq(
+    fn gemm_gptq<T: FloatElement>(
         ctx: &mut CpuContext,
         x: &CpuBuffer<f32>,
         weight: &CpuQuantWeight,
-        out: &mut CpuBuffer<f32>,
+        out: &mut CpuBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm_gptq", out)?;
         let (exec, scratch) = ctx.parts();
         quant::gemm(exec, scratch, "gemm_gptq", x, weight, out, shape)
     }

@@ -27,7 +27,7 @@ use super::packed_store::PackedKey;
 use super::simd::ByteProducts;
 use crate::backend::*;
 use acts::WORDS;
-use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
 use format::{Codes, Scales, UNIT};
 use pack::{OnFormat, Packed, is_packed};
 use std::marker::PhantomData;
@@ -309,13 +309,14 @@ impl BackendQuantGguf for CpuBackend {
         })
     }
 
-    fn gemm_quant(
+    fn gemm_quant<T: FloatElement>(
         ctx: &mut CpuContext,
         x: &CpuBuffer<f32>,
         weight: &CpuQuantWeight,
-        out: &mut CpuBuffer<f32>,
+        out: &mut CpuBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm_quant", out)?;
         let (exec, scratch) = ctx.parts();
         gemm(exec, scratch, "gemm_quant", x, weight, out, shape)
     }

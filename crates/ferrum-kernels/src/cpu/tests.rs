@@ -13,6 +13,7 @@ use super::isa::Level;
 use super::{CpuBackend, CpuConfig, Isa};
 use crate::backend::*;
 use crate::reference::ReferenceBackend;
+use ferrum_types::FloatElement;
 
 /// Random numbers with a seed (xorshift64*), so that a failure can be repeated.
 struct Random(u64);
@@ -124,7 +125,7 @@ impl AnyBackend for ReferenceBackend {}
 /// Runs `op` everywhere; the reference within `limit`, all CPU forms bit-equal (but for rounded rows).
 /// Gives the result.
 fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
-    let expected = op.run(&ReferenceBackend);
+    let expected = op.run(&ReferenceBackend::new());
     let (rounding, exact): (Vec<_>, Vec<_>) = devices()
         .into_iter()
         .partition(|device| rounds(device) && op.has_bf16());
@@ -147,10 +148,12 @@ fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
 }
 
 fn act<B: Backend>(device: &B, data: &[f32]) -> Act<B> {
-    let data: Vec<B::Act> = data
-        .iter()
-        .map(|x| ferrum_types::FloatElement::from_f32(*x))
-        .collect();
+    of_role(device, data)
+}
+
+/// A buffer of any role.
+fn of_role<B: Backend, T: FloatElement>(device: &B, data: &[f32]) -> B::Buffer<T> {
+    let data: Vec<T> = data.iter().map(|x| T::from_f32(*x)).collect();
     device.from_slice(&data).unwrap()
 }
 
@@ -159,11 +162,9 @@ fn poison<B: Backend>(device: &B, len: usize) -> Act<B> {
     act(device, &vec![f32::NAN; len])
 }
 
-fn host<B: Backend>(ctx: &mut B::Context, buffer: &Act<B>) -> Vec<f32> {
+fn host<B: Backend, T: FloatElement>(ctx: &mut B::Context, buffer: &B::Buffer<T>) -> Vec<f32> {
     let data = B::to_vec(ctx, buffer).unwrap();
-    data.into_iter()
-        .map(ferrum_types::FloatElement::to_f32)
-        .collect()
+    data.into_iter().map(T::to_f32).collect()
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn two_contexts_on_two_threads_share_a_device() {
         let x = act(&device, x);
         let mut out = poison(&device, rows * n);
         CpuBackend::gemm(&mut ctx, &x, &weight, &mut out, GemmShape { rows, n, k }).unwrap();
-        host::<CpuBackend>(&mut ctx, &out)
+        host::<CpuBackend, _>(&mut ctx, &out)
     };
     let alone = inputs.each_ref().map(|x| run(x));
     std::thread::scope(|scope| {

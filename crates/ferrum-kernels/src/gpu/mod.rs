@@ -44,7 +44,7 @@ pub use self::weight::GpuWeight;
 
 use self::core::Shared;
 use crate::backend::*;
-use ferrum_types::{Element, Result};
+use ferrum_types::{Element, FloatElement, Result};
 use std::sync::Arc;
 
 /// A GPU that wgpu reaches.
@@ -89,6 +89,8 @@ impl Backend for GpuBackend {
     const NAME: &'static str = "gpu";
 
     type Act = f32;
+    type Residual = f32;
+    type Logit = f32;
     type Buffer<T: Element> = GpuBuffer<T>;
     type Weight = GpuWeight;
     type Context = GpuContext;
@@ -175,13 +177,14 @@ impl Backend for GpuBackend {
         context::copy_slice(ctx, (src, src_offset), (dst, dst_offset), len)
     }
 
-    fn gemm(
+    fn gemm<T: FloatElement>(
         ctx: &mut Ctx,
         x: &Buf,
         weight: &GpuWeight,
-        out: &mut Buf,
+        out: &mut GpuBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm", out)?;
         gemm::gemm(ctx, x, weight, out, shape)
     }
 
@@ -195,13 +198,15 @@ impl Backend for GpuBackend {
         gemm::embedding_lookup(ctx, table, ids, out, shape)
     }
 
-    fn gather_rows(
+    fn gather_rows<T: Element>(
         ctx: &mut Ctx,
-        src: &Buf,
+        src: &GpuBuffer<T>,
         rows: &GpuBuffer<i32>,
-        out: &mut Buf,
+        out: &mut GpuBuffer<T>,
         shape: RowShape,
     ) -> Result<()> {
+        let src = check::only::<Self, T, f32>("gather_rows", src)?;
+        let out = check::only_mut::<Self, T, f32>("gather_rows", out)?;
         gemm::gather_rows(ctx, src, rows, out, shape)
     }
 
@@ -214,13 +219,14 @@ impl Backend for GpuBackend {
         gemm::argmax_rows(ctx, x, out, shape)
     }
 
-    fn rms_norm(
+    fn rms_norm<T: FloatElement>(
         ctx: &mut Ctx,
-        x: &Buf,
+        x: &GpuBuffer<T>,
         weight: &Buf,
         out: &mut Buf,
         shape: NormShape,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("rms_norm", x)?;
         norm::rms_norm(ctx, x, weight, out, shape)
     }
 
@@ -235,25 +241,31 @@ impl Backend for GpuBackend {
         norm::fused_add_rms_norm(ctx, residual, x, weight, out, shape)
     }
 
-    fn layer_norm(
+    fn layer_norm<T: FloatElement>(
         ctx: &mut Ctx,
-        x: &Buf,
+        x: &GpuBuffer<T>,
         weight: &Buf,
         bias: Option<&Buf>,
         out: &mut Buf,
         shape: NormShape,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("layer_norm", x)?;
         norm::layer_norm(ctx, x, weight, bias, out, shape)
     }
 
-    fn activate(
+    fn activate<T: FloatElement>(
         ctx: &mut Ctx,
         activation: Activation,
-        x: &Buf,
-        y: Option<&Buf>,
-        out: &mut Buf,
+        x: &GpuBuffer<T>,
+        y: Option<&GpuBuffer<T>>,
+        out: &mut GpuBuffer<T>,
         len: usize,
     ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("activate", x)?;
+        let y = y
+            .map(|y| check::only::<Self, T, f32>("activate", y))
+            .transpose()?;
+        let out = check::only_mut::<Self, T, f32>("activate", out)?;
         elementwise::activate(ctx, activation, (x, y), out, len)
     }
 
@@ -290,29 +302,56 @@ impl Backend for GpuBackend {
         )
     }
 
-    fn add_bias(ctx: &mut Ctx, x: &mut Buf, bias: &Buf, shape: RowShape) -> Result<()> {
+    fn add_bias<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut GpuBuffer<T>,
+        bias: &Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_bias", x)?;
         elementwise::add_bias(ctx, x, bias, shape)
     }
 
-    fn add_inplace(ctx: &mut Ctx, x: &mut Buf, y: &Buf, len: usize) -> Result<()> {
+    fn add_inplace<T: FloatElement, U: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut GpuBuffer<T>,
+        y: &GpuBuffer<U>,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("add_inplace", y)?;
         elementwise::scaled_add(ctx, "add_inplace", x, y, 1.0, len)
     }
 
-    fn scaled_add_inplace(
+    fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
         ctx: &mut Ctx,
-        x: &mut Buf,
-        y: &Buf,
+        x: &mut GpuBuffer<T>,
+        y: &GpuBuffer<U>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scaled_add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("scaled_add_inplace", y)?;
         elementwise::scaled_add(ctx, "scaled_add_inplace", x, y, scale, len)
     }
 
-    fn scale_inplace(ctx: &mut Ctx, x: &mut Buf, scale: f32, len: usize) -> Result<()> {
+    fn scale_inplace<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut GpuBuffer<T>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scale_inplace", x)?;
         elementwise::scale_inplace(ctx, x, scale, len)
     }
 
-    fn softcap(ctx: &mut Ctx, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
+    fn softcap<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut GpuBuffer<T>,
+        cap: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("softcap", x)?;
         elementwise::softcap(ctx, x, cap, len)
     }
 

@@ -1,28 +1,27 @@
 //! Attention: one routine over closures for keys and values; the ops differ only in where keys lie.
 
 use super::buffer::RefBuffer;
+use super::precision::{narrow, wide};
 use crate::backend::{AttnConfig, FlashShape, MlaShape, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 use std::ops::Range;
 
 /// Softmax attention of one query over the keys in `visible`.
 ///
 /// `key(j, d)` and `value(j, d)` are element `d` of key and value `j`. `sink` is one more logit, with
 /// no value. Without a visible key `out` is zeros.
-pub(super) fn attend(
-    query: &[f32],
+pub(super) fn attend<A: FloatElement>(
+    query: &[A],
     visible: Range<usize>,
     key: impl Fn(usize, usize) -> f32,
     value: impl Fn(usize, usize) -> f32,
     sink: Option<f32>,
     config: &AttnConfig,
-    out: &mut [f32],
+    out: &mut [A],
 ) {
     let score = |j| {
         let products = query.iter().enumerate();
-        let dot: f64 = products
-            .map(|(d, &q)| f64::from(q) * f64::from(key(j, d)))
-            .sum();
+        let dot: f64 = products.map(|(d, &q)| wide(q) * f64::from(key(j, d))).sum();
         let scaled = dot * f64::from(config.scale);
         match config.softcap.map(f64::from) {
             Some(cap) => cap * (scaled / cap).tanh(),
@@ -31,7 +30,7 @@ pub(super) fn attend(
     };
     let scores: Vec<f64> = visible.clone().map(score).collect();
     if scores.is_empty() {
-        return out.fill(0.0);
+        return out.fill(A::zeroed());
     }
     let sink = sink.map_or(f64::NEG_INFINITY, f64::from);
     let largest = scores
@@ -46,16 +45,16 @@ pub(super) fn attend(
             .zip(values)
             .map(|(weight, value)| weight * value)
             .sum();
-        *out = (sum / total) as f32;
+        *out = narrow(sum / total);
     }
 }
 
 /// Attention over a contiguous head-major cache.
-pub(super) fn flash_attention(
-    q: &RefBuffer<f32>,
-    (k, v): (&RefBuffer<f32>, &RefBuffer<f32>),
+pub(super) fn flash_attention<A: FloatElement>(
+    q: &RefBuffer<A>,
+    (k, v): (&RefBuffer<A>, &RefBuffer<A>),
     sinks: Option<&RefBuffer<f32>>,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<A>,
     shape: FlashShape,
     config: &AttnConfig,
 ) -> Result<()> {
@@ -82,8 +81,8 @@ pub(super) fn flash_attention(
             attend(
                 &q.0[query..][..head_dim],
                 config.visible(pos_offset.saturating_add(i), kv_len),
-                |j, d| k.0[at(j, d)],
-                |j, d| v.0[at(j, d)],
+                |j, d| k.0[at(j, d)].to_f32(),
+                |j, d| v.0[at(j, d)].to_f32(),
                 sinks.map(|sinks| sinks.0[head]),
                 config,
                 &mut out.0[query..][..head_dim],
@@ -94,10 +93,10 @@ pub(super) fn flash_attention(
 }
 
 /// Attention of all heads over one latent cache, whose rows are keys and begin with the values.
-pub(super) fn mla_attention(
-    q: &RefBuffer<f32>,
-    latent: &RefBuffer<f32>,
-    out: &mut RefBuffer<f32>,
+pub(super) fn mla_attention<A: FloatElement>(
+    q: &RefBuffer<A>,
+    latent: &RefBuffer<A>,
+    out: &mut RefBuffer<A>,
     shape: MlaShape,
 ) -> Result<()> {
     check::mla_attention(q, latent, out, shape)?;
@@ -116,8 +115,8 @@ pub(super) fn mla_attention(
             attend(
                 &q.0[vector * dim..][..dim],
                 visible.clone(),
-                |j, d| latent.0[j * dim + d],
-                |j, d| latent.0[j * dim + d],
+                |j, d| latent.0[j * dim + d].to_f32(),
+                |j, d| latent.0[j * dim + d].to_f32(),
                 None,
                 &config,
                 &mut out.0[vector * rank..][..rank],

@@ -2,15 +2,16 @@
 
 use super::buffer::RefBuffer;
 use super::gemm::dot;
+use super::precision::{narrow, wide};
 use crate::backend::{Conv1dShape, PatchShape, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 
 /// `[c_in, len]` → `[c_out, out_len]`.
-pub(super) fn conv1d(
-    x: &RefBuffer<f32>,
+pub(super) fn conv1d<A: FloatElement>(
+    x: &RefBuffer<A>,
     weight: &RefBuffer<f32>,
     bias: Option<&RefBuffer<f32>>,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<A>,
     shape: Conv1dShape,
 ) -> Result<()> {
     check::conv1d(x, weight, bias, out, shape)?;
@@ -36,22 +37,22 @@ pub(super) fn conv1d(
                     if padded >= padding && padded - padding < len {
                         let x = x.0[(first_channel + c) * len + padded - padding];
                         let w = weight.0[(o * group_in + c) * kernel + tap];
-                        sum += f64::from(x) * f64::from(w);
+                        sum += wide(x) * wide(w);
                     }
                 }
             }
-            out.0[o * out_len + t] = sum as f32;
+            out.0[o * out_len + t] = narrow(sum);
         }
     }
     Ok(())
 }
 
 /// `[channels, height, width]` → one row of `out` elements for each patch.
-pub(super) fn conv2d_patch(
-    image: &RefBuffer<f32>,
+pub(super) fn conv2d_patch<A: FloatElement>(
+    image: &RefBuffer<A>,
     weight: &RefBuffer<f32>,
     bias: Option<&RefBuffer<f32>>,
-    rows: &mut RefBuffer<f32>,
+    rows: &mut RefBuffer<A>,
     shape: PatchShape,
 ) -> Result<()> {
     check::conv2d_patch(image, weight, bias, rows, shape)?;
@@ -75,7 +76,7 @@ pub(super) fn conv2d_patch(
         }
         for o in 0..out {
             let bias = bias.map_or(0.0, |bias| f64::from(bias.0[o]));
-            rows.0[p * out + o] = (dot(&pixels, &weight.0[o * patch_len..]) + bias) as f32;
+            rows.0[p * out + o] = narrow(dot(&pixels, &weight.0[o * patch_len..]) + bias);
         }
     }
     Ok(())

@@ -2,35 +2,56 @@
 //! not here is a composition, with the body that the contract provides.
 
 use super::buffer::RefBuffer;
+use super::precision::{Precision, Uniform};
 use super::{attention, conv, elementwise, gemm, heads, norm};
 use crate::backend::*;
-use ferrum_types::{Element, Error, Result};
+use ferrum_types::{Element, Error, FloatElement, Result};
+use std::marker::PhantomData;
 
-/// The host, computing with plain loops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReferenceBackend;
+/// The host, computing with plain loops, on elements of one [`Precision`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reference<P>(PhantomData<P>);
+
+/// The reference that decides: all in f32.
+pub type ReferenceBackend = Reference<Uniform<f32>>;
+
+impl<P> Reference<P> {
+    /// The host.
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<P> Default for Reference<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// Runs each op when it is recorded.
 #[derive(Debug)]
-pub struct RefContext {
-    device: ReferenceBackend,
+pub struct RefContext<P> {
+    device: Reference<P>,
     group: Option<GroupRank>,
 }
 
-type Buf = RefBuffer<f32>;
+type Floats = RefBuffer<f32>;
+type Acts<P> = RefBuffer<<P as Precision>::Act>;
 
-impl Backend for ReferenceBackend {
+impl<P: Precision> Backend for Reference<P> {
     const NAME: &'static str = "reference";
 
-    type Act = f32;
+    type Act = P::Act;
+    type Residual = P::Residual;
+    type Logit = P::Logit;
     type Buffer<T: Element> = RefBuffer<T>;
     type Weight = gemm::RefWeight;
-    type Context = RefContext;
+    type Context = RefContext<P>;
     type Timer = HostTimer<Self>;
 
     fn open(ordinal: usize) -> Result<Self> {
         if ordinal == 0 {
-            return Ok(ReferenceBackend);
+            return Ok(Self::new());
         }
         Err(Error::NoDevice {
             backend: Self::NAME,
@@ -50,14 +71,14 @@ impl Backend for ReferenceBackend {
         }
     }
 
-    fn new_context(&self) -> Result<RefContext> {
+    fn new_context(&self) -> Result<RefContext<P>> {
         Ok(RefContext {
             device: *self,
             group: None,
         })
     }
 
-    fn device(ctx: &RefContext) -> &Self {
+    fn device(ctx: &RefContext<P>) -> &Self {
         &ctx.device
     }
 
@@ -74,7 +95,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn write<T: Element>(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         dst: &mut RefBuffer<T>,
         offset: usize,
         src: &[T],
@@ -85,7 +106,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn read<T: Element>(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         src: &RefBuffer<T>,
         offset: usize,
         out: &mut [T],
@@ -99,7 +120,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn copy_slice<T: Element>(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         src: &RefBuffer<T>,
         src_offset: usize,
         dst: &mut RefBuffer<T>,
@@ -111,112 +132,122 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn gemm(
-        _: &mut RefContext,
-        x: &Buf,
+    fn gemm<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &Acts<P>,
         weight: &Self::Weight,
-        out: &mut Buf,
+        out: &mut RefBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         gemm::gemm("gemm", x, weight, out, shape)
     }
 
     fn embedding_lookup(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         table: &Self::Weight,
         ids: &RefBuffer<i32>,
-        out: &mut Buf,
+        out: &mut RefBuffer<P::Residual>,
         shape: RowShape,
     ) -> Result<()> {
         gemm::embedding_lookup("embedding_lookup", table, ids, out, shape)
     }
 
-    fn gather_rows(
-        _: &mut RefContext,
-        src: &Buf,
+    fn gather_rows<T: Element>(
+        _: &mut RefContext<P>,
+        src: &RefBuffer<T>,
         rows: &RefBuffer<i32>,
-        out: &mut Buf,
+        out: &mut RefBuffer<T>,
         shape: RowShape,
     ) -> Result<()> {
         gemm::gather_rows(src, rows, out, shape)
     }
 
     fn argmax_rows(
-        _: &mut RefContext,
-        x: &Buf,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Logit>,
         out: &mut RefBuffer<i32>,
         shape: RowShape,
     ) -> Result<()> {
         gemm::argmax_rows(x, out, shape)
     }
 
-    fn rms_norm(
-        _: &mut RefContext,
-        x: &Buf,
-        weight: &Buf,
-        out: &mut Buf,
+    fn rms_norm<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &RefBuffer<T>,
+        weight: &Floats,
+        out: &mut Acts<P>,
         shape: NormShape,
     ) -> Result<()> {
         norm::rms_norm(x, weight, out, shape)
     }
 
-    fn layer_norm(
-        _: &mut RefContext,
-        x: &Buf,
-        weight: &Buf,
-        bias: Option<&Buf>,
-        out: &mut Buf,
+    fn layer_norm<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &RefBuffer<T>,
+        weight: &Floats,
+        bias: Option<&Floats>,
+        out: &mut Acts<P>,
         shape: NormShape,
     ) -> Result<()> {
         norm::layer_norm(x, weight, bias, out, shape)
     }
 
-    fn activate(
-        _: &mut RefContext,
+    fn activate<T: FloatElement>(
+        _: &mut RefContext<P>,
         activation: Activation,
-        x: &Buf,
-        y: Option<&Buf>,
-        out: &mut Buf,
+        x: &RefBuffer<T>,
+        y: Option<&RefBuffer<T>>,
+        out: &mut RefBuffer<T>,
         len: usize,
     ) -> Result<()> {
         elementwise::activate(activation, x, y, out, len)
     }
 
-    fn add_bias(_: &mut RefContext, x: &mut Buf, bias: &Buf, shape: RowShape) -> Result<()> {
+    fn add_bias<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &mut RefBuffer<T>,
+        bias: &Floats,
+        shape: RowShape,
+    ) -> Result<()> {
         elementwise::add_bias(x, bias, shape)
     }
 
-    fn scaled_add_inplace(
-        _: &mut RefContext,
-        x: &mut Buf,
-        y: &Buf,
+    fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &mut RefBuffer<T>,
+        y: &RefBuffer<U>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
         elementwise::scaled_add(x, y, scale, len)
     }
 
-    fn softcap(_: &mut RefContext, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
+    fn softcap<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &mut RefBuffer<T>,
+        cap: f32,
+        len: usize,
+    ) -> Result<()> {
         elementwise::softcap(x, cap, len)
     }
 
     fn qk_norm_rope(
-        _: &mut RefContext,
-        x: &mut Buf,
+        _: &mut RefContext<P>,
+        x: &mut Acts<P>,
         layout: HeadLayout,
         norm: Option<QkNorm<'_, Self>>,
         rope: Option<Rope<'_, Self>>,
         shape: HeadsShape,
     ) -> Result<()> {
-        heads::qk_norm_rope(x, layout, norm, rope, shape)
+        heads::qk_norm_rope::<P>(x, layout, norm, rope, shape)
     }
 
     fn flash_attention(
-        _: &mut RefContext,
-        q: &Buf,
-        kv: (&Buf, &Buf),
-        sinks: Option<&Buf>,
-        out: &mut Buf,
+        _: &mut RefContext<P>,
+        q: &Acts<P>,
+        kv: (&Acts<P>, &Acts<P>),
+        sinks: Option<&Floats>,
+        out: &mut Acts<P>,
         shape: FlashShape,
         config: &AttnConfig,
     ) -> Result<()> {
@@ -224,32 +255,32 @@ impl Backend for ReferenceBackend {
     }
 
     fn mla_attention(
-        _: &mut RefContext,
-        q: &Buf,
-        latent: &Buf,
-        out: &mut Buf,
+        _: &mut RefContext<P>,
+        q: &Acts<P>,
+        latent: &Acts<P>,
+        out: &mut Acts<P>,
         shape: MlaShape,
     ) -> Result<()> {
         attention::mla_attention(q, latent, out, shape)
     }
 
     fn conv1d(
-        _: &mut RefContext,
-        x: &Buf,
-        weight: &Buf,
-        bias: Option<&Buf>,
-        out: &mut Buf,
+        _: &mut RefContext<P>,
+        x: &Acts<P>,
+        weight: &Floats,
+        bias: Option<&Floats>,
+        out: &mut Acts<P>,
         shape: Conv1dShape,
     ) -> Result<()> {
         conv::conv1d(x, weight, bias, out, shape)
     }
 
     fn conv2d_patch(
-        _: &mut RefContext,
-        image: &Buf,
-        weight: &Buf,
-        bias: Option<&Buf>,
-        rows: &mut Buf,
+        _: &mut RefContext<P>,
+        image: &Acts<P>,
+        weight: &Floats,
+        bias: Option<&Floats>,
+        rows: &mut Acts<P>,
         shape: PatchShape,
     ) -> Result<()> {
         conv::conv2d_patch(image, weight, bias, rows, shape)
@@ -257,15 +288,15 @@ impl Backend for ReferenceBackend {
 }
 
 /// Nothing to capture.
-impl BackendGraph for ReferenceBackend {}
+impl<P: Precision> BackendGraph for Reference<P> {}
 
 /// Ranks exchange host memory.
-impl BackendCollective for ReferenceBackend {
-    fn group(ctx: &RefContext) -> Option<&GroupRank> {
+impl<P: Precision> BackendCollective for Reference<P> {
+    fn group(ctx: &RefContext<P>) -> Option<&GroupRank> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut RefContext, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut RefContext<P>, rank: GroupRank) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 }

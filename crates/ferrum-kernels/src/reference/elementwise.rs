@@ -1,8 +1,9 @@
 //! Ops on single elements: activations, sums, products.
 
 use super::buffer::RefBuffer;
+use super::precision::{narrow, wide};
 use crate::backend::{Activation, GeluKind, RowShape, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 /// `x · sigmoid(x)`.
@@ -43,16 +44,16 @@ fn erfc(x: f64) -> f64 {
 }
 
 /// `out = f(x)`, or `out = f(x) · y`.
-pub(super) fn activate(
+pub(super) fn activate<T: FloatElement>(
     activation: Activation,
-    x: &RefBuffer<f32>,
-    y: Option<&RefBuffer<f32>>,
-    out: &mut RefBuffer<f32>,
+    x: &RefBuffer<T>,
+    y: Option<&RefBuffer<T>>,
+    out: &mut RefBuffer<T>,
     len: usize,
 ) -> Result<()> {
     check::activate("activate", x, y, out, len)?;
     for i in 0..len {
-        let x = f64::from(x.0[i]);
+        let x = wide(x.0[i]);
         let value = match activation {
             Activation::Identity => x,
             Activation::Gelu(kind) => gelu(kind, x),
@@ -60,46 +61,46 @@ pub(super) fn activate(
             Activation::Tanh => x.tanh(),
         };
         out.0[i] = match y {
-            Some(y) => (value * f64::from(y.0[i])) as f32,
-            None => value as f32,
+            Some(y) => narrow(value * wide(y.0[i])),
+            None => narrow(value),
         };
     }
     Ok(())
 }
 
 /// `x += scale · y`.
-pub(super) fn scaled_add(
-    x: &mut RefBuffer<f32>,
-    y: &RefBuffer<f32>,
+pub(super) fn scaled_add<T: FloatElement, U: FloatElement>(
+    x: &mut RefBuffer<T>,
+    y: &RefBuffer<U>,
     scale: f32,
     len: usize,
 ) -> Result<()> {
     check::zip_inplace("scaled_add_inplace", x, y, len)?;
     for (x, &y) in x.0[..len].iter_mut().zip(&y.0) {
-        *x = (f64::from(*x) + f64::from(scale) * f64::from(y)) as f32;
+        *x = narrow(wide(*x) + f64::from(scale) * wide(y));
     }
     Ok(())
 }
 
 /// `x = cap · tanh(x / cap)`.
-pub(super) fn softcap(x: &mut RefBuffer<f32>, cap: f32, len: usize) -> Result<()> {
+pub(super) fn softcap<T: FloatElement>(x: &mut RefBuffer<T>, cap: f32, len: usize) -> Result<()> {
     check::softcap(x, cap, len)?;
     let cap = f64::from(cap);
     for x in &mut x.0[..len] {
-        *x = (cap * (f64::from(*x) / cap).tanh()) as f32;
+        *x = narrow(cap * (wide(*x) / cap).tanh());
     }
     Ok(())
 }
 
 /// `x[r, :] += bias`.
-pub(super) fn add_bias(
-    x: &mut RefBuffer<f32>,
+pub(super) fn add_bias<T: FloatElement>(
+    x: &mut RefBuffer<T>,
     bias: &RefBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
     let size = check::add_bias(x, bias, shape)?;
     for (i, x) in x.0[..size].iter_mut().enumerate() {
-        *x += bias.0[i % shape.dim];
+        *x = narrow(wide(*x) + wide(bias.0[i % shape.dim]));
     }
     Ok(())
 }

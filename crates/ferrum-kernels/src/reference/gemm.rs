@@ -1,8 +1,9 @@
 //! Dense matrices: products, row look-ups and the largest element of a row.
 
 use super::buffer::RefBuffer;
+use super::precision::{narrow, wide};
 use crate::backend::{GemmShape, MatShape, RowShape, WeightPart, check};
-use ferrum_types::{Result, SrcDtype};
+use ferrum_types::{Element, FloatElement, Result, SrcDtype};
 use half::{bf16, f16};
 
 /// A matrix `[n, k]`, decoded to f32 (exact for every source type) whatever it was in the file.
@@ -13,24 +14,26 @@ pub struct RefWeight {
 }
 
 impl RefWeight {
+    /// Rows and columns.
+    pub fn shape(&self) -> MatShape {
+        self.shape
+    }
+
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.shape.cols..][..self.shape.cols]
     }
 
     /// `y = W · x` for one row of activations.
-    pub(super) fn apply(&self, x: &[f32], y: &mut [f32]) {
+    pub(super) fn apply<A: FloatElement, T: FloatElement>(&self, x: &[A], y: &mut [T]) {
         for (n, y) in y.iter_mut().enumerate() {
-            *y = dot(x, self.row(n)) as f32;
+            *y = narrow(dot(x, self.row(n)));
         }
     }
 }
 
 /// Σ aᵢ·bᵢ in f64.
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter()
-        .zip(b)
-        .map(|(&a, &b)| f64::from(a) * f64::from(b))
-        .sum()
+pub(super) fn dot<A: FloatElement, B: FloatElement>(a: &[A], b: &[B]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| wide(a) * wide(b)).sum()
 }
 
 /// Stacks the rows of `parts`.
@@ -55,11 +58,11 @@ pub(super) fn decode(bytes: &[u8], dtype: SrcDtype, values: &mut Vec<f32>) {
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
-pub(super) fn gemm(
+pub(super) fn gemm<A: FloatElement, T: FloatElement>(
     op: &'static str,
-    x: &RefBuffer<f32>,
+    x: &RefBuffer<A>,
     weight: &RefWeight,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<T>,
     shape: GemmShape,
 ) -> Result<()> {
     check::gemm(op, x, weight.shape, out, shape)?;
@@ -71,57 +74,70 @@ pub(super) fn gemm(
 }
 
 /// `out[i, :] = table[ids[i], :]`, zeros for an id outside the table.
-pub(super) fn embedding_lookup(
+pub(super) fn embedding_lookup<T: FloatElement>(
     op: &'static str,
     table: &RefWeight,
     ids: &RefBuffer<i32>,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<T>,
     shape: RowShape,
 ) -> Result<()> {
     check::embedding_lookup(op, table.shape, ids, out, shape)?;
-    copy_rows(&table.values, table.shape.rows, ids, out, shape);
+    copy_rows(
+        &table.values,
+        table.shape.rows,
+        T::from_f32,
+        ids,
+        out,
+        shape,
+    );
     Ok(())
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside `src`.
-pub(super) fn gather_rows(
-    src: &RefBuffer<f32>,
+pub(super) fn gather_rows<T: Element>(
+    src: &RefBuffer<T>,
     rows: &RefBuffer<i32>,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<T>,
     shape: RowShape,
 ) -> Result<()> {
     check::gather_rows(rows, out, shape)?;
     let src_rows = src.0.len().checked_div(shape.dim).unwrap_or(0);
-    copy_rows(&src.0, src_rows, rows, out, shape);
+    copy_rows(&src.0, src_rows, |x| x, rows, out, shape);
     Ok(())
 }
 
-fn copy_rows(
-    src: &[f32],
+/// Rows of `src` as `value` makes them, zeros for those that are not there.
+fn copy_rows<S: Copy, T: Element>(
+    src: &[S],
     src_rows: usize,
+    value: impl Fn(S) -> T,
     ids: &RefBuffer<i32>,
-    out: &mut RefBuffer<f32>,
+    out: &mut RefBuffer<T>,
     RowShape { rows, dim }: RowShape,
 ) {
     for (i, &id) in ids.0[..rows].iter().enumerate() {
         let out = &mut out.0[i * dim..][..dim];
         match usize::try_from(id) {
-            Ok(id) if id < src_rows => out.copy_from_slice(&src[id * dim..][..dim]),
-            _ => out.fill(0.0),
+            Ok(id) if id < src_rows => {
+                for (out, &x) in out.iter_mut().zip(&src[id * dim..][..dim]) {
+                    *out = value(x);
+                }
+            }
+            _ => out.fill(T::zeroed()),
         }
     }
 }
 
 /// Index of the largest element of each row; the lowest of equals, never a NaN.
-pub(super) fn argmax_rows(
-    x: &RefBuffer<f32>,
+pub(super) fn argmax_rows<T: FloatElement>(
+    x: &RefBuffer<T>,
     out: &mut RefBuffer<i32>,
     shape: RowShape,
 ) -> Result<()> {
     let size = check::argmax_rows(x, out, shape)?;
     for (row, out) in x.0[..size].chunks_exact(shape.dim).zip(&mut out.0) {
         let mut best = (0, f32::NAN);
-        for (i, &value) in row.iter().enumerate() {
+        for (i, value) in row.iter().map(|x| x.to_f32()).enumerate() {
             if value > best.1 || (best.1.is_nan() && !value.is_nan()) {
                 best = (i, value);
             }

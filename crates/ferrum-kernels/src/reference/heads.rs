@@ -1,10 +1,11 @@
 //! Heads: norm and rotation of each. Splitting and layouts are compositions of row copies.
 
-use super::ReferenceBackend;
 use super::buffer::RefBuffer;
 use super::norm::rms_factor;
+use super::precision::{narrow, wide};
+use super::{Precision, Reference};
 use crate::backend::{HeadLayout, HeadsShape, QkNorm, Rope, RopeStyle, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 
 /// Where head `head` of token `token` begins.
 fn offset(layout: HeadLayout, shape: HeadsShape, token: usize, head: usize) -> usize {
@@ -26,7 +27,11 @@ struct Rotation<'a> {
 }
 
 impl<'a> Rotation<'a> {
-    fn new(op: &'static str, rope: &Rope<'a, ReferenceBackend>, tokens: usize) -> Result<Self> {
+    fn new<P: Precision>(
+        op: &'static str,
+        rope: &Rope<'a, Reference<P>>,
+        tokens: usize,
+    ) -> Result<Self> {
         let rows = &rope.rows.0[..tokens];
         if let Some(table_rows) = check::rope_table_rows(rope) {
             check::rope_rows(op, rows, table_rows)?;
@@ -68,10 +73,10 @@ struct HeadTransform<'a> {
 }
 
 impl<'a> HeadTransform<'a> {
-    fn new(
+    fn new<P: Precision>(
         op: &'static str,
-        norm: Option<QkNorm<'a, ReferenceBackend>>,
-        rope: Option<Rope<'a, ReferenceBackend>>,
+        norm: Option<QkNorm<'a, Reference<P>>>,
+        rope: Option<Rope<'a, Reference<P>>>,
         tokens: usize,
     ) -> Result<Self> {
         let rotation = rope.map(|rope| Rotation::new(op, &rope, tokens));
@@ -81,8 +86,8 @@ impl<'a> HeadTransform<'a> {
         })
     }
 
-    fn apply(&self, head: &mut [f32], token: usize) {
-        let mut values: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
+    fn apply<T: FloatElement>(&self, head: &mut [T], token: usize) {
+        let mut values: Vec<f64> = head.iter().map(|&x| wide(x)).collect();
         if let Some((weight, eps)) = self.norm {
             let factor = rms_factor(head, eps);
             for (value, &w) in values.iter_mut().zip(weight) {
@@ -93,20 +98,20 @@ impl<'a> HeadTransform<'a> {
             rotation.apply(&mut values, token);
         }
         for (x, value) in head.iter_mut().zip(values) {
-            *x = value as f32;
+            *x = narrow(value);
         }
     }
 }
 
 /// In place: norm, then rotation of every head.
-pub(super) fn qk_norm_rope(
-    x: &mut RefBuffer<f32>,
+pub(super) fn qk_norm_rope<P: Precision>(
+    x: &mut RefBuffer<P::Act>,
     layout: HeadLayout,
-    norm: Option<QkNorm<'_, ReferenceBackend>>,
-    rope: Option<Rope<'_, ReferenceBackend>>,
+    norm: Option<QkNorm<'_, Reference<P>>>,
+    rope: Option<Rope<'_, Reference<P>>>,
     shape: HeadsShape,
 ) -> Result<()> {
-    check::qk_norm_rope(x, norm, rope, shape)?;
+    check::qk_norm_rope::<Reference<P>>(x, norm, rope, shape)?;
     let transform = HeadTransform::new("qk_norm_rope", norm, rope, shape.tokens)?;
     for token in 0..shape.tokens {
         for head in 0..shape.heads {

@@ -3,10 +3,10 @@
 //! A pool is laid out as its meaning says: `[blocks, kv_heads, block_size, head_dim]`. The five
 //! element types differ only in how one head is stored and read back ([`KvCodec`]).
 
-use super::ReferenceBackend;
 use super::attention::attend;
 use super::buffer::RefBuffer;
 use super::core::RefContext;
+use super::{Precision, Reference};
 use crate::backend::*;
 use ferrum_quant::{float8, int8};
 use ferrum_types::{BlockId, Element, FloatElement, Result};
@@ -79,9 +79,9 @@ pub struct RefKvScales {
 }
 
 /// The batch as the host sees it, with the tables of a cache group; its lengths have been checked.
-fn on_host<'a>(
+fn on_host<'a, P: Precision>(
     op: &'static str,
-    batch: &'a DeviceBatch<ReferenceBackend>,
+    batch: &'a DeviceBatch<Reference<P>>,
     group: usize,
 ) -> Result<check::Batch<'a>> {
     let buffers = [
@@ -99,26 +99,35 @@ fn head_at(shape: PagedKvShape, (block, slot): (usize, usize), kv_head: usize) -
 }
 
 /// Checks that a pool is what its shape says.
-fn check_pool<K: KvCodec>(op: &'static str, kv: &KvLayer<ReferenceBackend, K>) -> Result<()> {
+fn check_pool<P: Precision, K: KvCodec>(
+    op: &'static str,
+    kv: &KvLayer<Reference<P>, K>,
+) -> Result<()> {
     let scales = [kv.scales.k.len(), kv.scales.v.len()];
     check::kv_pool::<K>(op, &kv.shape, [kv.k.len(), kv.v.len()], scales)
 }
 
 /// Writes one head to a pool.
-fn store<K: KvCodec>(pool: &mut [K::Stored], scales: &mut [f32], head: usize, values: &[f32]) {
-    let scale = K::encode(values, &mut pool[head * values.len()..][..values.len()]);
+fn store<A: FloatElement, K: KvCodec>(
+    pool: &mut [K::Stored],
+    scales: &mut [f32],
+    head: usize,
+    values: &[A],
+) {
+    let floats: Vec<f32> = values.iter().map(|x| x.to_f32()).collect();
+    let scale = K::encode(&floats, &mut pool[head * values.len()..][..values.len()]);
     if K::SCALED {
         scales[head] = scale;
     }
 }
 
 /// Writes token-major `k` and `v` of the batch's tokens.
-fn append<K: KvCodec>(
+fn append<P: Precision, K: KvCodec>(
     op: &'static str,
-    kv: &mut KvLayer<ReferenceBackend, K>,
-    k: &[f32],
-    v: &[f32],
-    batch: &DeviceBatch<ReferenceBackend>,
+    kv: &mut KvLayer<Reference<P>, K>,
+    k: &[P::Act],
+    v: &[P::Act],
+    batch: &DeviceBatch<Reference<P>>,
 ) -> Result<()> {
     let PagedKvShape {
         kv_heads, head_dim, ..
@@ -137,20 +146,20 @@ fn append<K: KvCodec>(
         for kv_head in 0..kv_heads {
             let from = (token * kv_heads + kv_head) * head_dim;
             let to = head_at(kv.shape, slot, kv_head);
-            store::<K>(&mut kv.k.0, &mut kv.scales.k, to, &k[from..][..head_dim]);
-            store::<K>(&mut kv.v.0, &mut kv.scales.v, to, &v[from..][..head_dim]);
+            store::<_, K>(&mut kv.k.0, &mut kv.scales.k, to, &k[from..][..head_dim]);
+            store::<_, K>(&mut kv.v.0, &mut kv.scales.v, to, &v[from..][..head_dim]);
         }
     }
     Ok(())
 }
 
 /// The names of paged attention come with the contract.
-impl BackendPagedKv for ReferenceBackend {}
+impl<P: Precision> BackendPagedKv for Reference<P> {}
 
 /// The names of the INT8 cache come with the contract.
-impl BackendInt8KvOps for ReferenceBackend {}
+impl<P: Precision> BackendInt8KvOps for Reference<P> {}
 
-impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
+impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
     type KvBuffer = RefBuffer<K::Stored>;
     type KvScales = RefKvScales;
 
@@ -171,30 +180,30 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     }
 
     fn kv_append(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         kv: &mut KvLayer<Self, K>,
-        k: &RefBuffer<f32>,
-        v: &RefBuffer<f32>,
+        k: &RefBuffer<P::Act>,
+        v: &RefBuffer<P::Act>,
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
         let op = "kv_append";
         check_pool(op, kv)?;
-        check::kv_append((kv.group, &kv.shape), k, v, batch)?;
+        check::kv_append::<Self>((kv.group, &kv.shape), k, v, batch)?;
         append(op, kv, &k.0, &v.0, batch)
     }
 
     fn kv_attention(
-        _: &mut RefContext,
-        q: &RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        q: &RefBuffer<P::Act>,
         kv: &KvLayer<Self, K>,
         sinks: Option<&RefBuffer<f32>>,
         batch: &DeviceBatch<Self>,
-        out: &mut RefBuffer<f32>,
+        out: &mut RefBuffer<P::Act>,
         config: &AttnConfig,
     ) -> Result<()> {
         let op = "kv_attention";
         check_pool(op, kv)?;
-        check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
+        check::kv_attention::<Self>((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
             heads,
             kv_heads,
@@ -236,7 +245,7 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     }
 
     fn kv_copy_blocks(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         kv: &mut KvLayer<Self, K>,
         pairs: &[(BlockId, BlockId)],
     ) -> Result<()> {
@@ -270,7 +279,7 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     }
 
     fn kv_read_blocks(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         kv: &KvLayer<Self, K>,
         blocks: &mut [(BlockId, &mut [u8])],
     ) -> Result<()> {
@@ -288,7 +297,7 @@ impl<K: KvCodec> BackendKvDtype<K> for ReferenceBackend {
     }
 
     fn kv_write_blocks(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         kv: &mut KvLayer<Self, K>,
         blocks: &[(BlockId, &[u8])],
     ) -> Result<()> {

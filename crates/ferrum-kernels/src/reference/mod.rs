@@ -1,6 +1,6 @@
 //! The reference backend: the meaning of every op.
 //!
-//! Plain loops, sums in f64, one rounding to f32 at the end, no threads, no SIMD, no `unsafe`. When
+//! Plain loops, sums in f64, one rounding at the end, no threads, no SIMD, no `unsafe`. When
 //! another backend and this one disagree, this one is right or the contract needs a better sentence.
 //! It is also the example of how small a backend can be: it implements what the traits require and
 //! those compositions whose own formula says more ([`Backend::softcap`](crate::Backend::softcap),
@@ -21,13 +21,15 @@ mod heads;
 mod kv;
 mod moe;
 mod norm;
+mod precision;
 mod quant;
 mod sample;
 #[cfg(test)]
 mod tests;
 
 pub use self::buffer::RefBuffer;
-pub use self::core::{RefContext, ReferenceBackend};
+pub use self::core::{RefContext, Reference, ReferenceBackend};
 pub use self::gemm::RefWeight;
 pub use self::kv::{KvCodec, RefKvScales};
 pub use self::moe::RefExperts;
+pub use self::precision::{Mixed, Precision, Uniform};

@@ -1,15 +1,16 @@
 //! Mixture of experts: routing, one matrix for each pair, weighted sums.
 
-use super::ReferenceBackend;
 use super::buffer::RefBuffer;
 use super::core::RefContext;
 use super::elementwise::silu;
 use super::gemm::{RefWeight, decode, dot};
 use super::norm::rms_rows;
+use super::precision::{narrow, wide};
+use super::{Precision, Reference};
 use crate::backend::*;
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 
-type Routing = MoeRouting<ReferenceBackend>;
+type Routing<P> = MoeRouting<Reference<P>>;
 
 /// A stack of matrices of one shape, decoded to f32.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,8 +43,12 @@ impl RefExperts {
 ///
 /// Experts are ranked by their logits: probabilities of different logits may round to equal ones, and
 /// then the better logit still wins. NaN ranks last.
-fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> Result<()> {
-    let pairs = check::route_topk_softmax(logits, routing, shape)?;
+fn route<P: Precision>(
+    logits: &RefBuffer<P::Logit>,
+    routing: &mut Routing<P>,
+    shape: RouteShape,
+) -> Result<()> {
+    let pairs = check::route_topk_softmax::<Reference<P>>(logits, routing, shape)?;
     let RouteShape {
         tokens,
         experts,
@@ -51,7 +56,10 @@ fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> R
         renormalize,
         scale,
     } = shape;
-    let logits = &logits.0[..tokens * experts];
+    let logits: Vec<f32> = logits.0[..tokens * experts]
+        .iter()
+        .map(|x| x.to_f32())
+        .collect();
     let ids = &mut routing.expert_ids.0[..pairs];
     let weights = &mut routing.weights.0[..pairs];
 
@@ -86,7 +94,7 @@ fn route(logits: &RefBuffer<f32>, routing: &mut Routing, shape: RouteShape) -> R
 }
 
 /// Stable bucket sort of pairs by expert.
-fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
+fn sort_pairs<P: Precision>(routing: &mut Routing<P>, shape: RouteShape) -> Result<()> {
     let pairs = check::compute_ids_tpe(routing, shape)?;
     let experts = shape.experts;
     let expert_ids = &routing.expert_ids.0[..pairs];
@@ -110,9 +118,9 @@ fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
 }
 
 /// `(pair, expert)` of all pairs, read from the sorted form as a grid over experts reads it.
-fn sorted_pairs(
+fn sorted_pairs<P: Precision>(
     op: &'static str,
-    routing: &Routing,
+    routing: &Routing<P>,
     pairs: usize,
     experts: usize,
 ) -> Result<Vec<(usize, usize)>> {
@@ -131,17 +139,17 @@ fn sorted_pairs(
 }
 
 /// `out[pair, i] = f(row i of the pair's expert in each stack · the pair's input)`.
-fn per_pair<const STACKS: usize>(
+fn per_pair<P: Precision, const STACKS: usize>(
     op: &'static str,
-    (x, input): (&RefBuffer<f32>, ExpertInput),
+    (x, input): (&RefBuffer<P::Act>, ExpertInput),
     stacks: [&RefExperts; STACKS],
-    routing: &Routing,
-    out: &mut RefBuffer<f32>,
+    routing: &Routing<P>,
+    out: &mut RefBuffer<P::Act>,
     shape: MoeShape,
     f: impl Fn([f64; STACKS]) -> f64,
 ) -> Result<()> {
     let shapes = stacks.map(RefExperts::shape);
-    let lens = check::moe_product(op, (x, input), &shapes, routing, out, shape)?;
+    let lens = check::moe_product::<Reference<P>>(op, (x, input), &shapes, routing, out, shape)?;
     let ExpertShape { experts, n, k } = shape.experts;
     for (pair, expert) in sorted_pairs(op, routing, lens.pairs, experts)? {
         let row = match input {
@@ -151,16 +159,16 @@ fn per_pair<const STACKS: usize>(
         let x = &x.0[row * k..][..k];
         for i in 0..n {
             let products = stacks.map(|stack| dot(x, stack.matrices[expert].row(i)));
-            out.0[pair * n + i] = f(products) as f32;
+            out.0[pair * n + i] = narrow(f(products));
         }
     }
     Ok(())
 }
 
 /// `Σ weights[pair] · x[pair, :]` for each token, in pair order, in f64.
-fn weighted_sums(
-    x: &RefBuffer<f32>,
-    routing: &Routing,
+fn weighted_sums<P: Precision>(
+    x: &RefBuffer<P::Act>,
+    routing: &Routing<P>,
     RouteShape { tokens, top_k, .. }: RouteShape,
     dim: usize,
 ) -> Vec<f64> {
@@ -168,19 +176,19 @@ fn weighted_sums(
     for pair in 0..tokens * top_k {
         let weight = f64::from(routing.weights.0[pair]);
         for i in 0..dim {
-            sums[pair / top_k * dim + i] += weight * f64::from(x.0[pair * dim + i]);
+            sums[pair / top_k * dim + i] += weight * wide(x.0[pair * dim + i]);
         }
     }
     sums
 }
 
-fn add_sums(residual: &mut RefBuffer<f32>, sums: Vec<f64>) {
+fn add_sums<T: FloatElement>(residual: &mut RefBuffer<T>, sums: Vec<f64>) {
     for (residual, sum) in residual.0.iter_mut().zip(sums) {
-        *residual = (f64::from(*residual) + sum) as f32;
+        *residual = narrow(wide(*residual) + sum);
     }
 }
 
-impl BackendMoeFused for ReferenceBackend {
+impl<P: Precision> BackendMoeFused for Reference<P> {
     type Experts = RefExperts;
 
     fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<RefExperts> {
@@ -193,28 +201,32 @@ impl BackendMoeFused for ReferenceBackend {
     }
 
     fn route_topk_softmax(
-        _: &mut RefContext,
-        logits: &RefBuffer<f32>,
-        routing: &mut Routing,
+        _: &mut RefContext<P>,
+        logits: &RefBuffer<P::Logit>,
+        routing: &mut Routing<P>,
         shape: RouteShape,
     ) -> Result<()> {
-        route(logits, routing, shape)
+        route::<P>(logits, routing, shape)
     }
 
-    fn compute_ids_tpe(_: &mut RefContext, routing: &mut Routing, shape: RouteShape) -> Result<()> {
+    fn compute_ids_tpe(
+        _: &mut RefContext<P>,
+        routing: &mut Routing<P>,
+        shape: RouteShape,
+    ) -> Result<()> {
         sort_pairs(routing, shape)
     }
 
     fn moe_gemm(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
         input: ExpertInput,
         experts: &RefExperts,
-        routing: &Routing,
-        out: &mut RefBuffer<f32>,
+        routing: &Routing<P>,
+        out: &mut RefBuffer<P::Act>,
         shape: MoeShape,
     ) -> Result<()> {
-        per_pair(
+        per_pair::<P, _>(
             "moe_gemm",
             (x, input),
             [experts],
@@ -226,60 +238,60 @@ impl BackendMoeFused for ReferenceBackend {
     }
 
     fn moe_gate_up_silu(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
         (gate, up): (&RefExperts, &RefExperts),
-        routing: &Routing,
-        out: &mut RefBuffer<f32>,
+        routing: &Routing<P>,
+        out: &mut RefBuffer<P::Act>,
         shape: MoeShape,
     ) -> Result<()> {
         let (op, x) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
-        per_pair(op, x, [gate, up], routing, out, shape, |[gate, up]| {
+        per_pair::<P, _>(op, x, [gate, up], routing, out, shape, |[gate, up]| {
             silu(gate) * up
         })
     }
 
     fn moe_weighted_sum(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
-        routing: &Routing,
-        out: &mut RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
+        routing: &Routing<P>,
+        out: &mut RefBuffer<P::Act>,
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        check::weighted_sum("moe_weighted_sum", x, routing, ("out", out), shape, dim)?;
-        let sums = weighted_sums(x, routing, shape, dim);
+        check::weighted_sum::<Self>("moe_weighted_sum", x, routing, ("out", &*out), shape, dim)?;
+        let sums = weighted_sums::<P>(x, routing, shape, dim);
         for (out, sum) in out.0.iter_mut().zip(sums) {
-            *out = sum as f32;
+            *out = narrow(sum);
         }
         Ok(())
     }
 
     fn moe_weighted_sum_residual(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
-        routing: &Routing,
-        residual: &mut RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
+        routing: &Routing<P>,
+        residual: &mut RefBuffer<P::Residual>,
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
         let op = "moe_weighted_sum_residual";
-        check::weighted_sum(op, x, routing, ("residual", residual), shape, dim)?;
-        add_sums(residual, weighted_sums(x, routing, shape, dim));
+        check::weighted_sum::<Self>(op, x, routing, ("residual", &*residual), shape, dim)?;
+        add_sums(residual, weighted_sums::<P>(x, routing, shape, dim));
         Ok(())
     }
 
     fn moe_weighted_sum_residual_norm(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
-        routing: &Routing,
-        residual: &mut RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
+        routing: &Routing<P>,
+        residual: &mut RefBuffer<P::Residual>,
         (weight, norm): (&RefBuffer<f32>, NormShape),
-        out: &mut RefBuffer<f32>,
+        out: &mut RefBuffer<P::Act>,
         shape: RouteShape,
     ) -> Result<()> {
-        check::weighted_sum_norm(x, routing, residual, (weight, norm), out, shape)?;
-        add_sums(residual, weighted_sums(x, routing, shape, norm.dim));
+        check::weighted_sum_norm::<Self>(x, routing, residual, (weight, norm), out, shape)?;
+        add_sums(residual, weighted_sums::<P>(x, routing, shape, norm.dim));
         rms_rows(&residual.0, &weight.0, &mut out.0, norm);
         Ok(())
     }

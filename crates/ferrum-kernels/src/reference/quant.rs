@@ -3,11 +3,11 @@
 use super::buffer::RefBuffer;
 use super::core::RefContext;
 use super::gemm::{self, RefWeight};
-use super::{RefExperts, ReferenceBackend};
+use super::{Precision, RefExperts, Reference};
 use crate::backend::*;
-use ferrum_types::{GgufQuantType, Result};
+use ferrum_types::{FloatElement, GgufQuantType, Result};
 
-impl BackendQuantGguf for ReferenceBackend {
+impl<P: Precision> BackendQuantGguf for Reference<P> {
     type GgufWeight = RefWeight;
 
     fn is_native(_: GgufQuantType) -> bool {
@@ -25,28 +25,28 @@ impl BackendQuantGguf for ReferenceBackend {
         Ok(RefWeight { values, shape })
     }
 
-    fn gemm_quant(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
+    fn gemm_quant<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
         weight: &RefWeight,
-        out: &mut RefBuffer<f32>,
+        out: &mut RefBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         gemm::gemm("gemm_quant", x, weight, out, shape)
     }
 
     fn embedding_lookup_quant(
-        _: &mut RefContext,
+        _: &mut RefContext<P>,
         table: &RefWeight,
         ids: &RefBuffer<i32>,
-        out: &mut RefBuffer<f32>,
+        out: &mut RefBuffer<P::Residual>,
         shape: RowShape,
     ) -> Result<()> {
         gemm::embedding_lookup("embedding_lookup_quant", table, ids, out, shape)
     }
 }
 
-impl BackendQuantExperts for ReferenceBackend {
+impl<P: Precision> BackendQuantExperts for Reference<P> {
     fn load_quant_experts(
         &self,
         bytes: &[u8],
@@ -61,7 +61,7 @@ impl BackendQuantExperts for ReferenceBackend {
     }
 }
 
-impl BackendQuantMarlin for ReferenceBackend {
+impl<P: Precision> BackendQuantMarlin for Reference<P> {
     type GptqWeight = RefWeight;
 
     fn is_native_layer(_: &QuantWeights<'_>) -> bool {
@@ -79,18 +79,18 @@ impl BackendQuantMarlin for ReferenceBackend {
         Ok(RefWeight { values, shape })
     }
 
-    fn gemm_gptq(
-        _: &mut RefContext,
-        x: &RefBuffer<f32>,
+    fn gemm_gptq<T: FloatElement>(
+        _: &mut RefContext<P>,
+        x: &RefBuffer<P::Act>,
         weight: &RefWeight,
-        out: &mut RefBuffer<f32>,
+        out: &mut RefBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
         gemm::gemm("gemm_gptq", x, weight, out, shape)
     }
 }
 
-impl BackendMarlinExperts for ReferenceBackend {
+impl<P: Precision> BackendMarlinExperts for Reference<P> {
     fn is_native_expert(_: &QuantWeights<'_>) -> bool {
         false
     }

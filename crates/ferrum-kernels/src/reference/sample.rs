@@ -1,12 +1,13 @@
 //! Choosing tokens, as `backend/sample.rs` says it.
 
 use super::buffer::RefBuffer;
-use super::core::{RefContext, ReferenceBackend};
+use super::core::{RefContext, Reference};
+use super::precision::Precision;
 use crate::backend::{
     BackendSample, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
     TokenChange,
 };
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 use std::cmp::Ordering;
 
 /// A token and its logit.
@@ -26,14 +27,14 @@ fn numbers(row: &[f32]) -> Vec<Candidate> {
         .collect()
 }
 
-impl BackendSample for ReferenceBackend {
+impl<P: Precision> BackendSample for Reference<P> {
     fn samples(&self) -> bool {
         true
     }
 
     fn sample_rows(
-        _: &mut RefContext,
-        logits: &mut RefBuffer<f32>,
+        _: &mut RefContext<P>,
+        logits: &mut RefBuffer<P::Logit>,
         shape: SampleShape,
         batch: &SampleBatch,
         previous: &RefBuffer<i32>,
@@ -44,6 +45,7 @@ impl BackendSample for ReferenceBackend {
             let (row, changes, mask) = batch.row(index);
             let at = shape.first + index;
             let logits = &logits.0[at * shape.vocab..][..shape.vocab];
+            let logits: &Vec<f32> = &logits.iter().map(|x| x.to_f32()).collect();
             let last = row.last.map(|last| previous.0[last as usize]);
             let bent = bend(logits, row, changes, mask, last);
             let token = choose(&bent, row);

@@ -7,7 +7,9 @@ use super::weights::HeadWeights;
 use crate::batch::StepBatch;
 use crate::layer::{Scratch, StepState};
 use crate::readback::Readback;
-use ferrum_kernels::{Act, BackendKvDtype, KvDtypeKind, LlmBackend, NormShape, RowShape};
+use ferrum_kernels::{
+    BackendKvDtype, KvDtypeKind, LlmBackend, Logits, NormShape, Residual, RowShape,
+};
 use ferrum_types::Result;
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -26,7 +28,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             return Ok(());
         }
         let taps = taps_behind(batch, last).map(|(_, row)| row as i32);
-        write_ints::<B>(ctx, &mut self.tap_rows, ints, taps)
+        write_ints::<B>(ctx, &mut self.tap_rows, ints, taps)?;
+        if self.tapped.is_none() {
+            let len = self.config().max_tokens * self.spec.hidden_size;
+            self.tapped = Some(B::device(&self.stage.ctx).alloc(len)?);
+        }
+        Ok(())
     }
 
     /// Records a step over what was uploaded.
@@ -37,6 +44,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             head,
             wanted_rows,
             tap_rows,
+            tapped,
             logits,
             ..
         } = self;
@@ -49,8 +57,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             } else if taps > 0 {
                 scratch.add_pending(ctx, step)?;
             }
-            if taps > 0 {
-                tap(ctx, step, scratch, (tap_rows, taps))?;
+            if let Some(tapped) = tapped.as_mut().filter(|_| taps > 0) {
+                tap(ctx, step, scratch, (tap_rows, taps), tapped)?;
             }
             if logit_rows > 0 {
                 project(ctx, head, scratch, logits, logit_rows)?;
@@ -95,23 +103,21 @@ fn gather<B: LlmBackend>(
     })
 }
 
-/// The residual stream of rows, in `normed`, once nothing is pending.
+/// The residual stream of rows, once nothing is pending.
 fn tap<B: LlmBackend>(
     ctx: &mut B::Context,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
     (rows, count): (&B::Buffer<i32>, usize),
+    tapped: &mut Residual<B>,
 ) -> Result<()> {
     let dim = step.spec.hidden_size;
     let Scratch {
-        residual,
-        normed,
-        profiler,
-        ..
+        residual, profiler, ..
     } = scratch;
     // [tokens, hidden] → [taps, hidden]
     profiler.measure(ctx, "tap", |ctx| {
-        B::gather_rows(ctx, residual, rows, normed, RowShape { rows: count, dim })
+        B::gather_rows(ctx, residual, rows, tapped, RowShape { rows: count, dim })
     })
 }
 
@@ -120,7 +126,7 @@ fn project<B: LlmBackend>(
     ctx: &mut B::Context,
     head: &HeadWeights<B>,
     scratch: &mut Scratch<B>,
-    logits: &mut Act<B>,
+    logits: &mut Logits<B>,
     count: usize,
 ) -> Result<()> {
     let Scratch {
@@ -128,6 +134,6 @@ fn project<B: LlmBackend>(
     } = scratch;
     // [wanted, hidden] → [wanted, vocab]
     profiler.measure(ctx, "lm_head", |ctx| {
-        head.lm_head.forward(ctx, delta, logits, count)
+        head.lm_head.logits(ctx, delta, logits, count)
     })
 }

@@ -5,12 +5,12 @@
 
 use super::ModelRunner;
 use super::head::taps_behind;
-use super::stage::StageRunner;
+use super::stage::{StageRunner, Staging};
 use crate::batch::StepBatch;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    Act, BackendKvDtype, KvDtypeKind, LlmBackend, Logprobs, MAX_LOGPROBS, NoToken, PendingRead,
-    RowSampling, RowShape, SampleBatch, SampleShape, Sampled,
+    BackendKvDtype, KvDtypeKind, LlmBackend, Logprobs, MAX_LOGPROBS, NoToken, PendingRead,
+    RowOrder, RowSampling, RowShape, SampleBatch, SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
 
@@ -121,16 +121,21 @@ struct Reads<B: LlmBackend> {
     beside: Option<(PendingRead<i32>, PendingRead<f32>)>,
     /// Of each row that wants a token, how many alternatives it wants beside it.
     tops: Vec<Option<u32>>,
-    logits: Option<PendingRead<B::Act>>,
+    logits: Option<PendingRead<B::Logit>>,
     hidden: Option<PendingRead<B::Act>>,
     /// All taps: steps that overlap have one stage.
-    tapped: Option<PendingRead<B::Act>>,
+    tapped: Option<PendingRead<B::Residual>>,
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// Whether rows can want a [sampled](crate::DeviceChoice::Sampled) token.
     pub fn samples(&self) -> bool {
         B::device(&self.stage.ctx).samples()
+    }
+
+    /// What the bits of a row depend on.
+    pub fn row_order(&self) -> RowOrder {
+        B::device(&self.stage.ctx).row_order()
     }
 
     /// Puts tokens that the step before chose where this one looks for them.
@@ -175,15 +180,22 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             staging,
             ..
         } = &mut self.stage;
-        let staging = &mut staging.activations;
+        let Staging {
+            activations,
+            residual,
+            logits: staging,
+            ..
+        } = staging;
         let logits = (&self.logits, rows.tokens * vocab);
         // Behind the states that the logits were made of.
         let hidden = (&scratch.delta, rows.with_logits() * dim);
-        read_floats::<B>(ctx, logits, staging, output.logits_mut())?;
-        read_floats::<B>(ctx, hidden, staging, output.hidden_mut())?;
-        for (index, (place, _)) in taps_behind(batch, last).enumerate() {
-            let out = &mut output.tapped_mut()[place * dim..][..dim];
-            read_floats::<B>(ctx, (&scratch.normed, index * dim), staging, out)?;
+        read_floats::<B, _>(ctx, logits, staging, output.logits_mut())?;
+        read_floats::<B, _>(ctx, hidden, activations, output.hidden_mut())?;
+        if let Some(tapped) = &self.tapped {
+            for (index, (place, _)) in taps_behind(batch, last).enumerate() {
+                let out = &mut output.tapped_mut()[place * dim..][..dim];
+                read_floats::<B, _>(ctx, (tapped, index * dim), residual, out)?;
+            }
         }
         let reads = None;
         Ok(SubmittedStep { output, reads })
@@ -210,18 +222,15 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 Ok(told(chosen[place], reads.tops[place], beside))
             })?;
         }
-        let staging = &mut self.stage.staging.activations;
-        let mut finish = |read: Option<PendingRead<B::Act>>, out: &mut [f32]| -> Result<()> {
-            if let Some(read) = read {
-                staging.resize(out.len(), B::Act::from_f32(0.0));
-                read.finish(staging)?;
-                widen(staging, out);
-            }
-            Ok(())
-        };
-        finish(reads.logits, output.logits_mut())?;
-        finish(reads.hidden, output.hidden_mut())?;
-        finish(reads.tapped, output.tapped_mut())?;
+        let Staging {
+            activations,
+            residual,
+            logits,
+            ..
+        } = &mut self.stage.staging;
+        finish_floats(reads.logits, logits, output.logits_mut())?;
+        finish_floats(reads.hidden, activations, output.hidden_mut())?;
+        finish_floats(reads.tapped, residual, output.tapped_mut())?;
         Ok(output)
     }
 
@@ -231,18 +240,20 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             stage: StageRunner { ctx, scratch, .. },
             choices,
             logits,
+            tapped,
             ..
         } = self;
         let settings = choices.sampling.rows().iter();
         let tops: Vec<_> = settings.map(|row| row.logprobs).collect();
         let (sampled, some) = (&choices.sampled[0], rows.tokens > 0);
-        let mut read = |from, first, len: usize| match len {
-            0 => Ok(None),
-            len => B::begin_read(ctx, from, first, len).map(Some),
+        let hidden = (&scratch.delta, rows.with_logits() * dim);
+        let hidden = begin_floats::<B, _>(ctx, hidden, rows.hidden * dim)?;
+        let tapped = match tapped {
+            Some(tapped) => begin_floats::<B, _>(ctx, (&*tapped, 0), rows.taps * dim)?,
+            None => None,
         };
-        let hidden = read(&scratch.delta, rows.with_logits() * dim, rows.hidden * dim)?;
-        let tapped = read(&scratch.normed, 0, rows.taps * dim)?;
-        let logits = read(logits, rows.tokens * vocab, rows.logits * vocab)?;
+        let logits = (&*logits, rows.tokens * vocab);
+        let logits = begin_floats::<B, _>(ctx, logits, rows.logits * vocab)?;
         let mut beside = None;
         if tops.iter().any(Option::is_some) {
             let len = rows.tokens * BESIDE;
@@ -296,7 +307,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             let mut token = self.stage.staging.ints[place];
             if !samples && token == 0 {
                 // A row of NaN gives token 0, too; the first logit tells.
-                let mut first = [B::Act::from_f32(0.0)];
+                let mut first = [B::Logit::from_f32(0.0)];
                 B::read(ctx, &self.logits, place * dim, &mut first)?;
                 let is_number = first[0].to_f32() > f32::NEG_INFINITY;
                 token = if is_number {
@@ -345,17 +356,43 @@ pub(super) fn is_logits(wanted: &Readback) -> bool {
 }
 
 /// Reads as many floats of a buffer as `out` has, from an offset on.
-pub(super) fn read_floats<B: LlmBackend>(
+pub(super) fn read_floats<B: LlmBackend, T: FloatElement>(
     ctx: &mut B::Context,
-    (from, first): (&Act<B>, usize),
-    staging: &mut Vec<B::Act>,
+    (from, first): (&B::Buffer<T>, usize),
+    staging: &mut Vec<T>,
     out: &mut [f32],
 ) -> Result<()> {
     if out.is_empty() {
         return Ok(());
     }
-    staging.resize(out.len(), B::Act::from_f32(0.0));
+    staging.resize(out.len(), T::from_f32(0.0));
     B::read(ctx, from, first, staging)?;
+    widen(staging, out);
+    Ok(())
+}
+
+/// [`read_floats`] that goes on while the device computes, if there is anything to read.
+fn begin_floats<B: LlmBackend, T: FloatElement>(
+    ctx: &mut B::Context,
+    (from, first): (&B::Buffer<T>, usize),
+    len: usize,
+) -> Result<Option<PendingRead<T>>> {
+    match len {
+        0 => Ok(None),
+        len => B::begin_read(ctx, from, first, len).map(Some),
+    }
+}
+
+fn finish_floats<T: FloatElement>(
+    read: Option<PendingRead<T>>,
+    staging: &mut Vec<T>,
+    out: &mut [f32],
+) -> Result<()> {
+    let Some(read) = read else {
+        return Ok(());
+    };
+    staging.resize(out.len(), T::from_f32(0.0));
+    read.finish(staging)?;
     widen(staging, out);
     Ok(())
 }

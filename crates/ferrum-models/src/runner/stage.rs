@@ -46,6 +46,8 @@ pub(super) struct Staging<B: LlmBackend> {
     cos: Vec<f32>,
     sin: Vec<f32>,
     pub(super) activations: Vec<B::Act>,
+    pub(super) residual: Vec<B::Residual>,
+    pub(super) logits: Vec<B::Logit>,
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
@@ -96,7 +98,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
                 cos: vec![0.0; rope_staging],
                 sin: vec![0.0; rope_staging],
-                activations: Vec::with_capacity(spec.vocab_size),
+                activations: Vec::with_capacity(spec.hidden_size),
+                residual: Vec::new(),
+                logits: Vec::with_capacity(spec.vocab_size),
             },
             ctx: device.new_context()?,
             spec,
@@ -211,9 +215,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
 
     /// Writes the residual stream behind the stage before this one, `[tokens, hidden]`, of a batch that was uploaded.
     pub(super) fn write_stream(&mut self, stream: &[f32]) -> Result<()> {
-        let staging = &mut self.staging.activations;
+        let staging = &mut self.staging.residual;
         staging.clear();
-        staging.extend(stream.iter().map(|&x| B::Act::from_f32(x)));
+        staging.extend(stream.iter().map(|&x| B::Residual::from_f32(x)));
         B::write(&mut self.ctx, &mut self.scratch.residual, 0, staging)
     }
 
@@ -221,8 +225,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     pub(super) fn read_stream(&mut self, stream: &mut Vec<f32>) -> Result<()> {
         let len = self.batch.shape.tokens * self.spec.hidden_size;
         stream.resize(len, 0.0);
-        let (ctx, staging) = (&mut self.ctx, &mut self.staging.activations);
-        read_floats::<B>(ctx, (&self.scratch.residual, 0), staging, stream)
+        let (ctx, staging) = (&mut self.ctx, &mut self.staging.residual);
+        read_floats::<B, _>(ctx, (&self.scratch.residual, 0), staging, stream)
     }
 
     /// Writes the batch's arrays to the device.

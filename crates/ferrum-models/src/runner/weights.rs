@@ -2,7 +2,7 @@
 
 use crate::inventory::{RankCut, Stage};
 use crate::layer::LayerWeights;
-use crate::linear::{Embedding, Linear};
+use crate::linear::{Embedding, LogitLinear};
 use ferrum_kernels::LlmBackend;
 
 /// The weights of a decoder, or of a [`Stage`] of it, on a device.
@@ -26,5 +26,5 @@ pub(crate) struct BodyWeights<B: LlmBackend> {
 /// What makes logits of it.
 pub(crate) struct HeadWeights<B: LlmBackend> {
     pub(crate) final_norm: B::Buffer<f32>,
-    pub(crate) lm_head: Box<dyn Linear<B>>,
+    pub(crate) lm_head: Box<dyn LogitLinear<B>>,
 }

@@ -1,8 +1,9 @@
 //! Copies, and the bytes of dense weights.
 
 use super::{elements, len};
-use crate::backend::{DeviceBuffer, WeightPart};
-use ferrum_types::{Error, Result};
+use crate::backend::{Backend, DeviceBuffer, WeightPart};
+use ferrum_types::{Element, Error, Result};
+use std::any::Any;
 use std::ops::Range;
 
 /// `count` elements of `buffer` from `offset` on.
@@ -22,6 +23,37 @@ pub fn range(
     };
     len(op, what, buffer, end)?;
     Ok(offset..end)
+}
+
+/// A buffer of any element as one of the only element that `B` has an op for.
+///
+/// # Errors
+/// `Unsupported` for a buffer of another element.
+pub fn only<'a, B: Backend, T: Element, Only: Element>(
+    op: &'static str,
+    buffer: &'a B::Buffer<T>,
+) -> Result<&'a B::Buffer<Only>> {
+    let same = (buffer as &dyn Any).downcast_ref();
+    same.ok_or_else(|| other_element::<B, T, Only>(op))
+}
+
+/// [`only`], to write.
+pub fn only_mut<'a, B: Backend, T: Element, Only: Element>(
+    op: &'static str,
+    buffer: &'a mut B::Buffer<T>,
+) -> Result<&'a mut B::Buffer<Only>> {
+    let same = (buffer as &mut dyn Any).downcast_mut();
+    same.ok_or_else(|| other_element::<B, T, Only>(op))
+}
+
+fn other_element<B: Backend, T: Element, Only: Element>(op: &'static str) -> Error {
+    let (found, only) = (T::DTYPE.name(), Only::DTYPE.name());
+    Error::Unsupported {
+        op,
+        backend: B::NAME,
+        reason: format!("a buffer holds {found}, and the op exists for {only} alone"),
+        hint: String::new(),
+    }
 }
 
 /// [`Backend::copy_slice`](crate::Backend::copy_slice): what is read and what is written.

@@ -35,7 +35,7 @@ pub use self::kv::{
     Batch, Sequence, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool, kv_shape,
     slot,
 };
-pub use self::memory::{copy_slice, range, weight_parts};
+pub use self::memory::{copy_slice, only, only_mut, range, weight_parts};
 pub use self::moe::{
     MoeLen, SortedPairs, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product,
     route_topk_softmax, weighted_sum, weighted_sum_norm,

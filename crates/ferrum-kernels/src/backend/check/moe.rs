@@ -2,8 +2,8 @@
 
 use super::{elements, len, require, weight_parts};
 use crate::backend::{
-    Act, Backend, ExpertInput, ExpertShape, MoeRouting, MoeShape, NormShape, QuantWeights,
-    RouteShape, WeightPart,
+    Act, Backend, DeviceBuffer, ExpertInput, ExpertShape, Logits, MoeRouting, MoeShape, NormShape,
+    QuantWeights, Residual, RouteShape, WeightPart,
 };
 use ferrum_types::{Error, Result};
 
@@ -76,7 +76,7 @@ fn pairs(op: &'static str, tokens: usize, top_k: usize) -> Result<usize> {
 
 /// [`route_topk_softmax`](crate::BackendMoeFused::route_topk_softmax): the number of pairs.
 pub fn route_topk_softmax<B: Backend>(
-    logits: &Act<B>,
+    logits: &Logits<B>,
     routing: &MoeRouting<B>,
     shape: RouteShape,
 ) -> Result<usize> {
@@ -158,7 +158,7 @@ pub fn weighted_sum<B: Backend>(
     op: &'static str,
     x: &Act<B>,
     routing: &MoeRouting<B>,
-    (what, out): (&'static str, &Act<B>),
+    (what, out): (&'static str, &impl DeviceBuffer),
     shape: RouteShape,
     dim: usize,
 ) -> Result<MoeLen> {
@@ -178,7 +178,7 @@ pub fn weighted_sum<B: Backend>(
 pub fn weighted_sum_norm<B: Backend>(
     x: &Act<B>,
     routing: &MoeRouting<B>,
-    residual: &Act<B>,
+    residual: &Residual<B>,
     (weight, norm): (&B::Buffer<f32>, NormShape),
     out: &Act<B>,
     shape: RouteShape,

@@ -24,7 +24,7 @@ fn elements_multiply_without_overflow() {
 
 #[test]
 fn a_range_ends_in_its_buffer() {
-    let buffer = R.alloc::<f32>(5).unwrap();
+    let buffer = R::new().alloc::<f32>(5).unwrap();
     assert_eq!(range("op", "x", &buffer, 2, 3), Ok(2..5));
     assert_eq!(range("op", "x", &buffer, 5, 0), Ok(5..5));
     assert!(matches!(
@@ -49,7 +49,7 @@ fn indices_are_below_their_count() {
 /// Also where there is no token, since a backend computes with the length of a row.
 #[test]
 fn a_row_of_a_projection_is_a_size() {
-    let x = R.alloc::<f32>(0).unwrap();
+    let x = R::new().alloc::<f32>(0).unwrap();
     let transform = crate::QkvTransform {
         q_norm: None,
         k_norm: None,

@@ -48,7 +48,7 @@ impl Op for Flash {
         let mut out = poison(device, q_len);
         let kv = (&k, &v);
         B::flash_attention(&mut ctx, &q, kv, sinks, &mut out, self.shape, &self.config).unwrap();
-        host::<B>(&mut ctx, &out)
+        host::<B, _>(&mut ctx, &out)
     }
 }
 
@@ -140,7 +140,7 @@ fn future_keys_do_not_matter_whatever_they_are() {
             };
             let kv = (&act(&device, &k), &act(&device, &v));
             CpuBackend::flash_attention(&mut ctx, &q, kv, None, &mut out, shape, &PLAIN).unwrap();
-            let out = host::<CpuBackend>(&mut ctx, &out);
+            let out = host::<CpuBackend, _>(&mut ctx, &out);
             let earlier: Vec<f32> = (0..PLAIN.heads)
                 .flat_map(|h| out[h * tokens * dim..][..(tokens - 1) * dim].to_vec())
                 .collect();
@@ -165,7 +165,7 @@ impl Op for Mla {
         let latent = act(device, &tensor(2, shape.kv_len * dim, 1.0));
         let mut out = poison(device, shape.q_len * shape.heads * shape.rank);
         B::mla_attention(&mut ctx, &q, &latent, &mut out, shape).unwrap();
-        host::<B>(&mut ctx, &out)
+        host::<B, _>(&mut ctx, &out)
     }
 }
 
@@ -309,7 +309,7 @@ impl Paged {
             let mut out = poison(device, tokens * shape.q_dim());
             let sinks = self.sinks.then_some(&sinks);
             B::kv_attention(&mut ctx, &q, &kv, sinks, &batch, &mut out, &self.config).unwrap();
-            let out = host::<B>(&mut ctx, &out);
+            let out = host::<B, _>(&mut ctx, &out);
             for (s, out_s) in outs.iter_mut().enumerate() {
                 let range =
                     starts[s] as usize * shape.q_dim()..starts[s + 1] as usize * shape.q_dim();
@@ -439,7 +439,7 @@ fn chunks_blocks_and_neighbours_change_no_bit() {
             .unwrap();
         let mut tokens = poison(&device, 100 * shape.q_dim());
         CpuBackend::transpose_head_to_token(&mut ctx, &out, &mut tokens, shape.q()).unwrap();
-        assert!(bits(&host::<CpuBackend>(&mut ctx, &tokens)) == whole);
+        assert!(bits(&host::<CpuBackend, _>(&mut ctx, &tokens)) == whole);
     }
 }
 

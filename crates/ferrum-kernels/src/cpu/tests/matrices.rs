@@ -67,7 +67,7 @@ impl Gemm {
         let mut out = poison(device, rows * n);
         let shape = GemmShape { rows, n, k };
         B::gemm(&mut ctx, &x, &self.weight(device), &mut out, shape).unwrap();
-        host::<B>(&mut ctx, &out)
+        host::<B, _>(&mut ctx, &out)
     }
 }
 
@@ -123,7 +123,7 @@ fn rows_that_are_rounded_to_bf16() {
     ] {
         let shape = GemmShape { rows, n, k };
         let mut op = Gemm::new(k as u64, shape, &[(SrcDtype::BF16, n)]);
-        let exact = op.run(&ReferenceBackend);
+        let exact = op.run(&ReferenceBackend::new());
         let devices = rounding_devices();
         let first = op.run(&devices[0]);
         for (i, device) in devices.iter().enumerate() {
@@ -142,7 +142,7 @@ fn rows_that_are_rounded_to_bf16() {
         }
         // Of rows that are bf16 already, nothing is lost.
         op.x = op.x.iter().map(to_bf16).collect();
-        let exact = op.run(&ReferenceBackend);
+        let exact = op.run(&ReferenceBackend::new());
         for device in &devices {
             let error = nmse(&op.run(device), &exact);
             assert!(error <= 1e-12, "{shape:?}: {error:e}");
@@ -169,7 +169,7 @@ fn rows_of_weights_for_dot_products_are_read_back() {
         .iter()
         .map(|x| FloatElement::to_f32(bf16::from_f32(*x)))
         .collect();
-    assert_eq!(host::<CpuBackend>(&mut ctx, &out), expected);
+    assert_eq!(host::<CpuBackend, _>(&mut ctx, &out), expected);
 }
 
 #[test]
@@ -239,11 +239,11 @@ fn special_weights_stay_what_they_are() {
             let mat = MatShape { rows: 40, cols: 8 };
             let table = device.from_weight_bytes(bytes, dtype, mat).unwrap();
             let ids = device.from_slice(ids).unwrap();
-            let mut out = poison(device, shape.rows * shape.dim);
+            let mut out: Residual<B> = of_role(device, &vec![f32::NAN; shape.rows * shape.dim]);
             B::embedding_lookup(&mut ctx, &table, &ids, &mut out, shape).unwrap();
-            host::<B>(&mut ctx, &out)
+            host::<B, _>(&mut ctx, &out)
         }
-        let expected = read(&|b, d| look_up(&ReferenceBackend, b, d, &ids, shape));
+        let expected = read(&|b, d| look_up(&ReferenceBackend::new(), b, d, &ids, shape));
         for device in devices() {
             let found = read(&|b, d| look_up(&device, b, d, &ids, shape));
             assert_eq!(bits(&found), bits(&expected), "{dtype} {device:?}");
@@ -267,7 +267,10 @@ fn special_weights_stay_what_they_are() {
                 k: 8,
             };
             CpuBackend::gemm(&mut ctx, &x, &weight, &mut out, shape).unwrap();
-            for (i, y) in host::<CpuBackend>(&mut ctx, &out).into_iter().enumerate() {
+            for (i, y) in host::<CpuBackend, _>(&mut ctx, &out)
+                .into_iter()
+                .enumerate()
+            {
                 let (k, n) = (i / 40, i % 40);
                 let expected = match dtype {
                     SrcDtype::F32 => finite[n * 8 + k],
@@ -329,7 +332,7 @@ impl Op for Conv1d {
         let bias = (seed % 2 == 0).then_some(&bias);
         let mut out = poison(device, shape.c_out * shape.out_len());
         B::conv1d(&mut ctx, &x, &weight, bias, &mut out, shape).unwrap();
-        host::<B>(&mut ctx, &out)
+        host::<B, _>(&mut ctx, &out)
     }
 }
 
@@ -376,7 +379,7 @@ impl Op for Patches {
         let patches = shape.height / shape.patch * (shape.width / shape.patch);
         let mut rows = poison(device, patches * shape.out);
         B::conv2d_patch(&mut ctx, &image, &weight, Some(&bias), &mut rows, shape).unwrap();
-        host::<B>(&mut ctx, &rows)
+        host::<B, _>(&mut ctx, &rows)
     }
 }
 

@@ -156,12 +156,14 @@ impl Block {
             MoeRouting::<B>::alloc(device, self.tokens, self.experts, self.top_k).unwrap();
         let (route, pairs) = (self.route(), wide.pairs());
         let size = self.tokens * self.hidden;
-        let (logits, x) = (act(device, &self.logits), act(device, &self.x));
+        let logits: Logits<B> = of_role(device, &self.logits);
+        let x = act(device, &self.x);
         let (mut gated, mut each) = (
             poison(device, pairs * self.inner),
             poison(device, pairs * self.hidden),
         );
-        let (mut residual, mut out) = (act(device, &self.residual), poison(device, size));
+        let mut residual: Residual<B> = of_role(device, &self.residual);
+        let mut out = poison(device, size);
         let weight = device.from_slice(&vec![0.75f32; self.hidden]).unwrap();
         let norm = NormShape {
             rows: self.tokens,
@@ -175,8 +177,8 @@ impl Block {
         B::moe_gemm(ctx, &gated, input, &down, &routing, &mut each, narrow).unwrap();
         let (sum, to) = ((&weight, norm), &mut residual);
         B::moe_weighted_sum_residual_norm(ctx, &each, &routing, to, sum, &mut out, route).unwrap();
-        let mut found = host::<B>(ctx, &out);
-        found.extend(host::<B>(ctx, &residual));
+        let mut found = host::<B, _>(ctx, &out);
+        found.extend(host::<B, _>(ctx, &residual));
         found
     }
 }
@@ -190,7 +192,7 @@ fn every_level_and_number_of_threads_gives_the_same_bits() {
         };
         for tokens in [1, 2, 7, 90] {
             let block = Block::new(tokens, kind);
-            let expected = block.run(&ReferenceBackend);
+            let expected = block.run(&ReferenceBackend::new());
             // Exact, and with rounded rows.
             let mut firsts: [Option<Vec<f32>>; 2] = [None, None];
             for device in devices() {
@@ -218,7 +220,7 @@ fn experts_of_bf16_with_rounded_rows() {
     let [one, several] = [0, 1].map(|i| rounding_devices().swap_remove(i));
     for tokens in [1, 7, 90] {
         let block = Block::new(tokens, Kind::Dense(SrcDtype::BF16));
-        let (found, expected) = (block.run(&several), block.run(&ReferenceBackend));
+        let (found, expected) = (block.run(&several), block.run(&ReferenceBackend::new()));
         let error = nmse(&found, &expected);
         let seen = (1e-9..=BF16_ROWS).contains(&error);
         assert!(seen, "{tokens} tokens: {error:e}");

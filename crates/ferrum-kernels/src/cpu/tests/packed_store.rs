@@ -112,7 +112,7 @@ fn dense(device: &CpuBackend, dtype: SrcDtype) -> Vec<f32> {
     let mut out = poison(device, n);
     let shape = GemmShape { rows: 1, n, k };
     CpuBackend::gemm(&mut ctx, &x, &weight, &mut out, shape).unwrap();
-    host::<CpuBackend>(&mut ctx, &out)
+    host::<CpuBackend, _>(&mut ctx, &out)
 }
 
 /// Experts of blocks, of layers and of floats, in panels.

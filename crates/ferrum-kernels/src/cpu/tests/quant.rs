@@ -158,13 +158,13 @@ impl Case {
             k: INPUTS,
         };
         B::gemm_gptq(&mut ctx, &x, weight, &mut out, shape).unwrap();
-        host::<B>(&mut ctx, &out)
+        host::<B, _>(&mut ctx, &out)
     }
 
     /// Close to the reference, all rows and some, at every level.
     fn check(&self) {
         let load = |device: &CpuBackend| device.load_layers_fused(&[self.weights()], INPUTS);
-        let reference = ReferenceBackend;
+        let reference = ReferenceBackend::new();
         let weight = reference.load_layers_fused(&[self.weights()], INPUTS);
         let expected = self.product(&reference, &weight.unwrap(), (0, ROWS));
         let mut base: Option<Vec<f32>> = None;

@@ -33,22 +33,22 @@ op!(Norms(rows: usize, dim: usize, scale: f32), |device, ctx, random| {
     let mut data = random.vec(rows * dim);
     data.iter_mut().for_each(|x| *x = *x * scale + scale / 3.0);
     let x = act(device, &data);
-    let mut residual = act(device, &random.vec(rows * dim));
+    let mut residual: Residual<B> = of_role(device, &random.vec(rows * dim));
     let weight = device.from_slice(&random.vec(dim)).unwrap();
     let bias = device.from_slice(&random.vec(dim)).unwrap();
     let shape = NormShape { rows, dim, eps: 1e-6 };
     let mut result = Vec::new();
     let mut out = poison(device, rows * dim);
     B::rms_norm(&mut ctx, &x, &weight, &mut out, shape).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     B::layer_norm(&mut ctx, &x, &weight, None, &mut out, shape).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     B::layer_norm(&mut ctx, &x, &weight, Some(&bias), &mut out, shape).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     if *scale < 1e10 {
         B::fused_add_rms_norm(&mut ctx, &mut residual, &x, &weight, &mut out, shape).unwrap();
-        result.extend(host::<B>(&mut ctx, &out));
-        result.extend(host::<B>(&mut ctx, &residual));
+        result.extend(host::<B, _>(&mut ctx, &out));
+        result.extend(host::<B, _>(&mut ctx, &residual));
     }
     result
 });
@@ -79,7 +79,7 @@ op!(Elementwise(rows: usize, dim: usize, scale: f32), |device, ctx, random| {
     let mut result = Vec::new();
     let mut out = poison(device, len);
     let shape = RowShape { rows, dim };
-    let mut keep = |ctx: &mut B::Context, out: &Act<B>| result.extend(host::<B>(ctx, out));
+    let mut keep = |ctx: &mut B::Context, out: &Act<B>| result.extend(host::<B, _>(ctx, out));
     B::gelu(&mut ctx, &x, &mut out, len).unwrap();
     keep(&mut ctx, &out);
     B::gelu_tanh(&mut ctx, &x, &mut out, len).unwrap();
@@ -128,14 +128,14 @@ op!(Unary(x: Vec<f32>), |device, ctx, random| {
     let mut out = poison(device, len);
     let mut result = Vec::new();
     B::gelu(&mut ctx, &x, &mut out, len).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     B::gelu_tanh(&mut ctx, &x, &mut out, len).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     B::silu(&mut ctx, &x, &mut out, len).unwrap();
-    result.extend(host::<B>(&mut ctx, &out));
+    result.extend(host::<B, _>(&mut ctx, &out));
     let mut x = x;
     B::softcap(&mut ctx, &mut x, 2.0, len).unwrap();
-    result.extend(host::<B>(&mut ctx, &x));
+    result.extend(host::<B, _>(&mut ctx, &x));
     result
 });
 
@@ -143,7 +143,7 @@ op!(Unary(x: Vec<f32>), |device, ctx, random| {
 fn functions_are_accurate_element_by_element() {
     let x: Vec<f32> = (-4000..4000).map(|i| i as f32 / 400.0).collect();
     let op = Unary { x };
-    let expected = op.run(&ReferenceBackend);
+    let expected = op.run(&ReferenceBackend::new());
     let found = check("functions", &op, 1e-12);
     for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
         let close = (a - b).abs() <= 2e-6 * b.abs() + 1e-12;
@@ -177,7 +177,7 @@ fn extreme_inputs_of_functions() {
         -3e38,
     ];
     let op = Unary { x };
-    let expected = op.run(&ReferenceBackend);
+    let expected = op.run(&ReferenceBackend::new());
     for device in devices() {
         let found = op.run(&device);
         for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
@@ -235,7 +235,7 @@ op!(Gather(rows: usize, dim: usize), |device, ctx, random| {
     let ids = device.from_slice(&ids).unwrap();
     let mut out = poison(device, rows * dim);
     B::gather_rows(&mut ctx, &src, &ids, &mut out, RowShape { rows, dim }).unwrap();
-    host::<B>(&mut ctx, &out)
+    host::<B, _>(&mut ctx, &out)
 });
 
 #[test]
@@ -269,23 +269,23 @@ op!(Heads(shape: QkvShape, rot_dim: usize, style: RopeStyle, norm: bool), |devic
     let mut result = Vec::new();
     B::split_qkv(&mut ctx, &qkv, &mut q, &mut k, &mut v, shape).unwrap();
     for x in [&q, &k, &v] {
-        result.extend(host::<B>(&mut ctx, x));
+        result.extend(host::<B, _>(&mut ctx, x));
     }
     let layout = HeadLayout::TokenMajor;
     let norm = transform.q_norm;
     B::qk_norm_rope(&mut ctx, &mut q, layout, norm, transform.rope, shape.q()).unwrap();
-    result.extend(host::<B>(&mut ctx, &q));
+    result.extend(host::<B, _>(&mut ctx, &q));
     B::split_qkv_norm_rope(&mut ctx, &qkv, &mut q, &mut k, &mut v, transform, shape).unwrap();
     for x in [&q, &k, &v] {
-        result.extend(host::<B>(&mut ctx, x));
+        result.extend(host::<B, _>(&mut ctx, x));
     }
     let mut flat = poison(device, q_len);
     B::transpose_head_to_token(&mut ctx, &q, &mut flat, shape.q()).unwrap();
-    result.extend(host::<B>(&mut ctx, &flat));
+    result.extend(host::<B, _>(&mut ctx, &flat));
     B::transpose_token_to_head(&mut ctx, &flat, &mut q, shape.q()).unwrap();
     let layout = HeadLayout::HeadMajor;
     B::qk_norm_rope(&mut ctx, &mut q, layout, None, transform.rope, shape.q()).unwrap();
-    result.extend(host::<B>(&mut ctx, &q));
+    result.extend(host::<B, _>(&mut ctx, &q));
     let span = CacheSpan { capacity: 2 * tokens + 3, offset: 2 };
     let cache_len = kv_heads * span.capacity * head_dim;
     let mut k_cache = act(device, &random.vec(cache_len));
@@ -296,7 +296,7 @@ op!(Heads(shape: QkvShape, rot_dim: usize, style: RopeStyle, norm: bool), |devic
     let caches = (&mut k_cache, &mut v_cache);
     B::kv_cache_append_head_major(&mut ctx, &k, &v, caches, span, shape.kv()).unwrap();
     for x in [&q, &k_cache, &v_cache] {
-        result.extend(host::<B>(&mut ctx, x));
+        result.extend(host::<B, _>(&mut ctx, x));
     }
     result
 });

@@ -15,10 +15,10 @@ fn opens_only_device_zero() {
 #[test]
 fn copies_between_host_and_device() {
     let ctx = &mut ctx();
-    let mut a = R.alloc::<i8>(5).unwrap();
+    let mut a = R::new().alloc::<i8>(5).unwrap();
     R::write(ctx, &mut a, 2, &[7, -8]).unwrap();
     assert_eq!(R::to_vec(ctx, &a).unwrap(), [0, 0, 7, -8, 0]);
-    let b = R.from_slice(&[1i8, 2, 3]).unwrap();
+    let b = R::new().from_slice(&[1i8, 2, 3]).unwrap();
     R::copy_slice(ctx, &b, 1, &mut a, 0, 2).unwrap();
     let mut out = [0; 3];
     R::read(ctx, &a, 1, &mut out).unwrap();
@@ -30,7 +30,7 @@ fn copies_between_host_and_device() {
     assert_short("copy to", R::copy_slice(ctx, &b, 0, &mut a, 4, 2));
     assert_invalid("overflow", R::copy_slice(ctx, &b, usize::MAX, &mut a, 0, 2));
     assert!(matches!(
-        R.alloc::<f32>(usize::MAX),
+        R::new().alloc::<f32>(usize::MAX),
         Err(Error::OutOfMemory { .. })
     ));
 }
@@ -55,14 +55,14 @@ fn weights_decode_exactly_from_every_dtype() {
     let shape = MatShape { rows: 2, cols: 3 };
     for dtype in [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16] {
         let raw = bytes(dtype);
-        let weight = R.from_weight_bytes(&raw, dtype, shape).unwrap();
+        let weight = R::new().from_weight_bytes(&raw, dtype, shape).unwrap();
         assert_eq!(weight.values, values, "{dtype}");
         assert_short(
             "one byte less",
-            R.from_weight_bytes(&raw[1..], dtype, shape),
+            R::new().from_weight_bytes(&raw[1..], dtype, shape),
         );
         let wider = MatShape { rows: 2, cols: 4 };
-        assert_short("wider", R.from_weight_bytes(&raw, dtype, wider));
+        assert_short("wider", R::new().from_weight_bytes(&raw, dtype, wider));
     }
 
     let (first, second) = (bytes(SrcDtype::F16), bytes(SrcDtype::F32));
@@ -78,17 +78,17 @@ fn weights_decode_exactly_from_every_dtype() {
             rows: 1,
         },
     ];
-    let fused = R.from_weight_parts(&parts, 3).unwrap();
+    let fused = R::new().from_weight_parts(&parts, 3).unwrap();
     assert_eq!(fused.shape, MatShape { rows: 3, cols: 3 });
     assert_eq!(fused.values, [&values[..], &values[3..]].concat());
-    assert_invalid("overflow", R.from_weight_parts(&parts, usize::MAX));
+    assert_invalid("overflow", R::new().from_weight_parts(&parts, usize::MAX));
 }
 
 #[test]
 fn a_graph_is_its_body() {
     let ctx = &mut ctx();
     let mut runs = 0;
-    let mut body = |_: &mut RefContext| {
+    let mut body = |_: &mut RefContext<Uniform<f32>>| {
         runs += 1;
         if runs == 3 {
             Err(Error::Model("third".into()))
@@ -109,7 +109,7 @@ fn a_graph_is_its_body() {
 #[test]
 fn spans_come_in_order_of_opening() {
     let ctx = &mut ctx();
-    let mut timer = <R as Backend>::Timer::new(&R).unwrap();
+    let mut timer = <R as Backend>::Timer::new(&R::new()).unwrap();
     assert_invalid("nothing open", timer.end(ctx));
     timer.begin(ctx, "outer").unwrap();
     timer.begin(ctx, "inner").unwrap();

@@ -23,7 +23,7 @@ fn activations_have_their_known_values() {
     ];
     let x = buf(&table.map(|row| row.0));
     type Op = fn(
-        &mut RefContext,
+        &mut RefContext<Uniform<f32>>,
         &RefBuffer<f32>,
         &mut RefBuffer<f32>,
         usize,

@@ -57,13 +57,14 @@ fn pool<K: KvCodec>(blocks: usize, block_size: usize) -> KvLayer<R, K> {
     let AttnConfig {
         kv_heads, head_dim, ..
     } = CONFIG;
-    R.alloc_kv_layer(PagedKvShape {
-        blocks,
-        block_size,
-        kv_heads,
-        head_dim,
-    })
-    .unwrap()
+    R::new()
+        .alloc_kv_layer(PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        })
+        .unwrap()
 }
 
 /// Whole-sequence attention through the contiguous ops; `[tokens, heads, head_dim]`.
@@ -308,7 +309,7 @@ fn round_trip<K: KvCodec>(values: [f32; 3]) -> Vec<f32> {
         kv_heads: 1,
         head_dim: 3,
     };
-    let mut kv: KvLayer<R, K> = R.alloc_kv_layer(shape).unwrap();
+    let mut kv: KvLayer<R, K> = R::new().alloc_kv_layer(shape).unwrap();
     let batch = batch(&[Seq {
         queries: 1,
         kv_len: 1,
@@ -490,7 +491,7 @@ fn wrong_batches_are_refused_before_anything_is_written() {
     };
     assert_invalid(
         "block size",
-        BackendKvDtype::<KvF32>::alloc_kv_layer(&R, empty),
+        BackendKvDtype::<KvF32>::alloc_kv_layer(&R::new(), empty),
     );
 }
 

@@ -10,12 +10,14 @@ mod kv;
 mod moe;
 mod quant;
 
-use super::{RefBuffer, RefContext, ReferenceBackend as R};
+use super::{RefBuffer, RefContext, ReferenceBackend as R, Uniform};
 use crate::backend::*;
 use ferrum_types::{Error, GgufQuantType};
 
-fn ctx() -> RefContext {
-    R.new_context().expect("the reference device always opens")
+fn ctx() -> RefContext<Uniform<f32>> {
+    R::new()
+        .new_context()
+        .expect("the reference device always opens")
 }
 
 fn buf(data: &[f32]) -> RefBuffer<f32> {

@@ -12,7 +12,7 @@ const ROUTE: RouteShape = RouteShape {
 };
 
 fn routing(shape: RouteShape) -> MoeRouting<R> {
-    MoeRouting::alloc(&R, shape.tokens, shape.experts, shape.top_k).unwrap()
+    MoeRouting::alloc(&R::new(), shape.tokens, shape.experts, shape.top_k).unwrap()
 }
 
 #[test]
@@ -104,10 +104,10 @@ fn expert_products_equal_a_loop_over_pairs() {
         experts: shape,
     };
     let values = noise(1, 4 * 3 * 5);
-    let stack = R
+    let stack = R::new()
         .load_experts(&bytes(&values), SrcDtype::F32, shape)
         .unwrap();
-    let other = R
+    let other = R::new()
         .load_experts(&bytes(&noise(2, 60)), SrcDtype::F32, shape)
         .unwrap();
     let routing = routed();
@@ -121,7 +121,7 @@ fn expert_products_equal_a_loop_over_pairs() {
             let expert = routing.expert_ids.0[pair] as usize;
             let matrix = &values[expert * 15..][..15];
             let mat = MatShape { rows: 3, cols: 5 };
-            let weight = R
+            let weight = R::new()
                 .from_weight_bytes(&bytes(matrix), SrcDtype::F32, mat)
                 .unwrap();
             let mut expected = poisoned(3);
@@ -163,7 +163,7 @@ fn expert_products_equal_a_loop_over_pairs() {
     );
     assert_short(
         "bytes",
-        R.load_experts(&bytes(&values[1..]), SrcDtype::F32, shape),
+        R::new().load_experts(&bytes(&values[1..]), SrcDtype::F32, shape),
     );
 }
 
@@ -180,7 +180,7 @@ fn products_refuse_pairs_that_are_not_sorted() {
         top_k: 2,
         experts: shape,
     };
-    let stack = R
+    let stack = R::new()
         .load_experts(&bytes(&[1.0; 4]), SrcDtype::F32, shape)
         .unwrap();
     let mut attempt = |routing: &MoeRouting<R>| {
@@ -216,14 +216,14 @@ fn quantised_stacks_are_cut_by_expert() {
         k: 32,
     };
     let raw = blocks(ty, 3 * 2 * 32, 1);
-    let stack = R.load_quant_experts(&raw, ty, shape).unwrap();
+    let stack = R::new().load_quant_experts(&raw, ty, shape).unwrap();
     let mut values = vec![0.0; 3 * 2 * 32];
     ferrum_quant::dequantize(ty, &raw, &mut values).unwrap();
-    let dense = R
+    let dense = R::new()
         .load_experts(&bytes(&values), SrcDtype::F32, shape)
         .unwrap();
     assert_eq!(stack, dense);
-    assert_short("stack", R.load_quant_experts(&raw[34..], ty, shape));
+    assert_short("stack", R::new().load_quant_experts(&raw[34..], ty, shape));
 }
 
 #[test]

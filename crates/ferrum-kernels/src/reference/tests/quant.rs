@@ -6,7 +6,8 @@ use ferrum_types::{GgufQuantType, SrcDtype};
 
 fn dense(values: &[f32], rows: usize, cols: usize) -> crate::reference::RefWeight {
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    R.from_weight_bytes(&bytes, SrcDtype::F32, MatShape { rows, cols })
+    R::new()
+        .from_weight_bytes(&bytes, SrcDtype::F32, MatShape { rows, cols })
         .unwrap()
 }
 
@@ -20,7 +21,7 @@ fn gguf_rows_decode_and_multiply() {
         let bytes = blocks(ty, n * k, 7);
         let mut values = vec![0.0; n * k];
         ferrum_quant::dequantize(ty, &bytes, &mut values).unwrap();
-        let weight = R
+        let weight = R::new()
             .load_quant(&bytes, ty, MatShape { rows: n, cols: k })
             .unwrap();
         let (mut found, mut expected) = (poisoned(2 * n), poisoned(2 * n));
@@ -51,21 +52,24 @@ fn parts_of_different_types_make_one_projection() {
             rows: 3,
         },
     ];
-    let fused = R.load_quant_fused(&parts, 32).unwrap();
-    let first = R
+    let fused = R::new().load_quant_fused(&parts, 32).unwrap();
+    let first = R::new()
         .load_quant(&a, q8, MatShape { rows: 2, cols: 32 })
         .unwrap();
-    let second = R
+    let second = R::new()
         .load_quant(&b, q4, MatShape { rows: 3, cols: 32 })
         .unwrap();
     assert_eq!(fused.values, [first.values, second.values].concat());
     assert_eq!(fused.shape, MatShape { rows: 5, cols: 32 });
 
     let shape = |rows, cols| MatShape { rows, cols };
-    assert_short("a row more", R.load_quant(&a, q8, shape(3, 32)));
-    assert_short("a byte less", R.load_quant(&a[1..], q8, shape(2, 32)));
+    assert_short("a row more", R::new().load_quant(&a, q8, shape(3, 32)));
+    assert_short(
+        "a byte less",
+        R::new().load_quant(&a[1..], q8, shape(2, 32)),
+    );
     // 64 elements are whole blocks, but rows of 16 would share them.
-    assert_invalid("partial block", R.load_quant(&a, q8, shape(4, 16)));
+    assert_invalid("partial block", R::new().load_quant(&a, q8, shape(4, 16)));
 }
 
 /// f16 scales of 0.5 and 0.25 by turns, and zero points.
@@ -105,7 +109,7 @@ fn gptq_layers_scale_codes_less_zero_points() {
             ..layer
         },
     ] {
-        let weight = R.load_gptq(&layer).unwrap();
+        let weight = R::new().load_gptq(&layer).unwrap();
         for (at, &value) in weight.values.iter().enumerate() {
             let (o, i) = (at / k, at % k);
             let group = if layer.g_idx.is_some() {
@@ -133,16 +137,19 @@ fn gptq_layers_scale_codes_less_zero_points() {
         .unwrap();
         assert_eq!(found, expected);
     }
-    assert_invalid("bits", R.load_gptq(&GptqWeights { bits: 5, ..layer }));
+    assert_invalid(
+        "bits",
+        R::new().load_gptq(&GptqWeights { bits: 5, ..layer }),
+    );
     assert_invalid(
         "sizes",
-        R.load_gptq(&GptqWeights {
+        R::new().load_gptq(&GptqWeights {
             qweight: &qweight[4..],
             ..layer
         }),
     );
-    assert_invalid("no experts", R.load_gptq_experts(&[]));
-    let stack = R.load_gptq_experts(&[
+    assert_invalid("no experts", R::new().load_gptq_experts(&[]));
+    let stack = R::new().load_gptq_experts(&[
         layer,
         GptqWeights {
             g_idx: None,
@@ -175,7 +182,7 @@ fn awq_layers_decode_as_their_format_says() {
         qzeros: &qzeros,
         scales: &scales,
     };
-    let weight = R.load_awq(&layer).unwrap();
+    let weight = R::new().load_awq(&layer).unwrap();
     for (at, &value) in weight.values.iter().enumerate() {
         let (o, i) = (at / k, at % k);
         let param = i / group_size * n + o;
@@ -185,11 +192,11 @@ fn awq_layers_decode_as_their_format_says() {
     }
     assert_invalid(
         "group size",
-        R.load_awq(&AwqWeights {
+        R::new().load_awq(&AwqWeights {
             group_size: 3,
             ..layer
         }),
     );
-    let stack = R.load_awq_experts(&[layer, layer, layer]).unwrap();
+    let stack = R::new().load_awq_experts(&[layer, layer, layer]).unwrap();
     assert_eq!(stack.shape(), ExpertShape { experts: 3, n, k });
 }
