@@ -207,6 +207,13 @@ pub(crate) fn field<S: Simd>(s: S, v: S::I, shift: usize, mask: i32) -> S::I {
     s.and_i(s.shr_i(v, shift), s.splat_i(mask))
 }
 
+/// Exchanges the bits of `a` that are `by` above those of `mask` with the bits `mask` of `b`.
+#[inline(always)]
+pub(crate) fn exchange<S: Simd>(s: S, a: S::I, b: S::I, by: usize, mask: i32) -> (S::I, S::I) {
+    let differ = s.and_i(s.xor_i(s.shr_i(a, by), b), s.splat_i(mask));
+    (s.xor_i(a, s.shl_i(differ, by)), s.xor_i(b, differ))
+}
+
 /// All bits of the first `count` lanes.
 #[inline(always)]
 pub(crate) fn first_lanes<S: Simd>(s: S, count: usize) -> S::I {

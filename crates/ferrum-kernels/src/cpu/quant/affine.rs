@@ -6,7 +6,7 @@
 //! another; a layer in activation order says in which order activations have to be packed.
 
 use super::blocks::HalfBlock;
-use super::codes::{LaneCodes, Row, gathered};
+use super::codes::{LaneCodes, Row, first_of_run, gathered};
 use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
 use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
 use crate::backend::MatShape;
@@ -234,6 +234,7 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
             .chunks_exact(LANES)
             .map(|rows| LaneCodes::new(rows, &self.no_codes))
             .collect();
+        let runs: Vec<_> = rows.chunks_exact(LANES).map(first_of_run).collect();
         let Affine {
             bits, in_features, ..
         } = self.packing.first.affine;
@@ -250,6 +251,7 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
             first: self.packing.first,
             rows: &rows,
             codes: &codes,
+            runs: &runs,
             // Codes of eight bits become signed bytes.
             flip: self.packing.flip ^ if C::WIDE { 0x80 } else { 0 },
             panels,
@@ -265,6 +267,8 @@ struct PackPanels<'a, C, F> {
     rows: &'a [Row<'a>],
     /// Those of sixteen rows each.
     codes: &'a [LaneCodes<'a>],
+    /// [`first_of_run`] of them.
+    runs: &'a [Row<'a>],
     flip: u8,
     panels: &'a mut [u8],
     formats: PhantomData<(C, F)>,
@@ -304,7 +308,10 @@ impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
     ) {
         let order = self.first.order.as_deref();
         let rows = &self.rows[half * LANES..][..LANES];
-        let count = rows.iter().filter(|row| row.is_some()).count();
+        let count = match self.runs[half] {
+            Some(_) => LANES,
+            None => rows.iter().filter(|row| row.is_some()).count(),
+        };
         let present = first_lanes(s, count);
         let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
         let mut out = HalfBlock::<S, C, F> {
@@ -319,30 +326,41 @@ impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
         if order.is_none() {
             codes.prefetch(s, Self::BITS, half, (first + numbers, numbers));
         }
-        let [scales, minimums] = scales_and_minimums(s, rows, group);
+        let [scales, minimums] = scales_and_minimums(s, rows, self.runs[half], group);
         out.head(scales, minimums);
         for u in 0..F::UNITS {
             let first = first + u * UNIT;
-            let steps = match const { Self::BITS } {
-                2 => codes.steps::<S, 2>(s, order, first),
-                3 => codes.steps::<S, 3>(s, order, first),
-                4 => codes.steps::<S, 4>(s, order, first),
-                _ => codes.steps::<S, 8>(s, order, first),
+            let flip = out.flip;
+            let vectors = match const { Self::BITS } {
+                2 => codes.vectors::<S, C, 2>(s, order, first, flip),
+                3 => codes.vectors::<S, C, 3>(s, order, first, flip),
+                4 => codes.vectors::<S, C, 4>(s, order, first, flip),
+                _ => codes.vectors::<S, C, 8>(s, order, first, flip),
             };
-            out.unit(u, &steps, s.splat_i(0), s.splat_i(0));
+            out.vectors(u, &vectors, s.splat_i(0), s.splat_i(0));
         }
     }
 }
 
-/// The f16 scale that a group has in each of sixteen rows, and its zero point less the middle.
+/// The f16 scale that a group has in each of sixteen rows, and its zero point less the middle. `run` is the first
+/// row where they are a run of one layer.
 #[inline(always)]
-fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], group: usize) -> [S::I; 2] {
+fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], run: Row<'_>, group: usize) -> [S::I; 2] {
     let (mut scales, mut minimums) = ([0.0; LANES], [0; LANES]);
-    for (i, row) in rows.iter().enumerate() {
-        if let Some((Layer { affine, form, .. }, row)) = row {
-            let at = group * affine.out_features + row;
-            scales[i] = affine.scales[at];
-            minimums[i] = i32::from(affine.zeros[at].wrapping_sub(form.middle()));
+    if let Some((Layer { affine, form, .. }, row)) = run {
+        let at = group * affine.out_features + row;
+        scales.copy_from_slice(&affine.scales[at..][..LANES]);
+        let (zeros, middle) = (&affine.zeros[at..][..LANES], form.middle());
+        for (i, minimum) in minimums.iter_mut().enumerate() {
+            *minimum = i32::from(zeros[i].wrapping_sub(middle));
+        }
+    } else {
+        for (i, row) in rows.iter().enumerate() {
+            if let Some((Layer { affine, form, .. }, row)) = row {
+                let at = group * affine.out_features + row;
+                scales[i] = affine.scales[at];
+                minimums[i] = i32::from(affine.zeros[at].wrapping_sub(form.middle()));
+            }
         }
     }
     let mut halves = [0u16; LANES];

@@ -5,7 +5,7 @@
 //! step of a panel, so codes need shifts and masks alone.
 
 use super::format::{Bits, Bytes, Codes, Exponents, Halfs, STEPS, Scales, Super, Table};
-use crate::cpu::panels::{LaneRows, TAKEN, field};
+use crate::cpu::panels::{LaneRows, TAKEN, exchange, field};
 use crate::cpu::simd::Simd;
 use ferrum_types::GgufQuantType;
 use std::marker::PhantomData;
@@ -44,10 +44,23 @@ impl<S: Simd, C: Codes, F: Scales> HalfBlock<'_, S, C, F> {
     /// Stores unit number `u`: its codes, and what [`Scales::put_beside`] takes.
     #[inline(always)]
     pub(super) fn unit(&mut self, u: usize, steps: &[S::I; STEPS], scales: S::I, minimums: S::I) {
+        let vectors = C::vectors(self.s, steps, self.flip);
+        self.vectors(u, &vectors, scales, minimums);
+    }
+
+    /// Stores unit number `u`, whose codes are as [`Codes::put`] takes them.
+    #[inline(always)]
+    pub(super) fn vectors(
+        &mut self,
+        u: usize,
+        vectors: &[S::I; STEPS],
+        scales: S::I,
+        minimums: S::I,
+    ) {
         let at = F::HEAD + u * (F::BESIDE + C::BYTES);
         let (beside, codes) = self.block[at..][..F::BESIDE + C::BYTES].split_at_mut(F::BESIDE);
         F::put_beside(self.s, beside, self.half, scales, minimums);
-        C::put(self.s, codes, self.half, steps, self.flip);
+        C::put(self.s, codes, self.half, vectors);
     }
 
     /// Stores the only unit of a block.
@@ -200,15 +213,15 @@ fn five_bits<S: Simd, C: Codes, F: Scales>(
 fn by_steps<S: Simd>(s: S, v: S::I) -> S::I {
     // The five digits of a bit's number go round by two. Each line exchanges two of them: 4 and 1, 3 and
     // 0, 2 and 1, 1 and 0.
-    let v = exchange(s, v, 14, 0x0000_cccc);
-    let v = exchange(s, v, 7, 0x00aa_00aa);
-    let v = exchange(s, v, 2, 0x0c0c_0c0c);
-    exchange(s, v, 1, 0x2222_2222)
+    let v = exchange_within(s, v, 14, 0x0000_cccc);
+    let v = exchange_within(s, v, 7, 0x00aa_00aa);
+    let v = exchange_within(s, v, 2, 0x0c0c_0c0c);
+    exchange_within(s, v, 1, 0x2222_2222)
 }
 
 /// Exchanges the bits of `mask` with those `by` above them.
 #[inline(always)]
-fn exchange<S: Simd>(s: S, v: S::I, by: usize, mask: i32) -> S::I {
+fn exchange_within<S: Simd>(s: S, v: S::I, by: usize, mask: i32) -> S::I {
     let differ = s.and_i(s.xor_i(v, s.shr_i(v, by)), s.splat_i(mask));
     s.xor_i(s.xor_i(v, differ), s.shl_i(differ, by))
 }
@@ -258,6 +271,24 @@ fn iq4_xs<S: Simd, C: Codes, F: Scales>(
     }
 }
 
+/// Parts of `BITS` bits (1, 2 or 4) of eight words of codes, of which each byte has one of each of several units:
+/// exchanged such that a byte has parts of one unit, as panels have them.
+#[inline(always)]
+fn by_units<S: Simd, const BITS: usize>(s: S, mut words: [S::I; STEPS]) -> [S::I; STEPS] {
+    // Each time, a digit of the number of a unit changes places with one of the number of a step.
+    for (by, mask) in [(1, 0x5555_5555), (2, 0x3333_3333), (4, FOUR_BITS)] {
+        // The two parts of a byte are those of steps that are four apart.
+        let apart = if BITS == 4 { 4 } else { by / BITS };
+        for low in 0..STEPS {
+            if by >= BITS && low & apart == 0 {
+                let (a, b) = exchange(s, words[low], words[low + apart], by, mask);
+                (words[low], words[low + apart]) = (a, b);
+            }
+        }
+    }
+    words
+}
+
 #[inline(always)]
 fn q2_k<S: Simd, C: Codes, F: Scales>(
     rows: &LaneRows<'_>,
@@ -270,16 +301,14 @@ fn q2_k<S: Simd, C: Codes, F: Scales>(
     let last = rows.words(s, at + 84 - TAKEN)[3];
     out.head(last, s.shr_i(last, 16));
     for c in 0..2 {
-        let codes = rows.eight_words(s, at + 16 + 32 * c);
+        let codes = by_units::<S, 2>(s, rows.eight_words(s, at + 16 + 32 * c));
         for i in 0..4 {
-            let mut steps = [s.splat_i(0); STEPS];
-            for (t, step) in steps.iter_mut().enumerate() {
-                *step = field(s, codes[t], 2 * i, TWO_BITS);
-            }
+            let (low, high) = (codes[i], codes[4 + i]);
+            let vectors = [low, high, high, high, high, high, high, high];
             let u = 4 * c + i;
             let pair = s.shr_i(scales[u / 2], u % 2 * 16);
             let scale = s.and_i(pair, s.splat_i(FOUR_BITS));
-            out.unit(u, &steps, scale, field(s, pair, 4, FOUR_BITS));
+            out.vectors(u, &vectors, scale, field(s, pair, 4, FOUR_BITS));
         }
     }
 }
@@ -292,7 +321,7 @@ fn q3_k<S: Simd, C: Codes, F: Scales>(
 ) {
     let s = out.s;
     // 32 bytes of third bits, 64 of codes, eight of low bits of scales, four of high ones, an f16.
-    let thirds = rows.eight_words(s, at);
+    let thirds = by_units::<S, 1>(s, rows.eight_words(s, at));
     let [_, low, lows, highs] = rows.words(s, at + 92);
     let lows = [low, lows];
     out.head(
@@ -300,20 +329,17 @@ fn q3_k<S: Simd, C: Codes, F: Scales>(
         s.splat_i(0),
     );
     for c in 0..2 {
-        let codes = rows.eight_words(s, at + 32 + 32 * c);
+        let codes = by_units::<S, 2>(s, rows.eight_words(s, at + 32 + 32 * c));
         for i in 0..4 {
             let u = 4 * c + i;
-            let mut steps = [s.splat_i(0); STEPS];
-            for (t, step) in steps.iter_mut().enumerate() {
-                let third = s.shl_i(field(s, thirds[t], u, ONE_BIT), 2);
-                *step = s.or_i(field(s, codes[t], 2 * i, TWO_BITS), third);
-            }
+            let (low, high, ones) = (codes[i], codes[4 + i], thirds[u]);
+            let vectors = [low, high, ones, ones, ones, ones, ones, ones];
             // Scales 4g to 4g + 3 are the bytes of a word, two for a unit.
             let g = u / 2;
             let low = field(s, lows[g % 2], g / 2 * 4, FOUR_BITS);
             let high = s.shl_i(field(s, highs, 2 * g, TWO_BITS), 4);
             let scales = out.less_32(s.or_i(low, high));
-            out.unit(u, &steps, s.shr_i(scales, u % 2 * 16), s.splat_i(0));
+            out.vectors(u, &vectors, s.shr_i(scales, u % 2 * 16), s.splat_i(0));
         }
     }
 }
@@ -351,16 +377,15 @@ fn q4_k<S: Simd, C: Codes, F: Scales>(
     let s = out.s;
     let (scales, minimums) = k_scales(rows, at, &mut out);
     for c in 0..F::UNITS / 2 {
-        let codes = rows.eight_words(s, at + 16 + 32 * c);
+        let codes = by_units::<S, 4>(s, rows.eight_words(s, at + 16 + 32 * c));
         for i in 0..2 {
-            let mut steps = [s.splat_i(0); STEPS];
-            for (t, step) in steps.iter_mut().enumerate() {
-                *step = field(s, codes[t], 4 * i, FOUR_BITS);
-            }
+            let fours = |t: usize| codes[4 * i + t];
+            let [p, q, r, t] = [fours(0), fours(1), fours(2), fours(3)];
+            let vectors = [p, q, r, t, t, t, t, t];
             let u = 2 * c + i;
             let (word, shift) = (u / 4, u % 4 * 8);
             let scale = s.shr_i(scales[word], shift);
-            out.unit(u, &steps, scale, s.shr_i(minimums[word], shift));
+            out.vectors(u, &vectors, scale, s.shr_i(minimums[word], shift));
         }
     }
 }
@@ -373,19 +398,18 @@ fn q5_k<S: Simd, C: Codes, F: Scales>(
 ) {
     let s = out.s;
     let (scales, minimums) = k_scales(rows, at, &mut out);
-    let fifths = rows.eight_words(s, at + 16);
+    let fifths = by_units::<S, 1>(s, rows.eight_words(s, at + 16));
     for c in 0..F::UNITS / 2 {
-        let codes = rows.eight_words(s, at + 48 + 32 * c);
+        let codes = by_units::<S, 4>(s, rows.eight_words(s, at + 48 + 32 * c));
         for i in 0..2 {
             let u = 2 * c + i;
-            let mut steps = [s.splat_i(0); STEPS];
-            for (t, step) in steps.iter_mut().enumerate() {
-                let fifth = s.shl_i(field(s, fifths[t], u, ONE_BIT), 4);
-                *step = s.or_i(field(s, codes[t], 4 * i, FOUR_BITS), fifth);
-            }
+            let fours = |t: usize| codes[4 * i + t];
+            let [p, q, r, t] = [fours(0), fours(1), fours(2), fours(3)];
+            let e = fifths[u];
+            let vectors = [p, q, r, t, e, e, e, e];
             let (word, shift) = (u / 4, u % 4 * 8);
             let scale = s.shr_i(scales[word], shift);
-            out.unit(u, &steps, scale, s.shr_i(minimums[word], shift));
+            out.vectors(u, &vectors, scale, s.shr_i(minimums[word], shift));
         }
     }
 }

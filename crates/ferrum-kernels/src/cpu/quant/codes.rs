@@ -1,14 +1,24 @@
 //! Codes of group schemes, of sixteen features at once: steps of panels from the words of a file.
 
 use super::affine::Layer;
-use super::format::{STEPS, UNIT};
-use crate::cpu::panels::{LaneRows, field, put_low_bytes};
+use super::format::{Codes, STEPS, UNIT};
+use crate::cpu::panels::{LaneRows, exchange, field, put_low_bytes};
 use crate::cpu::simd::{LANES, Simd};
 use ferrum_quant::affine::PackedCodes;
 use ferrum_quant::awq::COLUMN_SHIFTS;
 
 /// A layer, and one of its rows.
 pub(super) type Row<'a> = Option<(&'a Layer<'a>, usize)>;
+
+/// The first of sixteen rows that follow one another in one layer.
+pub(super) fn first_of_run<'a>(rows: &[Row<'a>]) -> Row<'a> {
+    let first = rows.first().copied().flatten()?;
+    let follows = |(i, row): (usize, &Row<'_>)| {
+        row.is_some_and(|(layer, row)| std::ptr::eq(layer, first.0) && row == first.1 + i)
+    };
+    let run = rows.len() == LANES && rows.iter().enumerate().all(follows);
+    run.then_some(first)
+}
 
 /// The codes of half a panel.
 pub(super) enum LaneCodes<'a> {
@@ -33,10 +43,7 @@ impl<'a> LaneCodes<'a> {
         let Some(Some((first, column))) = rows.first() else {
             return others;
         };
-        let follow = |(i, row): (usize, &Row<'_>)| {
-            row.is_some_and(|(layer, row)| std::ptr::eq(layer, *first) && row == column + i)
-        };
-        let together = rows.len() == LANES && rows.iter().enumerate().all(follow);
+        let together = first_of_run(rows).is_some();
         let stride = first.affine.out_features;
         match first.codes {
             PackedCodes::Columns(words) if together => Self::Columns(&words[*column..], stride),
@@ -76,6 +83,25 @@ impl<'a> LaneCodes<'a> {
         };
         for row in rows {
             s.prefetch(words.as_ptr().wrapping_add(row * stride).cast());
+        }
+    }
+
+    /// The vectors of 32 codes of `BITS` bits, from number `first` on, as [`Codes::put`] takes them.
+    #[inline(always)]
+    pub(super) fn vectors<S: Simd, C: Codes, const BITS: usize>(
+        &self,
+        s: S,
+        order: Option<&[u32]>,
+        first: usize,
+        flip: S::I,
+    ) -> [S::I; STEPS] {
+        match (self, order) {
+            (Self::Columns(words, stride), None) if BITS == 4 => {
+                let word = |w| sixteen(s, words, (first / 8 + w) * stride);
+                of_eights(s, [word(0), word(1), word(2), word(3)])
+            }
+            (Self::Rows(rows), None) if BITS == 4 => of_eights(s, rows.words(s, first / 2)),
+            _ => C::vectors(s, &self.steps::<S, BITS>(s, order, first), flip),
         }
     }
 
@@ -199,6 +225,20 @@ fn of_stream<S: Simd, const BITS: usize>(s: S, words: &[S::I; 8]) -> [S::I; STEP
         *step = s.and_i(bytes, s.splat_i((mask(1) * 0x0101_0101) as i32));
     }
     steps
+}
+
+/// The vectors of 32 codes of four bits, eight of which follow one another in each lane of a word: step `t` of
+/// them lies beside step `t + 4` in vector `t`.
+#[inline(always)]
+fn of_eights<S: Simd>(s: S, words: [S::I; 4]) -> [S::I; STEPS] {
+    let two = |low, high| {
+        // Codes of even numbers and of odd ones.
+        let (even, odd) = exchange(s, low, high, 4, 0x0f0f_0f0f);
+        s.zip_bytes(even, odd)
+    };
+    let [a, b] = two(words[0], words[2]);
+    let [c, d] = two(words[1], words[3]);
+    [a, b, c, d, d, d, d, d]
 }
 
 /// The steps of some inputs of sixteen columns.

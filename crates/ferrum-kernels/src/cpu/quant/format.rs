@@ -19,6 +19,8 @@ pub(crate) const STEPS: usize = UNIT / 4;
 pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// Bytes of a unit.
     const BYTES: usize;
+    /// Vectors of a half of it.
+    const VECTORS: usize = Self::BYTES / (2 * VECTOR);
     /// Parts that a code is put together from.
     const PARTS: usize;
     /// Whether codes are signed bytes, for [`wide`](crate::cpu::simd::ByteProducts::wide); else they are unsigned and below 64.
@@ -37,9 +39,26 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     /// Codes that may stand for entries of `table` (with the level's flip applied).
     fn of(table: [u8; 16]) -> Self;
 
-    /// Stores the codes of a half, four to a lane. `flip` is
+    /// The vectors that the codes of a half become, [`VECTORS`](Self::VECTORS) of which are used. `flip` is
     /// [`WIDE_FLIP`](crate::cpu::simd::ByteProducts::WIDE_FLIP) of the level that will read them, in every byte.
-    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I);
+    fn vectors<S: Simd>(s: S, steps: &[S::I; STEPS], flip: S::I) -> [S::I; STEPS];
+
+    /// Where vector `i` of a half begins.
+    fn place(half: usize, i: usize) -> usize;
+
+    /// Stores the vectors of a half.
+    #[inline(always)]
+    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, vectors: &[S::I; STEPS]) {
+        #[expect(
+            clippy::needless_range_loop,
+            reason = "with an iterator, vectors go through memory"
+        )]
+        for i in 0..STEPS {
+            if i < Self::VECTORS {
+                put_vector(s, unit, Self::place(half, i), vectors[i]);
+            }
+        }
+    }
 
     /// The code of number `k` of feature `j`, as [`put`](Self::put) stored it.
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8;
@@ -137,8 +156,9 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
         code.unwrap_or(s.splat_i(0))
     }
 
+    /// Parts of four bits, of two, and of one.
     #[inline(always)]
-    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], _: S::I) {
+    fn vectors<S: Simd>(s: S, steps: &[S::I; STEPS], _: S::I) -> [S::I; STEPS] {
         // Some bits of a step, in the place that `parts` says.
         let part = |t: usize, width: usize, bit: usize| {
             let from = if width == 4 || (width == 2 && BITS < 4) {
@@ -149,26 +169,41 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
             let mask = ((1 << width) - 1) * 0x0101_0101;
             s.shl_i(field(s, steps[t], from, mask), bit)
         };
+        let mut vectors = [s.splat_i(0); STEPS];
+        let mut count = 0;
         if Self::FOURS > 0 {
             for t in 0..4 {
-                let word = s.or_i(part(t, 4, 0), part(t + 4, 4, 4));
-                put_vector(s, unit, (half * 4 + t) * VECTOR, word);
+                vectors[t] = s.or_i(part(t, 4, 0), part(t + 4, 4, 4));
             }
+            count = 4;
         }
         if Self::TWOS > 0 {
             for i in 0..2 {
                 let low = s.or_i(part(4 * i, 2, 0), part(4 * i + 1, 2, 2));
                 let high = s.or_i(part(4 * i + 2, 2, 4), part(4 * i + 3, 2, 6));
-                let at = Self::FOURS + (half * 2 + i) * VECTOR;
-                put_vector(s, unit, at, s.or_i(low, high));
+                vectors[count + i] = s.or_i(low, high);
             }
+            count += 2;
         }
         if Self::ONES > 0 {
             let mut word = part(0, 1, 0);
             for t in 1..STEPS {
                 word = s.or_i(word, part(t, 1, t));
             }
-            put_vector(s, unit, Self::FOURS + Self::TWOS + half * VECTOR, word);
+            vectors[count] = word;
+        }
+        vectors
+    }
+
+    #[inline(always)]
+    fn place(half: usize, i: usize) -> usize {
+        let (fours, twos) = (Self::FOURS / (2 * VECTOR), Self::TWOS / (2 * VECTOR));
+        if i < fours {
+            (half * fours + i) * VECTOR
+        } else if i < fours + twos {
+            Self::FOURS + (half * twos + i - fours) * VECTOR
+        } else {
+            Self::FOURS + Self::TWOS + half * VECTOR
         }
     }
 
@@ -204,10 +239,17 @@ impl Codes for Bytes {
     }
 
     #[inline(always)]
-    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I) {
-        for (t, step) in steps.iter().enumerate() {
-            put_vector(s, unit, (half * STEPS + t) * VECTOR, s.xor_i(*step, flip));
+    fn vectors<S: Simd>(s: S, steps: &[S::I; STEPS], flip: S::I) -> [S::I; STEPS] {
+        let mut vectors = *steps;
+        for v in &mut vectors {
+            *v = s.xor_i(*v, flip);
         }
+        vectors
+    }
+
+    #[inline(always)]
+    fn place(half: usize, i: usize) -> usize {
+        (half * STEPS + i) * VECTOR
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
@@ -244,8 +286,13 @@ impl Codes for Table {
     }
 
     #[inline(always)]
-    fn put<S: Simd>(s: S, unit: &mut [u8], half: usize, steps: &[S::I; STEPS], flip: S::I) {
-        Nibbles::put(s, unit, half, steps, flip);
+    fn vectors<S: Simd>(s: S, steps: &[S::I; STEPS], flip: S::I) -> [S::I; STEPS] {
+        Nibbles::vectors(s, steps, flip)
+    }
+
+    #[inline(always)]
+    fn place(half: usize, i: usize) -> usize {
+        Nibbles::place(half, i)
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {

@@ -19,6 +19,7 @@ pub(super) mod sse2;
 #[cfg(test)]
 mod tests;
 
+use super::panels::exchange;
 use half::f16;
 
 /// Lanes of a vector, at every level.
@@ -200,6 +201,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn shr_i(self, v: Self::I, n: usize) -> Self::I;
     /// Each 32-bit lane moved `n` bits (below 32) towards the high end.
     fn shl_i(self, v: Self::I, n: usize) -> Self::I;
+    /// Lane by lane, bytes 0 and 1 of `a` each followed by those of `b`, and the same for bytes 2 and 3.
+    #[inline(always)]
+    fn zip_bytes(self, a: Self::I, b: Self::I) -> [Self::I; 2] {
+        let (a, b) = exchange(self, a, b, 8, 0x00ff_00ff);
+        let (a, b) = exchange(self, a, b, 16, 0x0000_ffff);
+        [a, b]
+    }
     /// `table[b]` for each byte `b < 16`.
     fn lookup(self, table: [u8; 16], bytes: Self::I) -> Self::I;
     /// i32 lanes as f32, rounded to nearest even.

@@ -89,6 +89,30 @@ fn of_f16(lanes: __m128i) -> __m128 {
     _mm_or_ps(value, _mm_castsi128_ps(_mm_or_si128(sign, endless)))
 }
 
+/// The f16 of four f32, rounded to nearest even, with its sign in the upper half of a lane.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn to_f16(v: __m128) -> __m128i {
+    let bits = _mm_castps_si128(v);
+    let magnitude = _mm_and_si128(bits, _mm_set1_epi32(0x7fff_ffff));
+    let sign = _mm_srai_epi32::<16>(_mm_xor_si128(bits, magnitude));
+    // The biases differ by 112; half of what is cut off, and one more where the last bit is odd.
+    let odd = _mm_and_si128(_mm_srli_epi32::<13>(magnitude), _mm_set1_epi32(1));
+    let half = _mm_sub_epi32(odd, _mm_set1_epi32((112 << 23) - 0xfff));
+    let normal = _mm_srli_epi32::<13>(_mm_add_epi32(magnitude, half));
+    // Beside 0.5, the last bit is that of the subnormal numbers.
+    let point = _mm_set1_epi32(0x3f00_0000);
+    let sum = _mm_add_ps(_mm_castsi128_ps(magnitude), _mm_castsi128_ps(point));
+    let subnormal = _mm_sub_epi32(_mm_castps_si128(sum), point);
+    let payload = _mm_and_si128(_mm_srli_epi32::<13>(magnitude), _mm_set1_epi32(0x1ff));
+    let nan = _mm_or_si128(payload, _mm_set1_epi32(0x7e00));
+    let select = |yes, a, b| _mm_or_si128(_mm_and_si128(yes, a), _mm_andnot_si128(yes, b));
+    let above = |bound| _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(bound));
+    let value = select(above(0x387f_ffff), normal, subnormal);
+    let value = select(above(0x477f_efff), _mm_set1_epi32(0x7c00), value);
+    _mm_or_si128(sign, select(above(0x7f80_0000), nan, value))
+}
+
 /// Four f32 of lanes that hold an FP8 E4M3 each.
 #[inline]
 #[target_feature(enable = "sse2")]
@@ -160,6 +184,21 @@ unsafe fn load_four_rows(rows: &[*const u8; LANES], first: usize, at: usize) -> 
         _mm_unpackhi_epi64(ab, cd),
         _mm_unpacklo_epi64(ab2, cd2),
         _mm_unpackhi_epi64(ab2, cd2),
+    ]
+}
+
+/// [`Simd::zip_bytes`] of four lanes.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn zip_bytes(a: __m128i, b: __m128i) -> [__m128i; 2] {
+    let two_lanes = |v| _mm_castsi128_ps(v);
+    let (low, high) = (
+        two_lanes(_mm_unpacklo_epi8(a, b)),
+        two_lanes(_mm_unpackhi_epi8(a, b)),
+    );
+    [
+        _mm_castps_si128(_mm_shuffle_ps::<0b10_00_10_00>(low, high)),
+        _mm_castps_si128(_mm_shuffle_ps::<0b11_01_11_01>(low, high)),
     ]
 }
 
@@ -334,6 +373,16 @@ impl Simd for Sse2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: V) {
+        // SAFETY: see the impl.
+        unsafe {
+            // Their sign is that of the lane, so packing changes none.
+            let [a, b, c, d] = each!(to_f16; v);
+            _mm_storeu_si128(p.cast(), _mm_packs_epi32(a, b));
+            _mm_storeu_si128(p.add(8).cast(), _mm_packs_epi32(c, d));
+        }
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(self, p: *const u8) -> V {
         // SAFETY: see the impl.
         unsafe {
@@ -468,6 +517,17 @@ impl Simd for Sse2 {
         unsafe {
             let n = _mm_cvtsi32_si128(n as i32);
             each!(|v| _mm_sll_epi32(v, n); v)
+        }
+    }
+    #[inline(always)]
+    fn zip_bytes(self, a: I, b: I) -> [I; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let zipped = each!(zip_bytes; a, b);
+            [
+                each!(|v: [__m128i; 2]| v[0]; zipped),
+                each!(|v: [__m128i; 2]| v[1]; zipped),
+            ]
         }
     }
     #[inline(always)]

@@ -184,6 +184,9 @@ impl Everything {
                 note(format!("and_i {seed} {at}"), s.and_i(a, b));
                 note(format!("or_i {seed} {at}"), s.or_i(a, b));
                 note(format!("xor_i {seed} {at}"), s.xor_i(a, b));
+                let zipped = s.zip_bytes(a, b);
+                note(format!("zip_bytes low {seed} {at}"), zipped[0]);
+                note(format!("zip_bytes high {seed} {at}"), zipped[1]);
                 let (mut halves, mut low) = ([0u16; LANES], [0u8; LANES]);
                 // SAFETY: sixteen elements each.
                 unsafe {
