@@ -25,7 +25,7 @@ mod weight_cache;
 pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use device::{
-    AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, VerifyCommand, VerifyOpsArgs,
+    AdapterArgs, CacheArgs, DevicesArgs, PlacementArgs, VerifyCommand, VerifyOpsArgs,
 };
 pub(crate) use evaluate::{InspectArgs, LogitsArgs, PerplexityArgs};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};

@@ -1,11 +1,11 @@
 //! From a path, the name of a hub's model, or nothing (the demo model) to what a command needs.
 
-use crate::args::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, WeightCacheArgs};
+use crate::args::{AdapterArgs, CacheArgs, HubArgs, PlacementArgs, WeightCacheArgs};
 use crate::failure::{Failure, Outcome};
 use crate::hub;
 use crate::ui::{self, Progress};
 use crate::weight_cache;
-use ferrum_engine::{BackendDispatch, KeptWeights, KvDtype, Session};
+use ferrum_engine::{KeptWeights, KvDtype, Placement, Session};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::kv_blocks::KvBlockName;
@@ -177,22 +177,22 @@ impl Loaded {
     }
 }
 
-/// Opens the device and loads the model onto it, with a progress bar on a terminal.
+/// Opens the devices and loads the model onto them, with a progress bar on a terminal.
 pub(crate) fn load(
     model: &Model,
-    (device, weights): (&DeviceArgs, &WeightCacheArgs),
+    (device, weights): (&PlacementArgs, &WeightCacheArgs),
     config: RunnerConfig,
     kv: KvDtype,
-) -> Outcome<(Loaded, BackendDispatch)> {
-    let dispatch = open_device(model, device)?;
-    let loaded = load_on(&dispatch, weights, model, config, kv)?;
-    Ok((loaded, dispatch))
+) -> Outcome<(Loaded, Placement)> {
+    let placement = device.open(model)?;
+    let loaded = load_on(&placement, weights, model, config, kv)?;
+    Ok((loaded, placement))
 }
 
 /// [`load`], with an adapter beside the weights.
 pub(crate) fn load_adapted(
     model: &Model,
-    device: (&DeviceArgs, &WeightCacheArgs),
+    device: (&PlacementArgs, &WeightCacheArgs),
     adapter: &AdapterArgs,
     config: RunnerConfig,
     kv: KvDtype,
@@ -206,21 +206,18 @@ pub(crate) fn load_adapted(
     Ok(loaded)
 }
 
-/// Opens a device for the model.
-pub(crate) fn open_device(model: &Model, device: &DeviceArgs) -> Outcome<BackendDispatch> {
-    let (kind, options) = (device.backend, device.options());
-    Ok(BackendDispatch::for_model(kind, model, options)?)
-}
-
-/// Loads the model onto an open device, with a progress bar on a terminal.
+/// Loads the model onto open devices, with a progress bar on a terminal.
 pub(crate) fn load_on(
-    dispatch: &BackendDispatch,
+    placement: &Placement,
     weights: &WeightCacheArgs,
     model: &Model,
     config: RunnerConfig,
     kv: KvDtype,
 ) -> Outcome<Loaded> {
-    let expanded = dispatch.expanded_types(model);
+    if !placement.is_whole() {
+        ui::detail(&format!("note: the layers are on {placement}"));
+    }
+    let expanded = placement.expanded_types(model);
     if !expanded.is_empty() {
         let note = format!(
             "note: {} weights are expanded to f32 at load",
@@ -235,13 +232,13 @@ pub(crate) fn load_on(
     let mut bar = Progress::bytes("loading");
     let progress = &mut |done, total| bar.set(done, total);
     let Some(cache) = weight_cache::of(weights) else {
-        let session = dispatch.load(model, config, kv, progress)?;
+        let session = placement.load(model, config, kv, progress)?;
         return Ok(Loaded {
             session,
             kept: None,
         });
     };
-    let (session, kept) = dispatch.load_cached(model, config, kv, &cache, progress)?;
+    let (session, kept) = placement.load_cached(model, config, kv, &cache, progress)?;
     weight_cache::tell(&kept);
     Ok(Loaded {
         session,

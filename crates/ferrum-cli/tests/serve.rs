@@ -57,6 +57,42 @@ fn the_demo_model_is_served_until_the_process_is_asked_to_end() {
 
 #[cfg(unix)]
 #[test]
+fn layers_on_two_stages_are_served_and_told() {
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fixtures/models/qwen3/model.gguf"
+    );
+    let ask = |flags: &[&str]| {
+        let server = Serving::of(serve(&["--port", "0"]).args(flags));
+        let body = r#"{"prompt": [5, 9, 2, 77], "max_tokens": 8, "temperature": 0}"#;
+        let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+        let answer = server.ask(head, body);
+        let (_, answer) = answer.split_once("\r\n\r\n").unwrap();
+        let answer: serde_json::Value = serde_json::from_str(answer).unwrap();
+        let said = server.said.clone();
+        server.end();
+        (answer["choices"][0]["text"].clone(), said)
+    };
+    let (expected, said) = ask(&[model, "--backend", "cpu"]);
+    assert!(expected.is_string() && !said.contains("layers"), "{said}");
+    // The draft model, of another number of layers or not, is on one device.
+    let flags = [
+        model,
+        "--layers",
+        "cpu:0-1,reference:2",
+        "--draft-model",
+        model,
+    ];
+    let (found, said) = ask(&flags);
+    assert_eq!(found, expected);
+    assert!(
+        said.contains("layers      cpu:0-1, reference:2-2\n"),
+        "{said}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
 fn a_hangup_without_a_certificate_ends_nothing() {
     let server = Serving::of(&mut serve(&["--port", "0", "--backend", "cpu"]));
     server.signal("-HUP");
@@ -261,7 +297,7 @@ fn what_cannot_be_served_is_said() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 17] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -287,6 +323,14 @@ fn what_cannot_be_served_is_said() {
         (
             &["--model", "a", "--model", "b", "--served-model-name", "c"],
             "--served-model-name is about one model, and there are 2",
+        ),
+        (
+            &["--model", "a", "--model", "b", "--layers", "cpu:0-3"],
+            "--layers is about one model, and there are 2",
+        ),
+        (
+            &["--port", "0", "--layers", "cpu:0-9999"],
+            "found cpu:0-9999, and the model has",
         ),
         (
             &["--model", "a=b", "--served-model-name", "c"],

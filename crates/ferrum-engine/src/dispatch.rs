@@ -1,9 +1,7 @@
 //! The one place where a backend is chosen at run time.
 
-use crate::weight_cache::{KeptWeights, LoadStore};
-use crate::{Session, StepRunner};
-use ferrum_formats::weight_cache::WeightCache;
-use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, PackedStore};
+use crate::{Placement, Session};
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -11,14 +9,13 @@ use ferrum_kernels::{
     LlmBackend,
 };
 use ferrum_models::{
-    DecoderWeights, Expanded, FeedForwardSpec, LoadProgress, MemoryPlan, Model, ModelRunner, Moe,
-    Native, RunnerConfig, WeightForm, WeightPolicy, load_weights, memory_plan,
+    Expanded, FeedForwardSpec, LoadProgress, MemoryPlan, Model, Moe, Native, RunnerConfig, Stage,
+    WeightForm, WeightPolicy, stage_memory_plan,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
 
 /// What `--backend` can say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -312,50 +309,30 @@ impl BackendDispatch {
 
     /// The memory that a run of a model on this device takes, with a cache of `kv`.
     pub fn memory_plan(&self, model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
+        self.stage_plan(model, config, (kv, &Stage::whole(&model.spec)))
+    }
+
+    /// The memory that a stage of a model takes on this device.
+    pub(crate) fn stage_plan(
+        &self,
+        model: &Model,
+        config: &RunnerConfig,
+        (kv, stage): (KvDtype, &Stage),
+    ) -> MemoryPlan {
         let policy = self.weight_policy(model);
         match kv {
-            KvDtype::F32 => memory_plan::<KvF32>(model, policy, config),
-            KvDtype::F16 => memory_plan::<KvFp16>(model, policy, config),
-            KvDtype::Bf16 => memory_plan::<KvBf16>(model, policy, config),
-            KvDtype::Fp8 => memory_plan::<KvFp8>(model, policy, config),
-            KvDtype::Int8 => memory_plan::<KvInt8>(model, policy, config),
+            KvDtype::F32 => stage_memory_plan::<KvF32>(model, policy, config, stage),
+            KvDtype::F16 => stage_memory_plan::<KvFp16>(model, policy, config, stage),
+            KvDtype::Bf16 => stage_memory_plan::<KvBf16>(model, policy, config, stage),
+            KvDtype::Fp8 => stage_memory_plan::<KvFp8>(model, policy, config, stage),
+            KvDtype::Int8 => stage_memory_plan::<KvInt8>(model, policy, config, stage),
         }
     }
 
-    /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
-    /// the CPU packs weights.
+    /// Loads a whole model onto this device for one sequence at a time or many: [`Placement::load`].
     ///
     /// # Errors
-    /// Those of [`load`](Self::load). What is wrong with the cache is no error, and said in the outcome.
-    pub fn load_cached(
-        &self,
-        model: &Model,
-        config: RunnerConfig,
-        kv: KvDtype,
-        cache: &WeightCache,
-        progress: LoadProgress<'_>,
-    ) -> Result<(Session, KeptWeights)> {
-        let Self::Cpu(device) = self else {
-            let session = self.load(model, config, kv, progress)?;
-            return Ok((session, KeptWeights::skipped("only the CPU packs weights")));
-        };
-        let (layout, threads) = (device.packed_layout(), device.threads());
-        let store = match LoadStore::open(cache, model, layout, threads) {
-            Ok(store) => Arc::new(store),
-            Err(reason) => {
-                let session = self.load(model, config, kv, progress)?;
-                return Ok((session, KeptWeights::skipped(reason)));
-            }
-        };
-        let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
-        let session = Self::Cpu(loading).load(model, config, kv, progress)?;
-        Ok((session, store.finish()))
-    }
-
-    /// Loads a model onto this device for one sequence at a time or many.
-    ///
-    /// # Errors
-    /// Those of [`load_weights`]; [`Error::Unsupported`] when this backend has no cache of `kv`.
+    /// Those of [`Placement::load`].
     pub fn load(
         &self,
         model: &Model,
@@ -363,39 +340,99 @@ impl BackendDispatch {
         kv: KvDtype,
         progress: LoadProgress<'_>,
     ) -> Result<Session> {
-        let unsupported = |backend: &'static str, names: &str| Error::Unsupported {
-            op: "kv_cache",
-            backend,
-            reason: format!("it has no KV cache of {kv}"),
-            hint: format!("use --kv-dtype {names}"),
-        };
-        let runner = match (self, kv) {
-            (Self::Cpu(d), KvDtype::F32) => cpu_runner::<KvF32>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::F16) => cpu_runner::<KvFp16>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::Bf16) => cpu_runner::<KvBf16>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::Fp8) => cpu_runner::<KvFp8>(d, model, config, progress)?,
-            (Self::Cpu(d), KvDtype::Int8) => cpu_runner::<KvInt8>(d, model, config, progress)?,
-            (Self::Gpu(d), KvDtype::F32) => gpu_runner::<KvF32>(d, model, config, progress)?,
-            (Self::Gpu(d), KvDtype::F16) => gpu_runner::<KvFp16>(d, model, config, progress)?,
-            (Self::Gpu(d), KvDtype::Bf16) => gpu_runner::<KvBf16>(d, model, config, progress)?,
-            (Self::Gpu(d), _) => return Err(unsupported(d.info().backend, "f32, f16 or bf16")),
-            (Self::Reference(d), KvDtype::F32) => {
-                plain_runner::<KvF32>(d, model, config, progress)?
+        Placement::on(self.clone(), model).load(model, config, kv, progress)
+    }
+
+    /// Does a job on this device with a KV cache of element `K`, and its form of the model's weights.
+    ///
+    /// # Errors
+    /// Those of the job; [`Error::Unsupported`] when this backend has no such cache.
+    pub(crate) fn with_kv<K: KvElement, J: DeviceJob<K>>(
+        &self,
+        model: &Model,
+        job: J,
+    ) -> Result<J::Output> {
+        match self {
+            Self::Cpu(device) => K::on_cpu(device, model.keeps_blocks(), job),
+            Self::Gpu(device) => K::on_gpu(device, job),
+            Self::Reference(device) => K::on_reference(device, job),
+        }
+    }
+}
+
+/// Something to be done on a device of any backend that has a KV cache of element `K`.
+pub(crate) trait DeviceJob<K: KvDtypeKind> {
+    /// What it gives.
+    type Output;
+
+    /// Does it, with weights in the form `W`: the first handle is for loading a model's weights, the second one for all
+    /// else.
+    ///
+    /// # Errors
+    /// What the job says.
+    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
+        self,
+        devices: (&B, &B),
+    ) -> Result<Self::Output>;
+}
+
+/// An element of KV caches, with the backends that have it.
+pub(crate) trait KvElement: KvDtypeKind {
+    /// Does a job on a CPU, which keeps the blocks of models that are large enough.
+    fn on_cpu<J: DeviceJob<Self>>(device: &CpuBackend, keeps: bool, job: J) -> Result<J::Output>;
+
+    /// Does a job on a GPU.
+    fn on_gpu<J: DeviceJob<Self>>(device: &GpuBackend, job: J) -> Result<J::Output>;
+
+    /// Does a job on the reference backend.
+    fn on_reference<J: DeviceJob<Self>>(device: &ReferenceBackend, job: J) -> Result<J::Output>;
+}
+
+/// A [`KvElement`] of the CPU and the reference backend, and what a GPU does with it.
+macro_rules! kv_element {
+    ($kv:ty, |$device:ident, $job:ident| $on_gpu:expr) => {
+        impl KvElement for $kv {
+            fn on_cpu<J: DeviceJob<Self>>(
+                device: &CpuBackend,
+                keeps: bool,
+                job: J,
+            ) -> Result<J::Output> {
+                // What is loaded later, such as adapters, belongs to no model's cache.
+                let running = &device.without_packed_store();
+                match keeps {
+                    true => job.run::<_, CpuNative>((device, running)),
+                    false => job.run::<_, CpuExpanded>((device, running)),
+                }
             }
-            (Self::Reference(d), KvDtype::F16) => {
-                plain_runner::<KvFp16>(d, model, config, progress)?
+
+            fn on_gpu<J: DeviceJob<Self>>($device: &GpuBackend, $job: J) -> Result<J::Output> {
+                $on_gpu
             }
-            (Self::Reference(d), KvDtype::Bf16) => {
-                plain_runner::<KvBf16>(d, model, config, progress)?
+
+            fn on_reference<J: DeviceJob<Self>>(
+                device: &ReferenceBackend,
+                job: J,
+            ) -> Result<J::Output> {
+                job.run::<_, ReferenceForm>((device, device))
             }
-            (Self::Reference(d), KvDtype::Fp8) => {
-                plain_runner::<KvFp8>(d, model, config, progress)?
-            }
-            (Self::Reference(d), KvDtype::Int8) => {
-                plain_runner::<KvInt8>(d, model, config, progress)?
-            }
-        };
-        Ok(Session::new(runner))
+        }
+    };
+}
+
+kv_element!(KvF32, |device, job| job.run::<_, GpuForm>((device, device)));
+kv_element!(KvFp16, |device, job| job
+    .run::<_, GpuForm>((device, device)));
+kv_element!(KvBf16, |device, job| job
+    .run::<_, GpuForm>((device, device)));
+kv_element!(KvFp8, |device, _job| Err(no_gpu_cache::<Self>(device)));
+kv_element!(KvInt8, |device, _job| Err(no_gpu_cache::<Self>(device)));
+
+fn no_gpu_cache<K: KvDtypeKind>(device: &GpuBackend) -> Error {
+    Error::Unsupported {
+        op: "kv_cache",
+        backend: device.info().backend,
+        reason: format!("it has no KV cache of {}", K::NAME),
+        hint: "use --kv-dtype f32, f16 or bf16".into(),
     }
 }
 
@@ -408,73 +445,6 @@ type GpuForm = Expanded;
 
 /// How the reference backend loads models.
 type ReferenceForm = Moe<Expanded>;
-
-/// A runner on a GPU.
-fn gpu_runner<K: KvDtypeKind>(
-    device: &GpuBackend,
-    model: &Model,
-    config: RunnerConfig,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn StepRunner>>
-where
-    GpuBackend: BackendKvDtype<K>,
-{
-    runner::<_, K, GpuForm>(device, model, config, progress)
-}
-
-/// A runner on the reference backend.
-fn plain_runner<K: KvDtypeKind>(
-    device: &ReferenceBackend,
-    model: &Model,
-    config: RunnerConfig,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn StepRunner>>
-where
-    ReferenceBackend: BackendKvDtype<K>,
-{
-    runner::<_, K, ReferenceForm>(device, model, config, progress)
-}
-
-/// A runner on the CPU, which keeps the blocks of models that are large enough.
-fn cpu_runner<K: KvDtypeKind>(
-    device: &CpuBackend,
-    model: &Model,
-    config: RunnerConfig,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn StepRunner>>
-where
-    CpuBackend: BackendKvDtype<K>,
-{
-    let weights = if model.keeps_blocks() {
-        load_weights::<_, CpuNative>(device, model, progress)?
-    } else {
-        load_weights::<_, CpuExpanded>(device, model, progress)?
-    };
-    // What is loaded later, such as adapters, belongs to no model's cache.
-    with_weights::<_, K>(&device.without_packed_store(), model, weights, config)
-}
-
-fn runner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightForm<B>>(
-    device: &B,
-    model: &Model,
-    config: RunnerConfig,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn StepRunner>> {
-    let weights = load_weights::<B, W>(device, model, progress)?;
-    with_weights::<B, K>(device, model, weights, config)
-}
-
-fn with_weights<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    device: &B,
-    model: &Model,
-    weights: DecoderWeights<B>,
-    config: RunnerConfig,
-) -> Result<Box<dyn StepRunner>> {
-    let spec = model.spec.clone();
-    Ok(Box::new(ModelRunner::<B, K>::new(
-        device, spec, weights, config,
-    )?))
-}
 
 /// Whether this machine may have a GPU that is worth asking its drivers for.
 ///

@@ -1,7 +1,7 @@
 //! The engine: picks a device, owns a runner, turns logits into tokens and tokens into text.
 //!
 //! Run-time choices end here: [`BackendDispatch`] picks the backend and the KV element once, and what
-//! lies below is generic code without a branch on either. This crate knows nothing of HTTP or of how
+//! lies below is generic code without a branch on either; [`Placement`] says which devices have which layers. This crate knows nothing of HTTP or of how
 //! files are laid out.
 
 mod dispatch;
@@ -10,6 +10,7 @@ pub mod engine;
 mod generate;
 pub mod grammar;
 mod offload;
+mod placement;
 pub mod pool;
 pub mod priority;
 mod runner;
@@ -27,6 +28,7 @@ pub use engine::{
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate};
 pub use offload::{KvOffload, OffloadConfig, OffloadStats};
+pub use placement::{PlacedStage, Placement, StageList};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;

@@ -17,8 +17,13 @@ use std::sync::Arc;
 
 /// An object-safe view on a [`ModelRunner`], or on whatever else makes steps: whole steps, no generics.
 pub trait StepRunner: Send {
-    /// Name of the backend.
+    /// Name of the backend that chooses tokens: that of the last stage.
     fn backend(&self) -> &'static str;
+
+    /// The backends with their layers, as in `--layers`; by default the name of the one backend.
+    fn placement(&self) -> String {
+        self.backend().to_owned()
+    }
 
     /// What is being run.
     fn spec(&self) -> &DecoderSpec;
@@ -139,6 +144,16 @@ fn no_adapters() -> Error {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunner<B, K> {
     fn backend(&self) -> &'static str {
         B::NAME
+    }
+
+    fn placement(&self) -> String {
+        let stages = self
+            .stages()
+            .map(|(backend, stage)| match stage.is_whole() {
+                true => backend.to_owned(),
+                false => format!("{backend}:{stage}"),
+            });
+        stages.collect::<Vec<_>>().join(",")
     }
 
     fn spec(&self) -> &DecoderSpec {

@@ -85,6 +85,11 @@ impl Session {
         self.runner.backend()
     }
 
+    /// The backends with their layers, as in `--layers`; the name of the backend where there is one.
+    pub fn placement(&self) -> String {
+        self.runner.placement()
+    }
+
     /// What is being run.
     pub fn spec(&self) -> &DecoderSpec {
         self.runner.spec()

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, KeptWeights, KvDtype, Session,
+    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, KeptWeights, KvDtype, Placement,
+    Session,
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::weight_cache::WeightCache;
@@ -31,7 +32,13 @@ fn device() -> BackendDispatch {
 
 fn load(model: &Model, cache: &WeightCache) -> (Session, KeptWeights) {
     let config = RunnerConfig::single(64);
-    let loaded = device().load_cached(model, config, KvDtype::F32, cache, &mut |_, _| ());
+    let loaded = Placement::on(device(), model).load_cached(
+        model,
+        config,
+        KvDtype::F32,
+        cache,
+        &mut |_, _| (),
+    );
     let (session, mut kept) = loaded.unwrap();
     kept.finish();
     (session, kept)

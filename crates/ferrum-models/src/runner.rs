@@ -1,4 +1,4 @@
-//! [`ModelRunner`]: owns weights, KV pool and scratch, and runs one step of the forward path.
+//! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
 mod config;
 mod head;

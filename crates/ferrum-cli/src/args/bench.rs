@@ -1,6 +1,6 @@
 //! Arguments of `ferrum bench`.
 
-use super::{BenchServeArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs, whole};
+use super::{BenchServeArgs, HubArgs, ModelArgs, PlacementArgs, WeightCacheArgs, whole};
 use clap::{Args, Subcommand};
 use ferrum_engine::KvDtype;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub(crate) struct BenchArgs {
     pub(crate) profile: Option<PathBuf>,
 
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
+    pub(crate) device: PlacementArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,

@@ -1,9 +1,11 @@
 //! Arguments about where and with what beside its weights a model runs, and commands about devices.
 
 use super::whole;
+use crate::failure::Outcome;
 use clap::{Args, Subcommand};
-use ferrum_engine::{BackendKind, BackendOptions, KvDtype};
+use ferrum_engine::{BackendKind, BackendOptions, KvDtype, Placement, StageList};
 use ferrum_kernels::cpu::Isa;
+use ferrum_models::Model;
 use std::path::PathBuf;
 
 /// Which device.
@@ -37,6 +39,31 @@ impl DeviceArgs {
             threads: self.threads.map(usize::from),
             isa: self.isa,
         }
+    }
+}
+
+/// Which devices run a model.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlacementArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Which backend computes which layers, such as cpu:0-13,vulkan:14-27 for a model that fits neither; a number
+    /// behind a backend is that of its device, as in vulkan1:14-27 [default: one device has them all]
+    #[arg(long, value_name = "BACKEND:FIRST-LAST,…", conflicts_with_all = ["backend", "device"])]
+    pub(crate) layers: Option<StageList>,
+}
+
+impl PlacementArgs {
+    /// Opens the devices for a model.
+    pub(crate) fn open(&self, model: &Model) -> Outcome<Placement> {
+        let (kind, options) = (self.device.backend, self.device.options());
+        Ok(Placement::for_model(
+            kind,
+            self.layers.as_ref(),
+            model,
+            options,
+        )?)
     }
 }
 

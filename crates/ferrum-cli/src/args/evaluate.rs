@@ -1,8 +1,8 @@
 //! Arguments of commands that look into a model: `inspect`, `logits` and `perplexity`.
 
-use super::{AdapterArgs, CacheArgs, DeviceArgs, HubArgs, ModelArgs, WeightCacheArgs, token_id};
+use super::{AdapterArgs, CacheArgs, HubArgs, ModelArgs, PlacementArgs, WeightCacheArgs, token_id};
 use clap::Args;
-use ferrum_engine::KvDtype;
+use ferrum_engine::{KvDtype, StageList};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -13,6 +13,10 @@ pub(crate) struct InspectArgs {
 
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+
+    /// Plan a run with this placement, such as cpu:0-13,vulkan:14-27, and say what each device needs
+    #[arg(long, value_name = "BACKEND:FIRST-LAST,…")]
+    pub(crate) layers: Option<StageList>,
 
     /// Print JSON
     #[arg(long)]
@@ -40,7 +44,7 @@ pub(crate) struct LogitsArgs {
     pub(crate) adapter: AdapterArgs,
 
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
+    pub(crate) device: PlacementArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,
@@ -76,7 +80,7 @@ pub(crate) struct PerplexityArgs {
     pub(crate) adapter: AdapterArgs,
 
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
+    pub(crate) device: PlacementArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,

@@ -1,7 +1,8 @@
 //! Arguments of `ferrum run`.
 
 use super::{
-    AdapterArgs, CacheArgs, DeviceArgs, HubArgs, SamplerArgs, SamplingArgs, WeightCacheArgs, count,
+    AdapterArgs, CacheArgs, HubArgs, PlacementArgs, SamplerArgs, SamplingArgs, WeightCacheArgs,
+    count,
 };
 use clap::Args;
 use std::ffi::OsString;
@@ -41,7 +42,7 @@ pub(crate) struct RunArgs {
     pub(crate) adapter: AdapterArgs,
 
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
+    pub(crate) device: PlacementArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,

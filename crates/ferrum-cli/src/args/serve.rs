@@ -1,6 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, DeviceArgs, HubArgs, OffloadArgs, WeightCacheArgs, whole};
+use super::{CacheArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -177,7 +177,7 @@ pub(crate) struct ServeArgs {
     pub(crate) log_prompts: bool,
 
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
+    pub(crate) device: PlacementArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,

@@ -11,7 +11,7 @@ use crate::open::{self, Loaded};
 use crate::process;
 use crate::ui::{show, show_json};
 use crate::weight_cache;
-use ferrum_engine::{BackendDispatch, Session, StepRunner};
+use ferrum_engine::{BackendDispatch, Placement, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, TokenId};
@@ -52,7 +52,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     // What is measured is what `run` would do, which needs a tokenizer before its first token.
     let tokenizer = open::tokenizer_of(&model);
     let device = (&args.device, &args.weights);
-    let (loaded, dispatch) = open::load(&model, device, config, kv)?;
+    let (loaded, placement) = open::load(&model, device, config, kv)?;
     let load_s = started.elapsed().as_secs_f64();
     let Loaded { mut session, kept } = loaded;
     let weights_from = kept.as_ref().map_or("packed", weight_cache::word);
@@ -68,7 +68,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         samples.push(once(&mut session, &prompt, gen_len)?);
         // Before the limits are measured, which takes memory of its own.
         peak_rss = peak_rss.or_else(|| process::memory().map(|memory| memory.peak));
-        limits.extend(measure_limits(&dispatch)?);
+        limits.extend(measure_limits(&placement)?);
     }
     drop(tokenizer);
     let profile = args.profile.as_deref();
@@ -87,11 +87,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     }
     let report = Report {
         model: &model,
-        dispatch: &dispatch,
+        placement: &placement,
         prompt_len,
         gen_len,
         kv: kv.to_string(),
-        kv_per_token: dispatch
+        kv_per_token: placement
             .memory_plan(&model, &RunnerConfig::single(needed), kv)
             .kv_per_token,
         load_s,
@@ -203,9 +203,10 @@ fn together(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// What the machine can do at best, by the same threads.
-fn measure_limits(dispatch: &BackendDispatch) -> Outcome<Option<Limits>> {
-    let BackendDispatch::Cpu(device) = dispatch else {
+/// What the machine can do at best, by the same threads, where the CPU has all layers.
+fn measure_limits(placement: &Placement) -> Outcome<Option<Limits>> {
+    let (true, BackendDispatch::Cpu(device)) = (placement.is_whole(), placement.last_device())
+    else {
         return Ok(None);
     };
     Ok(Some(Limits {

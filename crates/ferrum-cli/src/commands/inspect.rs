@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::open;
 use crate::process;
 use crate::ui::{human_bytes, show, show_json};
-use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype};
+use ferrum_engine::{BackendKind, BackendOptions, KvDtype, PlacedStage, Placement};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
 use ferrum_kernels::RopeStyle;
@@ -26,23 +26,25 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let kv = open::kv_dtype(&model, &args.cache);
     // A run holds what this process holds by now, device drivers included, less the pages of the file.
     let options = BackendOptions::default();
-    let device = BackendDispatch::for_model(BackendKind::Auto, &model, options)?;
+    let layers = args.layers.as_ref();
+    let placement = Placement::for_model(BackendKind::Auto, layers, &model, options)?;
     model.tensors().release();
-    let mut plan = device.memory_plan(&model, &RunnerConfig::single(context), kv);
+    let config = RunnerConfig::single(context);
+    let mut plan = placement.memory_plan(&model, &config, kv);
+    let stages = Stages {
+        plans: placement.stage_plans(&model, &config, kv),
+        placement: &placement,
+    };
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
     if args.model.path().is_none() {
         // Weights inside the program cannot be given back once they are loaded.
         plan.program += model.tensors().total_bytes();
     }
-    drop(device);
     if args.json {
-        return show_json(&as_json(
-            &model,
-            tokenizer.as_ref().ok(),
-            context,
-            kv,
-            &plan,
-        )?);
+        let tokenizer = tokenizer.as_ref().ok();
+        let mut json = as_json(&model, tokenizer, context, kv, &plan)?;
+        json["memory_plan"]["stages"] = stages.json();
+        return show_json(&json);
     }
     let mut text = describe_spec(&model);
     text += &describe_tensors(&model);
@@ -70,7 +72,57 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     ] {
         let _ = writeln!(text, "  {name:<12} {:>10}", human_bytes(bytes));
     }
+    text += &stages.text();
     show(&text)
+}
+
+/// What each stage of a run takes.
+struct Stages<'a> {
+    placement: &'a Placement,
+    plans: Vec<MemoryPlan>,
+}
+
+impl Stages<'_> {
+    fn each(&self) -> impl Iterator<Item = (&PlacedStage, &MemoryPlan)> {
+        self.placement.stages().zip(&self.plans)
+    }
+
+    /// A line for each; nothing where there is one.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        if self.placement.is_whole() {
+            return text;
+        }
+        text += "\nof that on each device\n";
+        for (PlacedStage { device, stage }, plan) in self.each() {
+            let info = device.info();
+            let device = format!("{} {}", info.backend, info.ordinal);
+            let _ = writeln!(
+                text,
+                "  {device:<12} layers {stage}: weights {}, KV cache {}, scratch {}",
+                human_bytes(plan.weights),
+                human_bytes(plan.kv),
+                human_bytes(plan.scratch)
+            );
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        let stages = self.each().map(|(PlacedStage { device, stage }, plan)| {
+            let (info, layers) = (device.info(), stage.layers());
+            json!({
+                "backend": info.backend,
+                "device": info.ordinal,
+                "first_layer": layers.start,
+                "last_layer": layers.end - 1,
+                "weights_bytes": plan.weights,
+                "kv_bytes": plan.kv,
+                "scratch_bytes": plan.scratch,
+            })
+        });
+        stages.collect()
+    }
 }
 
 fn has_template(model: &Model, tokenizer: Option<&Tokenizer>) -> Outcome<bool> {

@@ -7,6 +7,7 @@ use crate::args::{Preload, ServeArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use announce::{Start, announce};
+use ferrum_engine::StageList;
 use ferrum_server::{ApiKey, Server, ServerConfig, Tls, stop_signal};
 use models::Models;
 use std::net::SocketAddr;
@@ -57,6 +58,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Outcome {
             address,
             tls: tls.is_some(),
             models: server.models(),
+            layers: args.device.layers.as_ref().map(StageList::to_string),
             keys,
             level: LevelFilter::current(),
         };

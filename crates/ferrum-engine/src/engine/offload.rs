@@ -42,7 +42,9 @@ pub(super) fn host_cache(
         // An engine that has ended waits for nothing.
         let _ = commands.send(Command::BlocksRead);
     };
-    let identity = (&*offload.model, backend);
+    // Other devices may compute other bits.
+    let placement = runner.placement();
+    let identity = (&*offload.model, &*placement);
     match HostCache::start(offload.store.clone(), identity, layout, wake) {
         Ok(host) => Some(Arc::new(host)),
         Err(e) => {

@@ -9,7 +9,7 @@ impl Session {
     /// them where it is the same. `None` where blocks cannot be read and written.
     pub fn kv_key(&self, model: &str) -> Option<String> {
         let layout = self.runner().kv_block_layout()?;
-        Some(Group::new(model, self.backend(), layout).text)
+        Some(Group::new(model, &self.placement(), layout).text)
     }
 
     /// Bytes that the keys and values of so many tokens take; `None` where blocks cannot be read and written.

@@ -15,6 +15,7 @@ mod options;
 mod overlap;
 mod overlapped;
 mod scripted;
+mod stages;
 mod text;
 mod windows;
 

@@ -2,8 +2,8 @@
 
 use super::profile::Profile;
 use crate::ui::human_bytes;
-use ferrum_engine::BackendDispatch;
-use ferrum_models::{Model, Stage};
+use ferrum_engine::{PlacedStage, Placement};
+use ferrum_models::Model;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -41,7 +41,7 @@ pub(super) struct Batched {
 
 pub(super) struct Report<'a> {
     pub(super) model: &'a Model,
-    pub(super) dispatch: &'a BackendDispatch,
+    pub(super) placement: &'a Placement,
     pub(super) prompt_len: usize,
     pub(super) gen_len: usize,
     pub(super) kv: String,
@@ -83,9 +83,8 @@ impl Report<'_> {
     /// answers the keys and values of all tokens before them.
     fn bytes_per_step(&self, seqs: usize) -> u64 {
         let context = self.prompt_len + self.gen_len / 2;
-        let policy = self.dispatch.weight_policy(self.model);
-        let whole = Stage::whole(&self.model.spec);
-        self.model.decode_bytes(policy, &whole) + self.kv_per_token * (context * seqs) as u64
+        let weights = self.placement.decode_bytes(self.model);
+        weights + self.kv_per_token * (context * seqs) as u64
     }
 
     /// Multiplications and additions of one prompt token in matrix products.
@@ -128,8 +127,13 @@ impl Report<'_> {
         Some(self.prefill_rate() * self.flops_per_token() / peak)
     }
 
+    /// Which device has which layers, where there are several stages.
+    fn layers(&self) -> Option<String> {
+        (!self.placement.is_whole()).then(|| self.placement.to_string())
+    }
+
     pub(super) fn json(&self) -> Value {
-        let info = self.dispatch.info();
+        let info = self.placement.last_device().info();
         let limits = self.limits.as_ref();
         let batched = self.batched.iter().map(|batch| {
             let rate = self.batch_rate(batch);
@@ -144,6 +148,7 @@ impl Report<'_> {
             "backend": info.backend,
             "device": info.name,
             "detail": info.detail,
+            "layers": self.layers(),
             "model": self.model.tensors().path_hint().display().to_string(),
             "kv_dtype": self.kv,
             "prompt_tokens": self.prompt_len,
@@ -169,8 +174,19 @@ impl Report<'_> {
     }
 
     pub(super) fn text(&self) -> String {
-        let info = self.dispatch.info();
-        let mut text = format!("{}: {} ({})\n", info.backend, info.name, info.detail);
+        let mut text = String::new();
+        for PlacedStage { device, stage } in self.placement.stages() {
+            let info = device.info();
+            let layers = match stage.is_whole() {
+                true => String::new(),
+                false => format!(", layers {stage}"),
+            };
+            let _ = writeln!(
+                text,
+                "{}: {} ({}){layers}",
+                info.backend, info.name, info.detail
+            );
+        }
         // Writing to a string does not fail.
         let from = match self.weights_from {
             "cache" => "weights from the cache",

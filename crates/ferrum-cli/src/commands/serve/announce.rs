@@ -11,6 +11,8 @@ pub(super) struct Start {
     pub(super) address: SocketAddr,
     pub(super) tls: bool,
     pub(super) models: Vec<ModelSummary>,
+    /// Which device has which layers, where several share them.
+    pub(super) layers: Option<String>,
     /// Keys of which requests must bring one; 0: none is asked for.
     pub(super) keys: usize,
     pub(super) level: LevelFilter,
@@ -26,6 +28,7 @@ pub(super) fn announce(start: &Start) {
         chat_page = start.url("/"),
         api_base = start.url("/v1"),
         models = names.collect::<Vec<_>>().join(","),
+        layers = start.layers,
         keys = start.keys,
         "serving"
     );
@@ -64,6 +67,9 @@ impl Start {
             };
             rows.push(("model", row));
         }
+        if let Some(layers) = &self.layers {
+            rows.push(("layers", layers.replace(',', ", ")));
+        }
         let keys = match self.keys {
             0 if self.address.ip().is_loopback() => "none".into(),
             0 => {
@@ -96,6 +102,7 @@ mod tests {
             address: ([127, 0, 0, 1], 8000).into(),
             tls: false,
             models: vec![model("ferrum-demo", Some((1024, 16384)))],
+            layers: None,
             keys: 0,
             level: LevelFilter::INFO,
         };
@@ -104,6 +111,7 @@ mod tests {
             address: (Ipv6Addr::UNSPECIFIED, 443).into(),
             tls: true,
             models: vec![model("small", Some((4096, 65536))), model("large", None)],
+            layers: None,
             keys: 2,
             level: LevelFilter::WARN,
         };
@@ -111,9 +119,14 @@ mod tests {
         let open = Start {
             address: ([192, 0, 2, 1], 80).into(),
             models: Vec::new(),
+            layers: Some("cpu:0-13,vulkan:14-27".into()),
             ..here
         };
         let block = open.block();
+        assert!(
+            block.contains("  layers      cpu:0-13, vulkan:14-27\n"),
+            "{block}"
+        );
         assert!(
             block.contains("none: whoever reaches this address"),
             "{block}"

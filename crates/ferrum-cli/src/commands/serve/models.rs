@@ -7,8 +7,8 @@ use crate::open::Loaded;
 use crate::{hub, open};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
-    BackendDispatch, DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype,
-    KvOffload, OffloadConfig, Runners, SamplingParams, StepRunner,
+    DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype, KvOffload,
+    OffloadConfig, Placement, Runners, SamplingParams, StepRunner,
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{HfConfig, ModelSource};
@@ -84,6 +84,7 @@ impl Models {
                 ("--served-model-name", args.served_model_name.is_some()),
                 ("--draft-model", args.draft_model.is_some()),
                 ("--revision", args.hub.revision.is_some()),
+                ("--layers", args.device.layers.is_some()),
             ] {
                 if given {
                     let hint = match flag {
@@ -220,7 +221,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     let template = open::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
     let kv = open::kv_dtype(&model, &args.cache);
-    let device = open::open_device(&model, &args.device)?;
+    let device = args.device.open(&model)?;
     let draft = args.draft_model.as_deref();
     let draft = draft
         .map(|path| draft_runner(args, path, (&device, writing), &tokenizer, places))
@@ -263,11 +264,11 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     })
 }
 
-/// Loads the model that guesses onto the same device.
+/// Loads the model that guesses onto the same device; where there are several, onto that which chooses tokens.
 fn draft_runner(
     args: &ServeArgs,
     path: &Path,
-    (device, writing): (&BackendDispatch, &Writing),
+    (device, writing): (&Placement, &Writing),
     tokenizer: &Tokenizer,
     places: u64,
 ) -> Outcome<DraftRunner> {
@@ -287,6 +288,8 @@ fn draft_runner(
         )));
     }
     let kv = open::kv_dtype(&model, &args.cache);
+    let device = device.last_device().clone();
+    let device = &Placement::on(device, &model);
     let sizes = RunnerConfig {
         layout: WHOLE_BLOCKS,
         ..sizes(args, &model, device, kv, places)
@@ -354,7 +357,7 @@ fn pooling(model: &Model) -> Outcome<Option<Pooling>> {
 fn sizes(
     args: &ServeArgs,
     model: &Model,
-    device: &BackendDispatch,
+    device: &Placement,
     kv: KvDtype,
     places: u64,
 ) -> RunnerConfig {
@@ -379,11 +382,12 @@ fn sizes(
             ..config
         };
     }
-    let fits = kv_that_fits(
-        &device.memory_plan(model, &config, kv),
-        device.info().memory_bytes,
-        places,
-    );
+    // Every device has to hold the keys and values of its layers.
+    let plans = device.device_plans(model, &config, kv);
+    let fits = plans
+        .iter()
+        .map(|(info, plan)| kv_that_fits(plan, info.memory_bytes, places));
+    let fits = fits.min().unwrap_or(config.kv_tokens);
     RunnerConfig {
         kv_tokens: config.kv_tokens.min(fits.max(context)),
         ..config

@@ -1,0 +1,451 @@
+//! [`Placement`]: which devices compute which layers of a model.
+//!
+//! Mostly one device has them all. [`StageList`] is what `--layers` says where several share them: stages in the order of
+//! their layers, each on a device. All that depends on where a model runs is asked here: the memory that each device
+//! needs, what is expanded when it is loaded, and the loading itself.
+
+use crate::dispatch::{DeviceJob, KvElement};
+use crate::weight_cache::{KeptWeights, LoadStore};
+use crate::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session, StepRunner};
+use ferrum_formats::weight_cache::WeightCache;
+use ferrum_kernels::cpu::PackedStore;
+use ferrum_kernels::{
+    BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
+};
+use ferrum_models::{
+    EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, Stage, WeightForm,
+    load_stage_weights,
+};
+use ferrum_types::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What `--layers` can say: `cpu:0-13,vulkan:14-27`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageList(Vec<StageChoice>);
+
+/// Layers and the device that computes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StageChoice {
+    kind: BackendKind,
+    /// Index among the devices of the backend.
+    ordinal: usize,
+    first: usize,
+    last: usize,
+}
+
+impl FromStr for StageList {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let stages: Vec<StageChoice> = s.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        let mut next = 0;
+        for stage in &stages {
+            let StageChoice { first, .. } = *stage;
+            if first > next {
+                let missing = Span(next, first - 1);
+                return Err(format!("{missing} come before {stage} and are in no stage"));
+            }
+            if first < next {
+                let twice = Span(first, stage.last.min(next - 1));
+                return Err(format!(
+                    "{twice} of {stage} are in the stage before it, expected layers from {next} on"
+                ));
+            }
+            next = stage.last + 1;
+        }
+        Ok(Self(stages))
+    }
+}
+
+impl FromStr for StageChoice {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let s = s.trim();
+        let fail = |reason: &str| Err(format!("found \"{s}\", expected {reason}"));
+        let Some((device, layers)) = s.split_once(':') else {
+            return fail("BACKEND:FIRST-LAST, such as cpu:0-13");
+        };
+        let name = device.trim_end_matches(|c: char| c.is_ascii_digit());
+        let kind: BackendKind = name.parse()?;
+        let Ok(ordinal) = format!("0{}", &device[name.len()..]).parse() else {
+            return fail("a device number that exists");
+        };
+        if kind == BackendKind::Auto {
+            return fail("the name of a backend, which auto is not");
+        }
+        if kind == BackendKind::Cpu && ordinal > 0 {
+            return fail("cpu without a number: there is one");
+        }
+        let (first, last) = layers.split_once('-').unwrap_or((layers, layers));
+        // More layers than any model has, so that one behind the last is a number, too.
+        let number = |text: &str| text.trim().parse().ok().filter(|&n: &usize| n < 1 << 30);
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => Ok(Self {
+                kind,
+                ordinal,
+                first,
+                last,
+            }),
+            (Some(_), Some(_)) => fail("a first layer that is not behind the last one"),
+            _ => fail("numbers of layers from 0 on, such as cpu:0-13"),
+        }
+    }
+}
+
+/// Layers for a sentence.
+struct Span(usize, usize);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "layers {} to {}", self.0, self.1)
+    }
+}
+
+impl fmt::Display for StageChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind, first, last, ..
+        } = self;
+        write!(f, "{kind}")?;
+        if self.ordinal > 0 {
+            write!(f, "{}", self.ordinal)?;
+        }
+        write!(f, ":{first}-{last}")
+    }
+}
+
+impl fmt::Display for StageList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, stage) in self.0.iter().enumerate() {
+            let separator = if index > 0 { "," } else { "" };
+            write!(f, "{separator}{stage}")?;
+        }
+        Ok(())
+    }
+}
+
+impl StageList {
+    /// Holds the list against a model of so many layers.
+    fn check(&self, layers: usize) -> Result<()> {
+        let has = format!("the model has {layers} layers, 0 to {}", layers - 1);
+        let end = self.0.last().map_or(0, |stage| stage.last + 1);
+        let reason = match end {
+            _ if end > layers => format!("found {self}, and {has}"),
+            _ if end < layers => {
+                let missing = Span(end, layers - 1);
+                format!("{missing} are in no stage of {self}, and {has}")
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid("layers", reason))
+    }
+}
+
+/// Layers of a model on an open device.
+#[derive(Clone)]
+pub struct PlacedStage {
+    /// The device.
+    pub device: BackendDispatch,
+    /// The layers.
+    pub stage: Stage,
+}
+
+/// The stages of a model, in order, on open devices.
+#[derive(Clone)]
+pub struct Placement {
+    earlier: Vec<PlacedStage>,
+    last: PlacedStage,
+}
+
+impl Placement {
+    /// All layers of a model on one device.
+    pub fn on(device: BackendDispatch, model: &Model) -> Self {
+        let stage = Stage::whole(&model.spec);
+        Self {
+            earlier: Vec::new(),
+            last: PlacedStage { device, stage },
+        }
+    }
+
+    /// Opens the devices for a model: those of `layers`, or else one of `kind` as [`BackendDispatch::for_model`] does.
+    /// Stages that name the same device share it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the list is not that of the model's layers; [`Error::NoDevice`] names what a choice was
+    /// missing.
+    pub fn for_model(
+        kind: BackendKind,
+        layers: Option<&StageList>,
+        model: &Model,
+        options: BackendOptions,
+    ) -> Result<Self> {
+        let Some(list) = layers else {
+            let device = BackendDispatch::for_model(kind, model, options)?;
+            return Ok(Self::on(device, model));
+        };
+        list.check(model.spec.layers.len())?;
+        let mut stages: Vec<PlacedStage> = Vec::with_capacity(list.0.len());
+        for (index, choice) in list.0.iter().enumerate() {
+            let StageChoice { kind, ordinal, .. } = *choice;
+            let same = |other: &StageChoice| (other.kind, other.ordinal) == (kind, ordinal);
+            let device = match list.0[..index].iter().position(same) {
+                Some(opened) => stages[opened].device.clone(),
+                None => {
+                    let options = BackendOptions { ordinal, ..options };
+                    BackendDispatch::from_kind(kind, options)?
+                }
+            };
+            let stage = Stage::new(&model.spec, choice.first..choice.last + 1);
+            let stage = stage.map_err(|reason| Error::invalid("layers", reason))?;
+            stages.push(PlacedStage { device, stage });
+        }
+        let last = stages.pop();
+        let last = last.ok_or_else(|| Error::invalid("layers", "there is no stage"))?;
+        let earlier = stages;
+        Ok(Self { earlier, last })
+    }
+
+    /// The stages, in order.
+    pub fn stages(&self) -> impl Iterator<Item = &PlacedStage> {
+        self.earlier.iter().chain([&self.last])
+    }
+
+    /// Whether there is one stage, with all layers.
+    pub fn is_whole(&self) -> bool {
+        self.earlier.is_empty()
+    }
+
+    /// The device of the last stage, which makes logits and chooses tokens.
+    pub fn last_device(&self) -> &BackendDispatch {
+        &self.last.device
+    }
+
+    /// What of quantised weights is expanded to f32 when the model is loaded, on whichever of the devices.
+    pub fn expanded_types(&self, model: &Model) -> Vec<String> {
+        let mut all: Vec<_> = self
+            .stages()
+            .flat_map(|placed| placed.device.expanded_types(model))
+            .collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Bytes of weights that one decode step of one sequence reads.
+    pub fn decode_bytes(&self, model: &Model) -> u64 {
+        let bytes = self.stages().map(|placed| {
+            let policy = placed.device.weight_policy(model);
+            model.decode_bytes(policy, &placed.stage)
+        });
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// The memory that each stage takes on its device, with a cache of `kv`.
+    pub fn stage_plans(
+        &self,
+        model: &Model,
+        config: &RunnerConfig,
+        kv: KvDtype,
+    ) -> Vec<MemoryPlan> {
+        let plan = |placed: &PlacedStage| {
+            let PlacedStage { device, stage } = placed;
+            device.stage_plan(model, config, (kv, stage))
+        };
+        self.stages().map(plan).collect()
+    }
+
+    /// The memory that a run takes on all devices together.
+    pub fn memory_plan(&self, model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
+        let plans = self.stage_plans(model, config, kv).into_iter();
+        plans.fold(MemoryPlan::default(), MemoryPlan::and)
+    }
+
+    /// The memory that a run takes on each device, the plans of its stages together.
+    pub fn device_plans(
+        &self,
+        model: &Model,
+        config: &RunnerConfig,
+        kv: KvDtype,
+    ) -> Vec<(DeviceInfo, MemoryPlan)> {
+        let mut all: Vec<(DeviceInfo, MemoryPlan)> = Vec::new();
+        let plans = self.stage_plans(model, config, kv);
+        for (placed, plan) in self.stages().zip(plans) {
+            let info = placed.device.info();
+            match all.iter_mut().find(|(known, _)| *known == info) {
+                Some((_, sum)) => *sum = sum.and(plan),
+                None => all.push((info, plan)),
+            }
+        }
+        all
+    }
+
+    /// Loads the model for one sequence at a time or many.
+    ///
+    /// # Errors
+    /// Those of [`load_stage_weights`] and [`ModelRunner::with_stages`]; [`Error::Unsupported`] when a backend has no
+    /// cache of `kv`.
+    pub fn load(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        kv: KvDtype,
+        progress: LoadProgress<'_>,
+    ) -> Result<Session> {
+        let runner = match kv {
+            KvDtype::F32 => self.load_in::<KvF32>(model, config, progress)?,
+            KvDtype::F16 => self.load_in::<KvFp16>(model, config, progress)?,
+            KvDtype::Bf16 => self.load_in::<KvBf16>(model, config, progress)?,
+            KvDtype::Fp8 => self.load_in::<KvFp8>(model, config, progress)?,
+            KvDtype::Int8 => self.load_in::<KvInt8>(model, config, progress)?,
+        };
+        Ok(Session::new(runner))
+    }
+
+    fn load_in<K: KvElement>(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        progress: LoadProgress<'_>,
+    ) -> Result<Box<dyn StepRunner>> {
+        let mut earlier = Vec::with_capacity(self.earlier.len());
+        let mut done = 0;
+        for PlacedStage { device, stage } in &self.earlier {
+            let mut of_stage = 0;
+            let part = LoadPart {
+                model,
+                stage,
+                config,
+                progress: &mut |bytes, total| {
+                    of_stage = bytes;
+                    progress((done + bytes).min(total), total);
+                },
+            };
+            earlier.push(device.with_kv::<K, _>(model, LoadEarlier(part))?);
+            done += of_stage;
+        }
+        let part = LoadPart {
+            model,
+            stage: &self.last.stage,
+            config,
+            // A table that two stages have is counted twice.
+            progress: &mut |bytes, total| progress((done + bytes).min(total), total),
+        };
+        self.last
+            .device
+            .with_kv::<K, _>(model, LoadLast(part, earlier))
+    }
+
+    /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
+    /// the CPU packs weights, and only those of a model that it has alone are kept.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load). What is wrong with the cache is no error, and said in the outcome.
+    pub fn load_cached(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        kv: KvDtype,
+        cache: &WeightCache,
+        progress: LoadProgress<'_>,
+    ) -> Result<(Session, KeptWeights)> {
+        let device = match &self.last.device {
+            BackendDispatch::Cpu(device) if self.is_whole() => device,
+            _ => {
+                let reason = match self.is_whole() {
+                    true => "only the CPU packs weights",
+                    false => "the layers are on several stages",
+                };
+                let session = self.load(model, config, kv, progress)?;
+                return Ok((session, KeptWeights::skipped(reason)));
+            }
+        };
+        let (layout, threads) = (device.packed_layout(), device.threads());
+        let store = match LoadStore::open(cache, model, layout, threads) {
+            Ok(store) => Arc::new(store),
+            Err(reason) => {
+                let session = self.load(model, config, kv, progress)?;
+                return Ok((session, KeptWeights::skipped(reason)));
+            }
+        };
+        let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
+        let loading = Self::on(BackendDispatch::Cpu(loading), model);
+        let session = loading.load(model, config, kv, progress)?;
+        Ok((session, store.finish()))
+    }
+}
+
+impl fmt::Display for Placement {
+    /// As in `--layers`; the name of the backend where it has all layers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, PlacedStage { device, stage }) in self.stages().enumerate() {
+            let DeviceInfo {
+                backend, ordinal, ..
+            } = device.info();
+            let separator = if index > 0 { "," } else { "" };
+            write!(f, "{separator}{backend}")?;
+            if ordinal > 0 {
+                write!(f, "{ordinal}")?;
+            }
+            if !stage.is_whole() {
+                write!(f, ":{stage}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is loaded onto one device.
+struct LoadPart<'a, 'p> {
+    model: &'a Model,
+    stage: &'a Stage,
+    config: RunnerConfig,
+    progress: LoadProgress<'p>,
+}
+
+/// Loads a stage that is not the last.
+struct LoadEarlier<'a, 'p>(LoadPart<'a, 'p>);
+
+impl<K: KvDtypeKind> DeviceJob<K> for LoadEarlier<'_, '_> {
+    type Output = EarlierStage<K>;
+
+    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
+        self,
+        (loading, running): (&B, &B),
+    ) -> Result<EarlierStage<K>> {
+        let LoadPart {
+            model,
+            stage,
+            config,
+            progress,
+        } = self.0;
+        let weights = load_stage_weights::<B, W>(loading, model, stage, progress)?;
+        EarlierStage::new(running, &model.spec, weights, config)
+    }
+}
+
+/// Loads the last stage, behind the others.
+struct LoadLast<'a, 'p, K: KvDtypeKind>(LoadPart<'a, 'p>, Vec<EarlierStage<K>>);
+
+impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
+    type Output = Box<dyn StepRunner>;
+
+    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
+        self,
+        (loading, running): (&B, &B),
+    ) -> Result<Box<dyn StepRunner>> {
+        let Self(part, earlier) = self;
+        let LoadPart {
+            model,
+            stage,
+            config,
+            progress,
+        } = part;
+        let weights = load_stage_weights::<B, W>(loading, model, stage, progress)?;
+        let spec = model.spec.clone();
+        let runner = ModelRunner::<B, K>::with_stages(earlier, running, spec, weights, config)?;
+        Ok(Box::new(runner))
+    }
+}

@@ -1,0 +1,215 @@
+//! Which devices compute which layers: what `--layers` may say, and what it gives.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use ferrum_engine::{
+    BackendDispatch, BackendKind, BackendOptions, KvDtype, Placement, Session, StageList,
+};
+use ferrum_formats::ModelSource;
+use ferrum_models::{Model, Readback, RunnerConfig, read_model};
+use ferrum_types::{Error, Result, TokenId};
+use std::path::Path;
+
+fn model(name: &str) -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/models")
+        .join(name);
+    read_model(ModelSource::open(path).unwrap()).unwrap()
+}
+
+fn place(layers: &str, model: &Model) -> Result<Placement> {
+    let layers: StageList = layers.parse().unwrap();
+    let options = BackendOptions::default();
+    Placement::for_model(BackendKind::Auto, Some(&layers), model, options)
+}
+
+fn config() -> RunnerConfig {
+    RunnerConfig {
+        max_tokens: 16,
+        ..RunnerConfig::single(64)
+    }
+}
+
+fn greedy(mut session: Session) -> Vec<TokenId> {
+    session
+        .prefill(&[5, 9, 2, 77, 31], Readback::GREEDY)
+        .unwrap();
+    let mut out = Vec::new();
+    for _ in 0..20 {
+        let next = session.token().unwrap();
+        session.decode(next, Readback::GREEDY).unwrap();
+        out.push(next);
+    }
+    out
+}
+
+#[test]
+fn lists_of_stages_are_read() {
+    for (text, shown) in [
+        ("cpu:0-13,vulkan:14-27", "cpu:0-13,vulkan:14-27"),
+        (
+            " cpu:0 , vulkan1:1-2,REFERENCE:3",
+            "cpu:0-0,vulkan1:1-2,reference:3-3",
+        ),
+        ("gpu12:0-4", "gpu12:0-4"),
+    ] {
+        let list: StageList = text.parse().unwrap();
+        assert_eq!(list.to_string(), shown);
+        assert_eq!(shown.parse::<StageList>().unwrap(), list);
+    }
+    for (text, expected) in [
+        ("", "found \"\", expected BACKEND:FIRST-LAST"),
+        (
+            "cpu",
+            "found \"cpu\", expected BACKEND:FIRST-LAST, such as cpu:0-13",
+        ),
+        ("cpu:0-1,", "found \"\", expected BACKEND:FIRST-LAST"),
+        (
+            "tpu:0-3",
+            "unknown backend \"tpu\", expected one of: auto, cpu",
+        ),
+        (":0-3", "unknown backend \"\""),
+        (
+            "auto:0-3",
+            "expected the name of a backend, which auto is not",
+        ),
+        ("cpu1:0-3", "expected cpu without a number"),
+        (
+            "vulkan99999999999999999999:0",
+            "expected a device number that exists",
+        ),
+        (
+            "cpu:0-x",
+            "found \"cpu:0-x\", expected numbers of layers from 0 on",
+        ),
+        ("cpu:", "expected numbers of layers from 0 on"),
+        ("cpu:-1", "expected numbers of layers from 0 on"),
+        ("cpu:0-1-2", "expected numbers of layers from 0 on"),
+        ("cpu:0-99999999999999999999", "expected numbers of layers"),
+        (
+            "cpu:3-1",
+            "expected a first layer that is not behind the last one",
+        ),
+        (
+            "cpu:1-3",
+            "layers 0 to 0 come before cpu:1-3 and are in no stage",
+        ),
+        (
+            "cpu:0-3,vulkan:6-8",
+            "layers 4 to 5 come before vulkan:6-8 and are in no stage",
+        ),
+        (
+            "cpu:0-3,vulkan:2-8",
+            "layers 2 to 3 of vulkan:2-8 are in the stage before it, expected layers from 4 on",
+        ),
+        (
+            "vulkan:14-27,cpu:0-13",
+            "layers 0 to 13 come before vulkan:14-27",
+        ),
+    ] {
+        let found = text.parse::<StageList>().unwrap_err();
+        assert!(found.contains(expected), "{text}: {found}");
+    }
+}
+
+#[test]
+fn lists_are_held_against_the_model() {
+    let model = model("qwen3");
+    for (text, expected) in [
+        (
+            "cpu:0-3",
+            "found cpu:0-3, and the model has 3 layers, 0 to 2",
+        ),
+        (
+            "cpu:0,cpu:1",
+            "layers 2 to 2 are in no stage of cpu:0-0,cpu:1-1, and the model has 3 layers, 0 to 2",
+        ),
+    ] {
+        let found = place(text, &model).err().unwrap().to_string();
+        assert!(found.contains(expected), "{found}");
+    }
+    let missing = place("cpu:0,cuda:1-2", &model).err().unwrap();
+    assert!(matches!(missing, Error::NoDevice { .. }), "{missing}");
+}
+
+#[test]
+fn stages_give_the_tokens_of_one_device() {
+    let model = model("qwen3");
+    let alone = BackendDispatch::from_kind(BackendKind::Cpu, BackendOptions::default()).unwrap();
+    for &(name, kv) in KvDtype::NAMES {
+        let expected = greedy(alone.load(&model, config(), kv, &mut |_, _| ()).unwrap());
+        for layers in [
+            "cpu:0,cpu:1-2",
+            "cpu:0,reference:1,cpu:2",
+            "reference:0-1,cpu:2",
+        ] {
+            let placement = place(layers, &model).unwrap();
+            let session = placement.load(&model, config(), kv, &mut |_, _| ());
+            assert_eq!(greedy(session.unwrap()), expected, "{layers} with {name}");
+        }
+        for layers in ["cpu:0-1,vulkan:2", "vulkan:0,cpu:1-2"] {
+            let placement = match place(layers, &model) {
+                Err(Error::NoDevice { .. }) => {
+                    println!("skipped: no Vulkan device");
+                    continue;
+                }
+                other => other.unwrap(),
+            };
+            let session = placement.load(&model, config(), kv, &mut |_, _| ());
+            if matches!(kv, KvDtype::Fp8 | KvDtype::Int8) {
+                // One stage without such a cache is enough.
+                let refused = session.err().unwrap();
+                assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+                continue;
+            }
+            assert_eq!(greedy(session.unwrap()), expected, "{layers} with {name}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_is_that_of_each_device() {
+    let model = model("qwen3");
+    let (config, kv) = (config(), KvDtype::F16);
+    let placement = place("cpu:0,reference:1,cpu:2", &model).unwrap();
+    assert_eq!(placement.to_string(), "cpu:0,reference:1,cpu:2");
+    let stages = placement.stage_plans(&model, &config, kv);
+    let devices = placement.device_plans(&model, &config, kv);
+    assert_eq!((stages.len(), devices.len()), (3, 2));
+    assert_eq!(devices[0].0.backend, "cpu");
+    assert_eq!(devices[0].1, stages[0].and(stages[2]));
+    assert_eq!(devices[1].1, stages[1]);
+    let all = placement.memory_plan(&model, &config, kv);
+    assert_eq!(all, devices[0].1.and(devices[1].1));
+    let alone = BackendDispatch::from_kind(BackendKind::Cpu, BackendOptions::default()).unwrap();
+    let whole = alone.memory_plan(&model, &config, kv);
+    assert_eq!((all.kv, all.kv_per_token), (whole.kv, whole.kv_per_token));
+    let alone = Placement::on(alone, &model);
+    assert_eq!(alone.memory_plan(&model, &config, kv), whole);
+    assert_eq!(
+        (alone.to_string(), alone.is_whole()),
+        ("cpu".to_owned(), true)
+    );
+}
+
+/// Bytes of all stages are reported as those of one file.
+#[test]
+fn progress_goes_on_from_stage_to_stage() {
+    for name in ["qwen3", "llama3-tied"] {
+        let model = model(name);
+        let last = model.spec.layers.len() - 1;
+        let placement = place(&format!("cpu:0,cpu:1-{last}"), &model).unwrap();
+        let (mut told, mut total) = (vec![0], 0);
+        let progress = &mut |done, all| {
+            told.push(done);
+            total = all;
+        };
+        placement
+            .load(&model, config(), KvDtype::F32, progress)
+            .unwrap();
+        assert!(told.is_sorted(), "{name}: {told:?}");
+        assert_eq!(
+            (told.last(), total),
+            (Some(&total), model.tensors().total_bytes())
+        );
+    }
+}
