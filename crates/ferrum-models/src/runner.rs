@@ -290,10 +290,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         if parts.len() != self.earlier.len() {
             return Err(other_runner());
         }
-        let earlier = self.earlier.iter_mut().zip(parts);
+        let mut earlier = self.earlier.iter_mut().zip(parts);
         let added = earlier
-            .map(|(stage, part)| stage.add_adapter(id, part))
-            .collect::<Result<()>>()
+            .try_for_each(|(stage, part)| stage.add_adapter(id, part))
             .and_then(|()| self.stage.add_adapter(id, adapter));
         if added.is_err() {
             // What some stages have is of no use without the others.

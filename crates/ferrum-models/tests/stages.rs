@@ -577,22 +577,25 @@ fn stages_that_do_not_follow_each_other_are_refused() {
             ModelRunner::with_stages(stages, &device, spec.clone(), weights(layers), sizes);
         runner.map(|_| ()).unwrap_err().to_string()
     };
-    for (stages, last, expected) in [
-        (vec![], 1..3, "found layers 1-2, expected those from 0 on"),
-        (vec![], 0..2, "found layers 0-1 at the end"),
-        (vec![0..1], 2..3, "found layers 2, expected those from 1 on"),
+    let cases: [(&[(usize, usize)], Range<usize>, &str); 5] = [
+        (&[], 1..3, "found layers 1-2, expected those from 0 on"),
+        (&[], 0..2, "found layers 0-1 at the end"),
+        (&[(0, 1)], 2..3, "found layers 2, expected those from 1 on"),
         (
-            vec![0..2],
+            &[(0, 2)],
             1..3,
             "found layers 1-2, expected those from 2 on",
         ),
         (
-            vec![0..1, 0..1],
+            &[(0, 1), (0, 1)],
             1..3,
             "found layers 0, expected those from 1 on",
         ),
-    ] {
-        let stages = stages.into_iter().map(|layers| earlier(layers).unwrap());
+    ];
+    for (stages, last, expected) in cases {
+        let stages = stages
+            .iter()
+            .map(|&(start, end)| earlier(start..end).unwrap());
         let found = text(stages.collect(), last, sizes);
         assert!(found.contains(expected), "{found}");
     }

@@ -37,7 +37,7 @@ pub struct RunnerConfig {
     pub kv_tokens: usize,
     /// Blocks.
     pub layout: KvLayout,
-    /// Whether each op is measured, for [`ModelRunner::take_spans`]. Steps are then not captured.
+    /// Whether each op is measured, for [`ModelRunner::take_spans`](crate::ModelRunner::take_spans). Steps are then not captured.
     pub profile: bool,
 }
 
