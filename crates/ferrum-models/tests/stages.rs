@@ -577,7 +577,9 @@ fn stages_that_do_not_follow_each_other_are_refused() {
             ModelRunner::with_stages(stages, &device, spec.clone(), weights(layers), sizes);
         runner.map(|_| ()).unwrap_err().to_string()
     };
-    let cases: [(&[(usize, usize)], Range<usize>, &str); 5] = [
+    /// First layers and ends of the stages before the last one, the last one, and what is said of them.
+    type Case<'a> = (&'a [(usize, usize)], Range<usize>, &'a str);
+    let cases: [Case<'_>; 5] = [
         (&[], 1..3, "found layers 1-2, expected those from 0 on"),
         (&[], 0..2, "found layers 0-1 at the end"),
         (&[(0, 1)], 2..3, "found layers 2, expected those from 1 on"),
