@@ -7,11 +7,13 @@ mod support;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, LlmBackend};
 use ferrum_models::{
-    CacheGroup, Expanded, KvLayout, LogitRows, ModelRunner, Readback, RowOutput, SeqStep,
-    StepBatch, StepOutput, spanned_blocks,
+    AttentionSpec, CacheGroup, Expanded, KvLayout, LogitRows, ModelRunner, Readback, RowOutput,
+    SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan, spanned_blocks,
 };
 use ferrum_types::{BlockId, TokenId};
-use support::{exact_cpu, expected, fixtures, logits_in_chunks, max_difference, open, runner_in};
+use support::{
+    config, exact_cpu, expected, fixtures, logits_in_chunks, max_difference, open, runner_in,
+};
 
 /// The table of a sequence of `tokens` tokens, of which those from `start` on are new: as few blocks as that needs,
 /// in turns, and none behind the window.
@@ -172,4 +174,51 @@ fn tables_that_lack_a_block_are_refused() {
         let refused = run(whole, window).unwrap_err();
         assert!(refused.contains(words), "{refused}");
     }
+}
+
+#[test]
+fn pools_are_as_large_as_windows_and_heads_need() {
+    let mut model = open(&fixtures().join("qwen2-window"));
+    let whole = config(KvLayout::Paged { block_size: 4 });
+    let grouped = config(KvLayout::Grouped { block_size: 4 });
+    let sizes = |groups: Vec<CacheGroup>| -> Vec<_> {
+        let of = |g: CacheGroup| (g.layers, g.window, g.blocks);
+        groups.into_iter().map(of).collect()
+    };
+    let one = sizes(whole.cache_groups(&model.spec));
+    assert_eq!(one, [(vec![0, 1, 2], None, 128)]);
+    // Four sequences of three blocks and two more, and twice 96 tokens.
+    let two = sizes(grouped.cache_groups(&model.spec));
+    assert_eq!(two, [(vec![0], None, 128), (vec![1, 2], Some(6), 68)]);
+    assert_eq!(grouped.cache_tokens(), whole.cache_tokens());
+
+    // A token is 2 · 2 heads of 8 elements of 4 bytes.
+    let plan = |config| {
+        memory_plan::<KvF32>(
+            &model,
+            WeightPolicy::of::<ReferenceBackend, Expanded>(),
+            config,
+        )
+    };
+    let (kept, less) = (plan(&whole), plan(&grouped));
+    assert_eq!(
+        (kept.kv, kept.kv_per_token, kept.kv_windows),
+        (3 * 512 * 128, 384, 0)
+    );
+    assert_eq!(
+        (less.kv_per_token, less.kv_windows),
+        (128, 2 * 68 * 4 * 128)
+    );
+    assert_eq!(less.kv, 512 * 128 + less.kv_windows);
+
+    let AttentionSpec::Gqa(gqa) = &mut model.spec.layers[2].attention;
+    (gqa.kv_heads, gqa.sliding_window) = (1, Some(128));
+    model.spec.validate().unwrap();
+    let pools = grouped.layer_pools(&model.spec).unwrap();
+    let found = pools
+        .iter()
+        .map(|(group, pool)| (*group, pool.blocks, pool.kv_heads));
+    // A window of the whole context is none.
+    let expected = [(0, 128, 2), (1, 68, 2), (0, 128, 1)];
+    assert_eq!(found.collect::<Vec<_>>(), expected);
 }
