@@ -172,8 +172,8 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
         let mut vectors = [s.splat_i(0); STEPS];
         let mut count = 0;
         if Self::FOURS > 0 {
-            for t in 0..4 {
-                vectors[t] = s.or_i(part(t, 4, 0), part(t + 4, 4, 4));
+            for (t, vector) in vectors.iter_mut().take(4).enumerate() {
+                *vector = s.or_i(part(t, 4, 0), part(t + 4, 4, 4));
             }
             count = 4;
         }
