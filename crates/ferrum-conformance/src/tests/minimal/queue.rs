@@ -129,7 +129,8 @@ impl SharedQueue {
         key: GraphKey,
         body: &mut dyn FnMut() -> Result<()>,
     ) -> Result<GraphRun> {
-        if let Some(graph) = self.lock().graphs.get(&key).cloned() {
+        let graph = self.lock().graphs.get(&key).cloned();
+        if let Some(graph) = graph {
             self.lock().work.extend(graph);
             return Ok(GraphRun::Replayed);
         }
