@@ -97,11 +97,8 @@ impl Session {
 
     /// Tokens that a sequence can have.
     pub fn capacity(&self) -> usize {
-        let pool = self.runner.pool();
-        self.runner
-            .config()
-            .context
-            .min(pool.blocks * pool.block_size)
+        let config = self.runner.config();
+        config.context.min(config.cache_tokens())
     }
 
     /// Tokens in the cache.

@@ -33,6 +33,7 @@ use std::collections::VecDeque;
 /// device has all layers, there is one stage. `B` is the backend of the last stage, which makes logits and chooses tokens.
 pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
     spec: DecoderSpec,
+    pool: PagedKvShape,
     /// The stages before the last one, in order.
     pub(crate) earlier: Vec<Box<dyn AnyStage<K>>>,
     pub(crate) stage: StageRunner<B, K>,
@@ -116,6 +117,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             choices: Choices::alloc(device, config.max_logit_rows)?,
             stage: StageRunner::new(device, &spec, body, config)?,
+            pool: config.pool_shape(&spec),
             earlier,
             head,
             spec,
@@ -146,7 +148,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// The KV pool of the first layer of the first cache group.
     pub fn pool(&self) -> PagedKvShape {
-        self.config().pool_shape(&self.spec)
+        self.pool
     }
 
     /// Which layers share block tables.

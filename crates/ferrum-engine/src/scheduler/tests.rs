@@ -2,6 +2,7 @@
 //! computed for it, and a step checks that it reads what a sequence by itself would have written.
 
 mod offloaded;
+mod windows;
 
 use super::*;
 use crate::pool::CacheSalt;
@@ -426,6 +427,22 @@ impl Sim {
         }
     }
 
+    /// Random operations until there were so many steps.
+    fn run_random(&mut self, rng: &mut ChaCha8Rng, most: u64) {
+        while self.scheduler.counters().steps < most {
+            self.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
+            if rng.next_u32().is_multiple_of(16) {
+                self.scheduler.check().unwrap();
+            }
+            // No starvation, whatever the priorities: the longest that one was here.
+            let steps = self.scheduler.counters().steps;
+            if steps.is_multiple_of(64) {
+                let oldest = self.asked.values().map(|a| steps - a.since).max();
+                assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
+            }
+        }
+    }
+
     /// Steps until everybody has ended.
     fn drain(&mut self) {
         let most = self.scheduler.counters().steps + 10_000;
@@ -458,18 +475,7 @@ fn a_million_random_steps_keep_every_invariant() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut sim = Sim::new(CONFIG, blocks, block_size);
         (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
-        while sim.scheduler.counters().steps < 220_000 {
-            sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
-            if rng.next_u32() % 16 == 0 {
-                sim.scheduler.check().unwrap();
-            }
-            // No starvation, whatever the priorities: the longest that one was here.
-            let steps = sim.scheduler.counters().steps;
-            if steps.is_multiple_of(64) {
-                let oldest = sim.asked.values().map(|a| steps - a.since).max();
-                assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
-            }
-        }
+        sim.run_random(&mut rng, 220_000);
         let counters = sim.scheduler.counters();
         sim.drain();
         assert!(sim.ended > 1000);
@@ -488,77 +494,6 @@ fn a_million_random_steps_keep_every_invariant() {
             "{counters:?}"
         );
     }
-}
-
-/// As above, with pools of windows that are roomy, short and too short for a chunk.
-#[test]
-fn windows_keep_every_invariant() {
-    let shapes: [(Groups, usize); 6] = [
-        (&[(12, None), (12, Some(5))], 4),
-        (&[(40, None), (18, Some(7))], 1),
-        (&[(30, None), (8, Some(4)), (10, Some(9))], 3),
-        (&[(9, Some(3))], 2),
-        (&[(24, Some(6))], 2),
-        (&[(20, None), (3, Some(4))], 3),
-    ];
-    for ((groups, block_size), seed) in shapes.into_iter().zip(20..) {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut sim = Sim::with_groups(CONFIG, groups, block_size);
-        (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
-        while sim.scheduler.counters().steps < 60_000 {
-            sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
-            if rng.next_u32() % 16 == 0 {
-                sim.scheduler.check().unwrap();
-            }
-            let steps = sim.scheduler.counters().steps;
-            if steps.is_multiple_of(64) {
-                let oldest = sim.asked.values().map(|a| steps - a.since).max();
-                assert!(oldest.unwrap_or(0) < 2000, "{oldest:?}");
-            }
-        }
-        let counters = sim.scheduler.counters();
-        sim.drain();
-        assert!(sim.ended > 1000);
-        assert!(!sim.drafts || sim.gained > 500, "{}", sim.gained);
-        assert!(!sim.ahead || sim.overlapped > 3000, "{}", sim.overlapped);
-        assert!(counters.cached_tokens > 300, "{counters:?}");
-    }
-}
-
-#[test]
-fn a_window_holds_what_it_needs_of_a_long_prompt() {
-    let config = SchedulerConfig {
-        context: 400,
-        ..CONFIG
-    };
-    // Six blocks: those of the seven tokens before a chunk, and those of a chunk of twelve.
-    let groups = [(100, None), (6, Some(8))];
-    let mut sim = Sim::with_groups(config, &groups, 4);
-    let long = sim.add(new(0, (0..300).collect()), 60);
-    let mut steps = 0;
-    while sim.asked.contains_key(&long) {
-        sim.step();
-        steps += 1;
-        let used = sim.scheduler.pool().used_of(1);
-        assert!(used <= 3, "{used}");
-    }
-    assert_eq!(steps, 25 + 59, "no chunk was cut short");
-    assert_eq!(sim.scheduler.counters().preemptions, 0);
-    // The same again has its prefix in the cache, though the window has no more than its end.
-    let again = sim.add(new(0, (0..290).collect()), 3);
-    sim.step();
-    let cached = sim.scheduler.sequence(again).and_then(|seq| seq.cached());
-    assert_eq!(
-        cached,
-        Some(0),
-        "what is before the end has left the window's pool"
-    );
-    sim.drain();
-    let again = sim.add(new(0, (0..290).collect()), 3);
-    sim.step();
-    let cached = sim.scheduler.sequence(again).and_then(|seq| seq.cached());
-    assert_eq!(cached, Some(288));
-    sim.drain();
 }
 
 proptest! {
