@@ -9,6 +9,8 @@ and with `-rtr 1` (weights repacked at load), and the better of both counts:
     pip install --no-binary llama-cpp-python llama-cpp-python numpy
     python bench/compare.py --ferrum target/release/ferrum --ik ik_llama.cpp/build/bin MODEL.gguf...
 
+`--before BINARY` takes another build of Ferrum into the rounds, to show what a change does.
+
 Measured: a prompt (`pp`), decoding one sequence (`tg`), decoding several at once (`batch N`, tokens of
 all of them), loading and the first token after a prompt of 16 (`start`, seconds; `second start` with the
 weights that the first one packed, in a cache that goes with the run), and peak memory. Neither peer picks
@@ -18,6 +20,7 @@ a token after a step, and Ferrum does.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
@@ -209,7 +212,13 @@ def ik_llama(folder: str, model: str, a: argparse.Namespace) -> Figures:
 
 
 def compare(model: str, a: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
-    sides = {"ferrum": lambda: ferrum(a.ferrum, model, a), "llama.cpp": lambda: llama_process(model, a, arguments)}
+    sides = {"ferrum": lambda: ferrum(a.ferrum, model, a)}
+    if a.before:
+        sides["before"] = lambda: ferrum(a.before, model, a)
+    if importlib.util.find_spec("llama_cpp"):
+        sides["llama.cpp"] = lambda: llama_process(model, a, arguments)
+    else:
+        print("note: the package llama-cpp-python is not installed, so llama.cpp is left out", file=sys.stderr)
     if a.ik:
         sides["ik_llama.cpp"] = lambda: ik_llama(a.ik, model, a)
     rounds = []
@@ -222,7 +231,8 @@ def compare(model: str, a: argparse.Namespace, arguments: list[str]) -> dict[str
         ours = [r["ferrum"][name] for r in rounds if r["ferrum"].get(name) is not None]
         row: dict[str, Any] = {"ferrum": statistics.median(ours) if ours else None}
         for peer in list(sides)[1:]:
-            if name not in rounds[0][peer]:
+            # A cache of packed weights may be missing where a model is small.
+            if any(r["ferrum"].get(name) is None or r[peer].get(name) is None for r in rounds):
                 continue
             ratios = sorted(r["ferrum"][name] / r[peer][name] for r in rounds)
             row[peer] = {
@@ -251,6 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--ferrum", default="target/release/ferrum", metavar="BINARY")
+    parser.add_argument("--before", metavar="BINARY", help="another build of Ferrum, measured in the same rounds")
     parser.add_argument("--ik", metavar="DIR", help="folder with the programs of ik_llama.cpp (default: without it)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt (default: %(default)s)")

@@ -99,6 +99,15 @@ impl FileBytes {
     pub(crate) fn get(&self) -> &[u8] {
         &self.0[1..]
     }
+
+    /// The same rows of `row_bytes` bytes with `between` bytes of others from one to the next, and the stride of such
+    /// rows.
+    pub(crate) fn spread(&self, row_bytes: usize, between: usize) -> (FileBytes, usize) {
+        let rows = self.get().chunks_exact(row_bytes.max(1));
+        let others = vec![0x55; between];
+        let rows = rows.map(|row| row.to_vec()).collect::<Vec<_>>();
+        (FileBytes::new(rows.join(&others[..])), row_bytes + between)
+    }
 }
 
 /// A dense matrix as it lies in a file, and what its numbers are.
@@ -142,6 +151,11 @@ impl Dense {
     /// The elements as bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get()
+    }
+
+    /// [`FileBytes::spread`] of rows of `cols` elements.
+    pub(crate) fn spread(&self, cols: usize, between: usize) -> (FileBytes, usize) {
+        self.bytes.spread(cols * self.dtype.size(), between)
     }
 }
 

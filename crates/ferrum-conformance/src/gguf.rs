@@ -119,11 +119,7 @@ impl Gguf {
 
 fn load<B: BackendQuantGguf>(io: &Io<'_, B>, data: &Gguf) -> Check<B::GgufWeight> {
     fn part(Part { ty, rows, bytes }: &Part) -> QuantPart<'_> {
-        QuantPart {
-            bytes: bytes.get(),
-            ty: *ty,
-            rows: *rows,
-        }
+        QuantPart::new(bytes.get(), *ty, *rows)
     }
     let cols = data.shape.k;
     Ok(match &data.parts[..] {
@@ -141,12 +137,38 @@ fn load<B: BackendQuantGguf>(io: &Io<'_, B>, data: &Gguf) -> Check<B::GgufWeight
     })
 }
 
+/// [`load`] from files in which other blocks lie between the rows.
+fn load_strided<B: BackendQuantGguf>(io: &Io<'_, B>, data: &Gguf) -> Check<B::GgufWeight> {
+    let cols = data.shape.k;
+    let spread = |part: &Part| {
+        let row_bytes = cols / part.ty.block_len() * part.ty.block_bytes();
+        part.bytes.spread(row_bytes, 2 * part.ty.block_bytes())
+    };
+    let files: Vec<_> = data.parts.iter().map(spread).collect();
+    let parts = data.parts.iter().zip(&files);
+    let parts = parts.map(|(part, (bytes, stride))| QuantPart {
+        row_stride: Some(*stride),
+        ..QuantPart::new(bytes.get(), part.ty, part.rows)
+    });
+    let parts: Vec<_> = parts.collect();
+    Ok(io.device.load_quant_fused(&parts, cols)?)
+}
+
 fn gemm_quant<B: BackendQuantGguf>(io: &mut Io<'_, B>, data: &Gguf) -> Check {
     let weight = load(io, data)?;
+    product(io, data, &weight)
+}
+
+fn gemm_strided<B: BackendQuantGguf>(io: &mut Io<'_, B>, data: &Gguf) -> Check {
+    let weight = load_strided(io, data)?;
+    product(io, data, &weight)
+}
+
+fn product<B: BackendQuantGguf>(io: &mut Io<'_, B>, data: &Gguf, weight: &B::GgufWeight) -> Check {
     let size = data.shape.rows * data.shape.n;
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", size)?;
-    B::gemm_quant(&mut io.ctx, &x, &weight, &mut out, data.shape)?;
+    B::gemm_quant(&mut io.ctx, &x, weight, &mut out, data.shape)?;
     io.take("out", &out, size)
 }
 
@@ -344,6 +366,10 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         let text = "rows alone and together";
         let id = ("gemm_quant", ty.name(), text);
         cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
+        let some = move |rng: &mut Rng| make(rng, ty, (3, 45, 2), 1.0);
+        let text = "a weight with others' blocks between its rows";
+        let id = ("gemm_quant", ty.name(), text);
+        cases.same(id, some, gemm_quant::<B>, gemm_strided::<B>);
         let few = move |rng: &mut Rng| make(rng, ty, (3, 7, 1), 1.0);
         cases.short(("gemm_quant", ty.name()), few, both!(gemm_quant));
     }

@@ -239,11 +239,9 @@ impl Part {
                 Some(layer) => QuantWeights::Gptq(layer),
                 None => QuantWeights::Awq(layer.awq()),
             },
-            Stored::Floats(codes) => QuantWeights::Gguf(QuantPart {
-                bytes: codes.get(),
-                ty: GgufQuantType::F32,
-                rows: self.n,
-            }),
+            Stored::Floats(codes) => {
+                QuantWeights::Gguf(QuantPart::new(codes.get(), GgufQuantType::F32, self.n))
+            }
         }
     }
 }

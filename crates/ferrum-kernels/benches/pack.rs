@@ -68,7 +68,7 @@ fn main() {
 }
 
 fn gguf(bytes: &[u8], ty: GgufQuantType, rows: usize) -> QuantWeights<'_> {
-    QuantWeights::Gguf(QuantPart { bytes, ty, rows })
+    QuantWeights::Gguf(QuantPart::new(bytes, ty, rows))
 }
 
 /// Layers of Hugging Face folders.

@@ -218,11 +218,7 @@ impl<'a> Layer<'a, '_> {
             )));
         }
         let ty = block_type(&view).ok_or_else(|| self.wrong_type(&view, "a float type"))?;
-        Ok(QuantWeights::Gguf(QuantPart {
-            bytes: view.bytes,
-            ty,
-            rows,
-        }))
+        Ok(QuantWeights::Gguf(QuantPart::new(view.bytes, ty, rows)))
     }
 
     fn gptq(&self, config: &GptqConfig) -> Result<QuantWeights<'a>> {

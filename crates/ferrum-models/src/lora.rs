@@ -322,11 +322,7 @@ fn fuse<B: LlmBackend>(
         first_row += held.rows.len();
     }
     let load = |values: &[f32], rows, cols| {
-        let part = WeightPart {
-            bytes: bytemuck::cast_slice(values),
-            dtype: SrcDtype::F32,
-            rows,
-        };
+        let part = WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, rows);
         device.from_weight_parts(&[part], cols)
     };
     let part = MatrixLinear::<B, Expanded> {

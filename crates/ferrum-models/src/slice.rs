@@ -1,7 +1,7 @@
 //! A rank's slice of a stored weight, in the format of its file.
 //!
-//! Rows of a format that is stored row by row are a view of the file; everything else is copied once, matrix by matrix,
-//! while it is loaded. Formats are cut between their packing units. Groups and blocks that share a scale may be cut
+//! A slice of a format that is stored row by row is a view of the file, its columns too; everything else is copied once,
+//! matrix by matrix, while it is loaded. Formats are cut between their packing units. Groups and blocks that share a scale may be cut
 //! inside: the slice then has smaller groups, of which several have the same scale, so it stands for exactly the
 //! same numbers. A slice that begins or ends inside a packing unit (columns inside a ggml block, outputs inside a
 //! word of codes) is expanded to f32. [`borders`] says where neither is needed.
@@ -51,7 +51,7 @@ impl MatSlice {
 
 /// A slice of a stored weight.
 pub(crate) enum Slice<'a> {
-    /// All of it, or whole rows as they lie.
+    /// All of it, or rows as they lie, with what others hold of them in between.
     View(QuantWeights<'a>),
     /// The same scheme with smaller sizes; its tensors are these, in the order of the struct's fields.
     Gathered(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
@@ -94,16 +94,16 @@ impl<'a> Slice<'a> {
         let (form, [a, b, c, d]) = match self {
             Self::View(weights) => return *weights,
             Self::Values(values, rows) => {
-                return QuantWeights::Gguf(QuantPart {
-                    bytes: bytemuck::cast_slice(values),
-                    ty: GgufQuantType::F32,
-                    rows: *rows,
-                });
+                return QuantWeights::Gguf(QuantPart::new(
+                    bytemuck::cast_slice(values),
+                    GgufQuantType::F32,
+                    *rows,
+                ));
             }
             Self::Gathered(form, tensors) => (*form, tensors),
         };
         match form {
-            QuantWeights::Gguf(form) => QuantWeights::Gguf(QuantPart { bytes: a, ..form }),
+            QuantWeights::Gguf(form) => QuantWeights::Gguf(form),
             QuantWeights::Gptq(form) => QuantWeights::Gptq(GptqWeights {
                 qweight: a,
                 qzeros: b,
@@ -165,14 +165,11 @@ impl<'a> ExpertSlices<'a> {
         let each = part.bytes.len() / shape.experts.max(1);
         let (mut bytes, mut ty) = (Vec::new(), part.ty);
         for expert in part.bytes.chunks_exact(each.max(1)) {
-            let one = QuantWeights::Gguf(QuantPart {
-                bytes: expert,
-                ty: part.ty,
-                rows: shape.n,
-            });
+            let one = QuantWeights::Gguf(QuantPart::new(expert, part.ty, shape.n));
             let slice = Slice::new(&one, shape.k, at)?;
             if let QuantWeights::Gguf(part) = slice.weights() {
-                bytes.extend_from_slice(part.bytes);
+                let row_bytes = part.ty.bytes_for(at.cols.len()).unwrap_or(0);
+                (0..part.rows).for_each(|row| bytes.extend_from_slice(part.row(row, row_bytes)));
                 ty = part.ty;
             }
         }
@@ -182,11 +179,7 @@ impl<'a> ExpertSlices<'a> {
     /// The slices as experts of their own.
     pub(crate) fn source(&self) -> ExpertSource<'_> {
         match self {
-            Self::Stack(bytes, ty, rows) => ExpertSource::Stack(QuantPart {
-                bytes,
-                ty: *ty,
-                rows: *rows,
-            }),
+            Self::Stack(bytes, ty, rows) => ExpertSource::Stack(QuantPart::new(bytes, *ty, *rows)),
             Self::Each(all) => ExpertSource::Each(all.iter().map(Slice::weights).collect()),
         }
     }
@@ -280,17 +273,21 @@ fn cut_blocks<'a>(part: &QuantPart<'a>, cols: usize, at: &MatSlice) -> Result<Sl
             Error::invalid(OP, format!("{count} elements of {ty} are no whole blocks"))
         })
     };
-    let width = bytes(cols)?;
+    let stride = part.row_stride.unwrap_or(bytes(cols)?);
     let inside = bytes(at.cols.start)?..bytes(at.cols.end)?;
-    let form = QuantPart {
-        bytes: &[],
+    // From the first byte of the first row to the last one of the last row.
+    let bytes = match at.rows.clone().last() {
+        None => &[][..],
+        Some(last) => {
+            &part.bytes[at.rows.start * stride + inside.start..last * stride + inside.end]
+        }
+    };
+    Ok(Slice::View(QuantWeights::Gguf(QuantPart {
+        bytes,
         ty: part.ty,
         rows: at.rows.len(),
-    };
-    Ok(match window(part.bytes, width, &at.rows, &inside) {
-        Cow::Borrowed(bytes) => Slice::View(QuantWeights::Gguf(QuantPart { bytes, ..form })),
-        bytes => gathered(QuantWeights::Gguf(form), [bytes, none(), none(), none()]),
-    })
+        row_stride: (inside.len() != stride).then_some(stride),
+    })))
 }
 
 fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatSlice) -> Slice<'a> {
@@ -696,13 +693,7 @@ mod tests {
 
     #[test]
     fn borders_are_those_of_formats() {
-        let part = |ty| {
-            QuantWeights::Gguf(QuantPart {
-                bytes: &[],
-                ty,
-                rows: 64,
-            })
-        };
+        let part = |ty| QuantWeights::Gguf(QuantPart::new(&[], ty, 64));
         let cols = |ty| borders(&part(ty), 512).1;
         let of = |units, groups| Borders { units, groups };
         assert_eq!(cols(GgufQuantType::F16), of(1, 1));

@@ -70,11 +70,11 @@ impl Model {
             }
             TensorLocation::Whole(name) => {
                 let whole = require(self.tensors(), &name, &[experts, n, k])?;
-                Ok(ExpertSource::Stack(QuantPart {
-                    bytes: whole.bytes,
-                    ty: float_type(self.tensors(), &whole)?,
-                    rows: experts * n,
-                }))
+                Ok(ExpertSource::Stack(QuantPart::new(
+                    whole.bytes,
+                    float_type(self.tensors(), &whole)?,
+                    experts * n,
+                )))
             }
             TensorLocation::Rows {
                 name,
@@ -88,7 +88,7 @@ impl Model {
                 let row = each / height;
                 let all = (0..experts).map(|expert| {
                     let bytes = &whole.bytes[expert * each + first * row..][..n * row];
-                    QuantWeights::Gguf(QuantPart { bytes, ty, rows: n })
+                    QuantWeights::Gguf(QuantPart::new(bytes, ty, n))
                 });
                 Ok(ExpertSource::Each(all.collect()))
             }

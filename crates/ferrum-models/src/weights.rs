@@ -298,11 +298,11 @@ impl<'a> Prepared<'a> {
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match self {
             Self::Kept(weights) => *weights,
-            Self::Expanded(values, rows) => QuantWeights::Gguf(QuantPart {
-                bytes: bytemuck::cast_slice(values),
-                ty: GgufQuantType::F32,
-                rows: *rows,
-            }),
+            Self::Expanded(values, rows) => QuantWeights::Gguf(QuantPart::new(
+                bytemuck::cast_slice(values),
+                GgufQuantType::F32,
+                *rows,
+            )),
         }
     }
 }
@@ -312,15 +312,8 @@ impl<'a> Prepared<'a> {
 /// # Errors
 /// `InvalidArgument` for a weight that is none: [`Prepared::floats`] makes some of it.
 pub(crate) fn float_part<'a>(weights: &QuantWeights<'a>) -> Result<WeightPart<'a>> {
-    match (weights, weights.floats()) {
-        (QuantWeights::Gguf(part), Some(dtype)) => Ok(WeightPart {
-            bytes: part.bytes,
-            dtype,
-            rows: part.rows,
-        }),
-        _ => {
-            let reason = format!("found {}, expected floats", weights.label());
-            Err(Error::invalid("load_weights", reason))
-        }
-    }
+    weights.floats().ok_or_else(|| {
+        let reason = format!("found {}, expected floats", weights.label());
+        Error::invalid("load_weights", reason)
+    })
 }

@@ -52,11 +52,7 @@ impl Gemm {
 fn load<B: Backend>(io: &Io<'_, B>, parts: &[Dense], cols: usize) -> Check<B::Weight> {
     let parts: Vec<WeightPart<'_>> = parts
         .iter()
-        .map(|part| WeightPart {
-            bytes: part.bytes(),
-            dtype: part.dtype,
-            rows: part.values.len() / cols,
-        })
+        .map(|part| WeightPart::new(part.bytes(), part.dtype, part.values.len() / cols))
         .collect();
     match &parts[..] {
         [one] => {
@@ -70,12 +66,33 @@ fn load<B: Backend>(io: &Io<'_, B>, parts: &[Dense], cols: usize) -> Check<B::We
     }
 }
 
+/// [`load`] from files in which other elements lie between the rows.
+fn load_strided<B: Backend>(io: &Io<'_, B>, parts: &[Dense], cols: usize) -> Check<B::Weight> {
+    let files: Vec<_> = parts.iter().map(|part| part.spread(cols, 7)).collect();
+    let parts = parts.iter().zip(&files);
+    let parts = parts.map(|(part, (bytes, stride))| WeightPart {
+        row_stride: Some(*stride),
+        ..WeightPart::new(bytes.get(), part.dtype, part.values.len() / cols)
+    });
+    let parts: Vec<_> = parts.collect();
+    Ok(io.device.from_weight_parts(&parts, cols)?)
+}
+
 fn gemm<B: Backend>(io: &mut Io<'_, B>, data: &Gemm) -> Check {
     let weight = load(io, &data.parts, data.shape.k)?;
+    product(io, data, &weight)
+}
+
+fn gemm_strided<B: Backend>(io: &mut Io<'_, B>, data: &Gemm) -> Check {
+    let weight = load_strided(io, &data.parts, data.shape.k)?;
+    product(io, data, &weight)
+}
+
+fn product<B: Backend>(io: &mut Io<'_, B>, data: &Gemm, weight: &B::Weight) -> Check {
     let size = data.shape.rows * data.shape.n;
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", size)?;
-    B::gemm(&mut io.ctx, &x, &weight, &mut out, data.shape)?;
+    B::gemm(&mut io.ctx, &x, weight, &mut out, data.shape)?;
     io.take("out", &out, size)
 }
 
@@ -138,6 +155,9 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         let make = move |rng: &mut Rng| matrix(rng, (40, 50, 134), dtype, (1.0, 0.1));
         let text = "rows alone and together";
         cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
+        let make = move |rng: &mut Rng| matrix(rng, (3, 45, 131), dtype, (1.0, 0.1));
+        let text = "a weight with others' elements between its rows";
+        cases.same(("gemm", name, text), make, gemm::<B>, gemm_strided::<B>);
         let make = move |rng: &mut Rng| matrix(rng, (3, 7, 34), dtype, (1.0, 0.1));
         cases.short(("gemm", name), make, both!(gemm));
     }
@@ -186,6 +206,21 @@ fn wrong_weight_bytes<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
                 ));
             }
             refused.expect(&format!("{len} bytes as [3, 5] of {dtype}"), result)?;
+        }
+        let row = dtype.size() * 5;
+        for (len, stride) in [
+            (3 * row, row - 1),
+            (2 * (row + 1) + row - 1, row + 1),
+            (3 * (row + 1), row + 1),
+            (3 * row, usize::MAX),
+        ] {
+            let bytes = vec![0; len];
+            let part = WeightPart {
+                row_stride: Some(stride),
+                ..WeightPart::new(&bytes, dtype, 3)
+            };
+            let what = format!("{len} bytes as [3, 5] of {dtype}, {stride} from row to row");
+            refused.expect(&what, device.from_weight_parts(&[part], 5))?;
         }
     }
     Ok(())

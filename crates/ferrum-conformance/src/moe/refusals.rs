@@ -85,11 +85,7 @@ fn loads<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
         let result = device.load_experts(&bytes, SrcDtype::F32, shape);
         refused.expect(&format!("240 bytes as {shape:?}"), result)?;
     }
-    let part = |rows| WeightPart {
-        bytes: &bytes[..20 * rows],
-        dtype: SrcDtype::F32,
-        rows,
-    };
+    let part = |rows| WeightPart::new(&bytes[..20 * rows], SrcDtype::F32, rows);
     let short = WeightPart {
         bytes: &bytes[..59],
         ..part(3)

@@ -51,15 +51,39 @@ pub enum RowOrder {
     Within(f64),
 }
 
-/// Consecutive rows of a dense weight as they lie in a file.
+/// Rows of a dense weight as they lie in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightPart<'a> {
-    /// `rows · cols` elements, row-major, little-endian, any alignment.
+    /// From the first element of the first row to the last element of the last row, little-endian, any alignment.
     pub bytes: &'a [u8],
     /// Element type of `bytes`.
     pub dtype: SrcDtype,
     /// Rows in this part.
     pub rows: usize,
+    /// Bytes from the start of a row to that of the next, where other elements lie between them: rows of another
+    /// projection (gate and up interleaved), or the columns of other ranks. `None`: rows follow each other.
+    pub row_stride: Option<usize>,
+}
+
+impl<'a> WeightPart<'a> {
+    /// Rows that follow each other.
+    pub fn new(bytes: &'a [u8], dtype: SrcDtype, rows: usize) -> Self {
+        Self {
+            bytes,
+            dtype,
+            rows,
+            row_stride: None,
+        }
+    }
+
+    /// The `row_bytes` bytes of row `row`.
+    ///
+    /// # Panics
+    /// When there is no such row; [`check::weight_parts`] says whether all are there.
+    pub fn row(&self, row: usize, row_bytes: usize) -> &'a [u8] {
+        let start = row * self.row_stride.unwrap_or(row_bytes);
+        &self.bytes[start..start + row_bytes]
+    }
 }
 
 /// A device and the ops that every device can do. The value is a handle: cloning it is cheap and two
@@ -227,14 +251,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         dtype: SrcDtype,
         shape: MatShape,
     ) -> Result<Self::Weight> {
-        self.from_weight_parts(
-            &[WeightPart {
-                bytes: raw,
-                dtype,
-                rows: shape.rows,
-            }],
-            shape.cols,
-        )
+        self.from_weight_parts(&[WeightPart::new(raw, dtype, shape.rows)], shape.cols)
     }
 
     /// `dst[dst_offset..][..len] = src[src_offset..][..len]`.

@@ -101,7 +101,7 @@ pub trait BackendMoeFused: Backend {
         let op = "load_experts";
         let ExpertShape { experts, n, k } = shape;
         check::expert_stack(op, shape)?;
-        let part = |bytes, rows| WeightPart { bytes, dtype, rows };
+        let part = |bytes, rows| WeightPart::new(bytes, dtype, rows);
         let rows = check::elements(op, &[experts, n])?;
         check::weight_parts(op, &[part(bytes, rows)], k)?;
         let each = bytes.chunks_exact(bytes.len() / experts);

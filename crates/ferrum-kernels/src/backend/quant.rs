@@ -26,12 +26,51 @@ pub enum QuantKind {
 /// Rows of a GGUF tensor: a whole weight, or a part of a fused projection.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantPart<'a> {
-    /// Blocks, row after row.
+    /// From the first block of the first row to the last block of the last row.
     pub bytes: &'a [u8],
     /// Block format.
     pub ty: GgufQuantType,
     /// Rows (output features) in this part.
     pub rows: usize,
+    /// Bytes from the start of a row to that of the next, as [`WeightPart::row_stride`].
+    pub row_stride: Option<usize>,
+}
+
+impl<'a> QuantPart<'a> {
+    /// Rows that follow each other.
+    pub fn new(bytes: &'a [u8], ty: GgufQuantType, rows: usize) -> Self {
+        Self {
+            bytes,
+            ty,
+            rows,
+            row_stride: None,
+        }
+    }
+
+    /// The `row_bytes` bytes of row `row`.
+    ///
+    /// # Panics
+    /// When there is no such row; [`check::quant_part`] says whether all are there.
+    pub fn row(&self, row: usize, row_bytes: usize) -> &'a [u8] {
+        let start = row * self.row_stride.unwrap_or(row_bytes);
+        &self.bytes[start..start + row_bytes]
+    }
+
+    /// The same rows as a part of a dense weight, where they are floats.
+    pub fn floats(&self) -> Option<WeightPart<'a>> {
+        let dtype = match self.ty {
+            GgufQuantType::F32 => SrcDtype::F32,
+            GgufQuantType::F16 => SrcDtype::F16,
+            GgufQuantType::BF16 => SrcDtype::BF16,
+            _ => return None,
+        };
+        Some(WeightPart {
+            bytes: self.bytes,
+            dtype,
+            rows: self.rows,
+            row_stride: self.row_stride,
+        })
+    }
 }
 
 /// A weight on the host, whatever its scheme: a whole matrix, or the rows of one part of a fused
@@ -104,15 +143,10 @@ impl<'a> QuantWeights<'a> {
         }
     }
 
-    /// The type of floats that need no decoding.
-    pub fn floats(&self) -> Option<SrcDtype> {
+    /// Floats that need no decoding, as a part of a dense weight.
+    pub fn floats(&self) -> Option<WeightPart<'a>> {
         match self {
-            Self::Gguf(part) => match part.ty {
-                GgufQuantType::F32 => Some(SrcDtype::F32),
-                GgufQuantType::F16 => Some(SrcDtype::F16),
-                GgufQuantType::BF16 => Some(SrcDtype::BF16),
-                _ => None,
-            },
+            Self::Gguf(part) => part.floats(),
             _ => None,
         }
     }
@@ -165,9 +199,16 @@ impl QuantPart<'_> {
     /// `InvalidArgument` of `op` when a row is no whole number of blocks, `Shape` when the bytes are
     /// not as many as the rows take.
     pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
-        check::quant_part(op, self, cols)?;
+        let row_bytes = check::quant_part(op, self, cols)?;
         let mut values = vec![0.0; check::elements(op, &[self.rows, cols])?];
-        ferrum_quant::dequantize(self.ty, self.bytes, &mut values).map_err(wrong(op))?;
+        if self.row_stride.is_none() {
+            ferrum_quant::dequantize(self.ty, self.bytes, &mut values).map_err(wrong(op))?;
+            return Ok(values);
+        }
+        for (row, values) in values.chunks_exact_mut(cols.max(1)).enumerate() {
+            let bytes = self.row(row, row_bytes);
+            ferrum_quant::dequantize(self.ty, bytes, values).map_err(wrong(op))?;
+        }
         Ok(values)
     }
 }
@@ -195,14 +236,7 @@ pub trait BackendQuantGguf: Backend {
         ty: GgufQuantType,
         shape: MatShape,
     ) -> Result<Self::GgufWeight> {
-        self.load_quant_fused(
-            &[QuantPart {
-                bytes,
-                ty,
-                rows: shape.rows,
-            }],
-            shape.cols,
-        )
+        self.load_quant_fused(&[QuantPart::new(bytes, ty, shape.rows)], shape.cols)
     }
 
     /// Loads one projection from parts, which may be of different types.

@@ -44,9 +44,9 @@ impl Exec {
     }
 
     /// Calls `f` with each unit, which threads take one by one: for units of different cost. All cost
-    /// about `total` element operations; small work stays on this thread.
+    /// about `total` element operations; small work, and a single unit, stays on this thread.
     pub(crate) fn each(&self, units: usize, total: usize, f: impl Fn(usize, usize) + Sync) {
-        if total < WORTH_A_THREAD {
+        if total < WORTH_A_THREAD || units <= 1 {
             (0..units).for_each(|unit| f(unit, 0));
         } else {
             self.pool.run(units, &f);

@@ -144,10 +144,7 @@ pub(super) fn with_panels<T>(
     if let Some(part) = blocks.filter(|part| is_packed(part.ty)) {
         return f(&*pack::Packing::new(exec, &[part], cols, 1)?.panels()?);
     }
-    let floats = blocks.zip(weights.floats());
-    let floats =
-        floats.map(|(QuantPart { bytes, rows, .. }, dtype)| WeightPart { bytes, dtype, rows });
-    let part = floats.or(taken.values());
+    let part = weights.floats().or(taken.values());
     let part = part.ok_or_else(|| Error::invalid(LOAD, "it is expanded first"))?;
     f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
 }
@@ -176,11 +173,11 @@ impl<'a> Taken<'a> {
 
     fn values(&self) -> Option<WeightPart<'_>> {
         match self {
-            Taken::Values(values, rows) => Some(WeightPart {
-                bytes: bytemuck::cast_slice(values),
-                dtype: SrcDtype::F32,
-                rows: *rows,
-            }),
+            Taken::Values(values, rows) => Some(WeightPart::new(
+                bytemuck::cast_slice(values),
+                SrcDtype::F32,
+                *rows,
+            )),
             _ => None,
         }
     }

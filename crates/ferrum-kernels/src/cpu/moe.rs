@@ -161,7 +161,7 @@ impl BackendQuantExperts for CpuBackend {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let ExpertShape { experts, n, k } = shape;
-        let part = |bytes, rows| QuantPart { bytes, ty, rows };
+        let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
         let whole = part(bytes, check::elements(op, &[experts, n])?);
         let key = |key: &mut PackedKey| {
             key.number(experts);
@@ -196,10 +196,8 @@ impl BackendMarlinExperts for CpuBackend {
             }
             let values = experts.iter().map(|expert| expert.expand(op, cols));
             let values = values.collect::<Result<Vec<_>>>()?;
-            let parts = values.iter().map(|values| WeightPart {
-                bytes: bytemuck::cast_slice(values),
-                dtype: SrcDtype::F32,
-                rows: shape.n,
+            let parts = values.iter().map(|values| {
+                WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, shape.n)
             });
             let parts: Vec<_> = parts.collect();
             dense_experts(self.exec(), &parts, shape)

@@ -85,7 +85,7 @@ impl PackedKey {
         self.number(parts.len());
         for part in parts {
             self.number(part.dtype as usize);
-            self.number(part.rows);
+            self.rows(part.rows, part.row_stride);
             self.tensor(part.bytes);
         }
     }
@@ -101,8 +101,18 @@ impl PackedKey {
 
     fn block_part(&mut self, part: &QuantPart<'_>) {
         self.number(part.ty.id() as usize);
-        self.number(part.rows);
+        self.rows(part.rows, part.row_stride);
         self.tensor(part.bytes);
+    }
+
+    /// Rows of a part, and how far they lie apart where they do not follow each other.
+    fn rows(&mut self, rows: usize, row_stride: Option<usize>) {
+        self.number(rows);
+        if let Some(stride) = row_stride {
+            // No tensor is so long, and its length comes here where rows follow each other.
+            self.number(usize::MAX);
+            self.number(stride);
+        }
     }
 
     /// Layers of any scheme, one below the other.

@@ -117,18 +117,9 @@ pub(crate) fn expand_stack(
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
     let op = "load_quant";
-    let plain = match parts[0].ty {
-        GgufQuantType::F32 => Some(SrcDtype::F32),
-        GgufQuantType::F16 => Some(SrcDtype::F16),
-        GgufQuantType::BF16 => Some(SrcDtype::BF16),
-        _ => None,
-    };
-    if let Some(dtype) = plain {
-        let parts: Vec<_> = parts
-            .iter()
-            .map(|&QuantPart { bytes, rows, .. }| WeightPart { bytes, dtype, rows })
-            .collect();
-        return CpuWeight::stack(exec, &parts, cols, count);
+    let floats: Option<Vec<_>> = parts.iter().map(QuantPart::floats).collect();
+    if let Some(floats) = floats {
+        return CpuWeight::stack(exec, &floats, cols, count);
     }
     let mut values = Vec::new();
     for part in parts {
@@ -138,11 +129,7 @@ pub(crate) fn expand_stack(
     let part = |part: &QuantPart<'_>| {
         let (values, others) = rest.split_at(part.rows * cols);
         rest = others;
-        WeightPart {
-            bytes: bytemuck::cast_slice(values),
-            dtype: SrcDtype::F32,
-            rows: part.rows,
-        }
+        WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, part.rows)
     };
     let parts: Vec<_> = parts.iter().map(part).collect();
     CpuWeight::stack(exec, &parts, cols, count)

@@ -109,7 +109,7 @@ fn load_run(shared: &Arc<Shared>, weight: &mut GpuWeight, run: &[WeightPart<'_>]
 fn row_of<'a>(run: &[WeightPart<'a>], mut row: usize, row_bytes: usize) -> &'a [u8] {
     for part in run {
         if row < part.rows {
-            return &part.bytes[row * row_bytes..(row + 1) * row_bytes];
+            return part.row(row, row_bytes);
         }
         row -= part.rows;
     }

@@ -41,19 +41,25 @@ pub(super) fn weight_from_parts(parts: &[WeightPart<'_>], cols: usize) -> Result
     let rows = check::weight_parts("from_weight_parts", parts, cols)?;
     let mut values = Vec::new();
     for part in parts {
-        decode(part.bytes, part.dtype, &mut values);
+        decode(part, cols, &mut values);
     }
     let shape = MatShape { rows, cols };
     Ok(RefWeight { values, shape })
 }
 
-/// Appends the numbers of `bytes`.
-pub(super) fn decode(bytes: &[u8], dtype: SrcDtype, values: &mut Vec<f32>) {
-    let half_words = || bytes.as_chunks().0.iter().copied().map(u16::from_le_bytes);
-    match dtype {
-        SrcDtype::F32 => values.extend(bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
-        SrcDtype::F16 => values.extend(half_words().map(|bits| f16::from_bits(bits).to_f32())),
-        SrcDtype::BF16 => values.extend(half_words().map(|bits| bf16::from_bits(bits).to_f32())),
+/// Appends the numbers of a part with rows of `cols`, which was checked.
+pub(super) fn decode(part: &WeightPart<'_>, cols: usize, values: &mut Vec<f32>) {
+    for row in 0..part.rows {
+        let bytes = part.row(row, cols * part.dtype.size());
+        let words = || bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes);
+        let half_words = || bytes.as_chunks().0.iter().copied().map(u16::from_le_bytes);
+        match part.dtype {
+            SrcDtype::F32 => values.extend(words()),
+            SrcDtype::F16 => values.extend(half_words().map(|bits| f16::from_bits(bits).to_f32())),
+            SrcDtype::BF16 => {
+                values.extend(half_words().map(|bits| bf16::from_bits(bits).to_f32()));
+            }
+        }
     }
 }
 

@@ -195,7 +195,7 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         let shape = check::expert_parts("load_experts", parts, k)?;
         let mut values = Vec::new();
         for part in parts {
-            decode(part.bytes, part.dtype, &mut values);
+            decode(part, k, &mut values);
         }
         Ok(RefExperts::from_values(&values, shape))
     }

@@ -56,7 +56,7 @@ impl<P: Precision> BackendQuantExperts for Reference<P> {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let rows = check::elements(op, &[shape.experts, shape.n])?;
-        let values = QuantPart { bytes, ty, rows }.expand(op, shape.k)?;
+        let values = QuantPart::new(bytes, ty, rows).expand(op, shape.k)?;
         Ok(RefExperts::from_values(&values, shape))
     }
 }

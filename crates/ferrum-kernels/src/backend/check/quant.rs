@@ -1,6 +1,6 @@
 //! Bytes of quantised weights.
 
-use super::elements;
+use super::memory::stored_rows;
 use crate::backend::QuantPart;
 use ferrum_types::{Error, Result};
 
@@ -10,20 +10,12 @@ use ferrum_types::{Error, Result};
 /// `InvalidArgument` when a row is no whole number of blocks, `Shape` when the bytes are not as many
 /// as the rows take.
 pub fn quant_part(op: &'static str, part: &QuantPart<'_>, cols: usize) -> Result<usize> {
-    let QuantPart { bytes, ty, rows } = *part;
+    let ty = part.ty;
     let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
         let block = ty.block_len();
         let reason = format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
         Error::invalid(op, reason)
     })?;
-    let expected = elements(op, &[rows, row_bytes])?;
-    if bytes.len() != expected {
-        return Err(Error::Shape {
-            op,
-            what: "weight (in bytes)",
-            found: bytes.len(),
-            expected,
-        });
-    }
+    stored_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
     Ok(row_bytes)
 }

@@ -353,8 +353,7 @@ impl PanelSource for Packing<'_> {
         for part in parts {
             let size = self.cols * part.dtype.size();
             for r in row.max(first)..(row + PANEL).min(first + part.rows) {
-                let bytes = &part.bytes[(r - first) * size..][..size];
-                rows[r - row] = (bytes, Some(part.dtype));
+                rows[r - row] = (part.row(r - first, size), Some(part.dtype));
             }
             first += part.rows;
         }

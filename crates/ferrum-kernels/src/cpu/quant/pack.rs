@@ -255,7 +255,7 @@ impl<B: Blocks> Source<'_, B> {
         let len = self.packing.row_bytes;
         for part in self.packing.parts {
             if row < part.rows {
-                return part.bytes.get(row * len..)?.get(..len);
+                return Some(part.row(row, len));
             }
             row -= part.rows;
         }

@@ -50,11 +50,7 @@ impl Gemm {
             .parts
             .iter()
             .zip(&bytes)
-            .map(|((dtype, rows), bytes)| WeightPart {
-                bytes: &bytes[1..],
-                dtype: *dtype,
-                rows: *rows,
-            })
+            .map(|((dtype, rows), bytes)| WeightPart::new(&bytes[1..], *dtype, *rows))
             .collect();
         device.from_weight_parts(&parts, self.shape.k).unwrap()
     }

@@ -323,11 +323,7 @@ fn stacks_of_wrong_sizes_are_refused() {
             .load_quant_experts(&bytes, ty, shape(4, 4, 256))
             .unwrap();
     }
-    let part = |rows| WeightPart {
-        bytes: &[0; 24],
-        dtype: SrcDtype::F32,
-        rows,
-    };
+    let part = |rows| WeightPart::new(&[0; 24], SrcDtype::F32, rows);
     device.load_expert_parts(&[part(2), part(2)], 3).unwrap();
     for parts in [&[][..], &[part(2), part(1)], &[part(0), part(0)]] {
         assert!(device.load_expert_parts(parts, 3).is_err());

@@ -98,7 +98,7 @@ fn panels_hold_the_integers_of_blocks() {
             };
             // Parts of one row, and all others.
             let (first, others) = bytes.split_at(bytes.len() / rows);
-            let part = |bytes, rows| QuantPart { bytes, ty, rows };
+            let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
             let parts = [part(first, 1), part(others, rows - 1)];
             for device in devices() {
                 let weight = Packed::new(device.exec(), &parts, COLS).unwrap();
@@ -262,18 +262,10 @@ fn panels_hold_floats_of_every_type() {
                     SrcDtype::BF16 => half::bf16::from_le_bytes([x[0], x[1]]).to_f32(),
                 }
             };
-            let part = WeightPart {
-                bytes: &bytes,
-                dtype,
-                rows,
-            };
+            let part = WeightPart::new(&bytes, dtype, rows);
             // Beside a row of another type, all become f32.
             let zeros = vec![0; 4 * cols];
-            let other = WeightPart {
-                bytes: &zeros,
-                dtype: SrcDtype::F32,
-                rows: 1,
-            };
+            let other = WeightPart::new(&zeros, SrcDtype::F32, 1);
             for device in &devices {
                 let what = format!("{dtype:?} [{rows}, {cols}], {device:?}");
                 let weight = CpuWeight::pack(device.exec(), &[part], cols).unwrap();

@@ -101,11 +101,7 @@ fn dense(device: &CpuBackend, dtype: SrcDtype) -> Vec<f32> {
     let bytes: Vec<u8> = (0..n * k * dtype.size())
         .map(|i| (i * 7 % 60) as u8)
         .collect();
-    let part = WeightPart {
-        bytes: &bytes,
-        dtype,
-        rows: n,
-    };
+    let part = WeightPart::new(&bytes, dtype, n);
     let weight = device.from_weight_parts(&[part], k).unwrap();
     let mut ctx = device.new_context().unwrap();
     let x = act(device, &[0.5, 1.0, -2.0, 0.25, 3.0, 1.0]);
@@ -127,15 +123,13 @@ fn experts(device: &CpuBackend) -> Vec<Vec<u8>> {
     let blocks = device.load_quant_experts(&bytes, ty, shape).unwrap();
     let layers: Vec<_> = bytes
         .chunks(5 * 34)
-        .map(|bytes| QuantWeights::Gguf(QuantPart { bytes, ty, rows: 5 }))
+        .map(|bytes| QuantWeights::Gguf(QuantPart::new(bytes, ty, 5)))
         .collect();
     let layers = device.load_layer_experts(&layers, 32).unwrap();
     let floats: Vec<u8> = (0..3 * 5 * 32 * 4).map(|i| (i % 63) as u8).collect();
-    let parts = floats.chunks(5 * 32 * 4).map(|bytes| WeightPart {
-        bytes,
-        dtype: SrcDtype::F32,
-        rows: 5,
-    });
+    let parts = floats
+        .chunks(5 * 32 * 4)
+        .map(|bytes| WeightPart::new(bytes, SrcDtype::F32, 5));
     let floats = device.load_expert_parts(&parts.collect::<Vec<_>>(), 32);
     let panels = |experts: CpuExperts| match experts.matrices {
         Matrices::Dense(all) => all.iter().flat_map(|m| m.bytes().to_vec()).collect(),

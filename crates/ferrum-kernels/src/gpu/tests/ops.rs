@@ -67,7 +67,7 @@ fn gemm_of_parts_with_different_dtypes() {
         let parts: Vec<_> = parts
             .iter()
             .zip(&bytes)
-            .map(|(&(dtype, rows), bytes)| WeightPart { bytes, dtype, rows })
+            .map(|(&(dtype, rows), bytes)| WeightPart::new(bytes, dtype, rows))
             .collect();
         let w = dev.from_weight_parts(&parts, k)?;
         let x = dev.from_slice(&noise(20, rows * k))?;

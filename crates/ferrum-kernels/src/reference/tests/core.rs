@@ -67,16 +67,8 @@ fn weights_decode_exactly_from_every_dtype() {
 
     let (first, second) = (bytes(SrcDtype::F16), bytes(SrcDtype::F32));
     let parts = [
-        WeightPart {
-            bytes: &first,
-            dtype: SrcDtype::F16,
-            rows: 2,
-        },
-        WeightPart {
-            bytes: &second[12..],
-            dtype: SrcDtype::F32,
-            rows: 1,
-        },
+        WeightPart::new(&first, SrcDtype::F16, 2),
+        WeightPart::new(&second[12..], SrcDtype::F32, 1),
     ];
     let fused = R::new().from_weight_parts(&parts, 3).unwrap();
     assert_eq!(fused.shape, MatShape { rows: 3, cols: 3 });
