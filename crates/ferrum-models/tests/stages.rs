@@ -15,8 +15,11 @@ use ferrum_models::{
     load_stage_weights, load_weights, memory_plan, stage_memory_plan,
 };
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
+use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use support::{
     blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
     max_difference, open, read_expected, runner_in, staged_in,
@@ -79,52 +82,81 @@ fn one_each(model: &Model) -> Vec<Range<usize>> {
     layers.map(|layer| layer..layer + 1).collect()
 }
 
+/// Holds stages on two CPUs against one, bit for bit.
+fn check_cpu_stages<W: WeightForm<CpuBackend>>(path: &Path, tokens: &[TokenId]) {
+    let (first, last) = (cpu(2), cpu(1));
+    let model = open(path);
+    let half = model.spec.layers.len() / 2;
+    let halves = [0..half, half..model.spec.layers.len()];
+    let run = |runner: &mut ModelRunner<CpuBackend, KvF32>| {
+        let whole = logits_in_chunks(runner, tokens, &[usize::MAX]);
+        (whole, greedy(runner, &tokens[..8], 12))
+    };
+    let (whole, text) = run(&mut runner_in::<_, KvF32, W>(&first, &model, LAYOUT));
+    for layers in [halves.to_vec(), one_each(&model)] {
+        let devices = (&first, &last);
+        let mut staged = staged_in::<_, _, KvF32, W, W>(devices, &model, &layers, config(LAYOUT));
+        let name = path.display();
+        let (found, continued) = run(&mut staged);
+        assert!(same_bits(&found, &whole), "{name}: {layers:?}");
+        assert_eq!(continued, text, "{name}: {layers:?}");
+        let chunked = logits_in_chunks(&mut staged, tokens, &[5, 1, 3]);
+        assert!(same_bits(&chunked, &whole), "{name}: {layers:?}, in chunks");
+    }
+}
+
 #[test]
 fn cpu_stages_have_the_bits_of_one() {
-    let devices = [cpu(2), cpu(1)];
-    let check = |path: &PathBuf, tokens: &[TokenId], native: bool| {
-        let model = open(path);
-        let half = model.spec.layers.len() / 2;
-        let halves = [0..half, half..model.spec.layers.len()];
-        let run = |runner: &mut ModelRunner<CpuBackend, KvF32>| {
-            let whole = logits_in_chunks(runner, tokens, &[usize::MAX]);
-            (whole, greedy(runner, &tokens[..8], 12))
-        };
-        let alone = &mut match native {
-            true => runner_in::<_, KvF32, Moe<Native>>(&devices[0], &model, LAYOUT),
-            false => runner_in::<_, KvF32, Moe<Expanded>>(&devices[0], &model, LAYOUT),
-        };
-        let (whole, text) = run(alone);
-        for layers in [halves.to_vec(), one_each(&model)] {
-            let (d, last) = (&devices[0], &devices[1]);
-            let mut staged: ModelRunner<CpuBackend, KvF32> = match native {
-                true => staged_in::<_, _, KvF32, Moe<Native>, Moe<Native>>(
-                    (d, last),
-                    &model,
-                    &layers,
-                    config(LAYOUT),
-                ),
-                false => staged_in::<_, _, KvF32, Moe<Expanded>, Moe<Expanded>>(
-                    (d, last),
-                    &model,
-                    &layers,
-                    config(LAYOUT),
-                ),
-            };
-            let name = path.display();
-            let (found, continued) = run(&mut staged);
-            assert!(same_bits(&found, &whole), "{name}: {layers:?}");
-            assert_eq!(continued, text, "{name}: {layers:?}");
-            let chunked = logits_in_chunks(&mut staged, tokens, &[5, 1, 3]);
-            assert!(same_bits(&chunked, &whole), "{name}: {layers:?}, in chunks");
-        }
-    };
     for (path, tokens) in cases() {
-        check(&path, &tokens, false);
+        check_cpu_stages::<Moe<Expanded>>(&path, &tokens);
         if path.to_string_lossy().contains("-q") {
-            check(&path, &tokens, true);
+            check_cpu_stages::<Moe<Native>>(&path, &tokens);
         }
     }
+}
+
+/// Fixtures of quantised checkpoints have one layer: each with that layer twice, in a folder of its own.
+fn doubled(to: &Path) -> Vec<(PathBuf, Vec<TokenId>)> {
+    let mut cases = Vec::new();
+    for from in fixture_dirs() {
+        let file = from.join("model.safetensors");
+        if open(&from).spec.layers.len() > 1 || !file.exists() {
+            continue;
+        }
+        let dir = to.join(from.file_name().unwrap());
+        std::fs::create_dir(&dir).unwrap();
+        let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        config["num_hidden_layers"] = json!(2);
+        std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+        let bytes = std::fs::read(file).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let again = |name: &str| name.replace(".layers.0.", ".layers.1.");
+        let mut tensors: BTreeMap<String, TensorView<'_>> = file
+            .iter()
+            .map(|(name, view)| (again(name), view))
+            .collect();
+        tensors.extend(file.iter().map(|(name, view)| (name.to_owned(), view)));
+        serialize_to_file(tensors, None, &dir.join("model.safetensors")).unwrap();
+        let tokens = expected(&from.join("expected.safetensors")).tokens;
+        cases.push((dir, tokens));
+    }
+    assert!(cases.len() > 15, "{}", cases.len());
+    cases
+}
+
+#[test]
+fn stages_of_quantised_checkpoints_give_the_logits_of_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = doubled(dir.path());
+    for (path, tokens) in &all {
+        check_cpu_stages::<Moe<Native>>(path, tokens);
+    }
+    type Form = Moe<Expanded>;
+    let (cpu, reference) = (exact_cpu(), ReferenceBackend::open(0).unwrap());
+    check_pair::<_, _, Form, Form>((&cpu, &reference), &all);
+    let Some(gpu) = gpu() else { return };
+    check_pair::<_, _, Form, Expanded>((&cpu, &gpu), &all);
 }
 
 /// Holds two stages on two backends against one CPU.
