@@ -1,10 +1,10 @@
 //! Cases: what they are called, how they run, and where their expectation comes from.
 
-use crate::compare::{Tolerance, compare, compare_bits};
+use crate::compare::{Tolerance, compare, compare_rows};
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Output, Refusals, Trouble};
 use crate::report::{Outcome, Report};
-use ferrum_kernels::{Backend, RowOrder, reference::ReferenceBackend};
+use ferrum_kernels::{Backend, reference::ReferenceBackend};
 use ferrum_types::{Element, Error, FloatElement};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -210,11 +210,7 @@ impl<B: Backend> Cases<B> {
             let data = make(&mut Rng::new(&seed, round::<B>));
             let a = joined(outputs(device, fault, &data, one)?);
             let b = joined(outputs(device, Fault::None, &data, other)?);
-            match device.row_order() {
-                RowOrder::BitEqual => compare_bits("out", &a, &b).map(|()| 0.0),
-                RowOrder::Within(nmse) => compare("out", &a, &b, Tolerance::within(nmse)),
-            }
-            .map_err(Trouble::Wrong)
+            compare_rows(device.row_order(), &a, &b).map_err(Trouble::Wrong)
         });
     }
 

@@ -20,6 +20,7 @@
 //! attention of reduced precision; the classes are stricter wherever every backend does better. A result of 16 bits was rounded, so there a class is
 //! never stricter than that rounding ([`Tolerance::for_element`]).
 
+use ferrum_kernels::RowOrder;
 use ferrum_types::Dtype;
 
 /// Largest NMSE that passes.
@@ -37,11 +38,6 @@ impl Tolerance {
     pub(crate) const HALF_STORAGE: Self = Self(1e-5);
     pub(crate) const QUANTIZED: Self = Self(5e-4);
     pub(crate) const TWICE_ROUNDED: Self = Self(1e-3);
-
-    /// What a backend declares.
-    pub(crate) fn within(nmse: f64) -> Self {
-        Self(nmse)
-    }
 
     /// The tolerance for results of this type.
     pub(crate) fn for_element(self, element: Dtype) -> Self {
@@ -117,6 +113,14 @@ pub(crate) fn compare_bits(what: &str, a: &[f64], b: &[f64]) -> Result<(), Strin
     }
 }
 
+/// Holds two results of the same rows against what a backend declares of them; the NMSE of `a`.
+pub(crate) fn compare_rows(order: RowOrder, a: &[f64], b: &[f64]) -> Result<f64, String> {
+    match order {
+        RowOrder::BitEqual => compare_bits("out", a, b).map(|()| 0.0),
+        RowOrder::Within(nmse) => compare("out", a, b, Tolerance(nmse)),
+    }
+}
+
 fn same(a: f64, b: f64) -> bool {
     a == b || (a.is_nan() && b.is_nan())
 }
@@ -174,6 +178,22 @@ mod tests {
         assert!(compare_bits("out", &[0.0, f64::NAN], &[0.0, f64::NAN]).is_ok());
         assert!(compare_bits("out", &[0.0], &[-0.0]).is_err());
         assert!(compare_bits("out", &[0.0], &[0.0, 1.0]).is_err());
+    }
+
+    #[test]
+    fn rows_are_held_to_what_a_backend_declares() {
+        let (row, near, far) = ([1.0, 2.0], [1.0, 2.001], [1.0, 2.1]);
+        for (order, other, passes) in [
+            (RowOrder::BitEqual, row, true),
+            (RowOrder::BitEqual, near, false),
+            (RowOrder::Within(1e-6), row, true),
+            (RowOrder::Within(1e-6), near, true),
+            (RowOrder::Within(1e-6), far, false),
+            (RowOrder::Within(0.0), near, false),
+        ] {
+            let result = compare_rows(order, &row, &other);
+            assert_eq!(result.is_ok(), passes, "{order:?} {other:?}: {result:?}");
+        }
     }
 
     #[test]
