@@ -12,6 +12,9 @@
 //!
 //! Cases live in the file of what they test: `core/` for the ops of every backend, `paged.rs`,
 //! `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs`, `collective.rs` and `runtime.rs` (graphs, timers) for capabilities.
+//! [`minimal`] is a backend of the suite's own, with what the workspace's others lack: it is recorded, overlaps, and
+//! replays graphs.
+//!
 //! A new op needs its inputs as a struct, a function that runs it on any backend, its formula, and
 //! a line for each shape.
 
@@ -24,6 +27,7 @@ mod gguf;
 mod io;
 mod layers;
 mod marlin;
+pub mod minimal;
 mod moe;
 mod naive;
 mod paged;

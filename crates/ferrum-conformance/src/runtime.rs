@@ -178,7 +178,6 @@ fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
         },
         tokens: device.from_slice(&[1, 2])?,
         rope_rows: device.from_slice(&[0, 0])?,
-        token_seqs: device.from_slice(&[0, 1])?,
         query_starts: device.from_slice(&[0, 1, 2])?,
         kv_lens: device.from_slice(&[0, 0])?,
         block_tables: vec![device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?],

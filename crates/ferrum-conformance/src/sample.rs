@@ -6,8 +6,8 @@ use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals, Trouble};
 use ferrum_kernels::{
-    BackendSample, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
-    TokenChange,
+    BackendSample, DeviceSampling, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape,
+    Sampled, TokenChange,
 };
 
 /// Numbers beside each token.
@@ -98,11 +98,12 @@ fn sampled<B: BackendSample>(io: &mut Io<'_, B>, data: &Rows) -> Check<Sampled<B
         vocab: data.vocab,
         first: data.first,
     };
+    let mut sampling = DeviceSampling::new(io.device, data.batch.clone())?;
     B::sample_rows(
         &mut io.ctx,
         &mut logits,
         shape,
-        &data.batch,
+        &mut sampling,
         &previous,
         &mut out,
     )?;

@@ -1,12 +1,11 @@
 //! The suite on every backend of this machine, and the proof that it is able to fail.
 
-mod minimal;
-
 use super::*;
-use ferrum_kernels::Backend;
+use crate::minimal::Minimal;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, KvF32, KvInt8, LlmBackend};
 use ferrum_types::Error;
 
 fn expect_no_failures(report: &Report) {
@@ -53,10 +52,26 @@ mod precision {
     }
 }
 
-/// The required functions alone, and the provided ones on top of them.
+/// The suite on [`Minimal`].
+fn run_minimal(filter: &Filter) -> Report {
+    fn whole(_: &impl LlmBackend) {}
+    let device = Minimal::default();
+    whole(&device);
+    let mut report = Report::new(Minimal::NAME);
+    run_core(&device, filter, &mut report);
+    run_paged::<_, KvF32>(&device, filter, &mut report);
+    run_paged::<_, KvInt8>(&device, filter, &mut report);
+    run_graph(&device, filter, &mut report);
+    run_sample(&device, filter, &mut report);
+    run_collective(&device, filter, &mut report);
+    run_timer(&device, filter, &mut report);
+    report
+}
+
+/// The required functions, and the provided ones on top of them.
 #[test]
 fn minimal() {
-    let report = minimal::run(&Filter::all());
+    let report = run_minimal(&Filter::all());
     println!("{}", report.table());
     expect_no_failures(&report);
 }

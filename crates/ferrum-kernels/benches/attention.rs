@@ -41,7 +41,6 @@ fn batch(device: &CpuBackend, queries: usize, block_size: usize) -> DeviceBatch<
         },
         tokens: ints(vec![0; queries]),
         rope_rows: ints(vec![0; queries]),
-        token_seqs: ints(vec![0; queries]),
         query_starts: ints(vec![0, queries as i32]),
         kv_lens: ints(vec![KEYS as i32]),
         block_tables: vec![ints((0..stride as i32).collect())],

@@ -120,7 +120,6 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         },
         tokens: ids(vec![0; q_len])?,
         rope_rows: ids(vec![0; q_len])?,
-        token_seqs: ids(vec![0; q_len])?,
         query_starts: ids(vec![0, q_len])?,
         kv_lens: ids(vec![kv_len])?,
         block_tables: vec![ids((0..blocks).collect())?],

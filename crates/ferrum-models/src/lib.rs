@@ -50,7 +50,7 @@ pub use lora::{AdapterLoader, LoadedAdapter};
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
-pub use runner::{DecoderWeights, EarlierStage, KvLayout, ModelRunner, RunnerConfig};
+pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec,
     GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec, RopeScaling, RopeSpec,

@@ -417,8 +417,8 @@ impl<B: Backend> Adapters<B> {
         wanted.find(|id| !self.loaded.contains_key(id)).copied()
     }
 
-    /// Cuts a batch into runs; whether there are any.
-    pub(crate) fn plan(&mut self, batch: &StepBatch) -> bool {
+    /// Cuts a batch into runs.
+    pub(crate) fn plan(&mut self, batch: &StepBatch) {
         self.runs.clear();
         for (seq, adapter) in batch.adapters.iter().enumerate() {
             let (Some(adapter), rows) = (*adapter, batch.rows(seq)) else {
@@ -432,7 +432,6 @@ impl<B: Backend> Adapters<B> {
                 _ => self.runs.push(Run { adapter, rows }),
             }
         }
-        !self.runs.is_empty()
     }
 
     /// Adds what the step's adapters add to projection `at` of layer `layer`, whose input is `x`:

@@ -1,13 +1,16 @@
 //! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
 mod config;
+mod graphs;
 mod head;
 mod read;
 mod stage;
 mod stages;
+mod upload;
 mod weights;
 
 pub use config::{KvLayout, RunnerConfig};
+pub use graphs::GraphCounts;
 pub(crate) use stage::StageRunner;
 pub use stages::EarlierStage;
 pub use weights::DecoderWeights;
@@ -156,6 +159,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.stage.cache_groups()
     }
 
+    /// How the steps of the last stage were run, where its device captures them.
+    pub fn graph_counts(&self) -> GraphCounts {
+        self.stage.graphs.counts()
+    }
+
     /// The context that the last stage is recorded on.
     pub fn context_mut(&mut self) -> &mut B::Context {
         &mut self.stage.ctx
@@ -182,7 +190,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// is recorded; otherwise what the device says.
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
-        let rows = WantedRows::of(batch, wanted, self.last_layer());
+        let mut rows = WantedRows::of(batch, wanted, self.last_layer());
         self.choices.begin(batch, wanted);
         let mut output = self.spare.take().unwrap_or_default();
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
@@ -190,11 +198,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         output.begin_tapped(batch.taps.len() * dim);
         if !batch.tokens.is_empty() {
             self.run_earlier(batch, &mut output)?;
-            self.stage.upload(batch)?;
+            self.stage.pack(batch)?;
+            rows.padding = self.stage.layout.padding;
+            self.pack_wanted(batch, wanted, rows)?;
+            // What the step before chose goes among the tokens that are uploaded here.
+            self.send()?;
             if !self.earlier.is_empty() {
                 self.stage.write_stream(&self.stream)?;
             }
-            self.upload_wanted(batch, wanted)?;
             self.take_choices()?;
             self.compute(batch, rows)?;
         }

@@ -2,7 +2,7 @@
 
 use crate::case::{Cases, both};
 use crate::io::{Check, Refusals, Trouble, wrong};
-use ferrum_kernels::{Backend, DeviceBuffer};
+use ferrum_kernels::{Backend, DeviceBuffer, UploadPiece};
 use ferrum_types::{Element, Error};
 use half::{bf16, f16};
 
@@ -180,6 +180,57 @@ fn copy_slice<B: Backend, T: Sample>(device: &B, refused: &mut Refusals) -> Chec
     Ok(())
 }
 
+/// Pieces of one slice, in any order and more than once, for several buffers.
+fn write_packed<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
+    let mut ctx = device.new_context()?;
+    let piece = |from, to, len| UploadPiece { from, to, len };
+    // What goes to a buffer of 100, to one of 7, and to one that gets nothing.
+    let pieces = [
+        vec![
+            piece(0, 0, 40),
+            piece(95, 60, 5),
+            piece(3, 99, 1),
+            piece(50, 30, 20),
+            piece(9, 3, 0),
+        ],
+        vec![piece(20, 1, 6)],
+        vec![],
+    ];
+    let mut expected = [100, 7, 3].map(|len| samples::<i32>(500, len));
+    let mut buffers = Vec::new();
+    for data in &expected {
+        buffers.push(device.from_slice(data)?);
+    }
+    let mut src = samples::<i32>(0, 100);
+    for (data, pieces) in expected.iter_mut().zip(&pieces) {
+        for piece in pieces {
+            data[piece.to..][..piece.len].copy_from_slice(&src[piece.from..][..piece.len]);
+        }
+    }
+    let to = pieces.iter().map(Vec::as_slice);
+    B::write_packed(&mut ctx, &src, buffers.iter_mut().zip(to))?;
+    // As with `write`, the slice may be used again at once.
+    src.fill(0);
+    for (buffer, expected) in buffers.iter().zip(&expected) {
+        expect("write_packed: dst", &B::to_vec(&mut ctx, buffer)?, expected)?;
+    }
+    B::write_packed(&mut ctx, &[], buffers.iter_mut().zip([&[][..]; 3]))?;
+    for wrong in [
+        piece(0, 94, 7),
+        piece(94, 0, 7),
+        piece(101, 0, 0),
+        piece(0, 101, 0),
+        piece(usize::MAX, 0, 2),
+        piece(0, usize::MAX, 2),
+    ] {
+        let to = [(&mut buffers[0], &[wrong][..])];
+        let result = B::write_packed(&mut ctx, &src, to);
+        refused.expect(&format!("{wrong:?} of 100 to 100"), result)?;
+    }
+    let first = B::to_vec(&mut ctx, &buffers[0])?;
+    expect("write_packed after refusals: dst", &first, &expected[0])
+}
+
 /// The host may reuse its slice as soon as `write` returns, and recorded work keeps its order.
 fn write_copies<B: Backend>(device: &B) -> Check {
     let mut ctx = device.new_context()?;
@@ -233,6 +284,10 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     cases.check(
         ("write", "i32", "copies at once, keeps the order"),
         write_copies::<B>,
+    );
+    cases.refuses(
+        ("write_packed", "i32", "pieces for several buffers"),
+        both!(write_packed),
     );
     cases.check(
         ("sync", "f32", "one context after another"),

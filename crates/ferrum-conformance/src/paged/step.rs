@@ -237,10 +237,10 @@ impl Layout {
     ) -> Check<DeviceBatch<B>> {
         let stride = self.tables.iter().map(Vec::len).max().unwrap_or(0) + 2;
         let mut starts = vec![0];
-        let mut token_seqs = Vec::new();
-        for (s, &(_, len)) in (0..).zip(seqs) {
-            token_seqs.extend(vec![s; len]);
-            starts.push(token_seqs.len() as i32);
+        let mut tokens = 0;
+        for &(_, len) in seqs {
+            tokens += len;
+            starts.push(tokens as i32);
         }
         let kv_lens: Vec<i32> = seqs.iter().map(|seq| seq.0 as i32).collect();
         let mut tables = vec![-1; seqs.len() * stride];
@@ -253,7 +253,6 @@ impl Layout {
             let released = (first_seen / self.pool.block_size).min(table.len());
             row[released..table.len()].copy_from_slice(&table[released..]);
         }
-        let tokens = token_seqs.len();
         let shape = BatchShape {
             tokens,
             seqs: seqs.len(),
@@ -271,7 +270,6 @@ impl Layout {
             // No op of the cache reads ids or rotary rows of a batch.
             tokens: io.exact(&vec![1; tokens])?,
             rope_rows: io.exact(&vec![0; tokens])?,
-            token_seqs: io.exact(&token_seqs)?,
             query_starts: io.indices("query_starts", &starts)?,
             kv_lens: io.indices("kv_lens", &kv_lens)?,
             block_tables,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod adapters;
+mod captured;
 mod device_sampling;
 mod embedding;
 mod faults;

@@ -5,8 +5,8 @@ use ferrum_engine::engine::Clock;
 use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{
-    Backend, BackendSample, Logprobs, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
-    TokenChange,
+    Backend, BackendSample, DeviceSampling, Logprobs, NoToken, RowSampling, SampleBatch,
+    SampleShape, Sampled, TokenChange,
 };
 use ferrum_models::{
     DecoderSpec, KvLayout, Readback, RowOutput, RunnerConfig, StepBatch, StepOutput, Ticket,
@@ -270,7 +270,8 @@ impl Scripted {
         let shape = SampleShape { vocab, first: 0 };
         let mut out = Sampled::alloc(device, 1).unwrap();
         let mut ctx = device.new_context().unwrap();
-        let rows = (&mut logits, shape, &batch, &previous, &mut out);
+        let mut sampling = DeviceSampling::new(device, batch).unwrap();
+        let rows = (&mut logits, shape, &mut sampling, &previous, &mut out);
         CpuBackend::sample_rows(&mut ctx, rows.0, rows.1, rows.2, rows.3, rows.4).unwrap();
         let mut read = |buffer| CpuBackend::to_vec(&mut ctx, buffer).unwrap();
         let (token, ranks) = (read(&out.tokens)[0], read(&out.ranks));

@@ -1,7 +1,7 @@
 //! [`Backend`]: devices, typed buffers, contexts and the ops that every device can do.
 
 use super::*;
-use ferrum_types::{Element, FloatElement, Result, SrcDtype};
+use ferrum_types::{Element, Error, FloatElement, Result, SrcDtype};
 
 /// Activations of a backend.
 pub type Act<B> = <B as Backend>::Buffer<<B as Backend>::Act>;
@@ -49,6 +49,33 @@ pub enum RowOrder {
     /// On what is computed beside it, too: the squared difference between two results is at most this part of
     /// their square (NMSE).
     Within(f64),
+}
+
+/// A piece of a packed upload: `len` elements of the host's slice from `from` on, which go to a buffer from `to` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UploadPiece {
+    /// First element in the slice.
+    pub from: usize,
+    /// First element in the buffer.
+    pub to: usize,
+    /// Elements.
+    pub len: usize,
+}
+
+impl UploadPiece {
+    /// The elements of the slice.
+    ///
+    /// # Errors
+    /// `Shape` when the slice ends before.
+    pub fn of<'a, T>(&self, src: &'a [T]) -> Result<&'a [T]> {
+        let piece = src.get(self.from..).and_then(|src| src.get(..self.len));
+        piece.ok_or(Error::Shape {
+            op: "write_packed",
+            what: "src",
+            found: src.len(),
+            expected: self.from.saturating_add(self.len),
+        })
+    }
 }
 
 /// Rows of a dense weight as they lie in a file.
@@ -184,6 +211,16 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// `len` zeros.
     fn alloc<T: Element>(&self, len: usize) -> Result<Self::Buffer<T>>;
 
+    /// `len` zeros in memory of the host, for copies to and from this device. By default they are in ordinary memory:
+    /// that of a device which computes there, and of one that can reach none of the host's for longer than a copy
+    /// (wgpu's, whose mapped memory is a stop on the way of each).
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        Ok(HostBuffer::plain(len))
+    }
+
     /// A buffer with a copy of `data`. Provided: [`write`](Self::write) on a context of its own.
     fn from_slice<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>> {
         let mut buffer = self.alloc(data.len())?;
@@ -200,6 +237,26 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         offset: usize,
         src: &[T],
     ) -> Result<()>;
+
+    /// Records copies of pieces of `src` to buffers, as [`write`](Self::write) would one after the other. This is how the
+    /// state of a step goes up: a device for which each transfer has a price makes one of it.
+    ///
+    /// By default a `write` for each piece.
+    ///
+    /// # Errors
+    /// `Shape` for a piece that `src` or its buffer does not have; the pieces before it may have been recorded.
+    fn write_packed<'b, 'p>(
+        ctx: &mut Self::Context,
+        src: &[i32],
+        to: impl IntoIterator<Item = (&'b mut Self::Buffer<i32>, &'p [UploadPiece])>,
+    ) -> Result<()> {
+        for (dst, pieces) in to {
+            for piece in pieces {
+                Self::write(ctx, dst, piece.to, piece.of(src)?)?;
+            }
+        }
+        Ok(())
+    }
 
     /// Runs what is recorded and copies `src[offset..offset + out.len()]` to the host.
     ///

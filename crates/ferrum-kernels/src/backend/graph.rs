@@ -24,6 +24,12 @@ pub enum GraphRun {
 /// before each call; it must record the same ops over the same buffers for the same key. There is no
 /// limit on the number of ops or layers.
 pub trait BackendGraph: Backend {
+    /// Whether anything is captured. Steps are then filled up to few sizes, with rows that nobody reads; where nothing is
+    /// captured they have the rows that they have.
+    fn captures(&self) -> bool {
+        false
+    }
+
     /// Runs `body`, or what was captured for `key` from an earlier run of it.
     ///
     /// # Errors

@@ -25,6 +25,7 @@ mod collective;
 mod compose;
 mod core;
 mod graph;
+mod host;
 mod kv;
 mod moe;
 mod paged;
@@ -41,9 +42,10 @@ pub use self::collective::{
     BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
 };
 pub use self::core::{
-    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, WeightPart,
+    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece, WeightPart,
 };
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
+pub use self::host::{HostBuffer, HostMemory};
 pub use self::kv::{
     KvBf16, KvBlockBytes, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
     KvLayer, PagedKvShape,
@@ -59,8 +61,8 @@ pub use self::quant::{
     QuantWeights,
 };
 pub use self::sample::{
-    BackendSample, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
-    TokenChange, TokenLogprob,
+    BackendSample, DeviceSampling, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch,
+    SampleShape, Sampled, TokenChange, TokenLogprob,
 };
 pub use self::shapes::{
     Activation, AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape,

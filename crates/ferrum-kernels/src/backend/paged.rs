@@ -39,8 +39,6 @@ pub struct DeviceBatch<B: Backend> {
     pub tokens: B::Buffer<i32>,
     /// `[tokens]`: row in the RoPE tables; normally the position.
     pub rope_rows: B::Buffer<i32>,
-    /// `[tokens]`: index of the token's sequence.
-    pub token_seqs: B::Buffer<i32>,
     /// `[seqs + 1]`: first token of each sequence; non-decreasing.
     pub query_starts: B::Buffer<i32>,
     /// `[seqs]`: keys in the cache after this step's writes.

@@ -196,6 +196,100 @@ impl SampleBatch {
         &self.masks
     }
 
+    /// How many words [`write_words`](Self::write_words) appends.
+    pub fn words_len(&self) -> usize {
+        self.len() * SETTING_WORDS + self.changes.len() * CHANGE_WORDS + self.masks.len()
+    }
+
+    /// Appends all of it as words in the form that devices read: 16 of settings for each row, then 4 for each
+    /// change, then the masks.
+    ///
+    /// Settings are, in this order: temperature, top-k, top-p, the logarithm of min-p, the repetition, presence and
+    /// frequency penalties, the unit, the last row + 1, the log-probabilities + 1, the words where the row's changes
+    /// begin and end and where its mask begins and ends, flags (1: top-p cuts, 2: min-p does), and min-p. A change is a
+    /// token, its bias, a bit of whether it is recent below how often it was generated, and a word for the device's
+    /// own use. Numbers that are not counts are those of an f32.
+    pub fn write_words(&self, words: &mut Vec<i32>) {
+        let first_change = self.len() * SETTING_WORDS;
+        let mut starts = (
+            first_change,
+            first_change + self.changes.len() * CHANGE_WORDS,
+        );
+        for index in 0..self.len() {
+            let (row, changes, mask) = self.row(index);
+            let ends = (
+                starts.0 + changes.len() * CHANGE_WORDS,
+                starts.1 + mask.len(),
+            );
+            let flag = |holds: bool, flag: u32| if holds { flag } else { 0 };
+            let settings: [u32; SETTING_WORDS] = [
+                // The two zeros are one.
+                (row.temperature + 0.0).to_bits(),
+                row.top_k,
+                row.top_p.to_bits(),
+                row.min_p.ln().to_bits(),
+                row.repeat_penalty.to_bits(),
+                row.presence_penalty.to_bits(),
+                row.frequency_penalty.to_bits(),
+                (row.unit as f32).to_bits(),
+                row.last.map_or(0, |last| last + 1),
+                row.logprobs.map_or(0, |n| n + 1),
+                starts.0 as u32,
+                ends.0 as u32,
+                starts.1 as u32,
+                ends.1 as u32,
+                flag(row.top_p < 1.0, CUTS_TO_P) | flag(row.min_p > 0.0, CUTS_TO_MIN_P),
+                row.min_p.to_bits(),
+            ];
+            words.extend(settings.map(u32::cast_signed));
+            starts = ends;
+        }
+        for change in &self.changes {
+            let seen = u32::from(change.recent) | change.generated << 1;
+            let change = [change.token, change.bias.to_bits(), seen, 0];
+            words.extend(change.map(u32::cast_signed));
+        }
+        words.extend(self.masks.iter().map(|word| word.cast_signed()));
+    }
+
+    /// The first `rows` rows of what [`write_words`](Self::write_words) wrote, for a device whose memory the host
+    /// sees. Numbers are rounded to f32.
+    ///
+    /// # Errors
+    /// `Shape` when there are fewer words.
+    pub fn of_words(rows: usize, words: &[i32]) -> Result<Self> {
+        let mut batch = Self::default();
+        for index in 0..rows {
+            let settings = range(words, (index * SETTING_WORDS, (index + 1) * SETTING_WORDS))?;
+            let settings: Vec<u32> = settings.iter().map(|word| word.cast_unsigned()).collect();
+            let float = |at: usize| f32::from_bits(settings[at]);
+            let (first, end) = (settings[10] as usize, settings[11] as usize);
+            let changes = range(words, (first, end))?.chunks_exact(CHANGE_WORDS);
+            let changes = changes.map(|change| TokenChange {
+                token: change[0].cast_unsigned(),
+                bias: f32::from_bits(change[1].cast_unsigned()),
+                recent: change[2] & 1 == 1,
+                generated: change[2].cast_unsigned() >> 1,
+            });
+            let mask = range(words, (settings[12] as usize, settings[13] as usize))?;
+            let mask: Vec<u32> = mask.iter().map(|word| word.cast_unsigned()).collect();
+            let row = RowSampling {
+                temperature: float(0),
+                top_k: settings[1],
+                top_p: float(2),
+                min_p: float(15),
+                repeat_penalty: float(4),
+                presence_penalty: float(5),
+                frequency_penalty: float(6),
+                unit: f64::from(float(7)),
+                last: settings[8].checked_sub(1),
+                logprobs: settings[9].checked_sub(1),
+            };
+            batch.push(row, changes, (!mask.is_empty()).then_some(&mask));
+        }
+        Ok(batch)
+    }
+
     /// Holds the rows against the buffers of [`BackendSample::sample_rows`].
     ///
     /// # Errors
@@ -253,6 +347,46 @@ impl SampleBatch {
             }
         }
         Ok(())
+    }
+}
+
+/// Words of a row's settings and of a change.
+const SETTING_WORDS: usize = 16;
+const CHANGE_WORDS: usize = 4;
+/// Flags among the settings: whether top-p and min-p leave anything out.
+const CUTS_TO_P: u32 = 1;
+const CUTS_TO_MIN_P: u32 = 2;
+
+fn range(words: &[i32], (first, end): (usize, usize)) -> Result<&[i32]> {
+    words.get(first..end).ok_or(Error::Shape {
+        op: "sample_rows",
+        what: "words",
+        found: words.len(),
+        expected: end,
+    })
+}
+
+/// A [`SampleBatch`] where a device finds it. Like the rest of a step's state it is filled before the ops that read it
+/// are recorded, so that a graph can be replayed over other settings.
+pub struct DeviceSampling<B: Backend> {
+    /// As the host has it. Its number of rows is that of the op.
+    pub rows: SampleBatch,
+    /// What the device reads of it: [`sampling_words`](BackendSample::sampling_words). It may be longer.
+    pub words: B::Buffer<i32>,
+}
+
+impl<B: BackendSample> DeviceSampling<B> {
+    /// `rows`, uploaded.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; what the device says.
+    pub fn new(device: &B, rows: SampleBatch) -> Result<Self> {
+        let mut words = Vec::new();
+        device.sampling_words(&rows, &mut words);
+        Ok(Self {
+            words: device.from_slice(&words)?,
+            rows,
+        })
     }
 }
 
@@ -394,8 +528,15 @@ pub trait BackendSample: Backend {
         false
     }
 
+    /// Appends what this device reads of `batch` while it computes, in the form of
+    /// [`write_words`](SampleBatch::write_words). By default nothing: a device whose work runs at once reads the
+    /// host's.
+    fn sampling_words(&self, batch: &SampleBatch, words: &mut Vec<i32>) {
+        let _ = (batch, words);
+    }
+
     /// Puts tokens that `chosen` holds among those of a step: for each `(place, row)`, `tokens[place] = chosen[row]`.
-    /// By default a copy for each.
+    /// By default a copy for each run of places whose rows follow each other, too.
     ///
     /// # Errors
     /// `Shape` for a place or row that there is not.
@@ -405,16 +546,18 @@ pub trait BackendSample: Backend {
         places: &[(u32, u32)],
         tokens: &mut Self::Buffer<i32>,
     ) -> Result<()> {
-        for &(place, row) in places {
-            let (from, to) = ((chosen, row as usize), (&mut *tokens, place as usize));
-            Self::copy_slice(ctx, from.0, from.1, to.0, to.1, 1)?;
+        let follows = |a: &(u32, u32), b: &(u32, u32)| (a.0 + 1, a.1 + 1) == *b;
+        for run in places.chunk_by(follows) {
+            let (to, from) = (run[0].0 as usize, run[0].1 as usize);
+            Self::copy_slice(ctx, chosen, from, tokens, to, run.len())?;
         }
         Ok(())
     }
 
     /// Chooses a token from each of the rows `shape.first..` of `logits`, `[rows, vocab]`, as
     /// [`BackendSample`] says, into the same rows of `out`. `previous` holds the [tokens](Sampled::tokens) of the step
-    /// before, for rows that have a [`last`](RowSampling::last) one. The rows of `logits` may be changed.
+    /// before, for rows that have a [`last`](RowSampling::last) one. The rows of `logits` may be changed, and words of
+    /// `sampling` that are the device's own.
     ///
     /// # Errors
     /// `Shape` for a buffer that is too short; `InvalidArgument` for settings out of range; `Unsupported` where the
@@ -423,16 +566,61 @@ pub trait BackendSample: Backend {
         ctx: &mut Self::Context,
         logits: &mut Logits<Self>,
         shape: SampleShape,
-        batch: &SampleBatch,
+        sampling: &mut DeviceSampling<Self>,
         previous: &Self::Buffer<i32>,
         out: &mut Sampled<Self>,
     ) -> Result<()> {
-        let _ = (ctx, logits, shape, batch, previous, out);
+        let _ = (ctx, logits, shape, sampling, previous, out);
         Err(Error::Unsupported {
             op: "sample_rows",
             backend: Self::NAME,
             reason: "this backend does not choose tokens".into(),
             hint: "read the rows of logits and choose on the host".into(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_say_what_the_batch_does() {
+        let mut batch = SampleBatch::default();
+        let change = TokenChange {
+            token: 7,
+            bias: f32::NEG_INFINITY,
+            recent: true,
+            generated: 3,
+        };
+        let row = RowSampling {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.05,
+            repeat_penalty: 1.1,
+            presence_penalty: -0.5,
+            frequency_penalty: 0.25,
+            unit: 0.375,
+            last: Some(0),
+            logprobs: Some(5),
+        };
+        batch.push(RowSampling::default(), [], None);
+        batch.push(row, [change, TokenChange::none(9)], None);
+        batch.push(row, [], Some(&[1, u32::MAX]));
+        batch.push(RowSampling::default(), [change], Some(&[0]));
+        let mut words = vec![-1, -2];
+        batch.write_words(&mut words);
+        let words = words.split_off(2);
+        assert_eq!(words.len(), batch.words_len());
+        assert_eq!(SampleBatch::of_words(4, &words), Ok(batch.clone()));
+        // A buffer may be longer, and not shorter.
+        let longer = [&words[..], &[5; 3]].concat();
+        assert_eq!(SampleBatch::of_words(4, &longer), Ok(batch));
+        for len in [0, 40, words.len() - 1] {
+            let short = SampleBatch::of_words(4, &words[..len]);
+            assert!(matches!(short, Err(Error::Shape { .. })), "{len}");
+        }
+        assert_eq!(SampleBatch::of_words(0, &[]), Ok(SampleBatch::default()));
     }
 }

@@ -61,7 +61,6 @@ fn read_batch<'a>(
     let buffers = [
         &batch.query_starts,
         &batch.kv_lens,
-        &batch.token_seqs,
         &batch.block_tables[group],
     ];
     let on_host = check::Batch::new(op, batch.shape, buffers.map(CpuBuffer::as_slice))?;

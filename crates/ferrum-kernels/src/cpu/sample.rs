@@ -5,7 +5,8 @@ use super::buffer::{CpuBuffer, SharedMut};
 use super::core::{CpuBackend, CpuContext};
 use super::logits::{Candidates, logprobs, possible};
 use crate::backend::{
-    BackendSample, MAX_LOGPROBS, RowSampling, SampleBatch, SampleShape, Sampled, TokenChange,
+    BackendSample, DeviceSampling, MAX_LOGPROBS, RowSampling, SampleBatch, SampleShape, Sampled,
+    TokenChange,
 };
 use ferrum_types::{Result, TokenId};
 use std::sync::{Mutex, PoisonError};
@@ -30,10 +31,11 @@ impl BackendSample for CpuBackend {
         ctx: &mut CpuContext,
         logits: &mut CpuBuffer<f32>,
         shape: SampleShape,
-        batch: &SampleBatch,
+        sampling: &mut DeviceSampling<Self>,
         previous: &CpuBuffer<i32>,
         out: &mut Sampled<Self>,
     ) -> Result<()> {
+        let batch = &sampling.rows;
         batch.check::<Self>(logits, shape, previous, out)?;
         let SampleShape { vocab, first } = shape;
         let (exec, scratch) = ctx.parts();

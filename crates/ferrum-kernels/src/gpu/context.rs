@@ -10,7 +10,7 @@ use super::buffer::{GpuBuffer, RawBuffer};
 use super::core::{Shared, lock};
 use super::pipeline::{Kernel, MAX_BINDINGS, PARAM_BYTES};
 use super::staging::Staging;
-use crate::backend::{DeviceBuffer, FinishRead, GroupRank, PendingRead, check};
+use crate::backend::{DeviceBuffer, FinishRead, GroupRank, PendingRead, UploadPiece, check};
 use ferrum_types::{Element, Error, Result};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -308,6 +308,13 @@ impl GpuContext {
         Ok(())
     }
 
+    /// Puts bytes where copies that are recorded next find them: a buffer, and the first byte in it.
+    fn stage(&mut self, bytes: &[u8]) -> Result<(wgpu::Buffer, u64)> {
+        let shared = Arc::clone(self.shared());
+        let staged = self.staging.put(&shared.device, bytes);
+        staged.map_err(|e| shared.failure("write", e))
+    }
+
     /// Scratch memory of at least `len` elements, to be given back with
     /// [`put_scratch`](Self::put_scratch). One piece is enough, as ops run one after the other.
     pub(super) fn take_scratch(&mut self, len: usize) -> Result<GpuBuffer<f32>> {
@@ -544,6 +551,40 @@ pub(super) fn write<T: Element>(
         .and_then(|()| copy_bytes(ctx, "write", (&scratch.raw, 0), (&dst.raw, at), bytes.len()));
     ctx.put_scratch(scratch);
     done
+}
+
+/// `dst[piece.to..] = src[piece.from..][..piece.len]` for each piece: the host's memory is filled once, and the device
+/// copies each piece from there.
+pub(super) fn write_packed<'b, 'p>(
+    ctx: &mut GpuContext,
+    src: &[i32],
+    to: impl IntoIterator<Item = (&'b mut GpuBuffer<i32>, &'p [UploadPiece])>,
+) -> Result<()> {
+    let bytes: &[u8] = bytemuck::cast_slice(src);
+    let packed = match bytes.len() {
+        0 => None,
+        n if n > LARGE_WRITE => None,
+        _ => Some(ctx.stage(bytes)?),
+    };
+    for (dst, pieces) in to {
+        for piece in pieces {
+            let part = piece.of(src)?;
+            let Some((staged, first)) = &packed else {
+                write(ctx, dst, piece.to, part)?;
+                continue;
+            };
+            check::range("write", "dst", dst, piece.to, part.len())?;
+            if part.is_empty() {
+                continue;
+            }
+            let (from, to) = (first + 4 * piece.from as u64, 4 * piece.to as u64);
+            let bytes = size_of_val(part) as u64;
+            ctx.encoder()
+                .copy_buffer_to_buffer(staged, from, &dst.raw.buffer, to, bytes);
+            ctx.recorded += 1;
+        }
+    }
+    Ok(())
 }
 
 /// `out = src[offset..][..out.len()]`, once everything recorded has run.

@@ -144,6 +144,14 @@ impl Backend for GpuBackend {
         context::write(ctx, dst, offset, src)
     }
 
+    fn write_packed<'b, 'p>(
+        ctx: &mut Ctx,
+        src: &[i32],
+        to: impl IntoIterator<Item = (&'b mut GpuBuffer<i32>, &'p [UploadPiece])>,
+    ) -> Result<()> {
+        context::write_packed(ctx, src, to)
+    }
+
     fn read<T: Element>(
         ctx: &mut Ctx,
         src: &GpuBuffer<T>,

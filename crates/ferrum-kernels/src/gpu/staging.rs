@@ -65,6 +65,22 @@ impl Staging {
         bytes: &[u8],
         to: (&wgpu::Buffer, u64),
     ) -> Result<(), String> {
+        let (buffer, from) = self.put(device, bytes)?;
+        let words = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        encoder.copy_buffer_to_buffer(&buffer, from, to.0, to.1, words);
+        Ok(())
+    }
+
+    /// Puts `bytes`, filled up with zeros to a whole number of words, where copies of the next submission find them:
+    /// a buffer, and the first byte in it.
+    ///
+    /// # Errors
+    /// wgpu's words when the memory cannot be mapped (a lost device).
+    pub(super) fn put(
+        &mut self,
+        device: &wgpu::Device,
+        bytes: &[u8],
+    ) -> Result<(wgpu::Buffer, u64), String> {
         let size = (bytes.len() as u64).next_multiple_of(wgpu::MAP_ALIGNMENT);
         let mut chunk = self.take(device, size);
         let from = chunk.used;
@@ -75,10 +91,9 @@ impl Staging {
             view.slice(bytes.len()..).fill(0);
         }
         chunk.used += size;
-        let words = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        encoder.copy_buffer_to_buffer(&chunk.buffer, from, to.0, to.1, words);
+        let buffer = chunk.buffer.clone();
         self.active.push(chunk);
-        Ok(())
+        Ok((buffer, from))
     }
 
     fn take(&mut self, device: &wgpu::Device, size: u64) -> Chunk {

@@ -87,7 +87,6 @@ fn on_host<'a, P: Precision>(
     let buffers = [
         &batch.query_starts,
         &batch.kv_lens,
-        &batch.token_seqs,
         &batch.block_tables[group],
     ];
     check::Batch::new(op, batch.shape, buffers.map(|buffer| buffer.0.as_slice()))

@@ -4,7 +4,7 @@ use super::buffer::RefBuffer;
 use super::core::{RefContext, Reference};
 use super::precision::Precision;
 use crate::backend::{
-    BackendSample, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape, Sampled,
+    BackendSample, DeviceSampling, MAX_LOGPROBS, NoToken, RowSampling, SampleShape, Sampled,
     TokenChange,
 };
 use ferrum_types::{FloatElement, Result};
@@ -36,10 +36,11 @@ impl<P: Precision> BackendSample for Reference<P> {
         _: &mut RefContext<P>,
         logits: &mut RefBuffer<P::Logit>,
         shape: SampleShape,
-        batch: &SampleBatch,
+        sampling: &mut DeviceSampling<Self>,
         previous: &RefBuffer<i32>,
         out: &mut Sampled<Self>,
     ) -> Result<()> {
+        let batch = &sampling.rows;
         batch.check::<Self>(logits, shape, previous, out)?;
         for index in 0..batch.len() {
             let (row, changes, mask) = batch.row(index);

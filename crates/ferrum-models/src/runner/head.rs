@@ -2,7 +2,6 @@
 
 use super::ModelRunner;
 use super::read::{WantedRows, is_logits, is_token};
-use super::stage::write_ints;
 use super::weights::HeadWeights;
 use crate::batch::StepBatch;
 use crate::layer::{Scratch, StepState};
@@ -13,32 +12,50 @@ use ferrum_kernels::{
 use ferrum_types::Result;
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
-    /// Writes which rows want something to the device.
-    pub(super) fn upload_wanted(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<()> {
-        let rows = |kind: fn(&Readback) -> bool| {
+    /// Packs which rows want something, and how their tokens are chosen.
+    pub(super) fn pack_wanted(
+        &mut self,
+        batch: &StepBatch,
+        wanted: &[Readback],
+        rows: WantedRows,
+    ) -> Result<()> {
+        let of_kind = |kind: fn(&Readback) -> bool| {
             let rows = batch.logit_rows.iter().zip(wanted);
             rows.filter(move |(_, wanted)| kind(wanted)).map(|(r, _)| r)
         };
-        let wanted = rows(is_token).chain(rows(is_logits));
+        let wanted = of_kind(is_token).chain(of_kind(is_logits));
         let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
         let last = self.last_layer();
-        let (ctx, ints) = (&mut self.stage.ctx, &mut self.stage.staging.ints);
-        write_ints::<B>(ctx, &mut self.wanted_rows, ints, wanted)?;
-        if batch.taps.is_empty() {
-            return Ok(());
-        }
-        let taps = taps_behind(batch, last).map(|(_, row)| row as i32);
-        write_ints::<B>(ctx, &mut self.tap_rows, ints, taps)?;
-        if self.tapped.is_none() {
+        let (first, padding) = (batch.tokens.len(), rows.padding);
+        let packed = &mut self.stage.packed;
+        packed.push(wanted.chain((first..first + padding).map(|row| row as i32)));
+        packed.push(taps_behind(batch, last).map(|(_, row)| row as i32));
+        if rows.taps > 0 && self.tapped.is_none() {
             let len = self.config().max_tokens * self.spec.hidden_size;
             self.tapped = Some(B::device(&self.stage.ctx).alloc(len)?);
         }
-        Ok(())
+        self.pack_sampling(rows)
+    }
+
+    /// Uploads all that was packed.
+    pub(super) fn send(&mut self) -> Result<()> {
+        let sampling = &mut self.choices.sampling;
+        let head = [
+            &mut self.wanted_rows,
+            &mut self.tap_rows,
+            &mut sampling.words,
+        ];
+        self.stage.send(head)
     }
 
     /// Records a step over what was uploaded.
     pub(super) fn compute(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<()> {
         let (logit_rows, hidden_rows) = (rows.with_logits(), rows.hidden);
+        let samples = self.samples();
+        let of_tokens = RowShape {
+            rows: rows.chosen(),
+            dim: self.spec.vocab_size,
+        };
         let Self {
             stage,
             head,
@@ -46,11 +63,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             tap_rows,
             tapped,
             logits,
+            choices,
             ..
         } = self;
-        let taps = rows.taps;
-        let captured = (hidden_rows + taps == 0).then_some(logit_rows);
-        stage.compute(batch, captured, &mut |ctx, step, scratch| {
+        let (taps, chosen) = (rows.taps, rows.chosen());
+        let captured = stage.layout.captured;
+        // What is chosen of some rows of a captured step alone would be a graph for each number of them.
+        let inside = chosen > 0 && !(captured && rows.logits > 0);
+        stage.compute(batch, inside, &mut |ctx, step, scratch| {
             let wanted = logit_rows + hidden_rows;
             if wanted > 0 {
                 gather(ctx, head, step, scratch, (wanted_rows, wanted))?;
@@ -63,8 +83,18 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             if logit_rows > 0 {
                 project(ctx, head, scratch, logits, logit_rows)?;
             }
-            Ok(())
-        })
+            match inside {
+                true => choices.choose(ctx, &mut scratch.profiler, (logits, of_tokens), samples),
+                false => Ok(()),
+            }
+        })?;
+        match chosen > 0 && !inside {
+            true => {
+                let profiler = &mut stage.scratch.profiler;
+                choices.choose(&mut stage.ctx, profiler, (logits, of_tokens), samples)
+            }
+            false => Ok(()),
+        }
     }
 }
 

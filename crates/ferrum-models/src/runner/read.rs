@@ -5,12 +5,14 @@
 
 use super::ModelRunner;
 use super::head::taps_behind;
-use super::stage::{StageRunner, Staging};
+use super::stage::{StageRunner, Staging, room};
 use crate::batch::StepBatch;
+use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    BackendKvDtype, KvDtypeKind, LlmBackend, Logprobs, MAX_LOGPROBS, NoToken, PendingRead,
-    RowOrder, RowSampling, RowShape, SampleBatch, SampleShape, Sampled,
+    BackendKvDtype, DeviceBuffer, DeviceSampling, HostBuffer, KvDtypeKind, LlmBackend, Logits,
+    Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowOrder, RowSampling, RowShape, SampleBatch,
+    SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
 
@@ -22,7 +24,10 @@ const BESIDE: usize = 1 + MAX_LOGPROBS;
 pub(super) struct WantedRows {
     /// Those whose token is chosen here.
     tokens: usize,
-    logits: usize,
+    /// Those whose logits are read.
+    pub(super) logits: usize,
+    /// Those that fill up a captured step: nothing is read of them.
+    pub(super) padding: usize,
     pub(super) hidden: usize,
     /// Of which the residual stream behind the last layer is wanted.
     pub(super) taps: usize,
@@ -35,6 +40,7 @@ impl WantedRows {
         Self {
             tokens: count(is_token),
             logits: count(is_logits),
+            padding: 0,
             hidden: batch.hidden_rows.len(),
             taps: taps_behind(batch, last).count(),
         }
@@ -42,16 +48,27 @@ impl WantedRows {
 
     /// Rows that are multiplied with the vocabulary.
     pub(super) fn with_logits(self) -> usize {
-        self.tokens + self.logits
+        self.tokens + self.logits + self.padding
+    }
+
+    /// Rows of which a token is chosen: all of them where that costs nothing but room.
+    pub(super) fn chosen(self) -> usize {
+        match (self.tokens, self.logits) {
+            (0, _) => 0,
+            (tokens, 0) => tokens + self.padding,
+            (tokens, _) => tokens,
+        }
     }
 }
 
 /// How tokens are chosen, and which were.
 pub(super) struct Choices<B: LlmBackend> {
-    /// What this step and the one before it chose, by turns.
-    sampled: [Sampled<B>; 2],
-    /// How this step chooses, for each of its rows that want a token.
-    sampling: SampleBatch,
+    /// What the step that was submitted last chose.
+    sampled: Sampled<B>,
+    /// What the step before it chose, where this one looks at that.
+    previous: B::Buffer<i32>,
+    /// How this step chooses, for each of its rows that want a token, and then for those that fill it up.
+    pub(super) sampling: DeviceSampling<B>,
     /// Of each of its logit rows, the place among those.
     places: Vec<Option<u32>>,
     /// Those of the step before.
@@ -62,9 +79,13 @@ pub(super) struct Choices<B: LlmBackend> {
 
 impl<B: LlmBackend> Choices<B> {
     pub(super) fn alloc(device: &B, rows: usize) -> Result<Self> {
+        // Room for settings of all rows; biases and masks may want more.
+        let mut settings = SampleBatch::default();
+        (0..rows).for_each(|_| settings.push(RowSampling::default(), [], None));
         Ok(Self {
-            sampled: [Sampled::alloc(device, rows)?, Sampled::alloc(device, rows)?],
-            sampling: SampleBatch::default(),
+            sampled: Sampled::alloc(device, rows)?,
+            previous: device.alloc(rows)?,
+            sampling: DeviceSampling::new(device, settings)?,
             places: Vec::with_capacity(rows),
             places_before: Vec::with_capacity(rows),
             taken: Vec::with_capacity(rows),
@@ -78,10 +99,10 @@ impl<B: LlmBackend> Choices<B> {
 
     /// Begins a step.
     pub(super) fn begin(&mut self, batch: &StepBatch, wanted: &[Readback]) {
-        self.sampled.swap(0, 1);
         std::mem::swap(&mut self.places, &mut self.places_before);
         self.places.clear();
-        self.sampling.clear();
+        let sampling = &mut self.sampling.rows;
+        sampling.clear();
         let before = |row: u32| self.places_before.get(row as usize).copied().flatten();
         let (mut place, mut sampled) = (0, 0);
         for wanted in wanted {
@@ -92,10 +113,10 @@ impl<B: LlmBackend> Choices<B> {
                     let last = row.last.and_then(before);
                     let row = RowSampling { last, ..*row };
                     let mask = (!mask.is_empty()).then_some(mask);
-                    self.sampling.push(row, changes.iter().copied(), mask);
+                    sampling.push(row, changes.iter().copied(), mask);
                     sampled += 1;
                 }
-                Readback::Token(_) => self.sampling.push(RowSampling::default(), [], None),
+                Readback::Token(_) => sampling.push(RowSampling::default(), [], None),
                 Readback::Nothing | Readback::Logits => continue,
             }
             place += 1;
@@ -104,6 +125,33 @@ impl<B: LlmBackend> Choices<B> {
         self.taken.clear();
         self.taken
             .extend(taken.filter_map(|choice| Some((choice.token, before(choice.row)?))));
+    }
+
+    /// Chooses the tokens of the first rows of logits on the device, which may have
+    /// [`samples`](ModelRunner::samples).
+    pub(super) fn choose(
+        &mut self,
+        ctx: &mut B::Context,
+        profiler: &mut Profiler<B>,
+        (logits, shape): (&mut Logits<B>, RowShape),
+        samples: bool,
+    ) -> Result<()> {
+        let Self {
+            sampled,
+            previous,
+            sampling,
+            ..
+        } = self;
+        if samples {
+            let (vocab, first) = (shape.dim, 0);
+            let shape = SampleShape { vocab, first };
+            return profiler.measure(ctx, "sample", |ctx| {
+                B::sample_rows(ctx, logits, shape, sampling, previous, sampled)
+            });
+        }
+        profiler.measure(ctx, "argmax", |ctx| {
+            B::argmax_rows(ctx, logits, &mut sampled.tokens, shape)
+        })
     }
 }
 
@@ -138,20 +186,63 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         B::device(&self.stage.ctx).row_order()
     }
 
+    /// Packs how tokens are chosen, as far as the device reads it.
+    pub(super) fn pack_sampling(&mut self, rows: WantedRows) -> Result<()> {
+        let samples = self.samples();
+        let Self {
+            stage,
+            choices,
+            logits,
+            spec,
+            ..
+        } = self;
+        let Choices {
+            sampling,
+            previous,
+            sampled,
+            ..
+        } = choices;
+        if !samples || rows.tokens == 0 {
+            stage.packed.push([]);
+            return Ok(());
+        }
+        for _ in rows.tokens..rows.chosen() {
+            sampling.rows.push(RowSampling::default(), [], None);
+        }
+        let device = B::device(&stage.ctx);
+        let DeviceSampling { rows, words } = sampling;
+        let len = stage
+            .packed
+            .push_with(|ints| device.sampling_words(rows, ints));
+        if len > words.len() {
+            *words = device.alloc(len.next_power_of_two())?;
+            stage.graphs.reset::<B>(&mut stage.ctx)?;
+        }
+        if stage.layout.captured {
+            // A replay looks at nothing.
+            let (vocab, first) = (spec.vocab_size, 0);
+            rows.check::<B>(logits, SampleShape { vocab, first }, previous, sampled)?;
+        }
+        Ok(())
+    }
+
     /// Puts tokens that the step before chose where this one looks for them.
     pub(super) fn take_choices(&mut self) -> Result<()> {
-        let Choices { sampled, taken, .. } = &self.choices;
+        let Choices {
+            sampled,
+            previous,
+            sampling,
+            taken,
+            ..
+        } = &mut self.choices;
+        let (ctx, batch) = (&mut self.stage.ctx, &mut self.stage.batch);
+        let chosen = &sampled.tokens;
+        if sampling.rows.rows().iter().any(|row| row.last.is_some()) {
+            B::copy_slice(ctx, chosen, 0, previous, 0, chosen.len())?;
+        }
         match taken.is_empty() {
             true => Ok(()),
-            false => {
-                let chosen = &sampled[1].tokens;
-                B::take_tokens(
-                    &mut self.stage.ctx,
-                    chosen,
-                    taken,
-                    &mut self.stage.batch.tokens,
-                )
-            }
+            false => B::take_tokens(ctx, chosen, taken, &mut batch.tokens),
         }
     }
 
@@ -163,9 +254,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         mut output: StepOutput,
     ) -> Result<SubmittedStep<B>> {
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
-        if rows.tokens > 0 {
-            self.choose(rows.tokens)?;
-        }
         if self.in_flight() > 1 {
             let reads = Some(self.begin_reads(rows)?);
             return Ok(SubmittedStep { output, reads });
@@ -228,9 +316,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             logits,
             ..
         } = &mut self.stage.staging;
-        finish_floats(reads.logits, logits, output.logits_mut())?;
-        finish_floats(reads.hidden, activations, output.hidden_mut())?;
-        finish_floats(reads.tapped, residual, output.tapped_mut())?;
+        let device = B::device(&self.stage.ctx);
+        finish_floats(device, reads.logits, logits, output.logits_mut())?;
+        finish_floats(device, reads.hidden, activations, output.hidden_mut())?;
+        finish_floats(device, reads.tapped, residual, output.tapped_mut())?;
         Ok(output)
     }
 
@@ -243,9 +332,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             tapped,
             ..
         } = self;
-        let settings = choices.sampling.rows().iter();
+        let settings = choices.sampling.rows.rows()[..rows.tokens].iter();
         let tops: Vec<_> = settings.map(|row| row.logprobs).collect();
-        let (sampled, some) = (&choices.sampled[0], rows.tokens > 0);
+        let (sampled, some) = (&choices.sampled, rows.tokens > 0);
         let hidden = (&scratch.delta, rows.with_logits() * dim);
         let hidden = begin_floats::<B, _>(ctx, hidden, rows.hidden * dim)?;
         let tapped = match tapped {
@@ -271,40 +360,15 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         })
     }
 
-    /// Chooses the tokens of the first `rows` rows on the device.
-    fn choose(&mut self, rows: usize) -> Result<()> {
-        let vocab = self.spec().vocab_size;
-        let samples = self.samples();
-        let Self {
-            stage: StageRunner { ctx, scratch, .. },
-            logits,
-            choices,
-            ..
-        } = self;
-        let [sampled, previous] = &mut choices.sampled;
-        let profiler = &mut scratch.profiler;
-        if samples {
-            let shape = SampleShape { vocab, first: 0 };
-            return profiler.measure(ctx, "sample", |ctx| {
-                let batch = &choices.sampling;
-                B::sample_rows(ctx, logits, shape, batch, &previous.tokens, sampled)
-            });
-        }
-        let shape = RowShape { rows, dim: vocab };
-        profiler.measure(ctx, "argmax", |ctx| {
-            B::argmax_rows(ctx, logits, &mut sampled.tokens, shape)
-        })
-    }
-
     /// Reads the tokens that were chosen, and what was wanted beside them.
     fn read_tokens(&mut self, rows: usize, output: &mut StepOutput) -> Result<()> {
         let dim = self.spec().vocab_size;
         let samples = self.samples();
-        let (ctx, sampled) = (&mut self.stage.ctx, &self.choices.sampled[0]);
-        self.stage.staging.ints.resize(rows, 0);
-        B::read(ctx, &sampled.tokens, 0, &mut self.stage.staging.ints)?;
+        let (ctx, sampled) = (&mut self.stage.ctx, &self.choices.sampled);
+        let tokens = &mut self.stage.staging.tokens[..rows];
+        B::read(ctx, &sampled.tokens, 0, tokens)?;
         output.tell_tokens(|place| {
-            let mut token = self.stage.staging.ints[place];
+            let mut token = self.stage.staging.tokens[place];
             if !samples && token == 0 {
                 // A row of NaN gives token 0, too; the first logit tells.
                 let mut first = [B::Logit::from_f32(0.0)];
@@ -316,7 +380,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                     NoToken::NotANumber.code()
                 };
             }
-            let top = self.choices.sampling.rows()[place].logprobs;
+            let top = self.choices.sampling.rows.rows()[place].logprobs;
             let (mut ranks, mut logprobs) = ([0; BESIDE], [0.0; BESIDE]);
             if top.is_some() {
                 B::read(ctx, &sampled.ranks, place * BESIDE, &mut ranks)?;
@@ -359,13 +423,13 @@ pub(super) fn is_logits(wanted: &Readback) -> bool {
 pub(super) fn read_floats<B: LlmBackend, T: FloatElement>(
     ctx: &mut B::Context,
     (from, first): (&B::Buffer<T>, usize),
-    staging: &mut Vec<T>,
+    staging: &mut HostBuffer<T>,
     out: &mut [f32],
 ) -> Result<()> {
     if out.is_empty() {
         return Ok(());
     }
-    staging.resize(out.len(), T::from_f32(0.0));
+    let staging = room(B::device(ctx), staging, out.len())?;
     B::read(ctx, from, first, staging)?;
     widen(staging, out);
     Ok(())
@@ -383,15 +447,16 @@ fn begin_floats<B: LlmBackend, T: FloatElement>(
     }
 }
 
-fn finish_floats<T: FloatElement>(
+fn finish_floats<B: LlmBackend, T: FloatElement>(
+    device: &B,
     read: Option<PendingRead<T>>,
-    staging: &mut Vec<T>,
+    staging: &mut HostBuffer<T>,
     out: &mut [f32],
 ) -> Result<()> {
     let Some(read) = read else {
         return Ok(());
     };
-    staging.resize(out.len(), T::from_f32(0.0));
+    let staging = room(device, staging, out.len())?;
     read.finish(staging)?;
     widen(staging, out);
     Ok(())

@@ -4,7 +4,9 @@
 //! other way through the layers.
 
 use super::config::RunnerConfig;
+use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
 use super::read::read_floats;
+use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
 use crate::cache::CacheGroup;
@@ -14,10 +16,10 @@ use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BatchShape, DeviceBatch, KvCache, KvDtypeKind, LlmBackend,
+    Backend, BackendKvDtype, BatchShape, DeviceBatch, HostBuffer, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, Error, FloatElement, Result};
+use ferrum_types::{AdapterId, BlockId, Element, Error, FloatElement, Result};
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> =
@@ -37,17 +39,39 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     adapters: Adapters<B>,
     rope: RopeTables<B>,
     pub(super) batch: DeviceBatch<B>,
+    /// How the step that was packed last lies on the device.
+    pub(super) layout: StepLayout,
+    pub(super) packed: PackedStep,
+    /// Whether it was uploaded.
+    sent: bool,
+    /// By cache group.
+    tables: Vec<TableCopy>,
+    /// Whether the device captures.
+    captures: bool,
+    pub(super) graphs: Graphs,
     pub(super) staging: Staging<B>,
 }
 
-/// Host memory that is filled anew at each step.
+/// Host memory that is filled anew at each step; what grows does so when it is first needed.
 pub(super) struct Staging<B: LlmBackend> {
-    pub(super) ints: Vec<i32>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-    pub(super) activations: Vec<B::Act>,
-    pub(super) residual: Vec<B::Residual>,
-    pub(super) logits: Vec<B::Logit>,
+    pub(super) tokens: HostBuffer<i32>,
+    cos: HostBuffer<f32>,
+    sin: HostBuffer<f32>,
+    pub(super) activations: HostBuffer<B::Act>,
+    pub(super) residual: HostBuffer<B::Residual>,
+    pub(super) logits: HostBuffer<B::Logit>,
+}
+
+/// The first `len` elements of a buffer, which is made anew where it has fewer.
+pub(super) fn room<'a, B: LlmBackend, T: Element>(
+    device: &B,
+    buffer: &'a mut HostBuffer<T>,
+    len: usize,
+) -> Result<&'a mut [T]> {
+    if buffer.len() < len {
+        *buffer = device.host_buffer(len)?;
+    }
+    Ok(&mut buffer[..len])
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
@@ -68,17 +92,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         })?;
         let pools = pools.to_vec();
         let spec = weights.stage.spec(spec);
-        let table_len = config.max_seqs * config.max_blocks_per_seq();
+        // Collectives may go through the host, where a replay would leave them out.
+        let captures = device.captures() && weights.cut.is_whole();
+        let reserved = usize::from(captures) * reserved_blocks(&config);
+        let pools = pools.into_iter().map(|(group, shape)| {
+            let blocks = shape.blocks + reserved;
+            (group, PagedKvShape { blocks, ..shape })
+        });
+        let (slots, stride) = (most_slots(&config, captures), config.max_blocks_per_seq());
         let batch = DeviceBatch {
             shape: BatchShape::default(),
             tokens: device.alloc(config.max_tokens)?,
             rope_rows: device.alloc(config.max_tokens)?,
-            token_seqs: device.alloc(config.max_tokens)?,
-            query_starts: device.alloc(config.max_seqs + 1)?,
-            kv_lens: device.alloc(config.max_seqs)?,
+            query_starts: device.alloc(slots + 1)?,
+            kv_lens: device.alloc(slots)?,
             block_tables: groups
                 .iter()
-                .map(|_| device.alloc(table_len))
+                .map(|_| device.alloc(slots * stride))
                 .collect::<Result<_>>()?,
         };
         let (rope, rope_staging) = if spec.rope.scaling.depends_on_length() {
@@ -95,14 +125,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
             staging: Staging {
-                ints: Vec::with_capacity(config.max_tokens.max(table_len).max(config.max_seqs + 1)),
-                cos: vec![0.0; rope_staging],
-                sin: vec![0.0; rope_staging],
-                activations: Vec::with_capacity(spec.hidden_size),
-                residual: Vec::new(),
-                logits: Vec::with_capacity(spec.vocab_size),
+                tokens: device.host_buffer(config.max_logit_rows)?,
+                cos: device.host_buffer(rope_staging)?,
+                sin: device.host_buffer(rope_staging)?,
+                activations: device.host_buffer(spec.hidden_size)?,
+                residual: device.host_buffer(0)?,
+                logits: device.host_buffer(spec.vocab_size)?,
             },
             ctx: device.new_context()?,
+            layout: StepLayout::default(),
+            packed: PackedStep::default(),
+            sent: true,
+            tables: groups
+                .iter()
+                .map(|_| TableCopy::new(slots, stride))
+                .collect(),
+            captures: captures && !config.profile,
+            graphs: Graphs::default(),
             spec,
             config,
             groups,
@@ -135,25 +174,26 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         &self.groups
     }
 
-    /// Records a step over what was uploaded, and behind the layers what `end` adds. A steady step of so many logit
-    /// rows may be replayed where `captured` says how many there are.
+    /// Records a step over what was uploaded, and behind the layers what `end` adds; whether it chooses tokens says
+    /// `chosen`. Where the layout is one of those that are captured, the step may be replayed.
     pub(super) fn compute(
         &mut self,
         batch: &StepBatch,
-        captured: Option<usize>,
+        chosen: bool,
         end: &mut StageEnd<'_, B>,
     ) -> Result<()> {
-        let adapted = self.adapters.plan(batch);
+        self.adapters.plan(batch);
         let Self {
             ctx,
             spec,
-            config,
             weights,
             kv,
             scratch,
             adapters,
             rope,
             batch: state,
+            layout,
+            graphs,
             ..
         } = self;
         let mut body = |ctx: &mut B::Context| {
@@ -166,17 +206,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             forward(ctx, weights, kv, &step, scratch)?;
             end(ctx, &step, scratch)
         };
-        let shape = state.shape;
-        let decodes = shape.max_query_len == 1 && shape.seqs == shape.tokens;
-        // What adapters add depends on which rows want them, which no key says. Collectives may go through the host,
-        // where a replay would leave them out.
-        let alone = B::world_size(ctx) == 1;
-        match captured {
-            Some(logit_rows) if decodes && alone && !adapted && !config.profile => {
-                B::run_graph(ctx, graph_key(shape, logit_rows), &mut body)?;
-                Ok(())
-            }
-            _ => body(ctx),
+        match layout.captured {
+            true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
+            false => body(ctx),
         }
     }
 
@@ -215,67 +247,89 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
 
     /// Writes the residual stream behind the stage before this one, `[tokens, hidden]`, of a batch that was uploaded.
     pub(super) fn write_stream(&mut self, stream: &[f32]) -> Result<()> {
-        let staging = &mut self.staging.residual;
-        staging.clear();
-        staging.extend(stream.iter().map(|&x| B::Residual::from_f32(x)));
+        let device = B::device(&self.ctx);
+        let staging = room(device, &mut self.staging.residual, stream.len())?;
+        for (to, x) in staging.iter_mut().zip(stream) {
+            *to = B::Residual::from_f32(*x);
+        }
         B::write(&mut self.ctx, &mut self.scratch.residual, 0, staging)
     }
 
     /// Waits for the residual stream behind this stage, `[tokens, hidden]`, of the batch that was computed.
     pub(super) fn read_stream(&mut self, stream: &mut Vec<f32>) -> Result<()> {
-        let len = self.batch.shape.tokens * self.spec.hidden_size;
-        stream.resize(len, 0.0);
+        let tokens = self.batch.shape.tokens - self.layout.padding;
+        stream.resize(tokens * self.spec.hidden_size, 0.0);
         let (ctx, staging) = (&mut self.ctx, &mut self.staging.residual);
         read_floats::<B, _>(ctx, (&self.scratch.residual, 0), staging, stream)
     }
 
-    /// Writes the batch's arrays to the device.
-    pub(super) fn upload(&mut self, batch: &StepBatch) -> Result<()> {
-        let seqs = batch.seqs();
-        let rows = |seq: usize| batch.rows(seq).len();
-        let tables = 0..seqs;
-        let (_, block_size) = self.config.blocks();
-        let blocks_of = |seq: usize| (batch.kv_lens[seq] as usize).div_ceil(block_size);
-        let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-        let shape = BatchShape {
-            tokens: batch.tokens.len(),
-            seqs,
-            table_stride: self.config.max_blocks_per_seq(),
-            max_query_len: (0..seqs).map(rows).max().unwrap_or(0),
-            max_kv_len: longest.next_power_of_two(),
+    /// Packs the batch's arrays, filled up where the device captures steps of its kind. What is packed goes up with
+    /// [`send`](Self::send).
+    pub(super) fn pack(&mut self, batch: &StepBatch) -> Result<()> {
+        self.layout = match self.captures {
+            true => StepLayout::captured(batch, &self.config),
+            false => StepLayout::exact(batch, &self.config),
         };
+        let shape = self.layout.shape;
         self.batch.shape = shape;
-        let (ctx, ints, state) = (&mut self.ctx, &mut self.staging.ints, &mut self.batch);
-        if self.weights.stage.is_first() {
-            let tokens = batch.tokens.iter().map(|&t| t as i32);
-            write_ints::<B>(ctx, &mut state.tokens, ints, tokens)?;
+        if !std::mem::replace(&mut self.sent, false) {
+            // Nobody knows what of the last step has reached the device.
+            self.tables.iter_mut().for_each(TableCopy::forget);
         }
-        let seq_of_token = tables
-            .clone()
-            .flat_map(|s| std::iter::repeat_n(s as i32, rows(s)));
-        write_ints::<B>(ctx, &mut state.token_seqs, ints, seq_of_token)?;
-        let starts = batch.query_starts.iter().map(|&s| s as i32);
-        write_ints::<B>(ctx, &mut state.query_starts, ints, starts)?;
-        let lens = batch.kv_lens.iter().map(|&n| n as i32);
-        write_ints::<B>(ctx, &mut state.kv_lens, ints, lens)?;
-        for (group, device_tables) in state.block_tables.iter_mut().enumerate() {
-            // Other stages have the layers that would look at it.
-            if !self.kv.layers.iter().any(|layer| layer.group == group) {
-                continue;
-            }
-            let padded = tables.clone().flat_map(|s| {
-                let table = &batch.table(group, s)[..blocks_of(s)];
-                let padding = std::iter::repeat_n(0, shape.table_stride - table.len());
-                table.iter().map(|b| b.0 as i32).chain(padding)
-            });
-            write_ints::<B>(ctx, device_tables, ints, padded)?;
+        let packed = &mut self.packed;
+        packed.clear();
+        let (seqs, padding) = (batch.seqs(), self.layout.padding);
+        let fill = |value: i32| std::iter::repeat_n(value, padding);
+        match self.weights.stage.is_first() {
+            true => packed.push(batch.tokens.iter().map(|&t| t as i32).chain(fill(0))),
+            false => packed.push([]),
         }
         if self.spec.rope.scaling.depends_on_length() {
-            self.upload_rope_rows(batch)
+            packed.push((0..batch.tokens.len() as i32).chain(fill(0)));
         } else {
-            let rows = batch.positions.iter().map(|&p| p as i32);
-            write_ints::<B>(ctx, &mut state.rope_rows, ints, rows)
+            packed.push(batch.positions.iter().map(|&p| p as i32).chain(fill(0)));
         }
+        // Tokens of each sequence that fills up, as many as one may have, until there are no more.
+        let most = shape.max_query_len;
+        let first = batch.tokens.len();
+        let filled = |slot: usize| first + padding.min((slot - seqs) * most);
+        let others = seqs..shape.seqs;
+        let len = |slot: usize| filled(slot + 1) - filled(slot);
+        let starts = batch.query_starts.iter().map(|&s| s as i32);
+        packed.push(starts.chain(others.clone().map(|slot| filled(slot + 1) as i32)));
+        let lens = batch.kv_lens.iter().map(|&n| n as i32);
+        packed.push(lens.chain(others.clone().map(|slot| len(slot) as i32)));
+        let (_, block_size) = self.config.blocks();
+        for (group, tables) in self.tables.iter_mut().enumerate() {
+            // Other stages may have the layers that would look at it.
+            if self.kv.layers.iter().any(|layer| layer.group == group) {
+                for seq in 0..seqs {
+                    let blocks = (batch.kv_lens[seq] as usize).div_ceil(block_size);
+                    tables.update(seq, &batch.table(group, seq)[..blocks], packed);
+                }
+                let reserved = [BlockId(self.groups[group].blocks as u32); MOST_QUERIES];
+                for slot in others.clone().filter(|&slot| len(slot) > 0) {
+                    let blocks = len(slot).div_ceil(block_size);
+                    tables.update(slot, &reserved[..blocks], packed);
+                }
+            }
+            TableCopy::end(packed);
+        }
+        match self.spec.rope.scaling.depends_on_length() {
+            true => self.upload_rope_rows(batch),
+            false => Ok(()),
+        }
+    }
+
+    /// Uploads what was packed; what was packed for other buffers goes to `others`.
+    pub(super) fn send<'b>(
+        &'b mut self,
+        others: impl IntoIterator<Item = &'b mut B::Buffer<i32>>,
+    ) -> Result<()> {
+        let buffers = upload::buffers(&mut self.batch).chain(others);
+        self.packed.send::<B>(&mut self.ctx, buffers)?;
+        self.sent = true;
+        Ok(())
     }
 
     /// For length-dependent RoPE: a table with one row for each token of this step.
@@ -321,32 +375,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             &mut self.rope.sin,
             0,
             &self.staging.sin[..len],
-        )?;
-        let rows = 0..batch.tokens.len() as i32;
-        write_ints::<B>(
-            &mut self.ctx,
-            &mut self.batch.rope_rows,
-            &mut self.staging.ints,
-            rows,
         )
     }
-}
-
-pub(super) fn write_ints<B: LlmBackend>(
-    ctx: &mut B::Context,
-    dst: &mut B::Buffer<i32>,
-    staging: &mut Vec<i32>,
-    values: impl Iterator<Item = i32>,
-) -> Result<()> {
-    staging.clear();
-    staging.extend(values);
-    B::write(ctx, dst, 0, staging)
-}
-
-/// Steps with equal keys record the same ops over the same buffers.
-fn graph_key(shape: BatchShape, logit_rows: usize) -> u64 {
-    // Sizes of a decode step are far below 2²⁰ rows; the rounded length is a power of two.
-    (shape.tokens as u64) << 40 | (logit_rows as u64) << 8 | u64::from(shape.max_kv_len.ilog2())
 }
 
 /// Embeds the batch's tokens, where this is the first stage, and runs all its layers; the last layer's output is pending in

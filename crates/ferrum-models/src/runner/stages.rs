@@ -93,12 +93,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRun
     }
 
     fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()> {
-        self.upload(batch)?;
+        self.pack(batch)?;
+        self.send([])?;
         if !StageRunner::stage(self).is_first() {
             self.write_stream(stream)?;
         }
-        // No row of logits tells one captured step from another here.
-        self.compute(batch, Some(0), &mut |ctx, step, scratch| {
+        self.compute(batch, false, &mut |ctx, step, scratch| {
             scratch.add_pending(ctx, step)
         })?;
         self.read_stream(stream)

@@ -56,7 +56,6 @@ fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> 
     let starts = seqs.saturating_add(1);
     len(op, "query_starts", &batch.query_starts, starts)?;
     len(op, "kv_lens", &batch.kv_lens, seqs)?;
-    len(op, "token_seqs", &batch.token_seqs, tokens)?;
     let tables = elements(op, &[seqs, table_stride])?;
     let found = batch.block_tables.get(group).ok_or_else(|| {
         let groups = batch.block_tables.len();
@@ -160,7 +159,6 @@ pub struct Batch<'a> {
     shape: BatchShape,
     query_starts: &'a [i32],
     kv_lens: &'a [i32],
-    token_seqs: &'a [i32],
     block_tables: &'a [i32],
 }
 
@@ -176,13 +174,13 @@ pub struct Sequence {
 }
 
 impl<'a> Batch<'a> {
-    /// The batch of `shape` over `[query_starts, kv_lens, token_seqs, block_tables]`, whose lengths
+    /// The batch of `shape` over `[query_starts, kv_lens, block_tables]`, whose lengths
     /// the op's own check has seen.
     ///
     /// # Errors
     /// `InvalidArgument` when the sequences do not make up the tokens.
-    pub fn new(op: &'static str, shape: BatchShape, buffers: [&'a [i32]; 4]) -> Result<Self> {
-        let [query_starts, kv_lens, token_seqs, block_tables] = buffers;
+    pub fn new(op: &'static str, shape: BatchShape, buffers: [&'a [i32]; 3]) -> Result<Self> {
+        let [query_starts, kv_lens, block_tables] = buffers;
         let BatchShape { tokens, seqs, .. } = shape;
         let (first, last) = (query_starts[0], query_starts[seqs]);
         require(op, first == 0 && last as usize == tokens, || {
@@ -192,7 +190,6 @@ impl<'a> Batch<'a> {
             shape,
             query_starts,
             kv_lens,
-            token_seqs,
             block_tables,
         })
     }
@@ -234,11 +231,6 @@ impl<'a> Batch<'a> {
                  the batch announces at most {max_query_len} and {max_kv_len}"
             )
         })?;
-        if let Some(t) = (start..end).find(|t| self.token_seqs[*t] as usize != s) {
-            let found = self.token_seqs[t];
-            let reason = format!("token_seqs[{t}] is {found}, expected {s}");
-            return Err(Error::invalid(op, reason));
-        }
         Ok(Sequence {
             tokens: start..end,
             first_index: kv_len.saturating_sub(query_len),

@@ -260,14 +260,13 @@ impl Paged {
                 head_dim,
             };
             let mut starts = vec![0];
-            let (mut kv_lens, mut token_seqs, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut kv_lens, mut rows) = (Vec::new(), Vec::new());
             for (s, n) in step.iter().enumerate() {
                 for t in done[s]..done[s] + n {
                     rows.extend(self.row(s, t, shape));
-                    token_seqs.push(s as i32);
                 }
                 done[s] += n;
-                starts.push(token_seqs.len() as i32);
+                starts.push(starts[s] + *n as i32);
                 kv_lens.push(done[s] as i32);
             }
             let i32s = |x: &[i32]| device.from_slice(x).unwrap();
@@ -281,7 +280,6 @@ impl Paged {
                 },
                 tokens: i32s(&vec![0; tokens]),
                 rope_rows: i32s(&vec![0; tokens]),
-                token_seqs: i32s(&token_seqs),
                 query_starts: i32s(&starts),
                 kv_lens: i32s(&kv_lens),
                 block_tables: vec![i32s(&table)],
@@ -490,21 +488,20 @@ fn wrong_batches_are_errors() {
     };
     let mut kv: KvLayer<CpuBackend, KvF32> = device.alloc_kv_layer(pool).unwrap();
     let x = act(&device, &tensor(1, 3 * 4 * 32, 1.0));
-    // (query_starts, kv_len, token_seqs, table)
+    // (query_starts, kv_len, table)
     let cases = [
-        ([0, 3], 3, [0, 0, 0], [1, 0], true),
-        ([0, 3], 8, [0, 0, 0], [1, 0], true),
-        ([1, 3], 3, [0, 0, 0], [1, 0], false),
-        ([0, 2], 3, [0, 0, 0], [1, 0], false),
-        ([0, -3], 3, [0, 0, 0], [1, 0], false),
-        ([0, 3], 2, [0, 0, 0], [1, 0], false),
-        ([0, 3], -1, [0, 0, 0], [1, 0], false),
-        ([0, 3], 9, [0, 0, 0], [1, 0], false),
-        ([0, 3], 3, [0, 1, 0], [1, 0], false),
-        ([0, 3], 3, [0, 0, 0], [2, 0], false),
-        ([0, 3], 8, [0, 0, 0], [1, -1], false),
+        ([0, 3], 3, [1, 0], true),
+        ([0, 3], 8, [1, 0], true),
+        ([1, 3], 3, [1, 0], false),
+        ([0, 2], 3, [1, 0], false),
+        ([0, -3], 3, [1, 0], false),
+        ([0, 3], 2, [1, 0], false),
+        ([0, 3], -1, [1, 0], false),
+        ([0, 3], 9, [1, 0], false),
+        ([0, 3], 3, [2, 0], false),
+        ([0, 3], 8, [1, -1], false),
     ];
-    for (starts, kv_len, seqs, table, good) in cases {
+    for (starts, kv_len, table, good) in cases {
         let i32s = |x: &[i32]| device.from_slice(x).unwrap();
         let batch = DeviceBatch::<CpuBackend> {
             shape: BatchShape {
@@ -516,7 +513,6 @@ fn wrong_batches_are_errors() {
             },
             tokens: i32s(&[0; 3]),
             rope_rows: i32s(&[0; 3]),
-            token_seqs: i32s(&seqs),
             query_starts: i32s(&starts),
             kv_lens: i32s(&[kv_len]),
             block_tables: vec![i32s(&table)],
@@ -525,14 +521,14 @@ fn wrong_batches_are_errors() {
         assert_eq!(
             done.is_ok(),
             good,
-            "{starts:?} {kv_len} {seqs:?} {table:?}: {done:?}"
+            "{starts:?} {kv_len} {table:?}: {done:?}"
         );
         let mut out = poison(&device, 3 * 4 * 32);
         let done = CpuBackend::kv_attention(&mut ctx, &x, &kv, None, &batch, &mut out, &PLAIN);
         assert_eq!(
             done.is_ok(),
             good,
-            "{starts:?} {kv_len} {seqs:?} {table:?}: {done:?}"
+            "{starts:?} {kv_len} {table:?}: {done:?}"
         );
     }
     let copy = |kv: &mut _, ctx: &mut _, from, to| {

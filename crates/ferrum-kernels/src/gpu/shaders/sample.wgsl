@@ -12,7 +12,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> p: Params;
 @group(1) @binding(0) var<storage, read_write> logits: array<u32>;
-// Settings of all rows, then changes, then masks.
+// Settings of all rows, then changes, then masks, as `SampleBatch::write_words` has them.
 @group(1) @binding(1) var<storage, read_write> work: array<u32>;
 @group(1) @binding(2) var<storage, read> previous: array<i32>;
 @group(1) @binding(3) var<storage, read_write> tokens: array<i32>;

@@ -23,14 +23,13 @@ pub(super) fn batch<B: Backend>(
         .max()
         .unwrap_or(0)
         .max(1);
-    let (mut token_seqs, mut rope_rows) = (Vec::new(), Vec::new());
+    let mut rope_rows = Vec::new();
     let mut query_starts = vec![0i32];
     let mut tables = vec![-1i32; seqs.len() * table_stride];
     let mut next = 0;
     for (s, &Seq(new, keys)) in seqs.iter().enumerate() {
-        token_seqs.extend(std::iter::repeat_n(s as i32, new));
         rope_rows.extend((keys - new..keys).map(|i| i as i32));
-        query_starts.push(token_seqs.len() as i32);
+        query_starts.push(rope_rows.len() as i32);
         for entry in 0..keys.div_ceil(block_size) {
             // 7 and the number of blocks have no common factor, so that no block is given twice.
             tables[s * table_stride + entry] = ((next * 7 + 3) % blocks) as i32;
@@ -41,14 +40,13 @@ pub(super) fn batch<B: Backend>(
     let kv_lens: Vec<i32> = seqs.iter().map(|s| s.1 as i32).collect();
     Ok(DeviceBatch {
         shape: BatchShape {
-            tokens: token_seqs.len(),
+            tokens: rope_rows.len(),
             seqs: seqs.len(),
             table_stride,
             max_query_len: seqs.iter().map(|s| s.0).max().unwrap_or(0),
             max_kv_len: seqs.iter().map(|s| s.1).max().unwrap_or(0),
         },
-        tokens: device.from_slice(&vec![0; token_seqs.len()])?,
-        token_seqs: device.from_slice(&token_seqs)?,
+        tokens: device.from_slice(&vec![0; rope_rows.len()])?,
         rope_rows: device.from_slice(&rope_rows)?,
         query_starts: device.from_slice(&query_starts)?,
         kv_lens: device.from_slice(&kv_lens)?,

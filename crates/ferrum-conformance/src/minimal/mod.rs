@@ -1,52 +1,76 @@
 //! A backend that implements what the traits require and little else, so that the suite runs on the bodies which the
 //! contract provides; a function that becomes required stops this file from compiling. It is what the other backends
 //! of this workspace are not: its activations have 16 bits, nothing that is recorded runs before somebody waits for
-//! it, and graphs are captured and replayed. It lives in host memory and hands each function to the reference.
+//! it, graphs are captured and replayed, and what goes up to it is counted. So tests of what is built on backends use
+//! it, too. It lives in host memory and hands each function to the reference.
 
 mod queue;
+mod sample;
 
-use crate::report::Report;
-use crate::{Filter, run_collective, run_core, run_graph, run_paged, run_sample, run_timer};
 use ferrum_kernels::reference::{KvCodec, Mixed, RefBuffer, RefKvScales, RefWeight, Reference};
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
-    BackendPagedKv, BackendSample, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey,
-    GraphRun, HeadLayout, HeadsShape, HostTimer, KvF32, KvInt8, KvLayer, LlmBackend, NormShape,
-    PagedKvShape, PendingRead, QkNorm, Rope, RowShape, WeightPart, check,
+    BackendPagedKv, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey, GraphRun,
+    HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape, PendingRead, QkNorm, Rope,
+    RowShape, UploadPiece, WeightPart, check,
 };
 use ferrum_types::{BlockId, Element, FloatElement, Result};
 use half::bf16;
 use queue::{Memory, SharedQueue};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What computes: activations of 16 bits, the residual stream and logits in f32.
 type P = Mixed<bf16>;
 type R = Reference<P>;
 
-/// The suite on [`Minimal`].
-pub(super) fn run(filter: &Filter) -> Report {
-    fn whole(_: &impl LlmBackend) {}
-    whole(&Minimal);
-    let mut report = Report::new(Minimal::NAME);
-    run_core(&Minimal, filter, &mut report);
-    run_paged::<_, KvF32>(&Minimal, filter, &mut report);
-    run_paged::<_, KvInt8>(&Minimal, filter, &mut report);
-    run_graph(&Minimal, filter, &mut report);
-    run_sample(&Minimal, filter, &mut report);
-    run_collective(&Minimal, filter, &mut report);
-    run_timer(&Minimal, filter, &mut report);
-    report
+/// The device. Clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Minimal {
+    counters: Arc<Counters>,
 }
 
-#[derive(Clone, Debug)]
-struct Minimal;
+#[derive(Debug, Default)]
+struct Counters {
+    uploads: AtomicU64,
+    bytes: AtomicU64,
+}
 
-struct MinimalContext {
+/// What went from the host to a device so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uploads {
+    /// Transfers.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Minimal {
+    /// What was uploaded so far, on all contexts.
+    pub fn uploads(&self) -> Uploads {
+        Uploads {
+            count: self.counters.uploads.load(Ordering::Relaxed),
+            bytes: self.counters.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn count_upload<T>(&self, src: &[T]) {
+        let bytes = size_of_val(src) as u64;
+        self.counters.uploads.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What was recorded for a [`Minimal`] device.
+pub struct MinimalContext {
     device: Minimal,
     queue: SharedQueue,
 }
 
-type Buffer<T> = Memory<RefBuffer<T>>;
+/// Memory of a [`Minimal`] device.
+pub type MinimalBuffer<T> = Memory<RefBuffer<T>>;
+
+type Buffer<T> = MinimalBuffer<T>;
 type Acts = Buffer<bf16>;
 type Floats = Buffer<f32>;
 type Ctx = MinimalContext;
@@ -78,12 +102,12 @@ impl Backend for Minimal {
     type Timer = HostTimer<Self>;
 
     fn open(ordinal: usize) -> Result<Self> {
-        R::open(ordinal).map(|_| Minimal)
+        R::open(ordinal).map(|_| Self::default())
     }
 
     fn new_context(&self) -> Result<Ctx> {
         Ok(MinimalContext {
-            device: Minimal,
+            device: self.clone(),
             queue: SharedQueue::new()?,
         })
     }
@@ -107,8 +131,28 @@ impl Backend for Minimal {
         src: &[T],
     ) -> Result<()> {
         check::range("write", "dst", dst, offset, src.len())?;
+        ctx.device.count_upload(src);
         let src = src.to_vec();
         record!(ctx, [], [dst], |r| R::write(r, &mut *dst, offset, &src))
+    }
+
+    fn write_packed<'b, 'p>(
+        ctx: &mut Ctx,
+        src: &[i32],
+        to: impl IntoIterator<Item = (&'b mut Buffer<i32>, &'p [UploadPiece])>,
+    ) -> Result<()> {
+        ctx.device.count_upload(src);
+        let packed: Arc<[i32]> = src.into();
+        for (dst, pieces) in to {
+            for piece in pieces {
+                let len = piece.of(src)?.len();
+                check::range("write", "dst", dst, piece.to, len)?;
+                let (dst, packed, piece) = (dst.clone(), Arc::clone(&packed), *piece);
+                ctx.queue
+                    .record(move |r| R::write(r, &mut dst.get_mut(), piece.to, piece.of(&packed)?));
+            }
+        }
+        Ok(())
     }
 
     fn read<T: Element>(
@@ -331,10 +375,13 @@ impl Backend for Minimal {
 }
 
 impl BackendPagedKv for Minimal {}
-impl BackendSample for Minimal {}
 impl BackendCollective for Minimal {}
 
 impl BackendGraph for Minimal {
+    fn captures(&self) -> bool {
+        true
+    }
+
     fn run_graph(
         ctx: &mut Ctx,
         key: GraphKey,
@@ -361,20 +408,18 @@ fn later(batch: &DeviceBatch<Minimal>) -> impl Fn() -> DeviceBatch<R> + use<> {
     let buffers = [
         &batch.tokens,
         &batch.rope_rows,
-        &batch.token_seqs,
         &batch.query_starts,
         &batch.kv_lens,
     ]
     .map(Clone::clone);
     let tables = batch.block_tables.clone();
     move || {
-        let [tokens, rope_rows, token_seqs, query_starts, kv_lens] =
+        let [tokens, rope_rows, query_starts, kv_lens] =
             buffers.each_ref().map(|buffer| buffer.get().clone());
         DeviceBatch {
             shape,
             tokens,
             rope_rows,
-            token_seqs,
             query_starts,
             kv_lens,
             block_tables: tables.iter().map(|table| table.get().clone()).collect(),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 /// Memory that recorded work shares with the handles to it.
 #[derive(Debug)]
-pub(super) struct Memory<T> {
+pub struct Memory<T> {
     data: Arc<RwLock<T>>,
     len: usize,
 }
