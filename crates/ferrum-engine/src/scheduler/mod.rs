@@ -94,6 +94,8 @@ pub struct Scheduler {
     seqs: HashMap<SeqId, Sequence>,
     waiting: BTreeMap<Rank, SeqId>,
     running: BTreeMap<Rank, SeqId>,
+    /// Those that run, by slot. The last one takes the place of one that leaves, so all others stay.
+    slots: Vec<SeqId>,
     deadlines: BTreeSet<(Duration, SeqId)>,
     arrivals: u64,
     counters: SchedulerCounters,
@@ -139,6 +141,7 @@ impl Scheduler {
             seqs: HashMap::new(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
+            slots: Vec::new(),
             deadlines: BTreeSet::new(),
             arrivals: 0,
             counters: SchedulerCounters::default(),
@@ -231,7 +234,9 @@ impl Scheduler {
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let mut seq = self.seqs.remove(&id)?;
         self.waiting.remove(&seq.rank);
-        self.running.remove(&seq.rank);
+        if self.running.remove(&seq.rank).is_some() {
+            self.leave_slot(seq.slot);
+        }
         if let Some(deadline) = seq.deadline {
             self.deadlines.remove(&(deadline, id));
         }
@@ -241,6 +246,15 @@ impl Scheduler {
             host.forget(id);
         }
         Some(seq)
+    }
+
+    /// Nobody has this slot any more.
+    fn leave_slot(&mut self, slot: usize) {
+        self.slots.swap_remove(slot);
+        let moved = self.slots.get(slot).and_then(|id| self.seqs.get_mut(id));
+        if let Some(moved) = moved {
+            moved.slot = slot;
+        }
     }
 
     /// A sequence whose deadline is past. It stays until it is removed.
@@ -313,8 +327,9 @@ impl Scheduler {
             let running = self.running.get(&seq.rank) == Some(id);
             let waiting = self.waiting.get(&seq.rank) == Some(id);
             let fits = seq.computed <= seq.table.len() * self.pool.block_size();
+            let placed = self.slots.get(seq.slot) == Some(id);
             let listed = match seq.state {
-                State::Running => running && !waiting,
+                State::Running => running && placed && !waiting,
                 State::Waiting => waiting && !running && seq.table.is_empty(),
             };
             if !listed || !fits {
@@ -324,7 +339,8 @@ impl Scheduler {
                 )));
             }
         }
-        if self.running.len() + self.waiting.len() != self.seqs.len() {
+        let queued = self.running.len() + self.waiting.len();
+        if queued != self.seqs.len() || self.slots.len() != self.running.len() {
             return Err(PoolFault::new("a queue has a sequence that is gone".into()));
         }
         Ok(())

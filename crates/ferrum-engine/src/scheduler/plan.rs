@@ -12,6 +12,8 @@ use std::ops::Bound;
 pub struct Work {
     /// Which sequence.
     pub seq: SeqId,
+    /// Its place among those that run: the order of a step.
+    pub slot: usize,
     /// Position of the first token.
     pub start: usize,
     /// Tokens.
@@ -61,7 +63,8 @@ impl StepPlan {
         self.preempted.clear();
     }
 
-    /// Decodes first, then chunks of prompts.
+    /// By slots, so that the sequences of a step are where they were in the step before, as far as those that ended
+    /// allow it: what a device has of each stays where it is.
     pub fn work(&self) -> &[Work] {
         &self.work
     }
@@ -123,6 +126,7 @@ impl Scheduler {
         self.grow_windows(plan, &left);
         left.tokens += kept;
         self.plan_drafts(plan, &mut left);
+        plan.work.sort_unstable_by_key(|work| work.slot);
     }
 
     /// Every running sequence gets blocks for all its tokens, by rank.
@@ -200,6 +204,8 @@ impl Scheduler {
         }
         seq.computed = known * self.pool.block_size();
         seq.state = State::Running;
+        seq.slot = self.slots.len();
+        self.slots.push(id);
         if seq.cached.is_none() {
             seq.cached = Some(seq.computed);
             self.counters.prompt_tokens += seq.prompt_len as u64;
@@ -258,6 +264,8 @@ impl Scheduler {
             seq.computed = 0;
             seq.draft.clear();
             seq.state = State::Waiting;
+            let slot = seq.slot;
+            self.leave_slot(slot);
         }
         self.waiting.insert(rank, id);
         self.counters.preemptions += 1;
@@ -273,6 +281,7 @@ impl Scheduler {
                 left.rows -= 1;
                 plan.work.push(Work {
                     seq: id,
+                    slot: seq.slot,
                     start: seq.computed,
                     len: 1,
                     draft: 0,
@@ -388,6 +397,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
     };
     Work {
         seq: id,
+        slot: seq.slot,
         start,
         len,
         draft: 0,

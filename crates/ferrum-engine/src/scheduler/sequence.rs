@@ -51,6 +51,8 @@ pub(super) enum State {
 pub struct Sequence {
     pub(super) rank: Rank,
     pub(super) state: State,
+    /// Place among those that run, while it does.
+    pub(super) slot: usize,
     pub(super) priority: i8,
     pub(super) deadline: Option<Duration>,
     pub(super) salt: CacheSalt,
@@ -85,6 +87,7 @@ impl Sequence {
         Self {
             rank,
             state: State::Waiting,
+            slot: 0,
             priority: new.priority,
             deadline: new.deadline,
             salt: new.salt,

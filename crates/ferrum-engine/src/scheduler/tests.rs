@@ -2,6 +2,7 @@
 //! computed for it, and a step checks that it reads what a sequence by itself would have written.
 
 mod offloaded;
+mod slots;
 mod windows;
 
 use super::*;
