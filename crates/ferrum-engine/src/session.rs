@@ -156,11 +156,11 @@ impl Session {
         }
         let vocab = self.spec().vocab_size;
         self.sampling.clear();
-        let samples = self.runner.samples();
-        match samples && sampler.sample_on_device(tokens, None, None, vocab, &mut self.sampling) {
-            true => Readback::SAMPLED,
-            false => Readback::Logits,
+        if !self.runner.samples() || !sampler.is_for_devices(None) {
+            return Readback::Logits;
         }
+        sampler.sample_on_device(tokens, None, None, (vocab, &[]), &mut self.sampling);
+        Readback::SAMPLED
     }
 
     /// The logits of the last token, `[vocab]`; empty when they were not wanted.

@@ -90,7 +90,9 @@ impl StepLoop<'_> {
             return true;
         }
         let answer = self.answers.get(&work.seq);
-        let has_drafts = answer.is_some_and(|answer| answer.lookup.is_some());
-        matches!(self.wanted.get(row), Some(Readback::Token(_))) && !has_drafts && work.draft == 0
+        // Drafts go on from the last token, and so do masks.
+        let wants_it =
+            answer.is_some_and(|answer| answer.lookup.is_some() || answer.guide.is_some());
+        matches!(self.wanted.get(row), Some(Readback::Token(_))) && !wants_it && work.draft == 0
     }
 }

@@ -34,6 +34,16 @@ pub(super) struct Answer<'t> {
     pub(super) admitted: bool,
 }
 
+/// Where a device is told how to choose the token of a row.
+pub(super) struct OnDevice<'a> {
+    pub(super) batch: &'a mut SampleBatch,
+    /// Tokens to choose from.
+    pub(super) vocab: usize,
+    /// Whether it takes masks. They have to be there before the step; a device that computes while the host looks on
+    /// loses that time, and the host can as well use them when the step is done.
+    pub(super) masks: bool,
+}
+
 /// What came of choosing a token.
 pub(super) enum Chosen {
     Token(TokenId, Option<Logprobs>),
@@ -110,26 +120,36 @@ impl Answer<'_> {
         &mut self,
         tokens: &[TokenId],
         last: Option<u32>,
-        sampling: Option<(&mut SampleBatch, usize)>,
+        sampling: Option<OnDevice<'_>>,
     ) -> Readback {
         if self.max_tokens == 0 {
             return Readback::Nothing;
         }
-        if self.guide.is_some() {
-            return Readback::Logits;
-        }
         let due = usize::from(last.is_some());
-        if self.logprobs.is_none() && self.sampler.is_plain_greedy(self.generated + due) {
+        let greedy = self.logprobs.is_none() && self.sampler.is_plain_greedy(self.generated + due);
+        if greedy && self.guide.is_none() {
             return Readback::GREEDY;
         }
-        let told = sampling.is_some_and(|(batch, vocab)| {
-            let sampler = &mut self.sampler;
-            sampler.sample_on_device(tokens, last, self.logprobs, vocab, batch)
-        });
-        match told {
-            true => Readback::SAMPLED,
-            false => Readback::Logits,
-        }
+        let fits = self.sampler.is_for_devices(self.logprobs);
+        let Some(OnDevice {
+            batch,
+            vocab,
+            masks,
+        }) = sampling.filter(|_| fits)
+        else {
+            return Readback::Logits;
+        };
+        let mask = match &mut self.guide {
+            None => &[][..],
+            Some(guide) if masks => match guide.mask_for_device() {
+                Some(mask) => mask.words(vocab),
+                None => return Readback::Logits,
+            },
+            Some(_) => return Readback::Logits,
+        };
+        let sampler = &mut self.sampler;
+        sampler.sample_on_device(tokens, last, self.logprobs, (vocab, mask), batch);
+        Readback::SAMPLED
     }
 
     /// Chooses the token after `tokens` by a row of logits, which it may change.
@@ -159,8 +179,14 @@ impl Answer<'_> {
         }
     }
 
+    /// What comes of it when a device found no token.
+    pub(super) fn no_token_on_device(&mut self, none: NoToken) -> Chosen {
+        let mask = self.guide.as_mut().and_then(|guide| guide.mask().ok());
+        self.no_token(none, mask.as_ref())
+    }
+
     /// What comes of it when there is no token.
-    pub(super) fn no_token(&self, none: NoToken, mask: Option<&Mask>) -> Chosen {
+    fn no_token(&self, none: NoToken, mask: Option<&Mask>) -> Chosen {
         if none == NoToken::NotANumber {
             return Chosen::Failed(EngineError::NotANumber);
         }

@@ -28,7 +28,7 @@ impl StepLoop<'_> {
         let chosen = before.unwrap_or_else(|| match self.output.row(row) {
             RowOutput::Token(token, logprobs) => Chosen::Token(token, logprobs.cloned()),
             RowOutput::Logits(logits) => answer.choose(logits, seq.tokens()),
-            RowOutput::NoToken(none) => answer.no_token(none, None),
+            RowOutput::NoToken(none) => answer.no_token_on_device(none),
             RowOutput::Nothing => Chosen::Failed(EngineError::NotANumber),
         });
         let (token, logprobs) = match chosen {

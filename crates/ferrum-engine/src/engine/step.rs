@@ -2,6 +2,7 @@
 //! see [`ahead`](super::ahead).
 
 use super::ahead::Flight;
+use super::answer::OnDevice;
 use super::draft::Ask;
 use super::pace;
 use super::step_loop::StepLoop;
@@ -228,11 +229,12 @@ impl StepLoop<'_> {
                         .map(|last| last.row);
                     // Chance goes on only with the rows of a draft that are right.
                     let on_device = samples && work.gives_token && work.draft == 0;
-                    answer.wanted(
-                        seq.tokens(),
-                        last,
-                        on_device.then_some((&mut *sampling, vocab)),
-                    )
+                    let on_device = on_device.then_some(OnDevice {
+                        batch: &mut *sampling,
+                        vocab,
+                        masks: self.overlaps,
+                    });
+                    answer.wanted(seq.tokens(), last, on_device)
                 }
                 _ => Readback::GREEDY,
             };

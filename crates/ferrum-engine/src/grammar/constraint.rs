@@ -122,8 +122,8 @@ pub(crate) struct Guide {
     /// Has seen all tokens; away while masks are computed, and for good after a fault.
     matcher: Option<Box<Matcher>>,
     coming: Option<Receiver<Done>>,
-    /// For the next rows of logits.
-    masks: VecDeque<Mask>,
+    /// For the next rows of logits, or why there are none.
+    masks: VecDeque<Result<Mask, String>>,
     /// Tokens that end the answer and are no text.
     ends: Arc<[TokenId]>,
     budget: TimeBudget,
@@ -153,6 +153,21 @@ impl Guide {
     /// # Errors
     /// Why there is none.
     pub(crate) fn mask(&mut self) -> Result<Mask, String> {
+        self.receive();
+        let lost = || Err("the masks of this answer are lost".to_owned());
+        self.masks.pop_front().unwrap_or_else(lost)
+    }
+
+    /// The same before the step, for a device that chooses the token. `None` where the host has to look: nothing can
+    /// follow, or there is no mask, and [`mask`](Self::mask) says why.
+    pub(crate) fn mask_for_device(&mut self) -> Option<&Mask> {
+        self.receive();
+        let mask = self.masks.front()?.as_ref().ok()?;
+        (!mask.is_empty()).then_some(mask)
+    }
+
+    /// Waits for masks, if there are none.
+    fn receive(&mut self) {
         let done = match self.coming.take() {
             Some(coming) => coming.recv().ok(),
             None if self.masks.is_empty() => {
@@ -161,13 +176,15 @@ impl Guide {
             }
             None => None,
         };
-        if let Some(done) = done {
-            self.matcher = Some(done.matcher);
-            self.masks = done.masks?.into();
-            self.budget.charge(done.time)?;
-        }
-        let lost = || "the masks of this answer are lost".to_owned();
-        self.masks.pop_front().ok_or_else(lost)
+        let Some(done) = done else {
+            return;
+        };
+        self.matcher = Some(done.matcher);
+        let charged = self.budget.charge(done.time);
+        self.masks = match done.masks.and_then(|masks| charged.map(|()| masks)) {
+            Ok(masks) => masks.into_iter().map(Ok).collect(),
+            Err(reason) => VecDeque::from([Err(reason)]),
+        };
     }
 
     /// Whether the answer may end here.

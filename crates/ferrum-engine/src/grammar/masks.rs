@@ -59,6 +59,12 @@ impl Mask {
         (token as usize) < self.bits.len() && self.bits.is_allowed(token)
     }
 
+    /// A bit for each of `vocab` tokens, from the least significant one of the first word on.
+    pub(crate) fn words(&self, vocab: usize) -> &[u32] {
+        let words = self.bits.as_slice();
+        &words[..words.len().min(vocab.div_ceil(u32::BITS as usize))]
+    }
+
     /// Whether it allows nothing but some of `tokens`.
     pub(super) fn allows_only(&self, tokens: &[TokenId]) -> bool {
         let mut rest = self.bits.clone();

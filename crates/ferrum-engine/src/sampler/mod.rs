@@ -20,10 +20,11 @@
 //! for, replaces 7 to 11.
 //!
 //! Devices do 2, 3 and 5 to 9 and 12 by themselves where nothing else is asked for (`ferrum_kernels::BackendSample`, with
-//! the least number of tokens as biases): [`Sampler::sample_on_device`] says how, chance included, so that the same seed gives the same text.
+//! the least number of tokens as biases): [`Sampler::sample_on_device`] says how, chance included, so that the same seed
+//! gives the same text.
 //!
 //! A grammar's mask ([`grammar`](crate::grammar)) comes before 1, on the same logits: a masked token is one of
-//! `-inf`.
+//! `-inf`. Devices take it, too.
 
 mod bans;
 mod breakers;
@@ -127,23 +128,25 @@ impl Sampler {
         self.params.is_plain_greedy() && !self.bans.is_too_short(generated)
     }
 
-    /// Says in `batch` how a device is to choose the token after `tokens`. Where the step before this one is in
-    /// flight, there is one more token in between, which row `last` of that step chooses. `logprobs` alternatives
-    /// are wanted.
-    ///
-    /// Whether it does: else nothing was said, and the host has to [`sample`](Self::sample).
+    /// Whether a device that samples can choose its tokens, with so many alternatives beside each. Else the host has
+    /// to [`sample`](Self::sample).
+    pub fn is_for_devices(&self, logprobs: Option<usize>) -> bool {
+        self.params.is_for_devices() && logprobs.is_none_or(|n| n <= MAX_LOGPROBS)
+    }
+
+    /// Says in `batch` how a device is to choose the token after `tokens`, for settings that
+    /// [`are for devices`](Self::is_for_devices). Where the step before this one is in flight, there is one more token
+    /// in between, which row `last` of that step chooses. `logprobs` alternatives are wanted. Of `vocab` tokens, those
+    /// whose bit in `mask` is not set are forbidden; an empty one forbids none.
     pub fn sample_on_device(
         &mut self,
         tokens: &[TokenId],
         last: Option<u32>,
         logprobs: Option<usize>,
-        vocab: usize,
+        (vocab, mask): (usize, &[u32]),
         batch: &mut SampleBatch,
-    ) -> bool {
+    ) {
         let params = &self.params;
-        if !params.is_for_devices() || logprobs.is_some_and(|n| n > MAX_LOGPROBS) {
-            return false;
-        }
         let due = usize::from(last.is_some());
         let generated = tokens.len().saturating_sub(self.prompt_len) + due;
         let banned = self.bans.too_early(generated);
@@ -164,8 +167,8 @@ impl Sampler {
         };
         let changes = changes.chain(banned.iter().map(ban));
         let inside = |change: &TokenChange| (change.token as usize) < vocab;
-        batch.push(row, changes.filter(inside), None);
-        true
+        let mask = (!mask.is_empty()).then_some(mask);
+        batch.push(row, changes.filter(inside), mask);
     }
 
     /// Chooses a token. `tokens` is the sequence so far, prompt included; `logits` is changed by bans, bias

@@ -1,5 +1,6 @@
 //! Answers under a grammar, with all that else may happen to an answer.
 
+use crate::overlapped::Overlapped;
 use crate::scripted::{CONFIG, Scripted};
 use crate::{Answered, collect, demo_tokenizer, encode, greedy, sampled};
 use ferrum_engine::engine::StopMatch;
@@ -41,6 +42,14 @@ fn saying(text: &str) -> Scripted {
     Scripted::new(CONFIG).saying(2, tokens)
 }
 
+/// The engine on a runner whose tokens the host chooses under masks, or a device whose steps overlap.
+fn start(runner: Scripted, on_device: bool) -> Engine {
+    match on_device {
+        false => runner.start(EngineConfig::default()),
+        true => Overlapped::new(runner.sampling()).start(EngineConfig::default()),
+    }
+}
+
 #[test]
 fn an_answer_ends_where_its_grammar_does() {
     // What the model would say, the grammar, what comes of it, and why it ended.
@@ -55,8 +64,9 @@ fn an_answer_ends_where_its_grammar_does() {
         ("\u{1f98a}!", "\u{1f98a}", "\u{1f98a}", stop),
         ("abc", "abc[x]{40}", "abcx", FinishReason::Length),
     ];
-    for (said, expression, expected, reason) in cases {
-        let engine = saying(said).start(EngineConfig::default());
+    let on_both = cases.iter().flat_map(|case| [(case, false), (case, true)]);
+    for (&(said, expression, expected, reason), on_device) in on_both {
+        let engine = start(saying(said), on_device);
         let found = ask(&engine, held(expression, 12));
         let choice = &found.choices[0];
         assert!(
@@ -143,6 +153,46 @@ fn noise_under_a_grammar_is_of_the_grammar() {
 }
 
 #[test]
+fn a_device_chooses_under_masks_what_the_host_would() {
+    let schema = serde_json::json!({
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "yz"]}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": false,
+    });
+    let lenient = false;
+    let grammar = compile(&Grammar::JsonSchema { schema, lenient });
+    let request = |seed| {
+        let mut request = sampled(&[1, 2], 40, seed);
+        request.generation.stop_tokens = demo_tokenizer().eos_ids().to_vec();
+        // Every second one is free.
+        request.grammar = (seed % 2 == 0).then(|| grammar.clone());
+        request.n = 2;
+        let sampling = &mut request.generation.sampling;
+        match seed % 8 {
+            0 => sampling.temperature = 0.0,
+            2 => sampling.top_p = 0.9,
+            4 => sampling.repeat_penalty = 1.3,
+            _ => request.logprobs = Some(2),
+        }
+        request.generation.min_tokens = 3 * (seed as usize % 3);
+        request
+    };
+    let answers = |engine: &Engine| {
+        let submit = |seed| engine.handle().submit(request(seed)).unwrap();
+        let streams: Vec<_> = (0..16).map(submit).collect();
+        let answers = streams.into_iter().map(|stream| collect(stream).choices);
+        answers.collect::<Vec<_>>()
+    };
+    let host = answers(&start(Scripted::new(CONFIG), false));
+    let device = Overlapped::new(Scripted::new(CONFIG).sampling());
+    let rows = device.rows_read();
+    let device = answers(&device.start(EngineConfig::default()));
+    assert_eq!(device, host);
+    assert_eq!(rows.load(std::sync::atomic::Ordering::Relaxed), 0);
+}
+
+#[test]
 fn stop_strings_stop_before_the_grammar_does() {
     let engine = saying("abcdef").start(EngineConfig::default());
     let mut request = held("[a-z]{6}", 12);
@@ -181,7 +231,13 @@ fn a_special_token_has_text_where_it_is_asked_for() {
 
 #[test]
 fn what_cannot_be_kept_to_fails_and_nothing_else_does() {
-    let engine = saying("abc").start(EngineConfig::default());
+    for on_device in [false, true] {
+        check_what_cannot_be_kept_to(on_device);
+    }
+}
+
+fn check_what_cannot_be_kept_to(on_device: bool) {
+    let engine = start(saying("abc"), on_device);
     let mut impossible = held("abc", 12);
     let bytes = |token| demo_tokenizer().token_bytes(token).unwrap_or_default();
     let all = 0..demo_tokenizer().vocab_size() as TokenId;

@@ -7,6 +7,7 @@ use ferrum_models::{DecoderSpec, Readback, RunnerConfig, StepBatch, StepOutput, 
 use ferrum_types::{AdapterId, Error, Result, TokenId};
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -32,6 +33,8 @@ pub(crate) struct Overlapped {
     /// Adapters of the sequences in each step in flight.
     in_flight: VecDeque<Vec<Option<AdapterId>>>,
     log: Arc<Mutex<Vec<Happened>>>,
+    /// Rows of logits that were read.
+    rows: Arc<AtomicUsize>,
 }
 
 impl Overlapped {
@@ -71,12 +74,18 @@ impl Overlapped {
             submitted: 0,
             in_flight: VecDeque::new(),
             log: Arc::default(),
+            rows: Arc::default(),
         }
     }
 
     /// What happened to its steps, in order.
     pub(crate) fn log(&self) -> Arc<Mutex<Vec<Happened>>> {
         Arc::clone(&self.log)
+    }
+
+    /// How many rows of logits were read.
+    pub(crate) fn rows_read(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.rows)
     }
 
     pub(crate) fn start(self, config: EngineConfig) -> Engine {
@@ -131,6 +140,8 @@ impl StepRunner for Overlapped {
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         assert!(self.in_flight.len() < 2, "a third step");
         assert!(batch.choices.is_empty() || self.in_flight.len() == 1);
+        let rows = wanted.iter().filter(|w| **w == Readback::Logits).count();
+        self.rows.fetch_add(rows, Ordering::Relaxed);
         let step = (batch.clone(), wanted.to_vec());
         let steps = self.steps.as_ref();
         if steps.is_none_or(|steps| steps.send(step).is_err()) {
