@@ -213,7 +213,7 @@ impl Demands {
     fn suit_gpu(self, info: &DeviceInfo) -> bool {
         // Weights, and headroom for KV.
         let needed = self.bytes.saturating_add(self.bytes / 2);
-        let fits = info.memory_bytes.is_none_or(|memory| memory >= needed);
+        let fits = info.memory.is_none_or(|memory| memory.free >= needed);
         !info.software && fits && !self.experts && !self.quantised
     }
 }
@@ -477,6 +477,7 @@ pub fn list_devices() -> Vec<DeviceInfo> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrum_kernels::DeviceMemory;
 
     #[test]
     fn a_backend_is_named_as_it_is_chosen() {
@@ -488,9 +489,16 @@ mod tests {
 
     #[test]
     fn a_gpu_gets_what_it_computes_as_it_is() {
-        let info = |software, memory_bytes| DeviceInfo {
+        // What others have taken of the memory cannot be had.
+        let memory = |free: Option<u64>| {
+            free.map(|free| DeviceMemory {
+                free,
+                total: 3 << 30,
+            })
+        };
+        let info = |software, free| DeviceInfo {
             software,
-            memory_bytes,
+            memory: memory(free),
             ..ReferenceBackend::open(0).unwrap().info()
         };
         let plain = Demands {

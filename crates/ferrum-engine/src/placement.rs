@@ -274,7 +274,10 @@ impl Placement {
         let plans = self.stage_plans(model, config, kv);
         for (placed, plan) in self.stages().zip(plans) {
             let info = placed.device.info();
-            match all.iter_mut().find(|(known, _)| *known == info) {
+            // What is free may have changed meanwhile.
+            let same =
+                |known: &DeviceInfo| (known.backend, known.ordinal) == (info.backend, info.ordinal);
+            match all.iter_mut().find(|(known, _)| same(known)) {
                 Some((_, sum)) => *sum = sum.and(plan),
                 None => all.push((info, plan)),
             }

@@ -4,6 +4,7 @@ use crate::args::DevicesArgs;
 use crate::failure::Outcome;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::list_devices;
+use ferrum_kernels::DeviceMemory;
 use serde_json::json;
 
 pub(crate) fn devices(args: &DevicesArgs) -> Outcome {
@@ -18,7 +19,8 @@ pub(crate) fn devices(args: &DevicesArgs) -> Outcome {
                     "name": d.name,
                     "detail": d.detail,
                     "software": d.software,
-                    "memory_bytes": d.memory_bytes,
+                    "memory_bytes": d.memory.map(|memory| memory.total),
+                    "free_memory_bytes": d.memory.map(|memory| memory.free),
                 })
             })
             .collect();
@@ -27,8 +29,10 @@ pub(crate) fn devices(args: &DevicesArgs) -> Outcome {
     let mut text = String::new();
     for d in &devices {
         let memory = d
-            .memory_bytes
-            .map_or(String::new(), |m| format!(", {}", human_bytes(m)));
+            .memory
+            .map_or(String::new(), |DeviceMemory { free, total }| {
+                format!(", {} of {} free", human_bytes(free), human_bytes(total))
+            });
         let software = if d.software { ", software" } else { "" };
         let (backend, name, detail) = (d.backend, &d.name, &d.detail);
         text += &format!(

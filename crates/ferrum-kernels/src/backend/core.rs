@@ -36,8 +36,17 @@ pub struct DeviceInfo {
     pub detail: String,
     /// Whether a GPU is only imitated by the CPU, so that nobody should choose it for speed.
     pub software: bool,
-    /// Memory that weights and KV can use, where the device tells.
-    pub memory_bytes: Option<u64>,
+    /// Its memory at the time of asking, where the device tells.
+    pub memory: Option<DeviceMemory>,
+}
+
+/// Memory that weights and KV can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes that nobody uses now, or that would be given up for whoever wants them.
+    pub free: u64,
+    /// All bytes, used ones included.
+    pub total: u64,
 }
 
 /// What the bits of a row depend on: of a prompt that is computed in one piece or in several, of a sequence that is
@@ -174,7 +183,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
             name: Self::NAME.into(),
             detail: String::new(),
             software: false,
-            memory_bytes: None,
+            memory: None,
         }
     }
 

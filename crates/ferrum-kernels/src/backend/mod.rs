@@ -42,7 +42,8 @@ pub use self::collective::{
     BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
 };
 pub use self::core::{
-    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece, WeightPart,
+    Act, Backend, DeviceBuffer, DeviceInfo, DeviceMemory, Logits, Residual, RowOrder, UploadPiece,
+    WeightPart,
 };
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::host::{HostBuffer, HostMemory};

@@ -143,15 +143,14 @@ impl CpuContext {
 }
 
 fn info(isa: Isa, threads: usize) -> DeviceInfo {
-    let (name, memory_bytes) = topology::describe();
     let plural = if threads == 1 { "" } else { "s" };
     DeviceInfo {
         backend: CpuBackend::NAME,
         ordinal: 0,
-        name,
+        name: topology::name(),
         detail: format!("{}, {threads} thread{plural}", isa.name()),
         software: false,
-        memory_bytes,
+        memory: topology::memory(),
     }
 }
 

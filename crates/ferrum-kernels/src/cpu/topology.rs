@@ -1,6 +1,7 @@
 //! How many threads are worth having: one for each physical core that this process may use; and on which
-//! memory nodes those cores are.
+//! memory nodes those cores are. And how much memory is there for whoever asks.
 
+use crate::backend::DeviceMemory;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -65,21 +66,58 @@ fn parse_list(text: &str) -> Option<Vec<u32>> {
     Some(out)
 }
 
-/// The processor's own name and its memory, where the system tells.
-pub(crate) fn describe() -> (String, Option<u64>) {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
+/// The processor's own name, where the system tells, else its architecture.
+pub(crate) fn name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = field(&text, "model name");
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), str::to_owned)
+}
+
+/// What stands behind a name and a colon.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim())
+}
+
+/// The machine's memory, or what the process's control group allows of it, where the system tells.
+pub(crate) fn memory() -> Option<DeviceMemory> {
+    memory_below(Path::new("/"))
+}
+
+fn memory_below(root: &Path) -> Option<DeviceMemory> {
+    let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
+    let text = read(Path::new("proc/meminfo"))?;
+    let bytes = |name| {
+        let kilobytes = field(&text, name)?.strip_suffix("kB")?.trim();
+        kilobytes.parse::<u64>().ok()?.checked_mul(1024)
     };
-    let name = field(&read("/proc/cpuinfo"), "model name");
-    let memory = field(&read("/proc/meminfo"), "MemTotal")
-        .and_then(|text| text.strip_suffix("kB")?.trim().parse::<u64>().ok())
-        .and_then(|kilobytes| kilobytes.checked_mul(1024));
-    (
-        name.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-        memory,
-    )
+    let total = bytes("MemTotal")?;
+    let mut memory = DeviceMemory {
+        free: bytes("MemAvailable").unwrap_or(total).min(total),
+        total,
+    };
+    // Each group above the process's own has a limit, too; in a container the path may begin above what is mounted.
+    let groups = read(Path::new("proc/self/cgroup")).unwrap_or_default();
+    let group = |line: &str| Some(line.split_once("::/")?.1.to_owned());
+    let own = groups.lines().find_map(group).unwrap_or_default();
+    for group in Path::new(&own).ancestors() {
+        let folder = Path::new("sys/fs/cgroup").join(group);
+        let number = |file: &str| read(&folder.join(file))?.trim().parse::<u64>().ok();
+        let (Some(limit), Some(used)) = (number("memory.max"), number("memory.current")) else {
+            continue;
+        };
+        // Pages of files are given up for whoever wants the memory.
+        let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+        let file = stat
+            .lines()
+            .find_map(|line| line.strip_prefix("inactive_file "));
+        let file = file.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        memory.total = memory.total.min(limit);
+        memory.free = memory
+            .free
+            .min(limit.saturating_sub(used.saturating_sub(file)));
+    }
+    Some(memory)
 }
 
 #[cfg(test)]
@@ -146,6 +184,37 @@ mod tests {
         }
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(cases, [vec![0, 1, 2], vec![0, 1], vec![1], vec![2]]);
+    }
+
+    #[test]
+    fn memory_is_what_the_machine_and_its_groups_leave() {
+        let root = std::env::temp_dir().join(format!("ferrum-memory-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let memory = |free, total| Some(DeviceMemory { free, total });
+        assert_eq!(memory_below(&root), None);
+        write("proc/meminfo", "MemTotal:  100 kB\nMemFree: 1 kB\n");
+        assert_eq!(memory_below(&root), memory(102_400, 102_400));
+        write("proc/meminfo", "MemTotal:  100 kB\nMemAvailable:   60 kB\n");
+        assert_eq!(memory_below(&root), memory(61_440, 102_400));
+        write("proc/self/cgroup", "0::/a/b\n");
+        write("sys/fs/cgroup/a/b/memory.max", "max\n");
+        write("sys/fs/cgroup/a/b/memory.current", "5000\n");
+        assert_eq!(memory_below(&root), memory(61_440, 102_400));
+        // The group above has a limit; pages of files do not count as used.
+        write("sys/fs/cgroup/a/memory.max", "50000\n");
+        write("sys/fs/cgroup/a/memory.current", "30000\n");
+        write(
+            "sys/fs/cgroup/a/memory.stat",
+            "anon 1\ninactive_file 8000\n",
+        );
+        assert_eq!(memory_below(&root), memory(28_000, 50_000));
+        write("sys/fs/cgroup/a/memory.current", "90000\n");
+        assert_eq!(memory_below(&root), memory(0, 50_000));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

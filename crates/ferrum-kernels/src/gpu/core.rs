@@ -190,7 +190,7 @@ fn describe(adapter: &wgpu::Adapter, api: GpuApi, ordinal: usize) -> DeviceInfo 
         detail,
         software: info.device_type == wgpu::DeviceType::Cpu,
         // wgpu does not tell, and a guess would make `auto` refuse or accept models wrongly.
-        memory_bytes: None,
+        memory: None,
     }
 }
 

@@ -67,7 +67,7 @@ impl<P: Precision> Backend for Reference<P> {
             name: "host".into(),
             detail: "plain loops, f64 sums".into(),
             software: false,
-            memory_bytes: None,
+            memory: None,
         }
     }
 

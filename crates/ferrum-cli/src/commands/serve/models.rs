@@ -12,6 +12,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{HfConfig, ModelSource};
+use ferrum_kernels::DeviceMemory;
 use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
 use ferrum_types::TokenId;
@@ -386,7 +387,7 @@ fn sizes(
     let plans = device.device_plans(model, &config, kv);
     let fits = plans
         .iter()
-        .map(|(info, plan)| kv_that_fits(plan, info.memory_bytes, places));
+        .map(|(info, plan)| kv_that_fits(plan, info.memory, places));
     let fits = fits.min().unwrap_or(config.kv_tokens);
     RunnerConfig {
         kv_tokens: config.kv_tokens.min(fits.max(context)),
@@ -417,12 +418,12 @@ fn layout(args: &ServeArgs) -> KvLayout {
 /// What a KV pool may take of a device that does not say how much memory it has.
 const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 
-/// Tokens of KV in half of what the weights leave of a model's share of the memory.
-fn kv_that_fits(plan: &MemoryPlan, memory: Option<u64>, places: u64) -> usize {
+/// Tokens of KV in half of what the weights leave of a model's share of the memory, or of what is free of it.
+fn kv_that_fits(plan: &MemoryPlan, memory: Option<DeviceMemory>, places: u64) -> usize {
     let places = places.max(1);
     let fixed = plan.weights.saturating_add(plan.scratch);
     let room = match memory {
-        Some(memory) => (memory / places).saturating_sub(fixed) / 2,
+        Some(DeviceMemory { free, total }) => (total / places).min(free).saturating_sub(fixed) / 2,
         None => KV_OF_UNKNOWN_MEMORY / places,
     };
     let room = room.saturating_sub(plan.kv_windows);
@@ -445,10 +446,17 @@ mod tests {
             scratch: 1 << 30,
             program: 0,
         };
+        let memory = |free: u64, total: u64| {
+            let (free, total) = (free << 30, total << 30);
+            Some(DeviceMemory { free, total })
+        };
         for (memory, places, tokens) in [
-            (Some(12 << 30), 1, 4 << 14),
-            (Some(12 << 30), 2, 1 << 14),
-            (Some(2 << 30), 1, 0),
+            (memory(12, 12), 1, 4 << 14),
+            (memory(12, 12), 2, 1 << 14),
+            (memory(6, 12), 1, 1 << 14),
+            (memory(6, 12), 2, 1 << 14),
+            (memory(3, 12), 1, 0),
+            (memory(2, 2), 1, 0),
             (None, 1, 1 << 14),
             (None, 4, 1 << 12),
         ] {
