@@ -148,11 +148,14 @@ const POOL: PagedKvShape = PagedKvShape {
     block_size: 4,
     kv_heads: 2,
     head_dim: 16,
+    value_dim: 16,
+    values_in_keys: false,
 };
 const CONFIG: AttnConfig = AttnConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 16,
+    value_dim: 16,
     scale: 0.25,
     causal: true,
     sliding_window: None,

@@ -290,6 +290,7 @@ impl BackendDispatch {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
             scale: settings.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
             causal: settings.causal,
             sliding_window: settings.sliding_window,

@@ -15,6 +15,7 @@ const CONFIG: AttnConfig = AttnConfig {
     heads: 16,
     kv_heads: 8,
     head_dim: 128,
+    value_dim: 128,
     scale: 0.088,
     softcap: None,
     causal: true,
@@ -60,6 +61,8 @@ fn measure<K: CpuKvElement>(device: &CpuBackend, block_size: usize) {
         block_size,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
+        values_in_keys: false,
     };
     let kv: Vec<f32> = (0..KEYS * kv_heads * head_dim)
         .map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0)

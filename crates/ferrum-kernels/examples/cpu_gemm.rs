@@ -94,6 +94,7 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         heads: 16,
         kv_heads: 8,
         head_dim: 128,
+        value_dim: 128,
         scale: 0.1,
         causal: true,
         sliding_window: None,
@@ -105,6 +106,8 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         block_size: 16,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
+        value_dim: config.head_dim,
+        values_in_keys: false,
     };
     let layers: Vec<KvLayer<CpuBackend, KvFp16>> = (0..8)
         .map(|_| device.alloc_kv_layer(pool))

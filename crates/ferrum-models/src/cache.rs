@@ -83,9 +83,7 @@ impl RunnerConfig {
     pub fn layer_pools(&self, spec: &DecoderSpec) -> Result<Vec<(usize, PagedKvShape)>> {
         let groups = self.cache_groups(spec);
         let pool = |layer| match spec.own_cache(layer) {
-            CacheSpec::Heads {
-                key_dim, value_dim, ..
-            } if key_dim == value_dim => Ok(self.layer_pool(spec, &groups, layer)),
+            CacheSpec::Heads { .. } => Ok(self.layer_pool(spec, &groups, layer)),
             other => {
                 let reason = format!("layer {layer} wants {other:?}, which no runner has yet");
                 Err(Error::invalid("cache", reason))
@@ -104,17 +102,22 @@ impl RunnerConfig {
         let group = groups.iter().position(|g| g.layers.contains(&layer));
         let group = group.unwrap_or(0);
         let (all, block_size) = self.blocks();
-        let (kv_heads, head_dim) = match spec.own_cache(layer) {
+        let (kv_heads, head_dim, value_dim) = match spec.own_cache(layer) {
             CacheSpec::Heads {
-                kv_heads, key_dim, ..
-            } => (kv_heads, key_dim),
-            _ => (0, 0),
+                kv_heads,
+                key_dim,
+                value_dim,
+                ..
+            } => (kv_heads, key_dim, value_dim),
+            _ => (0, 0, 0),
         };
         let shape = PagedKvShape {
             blocks: groups.get(group).map_or(all, |group| group.blocks),
             block_size,
             kv_heads,
             head_dim,
+            value_dim,
+            values_in_keys: false,
         };
         (group, shape)
     }

@@ -5,36 +5,66 @@
 //! layer), so blocks need the same cache elements and sizes, and nothing else, to be understood.
 
 use crate::runner::{ModelRunner, StageRunner};
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvLayer, LlmBackend, PagedKvShape};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape};
 use ferrum_types::{BlockId, Error, Result};
+use std::ops::Range;
 
 /// What the bytes of a block are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvBlockLayout {
     /// Element of the cache, as in `--kv-dtype`.
     pub dtype: &'static str,
-    /// Layers, which lie one after the other.
-    pub layers: usize,
     /// Tokens of a block.
     pub block_size: usize,
-    /// Key and value heads of a layer.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
+    /// Layers, which lie one after the other.
+    pub layers: Vec<KvBlockPart>,
     /// Bytes of a block over all layers.
     pub bytes: usize,
 }
 
+/// What a layer has of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvBlockPart {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a key head.
+    pub key_dim: usize,
+    /// Elements of a value head; 0 where keys hold the values.
+    pub value_dim: usize,
+    /// Its bytes.
+    pub bytes: usize,
+}
+
 impl KvBlockLayout {
-    /// The layout of a pool of `layers` layers of one shape; `None` when a block is larger than the address space.
-    pub fn of<K: KvDtypeKind>(layers: usize, pool: &PagedKvShape) -> Option<Self> {
+    /// The layout of the pools of some layers; `None` when a block is larger than the address space.
+    pub fn of<'a, K: KvDtypeKind>(
+        block_size: usize,
+        pools: impl IntoIterator<Item = &'a PagedKvShape>,
+    ) -> Option<Self> {
+        let part = |pool: &PagedKvShape| {
+            Some(KvBlockPart {
+                kv_heads: pool.kv_heads,
+                key_dim: pool.head_dim,
+                value_dim: pool.stored_value_dim(),
+                bytes: pool.block_bytes::<K>()?.len(),
+            })
+        };
+        let layers: Vec<_> = pools.into_iter().map(part).collect::<Option<_>>()?;
+        let mut sizes = layers.iter().map(|part| part.bytes);
         Some(Self {
             dtype: K::NAME,
+            block_size,
+            bytes: sizes.try_fold(0, usize::checked_add)?,
             layers,
-            block_size: pool.block_size,
-            kv_heads: pool.kv_heads,
-            head_dim: pool.head_dim,
-            bytes: pool.block_bytes::<K>()?.len().checked_mul(layers)?,
+        })
+    }
+
+    /// Where the bytes of each layer lie in those of a block.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        self.layers.iter().scan(0, |start, part| {
+            let first = *start;
+            *start += part.bytes;
+            Some(first..*start)
         })
     }
 }
@@ -42,15 +72,12 @@ impl KvBlockLayout {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// The layout of what the layers of this stage have of a block.
     pub(crate) fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        let pool = self.pool();
-        let alike = |layer: &KvLayer<B, K>| layer.group == 0 && layer.shape == pool;
-        let windows = self.cache_groups().iter().any(|g| g.window.is_some());
-        if windows || !self.kv.layers.iter().all(alike) {
-            let reason =
-                "the blocks of a model whose layers differ in window or heads cannot be moved";
+        if self.cache_groups().iter().any(|g| g.window.is_some()) {
+            let reason = "the blocks of a model whose layers differ in window cannot be moved";
             return Err(Error::invalid("kv_blocks", reason));
         }
-        let layout = KvBlockLayout::of::<K>(self.kv.layers.len(), &pool);
+        let pools = self.kv.layers.iter().map(|layer| &layer.shape);
+        let layout = KvBlockLayout::of::<K>(self.pool().block_size, pools);
         layout.ok_or_else(too_large)
     }
 
@@ -61,10 +88,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         parts: &mut [&mut [u8]],
     ) -> Result<()> {
         let layout = self.kv_block_layout()?;
-        let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.kv.layers.iter().enumerate() {
-            let parts = parts.iter_mut();
-            let parts = parts.map(|block| &mut block[index * layer_bytes..][..layer_bytes]);
+        for (layer, place) in self.kv.layers.iter().zip(layout.parts()) {
+            let parts = parts.iter_mut().map(|block| &mut block[place.clone()]);
             let mut wanted: Vec<_> = blocks.iter().copied().zip(parts).collect();
             B::kv_read_blocks(&mut self.ctx, layer, &mut wanted)?;
         }
@@ -74,10 +99,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// Writes the parts that [`read_kv_blocks`](Self::read_kv_blocks) gave.
     pub(crate) fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()> {
         let layout = self.kv_block_layout()?;
-        let layer_bytes = layout.bytes / layout.layers;
-        for (index, layer) in self.kv.layers.iter_mut().enumerate() {
-            let parts = parts.iter();
-            let parts = parts.map(|block| &block[index * layer_bytes..][..layer_bytes]);
+        for (layer, place) in self.kv.layers.iter_mut().zip(layout.parts()) {
+            let parts = parts.iter().map(|block| &block[place.clone()]);
             let blocks: Vec<_> = blocks.iter().copied().zip(parts).collect();
             B::kv_write_blocks(&mut self.ctx, layer, &blocks)?;
         }
@@ -90,16 +113,22 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// nothing of it.
     ///
     /// # Errors
-    /// `InvalidArgument` when a block is larger than the address space, or layers differ in their blocks: with
-    /// several cache groups (`KvLayout::Grouped`), or several sizes of heads.
+    /// `InvalidArgument` when a block is larger than the address space, or layers differ in their windows
+    /// (`KvLayout::Grouped`).
     pub fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        let mut all = self.stage.kv_block_layout()?;
+        let own = self.stage.kv_block_layout()?;
+        let (mut layers, mut bytes) = (Vec::new(), own.bytes);
         for stage in &self.earlier {
             let layout = stage.kv_block_layout()?;
-            all.layers += layout.layers;
-            all.bytes = all.bytes.checked_add(layout.bytes).ok_or_else(too_large)?;
+            bytes = bytes.checked_add(layout.bytes).ok_or_else(too_large)?;
+            layers.extend(layout.layers);
         }
-        Ok(all)
+        layers.extend(&own.layers);
+        Ok(KvBlockLayout {
+            layers,
+            bytes,
+            ..own
+        })
     }
 
     /// Waits for the steps that were submitted and copies blocks of all layers to the host, `[blocks, block bytes]`.

@@ -64,11 +64,11 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) normed: Act<B>,
     /// `[tokens, hidden]`: output of a part, not yet in the residual.
     pub(crate) delta: Act<B>,
-    /// `[tokens, q_dim + 2·kv_dim]`.
+    /// `[tokens, q_dim + k_dim + v_dim]`.
     pub(crate) qkv: Act<B>,
     /// `[tokens, q_dim]`.
     pub(crate) q: Act<B>,
-    /// `[tokens, q_dim]`: attention's output.
+    /// `[tokens, heads · value_dim]`: attention's output.
     pub(crate) attn: Act<B>,
     /// `[tokens, 2·intermediate]`.
     pub(crate) gate_up: Act<B>,
@@ -83,14 +83,15 @@ pub(crate) struct Scratch<B: Backend> {
 
 /// Elements per token of each scratch buffer but `moe` and `lora`, in the order of [`Scratch`]'s fields.
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
-    let (mut q_dim, mut qkv_dim, mut intermediate) = (0, 0, 0);
+    let (mut q_dim, mut qkv_dim, mut out_dim, mut intermediate) = (0, 0, 0, 0);
     for layer in &spec.layers {
         let AttentionSpec::Gqa(gqa) = &layer.attention;
         if let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward {
             intermediate = intermediate.max(mlp.intermediate);
         }
-        let shape = qkv_shape(gqa, 0);
+        let shape = gqa.qkv_shape(0);
         q_dim = q_dim.max(shape.q_dim());
+        out_dim = out_dim.max(gqa.heads * gqa.value_dim);
         qkv_dim = qkv_dim.max(shape.row_dim());
     }
     let hidden = spec.hidden_size;
@@ -100,7 +101,7 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
         hidden,
         qkv_dim,
         q_dim,
-        q_dim,
+        out_dim,
         2 * intermediate,
         intermediate,
     ]
@@ -161,12 +162,16 @@ pub(crate) struct StepState<'a, B: Backend> {
     pub(crate) adapters: &'a Adapters<B>,
 }
 
-fn qkv_shape(gqa: &GqaSpec, tokens: usize) -> QkvShape {
-    QkvShape {
-        tokens,
-        heads: gqa.heads,
-        kv_heads: gqa.kv_heads,
-        head_dim: gqa.head_dim,
+impl GqaSpec {
+    /// The fused projection of so many tokens.
+    pub(crate) fn qkv_shape(&self, tokens: usize) -> QkvShape {
+        QkvShape {
+            tokens,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            value_dim: self.value_dim,
+        }
     }
 }
 
@@ -247,7 +252,7 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         profiler,
         ..
     } = scratch;
-    // [tokens, hidden] → [tokens, q_dim + 2·kv_dim]
+    // [tokens, hidden] → [tokens, q_dim + k_dim + v_dim]
     profiler.measure(ctx, "qkv", |ctx| {
         weights.qkv.forward(ctx, normed, qkv, rows)?;
         step.adapters
@@ -270,7 +275,7 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
                 style: step.spec.rope.style,
             }),
         },
-        shape: qkv_shape(gqa, rows),
+        shape: gqa.qkv_shape(rows),
     };
     profiler.measure(ctx, "rope_kv_append", |ctx| {
         B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
@@ -279,16 +284,17 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         heads: gqa.heads,
         kv_heads: gqa.kv_heads,
         head_dim: gqa.head_dim,
+        value_dim: gqa.value_dim,
         scale: gqa.scale,
         causal: true,
         sliding_window: gqa.sliding_window,
         softcap: None,
     };
-    // [tokens, heads, head_dim] → the same
+    // [tokens, heads, head_dim] → [tokens, heads, value_dim]
     profiler.measure(ctx, "attention", |ctx| {
         B::paged_attention::<K>(ctx, q, kv, None, step.batch, attn, &config)
     })?;
-    // [tokens, q_dim] → [tokens, hidden]
+    // [tokens, heads · value_dim] → [tokens, hidden]
     profiler.measure(ctx, "attn_out", |ctx| {
         weights.out.forward(ctx, attn, delta, rows)?;
         step.adapters

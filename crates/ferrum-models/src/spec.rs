@@ -85,8 +85,10 @@ pub struct GqaSpec {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a query or key head.
     pub head_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
     /// Factor on `q·k`.
     pub scale: f32,
     /// Keys that a query sees, itself included; `None`: all before it.
@@ -270,7 +272,7 @@ impl LayerSpec {
         CacheSpec::Heads {
             kv_heads: gqa.kv_heads,
             key_dim: gqa.head_dim,
-            value_dim: gqa.head_dim,
+            value_dim: gqa.value_dim,
             window: gqa.sliding_window,
         }
     }
@@ -336,10 +338,11 @@ impl DecoderSpec {
                 gqa.heads, gqa.kv_heads
             ));
         }
-        if gqa.heads > 1 << 15 || gqa.head_dim == 0 || gqa.head_dim > 1 << 14 {
+        let in_range = |dim: usize| (1..=1 << 14).contains(&dim);
+        if gqa.heads > 1 << 15 || !in_range(gqa.head_dim) || !in_range(gqa.value_dim) {
             return Err(format!(
-                "{} heads of {} elements are out of range",
-                gqa.heads, gqa.head_dim
+                "{} heads with keys of {} and values of {} elements are out of range",
+                gqa.heads, gqa.head_dim, gqa.value_dim
             ));
         }
         if !self.rope.rot_dim.is_multiple_of(2)

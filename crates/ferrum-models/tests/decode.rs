@@ -9,8 +9,8 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    DecodeBackend, Expanded, KvBlockLayout, KvLayout, ModelRunner, RunnerConfig, RunnerDecode,
-    load_weights,
+    DecodeBackend, Expanded, KvBlockLayout, KvBlockPart, KvLayout, ModelRunner, RunnerConfig,
+    RunnerDecode, load_weights,
 };
 use ferrum_types::{Error, SeqId, TokenId};
 use safetensors::SafeTensors;
@@ -62,12 +62,12 @@ impl PromptKv {
 
     /// The bytes of the blocks that hold it; places without a token are NaN.
     fn blocks(&self, layout: &KvBlockLayout) -> Vec<u8> {
-        let KvBlockLayout {
-            block_size,
+        let block_size = layout.block_size;
+        let KvBlockPart {
             kv_heads,
-            head_dim,
+            key_dim: head_dim,
             ..
-        } = *layout;
+        } = layout.layers[0];
         let mut out = Vec::new();
         for block in 0..PROMPT.div_ceil(block_size) {
             for (keys, values) in self.keys.iter().zip(&self.values) {

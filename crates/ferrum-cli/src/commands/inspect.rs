@@ -158,6 +158,9 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
             "{} heads, {} kv heads of {}, {feed_forward}",
             gqa.heads, gqa.kv_heads, gqa.head_dim
         );
+        if gqa.value_dim != gqa.head_dim {
+            text += &format!(", values of {}", gqa.value_dim);
+        }
         for (there, name) in [
             (gqa.qk_norm, "q/k norm"),
             (gqa.qkv_bias, "qkv bias"),

@@ -12,6 +12,8 @@ use ferrum_kernels::{AttnConfig, Backend, FlashShape, MlaShape};
 struct Spec {
     heads: (usize, usize),
     head_dim: usize,
+    /// Elements of a value; 0: as many as of a key.
+    value_dim: usize,
     q_len: usize,
     kv_len: usize,
     /// Tokens between the last key of a head and the first of the next.
@@ -28,6 +30,7 @@ struct Spec {
 const BASE: Spec = Spec {
     heads: (4, 2),
     head_dim: 20,
+    value_dim: 0,
     q_len: 9,
     kv_len: 9,
     gap: 3,
@@ -112,6 +115,13 @@ const LATER: &[(&str, Change)] = &[
     ("sinks, window and softcap", |s| {
         (s.sinks, s.window, s.softcap) = (true, Some(6), Some(20.0));
     }),
+    ("keys of 20, values of 33", |s| s.value_dim = 33),
+    ("keys of 192, values of 128", |s| {
+        (s.head_dim, s.value_dim) = (192, 128)
+    }),
+    ("keys of 24, values of 9, sinks", |s| {
+        (s.head_dim, s.value_dim, s.sinks) = (24, 9, true)
+    }),
     ("large scores", |s| s.scales = (8.0, 1.0)),
     ("large values", |s| s.scales = (1.0, 1e4)),
     ("tiny values", |s| s.scales = (1e-6, 1e-6)),
@@ -155,8 +165,8 @@ struct Flash {
 }
 
 impl Flash {
-    fn q_size(&self) -> usize {
-        self.config.heads * self.shape.q_len * self.config.head_dim
+    fn out_size(&self) -> usize {
+        self.config.heads * self.shape.q_len * self.config.value_dim
     }
 
     /// The call that computes query tokens `start..end` alone, when no later key is there yet.
@@ -188,15 +198,19 @@ fn make(rng: &mut Rng, spec: Spec) -> Flash {
     } = spec;
     let (qk, values) = spec.scales;
     let stride = kv_len + gap;
-    let mut cache = |scale| {
-        let mut cache = rng.acts(kv_heads * stride * head_dim, scale);
+    let value_dim = match spec.value_dim {
+        0 => head_dim,
+        dim => dim,
+    };
+    let mut cache = |dim: usize, scale| {
+        let mut cache = rng.acts(kv_heads * stride * dim, scale);
         // What lies behind the valid keys is nobody's.
-        for head in cache.chunks_mut((stride * head_dim).max(1)) {
-            head[kv_len * head_dim..].fill(f32::NAN);
+        for head in cache.chunks_mut((stride * dim).max(1)) {
+            head[kv_len * dim..].fill(f32::NAN);
         }
         cache
     };
-    let (k, v) = (cache(qk), cache(values));
+    let (k, v) = (cache(head_dim, qk), cache(value_dim, values));
     Flash {
         shape: FlashShape {
             q_len,
@@ -208,6 +222,7 @@ fn make(rng: &mut Rng, spec: Spec) -> Flash {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             causal: spec.causal,
             sliding_window: spec.window,
@@ -225,7 +240,7 @@ fn flash_attention<B: Backend>(io: &mut Io<'_, B>, data: &Flash) -> Check {
     let k = io.input("k", &data.k)?;
     let v = io.input("v", &data.v)?;
     let sinks = io.optional_floats("sinks", data.sinks.as_deref())?;
-    let mut out = io.output("out", data.q_size())?;
+    let mut out = io.output("out", data.out_size())?;
     let (sinks, shape) = (sinks.as_ref(), data.shape);
     B::flash_attention(
         &mut io.ctx,
@@ -236,7 +251,7 @@ fn flash_attention<B: Backend>(io: &mut Io<'_, B>, data: &Flash) -> Check {
         shape,
         &data.config,
     )?;
-    io.take("out", &out, data.q_size())
+    io.take("out", &out, data.out_size())
 }
 
 fn flash_formula(data: &Flash) -> Vec<Vec<f64>> {
@@ -250,16 +265,17 @@ fn flash_formula(data: &Flash) -> Vec<Vec<f64>> {
         heads,
         kv_heads,
         head_dim,
+        value_dim,
         ..
     } = data.config;
     let mut out = Vec::new();
     for head in 0..heads {
-        let first = head / (heads / kv_heads) * kv_seq_stride * head_dim;
-        let rows = |cache: &[f32]| -> Vec<Vec<f32>> {
-            let row = |j| cache[first + j * head_dim..][..head_dim].to_vec();
+        let first = head / (heads / kv_heads) * kv_seq_stride;
+        let rows = |cache: &[f32], dim: usize| -> Vec<Vec<f32>> {
+            let row = |j| cache[(first + j) * dim..][..dim].to_vec();
             (0..kv_len).map(row).collect()
         };
-        let (keys, values) = (rows(&data.k), rows(&data.v));
+        let (keys, values) = (rows(&data.k, head_dim), rows(&data.v, value_dim));
         for i in 0..q_len {
             let scores = Scores {
                 scale: data.config.scale,
@@ -274,7 +290,7 @@ fn flash_formula(data: &Flash) -> Vec<Vec<f64>> {
                 pos_offset + i,
                 &keys,
                 &values,
-                head_dim,
+                value_dim,
                 scores,
             ));
         }
@@ -288,12 +304,12 @@ fn whole<B: Backend>(io: &mut Io<'_, B>, data: &Flash) -> Check {
     let Some(output) = io.outputs.last_mut() else {
         return Ok(());
     };
-    let (q_len, head_dim) = (data.shape.q_len, data.config.head_dim);
+    let (q_len, dim) = (data.shape.q_len, data.config.value_dim);
     let tokens = (0..q_len).flat_map(|i| (0..data.config.heads).map(move |head| (i, head)));
-    let at = |(i, head)| (head * q_len + i) * head_dim;
+    let at = |(i, head)| (head * q_len + i) * dim;
     let values = &output.values;
     output.values = tokens
-        .flat_map(|token| values[at(token)..][..head_dim].to_vec())
+        .flat_map(|token| values[at(token)..][..dim].to_vec())
         .collect();
     Ok(())
 }
@@ -315,8 +331,11 @@ fn flash_cases<B: Backend>(cases: &mut Cases<B>) {
         let make = move |rng: &mut Rng| make(rng, spec);
         cases.add(case, make, probe!(flash_attention, flash_formula));
     }
-    let changes: [(&str, Change); 3] = [
+    let changes: [(&str, Change); 4] = [
         ("whole and in chunks", |_| {}),
+        ("whole and in chunks, keys of 40, values of 64", |s| {
+            (s.head_dim, s.value_dim) = (40, 64)
+        }),
         ("whole and in chunks, heads 8:1 of 64", |s| {
             (s.heads, s.head_dim) = ((8, 1), 64)
         }),

@@ -207,15 +207,15 @@ fn make(rng: &mut Rng, shape: QkvShape, kind: Kind, scale: f32) -> Qkv {
 pub(crate) fn transformed(qkv: &[f32], transform: &Transform, shape: QkvShape) -> [Vec<f64>; 3] {
     let mut parts = [vec![], vec![], vec![]];
     for (token, row) in qkv.chunks(shape.row_dim()).enumerate() {
-        for (i, head) in row.chunks(shape.head_dim).enumerate() {
-            if i < shape.heads {
-                parts[0].extend(transform.apply(transform.q_norm.as_deref(), head, token));
-            } else if i < shape.heads + shape.kv_heads {
-                parts[1].extend(transform.apply(transform.k_norm.as_deref(), head, token));
-            } else {
-                parts[2].extend(naive::wide(head));
-            }
+        let (heads, values) = row.split_at(shape.q_dim() + shape.k_dim());
+        for (i, head) in heads.chunks(shape.head_dim).enumerate() {
+            let (part, norm) = match i < shape.heads {
+                true => (0, &transform.q_norm),
+                false => (1, &transform.k_norm),
+            };
+            parts[part].extend(transform.apply(norm.as_deref(), head, token));
         }
+        parts[2].extend(naive::wide(values));
     }
     parts
 }
@@ -233,15 +233,15 @@ fn transposed<T: Copy>(values: &[T], a: usize, b: usize, dim: usize) -> Vec<T> {
 
 fn split_qkv<B: Backend>(io: &mut Io<'_, B>, data: &Qkv) -> Check {
     let shape = data.shape;
-    let (q_len, kv_len) = (shape.q().len(), shape.kv().len());
+    let [q_len, k_len, v_len] = [shape.q(), shape.k(), shape.v()].map(HeadsShape::len);
     let qkv = io.input("qkv", &data.qkv)?;
     let mut q = io.output("q", q_len)?;
-    let mut k = io.output("k", kv_len)?;
-    let mut v = io.output("v", kv_len)?;
+    let mut k = io.output("k", k_len)?;
+    let mut v = io.output("v", v_len)?;
     B::split_qkv(&mut io.ctx, &qkv, &mut q, &mut k, &mut v, shape)?;
     io.take("q", &q, q_len)?;
-    io.take("k", &k, kv_len)?;
-    io.take("v", &v, kv_len)
+    io.take("k", &k, k_len)?;
+    io.take("v", &v, v_len)
 }
 
 fn split_qkv_formula(data: &Qkv) -> Vec<Vec<f64>> {
@@ -310,17 +310,17 @@ fn qk_norm_rope_formula(data: &Qkv) -> Vec<Vec<f64>> {
 
 fn split_qkv_norm_rope<B: Backend>(io: &mut Io<'_, B>, data: &Qkv) -> Check {
     let shape = data.shape;
-    let (q_len, kv_len) = (shape.q().len(), shape.kv().len());
+    let [q_len, k_len, v_len] = [shape.q(), shape.k(), shape.v()].map(HeadsShape::len);
     let buffers = TransformBuffers::new(io, &data.transform)?;
     let qkv = io.input("qkv", &data.qkv)?;
     let mut q = io.output("q", q_len)?;
-    let mut k = io.output("k", kv_len)?;
-    let mut v = io.output("v", kv_len)?;
+    let mut k = io.output("k", k_len)?;
+    let mut v = io.output("v", v_len)?;
     let transform = buffers.transform();
     B::split_qkv_norm_rope(&mut io.ctx, &qkv, &mut q, &mut k, &mut v, transform, shape)?;
     io.take("q", &q, q_len)?;
-    io.take("k", &k, kv_len)?;
-    io.take("v", &v, kv_len)
+    io.take("k", &k, k_len)?;
+    io.take("v", &v, v_len)
 }
 
 /// Head-major q, k and v.
@@ -330,30 +330,32 @@ fn split_qkv_norm_rope_formula(data: &Qkv) -> Vec<Vec<f64>> {
         heads,
         kv_heads,
         head_dim,
+        value_dim,
     } = data.shape;
     let [q, k, v] = transformed(&data.qkv, &data.transform, data.shape);
-    let head_major = |part: Vec<f64>, heads| transposed(&part, tokens, heads, head_dim);
     vec![
-        head_major(q, heads),
-        head_major(k, kv_heads),
-        head_major(v, kv_heads),
+        transposed(&q, tokens, heads, head_dim),
+        transposed(&k, tokens, kv_heads, head_dim),
+        transposed(&v, tokens, kv_heads, value_dim),
     ]
 }
 
 /// What a cache holds where nothing was written.
 const UNTOUCHED: f32 = -77.0;
 
-fn cache_len(data: &Qkv) -> usize {
-    data.shape.kv_heads * data.span.capacity * data.shape.head_dim
+/// Elements of the caches of keys and of values.
+fn cache_lens(data: &Qkv) -> [usize; 2] {
+    let shape = data.shape;
+    [shape.head_dim, shape.value_dim].map(|dim| shape.kv_heads * data.span.capacity * dim)
 }
 
 fn into_cache<B: Backend>(io: &mut Io<'_, B>, data: &Qkv) -> Check {
-    let (q_len, cache_len) = (data.shape.q().len(), cache_len(data));
+    let (q_len, [k_len, v_len]) = (data.shape.q().len(), cache_lens(data));
     let buffers = TransformBuffers::new(io, &data.transform)?;
     let qkv = io.input("qkv", &data.qkv)?;
     let mut q = io.output("q", q_len)?;
-    let mut k = io.inout("k_cache", &vec![UNTOUCHED; cache_len])?;
-    let mut v = io.inout("v_cache", &vec![UNTOUCHED; cache_len])?;
+    let mut k = io.inout("k_cache", &vec![UNTOUCHED; k_len])?;
+    let mut v = io.inout("v_cache", &vec![UNTOUCHED; v_len])?;
     let (caches, transform) = ((&mut k, &mut v), buffers.transform());
     B::split_qkv_norm_rope_into_cache(
         &mut io.ctx,
@@ -365,28 +367,27 @@ fn into_cache<B: Backend>(io: &mut Io<'_, B>, data: &Qkv) -> Check {
         data.shape,
     )?;
     io.take("q", &q, q_len)?;
-    io.take("k_cache", &k, cache_len)?;
-    io.take("v_cache", &v, cache_len)
+    io.take("k_cache", &k, k_len)?;
+    io.take("v_cache", &v, v_len)
 }
 
 fn into_cache_formula(data: &Qkv) -> Vec<Vec<f64>> {
     let mut parts = split_qkv_norm_rope_formula(data);
-    for part in &mut parts[1..] {
-        *part = cached(data, part);
+    for (part, heads) in parts[1..].iter_mut().zip([data.shape.k(), data.shape.v()]) {
+        *part = cached(data, part, heads);
     }
     parts
 }
 
 /// Head-major `[kv_heads, tokens, head_dim]` inside an untouched cache.
-fn cached(data: &Qkv, part: &[f64]) -> Vec<f64> {
-    let QkvShape {
+fn cached(data: &Qkv, part: &[f64], shape: HeadsShape) -> Vec<f64> {
+    let HeadsShape {
         tokens,
-        kv_heads,
+        heads,
         head_dim,
-        ..
-    } = data.shape;
-    let mut cache = vec![f64::from(UNTOUCHED); cache_len(data)];
-    for head in 0..kv_heads {
+    } = shape;
+    let mut cache = vec![f64::from(UNTOUCHED); heads * data.span.capacity * head_dim];
+    for head in 0..heads {
         let at = (head * data.span.capacity + data.span.offset) * head_dim;
         let from = head * tokens * head_dim;
         cache[at..][..tokens * head_dim].copy_from_slice(&part[from..][..tokens * head_dim]);
@@ -410,21 +411,21 @@ fn kv_parts(data: &Qkv) -> [Vec<f32>; 2] {
 }
 
 fn append<B: Backend>(io: &mut Io<'_, B>, data: &Qkv) -> Check {
-    let cache_len = cache_len(data);
+    let [cache_len, _] = cache_lens(data);
     let [k, v] = kv_parts(data);
     let k = io.input("k", &k)?;
     let v = io.input("v", &v)?;
     let mut k_cache = io.inout("k_cache", &vec![UNTOUCHED; cache_len])?;
     let mut v_cache = io.inout("v_cache", &vec![UNTOUCHED; cache_len])?;
     let caches = (&mut k_cache, &mut v_cache);
-    B::kv_cache_append_head_major(&mut io.ctx, &k, &v, caches, data.span, data.shape.kv())?;
+    B::kv_cache_append_head_major(&mut io.ctx, &k, &v, caches, data.span, data.shape.k())?;
     io.take("k_cache", &k_cache, cache_len)?;
     io.take("v_cache", &v_cache, cache_len)
 }
 
 fn append_formula(data: &Qkv) -> Vec<Vec<f64>> {
     kv_parts(data)
-        .map(|part| cached(data, &naive::wide(&part)))
+        .map(|part| cached(data, &naive::wide(&part), data.shape.k()))
         .to_vec()
 }
 
@@ -478,6 +479,7 @@ const fn shape(tokens: usize, heads: usize, kv_heads: usize, head_dim: usize) ->
         heads,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
     }
 }
 
@@ -491,15 +493,32 @@ const SHAPES: [QkvShape; 7] = [
     shape(2, 16, 2, 128),
 ];
 
+/// Values wider and narrower than keys.
+const UNEQUAL: [QkvShape; 4] = [
+    unequal(shape(5, 4, 2, 24), 9),
+    unequal(shape(7, 3, 1, 10), 33),
+    unequal(shape(3, 2, 2, 192), 128),
+    unequal(shape(1, 8, 1, 64), 80),
+];
+
+const fn unequal(shape: QkvShape, value_dim: usize) -> QkvShape {
+    QkvShape { value_dim, ..shape }
+}
+
 fn text(
     QkvShape {
         tokens,
         heads,
         kv_heads,
         head_dim,
+        value_dim,
     }: QkvShape,
 ) -> String {
-    format!("{tokens} tokens, {heads}:{kv_heads} heads of {head_dim}")
+    let values = match value_dim == head_dim {
+        true => String::new(),
+        false => format!(", values of {value_dim}"),
+    };
+    format!("{tokens} tokens, {heads}:{kv_heads} heads of {head_dim}{values}")
 }
 
 /// Makes the probe of an op; a probe is used up by its case.
@@ -526,6 +545,15 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         }
         let make = |rng: &mut Rng| make(rng, SHAPES[3], KINDS[0], 1.0);
         cases.short((op, act), make, (probe().run, probe().reference));
+    }
+    for shape in UNEQUAL {
+        let make = move |rng: &mut Rng| make(rng, shape, KINDS[0], 1.0);
+        let case = label("split_qkv", act, Tolerance::EXACT, text(shape));
+        cases.add(case, make, probe!(split_qkv, split_qkv_formula));
+        for kind in [KINDS[0], KINDS[4]] {
+            let text = format!("{}, {}", text(shape), kind.name);
+            transforms(cases, shape, kind, 1.0, &text);
+        }
     }
     for kind in KINDS {
         for shape in SHAPES {

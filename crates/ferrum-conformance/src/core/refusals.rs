@@ -195,6 +195,7 @@ fn heads<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
             heads,
             kv_heads: heads,
             head_dim,
+            value_dim: head_dim,
         };
         let span = CacheSpan {
             capacity: tokens,
@@ -264,6 +265,7 @@ fn spans<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
         heads: 2,
         kv_heads: 2,
         head_dim: 4,
+        value_dim: 4,
     };
     for (capacity, offset) in [
         (10, 8),
@@ -275,7 +277,7 @@ fn spans<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     ] {
         let span = CacheSpan { capacity, offset };
         let case = format!("three tokens in {span:?}");
-        let result = B::kv_cache_append_head_major(ctx, a, b, (out, &mut cache), span, qkv.kv());
+        let result = B::kv_cache_append_head_major(ctx, a, b, (out, &mut cache), span, qkv.k());
         refused.expect(&case, result)?;
         let mut q: Act<B> = device.alloc(100)?;
         let caches = (&mut *out, &mut cache);
@@ -289,6 +291,7 @@ const CONFIG: AttnConfig = AttnConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 8,
+    value_dim: 8,
     scale: 0.3,
     causal: true,
     sliding_window: None,
@@ -322,6 +325,10 @@ fn flash<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
         },
         AttnConfig {
             head_dim: MANY,
+            ..CONFIG
+        },
+        AttnConfig {
+            value_dim: MANY,
             ..CONFIG
         },
     ] {

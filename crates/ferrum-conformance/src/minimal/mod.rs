@@ -471,10 +471,10 @@ impl<K: KvCodec> BackendKvDtype<K> for Minimal {
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         let pool: KvLayer<R, K> = R::new().alloc_kv_layer(shape)?;
-        let len = check::kv_shape("alloc_kv_layer", &shape)?;
+        let lens = check::kv_shape("alloc_kv_layer", &shape)?;
         Ok(KvLayer {
-            k: Memory::new(pool.k, len),
-            v: Memory::new(pool.v, len),
+            k: Memory::new(pool.k, lens.keys),
+            v: Memory::new(pool.v, lens.values),
             scales: Memory::new(pool.scales, 0),
             shape,
             group: pool.group,

@@ -84,12 +84,23 @@ where
 
 /// Whatever is written is read back, in whichever order, and other blocks stay as they were.
 fn kept<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
-    for (block_size, kv_heads, head_dim) in [(32, 2, 64), (7, 3, 9), (1, 1, 1), (20, 2, 16)] {
+    for (block_size, kv_heads, head_dim, value_dim, values_in_keys) in [
+        (32, 2, 64, 64, false),
+        (7, 3, 9, 9, false),
+        (1, 1, 1, 1, false),
+        (20, 2, 16, 16, false),
+        (7, 2, 9, 14, false),
+        (16, 2, 24, 5, false),
+        (16, 1, 36, 32, true),
+        (5, 1, 9, 9, true),
+    ] {
         let shape = PagedKvShape {
             blocks: 4,
             block_size,
             kv_heads,
             head_dim,
+            value_dim,
+            values_in_keys,
         };
         let mut io = Io::new(device, Fault::None)?;
         let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
@@ -128,6 +139,8 @@ fn refusals<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Refu
         block_size: 4,
         kv_heads: 1,
         head_dim: 8,
+        value_dim: 8,
+        values_in_keys: false,
     };
     let mut io = Io::new(device, Fault::None)?;
     let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
@@ -193,6 +206,25 @@ where
             "contiguous",
             Spec {
                 block_size: WHOLE,
+                ..FEW
+            },
+        ),
+        (
+            "keys of 9, values of 20",
+            Spec {
+                head_dim: 9,
+                value_dim: 20,
+                ..FEW
+            },
+        ),
+        (
+            "latent rows of 33, values of 24, blocks of 20",
+            Spec {
+                heads: (4, 1),
+                head_dim: 33,
+                value_dim: 24,
+                latent: true,
+                block_size: 20,
                 ..FEW
             },
         ),

@@ -85,6 +85,37 @@ const TWO: &[(&str, Change)] = &[
     ("head_dim 80", |s| s.head_dim = 80),
     ("head_dim 128", |s| s.head_dim = 128),
     ("head_dim 256", |s| s.head_dim = 256),
+    ("keys of 20, values of 33", |s| s.value_dim = 33),
+    ("keys of 10, values of 64, blocks of 7", |s| {
+        (s.head_dim, s.value_dim, s.block_size) = (10, 64, 7)
+    }),
+    ("keys of 33, values of 9, sinks", |s| {
+        (s.head_dim, s.value_dim, s.sinks) = (33, 9, true)
+    }),
+    ("keys of 192, values of 128, blocks of 32", |s| {
+        (s.head_dim, s.value_dim, s.block_size) = (192, 128, 32);
+        s.seqs = &[(40, 30), (70, 1)];
+    }),
+    ("keys of 32, values of 96, 150 keys", |s| {
+        (s.head_dim, s.value_dim) = (32, 96);
+        s.seqs = &[(149, 1), (90, 70)];
+    }),
+    ("latent rows of 20, values of 13", |s| {
+        (s.heads, s.value_dim, s.latent) = ((5, 1), 13, true)
+    }),
+    ("latent rows of 36, values of 32, 150 keys", |s| {
+        (s.heads, s.head_dim, s.value_dim, s.latent) = ((4, 1), 36, 32, true);
+        s.seqs = &[(149, 1), (90, 70)];
+    }),
+    ("latent rows of 33, all of them values, blocks of 7", |s| {
+        (s.heads, s.head_dim, s.latent, s.block_size) = ((3, 1), 33, true, 7)
+    }),
+    ("latent rows of 576, values of 512", |s| {
+        (s.heads, s.head_dim, s.value_dim, s.latent) = ((16, 1), 576, 512, true)
+    }),
+    ("latent rows of two kv heads, window 6", |s| {
+        (s.value_dim, s.latent, s.window) = (13, true, Some(6))
+    }),
     ("softcap 30", |s| s.softcap = Some(30.0)),
     ("large values", |s| (s.scale, s.window) = (300.0, Some(1))),
     ("tiny values", |s| s.scale = 1e-2),
@@ -131,10 +162,10 @@ fn attend<B: BackendKvDtype<K>, K: KvDtypeKind>(
 ) -> Check {
     let q = io.input("q", &data.new[0])?;
     let sinks = io.optional_floats("sinks", data.sinks.as_deref())?;
-    let mut out = io.output("out", data.q_size())?;
+    let mut out = io.output("out", data.out_size())?;
     let (sinks, config) = (sinks.as_ref(), &data.config);
     B::paged_attention::<K>(&mut io.ctx, &q, kv, sinks, batch, &mut out, config)?;
-    io.take("out", &out, data.q_size())
+    io.take("out", &out, data.out_size())
 }
 
 /// A head as a cache of `dtype` gives it back.
@@ -160,6 +191,7 @@ fn attention_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
         heads,
         kv_heads,
         head_dim,
+        value_dim,
         ..
     } = data.config;
     let mut out = Vec::new();
@@ -167,14 +199,20 @@ fn attention_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
         let seq = data.alone(seq);
         let (old, new) = seq.spec.seqs[0];
         let [q, k, v] = &seq.new;
-        let rows = |parts: [&[f32]; 2], kv_head: usize| -> Vec<Vec<f32>> {
+        let rows = |parts: [&[f32]; 2], kv_head: usize, dim: usize| -> Vec<Vec<f32>> {
             let all = parts.concat();
-            let head = |j| &all[(j * kv_heads + kv_head) * head_dim..][..head_dim];
+            let head = |j| &all[(j * kv_heads + kv_head) * dim..][..dim];
             (0..old + new).map(|j| stored(K::DTYPE, head(j))).collect()
         };
-        let kv: Vec<_> = (0..kv_heads)
-            .map(|head| (rows([&seq.old[0], k], head), rows([&seq.old[1], v], head)))
-            .collect();
+        let of_head = |head| {
+            let keys = rows([&seq.old[0], k], head, head_dim);
+            let values = match data.spec.latent {
+                true => keys.iter().map(|key| key[..value_dim].to_vec()).collect(),
+                false => rows([&seq.old[1], v], head, value_dim),
+            };
+            (keys, values)
+        };
+        let kv: Vec<_> = (0..kv_heads).map(of_head).collect();
         for (i, query) in q.chunks(head_dim).enumerate() {
             let (token, head) = (i / heads, i % heads);
             let (keys, values) = &kv[head / (heads / kv_heads)];
@@ -190,7 +228,7 @@ fn attention_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
                 old + token,
                 keys,
                 values,
-                head_dim,
+                value_dim,
                 scores,
             ));
         }
@@ -214,9 +252,9 @@ fn fused<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged)
     let ctx = &mut io.ctx;
     B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, &mut q, &mut kv, &batch)?;
     io.take("q", &q, data.q_size())?;
-    let mut out = io.output("out", data.q_size())?;
+    let mut out = io.output("out", data.out_size())?;
     B::paged_attention::<K>(&mut io.ctx, &q, &kv, None, &batch, &mut out, &data.config)?;
-    io.take("out", &out, data.q_size())
+    io.take("out", &out, data.out_size())
 }
 
 fn fused_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
@@ -265,6 +303,8 @@ fn copies_out_of_range<B: BackendKvDtype<K>, K: KvDtypeKind>(
         block_size: 4,
         kv_heads: 1,
         head_dim: 8,
+        value_dim: 8,
+        values_in_keys: false,
     };
     let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
     for pair in [(0, 3), (3, 0), (u32::MAX, 0)] {
@@ -284,6 +324,8 @@ fn pools_of_nothing<B: BackendKvDtype<K>, K: KvDtypeKind>(
         block_size: 4,
         kv_heads: 1,
         head_dim: 8,
+        value_dim: 8,
+        values_in_keys: false,
     };
     let none = [
         PagedKvShape { blocks: 0, ..shape },
@@ -297,6 +339,15 @@ fn pools_of_nothing<B: BackendKvDtype<K>, K: KvDtypeKind>(
         },
         PagedKvShape {
             head_dim: 0,
+            ..shape
+        },
+        PagedKvShape {
+            value_dim: 0,
+            ..shape
+        },
+        PagedKvShape {
+            value_dim: 9,
+            values_in_keys: true,
             ..shape
         },
     ];
@@ -347,6 +398,10 @@ fn mismatches<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Re
             ..data.config
         },
         AttnConfig {
+            value_dim: 10,
+            ..data.config
+        },
+        AttnConfig {
             head_dim: usize::MAX / 2,
             ..data.config
         },
@@ -370,6 +425,10 @@ fn mismatches<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Re
         },
         QkvShape {
             head_dim: 10,
+            ..shape
+        },
+        QkvShape {
+            value_dim: 10,
             ..shape
         },
         QkvShape {
@@ -456,13 +515,8 @@ fn one_by_one<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &P
 fn in_chunks<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged) -> Check {
     let layout = Layout::new(data);
     let mut kv = layout.pool::<B, K>(io.device, data)?;
-    let AttnConfig {
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = data.config;
-    let rows = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
+    let shape = data.qkv_shape();
+    let rows = [shape.q_dim(), shape.k_dim(), shape.v_dim()];
     let mut start = 0;
     for seqs in CHUNK_STEPS {
         let len = seqs[0].1;
@@ -553,6 +607,26 @@ where
             },
         ),
         (
+            "whole and in chunks, keys of 24, values of 64",
+            Spec {
+                seqs: CHUNKED,
+                head_dim: 24,
+                value_dim: 64,
+                ..BASE
+            },
+        ),
+        (
+            "whole and in chunks, latent rows of 40, values of 32",
+            Spec {
+                seqs: CHUNKED,
+                heads: (6, 1),
+                head_dim: 40,
+                value_dim: 32,
+                latent: true,
+                ..BASE
+            },
+        ),
+        (
             "whole and in chunks, window 9",
             Spec {
                 seqs: CHUNKED,
@@ -593,6 +667,14 @@ where
                 Spec {
                     heads: (8, 1),
                     head_dim: 64,
+                    ..FEW
+                },
+            ),
+            (
+                "keys of 24, values of 33",
+                Spec {
+                    head_dim: 24,
+                    value_dim: 33,
                     ..FEW
                 },
             ),
@@ -644,6 +726,23 @@ where
                 ..FEW
             },
         ),
+        (
+            "keys of 24, values of 9",
+            Spec {
+                head_dim: 24,
+                value_dim: 9,
+                ..FEW
+            },
+        ),
+        (
+            "latent rows",
+            Spec {
+                heads: (4, 1),
+                value_dim: 16,
+                latent: true,
+                ..FEW
+            },
+        ),
     ] {
         let case = label(op, K::NAME, tolerance::<B, K>(), text);
         let make = move |rng: &mut Rng| make(rng, spec);
@@ -667,10 +766,10 @@ fn int8_attention<B: BackendInt8KvOps>(io: &mut Io<'_, B>, data: &Paged) -> Chec
     let batch = layout.batch::<B, KvInt8>(io, &step(data), data.spec.slack)?;
     let [q, k, v] = &data.new;
     let (q, k, v) = (io.input("q", q)?, io.input("k", k)?, io.input("v", v)?);
-    let mut out = io.output("out", data.q_size())?;
+    let mut out = io.output("out", data.out_size())?;
     B::int8_kv_append_paged(&mut io.ctx, &mut kv, &k, &v, &batch)?;
     B::int8_paged_attention(&mut io.ctx, &q, &kv, &batch, &mut out, &data.config)?;
-    io.take("out", &out, data.q_size())
+    io.take("out", &out, data.out_size())
 }
 
 /// The cases of [`BackendInt8KvOps`].

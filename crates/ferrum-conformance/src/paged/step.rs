@@ -14,6 +14,10 @@ use ferrum_kernels::{
 pub(super) struct Spec {
     pub(super) heads: (usize, usize),
     pub(super) head_dim: usize,
+    /// Elements of a value; 0: as many as of a key.
+    pub(super) value_dim: usize,
+    /// Values are the first elements of keys.
+    pub(super) latent: bool,
     /// Tokens in a block; `WHOLE` makes the pool contiguous.
     pub(super) block_size: usize,
     /// For each sequence: keys from former steps, and tokens of this one.
@@ -36,6 +40,8 @@ pub(super) const WHOLE: usize = 0;
 pub(super) const BASE: Spec = Spec {
     heads: (4, 2),
     head_dim: 20,
+    value_dim: 0,
+    latent: false,
     block_size: 16,
     seqs: &[
         (0, 5),
@@ -67,9 +73,9 @@ pub(super) struct Paged {
     pub(super) spec: Spec,
     pub(super) config: AttnConfig,
     pub(super) sinks: Option<Vec<f32>>,
-    /// `[tokens, kv_heads, head_dim]` of former steps.
+    /// `[tokens, kv_heads, head_dim]` and `[tokens, kv_heads, value_dim]` of former steps.
     pub(super) old: [Vec<f32>; 2],
-    /// `[tokens, q_dim + 2·kv_dim]` of this step.
+    /// `[tokens, q_dim + k_dim + v_dim]` of this step.
     pub(super) qkv: Vec<f32>,
     /// `[tokens, …]`: q, k and v of this step.
     pub(super) new: [Vec<f32>; 3],
@@ -85,29 +91,36 @@ pub(super) fn make(rng: &mut Rng, spec: Spec) -> Paged {
         ..
     } = spec;
     let tokens = seqs.iter().map(|seq| seq.1).sum::<usize>();
-    let kv_size = seqs.iter().map(|seq| seq.0).sum::<usize>() * kv_heads * head_dim;
+    let value_dim = match spec.value_dim {
+        0 => head_dim,
+        dim => dim,
+    };
+    let old_heads = seqs.iter().map(|seq| seq.0).sum::<usize>() * kv_heads;
     let shape = QkvShape {
         tokens,
         heads,
         kv_heads,
         head_dim,
+        value_dim,
     };
     let qkv = rng.acts(tokens * shape.row_dim(), scale);
     let transform = Transform::new(rng, KINDS[0], head_dim, tokens);
     let new = transformed(&qkv, &transform, shape).map(|part| naive::narrow(&part));
+    let old = [head_dim, value_dim].map(|dim| rng.acts(old_heads * dim, scale));
     Paged {
         spec,
         config: AttnConfig {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             causal: spec.causal,
             sliding_window: spec.window,
             softcap: spec.softcap,
         },
         sinks: spec.sinks.then(|| rng.floats(heads, 2.0)),
-        old: [rng.acts(kv_size, scale), rng.acts(kv_size, scale)],
+        old,
         qkv,
         new,
         transform,
@@ -123,11 +136,16 @@ impl Paged {
         self.tokens() * self.config.heads * self.config.head_dim
     }
 
+    pub(super) fn out_size(&self) -> usize {
+        self.tokens() * self.config.heads * self.config.value_dim
+    }
+
     pub(super) fn qkv_shape(&self) -> QkvShape {
         let AttnConfig {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             ..
         } = self.config;
         QkvShape {
@@ -135,6 +153,7 @@ impl Paged {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
         }
     }
 
@@ -159,25 +178,20 @@ impl Paged {
         let rows = |values: &[f32], start: usize, len: usize, row: usize| {
             values[start * row..][..len * row].to_vec()
         };
-        let AttnConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.config;
-        let kv_row = kv_heads * head_dim;
+        let shape = self.qkv_shape();
+        let kv_rows = [shape.k_dim(), shape.v_dim()];
         let [q, k, v] = &self.new;
         Paged {
             spec: Spec {
                 seqs: &self.spec.seqs[seq..=seq],
                 ..self.spec
             },
-            old: [0, 1].map(|i| rows(&self.old[i], starts.0, old, kv_row)),
-            qkv: rows(&self.qkv, starts.1, new, self.qkv_shape().row_dim()),
+            old: [0, 1].map(|i| rows(&self.old[i], starts.0, old, kv_rows[i])),
+            qkv: rows(&self.qkv, starts.1, new, shape.row_dim()),
             new: [
-                rows(q, starts.1, new, heads * head_dim),
-                rows(k, starts.1, new, kv_row),
-                rows(v, starts.1, new, kv_row),
+                rows(q, starts.1, new, shape.q_dim()),
+                rows(k, starts.1, new, kv_rows[0]),
+                rows(v, starts.1, new, kv_rows[1]),
             ],
             transform: self.transform.slice(starts.1..starts.1 + new),
             ..self.clone()
@@ -213,7 +227,10 @@ impl Layout {
         let mut order = Rng::new("blocks", |x| x).permutation(blocks).into_iter();
         let mut take = |count| order.by_ref().take(count).map(|id| id as i32).collect();
         let AttnConfig {
-            kv_heads, head_dim, ..
+            kv_heads,
+            head_dim,
+            value_dim,
+            ..
         } = data.config;
         Layout {
             tables: needed.map(&mut take).collect(),
@@ -224,6 +241,8 @@ impl Layout {
                 block_size,
                 kv_heads,
                 head_dim,
+                value_dim,
+                values_in_keys: data.spec.latent,
             },
         }
     }
@@ -291,12 +310,9 @@ impl Layout {
             group: self.group,
             window: None,
         };
-        let row = self.pool.kv_heads * self.pool.head_dim;
         let mut rng = Rng::new("former owner", |x| x);
-        let stale = [
-            rng.floats(slots * row, 100.0),
-            rng.floats(slots * row, 100.0),
-        ];
+        let dims = [self.pool.head_dim, self.pool.value_dim];
+        let stale = dims.map(|dim| rng.floats(slots * self.pool.kv_heads * dim, 100.0));
         all.append(device, &mut kv, &[(slots, slots)], &stale)?;
         let old: Vec<_> = data.spec.seqs.iter().map(|seq| (seq.0, seq.0)).collect();
         self.append(device, &mut kv, &old, &data.old)?;

@@ -105,13 +105,17 @@ struct Group {
 impl Group {
     fn new(model: &str, backend: &str, layout: KvBlockLayout) -> Self {
         let KvBlockLayout {
-            dtype,
-            layers,
-            block_size,
-            kv_heads,
-            head_dim,
-            ..
+            dtype, block_size, ..
         } = layout;
+        // Layers that are alike as one entry: how many there are, and what they have.
+        let mut layers: Vec<[usize; 4]> = Vec::new();
+        for part in &layout.layers {
+            let heads = [part.kv_heads, part.key_dim, part.value_dim];
+            match layers.last_mut().filter(|last| last[1..] == heads) {
+                Some(last) => last[0] += 1,
+                None => layers.push([1, heads[0], heads[1], heads[2]]),
+            }
+        }
         // Other versions of the program may compute other bits.
         let text = serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -119,7 +123,7 @@ impl Group {
             "backend": backend,
             "kv": dtype,
             "layers": layers,
-            "block": [kv_heads, block_size, head_dim],
+            "block_size": block_size,
         });
         Self {
             text: text.to_string(),

@@ -1,4 +1,5 @@
 use super::*;
+use ferrum_models::KvBlockPart;
 
 fn block(n: u8, len: usize) -> StoredBlock {
     StoredBlock {
@@ -11,10 +12,13 @@ fn block(n: u8, len: usize) -> StoredBlock {
 fn layout() -> KvBlockLayout {
     KvBlockLayout {
         dtype: "f16",
-        layers: 1,
         block_size: 2,
-        kv_heads: 1,
-        head_dim: 4,
+        layers: vec![KvBlockPart {
+            kv_heads: 1,
+            key_dim: 4,
+            value_dim: 4,
+            bytes: 32,
+        }],
         bytes: 32,
     }
 }

@@ -129,16 +129,19 @@ pub(super) fn split_qkv<B: Backend>(
         heads,
         kv_heads,
         head_dim,
+        value_dim,
     } = shape;
-    let row = heads + 2 * kv_heads;
-    let parts = [
-        (q, 0, heads),
-        (k, heads, kv_heads),
-        (v, heads + kv_heads, kv_heads),
-    ];
-    for (out, first, count) in parts {
-        let rows = (0..tokens).flat_map(|t| (0..count).map(move |h| t * row + first + h));
-        move_rows::<B, _>(ctx, op, qkv, rows, out, head_dim)?;
+    // Rows are moved in pieces that all heads are multiples of.
+    let piece = common_divisor(head_dim, value_dim);
+    if piece == 0 {
+        return Ok(());
+    }
+    let row = shape.row_dim() / piece;
+    let [q_end, k_end] = [heads, heads + kv_heads].map(|heads| heads * head_dim / piece);
+    let parts = [(q, 0..q_end), (k, q_end..k_end), (v, k_end..row)];
+    for (out, part) in parts {
+        let rows = (0..tokens).flat_map(|t| part.clone().map(move |i| t * row + i));
+        move_rows::<B, _>(ctx, op, qkv, rows, out, piece)?;
     }
     Ok(())
 }
@@ -157,8 +160,8 @@ pub(super) fn split_qkv_norm_rope<B: Backend>(
     let [q_parts, k_parts, v_parts] = transformed(ctx, qkv, transform, shape, lens)?;
     // [tokens, heads, head_dim] → [heads, tokens, head_dim]
     B::transpose_token_to_head(ctx, &q_parts, q, shape.q())?;
-    B::transpose_token_to_head(ctx, &k_parts, k, shape.kv())?;
-    B::transpose_token_to_head(ctx, &v_parts, v, shape.kv())
+    B::transpose_token_to_head(ctx, &k_parts, k, shape.k())?;
+    B::transpose_token_to_head(ctx, &v_parts, v, shape.v())
 }
 
 /// Token-major q, k and v of a checked projection, with norm and rotation.
@@ -170,7 +173,7 @@ fn transformed<B: Backend>(
     lens: check::QkvLen,
 ) -> Result<[Act<B>; 3]> {
     let alloc = |len| B::device(ctx).alloc(len);
-    let (mut q, mut k, mut v) = (alloc(lens.q)?, alloc(lens.kv)?, alloc(lens.kv)?);
+    let (mut q, mut k, mut v) = (alloc(lens.q)?, alloc(lens.k)?, alloc(lens.v)?);
     B::split_qkv(ctx, qkv, &mut q, &mut k, &mut v, shape)?;
     let QkvTransform {
         q_norm,
@@ -179,7 +182,7 @@ fn transformed<B: Backend>(
     } = transform;
     let layout = HeadLayout::TokenMajor;
     B::qk_norm_rope(ctx, &mut q, layout, q_norm, rope, shape.q())?;
-    B::qk_norm_rope(ctx, &mut k, layout, k_norm, rope, shape.kv())?;
+    B::qk_norm_rope(ctx, &mut k, layout, k_norm, rope, shape.k())?;
     Ok([q, k, v])
 }
 
@@ -194,12 +197,10 @@ pub(super) fn split_qkv_norm_rope_into_cache<B: Backend>(
 ) -> Result<()> {
     let caches = [&*k_cache, &*v_cache];
     let (lens, _) = check::split_qkv_norm_rope_into_cache(qkv, q, caches, span, transform, shape)?;
-    let (mut k, mut v) = (
-        B::device(ctx).alloc(lens.kv)?,
-        B::device(ctx).alloc(lens.kv)?,
-    );
+    let (mut k, mut v) = (B::device(ctx).alloc(lens.k)?, B::device(ctx).alloc(lens.v)?);
     B::split_qkv_norm_rope(ctx, qkv, q, &mut k, &mut v, transform, shape)?;
-    B::kv_cache_append_head_major(ctx, &k, &v, (k_cache, v_cache), span, shape.kv())
+    put_head_major::<B>(ctx, &k, k_cache, span, shape.k())?;
+    put_head_major::<B>(ctx, &v, v_cache, span, shape.v())
 }
 
 /// [`Backend::kv_cache_append_head_major`]: the tokens of a head lie together on both sides.
@@ -211,12 +212,22 @@ pub(super) fn kv_cache_append_head_major<B: Backend>(
     shape: HeadsShape,
 ) -> Result<()> {
     check::kv_cache_append_head_major(kv, [&*k_cache, &*v_cache], span, shape)?;
+    put_head_major::<B>(ctx, kv[0], k_cache, span, shape)?;
+    put_head_major::<B>(ctx, kv[1], v_cache, span, shape)
+}
+
+/// Copies head-major tokens to their place in a contiguous cache.
+fn put_head_major<B: Backend>(
+    ctx: &mut B::Context,
+    src: &Act<B>,
+    cache: &mut Act<B>,
+    span: CacheSpan,
+    shape: HeadsShape,
+) -> Result<()> {
     let part = shape.tokens * shape.head_dim;
-    for (src, cache) in kv.into_iter().zip([k_cache, v_cache]) {
-        for head in 0..shape.heads {
-            let to = (head * span.capacity + span.offset) * shape.head_dim;
-            B::copy_slice(ctx, src, head * part, cache, to, part)?;
-        }
+    for head in 0..shape.heads {
+        let to = (head * span.capacity + span.offset) * shape.head_dim;
+        B::copy_slice(ctx, src, head * part, cache, to, part)?;
     }
     Ok(())
 }
@@ -281,7 +292,11 @@ pub(super) fn mla_attention<B: Backend>(
         kv_seq_stride: kv_len,
         pos_offset,
     };
-    let (kv, config) = ((latent, latent), shape.config());
+    let kv = (latent, latent);
+    let config = AttnConfig {
+        value_dim: dim,
+        ..shape.config()
+    };
     B::flash_attention(ctx, &head_major, kv, None, &mut values, flash, &config)?;
     // [heads, q_len, dim] → [q_len, heads, rank], in pieces that both row lengths are multiples of.
     let piece = common_divisor(rank, dim);

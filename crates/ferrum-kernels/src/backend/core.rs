@@ -645,8 +645,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// Softmax attention over a contiguous cache, without materialised scores.
     ///
-    /// `q`, `out`: `[heads, q_len, head_dim]`. `kv`: `(k, v)`, each
-    /// `[kv_heads, kv_seq_stride, head_dim]` with `kv_len` valid tokens. Query `i` has key index
+    /// `q`: `[heads, q_len, head_dim]`, `out`: `[heads, q_len, value_dim]`. `kv`: `(k, v)`,
+    /// `[kv_heads, kv_seq_stride, head_dim or value_dim]` with `kv_len` valid tokens. Query `i` has key index
     /// `pos_offset + i`. `sinks`, `[heads]`, is one more logit for each head that takes part in the
     /// softmax and adds no value. A query that sees no key gives zeros.
     fn flash_attention(

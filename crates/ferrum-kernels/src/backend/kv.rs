@@ -1,7 +1,7 @@
 //! KV caches whose element type is part of their Rust type.
 //!
-//! A paged pool of one layer is `[blocks, kv_heads, block_size, head_dim]` in meaning; the bytes are
-//! the backend's choice. A contiguous cache is the same pool with one block of the whole context for
+//! A paged pool of one layer is `[blocks, kv_heads, block_size, head_dim]` for keys and
+//! `[blocks, kv_heads, block_size, value_dim]` for values in meaning; the bytes are the backend's choice. A contiguous cache is the same pool with one block of the whole context for
 //! each sequence, so both go through one code path.
 
 use super::{Backend, BackendKvDtype};
@@ -57,30 +57,28 @@ pub struct PagedKvShape {
     pub block_size: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a key head.
     pub head_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Whether a value is the first `value_dim` elements of its key and not stored by itself: the latent rows of
+    /// multi-head latent attention.
+    pub values_in_keys: bool,
 }
 
 impl PagedKvShape {
-    /// Elements of K (and of V), `None` on overflow.
-    pub fn elements(&self) -> Option<usize> {
-        self.blocks
-            .checked_mul(self.block_size)?
-            .checked_mul(self.kv_heads)?
-            .checked_mul(self.head_dim)
+    /// Elements that are stored of a value head.
+    pub fn stored_value_dim(&self) -> usize {
+        match self.values_in_keys {
+            true => 0,
+            false => self.value_dim,
+        }
     }
 
-    /// Bytes of K and V together with scales, `None` on overflow.
+    /// Bytes of keys and values together with scales, `None` on overflow.
     pub fn bytes<K: KvDtypeKind>(&self) -> Option<usize> {
-        let scales = if K::SCALED {
-            self.elements()? / self.head_dim.max(1) * 4
-        } else {
-            0
-        };
-        self.elements()?
-            .checked_mul(K::DTYPE.size())?
-            .checked_add(scales)?
-            .checked_mul(2)
+        let block = self.block_bytes::<K>()?.len();
+        block.checked_mul(self.blocks)
     }
 }
 
@@ -91,11 +89,11 @@ impl PagedKvShape {
 pub struct KvBlockBytes {
     /// Keys, `[kv_heads, block_size, head_dim]` elements.
     pub keys: Range<usize>,
-    /// Values, likewise.
+    /// Values, `[kv_heads, block_size, value_dim]` elements; empty where keys hold them.
     pub values: Range<usize>,
     /// Scales of keys, `[kv_heads, block_size]` in f32; empty where the element has none.
     pub key_scales: Range<usize>,
-    /// Scales of values, likewise.
+    /// Scales of values, likewise; empty where keys hold them, too.
     pub value_scales: Range<usize>,
 }
 
@@ -115,21 +113,20 @@ impl PagedKvShape {
     /// The stored bytes of one block of one layer, `None` on overflow.
     pub fn block_bytes<K: KvDtypeKind>(&self) -> Option<KvBlockBytes> {
         let vectors = self.block_size.checked_mul(self.kv_heads)?;
-        let values = vectors
-            .checked_mul(self.head_dim)?
-            .checked_mul(K::DTYPE.size())?;
-        let scales = if K::SCALED {
-            vectors.checked_mul(4)?
-        } else {
-            0
+        let elements = |dim: usize| vectors.checked_mul(dim)?.checked_mul(K::DTYPE.size());
+        let scales = |stored: bool| match K::SCALED && stored {
+            true => vectors.checked_mul(4),
+            false => Some(0),
         };
-        let ends = [values, values.checked_mul(2)?];
-        let scale_end = ends[1].checked_add(scales)?;
+        let keys = elements(self.head_dim)?;
+        let values = keys.checked_add(elements(self.stored_value_dim())?)?;
+        let key_scales = values.checked_add(scales(true)?)?;
+        let value_scales = key_scales.checked_add(scales(!self.values_in_keys)?)?;
         Some(KvBlockBytes {
-            keys: 0..ends[0],
-            values: ends[0]..ends[1],
-            key_scales: ends[1]..scale_end,
-            value_scales: scale_end..scale_end.checked_add(scales)?,
+            keys: 0..keys,
+            values: keys..values,
+            key_scales: values..key_scales,
+            value_scales: key_scales..value_scales,
         })
     }
 

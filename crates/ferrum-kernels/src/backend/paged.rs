@@ -49,7 +49,7 @@ pub struct DeviceBatch<B: Backend> {
 
 /// A fused projection on its way into a paged cache.
 pub struct PagedQkv<'a, B: Backend> {
-    /// `[tokens, q_dim + 2·kv_dim]`.
+    /// `[tokens, q_dim + k_dim + v_dim]`.
     pub qkv: &'a Act<B>,
     /// Norm and rotation.
     pub transform: QkvTransform<'a, B>,
@@ -70,7 +70,8 @@ pub trait BackendKvDtype<K: KvDtypeKind>: BackendPagedKv {
     /// [`OutOfMemory`](ferrum_types::Error::OutOfMemory); `InvalidArgument` for a zero size.
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>>;
 
-    /// Writes token-major `k` and `v` (`[tokens, kv_heads, head_dim]`) of this step's tokens.
+    /// Writes token-major `k` (`[tokens, kv_heads, head_dim]`) and `v` (`[tokens, kv_heads, value_dim]`) of this step's
+    /// tokens. Where [keys hold the values](PagedKvShape::values_in_keys), nothing is read of `v`.
     fn kv_append(
         ctx: &mut Self::Context,
         kv: &mut KvLayer<Self, K>,
@@ -91,8 +92,8 @@ pub trait BackendKvDtype<K: KvDtypeKind>: BackendPagedKv {
         compose::kv_append_qkv(ctx, input, q, kv, batch)
     }
 
-    /// Attention of every query token over its own sequence. `q`, `out`: `[tokens, heads, head_dim]`.
-    /// `sinks` as in [`Backend::flash_attention`].
+    /// Attention of every query token over its own sequence. `q`: `[tokens, heads, head_dim]`, `out`:
+    /// `[tokens, heads, value_dim]`. `sinks` as in [`Backend::flash_attention`].
     fn kv_attention(
         ctx: &mut Self::Context,
         q: &Act<Self>,

@@ -104,7 +104,7 @@ pub enum HeadLayout {
     HeadMajor,
 }
 
-/// A fused projection: each row is `[q (heads·head_dim) | k (kv_heads·head_dim) | v (same)]`.
+/// A fused projection: each row is `[q (heads·head_dim) | k (kv_heads·head_dim) | v (kv_heads·value_dim)]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkvShape {
     /// Tokens.
@@ -113,8 +113,10 @@ pub struct QkvShape {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a query or key head.
     pub head_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
 }
 
 impl QkvShape {
@@ -123,14 +125,19 @@ impl QkvShape {
         self.heads * self.head_dim
     }
 
-    /// Elements of the k part (and of the v part) of a row.
-    pub fn kv_dim(self) -> usize {
+    /// Elements of the k part of a row.
+    pub fn k_dim(self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Elements of the v part of a row.
+    pub fn v_dim(self) -> usize {
+        self.kv_heads * self.value_dim
     }
 
     /// Elements of a row.
     pub fn row_dim(self) -> usize {
-        self.q_dim() + 2 * self.kv_dim()
+        self.q_dim() + self.k_dim() + self.v_dim()
     }
 
     /// The q part as heads.
@@ -142,12 +149,20 @@ impl QkvShape {
         }
     }
 
-    /// The k (or v) part as heads.
-    pub fn kv(self) -> HeadsShape {
+    /// The k part as heads.
+    pub fn k(self) -> HeadsShape {
         HeadsShape {
             tokens: self.tokens,
             heads: self.kv_heads,
             head_dim: self.head_dim,
+        }
+    }
+
+    /// The v part as heads.
+    pub fn v(self) -> HeadsShape {
+        HeadsShape {
+            head_dim: self.value_dim,
+            ..self.k()
         }
     }
 }
@@ -236,8 +251,10 @@ pub struct AttnConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a query or key head.
     pub head_dim: usize,
+    /// Elements of a value head, and of a head of the result.
+    pub value_dim: usize,
     /// Factor on `q·k` (usually `1/√head_dim`).
     pub scale: f32,
     /// Whether a query sees only keys at its own index and before.
@@ -313,6 +330,7 @@ impl MlaShape {
             heads: self.heads,
             kv_heads: 1,
             head_dim: self.key_dim(),
+            value_dim: self.rank,
             scale: self.scale,
             causal: self.causal,
             sliding_window: None,

@@ -241,19 +241,19 @@ pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
     shape: QkvShape,
 ) -> Result<()> {
     let QkvShape {
-        tokens,
-        kv_heads,
-        head_dim,
-        ..
+        tokens, kv_heads, ..
     } = shape;
     let heads = if q.is_some() { shape.heads } else { 0 };
-    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * head_dim)?);
+    // A width of zero is that of values which are not stored.
+    let value_heads = if shape.value_dim == 0 { 0 } else { kv_heads };
+    let widest = shape.head_dim.max(shape.value_dim);
+    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * widest)?);
     exec.spread(
-        heads + 2 * kv_heads,
-        tokens * head_dim * 2,
+        heads + kv_heads + value_heads,
+        tokens * widest * 2,
         |units, thread| {
             // SAFETY: no two running tasks share a thread number.
-            let buffer = || unsafe { buffers.part(thread * head_dim, head_dim) };
+            let buffer = |dim| unsafe { buffers.part(thread * widest, dim) };
             let part = |from: usize, count: usize| {
                 units.start.clamp(from, from + count) - from
                     ..units.end.clamp(from, from + count) - from
@@ -263,15 +263,17 @@ pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
                     all: q,
                     shape: shape.q(),
                     heads: part(0, heads),
-                    buffer: buffer(),
+                    buffer: buffer(shape.head_dim),
                 });
             }
-            for (i, all) in kv.iter().enumerate() {
+            let kv = kv.iter().zip([shape.k(), shape.v()]).enumerate();
+            for (i, (all, of)) in kv {
+                let count = if i == 0 { kv_heads } else { value_heads };
                 exec.level.run(MoveHeads {
                     all,
-                    shape: shape.kv(),
-                    heads: part(heads + i * kv_heads, kv_heads),
-                    buffer: buffer(),
+                    shape: of,
+                    heads: part(heads + i * kv_heads, count),
+                    buffer: buffer(of.head_dim),
                 });
             }
         },
@@ -299,7 +301,7 @@ impl<'a> Projection<'a> {
             start,
             token: shape.row_dim(),
         };
-        let (k, v) = (shape.q_dim(), shape.q_dim() + shape.kv_dim());
+        let (k, v) = (shape.q_dim(), shape.q_dim() + shape.k_dim());
         let of = |norm| HeadTransform::new(op, norm, transform.rope, shape.tokens);
         Ok(Self {
             sources: [source(0), source(k), source(v)],
@@ -352,8 +354,8 @@ pub(crate) fn split(
     let lens = check::split_qkv(op, qkv, [&*q, &*k, &*v], transform, shape)?;
     let projection = Projection::new(op, qkv, transform, shape)?;
     let q = Strided::new(&mut q.as_mut_slice()[..lens.q], layout, shape.q());
-    let k = Strided::new(&mut k.as_mut_slice()[..lens.kv], layout, shape.kv());
-    let v = Strided::new(&mut v.as_mut_slice()[..lens.kv], layout, shape.kv());
+    let k = Strided::new(&mut k.as_mut_slice()[..lens.k], layout, shape.k());
+    let v = Strided::new(&mut v.as_mut_slice()[..lens.v], layout, shape.v());
     projection.store(exec, scratch, q, [k, v], shape)
 }
 
@@ -369,13 +371,13 @@ pub(crate) fn split_into_cache(
 ) -> Result<()> {
     let op = "split_qkv_norm_rope_into_cache";
     let (k, v) = caches;
-    let (lens, caches) =
+    let (lens, [k_len, v_len]) =
         check::split_qkv_norm_rope_into_cache(qkv, q, [&*k, &*v], span, transform, shape)?;
     let projection = Projection::new(op, qkv, transform, shape)?;
     let q = &mut q.as_mut_slice()[..lens.q];
     let q = Strided::new(q, HeadLayout::HeadMajor, shape.q());
-    let k = Strided::cache(&mut k.as_mut_slice()[..caches.cache], span, shape.head_dim);
-    let v = Strided::cache(&mut v.as_mut_slice()[..caches.cache], span, shape.head_dim);
+    let k = Strided::cache(&mut k.as_mut_slice()[..k_len.cache], span, shape.head_dim);
+    let v = Strided::cache(&mut v.as_mut_slice()[..v_len.cache], span, shape.value_dim);
     projection.store(exec, scratch, q, [k, v], shape)
 }
 
@@ -443,7 +445,7 @@ pub(crate) fn append_head_major(
 ) -> Result<()> {
     let (k_cache, v_cache) = caches;
     let lens = check::kv_cache_append_head_major([k, v], [&*k_cache, &*v_cache], span, shape)?;
-    let (k, v) = (&k.as_slice()[..lens.kv], &v.as_slice()[..lens.kv]);
+    let (k, v) = (&k.as_slice()[..lens.new], &v.as_slice()[..lens.new]);
     let k_cache = &mut k_cache.as_mut_slice()[..lens.cache];
     let k_cache = Strided::cache(k_cache, span, shape.head_dim);
     let v_cache = &mut v_cache.as_mut_slice()[..lens.cache];

@@ -2,7 +2,8 @@
 //!
 //! In a block, each kv head has its keys transposed in chunks of 16 tokens (`[head_dim][16]`, the last
 //! chunk narrower when the block size asks for it), so that a vector holds one element of 16 keys and
-//! scores need no sum across lanes. Values lie token by token, `[block_size][head_dim]`.
+//! scores need no sum across lanes. Values lie token by token, `[block_size][value_dim]`. Where values are the first
+//! elements of keys, they are transposed back tile by tile.
 
 mod blocks;
 mod element;
@@ -30,15 +31,9 @@ pub struct CpuKvScales {
     v: Vec<f32>,
 }
 
-/// First element of a kv head in a block, for keys and for values.
+/// First of a kv head's vectors in a block, and of their scales.
 #[inline(always)]
 fn head_start(shape: &PagedKvShape, block: usize, kv_head: usize) -> usize {
-    (block * shape.kv_heads + kv_head) * shape.block_size * shape.head_dim
-}
-
-/// Where the scales of a kv head's tokens in a block begin.
-#[inline(always)]
-fn scale_start(shape: &PagedKvShape, block: usize, kv_head: usize) -> usize {
     (block * shape.kv_heads + kv_head) * shape.block_size
 }
 
@@ -90,6 +85,8 @@ struct Pool<'a, K: CpuKvElement> {
     /// `[block, slot]` of each token.
     slots: &'a [[usize; 3]],
     shape: PagedKvShape,
+    /// Elements of a head.
+    dim: usize,
     /// Keys are transposed.
     keys: bool,
 }
@@ -102,16 +99,16 @@ impl<K: CpuKvElement> HeadSink for Pool<'_, K> {
         let start = head_start(shape, block, head);
         let scale = K::scale(values);
         if K::SCALED {
-            let at = scale_start(shape, block, head) + slot;
+            let at = start + slot;
             // SAFETY: as the elements, a kv head's scales are written by one thread only (contract).
             unsafe { self.scales.part(at, 1) }.fill(scale);
         }
         // Keys lie side by side with those of other tokens, values by themselves.
         let (at, column, width) = if self.keys {
             let (first, width, column) = chunk(shape, slot);
-            (start + first, column, width)
+            (start * self.dim + first, column, width)
         } else {
-            (start + slot * shape.head_dim, 0, 1)
+            ((start + slot) * self.dim, 0, 1)
         };
         // SAFETY: elements of one kv head are written by one thread only (contract).
         let out = unsafe { self.data.part(at, width * values.len()) };
@@ -155,14 +152,15 @@ fn sinks<'a, K: CpuKvElement>(
     let shape = kv.shape;
     let scales = &mut kv.scales;
     let pools = [
-        (&mut kv.k, &mut scales.k, true),
-        (&mut kv.v, &mut scales.v, false),
+        (&mut kv.k, &mut scales.k, shape.head_dim, true),
+        (&mut kv.v, &mut scales.v, shape.value_dim, false),
     ];
-    pools.map(|(pool, scales, keys)| Pool {
+    pools.map(|(pool, scales, dim, keys)| Pool {
         data: SharedMut::new(pool.as_mut_slice()),
         scales: SharedMut::new(scales),
         slots,
         shape,
+        dim,
         keys,
     })
 }
@@ -183,6 +181,73 @@ impl<K: CpuKvElement> PagedSource<'_, K> {
         let size = self.shape.block_size;
         (self.batch.table(sequence)[at / size] as usize, at % size)
     }
+
+    /// The chunk of key `j` of a sequence and kv head.
+    #[inline(always)]
+    fn key_chunk(&self, at: (usize, usize), j: usize) -> KeyChunk<'_, K> {
+        let (block, slot) = self.slot(at.0, j);
+        let (first, width, column) = chunk(&self.shape, slot);
+        let (vector, dim) = (head_start(&self.shape, block, at.1), self.shape.head_dim);
+        KeyChunk {
+            rows: &self.k[vector * dim + first..][..dim * width],
+            scales: match K::SCALED {
+                true => &self.scales.k[vector + slot - column..][..width],
+                false => &[],
+            },
+            width,
+            column,
+        }
+    }
+
+    /// The first elements of keys as values: row `j % KEYS` of `out` is value `j`.
+    #[inline(always)]
+    fn values_of_keys<S: Simd>(
+        &self,
+        s: S,
+        at: (usize, usize),
+        keys: Range<usize>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let dim = self.shape.value_dim;
+        let mut j = keys.start;
+        while j < keys.end {
+            let chunk = self.key_chunk(at, j);
+            let count = (chunk.width - chunk.column).min(keys.end - j);
+            let out = &mut out[j % KEYS * stride..];
+            for (d, row) in chunk.rows.chunks_exact(chunk.width).take(dim).enumerate() {
+                let mut keys = [0.0; LANES];
+                if chunk.width == LANES {
+                    // SAFETY: a row of a whole chunk has 16 elements.
+                    let mut lanes = unsafe { load::<S, K>(s, row.as_ptr()) };
+                    if K::SCALED {
+                        lanes = s.mul(lanes, math::load_at(s, chunk.scales, 0));
+                    }
+                    keys = s.to_array(lanes);
+                } else {
+                    for (i, (key, stored)) in keys.iter_mut().zip(row).enumerate() {
+                        let scale = if K::SCALED { chunk.scales[i] } else { 1.0 };
+                        *key = K::decode(*stored) * scale;
+                    }
+                }
+                for (i, key) in keys[chunk.column..][..count].iter().enumerate() {
+                    out[i * stride + d] = *key;
+                }
+            }
+            j += count;
+        }
+    }
+}
+
+/// Keys that lie side by side, 16 of them or fewer at the end of a block.
+struct KeyChunk<'a, K: CpuKvElement> {
+    /// `[head_dim][width]`.
+    rows: &'a [K::Stored],
+    /// `[width]`; none where the element has none.
+    scales: &'a [f32],
+    width: usize,
+    /// Where the key that was asked for lies.
+    column: usize,
 }
 
 /// A tile of a pool, in chunks of 16 tokens.
@@ -190,7 +255,7 @@ impl<K: CpuKvElement> PagedSource<'_, K> {
 struct PoolTile<K: CpuKvElement> {
     keys: Chunks<K>,
     values: Chunks<K>,
-    head_dim: usize,
+    value_dim: usize,
 }
 
 const TILE_CHUNKS: usize = KEYS / LANES;
@@ -235,7 +300,7 @@ struct ValueColumns<K: CpuKvElement> {
     chunks: Chunks<K>,
     first: usize,
     at: usize,
-    head_dim: usize,
+    value_dim: usize,
 }
 
 impl<K: CpuKvElement> KeyTile for PoolTile<K> {
@@ -253,7 +318,7 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
             chunks: self.values,
             first,
             at,
-            head_dim: self.head_dim,
+            value_dim: self.value_dim,
         }
     }
 }
@@ -286,7 +351,7 @@ impl<K: CpuKvElement> Columns for ValueColumns<K> {
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
         let key = self.first + k;
-        let at = key * self.head_dim + self.at;
+        let at = key * self.value_dim + self.at;
         let mut out = [s.zero(); NV];
         for (v, out) in out.iter_mut().enumerate() {
             // SAFETY: the caller says that the tile has value `k` and, from here, so many vectors of it.
@@ -312,17 +377,20 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
         let PagedKvShape {
             block_size,
             head_dim,
+            value_dim,
+            values_in_keys,
             ..
         } = self.shape;
-        if K::SCALED || !block_size.is_multiple_of(LANES) || !head_dim.is_multiple_of(PANEL) {
+        let direct = !K::SCALED && !values_in_keys;
+        if !direct || !block_size.is_multiple_of(LANES) || !value_dim.is_multiple_of(PANEL) {
             return None;
         }
         let ids = self.batch.table(at.0);
-        // Where the chunk of `key` begins. A table may end, or go on with what nobody has checked.
+        // The first vector of the chunk of `key`. A table may end, or go on with what nobody has checked.
         let start = |key: usize| {
             let block = usize::try_from(*ids.get(key / block_size)?).ok()?;
             let head = || head_start(&self.shape, block, at.1);
-            (block < self.shape.blocks).then(|| head() + key % block_size * head_dim)
+            (block < self.shape.blocks).then(|| head() + key % block_size)
         };
         let mut starts = [(0, 0); TILE_CHUNKS];
         for (i, chunk) in starts.iter_mut().enumerate() {
@@ -330,12 +398,14 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             let now = start(key)?;
             *chunk = (now, start(key + KEYS).unwrap_or(now));
         }
-        let at = |pool: &[K::Stored], start: usize| pool[start..][..LANES * head_dim].as_ptr();
-        let keys = starts.map(|(now, _)| at(self.k, now));
-        let next_keys = starts.map(|(_, next)| at(self.k, next));
-        let values = starts.map(|(now, _)| at(self.v, now));
+        let at = |pool: &[K::Stored], start: usize, dim: usize| {
+            pool[start * dim..][..LANES * dim].as_ptr()
+        };
+        let keys = starts.map(|(now, _)| at(self.k, now, head_dim));
+        let next_keys = starts.map(|(_, next)| at(self.k, next, head_dim));
+        let values = starts.map(|(now, _)| at(self.v, now, value_dim));
         let counted = |chunks: [*const K::Stored; TILE_CHUNKS]| {
-            std::array::from_fn(|i| chunks[i].wrapping_sub(i * LANES * head_dim))
+            std::array::from_fn(|i| chunks[i].wrapping_sub(i * LANES * value_dim))
         };
         Some(PoolTile {
             keys: Chunks {
@@ -346,7 +416,7 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
                 now: counted(values),
                 next: counted(next_keys),
             },
-            head_dim,
+            value_dim,
         })
     }
 
@@ -356,16 +426,12 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
         let out = &mut out[..dim * KEYS];
         let mut j = keys.start;
         while j < keys.end {
-            let (block, slot) = self.slot(at.0, j);
-            let (first, width, column) = chunk(&self.shape, slot);
-            let start = head_start(&self.shape, block, at.1) + first;
-            let rows = &self.k[start..][..dim * width];
-            let scales = if K::SCALED {
-                let first = scale_start(&self.shape, block, at.1) + slot - column;
-                &self.scales.k[first..][..width]
-            } else {
-                &[]
-            };
+            let KeyChunk {
+                rows,
+                scales,
+                width,
+                column,
+            } = self.key_chunk(at, j);
             let count = (width - column).min(keys.end - j);
             let to = j % KEYS;
             // Whole chunks go by vectors. Columns of a chunk that come before its first wanted key
@@ -407,13 +473,20 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
         buffer: &'a mut [f32],
         stride: usize,
     ) -> Values<'a> {
-        let dim = self.shape.head_dim;
+        if self.shape.values_in_keys {
+            self.values_of_keys(s, at, keys, buffer, stride);
+            return Values {
+                data: buffer,
+                stride,
+            };
+        }
+        let dim = self.shape.value_dim;
         for j in keys {
             let (block, slot) = self.slot(at.0, j);
-            let start = head_start(&self.shape, block, at.1) + slot * dim;
-            let value = &self.v[start..][..dim];
+            let vector = head_start(&self.shape, block, at.1) + slot;
+            let value = &self.v[vector * dim..][..dim];
             let scale = if K::SCALED {
-                self.scales.v[scale_start(&self.shape, block, at.1) + slot]
+                self.scales.v[vector]
             } else {
                 1.0
             };
@@ -449,14 +522,14 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     type KvScales = CpuKvScales;
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
-        let size = check::kv_shape("alloc_kv_layer", &shape)?;
-        let scales = if K::SCALED { size / shape.head_dim } else { 0 };
+        let lens = check::kv_shape("alloc_kv_layer", &shape)?;
+        let scales = |heads: usize| vec![0.0; if K::SCALED { heads } else { 0 }];
         Ok(KvLayer {
-            k: CpuBuffer::zeroed(size)?,
-            v: CpuBuffer::zeroed(size)?,
+            k: CpuBuffer::zeroed(lens.keys)?,
+            v: CpuBuffer::zeroed(lens.values)?,
             scales: CpuKvScales {
-                k: vec![0.0; scales],
-                v: vec![0.0; scales],
+                k: scales(lens.key_heads),
+                v: scales(lens.value_heads),
             },
             shape,
             group: 0,
@@ -477,18 +550,19 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             heads: 0,
             kv_heads: kv.shape.kv_heads,
             head_dim: kv.shape.head_dim,
+            value_dim: kv.shape.stored_value_dim(),
         };
-        let size = check::kv_append((kv.group, &kv.shape), k, v, batch)?;
+        let [keys, values] = check::kv_append((kv.group, &kv.shape), k, v, batch)?;
         let (exec, scratch) = ctx.parts();
-        let (k, v) = (&k.as_slice()[..size], &v.as_slice()[..size]);
+        let (k, v) = (&k.as_slice()[..keys], &v.as_slice()[..values]);
         find_slots(op, scratch, (kv.group, &kv.shape), batch)?;
         let slots = std::mem::take(&mut scratch.items);
         let [k_sink, v_sink] = sinks(kv, &slots);
-        let from = |data, sink| Move {
+        let from = |data, token, sink| Move {
             source: HeadSource {
                 data,
                 start: 0,
-                token: shape.kv_dim(),
+                token,
             },
             transform: HeadTransform::default(),
             sink,
@@ -498,7 +572,10 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             exec,
             scratch,
             none,
-            [from(k, k_sink), from(v, v_sink)],
+            [
+                from(k, shape.k_dim(), k_sink),
+                from(v, shape.v_dim(), v_sink),
+            ],
             shape,
         );
         scratch.items = slots;
@@ -537,9 +614,13 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     ) -> Result<()> {
         let op = "kv_attention";
         check_pool(op, kv)?;
-        let size = check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
+        let [q_len, out_len] =
+            check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
-            heads, head_dim, ..
+            heads,
+            head_dim,
+            value_dim,
+            ..
         } = *config;
         let (exec, scratch) = ctx.parts();
         let on_host = read_batch(op, scratch, batch, kv.group)?;
@@ -553,17 +634,16 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
             shape: kv.shape,
             batch: on_host,
         };
-        let strides = (heads * head_dim, head_dim);
         let call = Attention {
             source: &source,
             config: *config,
-            q: &q.as_slice()[..size],
-            q_strides: strides,
-            out: SharedMut::new(&mut out.as_mut_slice()[..size]),
-            out_strides: strides,
+            q: &q.as_slice()[..q_len],
+            q_strides: (heads * head_dim, head_dim),
+            out: SharedMut::new(&mut out.as_mut_slice()[..out_len]),
+            out_strides: (heads * value_dim, value_dim),
             sinks: sinks.map(CpuBuffer::as_slice),
             key_dim: head_dim,
-            value_dim: head_dim,
+            value_dim,
         };
         let queries = std::mem::take(&mut scratch.queries);
         let done = call.run(exec, scratch, &queries);
@@ -578,23 +658,13 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
     ) -> Result<()> {
         let op = "kv_copy_blocks";
         check_pool(op, kv)?;
-        let PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-        } = kv.shape;
+        let blocks = kv.shape.blocks;
         check::kv_copy_blocks(blocks, pairs)?;
-        let len = kv_heads * block_size * head_dim;
-        for (from, to) in pairs {
-            let (from, to) = (from.0 as usize * len, to.0 as usize * len);
-            kv.k.as_mut_slice().copy_within(from..from + len, to);
-            kv.v.as_mut_slice().copy_within(from..from + len, to);
-            if K::SCALED {
-                let (from, to, len) = (from / head_dim, to / head_dim, len / head_dim);
-                kv.scales.k.copy_within(from..from + len, to);
-                kv.scales.v.copy_within(from..from + len, to);
-            }
+        for pair in pairs {
+            copy_block(kv.k.as_mut_slice(), blocks, pair);
+            copy_block(kv.v.as_mut_slice(), blocks, pair);
+            copy_block(&mut kv.scales.k, blocks, pair);
+            copy_block(&mut kv.scales.v, blocks, pair);
         }
         Ok(())
     }
@@ -616,6 +686,13 @@ impl<K: CpuKvElement> BackendKvDtype<K> for CpuBackend {
         check_pool("kv_write_blocks", kv)?;
         blocks::write(kv, blocks)
     }
+}
+
+/// Copies a block of a pool of `blocks`, which lie one after the other.
+fn copy_block<T: Copy>(pool: &mut [T], blocks: usize, (from, to): &(BlockId, BlockId)) {
+    let len = pool.len() / blocks;
+    let first = from.0 as usize * len;
+    pool.copy_within(first..first + len, to.0 as usize * len);
 }
 
 /// Checks the blocks of all keys that some query sees; those behind a sliding window may be gone.

@@ -85,10 +85,14 @@ pub(super) fn check_dim(op: &'static str, dim: usize) -> Result<()> {
     })
 }
 
-/// Where keys or values of a contiguous cache lie: strides of a kv head and of a token.
+/// Where keys and values of a contiguous cache lie.
 struct CacheLayout {
-    head: usize,
-    token: usize,
+    /// Tokens from one kv head to the next.
+    head_tokens: usize,
+    /// Elements from one key to the next.
+    key: usize,
+    /// Elements from one value to the next.
+    value: usize,
 }
 
 /// Records the shader over a contiguous cache of `kv_len` keys; the first query has the key index
@@ -101,13 +105,14 @@ fn contiguous(
     layout: CacheLayout,
     (kv_len, pos_offset): (usize, usize),
 ) -> Result<()> {
-    let mut params = [P::U(0); CALL_PARAMS + 4];
+    let mut params = [P::U(0); CALL_PARAMS + 5];
     params[..CALL_PARAMS].copy_from_slice(&call.params());
     params[CALL_PARAMS..].copy_from_slice(&[
         P::U(kv_len),
         P::U(pos_offset),
-        P::U(layout.head),
-        P::U(layout.token),
+        P::U(layout.head_tokens),
+        P::U(layout.key),
+        P::U(layout.value),
     ]);
     let groups = match call.value_dim {
         0 => 0,
@@ -134,33 +139,40 @@ pub(super) fn flash_attention(
 ) -> Result<()> {
     const OP: &str = "flash_attention";
     check::flash_attention(q, (k, v), sinks, out, shape, config)?;
-    let head_dim = config.head_dim;
+    let AttnConfig {
+        head_dim,
+        value_dim,
+        ..
+    } = *config;
     let FlashShape {
         q_len,
         kv_len,
         kv_seq_stride,
         pos_offset,
     } = shape;
-    check_dim(OP, head_dim)?;
+    check_dim(OP, head_dim.max(value_dim))?;
     check_positions(OP, pos_offset, q_len)?;
-    let queries = HeadsShape {
-        tokens: q_len,
-        heads: config.heads,
-        head_dim,
+    let layout = |head_dim| {
+        let queries = HeadsShape {
+            tokens: q_len,
+            heads: config.heads,
+            head_dim,
+        };
+        Layout::of(HeadLayout::HeadMajor, queries)
     };
-    let layout = Layout::of(HeadLayout::HeadMajor, queries);
     let call = Call {
         tokens: q_len,
         key_dim: head_dim,
-        value_dim: head_dim,
-        q: layout,
-        out: layout,
+        value_dim,
+        q: layout(head_dim),
+        out: layout(value_dim),
         config: *config,
         has_sinks: sinks.is_some(),
     };
     let cache = CacheLayout {
-        head: kv_seq_stride * head_dim,
-        token: head_dim,
+        head_tokens: kv_seq_stride,
+        key: head_dim,
+        value: value_dim,
     };
     let binds = [q.into(), k.into(), v.into(), sinks.into(), out.into()];
     contiguous(ctx, OP, &call, binds, cache, (kv_len, pos_offset))
@@ -212,8 +224,9 @@ pub(super) fn mla_attention(
         has_sinks: false,
     };
     let cache = CacheLayout {
-        head: 0,
-        token: dim,
+        head_tokens: 0,
+        key: dim,
+        value: dim,
     };
     let binds = [
         q.into(),

@@ -181,8 +181,9 @@ pub(super) fn k_in_row(shape: QkvShape) -> Layout {
 /// Where v begins in a row of the fused projection.
 pub(super) fn v_in_row(shape: QkvShape) -> Layout {
     Layout {
-        offset: shape.q_dim() + shape.kv_dim(),
-        ..k_in_row(shape)
+        offset: shape.q_dim() + shape.k_dim(),
+        token: shape.row_dim(),
+        head: shape.value_dim,
     }
 }
 
@@ -264,8 +265,8 @@ pub(super) fn split_qkv(
     };
     let parts = [
         (q_in_row, q, shape.q()),
-        (k_in_row(shape), k, shape.kv()),
-        (v_in_row(shape), v, shape.kv()),
+        (k_in_row(shape), k, shape.k()),
+        (v_in_row(shape), v, shape.v()),
     ];
     for (from, dst, heads) in parts {
         let to = Layout::of(HeadLayout::TokenMajor, heads);
@@ -286,9 +287,10 @@ pub(super) fn split_qkv_norm_rope(
     const OP: &str = "split_qkv_norm_rope";
     check::split_qkv(OP, qkv, [&*q, &*k, &*v], transform, shape)?;
     let q_to = Layout::of(HeadLayout::HeadMajor, shape.q());
-    let kv_to = Layout::of(HeadLayout::HeadMajor, shape.kv());
-    split_qk(ctx, OP, qkv, (q, q_to), (k, kv_to), transform, shape)?;
-    copy_heads(ctx, OP, (qkv, v_in_row(shape)), (v, kv_to), shape.kv())
+    let k_to = Layout::of(HeadLayout::HeadMajor, shape.k());
+    let v_to = Layout::of(HeadLayout::HeadMajor, shape.v());
+    split_qk(ctx, OP, qkv, (q, q_to), (k, k_to), transform, shape)?;
+    copy_heads(ctx, OP, (qkv, v_in_row(shape)), (v, v_to), shape.v())
 }
 
 /// Split, norm, rotation; head-major q, and k and v into a contiguous cache.
@@ -305,15 +307,10 @@ pub(super) fn split_qkv_norm_rope_into_cache(
     let caches = [&*k_cache, &*v_cache];
     check::split_qkv_norm_rope_into_cache(qkv, q, caches, span, transform, shape)?;
     let q_to = Layout::of(HeadLayout::HeadMajor, shape.q());
-    let kv_to = Layout::of_cache(span, shape.head_dim);
-    split_qk(ctx, OP, qkv, (q, q_to), (k_cache, kv_to), transform, shape)?;
-    copy_heads(
-        ctx,
-        OP,
-        (qkv, v_in_row(shape)),
-        (v_cache, kv_to),
-        shape.kv(),
-    )
+    let k_to = Layout::of_cache(span, shape.head_dim);
+    let v_to = Layout::of_cache(span, shape.value_dim);
+    split_qk(ctx, OP, qkv, (q, q_to), (k_cache, k_to), transform, shape)?;
+    copy_heads(ctx, OP, (qkv, v_in_row(shape)), (v_cache, v_to), shape.v())
 }
 
 /// Head-major k and v → a contiguous cache.

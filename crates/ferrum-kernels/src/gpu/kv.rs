@@ -18,6 +18,7 @@ use crate::backend::check::elements;
 use crate::backend::*;
 use ferrum_types::{BlockId, Error, Result};
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// A cache element that the shaders can store: which of the kernels is for it.
 pub trait GpuKvKind: KvDtypeKind {
@@ -106,17 +107,20 @@ fn pairs(head_dim: usize) -> usize {
     head_dim.div_ceil(2)
 }
 
-/// The parameters that tell a shader where a token's keys are.
-fn paged_params(batch: BatchShape, pool: PagedKvShape) -> [P; 6] {
+/// The parameters that tell a shader where a token's keys and values are; a value takes `value_pairs` of its pool.
+fn paged_params(batch: BatchShape, pool: PagedKvShape, value_pairs: usize) -> [P; PAGED_PARAMS] {
     [
         P::U(batch.seqs),
         P::U(batch.table_stride),
         P::U(pool.block_size),
         P::U(pool.kv_heads),
         P::U(pairs(pool.head_dim)),
+        P::U(value_pairs),
         P::U(pool.blocks),
     ]
 }
+
+const PAGED_PARAMS: usize = 7;
 
 /// Heads on their way into a pool: buffer and layout.
 type Source<'a> = (&'a GpuBuffer<f32>, Layout);
@@ -133,27 +137,27 @@ fn append<K: GpuKvKind>(
     let PagedKvShape {
         kv_heads, head_dim, ..
     } = kv.shape;
-    let total = elements(op, &[batch.shape.tokens, kv_heads, pairs(head_dim)])?;
+    let value_dim = kv.shape.stored_value_dim();
+    let widest = pairs(head_dim.max(value_dim));
+    let total = elements(op, &[batch.shape.tokens, kv_heads, widest])?;
     let [k_offset, k_token, k_head] = k_from.params();
     let [v_offset, v_token, v_head] = v_from.params();
-    let [a, b, c, d, e, f] = paged_params(batch.shape, kv.shape);
     let (pool_k, pool_v) = (&kv.k.raw, &kv.v.raw);
-    let params = [
+    // A struct in a struct begins at a multiple of 16 bytes.
+    let mut params = [P::U(0); 12 + PAGED_PARAMS];
+    params[..10].copy_from_slice(&[
         P::U(total),
+        P::U(widest),
         P::U(head_dim),
+        P::U(value_dim),
         k_offset,
         k_token,
         k_head,
         v_offset,
         v_token,
         v_head,
-        a,
-        b,
-        c,
-        d,
-        e,
-        f,
-    ];
+    ]);
+    params[12..].copy_from_slice(&paged_params(batch.shape, kv.shape, pairs(value_dim)));
     let binds = [
         k.into(),
         v.into(),
@@ -180,16 +184,15 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         const OP: &str = "alloc_kv_layer";
-        check::kv_shape(OP, &shape)?;
-        let vectors = elements(OP, &[shape.blocks, shape.block_size, shape.kv_heads])?;
-        let bytes = elements(OP, &[vectors, pairs(shape.head_dim), K::PAIR_BYTES])? as u64;
-        let buffer = || {
+        let lens = check::kv_shape(OP, &shape)?;
+        let buffer = |vectors, dim| {
+            let bytes = elements(OP, &[vectors, pairs(dim), K::PAIR_BYTES])? as u64;
             let raw = RawBuffer::new(&self.shared, bytes)?;
             Ok::<_, Error>(GpuKvBuffer { raw })
         };
         Ok(KvLayer {
-            k: buffer()?,
-            v: buffer()?,
+            k: buffer(lens.key_heads, shape.head_dim)?,
+            v: buffer(lens.value_heads, shape.value_dim)?,
             scales: (),
             shape,
             group: 0,
@@ -204,14 +207,17 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
         const OP: &str = "kv_append";
-        let heads = HeadsShape {
-            tokens: batch.shape.tokens,
-            heads: kv.shape.kv_heads,
-            head_dim: kv.shape.head_dim,
-        };
         check::kv_append((kv.group, &kv.shape), k, v, batch)?;
-        let from = Layout::of(HeadLayout::TokenMajor, heads);
-        append(ctx, OP, kv, (k, from), (v, from), batch)
+        let from = |head_dim| {
+            let heads = HeadsShape {
+                tokens: batch.shape.tokens,
+                heads: kv.shape.kv_heads,
+                head_dim,
+            };
+            Layout::of(HeadLayout::TokenMajor, heads)
+        };
+        let (k_from, v_from) = (from(kv.shape.head_dim), from(kv.shape.stored_value_dim()));
+        append(ctx, OP, kv, (k, k_from), (v, v_from), batch)
     }
 
     fn kv_append_qkv(
@@ -229,10 +235,10 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
             shape,
         } = input;
         let q_to = Layout::of(HeadLayout::TokenMajor, shape.q());
-        let k_to = Layout::of(HeadLayout::TokenMajor, shape.kv());
+        let k_to = Layout::of(HeadLayout::TokenMajor, shape.k());
         // Keys rest in scratch memory between rotation and the pool: both at once would bind more
         // buffers than WebGPU promises. Values go straight from the projection.
-        let mut k = ctx.take_scratch(lens.kv)?;
+        let mut k = ctx.take_scratch(lens.k)?;
         let done = split_qk(ctx, OP, qkv, (q, q_to), (&mut k, k_to), transform, shape)
             .and_then(|()| append(ctx, OP, kv, (&k, k_to), (qkv, v_in_row(shape)), batch));
         ctx.put_scratch(k);
@@ -251,38 +257,49 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         const OP: &str = "kv_attention";
         check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
         let AttnConfig {
-            heads, head_dim, ..
-        } = *config;
-        check_dim(OP, head_dim)?;
-        let queries = HeadsShape {
-            tokens: batch.shape.tokens,
             heads,
             head_dim,
+            value_dim,
+            ..
+        } = *config;
+        check_dim(OP, head_dim.max(value_dim))?;
+        let tokens = batch.shape.tokens;
+        let layout = |head_dim| {
+            let queries = HeadsShape {
+                tokens,
+                heads,
+                head_dim,
+            };
+            Layout::of(HeadLayout::TokenMajor, queries)
         };
-        let layout = Layout::of(HeadLayout::TokenMajor, queries);
         let call = Call {
-            tokens: queries.tokens,
+            tokens,
             key_dim: head_dim,
-            value_dim: head_dim,
-            q: layout,
-            out: layout,
+            value_dim,
+            q: layout(head_dim),
+            out: layout(value_dim),
             config: *config,
             has_sinks: sinks.is_some(),
         };
-        let mut params = [P::U(0); CALL_PARAMS + 6];
+        let (values, value_width) = match kv.shape.values_in_keys {
+            true => (&kv.k.raw, head_dim),
+            false => (&kv.v.raw, value_dim),
+        };
+        let paged = paged_params(batch.shape, kv.shape, pairs(value_width));
+        let mut params = [P::U(0); CALL_PARAMS + PAGED_PARAMS];
         params[..CALL_PARAMS].copy_from_slice(&call.params());
-        params[CALL_PARAMS..].copy_from_slice(&paged_params(batch.shape, kv.shape));
+        params[CALL_PARAMS..].copy_from_slice(&paged);
         let binds = [
             q.into(),
             Bind::from(&kv.k.raw),
-            Bind::from(&kv.v.raw),
+            Bind::from(values),
             sinks.into(),
             out.into(),
             Bind::from(&batch.query_starts),
             Bind::from(&batch.kv_lens),
             Bind::from(&batch.block_tables[kv.group]),
         ];
-        let groups = elements(OP, &[queries.tokens, heads])?;
+        let groups = elements(OP, &[tokens, heads])?;
         ctx.run(
             OP,
             (&ATTENTION[K::INDEX], &[ATTENTION_BATCH]),
@@ -298,20 +315,16 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         pairs_of_blocks: &[(BlockId, BlockId)],
     ) -> Result<()> {
         const OP: &str = "kv_copy_blocks";
-        let PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-        } = kv.shape;
-        check::kv_copy_blocks(blocks, pairs_of_blocks)?;
-        let words = elements(
-            OP,
-            &[block_size, kv_heads, pairs(head_dim), K::PAIR_BYTES / 4],
-        )?;
+        check::kv_copy_blocks(kv.shape.blocks, pairs_of_blocks)?;
+        let heads = |dim| Padded::of::<K>(&kv.shape, dim);
+        let pools = [
+            (&kv.k.raw, heads(kv.shape.head_dim)),
+            (&kv.v.raw, heads(kv.shape.stored_value_dim())),
+        ];
         // One dispatch for each pair, because a later pair may read what an earlier one wrote.
         for (from, to) in pairs_of_blocks.iter().filter(|(from, to)| from != to) {
-            for raw in [&kv.k.raw, &kv.v.raw] {
+            for (raw, heads) in pools {
+                let words = heads.block_stored() / 4;
                 ctx.run(
                     OP,
                     (&COPY_BLOCK, &[]),
@@ -336,22 +349,16 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         const OP: &str = "kv_read_blocks";
         let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
         let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
-        let heads = Padded::of::<K>(&kv.shape);
-        let mut regions = Vec::with_capacity(2 * blocks.len());
-        for (block, _) in blocks.iter() {
-            for raw in [&kv.k.raw, &kv.v.raw] {
-                regions.push((raw, heads.block_offset(*block)));
-            }
+        for (raw, part, heads) in halves(kv, &parts) {
+            let regions = blocks.iter();
+            let regions = regions.map(|(block, _)| (raw, heads.block_offset(*block)));
+            let regions: Vec<_> = regions.collect();
+            let size = heads.block_stored() as u64;
+            ctx.download_regions(&regions, size, |region, at, piece| {
+                heads.strip(at, piece, &mut blocks[region].1[part.clone()]);
+            })?;
         }
-        let size = heads.block_stored() as u64;
-        ctx.download_regions(&regions, size, |region, at, piece| {
-            let part = if region % 2 == 0 {
-                parts.keys.clone()
-            } else {
-                parts.values.clone()
-            };
-            heads.strip(at, piece, &mut blocks[region / 2].1[part]);
-        })
+        Ok(())
     }
 
     fn kv_write_blocks(
@@ -362,18 +369,30 @@ impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
         const OP: &str = "kv_write_blocks";
         let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
         let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
-        let heads = Padded::of::<K>(&kv.shape);
         for (block, bytes) in blocks {
-            let offset = heads.block_offset(*block);
-            for (raw, part) in [
-                (&kv.k.raw, parts.keys.clone()),
-                (&kv.v.raw, parts.values.clone()),
-            ] {
+            for (raw, part, heads) in halves(kv, &parts) {
+                let offset = heads.block_offset(*block);
                 ctx.upload(&heads.pad(&bytes[part]), (raw, offset))?;
             }
         }
         Ok(())
     }
+}
+
+/// The pools of keys and of values, what they are of the bytes of a block, and how they lie in it.
+fn halves<'a, K: GpuKvKind>(
+    kv: &'a KvLayer<GpuBackend, K>,
+    parts: &KvBlockBytes,
+) -> [(&'a RawBuffer, Range<usize>, Padded); 2] {
+    let heads = |dim| Padded::of::<K>(&kv.shape, dim);
+    [
+        (&kv.k.raw, parts.keys.clone(), heads(kv.shape.head_dim)),
+        (
+            &kv.v.raw,
+            parts.values.clone(),
+            heads(kv.shape.stored_value_dim()),
+        ),
+    ]
 }
 
 /// The vectors of a block in this pool, which are padded to pairs, and without their padding.
@@ -388,11 +407,12 @@ struct Padded {
 }
 
 impl Padded {
-    fn of<K: GpuKvKind>(shape: &PagedKvShape) -> Self {
+    /// Of vectors of `dim` elements.
+    fn of<K: GpuKvKind>(shape: &PagedKvShape, dim: usize) -> Self {
         Self {
             vectors: shape.block_size * shape.kv_heads,
-            stored: pairs(shape.head_dim) * K::PAIR_BYTES,
-            plain: shape.head_dim * K::PAIR_BYTES / 2,
+            stored: pairs(dim) * K::PAIR_BYTES,
+            plain: dim * K::PAIR_BYTES / 2,
         }
     }
 

@@ -63,6 +63,7 @@ pub(super) fn flash_attention<A: FloatElement>(
         heads,
         kv_heads,
         head_dim,
+        value_dim,
         ..
     } = *config;
     let FlashShape {
@@ -75,17 +76,17 @@ pub(super) fn flash_attention<A: FloatElement>(
     for head in 0..heads {
         // Consecutive query heads share a kv head.
         let kv_head = head / (heads / kv_heads);
-        let at = |j: usize, d: usize| (kv_head * kv_seq_stride + j) * head_dim + d;
+        let at = |j: usize| kv_head * kv_seq_stride + j;
         for i in 0..q_len {
-            let query = (head * q_len + i) * head_dim;
+            let query = head * q_len + i;
             attend(
-                &q.0[query..][..head_dim],
+                &q.0[query * head_dim..][..head_dim],
                 config.visible(pos_offset.saturating_add(i), kv_len),
-                |j, d| k.0[at(j, d)].to_f32(),
-                |j, d| v.0[at(j, d)].to_f32(),
+                |j, d| k.0[at(j) * head_dim + d].to_f32(),
+                |j, d| v.0[at(j) * value_dim + d].to_f32(),
                 sinks.map(|sinks| sinks.0[head]),
                 config,
-                &mut out.0[query..][..head_dim],
+                &mut out.0[query * value_dim..][..value_dim],
             );
         }
     }

@@ -1,7 +1,7 @@
 //! The paged cache: writes through block tables and attention over a ragged batch.
 //!
-//! A pool is laid out as its meaning says: `[blocks, kv_heads, block_size, head_dim]`. The five
-//! element types differ only in how one head is stored and read back ([`KvCodec`]).
+//! A pool is laid out as its meaning says: `[blocks, kv_heads, block_size, head_dim]`, with `value_dim` elements
+//! for values. The five element types differ only in how one head is stored and read back ([`KvCodec`]).
 
 use super::attention::attend;
 use super::buffer::RefBuffer;
@@ -106,6 +106,9 @@ fn check_pool<P: Precision, K: KvCodec>(
     check::kv_pool::<K>(op, &kv.shape, [kv.k.len(), kv.v.len()], scales)
 }
 
+/// What is read of a pool: its elements, their scales, and the elements of a head.
+type Pool<'a, K> = (&'a [<K as KvCodec>::Stored], &'a [f32], usize);
+
 /// Writes one head to a pool.
 fn store<A: FloatElement, K: KvCodec>(
     pool: &mut [K::Stored],
@@ -131,6 +134,7 @@ fn append<P: Precision, K: KvCodec>(
     let PagedKvShape {
         kv_heads, head_dim, ..
     } = kv.shape;
+    let value_dim = kv.shape.stored_value_dim();
     let on_host = on_host(op, batch, kv.group)?;
     // All slots are found before the first write, so that an error leaves the pool as it was.
     let mut writes = Vec::with_capacity(batch.shape.tokens);
@@ -143,10 +147,14 @@ fn append<P: Precision, K: KvCodec>(
     }
     for (token, slot) in writes {
         for kv_head in 0..kv_heads {
-            let from = (token * kv_heads + kv_head) * head_dim;
+            let from = token * kv_heads + kv_head;
             let to = head_at(kv.shape, slot, kv_head);
-            store::<_, K>(&mut kv.k.0, &mut kv.scales.k, to, &k[from..][..head_dim]);
-            store::<_, K>(&mut kv.v.0, &mut kv.scales.v, to, &v[from..][..head_dim]);
+            let key = &k[from * head_dim..][..head_dim];
+            store::<_, K>(&mut kv.k.0, &mut kv.scales.k, to, key);
+            if !kv.shape.values_in_keys {
+                let value = &v[from * value_dim..][..value_dim];
+                store::<_, K>(&mut kv.v.0, &mut kv.scales.v, to, value);
+            }
         }
     }
     Ok(())
@@ -164,14 +172,14 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
 
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         let op = "alloc_kv_layer";
-        let size = check::kv_shape(op, &shape)?;
-        let heads = if K::SCALED { size / shape.head_dim } else { 0 };
+        let lens = check::kv_shape(op, &shape)?;
+        let scales = |heads| if K::SCALED { heads } else { 0 };
         Ok(KvLayer {
-            k: self.alloc(size)?,
-            v: self.alloc(size)?,
+            k: self.alloc(lens.keys)?,
+            v: self.alloc(lens.values)?,
             scales: RefKvScales {
-                k: self.alloc(heads)?.0,
-                v: self.alloc(heads)?.0,
+                k: self.alloc(scales(lens.key_heads))?.0,
+                v: self.alloc(scales(lens.value_heads))?.0,
             },
             shape,
             group: 0,
@@ -207,6 +215,7 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             ..
         } = *config;
         let on_host = on_host(op, batch, kv.group)?;
@@ -220,22 +229,27 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
                     .clone()
                     .map(|j| check::slot(op, on_host.table(s), &kv.shape, j))
                     .collect::<Result<Vec<_>>>()?;
-                let read = |pool: &[K::Stored], scales: &[f32], kv_head, j: usize, d| {
+                let key = (&kv.k.0[..], &kv.scales.k[..], head_dim);
+                let value = match kv.shape.values_in_keys {
+                    true => key,
+                    false => (&kv.v.0[..], &kv.scales.v[..], value_dim),
+                };
+                let read = |(pool, scales, dim): Pool<'_, K>, kv_head, j: usize, d| {
                     let at = head_at(kv.shape, slots[j - visible.start], kv_head);
                     let scale = if K::SCALED { scales[at] } else { 1.0 };
-                    K::decode(pool[at * head_dim + d]) * scale
+                    K::decode(pool[at * dim + d]) * scale
                 };
                 for head in 0..heads {
                     let kv_head = head / (heads / kv_heads);
-                    let vector = (token * heads + head) * head_dim;
+                    let vector = token * heads + head;
                     attend(
-                        &q.0[vector..][..head_dim],
+                        &q.0[vector * head_dim..][..head_dim],
                         visible.clone(),
-                        |j, d| read(&kv.k.0, &kv.scales.k, kv_head, j, d),
-                        |j, d| read(&kv.v.0, &kv.scales.v, kv_head, j, d),
+                        |j, d| read(key, kv_head, j, d),
+                        |j, d| read(value, kv_head, j, d),
                         sinks.map(|sinks| sinks.0[head]),
                         config,
-                        &mut out.0[vector..][..head_dim],
+                        &mut out.0[vector * value_dim..][..value_dim],
                     );
                 }
             }
@@ -250,29 +264,13 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
     ) -> Result<()> {
         let op = "kv_copy_blocks";
         check_pool(op, kv)?;
-        let PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads,
-            head_dim,
-        } = kv.shape;
+        let blocks = kv.shape.blocks;
         check::kv_copy_blocks(blocks, pairs)?;
-        let heads = kv_heads * block_size;
-        for &(BlockId(from), BlockId(to)) in pairs {
-            let copy = |len: usize| {
-                (
-                    from as usize * len..(from as usize + 1) * len,
-                    to as usize * len,
-                )
-            };
-            let (src, dst) = copy(heads * head_dim);
-            kv.k.0.copy_within(src.clone(), dst);
-            kv.v.0.copy_within(src, dst);
-            if K::SCALED {
-                let (src, dst) = copy(heads);
-                kv.scales.k.copy_within(src.clone(), dst);
-                kv.scales.v.copy_within(src, dst);
-            }
+        for pair in pairs {
+            copy_block(&mut kv.k.0, blocks, pair);
+            copy_block(&mut kv.v.0, blocks, pair);
+            copy_block(&mut kv.scales.k, blocks, pair);
+            copy_block(&mut kv.scales.v, blocks, pair);
         }
         Ok(())
     }
@@ -312,6 +310,13 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
         }
         Ok(())
     }
+}
+
+/// Copies a block of a pool of `blocks`, which lie one after the other.
+fn copy_block<T: Copy>(pool: &mut [T], blocks: usize, (from, to): &(BlockId, BlockId)) {
+    let len = pool.len() / blocks;
+    let first = from.0 as usize * len;
+    pool.copy_within(first..first + len, to.0 as usize * len);
 }
 
 /// Copies the bytes of a block of a pool, whose blocks lie one after the other.

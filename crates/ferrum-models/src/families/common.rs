@@ -80,13 +80,6 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let value_dim = gguf
         .u32(&key("attention.value_length"))?
         .map_or(head_dim, |n| n as usize);
-    if value_dim != head_dim {
-        return Err(Error::Model(format!(
-            "{}: field \"{}\": found {value_dim}, expected {head_dim} as for keys",
-            gguf.path().display(),
-            key("attention.value_length")
-        )));
-    }
     let context_length = size("context_length")?;
     let mut layer = layer(
         heads,
@@ -101,6 +94,7 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     };
     let has_bias = |role: TensorRole| has(TensorId::in_layer(0, role).bias());
     let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+    gqa.value_dim = value_dim;
     gqa.qkv_bias = has_bias(TensorRole::Query);
     gqa.out_bias = has_bias(TensorRole::AttentionOutput);
     if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
@@ -212,6 +206,7 @@ fn layer(
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             sliding_window: None,
             qk_norm: false,

@@ -432,13 +432,17 @@ impl List {
 
     fn attention(&mut self, gqa: &GqaSpec, hidden: usize) {
         let first = self.tensors.len();
-        let (q_dim, kv_dim) = (gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim);
-        self.linear(TensorRole::Query, (q_dim, hidden), gqa.qkv_bias);
-        self.linear(TensorRole::Key, (kv_dim, hidden), gqa.qkv_bias);
-        self.linear(TensorRole::Value, (kv_dim, hidden), gqa.qkv_bias);
-        self.linear(TensorRole::AttentionOutput, (hidden, q_dim), gqa.out_bias);
+        let shape = gqa.qkv_shape(0);
+        let out_dim = gqa.heads * gqa.value_dim;
+        self.linear(TensorRole::Query, (shape.q_dim(), hidden), gqa.qkv_bias);
+        self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
+        self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
+        self.linear(TensorRole::AttentionOutput, (hidden, out_dim), gqa.out_bias);
         for tensor in &mut self.tensors[first..] {
-            tensor.unit = gqa.head_dim;
+            tensor.unit = match tensor.id.role {
+                TensorRole::Value | TensorRole::AttentionOutput => gqa.value_dim,
+                _ => gqa.head_dim,
+            };
             tensor.rotated_heads = match tensor.id.role {
                 TensorRole::Query => gqa.heads,
                 TensorRole::Key => gqa.kv_heads,

@@ -116,9 +116,10 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
     }
-    if config.has("head_dim") || gqa.head_dim * gqa.heads != spec.hidden_size {
+    let usual = [gqa.head_dim, gqa.value_dim].map(|dim| dim * gqa.heads == spec.hidden_size);
+    if config.has("head_dim") || usual != [true, true] {
         set(out, model, "attention.key_length", size(gqa.head_dim))?;
-        set(out, model, "attention.value_length", size(gqa.head_dim))?;
+        set(out, model, "attention.value_length", size(gqa.value_dim))?;
     }
     set(
         out,

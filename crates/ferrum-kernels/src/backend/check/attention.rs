@@ -7,10 +7,14 @@ use ferrum_types::Result;
 /// Elements of the buffers of [`Backend::flash_attention`](crate::Backend::flash_attention).
 #[derive(Clone, Copy, Debug)]
 pub struct FlashLen {
-    /// `q`, and `out`.
+    /// `q`.
     pub q: usize,
-    /// `k`, and `v`.
-    pub kv: usize,
+    /// `k`.
+    pub k: usize,
+    /// `v`.
+    pub v: usize,
+    /// `out`.
+    pub out: usize,
 }
 
 /// Elements of the buffers of [`Backend::mla_attention`](crate::Backend::mla_attention).
@@ -58,22 +62,30 @@ pub fn flash_attention<A: DeviceBuffer>(
     require(op, kv_len <= kv_seq_stride, || {
         format!("kv_len is {kv_len}, expected at most kv_seq_stride, {kv_seq_stride}")
     })?;
-    let queries = HeadsShape {
+    let queries = |head_dim| HeadsShape {
         tokens: q_len,
         heads: config.heads,
-        head_dim: config.head_dim,
+        head_dim,
     };
+    let AttnConfig {
+        kv_heads,
+        head_dim,
+        value_dim,
+        ..
+    } = *config;
     let lens = FlashLen {
-        q: heads::heads(op, queries)?,
-        kv: elements(op, &[config.kv_heads, kv_seq_stride, config.head_dim])?,
+        q: heads::heads(op, queries(head_dim))?,
+        k: elements(op, &[kv_heads, kv_seq_stride, head_dim])?,
+        v: elements(op, &[kv_heads, kv_seq_stride, value_dim])?,
+        out: heads::heads(op, queries(value_dim))?,
     };
     len(op, "q", q, lens.q)?;
-    len(op, "k", k, lens.kv)?;
-    len(op, "v", v, lens.kv)?;
+    len(op, "k", k, lens.k)?;
+    len(op, "v", v, lens.v)?;
     if let Some(sinks) = sinks {
         len(op, "sinks", sinks, config.heads)?;
     }
-    len(op, "out", out, lens.q)?;
+    len(op, "out", out, lens.out)?;
     Ok(lens)
 }
 

@@ -13,16 +13,18 @@ pub struct QkvLen {
     pub qkv: usize,
     /// q.
     pub q: usize,
-    /// k, and v.
-    pub kv: usize,
+    /// k.
+    pub k: usize,
+    /// v.
+    pub v: usize,
 }
 
 /// Elements of new tokens and of the contiguous cache that they go to.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLen {
-    /// k, and v, of the new tokens.
-    pub kv: usize,
-    /// Each cache.
+    /// The new tokens.
+    pub new: usize,
+    /// The cache.
     pub cache: usize,
 }
 
@@ -94,11 +96,13 @@ pub(super) fn projection<B: Backend>(
     transform: QkvTransform<'_, B>,
     shape: QkvShape,
 ) -> Result<QkvLen> {
-    let q = heads(op, shape.q())?;
-    let kv = heads(op, shape.kv())?;
-    let (q_dim, kv_dim) = (shape.q_dim(), shape.kv_dim());
-    let row = kv_dim.checked_mul(2).and_then(|kv| kv.checked_add(q_dim));
-    let Some(row) = row else {
+    let (q, k, v) = (
+        heads(op, shape.q())?,
+        heads(op, shape.k())?,
+        heads(op, shape.v())?,
+    );
+    let row = shape.q_dim().checked_add(shape.k_dim());
+    let Some(row) = row.and_then(|row| row.checked_add(shape.v_dim())) else {
         return Err(Error::invalid(op, format!("{shape:?} is too large")));
     };
     let all = elements(op, &[shape.tokens, row])?;
@@ -106,7 +110,7 @@ pub(super) fn projection<B: Backend>(
     norm(op, transform.q_norm, shape.head_dim)?;
     norm(op, transform.k_norm, shape.head_dim)?;
     rope(op, transform.rope, shape.tokens, shape.head_dim)?;
-    Ok(QkvLen { qkv: all, q, kv })
+    Ok(QkvLen { qkv: all, q, k, v })
 }
 
 /// [`Backend::split_qkv`] and [`Backend::split_qkv_norm_rope`]; `outs` are q, k and v.
@@ -120,8 +124,8 @@ pub fn split_qkv<B: Backend>(
     let lens = projection(op, qkv, transform, shape)?;
     let [q, k, v] = outs;
     len(op, "q", q, lens.q)?;
-    len(op, "k", k, lens.kv)?;
-    len(op, "v", v, lens.kv)?;
+    len(op, "k", k, lens.k)?;
+    len(op, "v", v, lens.v)?;
     Ok(lens)
 }
 
@@ -133,11 +137,13 @@ pub fn split_qkv_norm_rope_into_cache<B: Backend>(
     span: CacheSpan,
     transform: QkvTransform<'_, B>,
     shape: QkvShape,
-) -> Result<(QkvLen, CacheLen)> {
+) -> Result<(QkvLen, [CacheLen; 2])> {
     let op = "split_qkv_norm_rope_into_cache";
     let lens = projection(op, qkv, transform, shape)?;
     len(op, "q", q, lens.q)?;
-    Ok((lens, cache(op, caches, span, shape.kv())?))
+    let k = cache(op, ("k_cache", caches[0]), span, shape.k())?;
+    let v = cache(op, ("v_cache", caches[1]), span, shape.v())?;
+    Ok((lens, [k, v]))
 }
 
 /// [`Backend::kv_cache_append_head_major`]; `kv` and `caches` are those of k and v.
@@ -151,13 +157,14 @@ pub fn kv_cache_append_head_major<A: DeviceBuffer>(
     let total = heads(op, shape)?;
     len(op, "k", kv[0], total)?;
     len(op, "v", kv[1], total)?;
-    cache(op, caches, span, shape)
+    cache(op, ("k_cache", caches[0]), span, shape)?;
+    cache(op, ("v_cache", caches[1]), span, shape)
 }
 
 /// The tokens fit the cache and the cache its buffers.
 fn cache<A: DeviceBuffer>(
     op: &'static str,
-    caches: [&A; 2],
+    (name, buffer): (&'static str, &A),
     span: CacheSpan,
     shape: HeadsShape,
 ) -> Result<CacheLen> {
@@ -172,11 +179,10 @@ fn cache<A: DeviceBuffer>(
         format!("{tokens} tokens at offset {offset} do not fit a cache of {capacity} tokens")
     })?;
     let lens = CacheLen {
-        kv: self::heads(op, shape)?,
+        new: self::heads(op, shape)?,
         cache: elements(op, &[heads, capacity, head_dim])?,
     };
-    len(op, "k_cache", caches[0], lens.cache)?;
-    len(op, "v_cache", caches[1], lens.cache)?;
+    len(op, name, buffer, lens.cache)?;
     Ok(lens)
 }
 

@@ -3,23 +3,56 @@
 use super::{attn_config, elements, heads, index, len, require};
 use crate::backend::{
     Act, AttnConfig, Backend, BatchShape, DeviceBatch, HeadsShape, KvDtypeKind, PagedKvShape,
-    PagedQkv,
+    PagedQkv, QkvShape,
 };
 use ferrum_types::{BlockId, Error, Result};
 use std::ops::Range;
 
-/// A pool to be allocated: elements of K (and of V).
-pub fn kv_shape(op: &'static str, shape: &PagedKvShape) -> Result<usize> {
+/// Elements of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLen {
+    /// Keys.
+    pub keys: usize,
+    /// Values; none where keys hold them.
+    pub values: usize,
+    /// Vectors of keys: as many scales where the element has them.
+    pub key_heads: usize,
+    /// Vectors of values that are stored.
+    pub value_heads: usize,
+}
+
+fn pool_len(op: &'static str, shape: &PagedKvShape) -> Result<PoolLen> {
+    let heads = elements(op, &[shape.blocks, shape.kv_heads, shape.block_size])?;
+    Ok(PoolLen {
+        keys: elements(op, &[heads, shape.head_dim])?,
+        values: elements(op, &[heads, shape.stored_value_dim()])?,
+        key_heads: heads,
+        value_heads: if shape.values_in_keys { 0 } else { heads },
+    })
+}
+
+/// A pool to be allocated.
+pub fn kv_shape(op: &'static str, shape: &PagedKvShape) -> Result<PoolLen> {
     let dims = [
         shape.blocks,
         shape.block_size,
         shape.kv_heads,
         shape.head_dim,
+        shape.value_dim,
     ];
     require(op, !dims.contains(&0), || {
-        format!("[blocks, block_size, kv_heads, head_dim] is {dims:?}, expected no zero")
+        format!("[blocks, block_size, kv_heads, head_dim, value_dim] is {dims:?}, expected no zero")
     })?;
-    elements(op, &dims)
+    let PagedKvShape {
+        head_dim,
+        value_dim,
+        values_in_keys,
+        ..
+    } = *shape;
+    require(op, !values_in_keys || value_dim <= head_dim, || {
+        format!("values of {value_dim} elements do not fit in keys of {head_dim}")
+    })?;
+    pool_len(op, shape)
 }
 
 /// A pool is what its shape says. `found` are the elements of keys and values, `scales` those of
@@ -33,13 +66,12 @@ pub fn kv_pool<K: KvDtypeKind>(
     require(op, shape.block_size > 0, || {
         "block_size is 0, expected at least 1".into()
     })?;
-    let heads = elements(op, &[shape.blocks, shape.kv_heads, shape.block_size])?;
-    let size = elements(op, &[heads, shape.head_dim])?;
-    Error::check_len(op, "k pool", found[0], size)?;
-    Error::check_len(op, "v pool", found[1], size)?;
-    let heads = if K::SCALED { heads } else { 0 };
-    Error::check_len(op, "k scales", scales[0], heads)?;
-    Error::check_len(op, "v scales", scales[1], heads)
+    let lens = pool_len(op, shape)?;
+    Error::check_len(op, "k pool", found[0], lens.keys)?;
+    Error::check_len(op, "v pool", found[1], lens.values)?;
+    let scaled = |heads| if K::SCALED { heads } else { 0 };
+    Error::check_len(op, "k scales", scales[0], scaled(lens.key_heads))?;
+    Error::check_len(op, "v scales", scales[1], scaled(lens.value_heads))
 }
 
 /// The buffers of a batch are as long as its sizes say.
@@ -66,24 +98,25 @@ fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> 
     len(op, "block_tables", found, tables)
 }
 
-/// [`kv_append`](crate::BackendKvDtype::kv_append) to a pool of a group and shape: elements of `k` and `v`.
+/// [`kv_append`](crate::BackendKvDtype::kv_append) to a pool of a group and shape: elements of `k`, and of `v`.
 pub fn kv_append<B: Backend>(
     (group, shape): (usize, &PagedKvShape),
     k: &Act<B>,
     v: &Act<B>,
     batch: &DeviceBatch<B>,
-) -> Result<usize> {
+) -> Result<[usize; 2]> {
     let op = "kv_append";
-    let heads = HeadsShape {
+    let vectors = |head_dim| HeadsShape {
         tokens: batch.shape.tokens,
         heads: shape.kv_heads,
-        head_dim: shape.head_dim,
+        head_dim,
     };
-    let total = heads::heads(op, heads)?;
-    len(op, "k", k, total)?;
-    len(op, "v", v, total)?;
+    let keys = heads::heads(op, vectors(shape.head_dim))?;
+    let values = heads::heads(op, vectors(shape.stored_value_dim()))?;
+    len(op, "k", k, keys)?;
+    len(op, "v", v, values)?;
     self::batch(op, batch, group)?;
-    Ok(total)
+    Ok([keys, values])
 }
 
 /// [`kv_append_qkv`](crate::BackendKvDtype::kv_append_qkv) to a pool of a group and shape.
@@ -94,14 +127,21 @@ pub fn kv_append_qkv<B: Backend>(
     batch: &DeviceBatch<B>,
 ) -> Result<heads::QkvLen> {
     let op = "kv_append_qkv";
-    let found = (
-        input.shape.tokens,
-        input.shape.kv_heads,
-        input.shape.head_dim,
-    );
-    let expected = (batch.shape.tokens, shape.kv_heads, shape.head_dim);
+    let sizes = |tokens, kv_heads, dims: [usize; 2]| [tokens, kv_heads, dims[0], dims[1]];
+    let QkvShape {
+        tokens,
+        kv_heads,
+        head_dim,
+        value_dim,
+        ..
+    } = input.shape;
+    let found = sizes(tokens, kv_heads, [head_dim, value_dim]);
+    let dims = [shape.head_dim, shape.stored_value_dim()];
+    let expected = sizes(batch.shape.tokens, shape.kv_heads, dims);
     require(op, found == expected, || {
-        format!("(tokens, kv_heads, head_dim) is {found:?}, batch and pool have {expected:?}")
+        format!(
+            "[tokens, kv_heads, head_dim, value_dim] is {found:?}, batch and pool have {expected:?}"
+        )
     })?;
     let lens = heads::projection(op, input.qkv, input.transform, input.shape)?;
     len(op, "q", q, lens.q)?;
@@ -109,7 +149,7 @@ pub fn kv_append_qkv<B: Backend>(
     Ok(lens)
 }
 
-/// [`kv_attention`](crate::BackendKvDtype::kv_attention) over a pool of a group and shape: elements of `q` and
+/// [`kv_attention`](crate::BackendKvDtype::kv_attention) over a pool of a group and shape: elements of `q`, and of
 /// `out`.
 pub fn kv_attention<B: Backend>(
     (group, shape): (usize, &PagedKvShape),
@@ -118,27 +158,28 @@ pub fn kv_attention<B: Backend>(
     batch: &DeviceBatch<B>,
     out: &Act<B>,
     config: &AttnConfig,
-) -> Result<usize> {
+) -> Result<[usize; 2]> {
     let op = "kv_attention";
     attn_config(op, config)?;
-    let found = (config.kv_heads, config.head_dim);
-    let expected = (shape.kv_heads, shape.head_dim);
+    let found = [config.kv_heads, config.head_dim, config.value_dim];
+    let expected = [shape.kv_heads, shape.head_dim, shape.value_dim];
     require(op, found == expected, || {
-        format!("(kv_heads, head_dim) is {found:?}, the pool has {expected:?}")
+        format!("[kv_heads, head_dim, value_dim] is {found:?}, the pool has {expected:?}")
     })?;
-    let queries = HeadsShape {
+    let queries = |head_dim| HeadsShape {
         tokens: batch.shape.tokens,
         heads: config.heads,
-        head_dim: config.head_dim,
+        head_dim,
     };
-    let total = heads::heads(op, queries)?;
-    len(op, "q", q, total)?;
-    len(op, "out", out, total)?;
+    let q_len = heads::heads(op, queries(config.head_dim))?;
+    let out_len = heads::heads(op, queries(config.value_dim))?;
+    len(op, "q", q, q_len)?;
+    len(op, "out", out, out_len)?;
     if let Some(sinks) = sinks {
         len(op, "sinks", sinks, config.heads)?;
     }
     self::batch(op, batch, group)?;
-    Ok(total)
+    Ok([q_len, out_len])
 }
 
 /// [`kv_copy_blocks`](crate::BackendKvDtype::kv_copy_blocks) in a pool of `blocks`.

@@ -60,6 +60,7 @@ fn a_row_of_a_projection_is_a_size() {
         heads: 1 << 62,
         kv_heads: 1 << 61,
         head_dim: 2,
+        value_dim: 2,
     };
     let result = split_qkv::<R>("split_qkv", &x, [&x; 3], transform, shape);
     refused("a row of 2^64 elements", result.map(|lens| lens.qkv));
@@ -78,6 +79,8 @@ fn a_pool_has_scales_where_its_element_does() {
         block_size: 4,
         kv_heads: 3,
         head_dim: 5,
+        value_dim: 5,
+        values_in_keys: false,
     };
     assert!(kv_pool::<KvF32>("op", &shape, [120; 2], [0; 2]).is_ok());
     assert!(kv_pool::<KvInt8>("op", &shape, [120; 2], [24; 2]).is_ok());
@@ -128,6 +131,8 @@ fn a_key_has_a_block_of_the_pool() {
         block_size: 3,
         kv_heads: 1,
         head_dim: 1,
+        value_dim: 1,
+        values_in_keys: false,
     };
     assert_eq!(slot("op", &[2, 0], &shape, 4), Ok((0, 1)));
     refused("past the table", slot("op", &[2, 0], &shape, 6));

@@ -8,14 +8,25 @@ use crate::cpu::simd::Simd;
 use ferrum_types::Result;
 use std::ops::Range;
 
-/// Contiguous f32 rows: key `j` of kv head `h` begins at `h·head + j·row`, its value likewise.
+/// Contiguous f32 keys and values.
 struct Contiguous<'a> {
-    k: &'a [f32],
-    v: &'a [f32],
+    k: Rows<'a>,
+    v: Rows<'a>,
+}
+
+/// Rows of `dim` elements: that of key `j` of kv head `h` begins at `h·head + j·row`.
+struct Rows<'a> {
+    data: &'a [f32],
     head: usize,
     row: usize,
-    key_dim: usize,
-    value_dim: usize,
+    dim: usize,
+}
+
+impl Rows<'_> {
+    #[inline(always)]
+    fn of(&self, kv_head: usize, j: usize) -> &[f32] {
+        &self.data[kv_head * self.head + j * self.row..][..self.dim]
+    }
 }
 
 impl KeyValues for Contiguous<'_> {
@@ -28,7 +39,7 @@ impl KeyValues for Contiguous<'_> {
     #[inline(always)]
     fn keys<S: Simd>(&self, _: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]) {
         for j in keys {
-            let key = &self.k[at.1 * self.head + j * self.row..][..self.key_dim];
+            let key = self.k.of(at.1, j);
             for (x, column) in key.iter().zip(out.as_chunks_mut::<KEYS>().0) {
                 column[j % KEYS] = *x;
             }
@@ -45,16 +56,16 @@ impl KeyValues for Contiguous<'_> {
         stride: usize,
     ) -> Values<'a> {
         let tile = keys.start / KEYS * KEYS;
-        let first = at.1 * self.head + tile * self.row;
-        if stride == self.value_dim {
+        let v = &self.v;
+        let first = at.1 * v.head + tile * v.row;
+        if stride == v.dim {
             return Values {
-                data: &self.v[first..],
-                stride: self.row,
+                data: &v.data[first..],
+                stride: v.row,
             };
         }
         for j in keys {
-            let value = &self.v[at.1 * self.head + j * self.row..][..self.value_dim];
-            buffer[j % KEYS * stride..][..self.value_dim].copy_from_slice(value);
+            buffer[j % KEYS * stride..][..v.dim].copy_from_slice(v.of(at.1, j));
         }
         Values {
             data: buffer,
@@ -74,32 +85,37 @@ pub(crate) fn flash_attention(
     config: &AttnConfig,
 ) -> Result<()> {
     let lens = check::flash_attention(q, (k, v), sinks, out, shape, config)?;
-    let head_dim = config.head_dim;
+    let AttnConfig {
+        head_dim,
+        value_dim,
+        ..
+    } = *config;
     let FlashShape {
         q_len,
         kv_len,
         kv_seq_stride,
         pos_offset,
     } = shape;
-    let source = Contiguous {
-        k: &k.as_slice()[..lens.kv],
-        v: &v.as_slice()[..lens.kv],
-        head: kv_seq_stride * head_dim,
-        row: head_dim,
-        key_dim: head_dim,
-        value_dim: head_dim,
+    let rows = |data, dim| Rows {
+        data,
+        head: kv_seq_stride * dim,
+        row: dim,
+        dim,
     };
-    let strides = (head_dim, q_len * head_dim);
+    let source = Contiguous {
+        k: rows(&k.as_slice()[..lens.k], head_dim),
+        v: rows(&v.as_slice()[..lens.v], value_dim),
+    };
     let call = Attention {
         source: &source,
         config: *config,
         q: &q.as_slice()[..lens.q],
-        q_strides: strides,
-        out: SharedMut::new(&mut out.as_mut_slice()[..lens.q]),
-        out_strides: strides,
+        q_strides: (head_dim, q_len * head_dim),
+        out: SharedMut::new(&mut out.as_mut_slice()[..lens.out]),
+        out_strides: (value_dim, q_len * value_dim),
         sinks: sinks.map(CpuBuffer::as_slice),
         key_dim: head_dim,
-        value_dim: head_dim,
+        value_dim,
     };
     let queries = Queries {
         first_token: 0,
@@ -128,14 +144,15 @@ pub(crate) fn mla_attention(
         ..
     } = shape;
     let dim = shape.key_dim();
-    let latent = &latent.as_slice()[..lens.latent];
-    let source = Contiguous {
-        k: latent,
-        v: latent,
+    let rows = |of| Rows {
+        data: &latent.as_slice()[..lens.latent],
         head: 0,
         row: dim,
-        key_dim: dim,
-        value_dim: rank,
+        dim: of,
+    };
+    let source = Contiguous {
+        k: rows(dim),
+        v: rows(rank),
     };
     let call = Attention {
         source: &source,

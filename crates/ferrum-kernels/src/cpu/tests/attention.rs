@@ -16,6 +16,7 @@ const PLAIN: AttnConfig = AttnConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 32,
+    value_dim: 32,
     scale: 0.2,
     causal: true,
     sliding_window: None,
@@ -235,6 +236,8 @@ impl Paged {
             block_size: self.block_size,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
+            values_in_keys: false,
         };
         let mut ctx = device.new_context().unwrap();
         let mut kv: KvLayer<B, K> = device.alloc_kv_layer(pool).unwrap();
@@ -258,6 +261,7 @@ impl Paged {
                 heads,
                 kv_heads,
                 head_dim,
+                value_dim: head_dim,
             };
             let mut starts = vec![0];
             let (mut kv_lens, mut rows) = (Vec::new(), Vec::new());
@@ -299,8 +303,8 @@ impl Paged {
                 };
                 B::kv_append_qkv(&mut ctx, input, &mut q, &mut kv, &batch).unwrap();
             } else {
-                let mut k = poison(device, tokens * shape.kv_dim());
-                let mut v = poison(device, tokens * shape.kv_dim());
+                let mut k = poison(device, tokens * shape.k_dim());
+                let mut v = poison(device, tokens * shape.k_dim());
                 B::split_qkv(&mut ctx, &qkv, &mut q, &mut k, &mut v, shape).unwrap();
                 B::kv_append(&mut ctx, &mut kv, &k, &v, &batch).unwrap();
             }
@@ -405,6 +409,7 @@ fn chunks_blocks_and_neighbours_change_no_bit() {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
+            value_dim: config.head_dim,
         };
         let op = Paged {
             config,
@@ -417,8 +422,8 @@ fn chunks_blocks_and_neighbours_change_no_bit() {
         let mut ctx = device.new_context().unwrap();
         let qkv = act(&device, &rows);
         let mut q = poison(&device, 100 * shape.q_dim());
-        let mut k = poison(&device, 100 * shape.kv_dim());
-        let mut v = poison(&device, 100 * shape.kv_dim());
+        let mut k = poison(&device, 100 * shape.k_dim());
+        let mut v = poison(&device, 100 * shape.k_dim());
         let none = QkvTransform {
             q_norm: None,
             k_norm: None,
@@ -485,6 +490,8 @@ fn wrong_batches_are_errors() {
         block_size: 4,
         kv_heads: 2,
         head_dim: 32,
+        value_dim: 32,
+        values_in_keys: false,
     };
     let mut kv: KvLayer<CpuBackend, KvF32> = device.alloc_kv_layer(pool).unwrap();
     let x = act(&device, &tensor(1, 3 * 4 * 32, 1.0));

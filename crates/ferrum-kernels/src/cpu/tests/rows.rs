@@ -262,7 +262,7 @@ op!(Heads(shape: QkvShape, rot_dim: usize, style: RopeStyle, norm: bool), |devic
         k_norm: norm.then_some(QkNorm { weight: &k_weight, eps: 1e-5 }),
         rope: (rot_dim > 0).then_some(rope),
     };
-    let (q_len, kv_len) = (tokens * shape.q_dim(), tokens * shape.kv_dim());
+    let (q_len, kv_len) = (tokens * shape.q_dim(), tokens * shape.k_dim());
     let mut q = poison(device, q_len);
     let mut k = poison(device, kv_len);
     let mut v = poison(device, kv_len);
@@ -294,7 +294,7 @@ op!(Heads(shape: QkvShape, rot_dim: usize, style: RopeStyle, norm: bool), |devic
     B::split_qkv_norm_rope_into_cache(&mut ctx, &qkv, &mut q, caches, span, transform, shape).unwrap();
     let span = CacheSpan { offset: tokens + 3, ..span };
     let caches = (&mut k_cache, &mut v_cache);
-    B::kv_cache_append_head_major(&mut ctx, &k, &v, caches, span, shape.kv()).unwrap();
+    B::kv_cache_append_head_major(&mut ctx, &k, &v, caches, span, shape.k()).unwrap();
     for x in [&q, &k_cache, &v_cache] {
         result.extend(host::<B, _>(&mut ctx, x));
     }
@@ -316,6 +316,7 @@ fn heads_of_every_kind() {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
         };
         let even = head_dim / 2 * 2;
         for (rot_dim, style, norm) in [

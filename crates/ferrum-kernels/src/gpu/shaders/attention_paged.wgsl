@@ -1,4 +1,4 @@
-// Keys and values in the blocks of a paged pool.
+// Keys and values in the blocks of a paged pool. Where keys hold the values, both are the same memory.
 
 struct Params {
     call: Call,
@@ -21,15 +21,15 @@ fn locate(token: u32) -> Query {
 }
 
 fn find_key(j: u32, kv_head: u32) -> u32 {
-    return place_of(p.paged, sequence, j, kv_head);
+    return vector_of(p.paged, sequence, j, kv_head);
 }
 
 fn key_pair(place: u32, i: u32) -> vec2<f32> {
-    return unpack(keys[place + i]);
+    return unpack(keys[place * p.paged.key_pairs + i]);
 }
 
 fn value_pair(place: u32, i: u32) -> vec2<f32> {
-    return unpack(values[place + i]);
+    return unpack(values[place * p.paged.value_pairs + i]);
 }
 
 @compute @workgroup_size(LANES)

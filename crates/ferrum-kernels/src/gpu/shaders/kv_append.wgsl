@@ -1,14 +1,17 @@
-// Writes k and v of a batch's tokens to the pool, a lane for each pair of elements.
+// Writes k and v of a batch's tokens to the pool, a lane for each pair of elements of the wider of both.
 
 struct Params {
     total: u32,
-    head_dim: u32,
+    pairs: u32, // of the wider vector
+    key_dim: u32,
+    value_dim: u32, // 0: not stored
     k_offset: u32,
     k_token: u32,
     k_head: u32,
     v_offset: u32,
     v_token: u32,
     v_head: u32,
+    padding: vec2<u32>, // to 12 words
     paged: Paged,
 }
 
@@ -24,9 +27,9 @@ fn main(at: Place) {
     if n >= p.total {
         return;
     }
-    let i = n % p.paged.pairs;
-    let kv_head = n / p.paged.pairs % p.paged.kv_heads;
-    let token = n / p.paged.pairs / p.paged.kv_heads;
+    let i = n % p.pairs;
+    let kv_head = n / p.pairs % p.paged.kv_heads;
+    let token = n / p.pairs / p.paged.kv_heads;
 
     let s = sequence_of(p.paged, token);
     let j = key_index(s, token);
@@ -38,15 +41,21 @@ fn main(at: Place) {
     if bitcast<u32>(block) >= p.paged.blocks {
         return;
     }
-    let place = place_of(p.paged, s, u32(j), kv_head) + i;
-    let from_k = p.k_offset + token * p.k_token + kv_head * p.k_head + 2u * i;
-    let from_v = p.v_offset + token * p.v_token + kv_head * p.v_head + 2u * i;
-    var pair_k = vec2<f32>(k[from_k], 0.0);
-    var pair_v = vec2<f32>(v[from_v], 0.0);
-    if 2u * i + 1u < p.head_dim {
-        pair_k.y = k[from_k + 1u];
-        pair_v.y = v[from_v + 1u];
+    let place = vector_of(p.paged, s, u32(j), kv_head);
+    if i < p.paged.key_pairs {
+        let at = p.k_offset + token * p.k_token + kv_head * p.k_head + 2u * i;
+        var pair = vec2<f32>(k[at], 0.0);
+        if 2u * i + 1u < p.key_dim {
+            pair.y = k[at + 1u];
+        }
+        keys[place * p.paged.key_pairs + i] = pack(pair);
     }
-    keys[place] = pack(pair_k);
-    values[place] = pack(pair_v);
+    if i < p.paged.value_pairs {
+        let at = p.v_offset + token * p.v_token + kv_head * p.v_head + 2u * i;
+        var pair = vec2<f32>(v[at], 0.0);
+        if 2u * i + 1u < p.value_dim {
+            pair.y = v[at + 1u];
+        }
+        values[place * p.paged.value_pairs + i] = pack(pair);
+    }
 }

@@ -5,7 +5,8 @@ struct Paged {
     table_stride: u32,
     block_size: u32,
     kv_heads: u32,
-    pairs: u32, // of a head
+    key_pairs: u32,
+    value_pairs: u32,
     blocks: u32,
 }
 
@@ -34,8 +35,8 @@ fn key_index(s: u32, token: u32) -> i32 {
     return kv_lens[s] - query_starts[s + 1u] + i32(token);
 }
 
-// The first pair of a head of key j; outside the pool for an id that is no block.
-fn place_of(c: Paged, s: u32, j: u32, kv_head: u32) -> u32 {
+// The vector of a head of key j; outside the pool for an id that is no block.
+fn vector_of(c: Paged, s: u32, j: u32, kv_head: u32) -> u32 {
     let block = bitcast<u32>(block_tables[s * c.table_stride + j / c.block_size]);
-    return ((block * c.kv_heads + kv_head) * c.block_size + j % c.block_size) * c.pairs;
+    return (block * c.kv_heads + kv_head) * c.block_size + j % c.block_size;
 }

@@ -63,6 +63,7 @@ const CONFIG: AttnConfig = AttnConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 20,
+    value_dim: 20,
     scale: 0.7,
     causal: true,
     sliding_window: Some(90),
@@ -98,6 +99,8 @@ fn chunked(
         block_size,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
+        values_in_keys: false,
     };
     let mut kv = KvLayer::<B, KvF32> {
         ..dev.alloc_kv_layer(pool).expect("pool")

@@ -88,6 +88,8 @@ fn too_much_is_out_of_memory() {
         block_size: 16,
         kv_heads: 1,
         head_dim: 8,
+        value_dim: 8,
+        values_in_keys: false,
     };
     let layer: Result<KvLayer<B, KvF32>, _> = small.alloc_kv_layer(pool);
     assert!(out_of_memory(layer.err()));

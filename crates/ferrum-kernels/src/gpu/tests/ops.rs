@@ -337,8 +337,9 @@ fn split_and_caches() {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
         };
-        let (q_len, kv_len) = (shape.q().len(), shape.kv().len());
+        let (q_len, kv_len) = (shape.q().len(), shape.k().len());
         let span = CacheSpan {
             capacity: tokens + 5,
             offset: 3,
@@ -387,7 +388,7 @@ fn split_and_caches() {
             }
             let caches = (&mut k_cache, &mut v_cache);
             let one_later = CacheSpan { offset: 4, ..span };
-            B::kv_cache_append_head_major(ctx, &k, &v, caches, one_later, shape.kv())?;
+            B::kv_cache_append_head_major(ctx, &k, &v, caches, one_later, shape.k())?;
             all.extend(B::to_vec(ctx, &k_cache)?);
             all.extend(B::to_vec(ctx, &v_cache)?);
             let caches = (&mut k_cache, &mut v_cache);
@@ -415,6 +416,7 @@ fn flash_attention() {
         heads: 4,
         kv_heads: 2,
         head_dim: 16,
+        value_dim: 16,
         scale: 0.25,
         causal: true,
         sliding_window: None,
@@ -504,6 +506,7 @@ fn scores_far_apart() {
         heads: 1,
         kv_heads: 1,
         head_dim: 2,
+        value_dim: 2,
         scale: 1000.0,
         causal: true,
         sliding_window: None,

@@ -89,6 +89,7 @@ where
         heads,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
     };
     let rot_dim = head_dim / 2 / 2 * 2;
     let cos = device.from_slice(&noise(51, 80 * rot_dim / 2))?;
@@ -154,6 +155,7 @@ fn ragged_batches_in_every_kind() {
             heads: 4,
             kv_heads: 2,
             head_dim,
+            value_dim: head_dim,
             scale: 0.3,
             causal: true,
             sliding_window,
@@ -166,6 +168,8 @@ fn ragged_batches_in_every_kind() {
             block_size,
             kv_heads: 2,
             head_dim,
+            value_dim: head_dim,
+            values_in_keys: false,
         };
         let what = format!("{pool:?}");
         compare!(format!("f32 {what}"), TIGHT, |dev, ctx| {
@@ -195,6 +199,8 @@ where
         block_size: 1,
         kv_heads: 1,
         head_dim: 1,
+        value_dim: 1,
+        values_in_keys: false,
     };
     let mut kv = KvLayer::<B, K> {
         ..device.alloc_kv_layer(pool)?
@@ -206,6 +212,7 @@ where
         heads: 1,
         kv_heads: 1,
         head_dim: 1,
+        value_dim: 1,
         scale: 1.0,
         causal: true,
         sliding_window: None,
@@ -247,11 +254,14 @@ fn blocks_are_copied_in_order() {
         block_size: 3,
         kv_heads: 2,
         head_dim: 5,
+        value_dim: 5,
+        values_in_keys: false,
     };
     let config = AttnConfig {
         heads: 2,
         kv_heads: 2,
         head_dim: 5,
+        value_dim: 5,
         scale: 1.0,
         causal: true,
         sliding_window: None,

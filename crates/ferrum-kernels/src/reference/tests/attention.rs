@@ -6,6 +6,7 @@ const PLAIN: AttnConfig = AttnConfig {
     heads: 1,
     kv_heads: 1,
     head_dim: 1,
+    value_dim: 1,
     scale: 1.0,
     causal: true,
     sliding_window: None,

@@ -194,6 +194,7 @@ fn split_cuts_rows_into_q_k_v() {
         heads: 2,
         kv_heads: 1,
         head_dim: 2,
+        value_dim: 2,
     };
     let (mut q, mut k, mut v) = (poisoned(8), poisoned(4), poisoned(4));
     R::split_qkv(ctx, &qkv, &mut q, &mut k, &mut v, shape).unwrap();
@@ -223,6 +224,7 @@ fn fused_split_is_split_norm_rope_transpose() {
         heads: 4,
         kv_heads: 2,
         head_dim: 6,
+        value_dim: 6,
     };
     let qkv = noise_buf(1, 3 * shape.row_dim());
     let (cos, sin) = (noise_buf(2, 8), noise_buf(3, 8));
@@ -246,7 +248,7 @@ fn fused_split_is_split_norm_rope_transpose() {
         }),
     };
 
-    let (q_len, kv_len) = (shape.q().len(), shape.kv().len());
+    let (q_len, kv_len) = (shape.q().len(), shape.k().len());
     let (mut q, mut k, mut v) = (poisoned(q_len), poisoned(kv_len), poisoned(kv_len));
     R::split_qkv(ctx, &qkv, &mut q, &mut k, &mut v, shape).unwrap();
     let layout = HeadLayout::TokenMajor;
@@ -265,13 +267,13 @@ fn fused_split_is_split_norm_rope_transpose() {
         layout,
         transform.k_norm,
         transform.rope,
-        shape.kv(),
+        shape.k(),
     )
     .unwrap();
     let (mut qt, mut kt, mut vt) = (poisoned(q_len), poisoned(kv_len), poisoned(kv_len));
     R::transpose_token_to_head(ctx, &q, &mut qt, shape.q()).unwrap();
-    R::transpose_token_to_head(ctx, &k, &mut kt, shape.kv()).unwrap();
-    R::transpose_token_to_head(ctx, &v, &mut vt, shape.kv()).unwrap();
+    R::transpose_token_to_head(ctx, &k, &mut kt, shape.k()).unwrap();
+    R::transpose_token_to_head(ctx, &v, &mut vt, shape.k()).unwrap();
 
     let (mut fq, mut fk, mut fv) = (poisoned(q_len), poisoned(kv_len), poisoned(kv_len));
     R::split_qkv_norm_rope(ctx, &qkv, &mut fq, &mut fk, &mut fv, transform, shape).unwrap();
@@ -283,15 +285,8 @@ fn fused_split_is_split_norm_rope_transpose() {
     };
     let cache = || buf(&[-9.0; 2 * 5 * 6]);
     let (mut k_cache, mut v_cache) = (cache(), cache());
-    R::kv_cache_append_head_major(
-        ctx,
-        &kt,
-        &vt,
-        (&mut k_cache, &mut v_cache),
-        span,
-        shape.kv(),
-    )
-    .unwrap();
+    R::kv_cache_append_head_major(ctx, &kt, &vt, (&mut k_cache, &mut v_cache), span, shape.k())
+        .unwrap();
     let (mut fk_cache, mut fv_cache) = (cache(), cache());
     let caches = (&mut fk_cache, &mut fv_cache);
     R::split_qkv_norm_rope_into_cache(ctx, &qkv, &mut fq, caches, span, transform, shape).unwrap();

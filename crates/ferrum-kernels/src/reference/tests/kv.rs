@@ -42,6 +42,7 @@ const CONFIG: AttnConfig = AttnConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 3,
+    value_dim: 3,
     scale: 0.6,
     causal: true,
     sliding_window: None,
@@ -60,6 +61,8 @@ fn pool<K: KvCodec>(blocks: usize, block_size: usize) -> KvLayer<R, K> {
             block_size,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
+            values_in_keys: false,
         })
         .unwrap()
 }
@@ -216,6 +219,7 @@ fn fused_append_is_split_then_append() {
         heads,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
     };
     let qkv = noise_buf(1, 3 * shape.row_dim());
     let (cos, sin, rows) = (noise_buf(2, 9), noise_buf(3, 9), ints(&[8, 2, 0]));
@@ -270,7 +274,7 @@ fn fused_append_is_split_then_append() {
         HeadLayout::TokenMajor,
         None,
         Some(rope),
-        shape.kv(),
+        shape.k(),
     )
     .unwrap();
     let mut apart = pool::<KvF32>(5, 2);
@@ -305,6 +309,8 @@ fn round_trip<K: KvCodec>(values: [f32; 3]) -> Vec<f32> {
         block_size: 1,
         kv_heads: 1,
         head_dim: 3,
+        value_dim: 3,
+        values_in_keys: false,
     };
     let mut kv: KvLayer<R, K> = R::new().alloc_kv_layer(shape).unwrap();
     let batch = batch(&[Seq {
