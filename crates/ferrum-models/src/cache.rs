@@ -6,9 +6,8 @@
 //! those with a window of `w` tokens only the blocks of the last `w`.
 
 use crate::runner::{KvLayout, RunnerConfig};
-use crate::spec::{CacheSpec, DecoderSpec};
+use crate::spec::{CacheSpec, DecoderSpec, LayerSpec};
 use ferrum_kernels::PagedKvShape;
-use ferrum_types::{Error, Result};
 
 /// Layers that share block tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +20,24 @@ pub struct CacheGroup {
     pub blocks: usize,
     /// Tokens of a block; the same in all groups of a model.
     pub block_size: usize,
+}
+
+/// Where a layer keeps what it has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerCache {
+    /// In a paged pool of its own.
+    Pool {
+        /// Its cache group.
+        group: usize,
+        /// The pool.
+        shape: PagedKvShape,
+    },
+    /// In the pool of an earlier layer.
+    Shared(usize),
+    /// In a state of so many numbers for each sequence.
+    State(usize),
+    /// Nowhere.
+    None,
 }
 
 /// The most blocks that `tokens` tokens in a row are spread over.
@@ -41,30 +58,44 @@ impl CacheGroup {
 
 impl RunnerConfig {
     /// The cache groups of a decoder: one of all layers, or with [`KvLayout::Grouped`] one for each window, the
-    /// layers without one first.
+    /// layers without one first. Layers whose cache is not paged are in none.
     ///
     /// A group with a window has blocks for as many sequences as a step takes and the tokens of two steps, or as many
     /// as the others where that is less: it never runs out before they do.
     pub fn cache_groups(&self, spec: &DecoderSpec) -> Vec<CacheGroup> {
         let (blocks, block_size) = self.blocks();
+        let group = |window: Option<usize>| CacheGroup {
+            layers: Vec::new(),
+            window,
+            blocks: window.map_or(blocks, |w| self.window_blocks(w).min(blocks)),
+            block_size,
+        };
         let mut groups: Vec<CacheGroup> = Vec::new();
+        let mut has_states = false;
         for layer in 0..spec.layers.len() {
             let window = match (self.layout, spec.own_cache(layer)) {
                 // A window as long as the longest sequence is none.
                 (KvLayout::Grouped { .. }, CacheSpec::Heads { window, .. }) => {
                     window.filter(|&window| window < self.context)
                 }
-                _ => None,
+                (_, CacheSpec::Heads { .. } | CacheSpec::Latent { .. }) => None,
+                (_, CacheSpec::Recurrent { .. }) => {
+                    has_states = true;
+                    continue;
+                }
+                (_, CacheSpec::SharedWith(_) | CacheSpec::None) => continue,
             };
-            match groups.iter_mut().find(|group| group.window == window) {
-                Some(group) => group.layers.push(layer),
-                None => groups.push(CacheGroup {
-                    layers: vec![layer],
-                    window,
-                    blocks: window.map_or(blocks, |w| self.window_blocks(w).min(blocks)),
-                    block_size,
-                }),
-            }
+            let known = groups.iter().position(|group| group.window == window);
+            let known = known.unwrap_or_else(|| {
+                groups.push(group(window));
+                groups.len() - 1
+            });
+            groups[known].layers.push(layer);
+        }
+        // States are found by the blocks of all tokens before them, whether a layer has keys there or not.
+        let whole = groups.iter().any(|group| group.window.is_none());
+        if groups.is_empty() || has_states && !whole {
+            groups.push(group(None));
         }
         groups.sort_by_key(|group| group.window);
         groups
@@ -76,50 +107,48 @@ impl RunnerConfig {
         blocks.saturating_mul(block_size)
     }
 
-    /// For each layer its cache group, and its pool.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a layer whose cache no runner has yet.
-    pub fn layer_pools(&self, spec: &DecoderSpec) -> Result<Vec<(usize, PagedKvShape)>> {
+    /// Where each layer keeps what it has seen.
+    pub fn layer_caches(&self, spec: &DecoderSpec) -> Vec<LayerCache> {
         let groups = self.cache_groups(spec);
-        let pool = |layer| match spec.own_cache(layer) {
-            CacheSpec::Heads { .. } => Ok(self.layer_pool(spec, &groups, layer)),
-            other => {
-                let reason = format!("layer {layer} wants {other:?}, which no runner has yet");
-                Err(Error::invalid("cache", reason))
-            }
+        let cache = |layer: &LayerSpec, index: usize| {
+            let group = groups.iter().position(|g| g.layers.contains(&index));
+            let group = group.unwrap_or(0);
+            let shape = PagedKvShape {
+                blocks: groups[group].blocks,
+                block_size: groups[group].block_size,
+                kv_heads: 1,
+                head_dim: 0,
+                value_dim: 0,
+                values_in_keys: false,
+            };
+            let shape = match layer.cache() {
+                CacheSpec::Heads {
+                    kv_heads,
+                    key_dim: head_dim,
+                    value_dim,
+                    ..
+                } => PagedKvShape {
+                    kv_heads,
+                    head_dim,
+                    value_dim,
+                    ..shape
+                },
+                CacheSpec::Latent { rank, rope_dim } => PagedKvShape {
+                    head_dim: rank + rope_dim,
+                    value_dim: rank,
+                    values_in_keys: true,
+                    ..shape
+                },
+                CacheSpec::SharedWith(owner) => return LayerCache::Shared(owner),
+                CacheSpec::Recurrent { conv, state } => {
+                    return LayerCache::State(conv + state);
+                }
+                CacheSpec::None => return LayerCache::None,
+            };
+            LayerCache::Pool { group, shape }
         };
-        (0..spec.layers.len()).map(pool).collect()
-    }
-
-    /// The cache group of a layer and its pool, without elements where the layer keeps no keys.
-    pub(crate) fn layer_pool(
-        &self,
-        spec: &DecoderSpec,
-        groups: &[CacheGroup],
-        layer: usize,
-    ) -> (usize, PagedKvShape) {
-        let group = groups.iter().position(|g| g.layers.contains(&layer));
-        let group = group.unwrap_or(0);
-        let (all, block_size) = self.blocks();
-        let (kv_heads, head_dim, value_dim) = match spec.own_cache(layer) {
-            CacheSpec::Heads {
-                kv_heads,
-                key_dim,
-                value_dim,
-                ..
-            } => (kv_heads, key_dim, value_dim),
-            _ => (0, 0, 0),
-        };
-        let shape = PagedKvShape {
-            blocks: groups.get(group).map_or(all, |group| group.blocks),
-            block_size,
-            kv_heads,
-            head_dim,
-            value_dim,
-            values_in_keys: false,
-        };
-        (group, shape)
+        let layers = spec.layers.iter().zip(0..);
+        layers.map(|(layer, index)| cache(layer, index)).collect()
     }
 
     /// Blocks of a group without a window, and tokens of a block.

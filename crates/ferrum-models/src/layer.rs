@@ -14,8 +14,8 @@ use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
 };
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, KvDtypeKind, KvLayer,
-    NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Residual, Rope, RowShape,
+    Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, HeadLayout, KvDtypeKind,
+    KvLayer, NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Residual, Rope, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -35,11 +35,32 @@ pub(crate) enum FeedForwardWeights<B: Backend> {
 
 /// Weights of grouped-query attention.
 pub(crate) struct GqaWeights<B: Backend> {
-    /// q, k and v as one projection.
+    /// q, k and v as one projection, or q alone where the layer shares keys and values.
     pub(crate) qkv: Box<dyn Linear<B>>,
     pub(crate) q_norm: Option<B::Buffer<f32>>,
     pub(crate) k_norm: Option<B::Buffer<f32>>,
     pub(crate) out: Box<dyn Linear<B>>,
+}
+
+impl<B: Backend> GqaWeights<B> {
+    /// What happens to queries and keys before attention.
+    fn transform<'a>(&'a self, step: &StepState<'a, B>) -> QkvTransform<'a, B> {
+        let head_norm = |weight| QkNorm {
+            weight,
+            eps: step.spec.norm_eps,
+        };
+        QkvTransform {
+            q_norm: self.q_norm.as_ref().map(head_norm),
+            k_norm: self.k_norm.as_ref().map(head_norm),
+            rope: Some(Rope {
+                cos: &step.rope.cos,
+                sin: &step.rope.sin,
+                rows: &step.batch.rope_rows,
+                rot_dim: step.spec.rope.rot_dim,
+                style: step.spec.rope.style,
+            }),
+        }
+    }
 }
 
 /// Weights of a gated feed-forward.
@@ -232,7 +253,7 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     }
 }
 
-/// `normed` → `delta` through attention, writing this step's keys and values.
+/// `normed` → `delta` through attention, writing this step's keys and values if they are the layer's own.
 fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     index: usize,
@@ -252,34 +273,33 @@ fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         profiler,
         ..
     } = scratch;
-    // [tokens, hidden] → [tokens, q_dim + k_dim + v_dim]
+    let projected = match gqa.shared_kv {
+        // [tokens, hidden] → [tokens, q_dim + k_dim + v_dim]
+        None => &mut *qkv,
+        // [tokens, hidden] → [tokens, q_dim]
+        Some(_) => &mut *q,
+    };
     profiler.measure(ctx, "qkv", |ctx| {
-        weights.qkv.forward(ctx, normed, qkv, rows)?;
+        weights.qkv.forward(ctx, normed, projected, rows)?;
         step.adapters
-            .add(ctx, (index, Projection::Qkv), normed, qkv, lora)
+            .add(ctx, (index, Projection::Qkv), normed, projected, lora)
     })?;
-    let head_norm = |weight| QkNorm {
-        weight,
-        eps: step.spec.norm_eps,
-    };
-    let input = PagedQkv {
-        qkv,
-        transform: QkvTransform {
-            q_norm: weights.q_norm.as_ref().map(head_norm),
-            k_norm: weights.k_norm.as_ref().map(head_norm),
-            rope: Some(Rope {
-                cos: &step.rope.cos,
-                sin: &step.rope.sin,
-                rows: &step.batch.rope_rows,
-                rot_dim: step.spec.rope.rot_dim,
-                style: step.spec.rope.style,
-            }),
-        },
-        shape: gqa.qkv_shape(rows),
-    };
-    profiler.measure(ctx, "rope_kv_append", |ctx| {
-        B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
-    })?;
+    let shape = gqa.qkv_shape(rows);
+    let transform = weights.transform(step);
+    match gqa.shared_kv {
+        None => profiler.measure(ctx, "rope_kv_append", |ctx| {
+            let input = PagedQkv {
+                qkv,
+                transform,
+                shape,
+            };
+            B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
+        })?,
+        Some(_) => profiler.measure(ctx, "rope", |ctx| {
+            let QkvTransform { q_norm, rope, .. } = transform;
+            B::qk_norm_rope(ctx, q, HeadLayout::TokenMajor, q_norm, rope, shape.q())
+        })?,
+    }
     let config = AttnConfig {
         heads: gqa.heads,
         kv_heads: gqa.kv_heads,

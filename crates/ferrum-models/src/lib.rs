@@ -32,7 +32,7 @@ mod stored;
 mod weights;
 
 pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StepBatch};
-pub use cache::{CacheGroup, spanned_blocks};
+pub use cache::{CacheGroup, LayerCache, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};

@@ -280,7 +280,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             id.map(|id| self.vector(id)).transpose()
         };
         let q_norm = head_norm(TensorRole::QueryNorm)?;
-        let k_norm = head_norm(TensorRole::KeyNorm)?;
+        let k_norm = match gqa.shared_kv {
+            None => head_norm(TensorRole::KeyNorm)?,
+            Some(_) => None,
+        };
         Ok(GqaWeights {
             qkv: self.projection(index, Projection::Qkv)?,
             q_norm,
@@ -349,10 +352,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         Ok(stack)
     }
 
-    /// The maps that a layer computes as one product.
+    /// The maps that a layer computes as one product, of which it may lack some.
     fn projection(&mut self, index: usize, projection: Projection) -> Result<Box<dyn Linear<B>>> {
-        let roles = projection.roles().iter();
-        let ids: Vec<_> = roles.map(|&role| TensorId::in_layer(index, role)).collect();
+        let maps = projection.maps(&self.model.spec, index);
+        let ids: Vec<_> = maps.iter().map(|tensor| tensor.id).collect();
         let mut part = self.linear(&ids)?;
         let summed = ids.iter().any(|id| id.cut() == CutAxis::Columns);
         if self.cut.is_whole() || !summed {

@@ -45,13 +45,6 @@ struct Target {
     style: RopeStyle,
 }
 
-/// The maps that a layer's projection joins; empty where the layer has experts instead.
-fn maps_of(spec: &DecoderSpec, layer: usize, projection: Projection) -> Vec<DecoderTensor> {
-    let roles = projection.roles().iter();
-    let ids = roles.map(|&role| TensorId::in_layer(layer, role));
-    ids.filter_map(|id| spec.tensor(id)).collect()
-}
-
 /// What an adapter adds to one projection.
 struct Delta<B: Backend> {
     /// `[rank, cols]`; in a group, the sum over ranks where their inputs are cut.
@@ -143,7 +136,7 @@ impl<B: LlmBackend> Adapter<B> {
             for at in Projection::ALL {
                 let pairs = &parts[at as usize];
                 if pairs.iter().any(Option::is_some) {
-                    let maps = maps_of(spec, layer, at);
+                    let maps = at.maps(spec, layer);
                     deltas[at as usize] = Some(fuse(device, folder, pairs, (&maps, cut))?);
                 }
             }

@@ -3,6 +3,7 @@
 //! Weights are counted tensor by tensor of the inventory, in the form that the device's own policy keeps
 //! them in.
 
+use crate::cache::LayerCache;
 use crate::experts::{ExpertSource, MoeWidths};
 use crate::inventory::{DecoderTensor, RankCut, Stage, TensorRole, TensorShape};
 use crate::layer::scratch_widths;
@@ -125,11 +126,12 @@ fn part_memory_plan<K: KvDtypeKind>(
 
 /// Bytes of the pools that hold all tokens of the cache, and of those that hold fewer.
 fn kv_bytes<K: KvDtypeKind>(spec: &DecoderSpec, config: &RunnerConfig) -> [u64; 2] {
-    let groups = config.cache_groups(spec);
     let (all, _) = config.blocks();
     let mut bytes = [0u64; 2];
-    for layer in 0..spec.layers.len() {
-        let (_, pool) = config.layer_pool(spec, &groups, layer);
+    for cache in config.layer_caches(spec) {
+        let LayerCache::Pool { shape: pool, .. } = cache else {
+            continue;
+        };
         let found = pool.bytes::<K>().map_or(u64::MAX, |bytes| bytes as u64);
         let kind = &mut bytes[usize::from(pool.blocks < all)];
         *kind = kind.saturating_add(found);

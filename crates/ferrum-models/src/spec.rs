@@ -99,6 +99,8 @@ pub struct GqaSpec {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
+    /// The earlier layer over whose keys and values this one attends; then it has no projections of its own for them.
+    pub shared_kv: Option<usize>,
 }
 
 /// The part of a layer that looks at each token alone.
@@ -269,6 +271,9 @@ impl LayerSpec {
     /// What the layer keeps of the tokens that it has seen.
     pub fn cache(&self) -> CacheSpec {
         let AttentionSpec::Gqa(gqa) = &self.attention;
+        if let Some(owner) = gqa.shared_kv {
+            return CacheSpec::SharedWith(owner);
+        }
         CacheSpec::Heads {
             kv_heads: gqa.kv_heads,
             key_dim: gqa.head_dim,
@@ -304,6 +309,7 @@ impl DecoderSpec {
         }
         for (i, layer) in self.layers.iter().enumerate() {
             self.validate_layer(layer)
+                .and_then(|()| self.validate_shared(i))
                 .map_err(|reason| format!("layer {i}: {reason}"))?;
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
@@ -325,6 +331,42 @@ impl DecoderSpec {
                 "rope_freqs.weight: found {} factors, expected {} non-zero ones",
                 divisors.len(),
                 self.rope.rot_dim / 2
+            ));
+        }
+        Ok(())
+    }
+
+    /// Keys and values that a layer shares are there before it, and are those that it would have.
+    fn validate_shared(&self, index: usize) -> Result<(), String> {
+        let AttentionSpec::Gqa(gqa) = &self.layers[index].attention;
+        let Some(owner) = gqa.shared_kv else {
+            return Ok(());
+        };
+        let earlier = self.layers[..index].get(owner).map(LayerSpec::cache);
+        let Some(CacheSpec::Heads {
+            kv_heads,
+            key_dim,
+            value_dim,
+            window,
+        }) = earlier
+        else {
+            return Err(format!(
+                "it shares the keys and values of layer {owner}: expected an earlier layer that has its own"
+            ));
+        };
+        let found = [gqa.kv_heads, gqa.head_dim, gqa.value_dim];
+        if found != [kv_heads, key_dim, value_dim] {
+            return Err(format!(
+                "{} kv heads with keys of {} and values of {}: layer {owner}, whose it shares, has {kv_heads} of \
+                 {key_dim} and {value_dim}",
+                found[0], found[1], found[2]
+            ));
+        }
+        // What is behind the window of the layer that keeps them may be gone.
+        let widest = |window: Option<usize>| window.unwrap_or(usize::MAX);
+        if widest(gqa.sliding_window) > widest(window) {
+            return Err(format!(
+                "its window reaches further than that of layer {owner}, whose keys and values it shares"
             ));
         }
         Ok(())

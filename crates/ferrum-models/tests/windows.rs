@@ -5,66 +5,16 @@
 mod support;
 
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, LlmBackend};
+use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::{
-    AttentionSpec, CacheGroup, Expanded, KvLayout, LogitRows, ModelRunner, Readback, RowOutput,
-    SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan, spanned_blocks,
+    AttentionSpec, CacheGroup, Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, Readback,
+    RowOutput, SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan,
 };
 use ferrum_types::{BlockId, TokenId};
 use support::{
-    config, exact_cpu, expected, fixtures, logits_in_chunks, max_difference, open, runner_in,
+    config, exact_cpu, expected, fixtures, logits_in_chunks, logits_in_groups, max_difference,
+    open, runner_in,
 };
-
-/// The table of a sequence of `tokens` tokens, of which those from `start` on are new: as few blocks as that needs,
-/// in turns, and none behind the window.
-fn table(group: &CacheGroup, start: usize, tokens: usize, chunk: usize) -> Vec<BlockId> {
-    let entries = tokens.div_ceil(group.block_size);
-    let needed = group.window.map_or(entries, |window| {
-        spanned_blocks(window + chunk, group.block_size)
-    });
-    assert!(needed <= group.blocks);
-    let first = group.first_seen(start) / group.block_size;
-    let block = |entry: usize| match entry < first {
-        true => BlockId::RELEASED,
-        false => BlockId((entry % needed) as u32),
-    };
-    (0..entries).map(block).collect()
-}
-
-/// Logits of all positions, in chunks.
-fn logits<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    runner: &mut ModelRunner<B, K>,
-    tokens: &[TokenId],
-    chunk: usize,
-) -> Vec<f32> {
-    let groups = runner.cache_groups().to_vec();
-    let (mut found, mut output) = (Vec::new(), StepOutput::default());
-    let mut batch = StepBatch::default();
-    for (index, part) in tokens.chunks(chunk).enumerate() {
-        let start = index * chunk;
-        let end = start + part.len();
-        batch.clear();
-        let blocks = table(&groups[0], start, end, chunk);
-        let step = SeqStep {
-            tokens: part,
-            start,
-            prompt_len: tokens.len(),
-            blocks: &blocks,
-            hidden: false,
-            logits: LogitRows::All,
-            adapter: None,
-        };
-        batch.push(step).unwrap();
-        for (index, group) in groups.iter().enumerate().skip(1) {
-            let blocks = table(group, start, end, chunk);
-            batch.add_table(index, &blocks).unwrap();
-        }
-        let wanted = vec![Readback::Logits; part.len()];
-        runner.run(&batch, &wanted, &mut output).unwrap();
-        found.extend_from_slice(output.logits());
-    }
-    found
-}
 
 fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
     for (fixture, windows) in [
@@ -84,7 +34,7 @@ fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
         let mut plain = runner_in::<_, KvF32, Expanded>(device, &model, whole);
         let all = logits_in_chunks(&mut plain, &expected.tokens, &[usize::MAX]);
         for chunk in [1, 5, expected.tokens.len()] {
-            let found = logits(&mut runner, &expected.tokens, chunk);
+            let found = logits_in_groups(&mut runner, &expected.tokens, chunk);
             let difference = max_difference(&found, &expected.logits);
             assert!(
                 difference <= 1e-4,
@@ -96,7 +46,7 @@ fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
         // What was chosen greedily, of the prompt's first tokens.
         let mut tokens = expected.tokens[..8].to_vec();
         tokens.extend(&expected.greedy);
-        let found = logits(&mut runner, &tokens, 3);
+        let found = logits_in_groups(&mut runner, &tokens, 3);
         let rows = found.chunks_exact(model.spec.vocab_size).skip(7);
         let best = rows.map(|row| {
             let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
@@ -214,10 +164,11 @@ fn pools_are_as_large_as_windows_and_heads_need() {
     let AttentionSpec::Gqa(gqa) = &mut model.spec.layers[2].attention;
     (gqa.kv_heads, gqa.sliding_window) = (1, Some(128));
     model.spec.validate().unwrap();
-    let pools = grouped.layer_pools(&model.spec).unwrap();
-    let found = pools
-        .iter()
-        .map(|(group, pool)| (*group, pool.blocks, pool.kv_heads));
+    let found = grouped.layer_caches(&model.spec).into_iter();
+    let found = found.map(|cache| match cache {
+        LayerCache::Pool { group, shape } => (group, shape.blocks, shape.kv_heads),
+        other => panic!("{other:?}"),
+    });
     // A window of the whole context is none.
     let expected = [(0, 128, 2), (1, 68, 2), (0, 128, 1)];
     assert_eq!(found.collect::<Vec<_>>(), expected);

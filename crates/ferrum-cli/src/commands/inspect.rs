@@ -171,6 +171,9 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
                 text += &format!(", {name}");
             }
         }
+        if let Some(owner) = gqa.shared_kv {
+            text += &format!(", keys and values of layer {owner}");
+        }
         if let Some(window) = gqa.sliding_window {
             text += &format!(", window of {window}");
         }

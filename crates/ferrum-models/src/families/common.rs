@@ -212,6 +212,7 @@ fn layer(
             qk_norm: false,
             qkv_bias: false,
             out_bias: false,
+            shared_kv: None,
         }),
         feed_forward: FeedForwardSpec::GatedMlp(GatedMlpSpec {
             intermediate,

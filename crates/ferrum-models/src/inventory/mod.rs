@@ -169,6 +169,15 @@ impl Projection {
             Self::Down => &[TensorRole::Down],
         }
     }
+
+    /// Those that a layer has: none where it has experts instead.
+    pub(crate) fn maps(self, spec: &DecoderSpec, layer: usize) -> Vec<DecoderTensor> {
+        let ids = self
+            .roles()
+            .iter()
+            .map(|&role| TensorId::in_layer(layer, role));
+        ids.filter_map(|id| spec.tensor(id)).collect()
+    }
 }
 
 /// Which of a linear map's two tensors one is. Norms and tables are weights.
@@ -435,8 +444,10 @@ impl List {
         let shape = gqa.qkv_shape(0);
         let out_dim = gqa.heads * gqa.value_dim;
         self.linear(TensorRole::Query, (shape.q_dim(), hidden), gqa.qkv_bias);
-        self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
-        self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
+        if gqa.shared_kv.is_none() {
+            self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
+            self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
+        }
         self.linear(TensorRole::AttentionOutput, (hidden, out_dim), gqa.out_bias);
         for tensor in &mut self.tensors[first..] {
             tensor.unit = match tensor.id.role {
@@ -451,7 +462,9 @@ impl List {
         }
         if gqa.qk_norm {
             self.vector(TensorRole::QueryNorm, gqa.head_dim);
-            self.vector(TensorRole::KeyNorm, gqa.head_dim);
+            if gqa.shared_kv.is_none() {
+                self.vector(TensorRole::KeyNorm, gqa.head_dim);
+            }
         }
     }
 

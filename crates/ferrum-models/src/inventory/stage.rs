@@ -4,7 +4,7 @@
 //! last has the final norm and the output projection. What a stage holds follows from its range of layers alone.
 
 use super::{TensorId, TensorRole};
-use crate::spec::DecoderSpec;
+use crate::spec::{AttentionSpec, CacheSpec, DecoderSpec};
 use std::fmt;
 use std::ops::Range;
 
@@ -26,7 +26,8 @@ impl Stage {
     /// The stage of a decoder with these layers.
     ///
     /// # Errors
-    /// Which layers the decoder has, where they are not among them or there are none.
+    /// Which layers the decoder has, where they are not among them or there are none; which layer shares the cache of
+    /// one that is in another stage.
     pub fn new(spec: &DecoderSpec, layers: Range<usize>) -> Result<Self, String> {
         let of = spec.layers.len();
         if layers.is_empty() || layers.end > of {
@@ -34,6 +35,15 @@ impl Stage {
             return Err(format!(
                 "found a stage of layers {start} to {end} (exclusive), the model has {of} layers"
             ));
+        }
+        for layer in layers.clone() {
+            if let CacheSpec::SharedWith(owner) = spec.layers[layer].cache()
+                && !layers.contains(&owner)
+            {
+                return Err(format!(
+                    "layer {layer} shares the keys and values of layer {owner}, expected both in one stage"
+                ));
+            }
         }
         Ok(Self { layers, of })
     }
@@ -72,10 +82,16 @@ impl Stage {
         }
     }
 
-    /// The decoder as this stage computes it: its layers and nothing else of `spec` less.
+    /// The decoder as this stage computes it: its layers, counted from 0, and nothing else of `spec` less.
     pub(crate) fn spec(&self, spec: &DecoderSpec) -> DecoderSpec {
+        let mut layers = spec.layers[self.layers()].to_vec();
+        for layer in &mut layers {
+            let AttentionSpec::Gqa(gqa) = &mut layer.attention;
+            let owner = &mut gqa.shared_kv;
+            *owner = owner.map(|owner| owner.saturating_sub(self.layers.start));
+        }
         DecoderSpec {
-            layers: spec.layers[self.layers()].to_vec(),
+            layers,
             ..spec.clone()
         }
     }

@@ -1,5 +1,6 @@
 //! [`RunnerConfig`]: the sizes that a runner allocates for.
 
+use crate::cache::LayerCache;
 use crate::spec::DecoderSpec;
 use ferrum_kernels::PagedKvShape;
 use ferrum_types::{Error, Result};
@@ -55,12 +56,25 @@ impl RunnerConfig {
         }
     }
 
-    /// The pool of the first layer of the first cache group.
+    /// The pool of the first layer of the first cache group that has one; without elements where there are none.
     pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
-        let groups = self.cache_groups(spec);
-        let first = groups.first().and_then(|group| group.layers.first());
-        let (_, shape) = self.layer_pool(spec, &groups, first.copied().unwrap_or(0));
-        shape
+        let caches = self.layer_caches(spec);
+        let pools = caches.into_iter().filter_map(|cache| match cache {
+            LayerCache::Pool { group, shape } => Some((group, shape)),
+            LayerCache::Shared(_) | LayerCache::State(_) | LayerCache::None => None,
+        });
+        let (blocks, block_size) = self.blocks();
+        let none = PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads: 0,
+            head_dim: 0,
+            value_dim: 0,
+            values_in_keys: false,
+        };
+        pools
+            .min_by_key(|&(group, _)| group)
+            .map_or(none, |(_, shape)| shape)
     }
 
     pub(super) fn max_blocks_per_seq(&self) -> usize {

@@ -9,7 +9,7 @@ use super::read::read_floats;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
-use crate::cache::CacheGroup;
+use crate::cache::{CacheGroup, LayerCache};
 use crate::inventory::Stage;
 use crate::layer::{Scratch, StepState, layer_forward};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -20,6 +20,7 @@ use ferrum_kernels::{
     PagedKvShape, RowShape, Span,
 };
 use ferrum_types::{AdapterId, BlockId, Element, Error, FloatElement, Result};
+use std::ops::Range;
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> =
@@ -35,6 +36,8 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     pub(crate) ctx: B::Context,
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
+    /// For each layer the pool that it attends over: its own, or that of the layer that it shares one with.
+    pool_of: Vec<usize>,
     pub(super) scratch: Scratch<B>,
     adapters: Adapters<B>,
     rope: RopeTables<B>,
@@ -83,14 +86,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         config: RunnerConfig,
     ) -> Result<Self> {
         let groups = config.cache_groups(spec);
-        let pools = config.layer_pools(spec)?;
-        let pools = pools.get(weights.stage.layers());
-        let pools = pools.ok_or_else(|| {
-            let (found, layers) = (&weights.stage, spec.layers.len());
-            let reason = format!("found layers {found} of a decoder with {layers}");
-            Error::invalid("stage", reason)
-        })?;
-        let pools = pools.to_vec();
+        let caches = config.layer_caches(spec);
+        let (pools, pool_of) = stage_pools(&weights.stage, &caches)?;
         let spec = weights.stage.spec(spec);
         // Collectives may go through the host, where a replay would leave them out.
         let captures = device.captures() && weights.cut.is_whole();
@@ -122,6 +119,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         };
         Ok(Self {
             kv: KvCache::alloc(device, pools)?,
+            pool_of,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
             staging: Staging {
@@ -188,6 +186,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             spec,
             weights,
             kv,
+            pool_of,
             scratch,
             adapters,
             rope,
@@ -203,7 +202,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 rope,
                 adapters,
             };
-            forward(ctx, weights, kv, &step, scratch)?;
+            forward(ctx, weights, (kv, pool_of), &step, scratch)?;
             end(ctx, &step, scratch)
         };
         match layout.captured {
@@ -379,12 +378,42 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     }
 }
 
+/// The pools of a stage with their cache groups, and for each of its layers the one that it attends over.
+type StagePools = (Vec<(usize, PagedKvShape)>, Vec<usize>);
+
+fn stage_pools(stage: &Stage, caches: &[LayerCache]) -> Result<StagePools> {
+    let Range { start, end } = stage.layers();
+    let of_stage = caches.get(start..end).ok_or_else(|| {
+        let reason = format!("found layers {stage} of a decoder with {}", caches.len());
+        Error::invalid("stage", reason)
+    })?;
+    let (mut pools, mut pool_of) = (Vec::new(), Vec::new());
+    for (layer, cache) in (start..).zip(of_stage) {
+        let pool = match *cache {
+            LayerCache::Pool { group, shape } => {
+                pools.push((group, shape));
+                Some(pools.len() - 1)
+            }
+            LayerCache::Shared(owner) => owner
+                .checked_sub(start)
+                .and_then(|owner| pool_of.get(owner).copied()),
+            LayerCache::State(_) | LayerCache::None => None,
+        };
+        let pool = pool.ok_or_else(|| {
+            let reason = format!("layer {layer} wants {cache:?}, which its stage has not");
+            Error::invalid("stage", reason)
+        })?;
+        pool_of.push(pool);
+    }
+    Ok((pools, pool_of))
+}
+
 /// Embeds the batch's tokens, where this is the first stage, and runs all its layers; the last layer's output is pending in
 /// `delta`.
 fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     weights: &BodyWeights<B>,
-    kv: &mut KvCache<B, K>,
+    (kv, pool_of): (&mut KvCache<B, K>, &[usize]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -402,13 +431,9 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             embedding.lookup(ctx, tokens, residual, shape)
         })?;
     }
-    let layers = step
-        .spec
-        .layers
-        .iter()
-        .zip(&weights.layers)
-        .zip(&mut kv.layers);
-    for (index, (layer, kv)) in layers.enumerate() {
+    let layers = step.spec.layers.iter().zip(&weights.layers).zip(pool_of);
+    for (index, (layer, &pool)) in layers.enumerate() {
+        let kv = &mut kv.layers[pool];
         layer_forward::<B, K>(ctx, index, layer, kv, step, scratch)?;
     }
     Ok(())

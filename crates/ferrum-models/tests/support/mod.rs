@@ -1,13 +1,15 @@
 //! What the model tests share: fixtures and small drivers of a runner.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod naive;
+
 use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    EarlierStage, KvLayout, LoadProgress, LogitRows, Model, ModelRunner, Readback, RunnerConfig,
-    SeqStep, Stage, StepBatch, StepOutput, WeightForm, load_stage_weights, load_weights,
-    read_model,
+    CacheGroup, EarlierStage, KvLayout, LoadProgress, LogitRows, Model, ModelRunner, Readback,
+    RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, WeightForm, load_stage_weights,
+    load_weights, read_model, spanned_blocks,
 };
 use ferrum_types::{BlockId, TokenId};
 use safetensors::SafeTensors;
@@ -187,6 +189,62 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
         start += size;
     }
     out
+}
+
+/// The table of a sequence of `tokens` tokens, of which those from `start` on are new: as few blocks as that needs,
+/// in turns, and none behind the window.
+pub(crate) fn grouped_table(
+    group: &CacheGroup,
+    start: usize,
+    tokens: usize,
+    chunk: usize,
+) -> Vec<BlockId> {
+    let entries = tokens.div_ceil(group.block_size);
+    let needed = group.window.map_or(entries, |window| {
+        spanned_blocks(window + chunk, group.block_size)
+    });
+    assert!(needed <= group.blocks);
+    let first = group.first_seen(start) / group.block_size;
+    let block = |entry: usize| match entry < first {
+        true => BlockId::RELEASED,
+        false => BlockId((entry % needed) as u32),
+    };
+    (0..entries).map(block).collect()
+}
+
+/// Logits of all positions, in chunks, with a table for each cache group.
+pub(crate) fn logits_in_groups<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Vec<f32> {
+    let groups = runner.cache_groups().to_vec();
+    let (mut found, mut output) = (Vec::new(), StepOutput::default());
+    let mut batch = StepBatch::default();
+    for (index, part) in tokens.chunks(chunk).enumerate() {
+        let start = index * chunk;
+        let end = start + part.len();
+        batch.clear();
+        let blocks = grouped_table(&groups[0], start, end, chunk);
+        let step = SeqStep {
+            tokens: part,
+            start,
+            prompt_len: tokens.len(),
+            blocks: &blocks,
+            hidden: false,
+            logits: LogitRows::All,
+            adapter: None,
+        };
+        batch.push(step).unwrap();
+        for (index, group) in groups.iter().enumerate().skip(1) {
+            let blocks = grouped_table(group, start, end, chunk);
+            batch.add_table(index, &blocks).unwrap();
+        }
+        let wanted = vec![Readback::Logits; part.len()];
+        runner.run(&batch, &wanted, &mut output).unwrap();
+        found.extend_from_slice(output.logits());
+    }
+    found
 }
 
 /// Greedy continuation with a cache, picked on the device.

@@ -1,0 +1,213 @@
+//! Layers whose caches differ: values of another width than keys, and keys and values that are those of an earlier layer.
+//! Held against f64 loops, and to the bit against other chunks, layouts, stages and moved blocks.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
+use ferrum_models::{
+    Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, RunnerConfig, SeqStep, Stage,
+    StepBatch, WeightPolicy, memory_plan,
+};
+use ferrum_types::{BlockId, TokenId};
+use support::naive::{Attention, Naive, PLAIN, gqa, tokens};
+use support::{
+    config, exact_cpu, logits_in_chunks, logits_in_groups, logits_of, max_difference, runner_in,
+    staged_in,
+};
+
+const WHOLE: KvLayout = KvLayout::Paged { block_size: 4 };
+const GROUPED: KvLayout = KvLayout::Grouped { block_size: 4 };
+
+/// Windows, widths, and two layers that share: one of another number of query heads, one with a narrower window.
+fn layers() -> Vec<Attention> {
+    vec![
+        Attention {
+            window: Some(6),
+            ..PLAIN
+        },
+        Attention {
+            value_dim: 12,
+            ..PLAIN
+        },
+        Attention {
+            heads: 6,
+            value_dim: 12,
+            shared_kv: Some(1),
+            ..PLAIN
+        },
+        Attention {
+            window: Some(5),
+            shared_kv: Some(0),
+            ..PLAIN
+        },
+        Attention {
+            kv_heads: 1,
+            value_dim: 5,
+            ..PLAIN
+        },
+    ]
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
+    let naive = Naive::new(&layers());
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokens) = (naive.open(dir.path()), tokens(41));
+    let expected = naive.logits(&tokens);
+    let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, WHOLE);
+    let all = logits_in_chunks(&mut runner, &tokens, &[usize::MAX]);
+    let difference = max_difference(&all, &expected);
+    assert!(difference <= 1e-4, "{difference}");
+    let chunked = logits_in_chunks(&mut runner, &tokens, &[7, 1, 3]);
+    assert_eq!(bits(&chunked), bits(&all));
+    let mut grouped = runner_in::<_, KvF32, Expanded>(device, &model, GROUPED);
+    assert_eq!(grouped.cache_groups().len(), 2);
+    for chunk in [1, 5, tokens.len()] {
+        let found = logits_in_groups(&mut grouped, &tokens, chunk);
+        assert_eq!(bits(&found), bits(&all), "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn the_reference_computes_what_the_formulas_say() {
+    check(&ReferenceBackend::open(0).unwrap());
+}
+
+#[test]
+fn the_cpu_computes_what_the_formulas_say() {
+    check(&exact_cpu());
+}
+
+/// Logits of the last of `tokens`, the others being in the cache.
+fn next<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    tokens: &[TokenId],
+    (start, blocks): (usize, &[BlockId]),
+) -> Vec<f32> {
+    let mut batch = StepBatch::default();
+    let step = SeqStep {
+        tokens: &tokens[start..],
+        start,
+        prompt_len: tokens.len(),
+        blocks,
+        hidden: false,
+        logits: LogitRows::Last,
+        adapter: None,
+    };
+    batch.push(step).unwrap();
+    logits_of(runner, &batch)
+}
+
+fn blocks_move<K: KvDtypeKind>()
+where
+    ReferenceBackend: BackendKvDtype<K>,
+    ferrum_kernels::cpu::CpuBackend: BackendKvDtype<K>,
+{
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&layers()).open(dir.path());
+    let tokens = tokens(20);
+    let cpu = exact_cpu();
+    let mut from = runner_in::<_, K, Expanded>(&cpu, &model, WHOLE);
+    let here: Vec<_> = [3, 9, 4, 0, 7].map(BlockId).to_vec();
+    let whole = next(&mut from, &tokens[..19], (0, &here));
+    assert!(whole.iter().all(|x| x.is_finite()));
+    let layout = from.kv_block_layout().unwrap();
+    let widths: Vec<_> = layout.layers.iter().map(|part| part.value_dim).collect();
+    // Layers that share have nothing of their own.
+    assert_eq!(widths, [8, 12, 5]);
+    let mut bytes = vec![0; 5 * layout.bytes];
+    from.read_kv_blocks(&here, &mut bytes).unwrap();
+    let mut to = runner_in::<_, K, Expanded>(&cpu, &model, WHOLE);
+    let there: Vec<_> = [1, 2, 8, 11, 5].map(BlockId).to_vec();
+    to.write_kv_blocks(&there, &bytes).unwrap();
+    let expected = next(&mut from, &tokens, (19, &here));
+    assert_eq!(bits(&next(&mut to, &tokens, (19, &there))), bits(&expected));
+    let reference = ReferenceBackend::open(0).unwrap();
+    let mut other = runner_in::<_, K, Expanded>(&reference, &model, WHOLE);
+    other.write_kv_blocks(&there, &bytes).unwrap();
+    let found = next(&mut other, &tokens, (19, &there));
+    let difference = max_difference(&found, &expected);
+    // In few bits, what the last token appends may end in the next code.
+    assert!(
+        difference <= if K::SCALED { 0.05 } else { 1e-4 },
+        "{difference}"
+    );
+}
+
+#[test]
+fn blocks_of_layers_that_differ_go_elsewhere() {
+    blocks_move::<KvF32>();
+    blocks_move::<KvInt8>();
+}
+
+#[test]
+fn stages_keep_layers_that_share_together() {
+    let naive = Naive::new(&layers());
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokens) = (naive.open(dir.path()), tokens(23));
+    let cpu = exact_cpu();
+    let mut alone = runner_in::<_, KvF32, Expanded>(&cpu, &model, WHOLE);
+    let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
+    let mut staged = staged_in::<_, _, KvF32, Expanded, Expanded>(
+        (&cpu, &cpu),
+        &model,
+        &[0..4, 4..5],
+        config(WHOLE),
+    );
+    let found = logits_in_chunks(&mut staged, &tokens, &[9, 2]);
+    assert_eq!(bits(&found), bits(&whole));
+    let refused = Stage::new(&model.spec, 1..5).unwrap_err();
+    assert_eq!(
+        refused,
+        "layer 3 shares the keys and values of layer 0, expected both in one stage"
+    );
+}
+
+#[test]
+fn pools_are_those_of_layers_with_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&layers()).open(dir.path());
+    let whole: RunnerConfig = config(WHOLE);
+    let found: Vec<_> = whole
+        .layer_caches(&model.spec)
+        .into_iter()
+        .map(|cache| match cache {
+            LayerCache::Pool { shape, .. } => (shape.kv_heads, shape.head_dim, shape.value_dim),
+            LayerCache::Shared(owner) => (owner, 0, 0),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let expected = [(2, 8, 8), (2, 8, 12), (1, 0, 0), (0, 0, 0), (1, 8, 5)];
+    assert_eq!(found, expected);
+    let policy = WeightPolicy::of::<ReferenceBackend, Expanded>();
+    let plan = memory_plan::<KvF32>(&model, policy, &whole);
+    let per_token = 4 * (2 * 16 + 2 * 20 + 13);
+    assert_eq!(plan.kv_per_token, per_token);
+    assert_eq!(plan.kv, 512 * per_token);
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&layers()).open(dir.path());
+    let refusal = |change: &dyn Fn(&mut ferrum_models::DecoderSpec)| {
+        let mut spec = model.spec.clone();
+        change(&mut spec);
+        spec.validate().unwrap_err()
+    };
+    for owner in [2, 3, 9] {
+        let found = refusal(&|spec| gqa(spec, 2).shared_kv = Some(owner));
+        assert!(found.contains("expected an earlier layer"), "{found}");
+    }
+    let found = refusal(&|spec| gqa(spec, 3).shared_kv = Some(2));
+    assert!(found.contains("expected an earlier layer"), "{found}");
+    let found = refusal(&|spec| gqa(spec, 2).value_dim = 8);
+    assert!(found.contains("has 2 of 8 and 12"), "{found}");
+    let found = refusal(&|spec| gqa(spec, 3).sliding_window = Some(7));
+    assert!(found.contains("reaches further"), "{found}");
+}
