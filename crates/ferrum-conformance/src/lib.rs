@@ -11,7 +11,7 @@
 //! not implement is in the [`Report`] too, as skipped.
 //!
 //! Cases live in the file of what they test: `core/` for the ops of every backend, `paged.rs`,
-//! `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs`, `collective.rs` and `runtime.rs` (graphs, timers) for capabilities.
+//! `state.rs`, `gguf.rs`, `marlin.rs`, `moe.rs`, `sample.rs`, `collective.rs` and `runtime.rs` (graphs, timers) for capabilities.
 //! [`minimal`] is a backend of the suite's own, with what the workspace's others lack: it is recorded, overlaps, and
 //! replays graphs.
 //!
@@ -35,6 +35,7 @@ mod report;
 mod run;
 mod runtime;
 mod sample;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -43,5 +44,5 @@ pub use report::{Counts, Outcome, Report, Row};
 pub use run::{
     ops, run_absent, run_collective, run_core, run_cpu, run_gguf, run_gpu, run_graph, run_int8_kv,
     run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision, run_reference,
-    run_sample, run_timer, self_check,
+    run_sample, run_state, run_timer, self_check,
 };

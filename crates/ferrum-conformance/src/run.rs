@@ -3,14 +3,15 @@
 use crate::case::{Case, Cases, Filter};
 use crate::io::Fault;
 use crate::report::{Outcome, Report};
-use crate::{collective, core, gguf, layers, marlin, moe, paged, runtime, sample};
+use crate::{collective, core, gguf, layers, marlin, moe, paged, runtime, sample, state};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, BackendInt8KvOps, BackendKvDtype,
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, BackendQuantGguf,
-    BackendQuantMarlin, BackendSample, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    BackendQuantMarlin, BackendSample, BackendState, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16,
+    KvInt8,
 };
 
 /// Runs the cases of [`Backend`] itself.
@@ -31,6 +32,11 @@ where
 /// Runs the cases of the INT8 cache under its own names.
 pub fn run_int8_kv<B: BackendInt8KvOps>(device: &B, filter: &Filter, report: &mut Report) {
     paged::int8_cases::<B>().run(device, filter, report);
+}
+
+/// Runs the cases of recurrent states.
+pub fn run_state<B: BackendState>(device: &B, filter: &Filter, report: &mut Report) {
+    state::cases::<B>().run(device, filter, report);
 }
 
 /// Runs the cases of GGUF weights.
@@ -96,6 +102,7 @@ where
         + BackendKvDtype<KvBf16>
         + BackendKvDtype<KvFp8>
         + BackendInt8KvOps
+        + BackendState
         + BackendQuantExperts
         + BackendMarlinExperts
         + BackendGraph
@@ -110,6 +117,7 @@ where
         paged::cases::<B, KvFp8>(),
         paged::cases::<B, KvInt8>(),
         paged::int8_cases::<B>(),
+        state::cases::<B>(),
         gguf::cases::<B>(),
         marlin::cases::<B>(),
         layers::cases::<B>(),
@@ -160,6 +168,7 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_paged::<_, KvFp8>(device, filter, &mut report);
     run_paged::<_, KvInt8>(device, filter, &mut report);
     run_int8_kv(device, filter, &mut report);
+    run_state(device, filter, &mut report);
     run_gguf(device, filter, &mut report);
     run_marlin(device, filter, &mut report);
     run_moe(device, filter, &mut report);
@@ -180,6 +189,7 @@ pub fn run_gpu(device: &GpuBackend, filter: &Filter) -> Report {
     run_paged::<_, KvF32>(device, filter, &mut report);
     run_paged::<_, KvFp16>(device, filter, &mut report);
     run_paged::<_, KvBf16>(device, filter, &mut report);
+    run_state(device, filter, &mut report);
     let mut lacks = |cases| lacks(name, cases, filter, &mut report);
     lacks(paged::cases::<_, KvFp8>());
     lacks(paged::cases::<_, KvInt8>());

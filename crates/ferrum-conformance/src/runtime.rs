@@ -183,6 +183,7 @@ fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
         rope_rows: device.from_slice(&[0, 0])?,
         query_starts: device.from_slice(&[0, 1, 2])?,
         kv_lens: device.from_slice(&[0, 0])?,
+        state_slots: device.alloc(0)?,
         block_tables: vec![device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?],
     };
     let (q_len, kv_len) = (2 * 4 * 16, 2 * 2 * 16);

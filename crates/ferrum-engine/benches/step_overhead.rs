@@ -167,6 +167,7 @@ fn measure(case: Case, tokens: usize, tokenizer: &Arc<Tokenizer>) -> Measured {
             max_tokens: 8 * seqs,
             max_logit_rows: seqs,
             kv_tokens: seqs * (tokens + 32),
+            kept_states: 0,
             layout: KvLayout::Paged { block_size: 16 },
             profile: false,
         },

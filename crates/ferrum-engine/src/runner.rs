@@ -7,8 +7,8 @@
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, RowOrder, Span};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StepBatch,
-    StepOutput, Ticket,
+    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StateSlots,
+    StepBatch, StepOutput, Ticket,
 };
 use ferrum_types::{AdapterId, BlockId, Error, Result};
 use std::any::Any;
@@ -39,6 +39,11 @@ pub trait StepRunner: Send {
     /// Which layers share block tables.
     fn cache_groups(&self) -> Vec<CacheGroup> {
         self.config().cache_groups(self.spec())
+    }
+
+    /// The slots for recurrent states, where layers have such: each sequence of a step names one.
+    fn state_slots(&self) -> Option<StateSlots> {
+        self.config().state_slots(self.spec())
     }
 
     /// How many steps may be submitted and not collected; 1: steps do not overlap. The engine uses at most 2.
@@ -162,6 +167,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn config(&self) -> &RunnerConfig {
         ModelRunner::config(self)
+    }
+
+    fn state_slots(&self) -> Option<StateSlots> {
+        ModelRunner::state_slots(self)
     }
 
     fn in_flight(&self) -> usize {

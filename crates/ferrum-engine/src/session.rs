@@ -5,7 +5,7 @@ use crate::sampler::{NoToken, Sampler};
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{SampleBatch, Span};
 use ferrum_models::{DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
-use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
+use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 
 /// One sequence at a time on a runner. The cache outlives a call, so that a conversation computes only
 /// what is new.
@@ -133,6 +133,12 @@ impl Session {
         } else {
             common.min(prompt.len() - 1)
         };
+        // A recurrent state is that of all tokens that were computed, and does not go back.
+        let has_states = self.runner.state_slots().is_some();
+        let keep = match has_states && keep < self.cached.len() {
+            true => 0,
+            false => keep,
+        };
         self.cached.truncate(keep);
         self.prompt_len = prompt.len();
         let rows = (LogitRows::Last, wanted);
@@ -227,6 +233,7 @@ impl Session {
             LogitRows::All => config.max_tokens.min(config.max_logit_rows),
             _ => config.max_tokens,
         };
+        let has_states = self.runner.state_slots().is_some();
         for part in tokens.chunks(chunk) {
             let start = self.cached.len();
             let rows = match logits {
@@ -243,6 +250,9 @@ impl Session {
                 logits: rows,
                 adapter: self.adapter,
             })?;
+            if has_states {
+                self.batch.add_state(StateSlot(0));
+            }
             self.wanted.clear();
             self.wanted.resize(self.batch.logit_rows.len(), wanted);
             if self.wanted.contains(&Readback::SAMPLED) {

@@ -44,6 +44,7 @@ fn batch(device: &CpuBackend, queries: usize, block_size: usize) -> DeviceBatch<
         rope_rows: ints(vec![0; queries]),
         query_starts: ints(vec![0, queries as i32]),
         kv_lens: ints(vec![KEYS as i32]),
+        state_slots: ints(vec![0]),
         block_tables: vec![ints((0..stride as i32).collect())],
     }
 }

@@ -125,6 +125,7 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         rope_rows: ids(vec![0; q_len])?,
         query_starts: ids(vec![0, q_len])?,
         kv_lens: ids(vec![kv_len])?,
+        state_slots: ids(vec![0])?,
         block_tables: vec![ids((0..blocks).collect())?],
     };
     let mut ctx = device.new_context()?;

@@ -3,9 +3,9 @@
 //! Prefill, a chunk of a prompt, decode and mixtures differ only in how many tokens each sequence
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
-use crate::cache::CacheGroup;
+use crate::cache::{CacheGroup, StateSlots};
 use ferrum_kernels::SampleBatch;
-use ferrum_types::{AdapterId, BlockId, Error, Result, TokenId};
+use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 use std::ops::Range;
 
 /// Which of a sequence's tokens in a step want logits, or hidden states in their place.
@@ -105,6 +105,12 @@ pub struct StepBatch {
     pub adapters: Vec<Option<AdapterId>>,
     /// Block tables by cache group: at least one.
     pub block_tables: Vec<BlockTables>,
+    /// `[seqs]`: the slot of each sequence, where layers have recurrent states; else empty.
+    pub state_slots: Vec<StateSlot>,
+    /// Copies of states before the step, in order.
+    pub state_starts: Vec<StateStart>,
+    /// Copies of states after the step, `(from, to)`, in order.
+    pub state_keeps: Vec<(StateSlot, StateSlot)>,
     /// Indices into `tokens` of the rows that want logits, ascending.
     pub logit_rows: Vec<u32>,
     /// Indices into `tokens` of the rows that want hidden states after the final norm, ascending. A row may want logits
@@ -116,6 +122,15 @@ pub struct StepBatch {
     pub choices: Vec<ChosenToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
     pub sampling: SampleBatch,
+}
+
+/// What a state begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateStart {
+    /// Its slot.
+    pub slot: StateSlot,
+    /// The slot of a state that was kept; `None`: zeros, as before the first token.
+    pub from: Option<StateSlot>,
 }
 
 /// A token of a step that the step before it, which is still in flight, chooses.
@@ -152,6 +167,9 @@ impl StepBatch {
         self.prompt_lens.clear();
         self.adapters.clear();
         self.block_tables.iter_mut().for_each(BlockTables::clear);
+        self.state_slots.clear();
+        self.state_starts.clear();
+        self.state_keeps.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.taps.clear();
@@ -223,6 +241,16 @@ impl StepBatch {
         self.tables_of(group).push(blocks)
     }
 
+    /// Says which state slot the sequence has that was added last; a sequence that begins with this step begins with
+    /// zeros there.
+    pub fn add_state(&mut self, slot: StateSlot) {
+        self.state_slots.push(slot);
+        let seq = self.seqs().saturating_sub(1);
+        if self.kv_lens.get(seq).copied() == Some(self.rows(seq).len() as u32) {
+            self.state_starts.push(StateStart { slot, from: None });
+        }
+    }
+
     fn tables_of(&mut self, group: usize) -> &mut BlockTables {
         if self.block_tables.len() <= group {
             self.block_tables.resize_with(group + 1, Default::default);
@@ -269,6 +297,40 @@ impl StepBatch {
                     let (block, blocks) = (block.0, group.blocks);
                     return fail(format!("KV block {block} is outside the pool of {blocks}"));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds the state slots against those of a runner: one for each sequence, no two the same, or none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a slot is missing, is not there, or is that of two sequences.
+    pub(crate) fn check_states(&self, slots: Option<StateSlots>) -> Result<()> {
+        let fail = |reason: String| Err(Error::invalid("step", reason));
+        let count = slots.map_or(0, StateSlots::count);
+        let (found, seqs) = (self.state_slots.len(), self.seqs());
+        let expected = if slots.is_some() { seqs } else { 0 };
+        if found != expected {
+            return fail(format!(
+                "{found} sequences have a state slot, expected {expected}"
+            ));
+        }
+        let starts = self.state_starts.iter();
+        let starts = starts
+            .flat_map(|start| [Some(start.slot), start.from])
+            .flatten();
+        let keeps = self.state_keeps.iter().flat_map(|&(from, to)| [from, to]);
+        let mut all = self.state_slots.iter().copied().chain(starts).chain(keeps);
+        if let Some(StateSlot(slot)) = all.find(|slot| slot.0 as usize >= count) {
+            return fail(format!(
+                "state slot {slot} is outside of the {count} of this runner"
+            ));
+        }
+        for (seq, slot) in self.state_slots.iter().enumerate() {
+            if self.state_slots[..seq].contains(slot) {
+                let slot = slot.0;
+                return fail(format!("state slot {slot} is that of two sequences"));
             }
         }
         Ok(())

@@ -22,6 +22,22 @@ pub struct CacheGroup {
     pub block_size: usize,
 }
 
+/// Slots for recurrent states, in each layer that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSlots {
+    /// For sequences that run.
+    pub working: usize,
+    /// For states that are kept, for sequences which begin with the same tokens.
+    pub kept: usize,
+}
+
+impl StateSlots {
+    /// All.
+    pub fn count(self) -> usize {
+        self.working.saturating_add(self.kept)
+    }
+}
+
 /// Where a layer keeps what it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerCache {
@@ -101,6 +117,23 @@ impl RunnerConfig {
         groups
     }
 
+    /// The slots for recurrent states, if some layer has one: one for each sequence of a step, and those for states
+    /// that are kept.
+    pub fn state_slots(&self, spec: &DecoderSpec) -> Option<StateSlots> {
+        let recurrent = |layer: &LayerSpec| matches!(layer.cache(), CacheSpec::Recurrent { .. });
+        let slots = StateSlots {
+            working: self.max_seqs,
+            kept: self.kept_states,
+        };
+        spec.layers.iter().any(recurrent).then_some(slots)
+    }
+
+    /// Rows of a layer's states: one for each slot, and one of zeros, with which states begin.
+    pub(crate) fn state_rows(&self, spec: &DecoderSpec) -> usize {
+        let slots = self.state_slots(spec);
+        slots.map_or(0, |slots| slots.count().saturating_add(1))
+    }
+
     /// Tokens of all sequences that the cache holds. Groups with a window hold what is needed of as many.
     pub fn cache_tokens(&self) -> usize {
         let (blocks, block_size) = self.blocks();
@@ -133,12 +166,9 @@ impl RunnerConfig {
                     value_dim,
                     ..shape
                 },
-                CacheSpec::Latent { rank, rope_dim } => PagedKvShape {
-                    head_dim: rank + rope_dim,
-                    value_dim: rank,
-                    values_in_keys: true,
-                    ..shape
-                },
+                CacheSpec::Latent { rank, rope_dim } => {
+                    PagedKvShape::latent(shape.blocks, shape.block_size, (rank, rope_dim))
+                }
                 CacheSpec::SharedWith(owner) => return LayerCache::Shared(owner),
                 CacheSpec::Recurrent { conv, state } => {
                     return LayerCache::State(conv + state);

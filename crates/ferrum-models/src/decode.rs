@@ -6,7 +6,7 @@ use crate::kv_blocks::KvBlockLayout;
 use crate::readback::{Readback, StepOutput};
 use crate::runner::ModelRunner;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
-use ferrum_types::{BlockId, Error, Result, SeqId, TokenId};
+use ferrum_types::{BlockId, Error, Result, SeqId, StateSlot, TokenId};
 
 /// Decoding of independent sequences, each with its own cache.
 pub trait DecodeBackend: Send {
@@ -162,6 +162,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
                 },
                 adapter: None,
             })?;
+            if self.runner.state_slots().is_some() {
+                self.batch.add_state(StateSlot(index as u32));
+            }
             let wanted = &[Readback::Logits][..self.batch.logit_rows.len()];
             self.runner.run(&self.batch, wanted, &mut output)?;
         }

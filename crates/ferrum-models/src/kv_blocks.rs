@@ -72,6 +72,10 @@ impl KvBlockLayout {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// The layout of what the layers of this stage have of a block.
     pub(crate) fn kv_block_layout(&self) -> Result<KvBlockLayout> {
+        if self.has_states() {
+            let reason = "the blocks of a model with recurrent states cannot be moved without them";
+            return Err(Error::invalid("kv_blocks", reason));
+        }
         if self.cache_groups().iter().any(|g| g.window.is_some()) {
             let reason = "the blocks of a model whose layers differ in window cannot be moved";
             return Err(Error::invalid("kv_blocks", reason));
@@ -113,8 +117,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// nothing of it.
     ///
     /// # Errors
-    /// `InvalidArgument` when a block is larger than the address space, or layers differ in their windows
-    /// (`KvLayout::Grouped`).
+    /// `InvalidArgument` when a block is larger than the address space, layers differ in their windows
+    /// (`KvLayout::Grouped`), or some have recurrent states.
     pub fn kv_block_layout(&self) -> Result<KvBlockLayout> {
         let own = self.stage.kv_block_layout()?;
         let (mut layers, mut bytes) = (Vec::new(), own.bytes);

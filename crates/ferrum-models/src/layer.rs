@@ -12,19 +12,37 @@ use crate::profile::Profiler;
 use crate::rope::RopeTables;
 use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
+    ShortConvSpec,
 };
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendKvDtype, DeviceBatch, GeluKind, HeadLayout, KvDtypeKind,
-    KvLayer, NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform, Residual, Rope, RowShape,
+    Act, AttnConfig, Backend, BackendKvDtype, CausalConvShape, DeviceBatch, GeluKind, HeadLayout,
+    KvDtypeKind, KvLayer, LlmBackend, NormShape, PagedQkv, QkNorm, QkvShape, QkvTransform,
+    Residual, Rope, RowShape, StateShape,
 };
 use ferrum_types::{Error, Result};
 
 /// Weights of one layer.
 pub(crate) struct LayerWeights<B: Backend> {
     pub(crate) attn_norm: B::Buffer<f32>,
-    pub(crate) attention: GqaWeights<B>,
+    pub(crate) attention: AttentionWeights<B>,
     pub(crate) ffn_norm: B::Buffer<f32>,
     pub(crate) feed_forward: FeedForwardWeights<B>,
+}
+
+/// Weights of the part that mixes tokens, of the kind that the layer's spec says.
+pub(crate) enum AttentionWeights<B: Backend> {
+    Gqa(GqaWeights<B>),
+    ShortConv(ShortConvWeights<B>),
+}
+
+/// Weights of a gated short convolution.
+pub(crate) struct ShortConvWeights<B: Backend> {
+    /// To `[b | c | x]`.
+    pub(crate) input: Box<dyn Linear<B>>,
+    /// `[channels, kernel]`.
+    pub(crate) kernel: B::Buffer<f32>,
+    pub(crate) bias: Option<B::Buffer<f32>>,
+    pub(crate) out: Box<dyn Linear<B>>,
 }
 
 /// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
@@ -77,6 +95,31 @@ pub(crate) struct MoeWeights<B: Backend> {
     pub(crate) experts: Box<dyn Experts<B>>,
 }
 
+/// The recurrent states of a layer, a row for each slot.
+pub(crate) struct LayerStates<B: Backend> {
+    pub(crate) states: B::Buffer<f32>,
+    pub(crate) shape: StateShape,
+}
+
+impl<B: Backend> LayerStates<B> {
+    /// Zeros, in one row more than there are slots.
+    pub(crate) fn alloc(device: &B, slots: usize, elements: usize) -> Result<Self> {
+        let shape = StateShape {
+            slots: slots.saturating_add(1),
+            elements,
+        };
+        let states = device.alloc(shape.slots.saturating_mul(elements))?;
+        Ok(Self { states, shape })
+    }
+}
+
+/// Where a layer keeps what it has seen.
+pub(crate) enum CacheMut<'a, B: BackendKvDtype<K>, K: KvDtypeKind> {
+    Pool(&'a mut KvLayer<B, K>),
+    State(&'a mut LayerStates<B>),
+    None,
+}
+
 /// Activations of a step, reused by all layers. Rows are tokens.
 pub(crate) struct Scratch<B: Backend> {
     /// `[tokens, hidden]`: the residual stream.
@@ -106,13 +149,15 @@ pub(crate) struct Scratch<B: Backend> {
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 8] {
     let (mut q_dim, mut qkv_dim, mut out_dim, mut intermediate) = (0, 0, 0, 0);
     for layer in &spec.layers {
-        let AttentionSpec::Gqa(gqa) = &layer.attention;
         if let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward {
             intermediate = intermediate.max(mlp.intermediate);
         }
-        let shape = gqa.qkv_shape(0);
+        let (shape, out) = match &layer.attention {
+            AttentionSpec::Gqa(gqa) => (gqa.qkv_shape(0), gqa.heads * gqa.value_dim),
+            AttentionSpec::ShortConv(conv) => (conv.parts(0), conv.channels),
+        };
         q_dim = q_dim.max(shape.q_dim());
-        out_dim = out_dim.max(gqa.heads * gqa.value_dim);
+        out_dim = out_dim.max(out);
         qkv_dim = qkv_dim.max(shape.row_dim());
     }
     let hidden = spec.hidden_size;
@@ -198,11 +243,11 @@ impl GqaSpec {
 
 /// Runs layer number `index` of a stage. `scratch.residual` holds the stream before the previous layer's
 /// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage).
-pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     index: usize,
     layer: (&LayerSpec, &LayerWeights<B>),
-    kv: &mut KvLayer<B, K>,
+    cache: CacheMut<'_, B, K>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -224,8 +269,17 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         0 => B::rms_norm(ctx, residual, &weights.attn_norm, normed, norm),
         _ => B::fused_add_rms_norm(ctx, residual, delta, &weights.attn_norm, normed, norm),
     })?;
-    let AttentionSpec::Gqa(gqa) = &spec.attention;
-    gqa_forward(ctx, index, (gqa, &weights.attention), kv, step, scratch)?;
+    match (&spec.attention, &weights.attention, cache) {
+        (AttentionSpec::Gqa(gqa), AttentionWeights::Gqa(weights), CacheMut::Pool(kv)) => {
+            gqa_forward(ctx, index, (gqa, weights), kv, step, scratch)?;
+        }
+        (
+            AttentionSpec::ShortConv(conv),
+            AttentionWeights::ShortConv(weights),
+            CacheMut::State(states),
+        ) => short_conv_forward(ctx, (conv, weights), states, step, scratch)?,
+        _ => return Err(other_kind(index)),
+    }
     let Scratch {
         residual,
         normed,
@@ -243,14 +297,70 @@ pub(crate) fn layer_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
         (FeedForwardSpec::Moe(_), FeedForwardWeights::Moe(weights)) => {
             moe_forward(ctx, weights, rows, scratch)
         }
-        // Weights are loaded by the spec, so this is a runner made of two different models.
-        _ => Err(Error::invalid(
-            "layer",
-            format!(
-                "the weights of layer {index} of a stage are not of the kind that its spec says"
-            ),
-        )),
+        _ => Err(other_kind(index)),
     }
+}
+
+/// Weights are loaded by the spec, so this is a runner made of two different models.
+fn other_kind(index: usize) -> Error {
+    let reason =
+        format!("the weights of layer {index} of a stage are not of the kind that its spec says");
+    Error::invalid("layer", reason)
+}
+
+impl ShortConvSpec {
+    /// The projection to `[b | c | x]` of so many tokens, as parts of equal width.
+    fn parts(&self, tokens: usize) -> QkvShape {
+        QkvShape {
+            tokens,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: self.channels,
+            value_dim: self.channels,
+        }
+    }
+}
+
+/// `normed` → `delta` through a gated short convolution, whose last inputs are the state of each sequence.
+fn short_conv_forward<B: LlmBackend>(
+    ctx: &mut B::Context,
+    (conv, weights): (&ShortConvSpec, &ShortConvWeights<B>),
+    LayerStates { states, shape }: &mut LayerStates<B>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let rows = step.batch.shape.tokens;
+    let Scratch {
+        normed,
+        delta,
+        qkv,
+        q,
+        attn,
+        profiler,
+        ..
+    } = scratch;
+    // [tokens, hidden] → [tokens, b | c | x]
+    profiler.measure(ctx, "conv_in", |ctx| {
+        weights.input.forward(ctx, normed, qkv, rows)
+    })?;
+    let len = rows * conv.channels;
+    let shape = CausalConvShape {
+        channels: conv.channels,
+        kernel: conv.kernel,
+        states: *shape,
+        offset: 0,
+    };
+    profiler.measure(ctx, "short_conv", |ctx| {
+        B::split_qkv(ctx, qkv, q, attn, normed, conv.parts(rows))?;
+        B::mul(ctx, q, normed, delta, len)?;
+        let kernel = (&weights.kernel, weights.bias.as_ref());
+        B::causal_conv1d(ctx, delta, kernel, states, step.batch, q, shape)?;
+        B::mul(ctx, attn, q, normed, len)
+    })?;
+    // [tokens, channels] → [tokens, hidden]
+    profiler.measure(ctx, "conv_out", |ctx| {
+        weights.out.forward(ctx, normed, delta, rows)
+    })
 }
 
 /// `normed` → `delta` through attention, writing this step's keys and values if they are the layer's own.

@@ -31,8 +31,8 @@ mod spec;
 mod stored;
 mod weights;
 
-pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StepBatch};
-pub use cache::{CacheGroup, LayerCache, spanned_blocks};
+pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch};
+pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
 pub use families::{Family, family_for};
@@ -53,6 +53,6 @@ pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec,
-    GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec, RopeScaling, RopeSpec,
+    GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec, RopeScaling, RopeSpec, ShortConvSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

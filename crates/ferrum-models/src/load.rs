@@ -10,14 +10,19 @@ use crate::inventory::{
     CutAxis, DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, TensorShape,
     WeightNames,
 };
-use crate::layer::{FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights};
+use crate::layer::{
+    AttentionWeights, FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights,
+    ShortConvWeights,
+};
 use crate::linear::{
     Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
     VocabParallelLinear,
 };
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::slice::{ExpertSlices, MatSlice, Slice};
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec};
+use crate::spec::{
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec, ShortConvSpec,
+};
 use crate::stored::to_f32;
 use crate::weights::{Prepared, WeightForm, no_experts};
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
@@ -260,10 +265,14 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
-        let AttentionSpec::Gqa(gqa) = &spec.attention;
         Ok(LayerWeights {
             attn_norm: self.vector(TensorId::in_layer(index, TensorRole::AttentionNorm))?,
-            attention: self.gqa(index, gqa)?,
+            attention: match &spec.attention {
+                AttentionSpec::Gqa(gqa) => AttentionWeights::Gqa(self.gqa(index, gqa)?),
+                AttentionSpec::ShortConv(conv) => {
+                    AttentionWeights::ShortConv(self.short_conv(index, conv)?)
+                }
+            },
             ffn_norm: self.vector(TensorId::in_layer(index, TensorRole::FeedForwardNorm))?,
             feed_forward: match &spec.feed_forward {
                 FeedForwardSpec::GatedMlp(_) => {
@@ -289,6 +298,18 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             q_norm,
             k_norm,
             out: self.projection(index, Projection::AttnOut)?,
+        })
+    }
+
+    fn short_conv(&mut self, index: usize, conv: &ShortConvSpec) -> Result<ShortConvWeights<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        let kernel = at(TensorRole::ConvKernel);
+        let bias = conv.bias.then(|| self.vector(kernel.bias())).transpose()?;
+        Ok(ShortConvWeights {
+            input: Box::new(self.linear(&[at(TensorRole::ConvInput)])?),
+            kernel: self.vector(kernel)?,
+            bias,
+            out: Box::new(self.linear(&[at(TensorRole::ConvOutput)])?),
         })
     }
 
@@ -449,7 +470,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let tensor = self.tensor(id)?;
         match tensor.shape {
             TensorShape::Stack(shape) => Ok((self.model.experts(&tensor, shape)?, tensor, shape)),
-            TensorShape::Vector(_) | TensorShape::Matrix(_) => Err(not_of_the_spec(id)),
+            TensorShape::Vector(_) | TensorShape::Matrix(_) | TensorShape::Kernel { .. } => {
+                Err(not_of_the_spec(id))
+            }
         }
     }
 
@@ -465,9 +488,11 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let view = self.model.vector(tensor)?;
         let mut values = to_f32(self.model.tensors(), &view)?;
         self.advance(view.bytes.len() as u64);
-        let held = self.cut.slice(tensor).range;
-        values.truncate(held.end);
-        values.drain(..held.start);
+        if let TensorShape::Vector(_) = tensor.shape {
+            let held = self.cut.slice(tensor).range;
+            values.truncate(held.end);
+            values.drain(..held.start);
+        }
         Ok(values)
     }
 

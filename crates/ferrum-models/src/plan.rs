@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub kv_windows: u64,
     /// All KV pools.
     pub kv: u64,
+    /// Recurrent states of all slots.
+    pub states: u64,
     /// Activations, logits and RoPE tables, and what backends need to rearrange their inputs.
     pub scratch: u64,
     /// What the process holds beside them: the program itself and the tokenizer. Known to whoever
@@ -38,6 +40,7 @@ impl MemoryPlan {
     pub fn peak(&self) -> u64 {
         self.weights
             .saturating_add(self.kv)
+            .saturating_add(self.states)
             .saturating_add(self.scratch)
             .saturating_add(self.program)
     }
@@ -50,6 +53,7 @@ impl MemoryPlan {
             kv_per_token: self.kv_per_token.saturating_add(other.kv_per_token),
             kv_windows: self.kv_windows.saturating_add(other.kv_windows),
             kv: self.kv.saturating_add(other.kv),
+            states: self.states.saturating_add(other.states),
             scratch: self.scratch.saturating_add(other.scratch),
             program: self.program.saturating_add(other.program),
         }
@@ -119,6 +123,7 @@ fn part_memory_plan<K: KvDtypeKind>(
         kv_per_token: whole / tokens,
         kv_windows,
         kv: whole.saturating_add(kv_windows),
+        states: state_bytes(spec, config),
         scratch: 4 * floats as u64,
         program: 0,
     }
@@ -137,6 +142,17 @@ fn kv_bytes<K: KvDtypeKind>(spec: &DecoderSpec, config: &RunnerConfig) -> [u64; 
         *kind = kind.saturating_add(found);
     }
     bytes
+}
+
+/// Bytes of the recurrent states of all slots.
+fn state_bytes(spec: &DecoderSpec, config: &RunnerConfig) -> u64 {
+    let rows = config.state_rows(spec) as u64;
+    let sizes = config.layer_caches(spec).into_iter();
+    let sizes = sizes.map(|cache| match cache {
+        LayerCache::State(elements) => rows.saturating_mul(4 * elements as u64),
+        LayerCache::Pool { .. } | LayerCache::Shared(_) | LayerCache::None => 0,
+    });
+    sizes.fold(0, u64::saturating_add)
 }
 
 impl DecoderSpec {

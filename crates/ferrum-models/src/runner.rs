@@ -1,5 +1,6 @@
 //! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
+mod caches;
 mod config;
 mod graphs;
 mod head;
@@ -17,7 +18,7 @@ pub use weights::DecoderWeights;
 pub(crate) use weights::{BodyWeights, HeadWeights};
 
 use crate::batch::{ChosenToken, HiddenTap, StepBatch};
-use crate::cache::CacheGroup;
+use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
@@ -37,6 +38,7 @@ use std::collections::VecDeque;
 pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
     spec: DecoderSpec,
     pool: PagedKvShape,
+    state_slots: Option<StateSlots>,
     /// The stages before the last one, in order.
     pub(crate) earlier: Vec<Box<dyn AnyStage<K>>>,
     pub(crate) stage: StageRunner<B, K>,
@@ -121,6 +123,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             choices: Choices::alloc(device, config.max_logit_rows)?,
             stage: StageRunner::new(device, &spec, body, config)?,
             pool: config.pool_shape(&spec),
+            state_slots: config.state_slots(&spec),
             earlier,
             head,
             spec,
@@ -162,6 +165,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// How the steps of the last stage were run, where its device captures them.
     pub fn graph_counts(&self) -> GraphCounts {
         self.stage.graphs.counts()
+    }
+
+    /// The slots for recurrent states, where layers have such: each sequence of a step names one.
+    pub fn state_slots(&self) -> Option<StateSlots> {
+        self.state_slots
     }
 
     /// The context that the last stage is recorded on.
@@ -420,6 +428,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 });
             }
         }
+        batch.check_states(self.state_slots)?;
         batch.check_tables(self.cache_groups())
     }
 }

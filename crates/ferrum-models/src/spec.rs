@@ -76,6 +76,20 @@ pub enum CacheSpec {
 pub enum AttentionSpec {
     /// Grouped-query attention; multi-head and multi-query are its borders.
     Gqa(GqaSpec),
+    /// A gated short convolution over time, without attention (LFM2).
+    ShortConv(ShortConvSpec),
+}
+
+/// `out(c · conv(b · x))` of a projection to `[b | c | x]`, where `conv` is a causal convolution of each channel by
+/// itself, over the last `kernel` tokens. There are as many channels as elements of the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConvSpec {
+    /// Channels.
+    pub channels: usize,
+    /// Tokens that a sum reaches over, its own included.
+    pub kernel: usize,
+    /// Whether the projections and the convolution have biases.
+    pub bias: bool,
 }
 
 /// Grouped-query attention.
@@ -270,7 +284,15 @@ impl RopeScaling {
 impl LayerSpec {
     /// What the layer keeps of the tokens that it has seen.
     pub fn cache(&self) -> CacheSpec {
-        let AttentionSpec::Gqa(gqa) = &self.attention;
+        let gqa = match &self.attention {
+            AttentionSpec::Gqa(gqa) => gqa,
+            AttentionSpec::ShortConv(conv) => {
+                return CacheSpec::Recurrent {
+                    conv: conv.kernel.saturating_sub(1) * conv.channels,
+                    state: 0,
+                };
+            }
+        };
         if let Some(owner) = gqa.shared_kv {
             return CacheSpec::SharedWith(owner);
         }
@@ -338,8 +360,10 @@ impl DecoderSpec {
 
     /// Keys and values that a layer shares are there before it, and are those that it would have.
     fn validate_shared(&self, index: usize) -> Result<(), String> {
-        let AttentionSpec::Gqa(gqa) = &self.layers[index].attention;
-        let Some(owner) = gqa.shared_kv else {
+        let CacheSpec::SharedWith(owner) = self.layers[index].cache() else {
+            return Ok(());
+        };
+        let AttentionSpec::Gqa(gqa) = &self.layers[index].attention else {
             return Ok(());
         };
         let earlier = self.layers[..index].get(owner).map(LayerSpec::cache);
@@ -373,7 +397,19 @@ impl DecoderSpec {
     }
 
     fn validate_layer(&self, layer: &LayerSpec) -> Result<(), String> {
-        let AttentionSpec::Gqa(gqa) = &layer.attention;
+        let gqa = match &layer.attention {
+            AttentionSpec::Gqa(gqa) => gqa,
+            AttentionSpec::ShortConv(conv) => {
+                let (found, expected) = (conv.channels, self.hidden_size);
+                if found != expected || !(1..=1 << 8).contains(&conv.kernel) {
+                    return Err(format!(
+                        "a convolution of {found} channels over {} tokens: expected {expected} over 1 to 256",
+                        conv.kernel
+                    ));
+                }
+                return layer.feed_forward.validate();
+            }
+        };
         if gqa.heads == 0 || gqa.kv_heads == 0 || !gqa.heads.is_multiple_of(gqa.kv_heads) {
             return Err(format!(
                 "{} query heads and {} kv heads: the first must be a multiple of the second",

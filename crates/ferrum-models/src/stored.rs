@@ -31,7 +31,7 @@ impl Model {
     /// [`Error::Model`] names the tensor that is missing, or has another shape or type than expected.
     pub(crate) fn stored(&self, tensor: &DecoderTensor) -> Result<Stored<'_>> {
         match tensor.shape {
-            TensorShape::Vector(_) => Ok(Stored::Vector),
+            TensorShape::Vector(_) | TensorShape::Kernel { .. } => Ok(Stored::Vector),
             TensorShape::Matrix(shape) => self.matrix(tensor.id, shape).map(Stored::Matrix),
             TensorShape::Stack(shape) => self.experts(tensor, shape).map(Stored::Experts),
         }

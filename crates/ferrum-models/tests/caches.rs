@@ -1,5 +1,6 @@
-//! Layers whose caches differ: values of another width than keys, and keys and values that are those of an earlier layer.
-//! Held against f64 loops, and to the bit against other chunks, layouts, stages and moved blocks.
+//! Layers whose caches differ: values of another width than keys, keys and values that are those of an earlier layer, and
+//! recurrent states. Held against f64 loops, and to the bit against other chunks, batches, layouts, stages, moved blocks
+//! and kept states.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -7,11 +8,11 @@ mod support;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
 use ferrum_models::{
-    Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, RunnerConfig, SeqStep, Stage,
-    StepBatch, WeightPolicy, memory_plan,
+    CutBorders, Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, RankCut, RunnerConfig,
+    SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights, memory_plan,
 };
-use ferrum_types::{BlockId, TokenId};
-use support::naive::{Attention, Naive, PLAIN, gqa, tokens};
+use ferrum_types::{BlockId, StateSlot, TokenId};
+use support::naive::{Attention, Naive, PLAIN, gqa, short_conv, tokens};
 use support::{
     config, exact_cpu, logits_in_chunks, logits_in_groups, logits_of, max_difference, runner_in,
     staged_in,
@@ -50,12 +51,34 @@ fn layers() -> Vec<Attention> {
     ]
 }
 
+/// Short convolutions beside attention with and without a window.
+fn hybrid() -> Vec<Attention> {
+    vec![
+        short_conv(3),
+        Attention {
+            window: Some(6),
+            ..PLAIN
+        },
+        short_conv(4),
+        Attention {
+            value_dim: 12,
+            ..PLAIN
+        },
+        Attention {
+            value_dim: 12,
+            shared_kv: Some(3),
+            ..PLAIN
+        },
+        short_conv(1),
+    ]
+}
+
 fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
 
-fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
-    let naive = Naive::new(&layers());
+fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B, layers: &[Attention]) {
+    let naive = Naive::new(layers);
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = (naive.open(dir.path()), tokens(41));
     let expected = naive.logits(&tokens);
@@ -75,12 +98,14 @@ fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
 
 #[test]
 fn the_reference_computes_what_the_formulas_say() {
-    check(&ReferenceBackend::open(0).unwrap());
+    check(&ReferenceBackend::open(0).unwrap(), &layers());
+    check(&ReferenceBackend::open(0).unwrap(), &hybrid());
 }
 
 #[test]
 fn the_cpu_computes_what_the_formulas_say() {
-    check(&exact_cpu());
+    check(&exact_cpu(), &layers());
+    check(&exact_cpu(), &hybrid());
 }
 
 /// Logits of the last of `tokens`, the others being in the cache.
@@ -210,4 +235,141 @@ fn what_cannot_be_shared_is_refused() {
     assert!(found.contains("has 2 of 8 and 12"), "{found}");
     let found = refusal(&|spec| gqa(spec, 3).sliding_window = Some(7));
     assert!(found.contains("reaches further"), "{found}");
+}
+
+/// A sequence of a step: its tokens, how many of them are in the cache, its blocks and its slot.
+type Seq<'a> = (&'a [TokenId], usize, [BlockId; 6], u32);
+
+/// Copies of states before and after a step, from slot to slot.
+type Copies<'a> = (&'a [(u32, u32)], &'a [(u32, u32)]);
+
+/// Logits of all new tokens of these sequences in one step, with copies of states before and after it.
+fn step<B: LlmBackend + BackendKvDtype<KvF32>>(
+    runner: &mut ModelRunner<B, KvF32>,
+    seqs: &[Seq<'_>],
+    (starts, keeps): Copies<'_>,
+) -> Vec<f32> {
+    let mut batch = StepBatch::default();
+    for (from, slot) in starts {
+        batch.state_starts.push(StateStart {
+            slot: StateSlot(*slot),
+            from: Some(StateSlot(*from)),
+        });
+    }
+    for (tokens, start, blocks, slot) in seqs {
+        let step = SeqStep {
+            tokens: &tokens[*start..],
+            start: *start,
+            prompt_len: tokens.len(),
+            blocks,
+            hidden: false,
+            logits: LogitRows::All,
+            adapter: None,
+        };
+        batch.push(step).unwrap();
+        batch.add_state(StateSlot(*slot));
+    }
+    let slots = |&(from, to): &(u32, u32)| (StateSlot(from), StateSlot(to));
+    batch.state_keeps.extend(keeps.iter().map(slots));
+    logits_of(runner, &batch)
+}
+
+fn states_in_batches<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&hybrid()).open(dir.path());
+    let weights = load_weights::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    let sizes = RunnerConfig {
+        kept_states: 2,
+        ..config(WHOLE)
+    };
+    let mut runner =
+        ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, sizes).unwrap();
+    let slots = runner.state_slots().unwrap();
+    assert_eq!((slots.working, slots.kept), (4, 2));
+    let vocab = model.spec.vocab_size;
+    let (a, b) = (tokens(23), tokens(40)[20..].to_vec());
+    let table = |first: u32| std::array::from_fn(|i| BlockId(first + 2 * i as u32));
+    let none = (&[][..], &[][..]);
+    let alone = step(&mut runner, &[(&a, 0, table(0), 3)], none);
+    let other = step(&mut runner, &[(&b, 0, table(1), 0)], none);
+    // Side by side, in chunks of different length; the state of the first after 12 tokens is kept in slot 5.
+    let first = [(&a[..12], 0, table(0), 1), (&b[..7], 0, table(1), 2)];
+    let mut found = step(&mut runner, &first, (&[], &[(1, 5)]));
+    let rest = found.split_off(12 * vocab);
+    let next = [(&b[..9], 7, table(1), 2), (&a[..13], 12, table(0), 1)];
+    let mut second = step(&mut runner, &next, none);
+    found.extend(second.split_off(2 * vocab));
+    let rest = [rest, second].concat();
+    let last = [(&a[..], 13, table(0), 1), (&b[..], 9, table(1), 2)];
+    let mut last = step(&mut runner, &last, none);
+    let end = last.split_off((a.len() - 13) * vocab);
+    assert_eq!(bits(&[found, last].concat()), bits(&alone));
+    assert_eq!(bits(&[rest, end].concat()), bits(&other));
+    // Another sequence goes on from what was kept, over the same blocks.
+    let again = [(&a[..], 12, table(0), 0)];
+    let found = step(&mut runner, &again, (&[(5, 0)], &[]));
+    assert_eq!(bits(&found), bits(&alone[12 * vocab..]));
+    // Slots that are not there, missing, or taken twice.
+    let mut refused = |slots: &[u32]| {
+        let mut batch = StepBatch::default();
+        for _ in 0..2 {
+            let step = SeqStep {
+                tokens: &a[..2],
+                start: 0,
+                prompt_len: 2,
+                blocks: &table(0),
+                hidden: false,
+                logits: LogitRows::None,
+                adapter: None,
+            };
+            batch.push(step).unwrap();
+        }
+        batch
+            .state_slots
+            .extend(slots.iter().map(|&slot| StateSlot(slot)));
+        let refused = runner.run(&batch, &[], &mut StepOutput::default());
+        refused.unwrap_err().to_string()
+    };
+    for (slots, words) in [
+        (&[][..], "0 sequences have a state slot, expected 2"),
+        (&[1, 6], "state slot 6 is outside of the 6"),
+        (&[2, 2], "state slot 2 is that of two sequences"),
+    ] {
+        let found = refused(slots);
+        assert!(found.contains(words), "{found}");
+    }
+    assert!(
+        runner
+            .kv_block_layout()
+            .unwrap_err()
+            .to_string()
+            .contains("recurrent states")
+    );
+}
+
+#[test]
+fn states_change_no_bit_batched_or_not_kept_or_not() {
+    states_in_batches(&ReferenceBackend::open(0).unwrap());
+    states_in_batches(&exact_cpu());
+}
+
+#[test]
+fn states_and_pools_are_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&hybrid()).open(dir.path());
+    let sizes = RunnerConfig {
+        kept_states: 5,
+        ..config(WHOLE)
+    };
+    let policy = WeightPolicy::of::<ReferenceBackend, Expanded>();
+    let plan = memory_plan::<KvF32>(&model, policy, &sizes);
+    // Four sequences, five kept states and one of zeros; 2, 3 and 0 inputs of 24 channels.
+    assert_eq!(plan.states, 4 * 10 * (2 + 3) * 24);
+    let alone = memory_plan::<KvF32>(&Naive::new(&layers()).open(dir.path()), policy, &sizes);
+    assert_eq!(alone.states, 0);
+    let refused = RankCut::new(&model.spec, &CutBorders::default(), (0, 2)).unwrap_err();
+    assert!(
+        refused.contains("layer 0: found a convolution"),
+        "{refused}"
+    );
 }

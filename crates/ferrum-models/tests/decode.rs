@@ -29,6 +29,7 @@ fn decoder<B: LlmBackend>(device: &B, name: &str) -> Box<dyn DecodeBackend> {
         max_tokens: 3,
         max_logit_rows: 1,
         kv_tokens: 80,
+        kept_states: 0,
         layout: KvLayout::Paged { block_size: 5 },
         profile: false,
     };

@@ -26,9 +26,9 @@ fn spec(fixture: &str, change: impl Fn(&mut Value)) -> DecoderSpec {
 fn windows(spec: &DecoderSpec) -> Vec<Option<usize>> {
     let layers = spec.layers.iter();
     layers
-        .map(|layer| {
-            let AttentionSpec::Gqa(gqa) = &layer.attention;
-            gqa.sliding_window
+        .map(|layer| match &layer.attention {
+            AttentionSpec::Gqa(gqa) => gqa.sliding_window,
+            AttentionSpec::ShortConv(_) => None,
         })
         .collect()
 }

@@ -7,8 +7,8 @@ mod support;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::{
-    AttentionSpec, CacheGroup, Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, Readback,
-    RowOutput, SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan,
+    AttentionSpec, CacheGroup, Expanded, KvLayout, LayerCache, LogitRows, Readback, RowOutput,
+    SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan,
 };
 use ferrum_types::{BlockId, TokenId};
 use support::{
@@ -161,7 +161,9 @@ fn pools_are_as_large_as_windows_and_heads_need() {
     );
     assert_eq!(less.kv, 512 * 128 + less.kv_windows);
 
-    let AttentionSpec::Gqa(gqa) = &mut model.spec.layers[2].attention;
+    let AttentionSpec::Gqa(gqa) = &mut model.spec.layers[2].attention else {
+        panic!("a layer without heads");
+    };
     (gqa.kv_heads, gqa.sliding_window) = (1, Some(128));
     model.spec.validate().unwrap();
     let found = grouped.layer_caches(&model.spec).into_iter();

@@ -12,6 +12,10 @@ pub struct SeqId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub u32);
 
+/// A place for the recurrent state of a sequence, in each layer that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateSlot(pub u32);
+
 /// A block of the paged KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);

@@ -13,4 +13,4 @@ pub use dtype::{Dtype, SrcDtype};
 pub use element::{Element, FloatElement};
 pub use error::{Error, Result};
 pub use gguf_type::GgufQuantType;
-pub use ids::{AdapterId, BlockId, SeqId, TokenId};
+pub use ids::{AdapterId, BlockId, SeqId, StateSlot, TokenId};

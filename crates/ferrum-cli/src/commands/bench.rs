@@ -14,7 +14,7 @@ use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Placement, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
-use ferrum_types::{BlockId, TokenId};
+use ferrum_types::{BlockId, StateSlot, TokenId};
 use profile::Profile;
 use report::{Batched, Limits, Report, median};
 use std::time::Instant;
@@ -161,6 +161,12 @@ fn together(
     let blocks_of = |seq: usize| &blocks[seq * per_seq..][..per_seq];
     let (mut batch, mut output) = (StepBatch::default(), StepOutput::default());
     let chunk = runner.config().max_tokens;
+    let has_states = runner.state_slots().is_some();
+    let add_state = |batch: &mut StepBatch, seq: usize| {
+        if has_states {
+            batch.add_state(StateSlot(seq as u32));
+        }
+    };
     for seq in 0..seqs {
         let mut start = 0;
         for tokens in prompt.chunks(chunk) {
@@ -174,6 +180,7 @@ fn together(
                 logits: LogitRows::None,
                 adapter: None,
             })?;
+            add_state(&mut batch, seq);
             runner.run(&batch, &[], &mut output)?;
             start += tokens.len();
         }
@@ -194,6 +201,7 @@ fn together(
                 logits: LogitRows::Last,
                 adapter: None,
             })?;
+            add_state(&mut batch, seq);
         }
         runner.run(&batch, &wanted, &mut output)?;
         for (row, token) in output.tokens() {

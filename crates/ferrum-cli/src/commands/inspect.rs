@@ -9,7 +9,9 @@ use ferrum_engine::{BackendKind, BackendOptions, KvDtype, PlacedStage, Placement
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
 use ferrum_kernels::RopeStyle;
-use ferrum_models::{AttentionSpec, DecoderSpec, FeedForwardSpec, MemoryPlan, Model, RunnerConfig};
+use ferrum_models::{
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, MemoryPlan, Model, RunnerConfig,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -66,10 +68,14 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         ("weights", plan.weights),
         ("KV per token", plan.kv_per_token),
         ("KV cache", plan.kv),
+        ("states", plan.states),
         ("scratch", plan.scratch),
         ("program", plan.program),
         ("peak", plan.peak()),
     ] {
+        if name == "states" && bytes == 0 {
+            continue;
+        }
         let _ = writeln!(text, "  {name:<12} {:>10}", human_bytes(bytes));
     }
     text += &stages.text();
@@ -143,7 +149,6 @@ fn format_name(model: &Model) -> String {
 fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
     let mut groups: Vec<(usize, String)> = Vec::new();
     for layer in &spec.layers {
-        let AttentionSpec::Gqa(gqa) = &layer.attention;
         let (feed_forward, mlp_bias) = match &layer.feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => {
                 let (size, activation) = (mlp.intermediate, mlp.activation);
@@ -154,35 +159,43 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
                 (format!("{top_k} of {all} experts of {size}"), false)
             }
         };
-        let mut text = format!(
-            "{} heads, {} kv heads of {}, {feed_forward}",
-            gqa.heads, gqa.kv_heads, gqa.head_dim
-        );
-        if gqa.value_dim != gqa.head_dim {
-            text += &format!(", values of {}", gqa.value_dim);
+        let (attention, mut notes) = match &layer.attention {
+            AttentionSpec::Gqa(gqa) => describe_gqa(gqa),
+            AttentionSpec::ShortConv(conv) => (
+                format!("short convolution over {} tokens", conv.kernel),
+                Vec::new(),
+            ),
+        };
+        if mlp_bias {
+            notes.push("MLP bias".to_owned());
         }
-        for (there, name) in [
-            (gqa.qk_norm, "q/k norm"),
-            (gqa.qkv_bias, "qkv bias"),
-            (gqa.out_bias, "output bias"),
-            (mlp_bias, "MLP bias"),
-        ] {
-            if there {
-                text += &format!(", {name}");
-            }
-        }
-        if let Some(owner) = gqa.shared_kv {
-            text += &format!(", keys and values of layer {owner}");
-        }
-        if let Some(window) = gqa.sliding_window {
-            text += &format!(", window of {window}");
-        }
+        let text = [vec![attention, feed_forward], notes].concat().join(", ");
         match groups.iter_mut().find(|(_, known)| *known == text) {
             Some(group) => group.0 += 1,
             None => groups.push((1, text)),
         }
     }
     groups
+}
+
+/// The heads of a layer, and what is said of them behind its feed-forward.
+fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
+    let heads = format!(
+        "{} heads, {} kv heads of {}",
+        gqa.heads, gqa.kv_heads, gqa.head_dim
+    );
+    let values = gqa.value_dim;
+    let notes = [
+        (values != gqa.head_dim).then(|| format!("values of {values}")),
+        gqa.qk_norm.then(|| "q/k norm".to_owned()),
+        gqa.qkv_bias.then(|| "qkv bias".to_owned()),
+        gqa.out_bias.then(|| "output bias".to_owned()),
+        gqa.shared_kv
+            .map(|owner| format!("keys and values of layer {owner}")),
+        gqa.sliding_window
+            .map(|window| format!("window of {window}")),
+    ];
+    (heads, notes.into_iter().flatten().collect())
 }
 
 /// How elements of a head pair up for rotation.
@@ -346,6 +359,7 @@ fn as_json(
             "weights_bytes": plan.weights,
             "kv_bytes_per_token": plan.kv_per_token,
             "kv_bytes": plan.kv,
+            "state_bytes": plan.states,
             "scratch_bytes": plan.scratch,
             "program_bytes": plan.program,
             "peak_bytes": plan.peak(),

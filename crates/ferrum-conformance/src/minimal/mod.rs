@@ -10,7 +10,7 @@ mod sample;
 use ferrum_kernels::reference::{KvCodec, Mixed, RefBuffer, RefKvScales, RefWeight, Reference};
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
-    BackendPagedKv, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey, GraphRun,
+    BackendPagedKv, BackendState, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey, GraphRun,
     HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape, PendingRead, QkNorm, Rope,
     RowShape, UploadPiece, WeightPart, check,
 };
@@ -374,6 +374,8 @@ impl Backend for Minimal {
     }
 }
 
+impl BackendState for Minimal {}
+
 impl BackendPagedKv for Minimal {}
 impl BackendCollective for Minimal {}
 
@@ -410,11 +412,12 @@ fn later(batch: &DeviceBatch<Minimal>) -> impl Fn() -> DeviceBatch<R> + use<> {
         &batch.rope_rows,
         &batch.query_starts,
         &batch.kv_lens,
+        &batch.state_slots,
     ]
     .map(Clone::clone);
     let tables = batch.block_tables.clone();
     move || {
-        let [tokens, rope_rows, query_starts, kv_lens] =
+        let [tokens, rope_rows, query_starts, kv_lens, state_slots] =
             buffers.each_ref().map(|buffer| buffer.get().clone());
         DeviceBatch {
             shape,
@@ -422,6 +425,7 @@ fn later(batch: &DeviceBatch<Minimal>) -> impl Fn() -> DeviceBatch<R> + use<> {
             rope_rows,
             query_starts,
             kv_lens,
+            state_slots,
             block_tables: tables.iter().map(|table| table.get().clone()).collect(),
         }
     }

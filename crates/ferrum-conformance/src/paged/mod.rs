@@ -5,19 +5,21 @@
 //! and entries of block tables that no key needs hold no block: also those behind a sliding window.
 
 mod blocks;
+mod refusals;
 mod step;
 
+use self::refusals::{copies_out_of_range, mismatches, pools_of_nothing};
 use self::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
 use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::core::{KINDS, Transform, TransformBuffers, transformed};
 use crate::data::Rng;
-use crate::io::{Check, Fault, Io, Refusals, wrong};
+use crate::io::{Check, Io};
 use crate::naive::{self, Scores};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    AttnConfig, Backend, BackendInt8KvOps, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind,
-    KvInt8, KvLayer, PagedKvShape, PagedQkv, QkvShape, QkvTransform,
+    AttnConfig, Backend, BackendInt8KvOps, BackendKvDtype, DeviceBatch, KvDtypeKind, KvInt8,
+    KvLayer, PagedQkv,
 };
 use ferrum_quant::{float8, int8};
 use ferrum_types::{BlockId, Dtype, Element};
@@ -292,205 +294,6 @@ fn copied<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged
     append_and_attend(io, data, &layout, &mut kv)
 }
 
-/// Blocks that are not in the pool.
-fn copies_out_of_range<B: BackendKvDtype<K>, K: KvDtypeKind>(
-    device: &B,
-    refused: &mut Refusals,
-) -> Check {
-    let mut ctx = device.new_context()?;
-    let shape = PagedKvShape {
-        blocks: 3,
-        block_size: 4,
-        kv_heads: 1,
-        head_dim: 8,
-        value_dim: 8,
-        values_in_keys: false,
-    };
-    let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
-    for pair in [(0, 3), (3, 0), (u32::MAX, 0)] {
-        let pair = (BlockId(pair.0), BlockId(pair.1));
-        let result = B::kv_copy_blocks(&mut ctx, &mut kv, &[pair]);
-        refused.expect(&format!("copying {pair:?} in a pool of 3 blocks"), result)?;
-    }
-    Ok(B::kv_copy_blocks(&mut ctx, &mut kv, &[])?)
-}
-
-fn pools_of_nothing<B: BackendKvDtype<K>, K: KvDtypeKind>(
-    device: &B,
-    refused: &mut Refusals,
-) -> Check {
-    let shape = PagedKvShape {
-        blocks: 3,
-        block_size: 4,
-        kv_heads: 1,
-        head_dim: 8,
-        value_dim: 8,
-        values_in_keys: false,
-    };
-    let none = [
-        PagedKvShape { blocks: 0, ..shape },
-        PagedKvShape {
-            block_size: 0,
-            ..shape
-        },
-        PagedKvShape {
-            kv_heads: 0,
-            ..shape
-        },
-        PagedKvShape {
-            head_dim: 0,
-            ..shape
-        },
-        PagedKvShape {
-            value_dim: 0,
-            ..shape
-        },
-        PagedKvShape {
-            value_dim: 9,
-            values_in_keys: true,
-            ..shape
-        },
-    ];
-    for shape in none {
-        refused.expect(
-            &format!("a pool of {shape:?}"),
-            device.alloc_kv_layer(shape),
-        )?;
-    }
-    let endless = PagedKvShape {
-        blocks: usize::MAX / 2,
-        ..shape
-    };
-    match device.alloc_kv_layer(endless) {
-        Err(_) => Ok(()),
-        Ok(_) => wrong("a pool larger than the address space was allocated"),
-    }
-}
-
-/// Pools, batches and configurations that do not belong together.
-fn mismatches<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Refusals) -> Check {
-    let mut io = Io::new(device, Fault::None)?;
-    let data = make(&mut Rng::new("mismatches", |x| x), FEW);
-    let layout = Layout::new(&data);
-    let mut kv = layout.pool::<B, K>(device, &data)?;
-    let batch = layout.batch::<B, K>(&mut io, &step(&data), 0)?;
-    let x = io.input("x", &vec![0.0; 5000])?;
-    let mut out = io.output("out", 5000)?;
-    for config in [
-        AttnConfig {
-            heads: 3,
-            ..data.config
-        },
-        AttnConfig {
-            kv_heads: 0,
-            ..data.config
-        },
-        AttnConfig {
-            kv_heads: 4,
-            ..data.config
-        },
-        AttnConfig {
-            kv_heads: 1,
-            ..data.config
-        },
-        AttnConfig {
-            head_dim: 10,
-            ..data.config
-        },
-        AttnConfig {
-            value_dim: 10,
-            ..data.config
-        },
-        AttnConfig {
-            head_dim: usize::MAX / 2,
-            ..data.config
-        },
-    ] {
-        let result = B::kv_attention(&mut io.ctx, &x, &kv, None, &batch, &mut out, &config);
-        refused.expect(&format!("{config:?} over {:?}", kv.shape), result)?;
-    }
-    let shape = data.qkv_shape();
-    for shape in [
-        QkvShape {
-            tokens: shape.tokens - 1,
-            ..shape
-        },
-        QkvShape {
-            tokens: shape.tokens + 1,
-            ..shape
-        },
-        QkvShape {
-            kv_heads: 1,
-            ..shape
-        },
-        QkvShape {
-            head_dim: 10,
-            ..shape
-        },
-        QkvShape {
-            value_dim: 10,
-            ..shape
-        },
-        QkvShape {
-            heads: usize::MAX / 2,
-            ..shape
-        },
-    ] {
-        let transform = QkvTransform {
-            q_norm: None,
-            k_norm: None,
-            rope: None,
-        };
-        let input = PagedQkv {
-            qkv: &x,
-            transform,
-            shape,
-        };
-        let result = B::kv_append_qkv(&mut io.ctx, input, &mut out, &mut kv, &batch);
-        refused.expect(
-            &format!("{shape:?} of a batch of {:?}", batch.shape),
-            result,
-        )?;
-    }
-    let mut batch = batch;
-    for shape in wrong_batches(batch.shape) {
-        batch.shape = shape;
-        let result = B::kv_append(&mut io.ctx, &mut kv, &x, &x, &batch);
-        refused.expect(&format!("append of a batch of {shape:?}"), result)?;
-        let config = &data.config;
-        let result = B::kv_attention(&mut io.ctx, &x, &kv, None, &batch, &mut out, config);
-        refused.expect(&format!("attention of a batch of {shape:?}"), result)?;
-    }
-    Ok(())
-}
-
-/// Sizes that the buffers of a batch of `shape` do not have.
-fn wrong_batches(shape: BatchShape) -> [BatchShape; 6] {
-    [
-        BatchShape { seqs: 0, ..shape },
-        BatchShape {
-            seqs: 1000,
-            ..shape
-        },
-        BatchShape {
-            seqs: usize::MAX,
-            ..shape
-        },
-        BatchShape {
-            tokens: 1000,
-            ..shape
-        },
-        BatchShape {
-            tokens: usize::MAX,
-            ..shape
-        },
-        BatchShape {
-            table_stride: usize::MAX / 2 + 1,
-            ..shape
-        },
-    ]
-}
-
 fn in_blocks_of_16<B: BackendKvDtype<K>, K: KvDtypeKind>(
     io: &mut Io<'_, B>,
     data: &Paged,
@@ -544,6 +347,54 @@ const CHUNK_STEPS: [&[(usize, usize)]; 6] = [
 
 const CHUNKED: &[(usize, usize)] = &[(21, 60)];
 
+/// Sequences that are computed whole and in chunks.
+const IN_CHUNKS: &[(&str, Spec)] = &[
+    (
+        "whole and in chunks",
+        Spec {
+            seqs: CHUNKED,
+            ..BASE
+        },
+    ),
+    (
+        "whole and in chunks, heads 8:1 of 64",
+        Spec {
+            seqs: CHUNKED,
+            heads: (8, 1),
+            head_dim: 64,
+            ..BASE
+        },
+    ),
+    (
+        "whole and in chunks, keys of 24, values of 64",
+        Spec {
+            seqs: CHUNKED,
+            head_dim: 24,
+            value_dim: 64,
+            ..BASE
+        },
+    ),
+    (
+        "whole and in chunks, latent rows of 40, values of 32",
+        Spec {
+            seqs: CHUNKED,
+            heads: (6, 1),
+            head_dim: 40,
+            value_dim: 32,
+            latent: true,
+            ..BASE
+        },
+    ),
+    (
+        "whole and in chunks, window 9",
+        Spec {
+            seqs: CHUNKED,
+            window: Some(9),
+            ..BASE
+        },
+    ),
+];
+
 fn tolerance<B: Backend, K: KvDtypeKind>() -> Tolerance {
     match K::DTYPE {
         // What is rounded on its way into a cache of few bits may end in the code next to the expected one.
@@ -589,52 +440,7 @@ where
         attention::<B, K>,
         one_by_one::<B, K>,
     );
-    for (text, spec) in [
-        (
-            "whole and in chunks",
-            Spec {
-                seqs: CHUNKED,
-                ..BASE
-            },
-        ),
-        (
-            "whole and in chunks, heads 8:1 of 64",
-            Spec {
-                seqs: CHUNKED,
-                heads: (8, 1),
-                head_dim: 64,
-                ..BASE
-            },
-        ),
-        (
-            "whole and in chunks, keys of 24, values of 64",
-            Spec {
-                seqs: CHUNKED,
-                head_dim: 24,
-                value_dim: 64,
-                ..BASE
-            },
-        ),
-        (
-            "whole and in chunks, latent rows of 40, values of 32",
-            Spec {
-                seqs: CHUNKED,
-                heads: (6, 1),
-                head_dim: 40,
-                value_dim: 32,
-                latent: true,
-                ..BASE
-            },
-        ),
-        (
-            "whole and in chunks, window 9",
-            Spec {
-                seqs: CHUNKED,
-                window: Some(9),
-                ..BASE
-            },
-        ),
-    ] {
+    for &(text, spec) in IN_CHUNKS {
         let make = move |rng: &mut Rng| make(rng, spec);
         cases.same(
             (op, K::NAME, text),
@@ -649,7 +455,51 @@ where
         both!(attention, K),
     );
     append_cases::<B, K>(&mut cases);
+    latent_cases::<B, K>(&mut cases);
     cases
+}
+
+/// Append and attention of latent rows by their own names.
+fn latent<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged) -> Check {
+    let layout = Layout::new(data);
+    let mut kv = layout.pool::<B, K>(io.device, data)?;
+    let batch = layout.batch::<B, K>(io, &step(data), data.spec.slack)?;
+    let [q, rows, _] = &data.new;
+    let (q, rows) = (io.input("q", q)?, io.input("latent", rows)?);
+    B::append_latent_paged::<K>(&mut io.ctx, &mut kv, &rows, &batch)?;
+    let mut out = io.output("out", data.out_size())?;
+    let heads = (data.config.heads, data.config.scale);
+    B::paged_mla_attention::<K>(&mut io.ctx, &q, &kv, &batch, &mut out, heads)?;
+    io.take("out", &out, data.out_size())
+}
+
+fn latent_cases<B, K>(cases: &mut Cases<B>)
+where
+    B: BackendKvDtype<K>,
+    K: KvDtypeKind,
+    ReferenceBackend: BackendKvDtype<K>,
+{
+    let op = "paged_mla_attention";
+    let base = Spec {
+        heads: (5, 1),
+        latent: true,
+        ..BASE
+    };
+    for (text, head_dim, value_dim, block_size) in [
+        ("rows of 20, values of 13", 20, 13, 16),
+        ("rows of 40, values of 32, blocks of 32", 40, 32, 32),
+        ("rows of 33, values of 1, blocks of 7", 33, 1, 7),
+    ] {
+        let spec = Spec {
+            head_dim,
+            value_dim,
+            block_size,
+            ..base
+        };
+        let case = label(op, K::NAME, tolerance::<B, K>(), text);
+        let make = move |rng: &mut Rng| make(rng, spec);
+        cases.add(case, make, probe!(latent, K, attention_formula::<K>));
+    }
 }
 
 fn append_cases<B, K>(cases: &mut Cases<B>)

@@ -291,6 +291,8 @@ impl Layout {
             rope_rows: io.exact(&vec![0; tokens])?,
             query_starts: io.indices("query_starts", &starts)?,
             kv_lens: io.indices("kv_lens", &kv_lens)?,
+            // Nor its state slots.
+            state_slots: io.exact(&vec![0; seqs.len()])?,
             block_tables,
         })
     }

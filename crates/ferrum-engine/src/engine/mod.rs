@@ -58,7 +58,6 @@ use adapters::NewAdapter;
 use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::RowOrder;
-use ferrum_models::DecoderSpec;
 use ferrum_types::AdapterId;
 use health::Pulse;
 use request::{Limits, Submission};
@@ -81,6 +80,9 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Steps by which one level of priority lets a request go before its turn.
     pub head_start: u32,
+    /// Tokens from one recurrent state that is kept to the next, beside those at ends of prompts; see
+    /// [`SchedulerConfig::state_stride`].
+    pub state_stride: usize,
     /// How long a step with prompts may take while others decode, which decides how many tokens of prompts are in
     /// it; `None`: eight times a step without prompts, and at least 100 ms.
     pub step_time: Option<Duration>,
@@ -105,6 +107,7 @@ impl Default for EngineConfig {
             max_waiting: 1024,
             prefix_cache: true,
             head_start: 256,
+            state_stride: 512,
             step_time: None,
             stall_after: Duration::from_secs(60),
             stall_factor: 20,
@@ -225,8 +228,13 @@ impl From<Box<dyn StepRunner>> for Runners {
 
 impl DraftRunner {
     /// Holds it against the model that it guesses for.
-    fn check(self, model: &DecoderSpec) -> ferrum_types::Result<DraftModel> {
-        let (found, expected) = (self.runner.spec().vocab_size, model.vocab_size);
+    fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<DraftModel> {
+        let states = |runner: &dyn StepRunner| runner.state_slots().is_some();
+        if states(model) || states(&*self.runner) {
+            let reason = "a model with recurrent states, which do not go back, cannot have drafts or make them";
+            return Err(ferrum_types::Error::invalid("engine", reason));
+        }
+        let (found, expected) = (self.runner.spec().vocab_size, model.spec().vocab_size);
         if found != expected {
             let reason = format!(
                 "the draft model has a vocabulary of {found} tokens, the model one of {expected}"
@@ -261,12 +269,13 @@ impl Engine {
             model: runner,
             draft,
         } = runners.into();
-        let draft = draft.map(|draft| draft.check(runner.spec())).transpose()?;
+        let draft = draft.map(|draft| draft.check(&*runner)).transpose()?;
         let scheduling = SchedulerConfig {
             head_start: config.head_start,
+            state_stride: config.state_stride,
             ..SchedulerConfig::for_runner(runner.config())
         };
-        let blocks = BlockPool::of_groups(&runner.cache_groups());
+        let blocks = BlockPool::of_groups(&runner.cache_groups()).with_states(runner.state_slots());
         let mut scheduler = Scheduler::new(scheduling, blocks)?;
         let backend = runner.backend();
         let shared = Arc::new(Shared {

@@ -24,6 +24,12 @@ pub(super) fn host_cache(
     let offload = config.offload.as_ref().filter(|_| config.prefix_cache)?;
     let backend = runner.backend();
     let windows = runner.cache_groups().iter().any(|g| g.window.is_some());
+    if runner.state_slots().is_some() {
+        tracing::warn!(
+            "KV blocks are not offloaded: the model has recurrent states, which no block has with it"
+        );
+        return None;
+    }
     let layout = match runner.kv_block_layout() {
         Some(layout) if !windows => layout,
         _ if windows => {

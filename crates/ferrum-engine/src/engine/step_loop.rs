@@ -215,6 +215,9 @@ impl<'a> StepLoop<'a> {
             logits: LogitRows::Last,
             adapter: None,
         })?;
+        if let Some(slot) = table.state() {
+            batch.add_state(slot);
+        }
         let wanted = [Readback::GREEDY];
         self.runner.run(&batch, &wanted, &mut self.output)?;
         if matches!(self.output.row(0), RowOutput::Token(..)) {

@@ -32,7 +32,22 @@ impl<S: BuildHasher> BlockPool<S> {
             check_states(group)?;
             (0..group.refs.len() as u32).try_for_each(|b| self.check_block(BlockId(b), index))?;
         }
-        self.check_nodes(&tables)
+        self.check_nodes(&tables)?;
+        self.check_slots(&tables)
+    }
+
+    /// Every state slot is in one place, and states are kept behind blocks that are in the cache.
+    fn check_slots(&self, tables: &[&BlockTable]) -> Result<(), PoolFault> {
+        let Some(states) = &self.states else {
+            return Ok(());
+        };
+        let working: Vec<_> = tables.iter().filter_map(|table| table.state).collect();
+        let whole = self.groups.iter().position(|group| group.window.is_none());
+        let has_block = |node| {
+            let known = self.cache.node(node).is_some();
+            known && whole.is_some_and(|group| self.cache.block(node, group).is_some())
+        };
+        states.check(&working, has_block).map_err(PoolFault::new)
     }
 
     fn check_references(&self, tables: &[&BlockTable], index: usize) -> Result<(), PoolFault> {

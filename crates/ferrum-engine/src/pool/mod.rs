@@ -21,10 +21,14 @@
 //! given the blocks that a step writes to, and takes back those that no later token sees
 //! ([`BlockPool::release_behind`]). A prefix is in the cache when groups without a window have all its blocks, and
 //! those with one the blocks that the token after it sees.
+//!
+//! Models with recurrent layers have a state slot for each sequence beside its blocks, and spare ones for states that
+//! are kept ([`states`]): there a prefix is in the cache up to the last block behind which a state was kept.
 
 mod check;
 mod lru;
 mod prefix;
+mod states;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,10 +37,11 @@ pub use check::PoolFault;
 pub use prefix::CacheSalt;
 pub use table::BlockTable;
 
-use ferrum_models::{CacheGroup, spanned_blocks};
-use ferrum_types::{BlockId, TokenId};
+use ferrum_models::{CacheGroup, StateSlots, spanned_blocks};
+use ferrum_types::{BlockId, StateSlot, TokenId};
 use lru::LruList;
 use prefix::{NodeId, Parent, PrefixCache};
+use states::StatePool;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use table::GroupTable;
@@ -61,6 +66,8 @@ pub struct BlockPool<S = RandomState> {
     block_size: usize,
     groups: Vec<GroupPool>,
     cache: PrefixCache<S>,
+    /// Of a model with recurrent layers.
+    states: Option<StatePool>,
     /// What the cache gave away and nobody has asked for yet, if that is wanted.
     evicted: Option<Vec<CachedPrefix>>,
 }
@@ -157,7 +164,59 @@ impl<S: BuildHasher> BlockPool<S> {
             block_size: block_size.max(1),
             cache: PrefixCache::new(groups.len(), hasher),
             groups,
+            states: None,
             evicted: None,
+        }
+    }
+
+    /// The same pool with slots for recurrent states. It needs a group without a window.
+    #[must_use]
+    pub fn with_states(mut self, slots: Option<StateSlots>) -> Self {
+        self.states = slots.map(StatePool::new);
+        self
+    }
+
+    /// Whether sequences have recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.states.is_some()
+    }
+
+    /// Recurrent states that are kept.
+    pub fn kept_states(&self) -> usize {
+        self.states.as_ref().map_or(0, StatePool::kept)
+    }
+
+    /// Gives a table that holds a prefix of the cache, or nothing, a slot for its state, if it needs one. Whether
+    /// there was one, and the slot of the state after that prefix.
+    pub(crate) fn take_state(&mut self, table: &mut BlockTable) -> (bool, Option<StateSlot>) {
+        let Some(states) = &mut self.states else {
+            return (true, None);
+        };
+        let from = table.tip.and_then(|tip| states.of_node(tip));
+        // Before a slot is taken, so that it is the last to be taken for that.
+        from.inspect(|&from| states.touch(from));
+        table.state = states.take_working();
+        (table.state.is_some(), from)
+    }
+
+    /// A slot to copy a state to that shall be kept.
+    pub(crate) fn begin_keep(&mut self) -> Option<StateSlot> {
+        self.states.as_mut()?.take_filling()
+    }
+
+    /// Keeps what was copied to `slot` as the state after the first `tokens` tokens of `table`, if that prefix is in
+    /// the cache; without a table it is of no use to anybody.
+    pub(crate) fn end_keep(&mut self, slot: StateSlot, prefix: Option<(&BlockTable, usize)>) {
+        let Some(states) = &mut self.states else {
+            return;
+        };
+        let node = prefix.and_then(|(table, tokens)| {
+            let ends = table.registered * self.block_size == tokens;
+            table.tip.filter(|_| ends)
+        });
+        match node {
+            Some(node) => states.keep(slot, node),
+            None => states.release(slot),
         }
     }
 
@@ -298,7 +357,11 @@ impl<S: BuildHasher> BlockPool<S> {
             if broken {
                 break;
             }
-            if valid {
+            let restarts = self
+                .states
+                .as_ref()
+                .is_none_or(|states| states.of_node(node).is_some());
+            if valid && restarts {
                 longest = len;
             }
         }
@@ -526,6 +589,9 @@ impl<S: BuildHasher> BlockPool<S> {
         }
         table.registered = 0;
         table.sealed = false;
+        if let (Some(states), Some(slot)) = (&mut self.states, table.state.take()) {
+            states.release(slot);
+        }
     }
 
     /// Adds to `free`, by group, the blocks that can be had in addition once `table` has been released, after those
@@ -580,6 +646,9 @@ impl<S: BuildHasher> BlockPool<S> {
             return true;
         };
         if self.groups[group].window.is_none() {
+            if let Some(states) = &mut self.states {
+                states.forget(node);
+            }
             for other in (0..self.groups.len()).filter(|&other| other != group) {
                 let own = &mut self.groups[other];
                 if let Some(block) = self.cache.block(node, other)

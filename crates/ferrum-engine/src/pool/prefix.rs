@@ -29,7 +29,7 @@ pub struct CacheSalt {
 }
 
 /// A node of the tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(u32);
 
 /// What a node continues.

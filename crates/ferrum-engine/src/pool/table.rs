@@ -1,7 +1,7 @@
 //! The blocks of one sequence.
 
 use super::prefix::NodeId;
-use ferrum_types::BlockId;
+use ferrum_types::{BlockId, StateSlot};
 
 /// The blocks of one sequence, by cache group and in order of position.
 ///
@@ -17,6 +17,8 @@ pub struct BlockTable {
     pub(super) tip: Option<NodeId>,
     /// Whether no further block of it can be in the prefix cache.
     pub(super) sealed: bool,
+    /// Where its recurrent state is, in a pool that has such.
+    pub(super) state: Option<StateSlot>,
 }
 
 /// Those in one group.
@@ -53,6 +55,11 @@ impl BlockTable {
     /// Whether it refers to no block.
     pub fn is_empty(&self) -> bool {
         (0..self.groups.len()).all(|group| self.held(group) == 0)
+    }
+
+    /// Where its recurrent state is.
+    pub fn state(&self) -> Option<StateSlot> {
+        self.state
     }
 
     /// Groups in which it may have blocks.

@@ -5,6 +5,7 @@
 //! everything else as it will be then, for lengths are known. Who ends earlier (a stop token, a cancelled request)
 //! is computed once more for nothing.
 
+use super::states::Keeping;
 use super::{Scheduler, StepPlan};
 use crate::pool::BlockTable;
 use ferrum_models::{SeqStep, StepBatch};
@@ -38,6 +39,9 @@ impl Scheduler {
     pub fn begin(&mut self, plan: &StepPlan, batch: &mut StepBatch) -> Result<()> {
         batch.clear();
         self.begun += 1;
+        batch.state_starts.append(&mut self.state_starts);
+        let keep_points = self.keep_points();
+        let mut keeping = Vec::new();
         let mut row = 0;
         for work in plan.work() {
             row += work.rows();
@@ -68,6 +72,18 @@ impl Scheduler {
             for group in 1..seq.table.groups() {
                 batch.add_table(group, seq.table.group(group))?;
             }
+            if let Some(slot) = seq.table.state() {
+                batch.add_state(slot);
+                let keeps = keep_points.is_some_and(|points| points.keeps(end, seq));
+                if let Some(to) = keeps.then(|| self.pool.begin_keep()).flatten() {
+                    batch.state_keeps.push((slot, to));
+                    keeping.push(Keeping {
+                        seq: work.seq,
+                        slot: to,
+                        tokens: end,
+                    });
+                }
+            }
             if is_due {
                 batch.choose_last(seq.choice_row);
             }
@@ -78,6 +94,9 @@ impl Scheduler {
                 seq.due += 1;
                 seq.choice_row = (row - 1) as u32;
             }
+        }
+        if self.pool.has_states() {
+            self.keeping.push_back(keeping);
         }
         Ok(())
     }
@@ -106,6 +125,7 @@ impl Scheduler {
             let last_step = seq.last_step;
             self.free(last_step, replaced);
         }
+        self.end_keeps();
     }
 
     /// Gives blocks back that are used up to a step: now, or when it is committed.

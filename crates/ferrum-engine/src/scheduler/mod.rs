@@ -18,6 +18,10 @@
 //!
 //! - **Windows.** A cache group with a window gets blocks for what a step computes, not for a whole prompt, and takes
 //!   back what is behind the window when the step is committed: what comes after it reads nothing older.
+//! - **Recurrent states.** Where layers have them, a sequence has a slot for its state beside its blocks, and a step ends
+//!   where a state is kept (`states.rs`): at a stride, and at the last end of a block before the end of a prompt. A
+//!   prefix of the cache is taken up to there, and the kept state is copied before the next step that begins. As a state
+//!   cannot go back, such sequences have no drafts.
 //! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
 //!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
@@ -31,6 +35,7 @@ mod ahead;
 mod host;
 mod plan;
 mod sequence;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -39,10 +44,11 @@ pub use plan::{StepPlan, Work};
 pub use sequence::{NewSequence, Sequence};
 
 use crate::pool::{BlockPool, BlockTable, PoolFault};
-use ferrum_models::RunnerConfig;
+use ferrum_models::{RunnerConfig, StateStart};
 use ferrum_types::{Error, Result, SeqId, TokenId};
 use sequence::{Rank, State};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use states::Keeping;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 /// Limits of a step, and how much priorities count.
@@ -58,6 +64,9 @@ pub struct SchedulerConfig {
     pub context: usize,
     /// Steps by which one level of priority lets a sequence go before its turn.
     pub head_start: u32,
+    /// Tokens from one recurrent state that is kept to the next, where layers have such; one is kept at the end of each
+    /// prompt, too. 0: there alone.
+    pub state_stride: usize,
 }
 
 impl SchedulerConfig {
@@ -69,6 +78,7 @@ impl SchedulerConfig {
             max_logit_rows: config.max_logit_rows,
             context: config.context,
             head_start: 256,
+            state_stride: 512,
         }
     }
 }
@@ -104,6 +114,10 @@ pub struct Scheduler {
     /// Steps that began, and those of them that were committed.
     begun: u64,
     committed: u64,
+    /// Copies of kept states before the step that begins next.
+    state_starts: Vec<StateStart>,
+    /// Of each step in flight, the states that it keeps.
+    keeping: VecDeque<Vec<Keeping>>,
     /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
     held: Vec<(u64, BlockTable)>,
     /// Where blocks are that the device has no room for.
@@ -148,6 +162,8 @@ impl Scheduler {
             most_prompt_tokens: usize::MAX,
             begun: 0,
             committed: 0,
+            state_starts: Vec::new(),
+            keeping: VecDeque::new(),
             held: Vec::new(),
             host: None,
             restores: Vec::new(),
@@ -279,7 +295,8 @@ impl Scheduler {
     /// long as the appended token is the proposed one, another is due and the sequence's next row of
     /// logits counts. Nothing is planned ahead of a step with drafts.
     pub fn propose(&mut self, id: SeqId, draft: &[TokenId]) {
-        if let Some(seq) = self.seqs.get_mut(&id) {
+        let has_states = self.pool.has_states();
+        if let Some(seq) = self.seqs.get_mut(&id).filter(|_| !has_states) {
             seq.draft.clear();
             seq.draft.extend_from_slice(draft);
         }
@@ -307,7 +324,11 @@ impl Scheduler {
     /// back with [`take_back`](Self::take_back) before the pool is checked.
     #[must_use]
     pub fn lend(&mut self, table: &mut BlockTable) -> bool {
-        self.pool.grow(table, 1)
+        let lent = self.pool.grow(table, 1) && self.pool.take_state(table).0;
+        if !lent {
+            self.pool.release(table);
+        }
+        lent
     }
 
     /// Takes lent blocks back.
@@ -328,8 +349,9 @@ impl Scheduler {
             let waiting = self.waiting.get(&seq.rank) == Some(id);
             let fits = seq.computed <= seq.table.len() * self.pool.block_size();
             let placed = self.slots.get(seq.slot) == Some(id);
+            let has_state = seq.table.state().is_some() == self.pool.has_states();
             let listed = match seq.state {
-                State::Running => running && placed && !waiting,
+                State::Running => running && placed && !waiting && has_state,
                 State::Waiting => waiting && !running && seq.table.is_empty(),
             };
             if !listed || !fits {

@@ -2,7 +2,7 @@
 
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
-use ferrum_models::LogitRows;
+use ferrum_models::{LogitRows, StateStart};
 use ferrum_types::SeqId;
 use std::collections::HashMap;
 use std::ops::Bound;
@@ -193,10 +193,17 @@ impl Scheduler {
         let fits = (self.pool.lacking(&seq.table, seq.tokens.len()))
             .zip(self.pool.available_by_group())
             .all(|(needed, free)| needed + kept <= free);
-        if !fits || !seq.grow(&mut self.pool, seq.tokens.len()) {
+        let (has_state, kept) = match fits {
+            true => self.pool.take_state(&mut seq.table),
+            false => (false, None),
+        };
+        if !has_state || !seq.grow(&mut self.pool, seq.tokens.len()) {
             self.pool.release(&mut seq.table);
             seq.computed = 0;
             return false;
+        }
+        if let (Some(slot), Some(_)) = (seq.table.state(), kept) {
+            self.state_starts.push(StateStart { slot, from: kept });
         }
         let known = found + seq.restore(found, &mut self.pool, &mut self.restores);
         if let Some(host) = &mut self.host {
@@ -302,7 +309,7 @@ impl Scheduler {
                 true => seq.pending(),
                 false => left.tokens.div_ceil(2),
             };
-            let work = chunk(id, seq, share, left.rows);
+            let work = chunk(id, seq, self.before_keep(seq, share), left.rows);
             if work.len > 0 {
                 left.tokens -= work.len;
                 left.rows -= work.rows();
@@ -315,7 +322,8 @@ impl Scheduler {
                 continue;
             };
             let rows = left.rows + work.rows();
-            let longer = chunk(work.seq, seq, work.len + left.tokens, rows);
+            let most = self.before_keep(seq, work.len + left.tokens);
+            let longer = chunk(work.seq, seq, most, rows);
             if longer.len > work.len {
                 left.tokens -= longer.len - work.len;
                 left.rows = rows - longer.rows();

@@ -3,12 +3,13 @@
 
 mod offloaded;
 mod slots;
+mod states;
 mod windows;
 
 use super::*;
 use crate::pool::CacheSalt;
 use ferrum_models::{LogitRows, StepBatch, spanned_blocks};
-use ferrum_types::BlockId;
+use ferrum_types::{BlockId, StateSlot};
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -20,6 +21,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_logit_rows: 6,
     context: 40,
     head_start: 50,
+    state_stride: 8,
 };
 
 fn scheduler(config: SchedulerConfig, blocks: usize, block_size: usize) -> Scheduler {
@@ -59,6 +61,8 @@ struct Sim {
     windows: Vec<Option<usize>>,
     /// By group.
     cells: Vec<Vec<u64>>,
+    /// By state slot.
+    states: Vec<u64>,
     asked: HashMap<SeqId, Asked>,
     plan: StepPlan,
     next_id: u64,
@@ -79,6 +83,8 @@ struct Sim {
 struct Flight {
     plan: StepPlan,
     batch: Vec<Run>,
+    starts: Vec<StateStart>,
+    keeps: Vec<(StateSlot, StateSlot)>,
 }
 
 struct Run {
@@ -86,6 +92,7 @@ struct Run {
     tokens: Vec<TokenId>,
     /// By group.
     blocks: Vec<Vec<BlockId>>,
+    state: Option<StateSlot>,
     root: u64,
 }
 
@@ -121,6 +128,7 @@ impl Sim {
                 .iter()
                 .map(|(n, _)| vec![0; n * block_size])
                 .collect(),
+            states: Vec::new(),
             asked: HashMap::new(),
             plan: StepPlan::default(),
             next_id: 0,
@@ -171,11 +179,23 @@ impl Sim {
             true => std::mem::replace(&mut self.flight, begun),
             false => begun,
         };
-        let Some(Flight { plan, batch }) = ended else {
+        let Some(Flight {
+            plan,
+            batch,
+            starts,
+            keeps,
+        }) = ended
+        else {
             return;
         };
+        for StateStart { slot, from } in starts {
+            self.states[slot.0 as usize] = from.map_or(0, |from| self.states[from.0 as usize]);
+        }
         for run in &batch {
             self.run(run);
+        }
+        for (from, to) in keeps {
+            self.states[to.0 as usize] = self.states[from.0 as usize];
         }
         self.scheduler.commit(&plan);
         for work in plan.work() {
@@ -243,7 +263,14 @@ impl Sim {
                 assert_eq!(filled.table(group, seq), blocks);
             }
         }
-        Flight { plan, batch }
+        let slots: Vec<_> = batch.iter().filter_map(|run| run.state).collect();
+        assert_eq!(filled.state_slots, slots);
+        Flight {
+            plan,
+            batch,
+            starts: filled.state_starts,
+            keeps: filled.state_keeps,
+        }
     }
 
     /// A group with a window holds no more blocks than that and the steps on their way need.
@@ -279,6 +306,7 @@ impl Sim {
             blocks: (0..self.windows.len())
                 .map(|group| seq.table.group(group).to_vec())
                 .collect(),
+            state: seq.table.state(),
             root: scheduler_root(&self.asked[&work.seq].salt),
         }
     }
@@ -323,6 +351,13 @@ impl Sim {
         let (work, size) = (run.work, self.scheduler.pool().block_size());
         let mut value = run.root;
         for (at, &token) in run.tokens.iter().enumerate() {
+            if let (Some(StateSlot(slot)), true) = (run.state, at == work.start) {
+                let expected = if at == 0 { 0 } else { value };
+                assert_eq!(
+                    self.states[slot as usize], expected,
+                    "the state of {work:?}"
+                );
+            }
             value = mix(value, u64::from(token) + 1);
             for (group, window) in self.windows.iter().enumerate() {
                 let seen = window.map_or(0, |w| (work.start + 1).saturating_sub(w));
@@ -337,6 +372,9 @@ impl Sim {
                     *cell = value;
                 }
             }
+        }
+        if let Some(StateSlot(slot)) = run.state {
+            self.states[slot as usize] = value;
         }
         let Some(asked) = self.asked.get_mut(&work.seq) else {
             return;

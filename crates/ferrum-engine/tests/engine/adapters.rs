@@ -33,6 +33,7 @@ fn session() -> Session {
         max_tokens: 32,
         max_logit_rows: 6,
         kv_tokens: 6 * 96,
+        kept_states: 0,
         layout: KvLayout::Paged { block_size: BLOCK },
         profile: false,
     };

@@ -18,6 +18,7 @@ pub(crate) const ROOMY: RunnerConfig = RunnerConfig {
     max_tokens: 64,
     max_logit_rows: 24,
     kv_tokens: 16 * 160,
+    kept_states: 0,
     layout: KvLayout::Paged { block_size: 8 },
     profile: false,
 };

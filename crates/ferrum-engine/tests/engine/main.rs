@@ -11,12 +11,16 @@ mod grammar;
 mod invariance;
 mod life;
 mod limits;
+#[allow(dead_code, reason = "the model tests use the rest")]
+#[path = "../../../ferrum-models/tests/support/naive.rs"]
+mod naive;
 mod offload;
 mod options;
 mod overlap;
 mod overlapped;
 mod scripted;
 mod stages;
+mod states;
 mod text;
 mod windows;
 

@@ -62,6 +62,7 @@ pub(crate) const CONFIG: RunnerConfig = RunnerConfig {
     max_tokens: 32,
     max_logit_rows: 8,
     kv_tokens: 1024,
+    kept_states: 0,
     layout: KvLayout::Paged { block_size: 8 },
     profile: false,
 };

@@ -19,8 +19,9 @@ fn windowed(windows: &[Option<usize>]) -> Model {
     let mut model = demo();
     let windows = windows.iter().cycle();
     for (layer, window) in model.spec.layers.iter_mut().zip(windows) {
-        let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-        gqa.sliding_window = *window;
+        if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+            gqa.sliding_window = *window;
+        }
     }
     model
 }

@@ -382,3 +382,80 @@ pub(super) fn kv_append_qkv<B: BackendKvDtype<K>, K: KvDtypeKind>(
     B::kv_append(ctx, kv, &k, &v, batch)?;
     B::copy_slice(ctx, &q_parts, 0, q, 0, lens.q)
 }
+
+/// [`BackendState::copy_states`]: through a row in between.
+pub(super) fn copy_states<B: Backend>(
+    ctx: &mut B::Context,
+    states: &mut B::Buffer<f32>,
+    pairs: &[(usize, usize)],
+    shape: StateShape,
+) -> Result<()> {
+    check::copy_states(states, pairs, shape)?;
+    let len = shape.elements;
+    let mut row = B::device(ctx).alloc::<f32>(if pairs.is_empty() { 0 } else { len })?;
+    for (from, to) in pairs {
+        B::copy_slice(ctx, states, from * len, &mut row, 0, len)?;
+        B::copy_slice(ctx, &row, 0, states, to * len, len)?;
+    }
+    Ok(())
+}
+
+/// [`BackendState::causal_conv1d`] on the host: sums in f64 and in the order of the taps, rounded once.
+pub(super) fn causal_conv1d<B: Backend>(
+    ctx: &mut B::Context,
+    x: &Act<B>,
+    (weight, bias): (&B::Buffer<f32>, Option<&B::Buffer<f32>>),
+    states: &mut B::Buffer<f32>,
+    batch: &DeviceBatch<B>,
+    out: &mut Act<B>,
+    shape: CausalConvShape,
+) -> Result<()> {
+    let op = "causal_conv1d";
+    let lens = check::causal_conv1d::<B>(x, (weight, bias), states, batch, out, shape)?;
+    let CausalConvShape {
+        channels,
+        kernel,
+        states: StateShape { slots, elements },
+        offset,
+    } = shape;
+    let (starts, named) = (
+        B::to_vec(ctx, &batch.query_starts)?,
+        B::to_vec(ctx, &batch.state_slots)?,
+    );
+    let mut inputs = vec![B::Act::from_f32(0.0); lens.x];
+    B::read(ctx, x, 0, &mut inputs)?;
+    let weight = B::to_vec(ctx, weight)?;
+    let bias = bias.map(|bias| B::to_vec(ctx, bias)).transpose()?;
+    let mut kept = vec![0.0; lens.states];
+    B::read(ctx, states, 0, &mut kept)?;
+    let mut sums = inputs.clone();
+    for s in 0..batch.shape.seqs {
+        let of_batch = (&starts[..], &named[..]);
+        let (tokens, slot) = check::state_sequence(op, batch.shape, of_batch, slots, s)?;
+        if tokens.is_empty() {
+            continue;
+        }
+        let state = &mut kept[slot * elements + offset..][..shape.state_len()];
+        // What is in the state and then the inputs, `[kernel - 1 + tokens, channels]`.
+        let new = inputs[tokens.start * channels..tokens.end * channels].iter();
+        let all: Vec<f32> = state
+            .iter()
+            .copied()
+            .chain(new.map(|x| x.to_f32()))
+            .collect();
+        for (i, token) in tokens.clone().enumerate() {
+            for c in 0..channels {
+                let taps = (0..kernel).map(|tap| {
+                    let u = all[(i + tap) * channels + c];
+                    f64::from(weight[c * kernel + tap]) * f64::from(u)
+                });
+                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[c]));
+                let sum = taps.fold(bias, |sum, product| sum + product);
+                sums[token * channels + c] = B::Act::from_f32(sum as f32);
+            }
+        }
+        state.copy_from_slice(&all[tokens.len() * channels..]);
+    }
+    B::write(ctx, states, 0, &kept)?;
+    B::write(ctx, out, 0, &sums)
+}

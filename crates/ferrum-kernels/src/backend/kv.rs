@@ -67,6 +67,19 @@ pub struct PagedKvShape {
 }
 
 impl PagedKvShape {
+    /// A pool of latent rows (multi-head latent attention): one of `rank + rope_dim` elements for each token and all
+    /// heads, whose first `rank` are the value.
+    pub fn latent(blocks: usize, block_size: usize, (rank, rope_dim): (usize, usize)) -> Self {
+        Self {
+            blocks,
+            block_size,
+            kv_heads: 1,
+            head_dim: rank.saturating_add(rope_dim),
+            value_dim: rank,
+            values_in_keys: true,
+        }
+    }
+
     /// Elements that are stored of a value head.
     pub fn stored_value_dim(&self) -> usize {
         match self.values_in_keys {

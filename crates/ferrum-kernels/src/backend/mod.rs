@@ -33,6 +33,7 @@ mod pending;
 mod quant;
 mod sample;
 mod shapes;
+mod state;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -70,17 +71,25 @@ pub use self::shapes::{
     HeadLayout, HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape,
     QkvTransform, Rope, RopeStyle, RowShape,
 };
+pub use self::state::{BackendState, CausalConvShape, StateShape};
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 
-/// What a dense decoder needs: core ops, paged KV in f32, graphs, sampling and collectives.
+/// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.
 pub trait LlmBackend:
-    Backend + BackendPagedKv + BackendKvDtype<KvF32> + BackendGraph + BackendSample + BackendCollective
+    Backend
+    + BackendPagedKv
+    + BackendKvDtype<KvF32>
+    + BackendState
+    + BackendGraph
+    + BackendSample
+    + BackendCollective
 {
 }
 impl<B> LlmBackend for B where
     B: Backend
         + BackendPagedKv
         + BackendKvDtype<KvF32>
+        + BackendState
         + BackendGraph
         + BackendSample
         + BackendCollective

@@ -43,6 +43,8 @@ pub struct DeviceBatch<B: Backend> {
     pub query_starts: B::Buffer<i32>,
     /// `[seqs]`: keys in the cache after this step's writes.
     pub kv_lens: B::Buffer<i32>,
+    /// `[seqs]`: the slot of each sequence's recurrent state; nobody looks at it where no layer has one.
+    pub state_slots: B::Buffer<i32>,
     /// For each cache group `[seqs, table_stride]`: block ids.
     pub block_tables: Vec<B::Buffer<i32>>,
 }
@@ -166,6 +168,54 @@ pub trait BackendPagedKv: Backend {
         Self: BackendKvDtype<K>,
     {
         <Self as BackendKvDtype<K>>::kv_attention(ctx, q, kv, sinks, batch, out, config)
+    }
+
+    /// Writes the latent rows of this step's tokens, `[tokens, rank + rope_dim]`, to a
+    /// [latent pool](PagedKvShape::latent): one row for all heads, and no values beside it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another pool.
+    fn append_latent_paged<K: KvDtypeKind>(
+        ctx: &mut Self::Context,
+        kv: &mut KvLayer<Self, K>,
+        latent: &Act<Self>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()>
+    where
+        Self: BackendKvDtype<K>,
+    {
+        check::latent_pool("append_latent_paged", &kv.shape)?;
+        <Self as BackendKvDtype<K>>::kv_append(ctx, kv, latent, latent, batch)
+    }
+
+    /// [`mla_attention`](Backend::mla_attention) of every query token over the latent rows of its own sequence, causal.
+    /// `q`: `[tokens, heads, rank + rope_dim]`, `out`: `[tokens, heads, rank]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a pool that is not [latent](PagedKvShape::latent).
+    fn paged_mla_attention<K: KvDtypeKind>(
+        ctx: &mut Self::Context,
+        q: &Act<Self>,
+        kv: &KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+        out: &mut Act<Self>,
+        (heads, scale): (usize, f32),
+    ) -> Result<()>
+    where
+        Self: BackendKvDtype<K>,
+    {
+        check::latent_pool("paged_mla_attention", &kv.shape)?;
+        let config = AttnConfig {
+            heads,
+            kv_heads: 1,
+            head_dim: kv.shape.head_dim,
+            value_dim: kv.shape.value_dim,
+            scale,
+            causal: true,
+            sliding_window: None,
+            softcap: None,
+        };
+        <Self as BackendKvDtype<K>>::kv_attention(ctx, q, kv, None, batch, out, &config)
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a backend has to write, held against the list in the guide.
 
 /// Traits of [`LlmBackend`](crate::LlmBackend), each with the file that defines it.
-const TRAITS: [(&str, &str); 6] = [
+const TRAITS: [(&str, &str); 7] = [
     ("Backend", include_str!("core.rs")),
     ("BackendPagedKv", include_str!("paged.rs")),
     ("BackendKvDtype", include_str!("paged.rs")),
+    ("BackendState", include_str!("state.rs")),
     ("BackendGraph", include_str!("graph.rs")),
     ("BackendSample", include_str!("sample.rs")),
     ("BackendCollective", include_str!("collective.rs")),

@@ -39,6 +39,7 @@ mod pool;
 mod quant;
 mod sample;
 mod simd;
+mod state;
 #[cfg(test)]
 mod tests;
 mod topology;

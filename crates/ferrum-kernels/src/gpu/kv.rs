@@ -178,6 +178,9 @@ fn append<K: GpuKvKind>(
 
 impl BackendPagedKv for GpuBackend {}
 
+/// Through host memory, as provided.
+impl BackendState for GpuBackend {}
+
 impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
     type KvBuffer = GpuKvBuffer;
     type KvScales = ();

@@ -163,6 +163,9 @@ fn append<P: Precision, K: KvCodec>(
 /// The names of paged attention come with the contract.
 impl<P: Precision> BackendPagedKv for Reference<P> {}
 
+/// Compositions go through host memory, where the reference is anyway: their sums are in f64 and rounded once.
+impl<P: Precision> BackendState for Reference<P> {}
+
 /// The names of the INT8 cache come with the contract.
 impl<P: Precision> BackendInt8KvOps for Reference<P> {}
 

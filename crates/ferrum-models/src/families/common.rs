@@ -93,10 +93,11 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         name.is_some_and(|name| gguf.get(&name).is_some())
     };
     let has_bias = |role: TensorRole| has(TensorId::in_layer(0, role).bias());
-    let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-    gqa.value_dim = value_dim;
-    gqa.qkv_bias = has_bias(TensorRole::Query);
-    gqa.out_bias = has_bias(TensorRole::AttentionOutput);
+    if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+        gqa.value_dim = value_dim;
+        gqa.qkv_bias = has_bias(TensorRole::Query);
+        gqa.out_bias = has_bias(TensorRole::AttentionOutput);
+    }
     if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
         mlp.bias = has_bias(TensorRole::Gate);
     }
@@ -114,11 +115,12 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Changes the attention of every layer.
+/// Changes the attention of every layer that has heads.
 pub(super) fn each_gqa(spec: &mut DecoderSpec, mut change: impl FnMut(usize, &mut GqaSpec)) {
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-        change(i, gqa);
+        if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+            change(i, gqa);
+        }
     }
 }
 

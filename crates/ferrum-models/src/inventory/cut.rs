@@ -68,6 +68,10 @@ impl TensorId {
                 | TensorRole::QueryNorm
                 | TensorRole::KeyNorm
                 | TensorRole::FeedForwardNorm
+                // Decoders with these are not cut.
+                | TensorRole::ConvInput
+                | TensorRole::ConvKernel
+                | TensorRole::ConvOutput
                 // Small, and every rank has to choose the same experts.
                 | TensorRole::Router
                 | TensorRole::FinalNorm,
@@ -95,6 +99,9 @@ impl TensorId {
             | TensorRole::AttentionNorm
             | TensorRole::QueryNorm
             | TensorRole::KeyNorm
+            | TensorRole::ConvInput
+            | TensorRole::ConvKernel
+            | TensorRole::ConvOutput
             | TensorRole::FeedForwardNorm
             | TensorRole::Router
             | TensorRole::FinalNorm => return None,
@@ -143,10 +150,13 @@ impl RankCut {
     /// The cut of a rank that is alone: everything.
     pub fn whole(spec: &DecoderSpec) -> Self {
         let layers = spec.layers.iter().map(|layer| {
-            let AttentionSpec::Gqa(gqa) = &layer.attention;
+            let (heads, kv_heads) = match &layer.attention {
+                AttentionSpec::Gqa(gqa) => (gqa.heads, gqa.kv_heads),
+                AttentionSpec::ShortConv(_) => (0, 0),
+            };
             LayerCut {
-                heads: 0..gqa.heads,
-                kv_heads: 0..gqa.kv_heads,
+                heads: 0..heads,
+                kv_heads: 0..kv_heads,
                 intermediate: 0..intermediate(&layer.feed_forward),
             }
         });
@@ -178,9 +188,14 @@ impl RankCut {
             )
         })?;
         let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
-            let AttentionSpec::Gqa(gqa) = &layer.attention;
-            let (heads, kv_heads) = heads(gqa, (rank, ranks))
-                .map_err(|reason| format!("layer {index}: {reason}"))?;
+            let (heads, kv_heads) = match &layer.attention {
+                AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks)),
+                AttentionSpec::ShortConv(_) if ranks == 1 => Ok((0..0, 0..0)),
+                AttentionSpec::ShortConv(_) => {
+                    Err("found a convolution over time, which ranks cannot share".into())
+                }
+            }
+            .map_err(|reason| format!("layer {index}: {reason}"))?;
             let inner = intermediate(&layer.feed_forward);
             let borders = borders.intermediate.get(index).map_or(&[][..], Vec::as_slice);
             let inner = deal(inner, borders, ranks).ok_or_else(|| {
@@ -239,9 +254,10 @@ impl RankCut {
     pub fn rank_spec(&self) -> DecoderSpec {
         let mut spec = self.spec.clone();
         for (layer, cut) in spec.layers.iter_mut().zip(&self.layers) {
-            let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-            gqa.heads = cut.heads.len();
-            gqa.kv_heads = cut.kv_heads.len();
+            if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+                gqa.heads = cut.heads.len();
+                gqa.kv_heads = cut.kv_heads.len();
+            }
             match &mut layer.feed_forward {
                 FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate = cut.intermediate.len(),
                 FeedForwardSpec::Moe(moe) => moe.intermediate = cut.intermediate.len(),

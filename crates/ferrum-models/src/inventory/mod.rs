@@ -16,7 +16,7 @@ pub use stage::Stage;
 
 use crate::spec::{
     AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,
-    RopeScaling,
+    RopeScaling, ShortConvSpec,
 };
 use ferrum_kernels::{ExpertShape, MatShape};
 use std::fmt;
@@ -43,6 +43,12 @@ pub enum TensorRole {
     KeyNorm,
     /// Attention's output projection.
     AttentionOutput,
+    /// Projection to the gates and the input of a short convolution.
+    ConvInput,
+    /// Taps of a short convolution.
+    ConvKernel,
+    /// A short convolution's output projection.
+    ConvOutput,
     /// Norm before the feed-forward.
     FeedForwardNorm,
     /// Gate projection.
@@ -67,7 +73,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 19] = [
+    pub const ALL: [TensorRole; 22] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::AttentionNorm,
@@ -77,6 +83,9 @@ impl TensorRole {
         Self::QueryNorm,
         Self::KeyNorm,
         Self::AttentionOutput,
+        Self::ConvInput,
+        Self::ConvKernel,
+        Self::ConvOutput,
         Self::FeedForwardNorm,
         Self::Gate,
         Self::Up,
@@ -105,6 +114,7 @@ impl TensorRole {
                 | Self::AttentionNorm
                 | Self::QueryNorm
                 | Self::KeyNorm
+                | Self::ConvKernel
                 | Self::FeedForwardNorm
                 | Self::FinalNorm
         )
@@ -134,6 +144,9 @@ impl fmt::Display for TensorRole {
             Self::QueryNorm => "query norm",
             Self::KeyNorm => "key norm",
             Self::AttentionOutput => "attention output projection",
+            Self::ConvInput => "short convolution's input projection",
+            Self::ConvKernel => "short convolution",
+            Self::ConvOutput => "short convolution's output projection",
             Self::FeedForwardNorm => "feed-forward norm",
             Self::Gate => "gate projection",
             Self::Up => "up projection",
@@ -259,6 +272,13 @@ pub enum TensorShape {
     Matrix(MatShape),
     /// A matrix for each expert.
     Stack(ExpertShape),
+    /// Taps of a convolution of each channel by itself.
+    Kernel {
+        /// Channels.
+        channels: usize,
+        /// Taps of each.
+        taps: usize,
+    },
 }
 
 impl TensorShape {
@@ -268,13 +288,15 @@ impl TensorShape {
             Self::Vector(len) => vec![len],
             Self::Matrix(MatShape { rows, cols }) => vec![rows, cols],
             Self::Stack(ExpertShape { experts, n, k }) => vec![experts, n, k],
+            // One input channel for each output.
+            Self::Kernel { channels, taps } => vec![channels, 1, taps],
         }
     }
 
     /// Rows and columns of a matrix, or of each matrix of a stack; `None` for a vector.
     pub(crate) fn matrix(&self) -> Option<MatShape> {
         match *self {
-            Self::Vector(_) => None,
+            Self::Vector(_) | Self::Kernel { .. } => None,
             Self::Matrix(shape) => Some(shape),
             Self::Stack(ExpertShape { n, k, .. }) => Some(MatShape { rows: n, cols: k }),
         }
@@ -321,7 +343,7 @@ impl DecoderTensor {
     pub(crate) fn matrix(&self) -> Option<MatShape> {
         match self.shape {
             TensorShape::Matrix(shape) => Some(shape),
-            TensorShape::Vector(_) | TensorShape::Stack(_) => None,
+            TensorShape::Vector(_) | TensorShape::Stack(_) | TensorShape::Kernel { .. } => None,
         }
     }
 }
@@ -377,7 +399,7 @@ impl DecoderSpec {
     fn layer_tensors(&self, index: usize) -> Vec<DecoderTensor> {
         let mut all = List::new(Some(index));
         let Some(LayerSpec {
-            attention: AttentionSpec::Gqa(gqa),
+            attention,
             feed_forward,
         }) = self.layers.get(index)
         else {
@@ -385,7 +407,10 @@ impl DecoderSpec {
         };
         let hidden = self.hidden_size;
         all.vector(TensorRole::AttentionNorm, hidden);
-        all.attention(gqa, hidden);
+        match attention {
+            AttentionSpec::Gqa(gqa) => all.attention(gqa, hidden),
+            AttentionSpec::ShortConv(conv) => all.short_conv(conv, hidden),
+        }
         all.vector(TensorRole::FeedForwardNorm, hidden);
         match feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => all.gated_mlp(mlp, hidden),
@@ -466,6 +491,22 @@ impl List {
                 self.vector(TensorRole::KeyNorm, gqa.head_dim);
             }
         }
+    }
+
+    fn short_conv(&mut self, conv: &ShortConvSpec, hidden: usize) {
+        let ShortConvSpec {
+            channels,
+            kernel: taps,
+            bias,
+        } = *conv;
+        self.linear(TensorRole::ConvInput, (3 * channels, hidden), bias);
+        let kernel = TensorShape::Kernel { channels, taps };
+        self.push(TensorRole::ConvKernel, TensorPart::Weight, kernel);
+        if bias {
+            let bias = TensorShape::Vector(channels);
+            self.push(TensorRole::ConvKernel, TensorPart::Bias, bias);
+        }
+        self.linear(TensorRole::ConvOutput, (hidden, channels), bias);
     }
 
     fn gated_mlp(&mut self, mlp: &GatedMlpSpec, hidden: usize) {

@@ -33,6 +33,12 @@ pub struct WeightNames {
     pub k_norm: &'static str,
     /// Attention's output projection.
     pub attn_out: &'static str,
+    /// Input projection of a short convolution.
+    pub conv_in: &'static str,
+    /// Its taps.
+    pub conv: &'static str,
+    /// Its output projection.
+    pub conv_out: &'static str,
     /// Norm before the feed-forward.
     pub ffn_norm: &'static str,
     /// Gate projection.
@@ -97,6 +103,9 @@ impl WeightNames {
             TensorRole::QueryNorm => self.q_norm,
             TensorRole::KeyNorm => self.k_norm,
             TensorRole::AttentionOutput => self.attn_out,
+            TensorRole::ConvInput => self.conv_in,
+            TensorRole::ConvKernel => self.conv,
+            TensorRole::ConvOutput => self.conv_out,
             TensorRole::FeedForwardNorm => self.ffn_norm,
             TensorRole::Gate => self.gate,
             TensorRole::Up => self.up,

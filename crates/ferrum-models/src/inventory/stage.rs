@@ -86,9 +86,10 @@ impl Stage {
     pub(crate) fn spec(&self, spec: &DecoderSpec) -> DecoderSpec {
         let mut layers = spec.layers[self.layers()].to_vec();
         for layer in &mut layers {
-            let AttentionSpec::Gqa(gqa) = &mut layer.attention;
-            let owner = &mut gqa.shared_kv;
-            *owner = owner.map(|owner| owner.saturating_sub(self.layers.start));
+            if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+                let owner = &mut gqa.shared_kv;
+                *owner = owner.map(|owner| owner.saturating_sub(self.layers.start));
+            }
         }
         DecoderSpec {
             layers,

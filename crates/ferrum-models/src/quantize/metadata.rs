@@ -95,7 +95,10 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let Some(layer) = spec.layers.first() else {
         return Ok(());
     };
-    let AttentionSpec::Gqa(gqa) = &layer.attention;
+    let AttentionSpec::Gqa(gqa) = &layer.attention else {
+        let reason = "the first layer has no heads, which GGUF files say the sizes of";
+        return Err(Error::invalid("quantize", reason));
+    };
     let inner = match &layer.feed_forward {
         FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate,
         // That of layers without experts, which is said though there are none.
@@ -232,7 +235,10 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
 fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let layers = model.spec.layers.iter().map(|layer| &layer.attention);
     let windows: Vec<_> = layers
-        .map(|AttentionSpec::Gqa(gqa)| gqa.sliding_window)
+        .filter_map(|attention| match attention {
+            AttentionSpec::Gqa(gqa) => Some(gqa.sliding_window),
+            AttentionSpec::ShortConv(_) => None,
+        })
         .collect();
     let Some(window) = windows.iter().copied().flatten().next() else {
         return Ok(());

@@ -36,6 +36,9 @@ pub struct RunnerConfig {
     pub max_logit_rows: usize,
     /// Tokens that the KV pool holds over all sequences (rounded up to blocks).
     pub kv_tokens: usize,
+    /// Recurrent states that are kept beside those of running sequences, where layers have them: a prefix is found
+    /// again where a state was kept.
+    pub kept_states: usize,
     /// Blocks.
     pub layout: KvLayout,
     /// Whether each op is measured, for [`ModelRunner::take_spans`](crate::ModelRunner::take_spans). Steps are then not captured.
@@ -51,6 +54,7 @@ impl RunnerConfig {
             max_tokens: context.clamp(1, 512),
             max_logit_rows: 1,
             kv_tokens: context,
+            kept_states: 0,
             layout: KvLayout::Paged { block_size: 32 },
             profile: false,
         }

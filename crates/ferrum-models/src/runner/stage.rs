@@ -3,15 +3,16 @@
 //! It takes tokens, or the residual stream behind the layers before it, and leaves the stream behind its own. There is no
 //! other way through the layers.
 
+use super::caches::{Place, StageCaches};
 use super::config::RunnerConfig;
 use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
 use super::read::read_floats;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
-use crate::cache::{CacheGroup, LayerCache};
+use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
-use crate::layer::{Scratch, StepState, layer_forward};
+use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
@@ -19,8 +20,7 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, BatchShape, DeviceBatch, HostBuffer, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, BlockId, Element, Error, FloatElement, Result};
-use std::ops::Range;
+use ferrum_types::{AdapterId, BlockId, Element, FloatElement, Result, StateSlot};
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> =
@@ -36,8 +36,10 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     pub(crate) ctx: B::Context,
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
-    /// For each layer the pool that it attends over: its own, or that of the layer that it shares one with.
-    pool_of: Vec<usize>,
+    /// Recurrent states of the layers that have one, `[slots + 1, elements]`: those of the last row are zeros.
+    states: Vec<LayerStates<B>>,
+    /// Where each layer keeps what it has seen.
+    places: Vec<Place>,
     pub(super) scratch: Scratch<B>,
     adapters: Adapters<B>,
     rope: RopeTables<B>,
@@ -87,10 +89,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     ) -> Result<Self> {
         let groups = config.cache_groups(spec);
         let caches = config.layer_caches(spec);
-        let (pools, pool_of) = stage_pools(&weights.stage, &caches)?;
+        let StageCaches {
+            pools,
+            states,
+            places,
+        } = StageCaches::of(&weights.stage, &caches)?;
+        let state_slots = config.state_slots(spec).map_or(0, StateSlots::count);
+        let state = |elements| LayerStates::alloc(device, state_slots, elements);
+        let states = states.into_iter().map(state).collect::<Result<Vec<_>>>()?;
         let spec = weights.stage.spec(spec);
-        // Collectives may go through the host, where a replay would leave them out.
-        let captures = device.captures() && weights.cut.is_whole();
+        // Collectives and ops on states may go through the host, where a replay would leave them out.
+        let captures = device.captures() && weights.cut.is_whole() && states.is_empty();
         let reserved = usize::from(captures) * reserved_blocks(&config);
         let pools = pools.into_iter().map(|(group, shape)| {
             let blocks = shape.blocks + reserved;
@@ -103,6 +112,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             rope_rows: device.alloc(config.max_tokens)?,
             query_starts: device.alloc(slots + 1)?,
             kv_lens: device.alloc(slots)?,
+            state_slots: device.alloc(if states.is_empty() { 0 } else { slots })?,
             block_tables: groups
                 .iter()
                 .map(|_| device.alloc(slots * stride))
@@ -119,7 +129,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         };
         Ok(Self {
             kv: KvCache::alloc(device, pools)?,
-            pool_of,
+            states,
+            places,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
             staging: Staging {
@@ -180,13 +191,50 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         chosen: bool,
         end: &mut StageEnd<'_, B>,
     ) -> Result<()> {
+        self.copy_states(
+            batch
+                .state_starts
+                .iter()
+                .map(|start| (start.from, start.slot)),
+        )?;
+        self.record(batch, chosen, end)?;
+        self.copy_states(batch.state_keeps.iter().map(|&(from, to)| (Some(from), to)))
+    }
+
+    /// Copies states from slot to slot, from none: zeros.
+    fn copy_states(
+        &mut self,
+        copies: impl Iterator<Item = (Option<StateSlot>, StateSlot)>,
+    ) -> Result<()> {
+        let Some(first) = self.states.first() else {
+            return Ok(());
+        };
+        let zeros = first.shape.slots - 1;
+        let row = |slot: StateSlot| slot.0 as usize;
+        let copies: Vec<_> = copies
+            .map(|(from, to)| (from.map_or(zeros, row), row(to)))
+            .collect();
+        for LayerStates { states, shape } in &mut self.states {
+            B::copy_states(&mut self.ctx, states, &copies, *shape)?;
+        }
+        Ok(())
+    }
+
+    /// Records a step between its copies of states.
+    fn record(
+        &mut self,
+        batch: &StepBatch,
+        chosen: bool,
+        end: &mut StageEnd<'_, B>,
+    ) -> Result<()> {
         self.adapters.plan(batch);
         let Self {
             ctx,
             spec,
             weights,
             kv,
-            pool_of,
+            states,
+            places,
             scratch,
             adapters,
             rope,
@@ -202,13 +250,19 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 rope,
                 adapters,
             };
-            forward(ctx, weights, (kv, pool_of), &step, scratch)?;
+            let caches = (&mut *kv, &mut **states, &**places);
+            forward(ctx, weights, caches, &step, scratch)?;
             end(ctx, &step, scratch)
         };
         match layout.captured {
             true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
             false => body(ctx),
         }
+    }
+
+    /// Whether some layer of this stage has a recurrent state.
+    pub(crate) fn has_states(&self) -> bool {
+        !self.states.is_empty()
     }
 
     /// See [`ModelRunner::take_spans`](super::ModelRunner::take_spans).
@@ -298,6 +352,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         packed.push(starts.chain(others.clone().map(|slot| filled(slot + 1) as i32)));
         let lens = batch.kv_lens.iter().map(|&n| n as i32);
         packed.push(lens.chain(others.clone().map(|slot| len(slot) as i32)));
+        let with_states = usize::from(!self.states.is_empty());
+        let state_slots = batch.state_slots.iter().take(with_states * seqs);
+        packed.push(state_slots.map(|slot| slot.0 as i32));
         let (_, block_size) = self.config.blocks();
         for (group, tables) in self.tables.iter_mut().enumerate() {
             // Other stages may have the layers that would look at it.
@@ -378,42 +435,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     }
 }
 
-/// The pools of a stage with their cache groups, and for each of its layers the one that it attends over.
-type StagePools = (Vec<(usize, PagedKvShape)>, Vec<usize>);
-
-fn stage_pools(stage: &Stage, caches: &[LayerCache]) -> Result<StagePools> {
-    let Range { start, end } = stage.layers();
-    let of_stage = caches.get(start..end).ok_or_else(|| {
-        let reason = format!("found layers {stage} of a decoder with {}", caches.len());
-        Error::invalid("stage", reason)
-    })?;
-    let (mut pools, mut pool_of) = (Vec::new(), Vec::new());
-    for (layer, cache) in (start..).zip(of_stage) {
-        let pool = match *cache {
-            LayerCache::Pool { group, shape } => {
-                pools.push((group, shape));
-                Some(pools.len() - 1)
-            }
-            LayerCache::Shared(owner) => owner
-                .checked_sub(start)
-                .and_then(|owner| pool_of.get(owner).copied()),
-            LayerCache::State(_) | LayerCache::None => None,
-        };
-        let pool = pool.ok_or_else(|| {
-            let reason = format!("layer {layer} wants {cache:?}, which its stage has not");
-            Error::invalid("stage", reason)
-        })?;
-        pool_of.push(pool);
-    }
-    Ok((pools, pool_of))
-}
-
 /// Embeds the batch's tokens, where this is the first stage, and runs all its layers; the last layer's output is pending in
 /// `delta`.
 fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     weights: &BodyWeights<B>,
-    (kv, pool_of): (&mut KvCache<B, K>, &[usize]),
+    (kv, states, places): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[Place]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -431,10 +458,14 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             embedding.lookup(ctx, tokens, residual, shape)
         })?;
     }
-    let layers = step.spec.layers.iter().zip(&weights.layers).zip(pool_of);
-    for (index, (layer, &pool)) in layers.enumerate() {
-        let kv = &mut kv.layers[pool];
-        layer_forward::<B, K>(ctx, index, layer, kv, step, scratch)?;
+    let layers = step.spec.layers.iter().zip(&weights.layers).zip(places);
+    for (index, (layer, place)) in layers.enumerate() {
+        let cache = match *place {
+            Place::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
+            Place::State(state) => CacheMut::State(&mut states[state]),
+            Place::None => CacheMut::None,
+        };
+        layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
     }
     Ok(())
 }

@@ -73,10 +73,11 @@ pub(super) fn buffers<B: Backend>(
         rope_rows,
         query_starts,
         kv_lens,
+        state_slots,
         block_tables,
         ..
     } = batch;
-    [tokens, rope_rows, query_starts, kv_lens]
+    [tokens, rope_rows, query_starts, kv_lens, state_slots]
         .into_iter()
         .chain(block_tables)
 }

@@ -11,7 +11,7 @@ use ferrum_models::{
     RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, WeightForm, load_stage_weights,
     load_weights, read_model, spanned_blocks,
 };
-use ferrum_types::{BlockId, TokenId};
+use ferrum_types::{BlockId, StateSlot, TokenId};
 use safetensors::SafeTensors;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,7 @@ pub(crate) fn config(layout: KvLayout) -> RunnerConfig {
         max_tokens: 96,
         max_logit_rows: 96,
         kv_tokens: 4 * 128,
+        kept_states: 0,
         layout,
         profile: false,
     }
@@ -158,6 +159,16 @@ pub(crate) fn logits_of<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     output.logits().to_vec()
 }
 
+/// The state slot of the only sequence of a batch, if it needs one.
+fn add_state<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &ModelRunner<B, K>,
+    batch: &mut StepBatch,
+) {
+    if runner.state_slots().is_some() {
+        batch.add_state(StateSlot(1));
+    }
+}
+
 /// Logits of all positions of `tokens`, fed in `chunks` of the given sizes (the last one repeats).
 pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
@@ -185,6 +196,7 @@ pub(crate) fn logits_in_chunks<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
                 adapter: None,
             })
             .unwrap();
+        add_state(runner, &mut batch);
         out.extend(logits_of(runner, &batch));
         start += size;
     }
@@ -236,6 +248,7 @@ pub(crate) fn logits_in_groups<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind
             adapter: None,
         };
         batch.push(step).unwrap();
+        add_state(runner, &mut batch);
         for (index, group) in groups.iter().enumerate().skip(1) {
             let blocks = grouped_table(group, start, end, chunk);
             batch.add_table(index, &blocks).unwrap();
@@ -270,6 +283,7 @@ pub(crate) fn greedy<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 adapter: None,
             })
             .unwrap();
+        add_state(runner, &mut batch);
         let mut output = StepOutput::default();
         let wanted = [Readback::GREEDY];
         runner.run(&batch, &wanted, &mut output).unwrap();

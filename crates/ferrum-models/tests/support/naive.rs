@@ -1,8 +1,8 @@
 //! A decoder in f64 loops, straight from the formulas, and checkpoints that no family writes: layers that differ in the
-//! widths of their heads or share keys and values.
+//! widths of their heads, share keys and values, or are short convolutions.
 
 use ferrum_formats::ModelSource;
-use ferrum_models::{AttentionSpec, DecoderSpec, GqaSpec, Model, read_model};
+use ferrum_models::{AttentionSpec, DecoderSpec, GqaSpec, Model, ShortConvSpec, read_model};
 use ferrum_types::TokenId;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ pub(crate) struct Attention {
     pub(crate) value_dim: usize,
     pub(crate) window: Option<usize>,
     pub(crate) shared_kv: Option<usize>,
+    /// Taps of a short convolution, which the layer has instead.
+    pub(crate) conv: Option<usize>,
 }
 
 pub(crate) const HEAD_DIM: usize = 8;
@@ -32,7 +34,16 @@ pub(crate) const PLAIN: Attention = Attention {
     value_dim: HEAD_DIM,
     window: None,
     shared_kv: None,
+    conv: None,
 };
+
+/// A short convolution over so many tokens.
+pub(crate) const fn short_conv(taps: usize) -> Attention {
+    Attention {
+        conv: Some(taps),
+        ..PLAIN
+    }
+}
 
 /// A random decoder, Qwen3-like.
 pub(crate) struct Naive {
@@ -68,6 +79,15 @@ impl Naive {
             };
             add("input_layernorm", &[HIDDEN]);
             add("post_attention_layernorm", &[HIDDEN]);
+            add("mlp.gate_proj", &[INNER, HIDDEN]);
+            add("mlp.up_proj", &[INNER, HIDDEN]);
+            add("mlp.down_proj", &[HIDDEN, INNER]);
+            if let Some(taps) = layer.conv {
+                add("conv.in_proj", &[3 * HIDDEN, HIDDEN]);
+                add("conv.conv", &[HIDDEN, 1, taps]);
+                add("conv.out_proj", &[HIDDEN, HIDDEN]);
+                continue;
+            }
             add("self_attn.q_proj", &[layer.heads * HEAD_DIM, HIDDEN]);
             add("self_attn.q_norm", &[HEAD_DIM]);
             if layer.shared_kv.is_none() {
@@ -78,9 +98,6 @@ impl Naive {
             }
             let cols = layer.heads * layer.value_dim;
             add("self_attn.o_proj", &[HIDDEN, cols]);
-            add("mlp.gate_proj", &[INNER, HIDDEN]);
-            add("mlp.up_proj", &[INNER, HIDDEN]);
-            add("mlp.down_proj", &[HIDDEN, INNER]);
         }
         Self {
             layers: layers.to_vec(),
@@ -122,14 +139,24 @@ impl Naive {
         std::fs::write(dir.join("model.safetensors"), file).unwrap();
         let mut model = read_model(ModelSource::open(dir).unwrap()).unwrap();
         for (spec, layer) in model.spec.layers.iter_mut().zip(&self.layers) {
-            let AttentionSpec::Gqa(gqa) = &mut spec.attention;
-            *gqa = GqaSpec {
+            let AttentionSpec::Gqa(gqa) = &spec.attention else {
+                panic!("a layer without heads");
+            };
+            let gqa = GqaSpec {
                 heads: layer.heads,
                 kv_heads: layer.kv_heads,
                 value_dim: layer.value_dim,
                 sliding_window: layer.window,
                 shared_kv: layer.shared_kv,
                 ..gqa.clone()
+            };
+            spec.attention = match layer.conv {
+                Some(kernel) => AttentionSpec::ShortConv(ShortConvSpec {
+                    channels: HIDDEN,
+                    kernel,
+                    bias: false,
+                }),
+                None => AttentionSpec::Gqa(gqa),
             };
         }
         model.spec.validate().unwrap();
@@ -180,6 +207,45 @@ impl Naive {
         rows.iter().enumerate().map(row).collect()
     }
 
+    fn feed_forward(&self, index: usize, stream: &mut [Vec<f64>]) {
+        let at = |name: &str| format!("model.layers.{index}.{name}.weight");
+        let norm = at("post_attention_layernorm");
+        let x: Vec<_> = stream.iter().map(|x| self.norm(&norm, x)).collect();
+        let gate = self.map(&at("mlp.gate_proj"), &x);
+        let up = self.map(&at("mlp.up_proj"), &x);
+        let gated = gate.iter().zip(&up).map(|(gate, up)| {
+            let pairs = gate.iter().zip(up);
+            pairs.map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+        });
+        let gated: Vec<_> = gated.collect();
+        add(stream, &self.map(&at("mlp.down_proj"), &gated));
+    }
+
+    /// `c · conv(b · x)` of the projection to `[b | c | x]`.
+    fn short_conv(
+        &self,
+        input: &str,
+        (kernel, taps): (&str, usize),
+        rows: &[Vec<f64>],
+    ) -> Vec<Vec<f64>> {
+        let parts = self.map(input, rows);
+        let kernel = self.values(kernel);
+        let gated = |t: usize, c: usize| parts[t][c] * parts[t][2 * HIDDEN + c];
+        let row = |t: usize| {
+            let channel = |c: usize| {
+                let sum: f64 = (0..taps.min(t + 1))
+                    .map(|back| {
+                        let weight = kernel[c * taps + taps - 1 - back];
+                        f64::from(weight) * gated(t - back, c)
+                    })
+                    .sum();
+                parts[t][HIDDEN + c] * sum
+            };
+            (0..HIDDEN).map(channel).collect()
+        };
+        (0..rows.len()).map(row).collect()
+    }
+
     /// Logits `[tokens, vocab]`.
     pub(crate) fn logits(&self, tokens: &[TokenId]) -> Vec<f32> {
         let table = self.values("model.embed_tokens.weight");
@@ -193,6 +259,13 @@ impl Naive {
                 stream.iter().map(|x| self.norm(&at(name), x)).collect()
             };
             let x = normed(&stream, "input_layernorm");
+            if let Some(taps) = layer.conv {
+                kept.push(Default::default());
+                let mixed = self.short_conv(&at("conv.in_proj"), (&at("conv.conv"), taps), &x);
+                add(&mut stream, &self.map(&at("conv.out_proj"), &mixed));
+                self.feed_forward(index, &mut stream);
+                continue;
+            }
             let q = self.map(&at("self_attn.q_proj"), &x);
             let q = self.heads(&at("self_attn.q_norm"), &q);
             let kv = match layer.shared_kv {
@@ -206,15 +279,7 @@ impl Naive {
             let mixed = attend(*layer, &q, &kv);
             kept.push(kv);
             add(&mut stream, &self.map(&at("self_attn.o_proj"), &mixed));
-            let x = normed(&stream, "post_attention_layernorm");
-            let gate = self.map(&at("mlp.gate_proj"), &x);
-            let up = self.map(&at("mlp.up_proj"), &x);
-            let gated = gate.iter().zip(&up).map(|(gate, up)| {
-                let pairs = gate.iter().zip(up);
-                pairs.map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
-            });
-            let gated: Vec<_> = gated.collect();
-            add(&mut stream, &self.map(&at("mlp.down_proj"), &gated));
+            self.feed_forward(index, &mut stream);
         }
         let last = |x: &Vec<f64>| self.norm("model.norm.weight", x);
         let rows: Vec<_> = stream.iter().map(last).collect();
@@ -264,6 +329,8 @@ pub(crate) fn tokens(count: usize) -> Vec<TokenId> {
 
 /// The attention of a layer.
 pub(crate) fn gqa(spec: &mut DecoderSpec, layer: usize) -> &mut GqaSpec {
-    let AttentionSpec::Gqa(gqa) = &mut spec.layers[layer].attention;
-    gqa
+    match &mut spec.layers[layer].attention {
+        AttentionSpec::Gqa(gqa) => gqa,
+        AttentionSpec::ShortConv(_) => panic!("a layer without heads"),
+    }
 }

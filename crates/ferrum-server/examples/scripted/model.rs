@@ -114,6 +114,7 @@ pub(crate) fn load(
         max_tokens: 8192,
         max_logit_rows: 2 * MAX_SEQS,
         kv_tokens: context * MAX_SEQS,
+        kept_states: 0,
         layout: KvLayout::Paged { block_size: 32 },
         profile: false,
     };

@@ -86,6 +86,7 @@ fn load(
         max_tokens: 64,
         max_logit_rows: 64,
         kv_tokens: CONTEXT * max_seqs,
+        kept_states: 0,
         layout: KvLayout::Paged { block_size: 16 },
         profile: false,
     };

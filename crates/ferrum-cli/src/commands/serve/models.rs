@@ -373,6 +373,7 @@ fn sizes(
         // A row for the token that a step gives anyway, and one for each guess.
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
         kv_tokens: context.saturating_mul(max_seqs),
+        kept_states: KEPT_STATES,
         layout: layout(args),
         profile: false,
     };
@@ -394,6 +395,9 @@ fn sizes(
         ..config
     }
 }
+
+/// Recurrent states that are kept for prompts which begin as others did, in models that have such.
+const KEPT_STATES: usize = 16;
 
 /// One block table for all layers.
 const WHOLE_BLOCKS: KvLayout = KvLayout::Paged {
@@ -422,6 +426,7 @@ const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 fn kv_that_fits(plan: &MemoryPlan, memory: Option<DeviceMemory>, places: u64) -> usize {
     let places = places.max(1);
     let fixed = plan.weights.saturating_add(plan.scratch);
+    let fixed = fixed.saturating_add(plan.states);
     let room = match memory {
         Some(DeviceMemory { free, total }) => (total / places).min(free).saturating_sub(fixed) / 2,
         None => KV_OF_UNKNOWN_MEMORY / places,
@@ -443,6 +448,7 @@ mod tests {
             kv_per_token: 1 << 16,
             kv_windows: 0,
             kv: 0,
+            states: 0,
             scratch: 1 << 30,
             program: 0,
         };

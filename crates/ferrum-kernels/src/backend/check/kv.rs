@@ -55,6 +55,13 @@ pub fn kv_shape(op: &'static str, shape: &PagedKvShape) -> Result<PoolLen> {
     pool_len(op, shape)
 }
 
+/// A pool of latent rows.
+pub fn latent_pool(op: &'static str, shape: &PagedKvShape) -> Result<()> {
+    require(op, shape.values_in_keys && shape.kv_heads == 1, || {
+        format!("{shape:?} is no pool of latent rows")
+    })
+}
+
 /// A pool is what its shape says. `found` are the elements of keys and values, `scales` those of
 /// their scales.
 pub fn kv_pool<K: KvDtypeKind>(
@@ -74,6 +81,16 @@ pub fn kv_pool<K: KvDtypeKind>(
     Error::check_len(op, "v scales", scales[1], scaled(lens.value_heads))
 }
 
+/// Every token of a batch belongs to a sequence, and there is a start of each.
+pub(super) fn sequences<B: Backend>(op: &'static str, batch: &DeviceBatch<B>) -> Result<()> {
+    let BatchShape { tokens, seqs, .. } = batch.shape;
+    require(op, tokens == 0 || seqs > 0, || {
+        format!("{tokens} tokens belong to no sequence")
+    })?;
+    let starts = seqs.saturating_add(1);
+    len(op, "query_starts", &batch.query_starts, starts)
+}
+
 /// The buffers of a batch are as long as its sizes say.
 fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> Result<()> {
     let BatchShape {
@@ -82,11 +99,7 @@ fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> 
         table_stride,
         ..
     } = batch.shape;
-    require(op, tokens == 0 || seqs > 0, || {
-        format!("{tokens} tokens belong to no sequence")
-    })?;
-    let starts = seqs.saturating_add(1);
-    len(op, "query_starts", &batch.query_starts, starts)?;
+    sequences(op, batch)?;
     len(op, "kv_lens", &batch.kv_lens, seqs)?;
     let tables = elements(op, &[seqs, table_stride])?;
     let found = batch.block_tables.get(group).ok_or_else(|| {

@@ -20,6 +20,7 @@ mod memory;
 mod moe;
 mod norm;
 mod quant;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -32,8 +33,8 @@ pub use self::heads::{
     split_qkv, split_qkv_norm_rope_into_cache, transpose,
 };
 pub use self::kv::{
-    Batch, Sequence, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool, kv_shape,
-    slot,
+    Batch, PoolLen, Sequence, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool,
+    kv_shape, latent_pool, slot,
 };
 pub use self::memory::{copy_slice, only, only_mut, range, weight_parts};
 pub use self::moe::{
@@ -42,6 +43,7 @@ pub use self::moe::{
 };
 pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
 pub use self::quant::quant_part;
+pub use self::state::{CausalConvLen, causal_conv1d, copy_states, state_sequence};
 
 use super::DeviceBuffer;
 use ferrum_types::{Error, Result};

@@ -286,6 +286,7 @@ impl Paged {
                 rope_rows: i32s(&vec![0; tokens]),
                 query_starts: i32s(&starts),
                 kv_lens: i32s(&kv_lens),
+                state_slots: i32s(&vec![0; step.len()]),
                 block_tables: vec![i32s(&table)],
             };
             let qkv = act(device, &rows);
@@ -522,6 +523,7 @@ fn wrong_batches_are_errors() {
             rope_rows: i32s(&[0; 3]),
             query_starts: i32s(&starts),
             kv_lens: i32s(&[kv_len]),
+            state_slots: i32s(&[0]),
             block_tables: vec![i32s(&table)],
         };
         let done = CpuBackend::kv_append(&mut ctx, &mut kv, &x, &x, &batch);

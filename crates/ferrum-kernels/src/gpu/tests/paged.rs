@@ -50,6 +50,7 @@ pub(super) fn batch<B: Backend>(
         rope_rows: device.from_slice(&rope_rows)?,
         query_starts: device.from_slice(&query_starts)?,
         kv_lens: device.from_slice(&kv_lens)?,
+        state_slots: device.alloc(0)?,
         block_tables: vec![device.from_slice(&tables)?],
     })
 }

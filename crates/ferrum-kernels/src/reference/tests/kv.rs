@@ -33,6 +33,7 @@ fn batch(seqs: &[Seq]) -> DeviceBatch<R> {
         tokens: ints(&vec![0; tokens]),
         rope_rows: ints(&vec![0; tokens]),
         query_starts: ints(&starts),
+        state_slots: ints(&vec![0; seqs.len()]),
         kv_lens: ints(&seqs.iter().map(|seq| seq.kv_len as i32).collect::<Vec<_>>()),
         block_tables: vec![ints(&tables)],
     }

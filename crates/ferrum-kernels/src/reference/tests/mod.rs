@@ -1,6 +1,7 @@
 //! Hand-computed values and identities between ops, through the contract only.
 
 mod attention;
+mod caches;
 mod conv;
 mod core;
 mod dense;

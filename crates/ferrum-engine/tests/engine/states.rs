@@ -1,0 +1,148 @@
+//! Models with recurrent layers: chunks, batches, cached prefixes and preemption change no bit.
+
+use crate::invariance::{ROOMY, assert_same, session};
+use crate::naive::{Attention, Naive, PLAIN, short_conv, tokens};
+use crate::{Answered, collect, greedy, sampled};
+use ferrum_engine::{DraftRunner, Engine, EngineConfig, Request, Runners};
+use ferrum_models::{KvLayout, Model, Readback, RunnerConfig};
+use ferrum_types::TokenId;
+
+const CONFIG: RunnerConfig = RunnerConfig {
+    context: 120,
+    kept_states: 6,
+    layout: KvLayout::Grouped { block_size: 8 },
+    ..ROOMY
+};
+
+fn hybrid(dir: &tempfile::TempDir) -> Model {
+    let windowed = Attention {
+        window: Some(9),
+        ..PLAIN
+    };
+    Naive::new(&[short_conv(3), PLAIN, short_conv(4), windowed]).open(dir.path())
+}
+
+/// Prompts with a common beginning, of which some are alike, and turns of a conversation.
+fn requests() -> Vec<Request> {
+    let beginning = tokens(40);
+    let prompt = |i: usize| -> Vec<TokenId> {
+        let end = (0..5 + 3 * i).map(|n| ((n * (1 + i / 2)) % 31) as TokenId);
+        match i % 4 {
+            3 => end.collect(),
+            _ => beginning.iter().copied().chain(end).collect(),
+        }
+    };
+    let request = |i: usize| {
+        let mut request = match i % 2 {
+            0 => greedy(&prompt(i), 20),
+            _ => sampled(&prompt(i), 20, i as u64),
+        };
+        request.logprobs = Some(2);
+        request.prompt_logprobs = (i % 5 == 4).then_some(1);
+        request.n = 1 + i % 3;
+        request
+    };
+    (0..12).map(request).collect()
+}
+
+fn answers(engine: &Engine, drafts: usize) -> Vec<Answered> {
+    let submit = |mut request: Request| {
+        request.draft_tokens = drafts;
+        engine.handle().submit(request).unwrap()
+    };
+    let streams: Vec<_> = requests().into_iter().map(submit).collect();
+    streams.into_iter().map(collect).collect()
+}
+
+fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {
+    Engine::start(session(model, config).into_runner(), None, engine).unwrap()
+}
+
+#[test]
+fn states_change_no_bit_cached_or_not_preempted_or_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = hybrid(&dir);
+    let alone = EngineConfig {
+        prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let one = start(&model, CONFIG, alone);
+    let ask = |request| collect(one.handle().submit(request).unwrap());
+    let expected: Vec<_> = requests().into_iter().map(ask).collect();
+
+    let often = EngineConfig {
+        state_stride: 16,
+        ..EngineConfig::default()
+    };
+    let engine = start(&model, CONFIG, often);
+    assert_same(&answers(&engine, 0), &expected, "cold");
+    assert_same(&answers(&engine, 0), &expected, "warm");
+    assert_same(
+        &answers(&engine, 5),
+        &expected,
+        "with drafts, which there are none of",
+    );
+    assert!(engine.handle().stats().cached_tokens > 200);
+
+    let none = RunnerConfig {
+        kept_states: 0,
+        ..CONFIG
+    };
+    let engine = start(&model, none, EngineConfig::default());
+    for _ in 0..2 {
+        assert_same(&answers(&engine, 0), &expected, "without kept states");
+    }
+    assert_eq!(engine.handle().stats().cached_tokens, 0);
+
+    let tight = RunnerConfig {
+        kv_tokens: 200,
+        max_tokens: 20,
+        kept_states: 2,
+        ..CONFIG
+    };
+    let engine = start(&model, tight, EngineConfig::default());
+    assert_same(&answers(&engine, 0), &expected, "preempted");
+    assert!(engine.handle().stats().preemptions > 0);
+}
+
+#[test]
+fn a_session_goes_on_and_begins_anew_when_its_past_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = hybrid(&dir);
+    let text = tokens(60);
+    let logits = |session: &mut ferrum_engine::Session, prompt: &[TokenId]| {
+        let computed = session.prefill(prompt, Readback::Logits).unwrap();
+        let bits: Vec<_> = session.logits().iter().map(|x| x.to_bits()).collect();
+        (computed, bits)
+    };
+    // A session has one block table.
+    let config = RunnerConfig {
+        layout: ROOMY.layout,
+        ..CONFIG
+    };
+    let fresh = |prompt: &[TokenId]| logits(&mut session(&model, config), prompt).1;
+    let mut one = session(&model, config);
+    assert_eq!(logits(&mut one, &text[..20]), (20, fresh(&text[..20])));
+    assert_eq!(logits(&mut one, &text[..50]), (30, fresh(&text[..50])));
+    // Its keys would do, its state would not.
+    let other: Vec<_> = text[..45].iter().chain(&[3, 1, 4]).copied().collect();
+    assert_eq!(logits(&mut one, &other), (48, fresh(&other)));
+    assert_eq!(one.kv_key("model"), None);
+}
+
+#[test]
+fn draft_models_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = hybrid(&dir);
+    let runner = || session(&model, CONFIG).into_runner();
+    let runners = Runners {
+        model: runner(),
+        draft: Some(DraftRunner {
+            runner: runner(),
+            tokens: 3,
+        }),
+    };
+    let refused = Engine::start(runners, None, EngineConfig::default());
+    let words = refused.err().map(|error| error.to_string());
+    assert!(words.unwrap().contains("recurrent states"));
+}
