@@ -88,13 +88,12 @@ fn make(rng: &mut Rng, spec: Spec) -> Conv {
 }
 
 fn batch<B: Backend>(io: &mut Io<'_, B>, seqs: &[usize], slots: &[i32]) -> Check<DeviceBatch<B>> {
-    let mut starts = vec![0];
-    let mut token_seqs = Vec::new();
-    for (s, len) in (0..).zip(seqs) {
-        token_seqs.extend(vec![s; *len]);
-        starts.push(token_seqs.len() as i32);
+    let (mut starts, mut tokens) = (vec![0], 0);
+    for len in seqs {
+        tokens += len;
+        starts.push(tokens as i32);
     }
-    let (tokens, longest) = (token_seqs.len(), seqs.iter().copied().max().unwrap_or(0));
+    let longest = seqs.iter().copied().max().unwrap_or(0);
     Ok(DeviceBatch {
         shape: BatchShape {
             tokens,
@@ -106,7 +105,6 @@ fn batch<B: Backend>(io: &mut Io<'_, B>, seqs: &[usize], slots: &[i32]) -> Check
         // Only starts and slots are looked at.
         tokens: io.exact(&vec![1; tokens])?,
         rope_rows: io.exact(&vec![0; tokens])?,
-        token_seqs: io.exact(&token_seqs)?,
         query_starts: io.indices("query_starts", &starts)?,
         kv_lens: io.exact(&vec![longest as i32; seqs.len()])?,
         state_slots: io.indices("state_slots", slots)?,

@@ -10,9 +10,9 @@ mod sample;
 use ferrum_kernels::reference::{KvCodec, Mixed, RefBuffer, RefKvScales, RefWeight, Reference};
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
-    BackendPagedKv, BackendState, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey, GraphRun,
-    HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape, PendingRead, QkNorm, Rope,
-    RowShape, UploadPiece, WeightPart, check,
+    BackendPagedKv, BackendState, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey,
+    GraphRun, HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape, PendingRead,
+    QkNorm, Rope, RowShape, UploadPiece, WeightPart, check,
 };
 use ferrum_types::{BlockId, Element, FloatElement, Result};
 use half::bf16;

@@ -24,6 +24,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
     max_logit_rows: 48,
     kv_tokens: 6 * 96,
     layout: KvLayout::Grouped { block_size: 8 },
+    kept_states: 0,
     profile: false,
 };
 

@@ -221,12 +221,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     }
 
     /// Records a step between its copies of states.
-    fn record(
-        &mut self,
-        batch: &StepBatch,
-        chosen: bool,
-        end: &mut StageEnd<'_, B>,
-    ) -> Result<()> {
+    fn record(&mut self, batch: &StepBatch, chosen: bool, end: &mut StageEnd<'_, B>) -> Result<()> {
         self.adapters.plan(batch);
         let Self {
             ctx,

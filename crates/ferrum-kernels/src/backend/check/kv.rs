@@ -94,10 +94,7 @@ pub(super) fn sequences<B: Backend>(op: &'static str, batch: &DeviceBatch<B>) ->
 /// The buffers of a batch are as long as its sizes say.
 fn batch<B: Backend>(op: &'static str, batch: &DeviceBatch<B>, group: usize) -> Result<()> {
     let BatchShape {
-        tokens,
-        seqs,
-        table_stride,
-        ..
+        seqs, table_stride, ..
     } = batch.shape;
     sequences(op, batch)?;
     len(op, "kv_lens", &batch.kv_lens, seqs)?;

@@ -15,7 +15,6 @@ fn step(tokens: usize, slot: i32) -> DeviceBatch<R> {
         },
         tokens: ints(&all),
         rope_rows: ints(&all),
-        token_seqs: ints(&all),
         query_starts: ints(&[0, tokens as i32]),
         kv_lens: ints(&[tokens as i32]),
         state_slots: ints(&[slot]),
