@@ -1,8 +1,6 @@
 //! Quantised checkpoints that are wrong: one clear error each, and never a panic.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::fixtures;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_models::{Expanded, load_weights, read_model};
@@ -11,7 +9,6 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use support::fixtures;
 
 /// One tensor of a file: type, shape, bytes.
 type Tensor = (Dtype, Vec<usize>, Vec<u8>);

@@ -1,9 +1,9 @@
 //! LoRA adapters: the logits are PEFT's, from every kind of base file, and what runs beside a sequence
 //! changes none of its bits.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{
+    blocks, exact_cpu, fixtures, logits_of, max_difference, open, read_expected, runner_in,
+};
 use ferrum_formats::LoraFolder;
 use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::CpuBackend;
@@ -14,9 +14,6 @@ use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, Readback, SeqSte
 use ferrum_types::{AdapterId, Error, GgufQuantType, TokenId};
 use safetensors::SafeTensors;
 use std::path::PathBuf;
-use support::{
-    blocks, exact_cpu, fixtures, logits_of, max_difference, open, read_expected, runner_in,
-};
 use tempfile::TempDir;
 
 /// Adapter and the model that it was made for.

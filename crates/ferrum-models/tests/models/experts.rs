@@ -1,8 +1,6 @@
 //! Experts in the other forms that files have them in, what configs mean, and what plans count.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{expected, fixtures, logits_in_chunks, open, runner_in};
 use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::{Backend, KvF32};
@@ -13,7 +11,6 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use support::{expected, fixtures, logits_in_chunks, open, runner_in};
 
 const EXPERTS: usize = 8;
 

@@ -1,9 +1,7 @@
 //! `DecodeBackend`: its steps against whole runs of `transformers`, from a prompt that it ran itself
 //! and from keys and values that `transformers` computed.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{expected, fixtures, max_difference, open};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
@@ -14,7 +12,6 @@ use ferrum_models::{
 };
 use ferrum_types::{Error, SeqId, TokenId};
 use safetensors::SafeTensors;
-use support::{expected, fixtures, max_difference, open};
 
 /// Fixtures whose outputs hold the keys and values of a prompt.
 const MODELS: [&str; 2] = ["llama-bias", "qwen3"];

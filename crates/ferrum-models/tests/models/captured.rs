@@ -2,10 +2,8 @@
 //!
 //! The device is the conformance suite's [`Minimal`], which records and replays; what it has to give is what the
 //! reference of the same elements gives, bit for bit.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{fixtures, open, staged_in};
 use ferrum_conformance::minimal::{Minimal, Uploads};
 use ferrum_kernels::reference::{Mixed, Reference};
 use ferrum_kernels::{KvF32, LlmBackend, RowSampling, TokenChange};
@@ -15,7 +13,6 @@ use ferrum_models::{
 };
 use ferrum_types::{BlockId, TokenId};
 use half::bf16;
-use support::{fixtures, open, staged_in};
 
 /// Computes as `Minimal` does, and captures nothing.
 type Plain = Reference<Mixed<bf16>>;

@@ -1,9 +1,10 @@
 //! Stages on several devices give what one device gives: the same bits on the CPU, and within the tolerance of an order
 //! of sums where backends differ, from every fixture with more than one layer.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{
+    blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
+    max_difference, open, read_expected, runner_in, staged_in,
+};
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::GpuBackend;
@@ -20,10 +21,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use support::{
-    blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
-    max_difference, open, read_expected, runner_in, staged_in,
-};
 
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 
@@ -445,7 +442,7 @@ fn adapters_are_loaded_for_every_stage() {
                 adapter,
             };
             batch.push(step).unwrap();
-            support::logits_of(runner, &batch)
+            crate::support::logits_of(runner, &batch)
         };
         let plain = adapted(&mut staged, None);
         staged.load_adapter(id, &folder).unwrap();

@@ -1,5 +1,4 @@
 //! What configs mean where two readings are possible: that of `transformers`.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_formats::ModelSource;
 use ferrum_models::{AttentionSpec, DecoderSpec, RopeScaling, read_model};

@@ -1,9 +1,10 @@
 //! Every family against `transformers`: logits of all positions and 64 greedy tokens, from a Hugging
 //! Face folder and from the GGUF file of the same weights.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{
+    compare, exact_cpu, expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open,
+    runner_in,
+};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
@@ -11,10 +12,6 @@ use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
 use ferrum_types::Error;
 use std::path::{Path, PathBuf};
-use support::{
-    compare, exact_cpu, expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open,
-    runner_in,
-};
 
 /// (model path, expectation path) of every file in every fixture.
 fn cases() -> Vec<(PathBuf, PathBuf)> {

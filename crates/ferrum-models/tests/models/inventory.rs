@@ -1,9 +1,7 @@
 //! The inventory of tensors: it is what files hold, no more and no less, and ranks that cut it hold all of
 //! it together.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{fixture_dirs, fixtures, open};
 use ferrum_formats::ModelSource;
 use ferrum_models::{
     CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, Model,
@@ -11,7 +9,6 @@ use ferrum_models::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use support::{fixture_dirs, fixtures, open};
 
 /// Names and shapes.
 type Shapes = BTreeMap<String, Vec<usize>>;

@@ -1,10 +1,12 @@
 //! Layers whose caches differ: values of another width than keys, keys and values that are those of an earlier layer, and
 //! recurrent states. Held against f64 loops, and to the bit against other chunks, batches, layouts, stages, moved blocks
 //! and kept states.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::naive::{Attention, Naive, PLAIN, gqa, short_conv, tokens};
+use crate::support::{
+    config, exact_cpu, logits_in_chunks, logits_in_groups, logits_of, max_difference, runner_in,
+    staged_in,
+};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
 use ferrum_models::{
@@ -12,11 +14,6 @@ use ferrum_models::{
     SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights, memory_plan,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
-use support::naive::{Attention, Naive, PLAIN, gqa, short_conv, tokens};
-use support::{
-    config, exact_cpu, logits_in_chunks, logits_in_groups, logits_of, max_difference, runner_in,
-    staged_in,
-};
 
 const WHOLE: KvLayout = KvLayout::Paged { block_size: 4 };
 const GROUPED: KvLayout = KvLayout::Grouped { block_size: 4 };

@@ -1,8 +1,6 @@
 //! Same prompt, same bits: whole or in chunks, alone or in a batch, paged or contiguous.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{blocks, expected, fixtures, logits_in_chunks, logits_of, open, runner_in};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{
@@ -13,7 +11,6 @@ use ferrum_models::{
     WeightForm,
 };
 use ferrum_types::TokenId;
-use support::{blocks, expected, fixtures, logits_in_chunks, logits_of, open, runner_in};
 
 const LAYOUTS: [KvLayout; 4] = [
     KvLayout::Contiguous,

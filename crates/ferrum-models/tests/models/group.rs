@@ -1,8 +1,9 @@
 //! Ranks that compute a model together give the logits of one device, from every fixture and every format of weights.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{
+    blocks, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference,
+    open, read_expected, runner_in,
+};
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::GpuBackend;
@@ -16,10 +17,6 @@ use ferrum_models::{
 use ferrum_types::{AdapterId, Error, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
-use support::{
-    blocks, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference,
-    open, read_expected, runner_in,
-};
 
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 

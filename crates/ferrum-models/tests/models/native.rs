@@ -1,9 +1,7 @@
 //! Weights that stay in their blocks: close to the same blocks in f32, and the same bits however the
 //! prompt is cut.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
@@ -11,7 +9,6 @@ use ferrum_models::{
     Expanded, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
 };
 use std::path::Path;
-use support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 
 /// Fixtures with files of blocks; the second has experts.
 const NAMES: [&str; 2] = ["llama-quantized", "qwen3-moe-quantized"];

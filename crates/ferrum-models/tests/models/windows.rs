@@ -1,9 +1,10 @@
 //! Runners whose layers differ in window, with tables that have given back what is behind it: against `transformers`,
 //! and to the bit against a runner that keeps everything.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{
+    config, exact_cpu, expected, fixtures, logits_in_chunks, logits_in_groups, max_difference,
+    open, runner_in,
+};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::{
@@ -11,10 +12,6 @@ use ferrum_models::{
     SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan,
 };
 use ferrum_types::{BlockId, TokenId};
-use support::{
-    config, exact_cpu, expected, fixtures, logits_in_chunks, logits_in_groups, max_difference,
-    open, runner_in,
-};
 
 fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
     for (fixture, windows) in [

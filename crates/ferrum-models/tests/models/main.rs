@@ -1,0 +1,20 @@
+//! Models as a whole on every backend. One program: each would compile the forward path for all backends again.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod caches;
+mod captured;
+mod decode;
+mod experts;
+mod group;
+mod invariance;
+mod inventory;
+mod lora;
+mod native;
+mod parity;
+mod quantised;
+mod spec;
+mod stages;
+mod windows;
