@@ -63,6 +63,7 @@ fn contiguous_attention() {
         heads,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
         ..PLAIN
     };
     let configs = [
@@ -341,12 +342,14 @@ fn paged_attention() {
         AttnConfig {
             sliding_window: Some(20),
             head_dim: 24,
+            value_dim: 24,
             ..PLAIN
         },
         AttnConfig {
             heads: 7,
             kv_heads: 1,
             head_dim: 64,
+            value_dim: 64,
             softcap: Some(2.0),
             ..PLAIN
         },
@@ -460,6 +463,7 @@ fn tiles_taken_as_they_lie_give_the_bits_of_copies() {
         let op = Paged {
             config: AttnConfig {
                 head_dim: 64,
+                value_dim: 64,
                 ..PLAIN
             },
             block_size,

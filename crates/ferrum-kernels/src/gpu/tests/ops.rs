@@ -448,12 +448,14 @@ fn flash_attention() {
         },
         AttnConfig {
             head_dim: 7,
+            value_dim: 7,
             kv_heads: 1,
             scale: 2.0,
             ..base
         },
         AttnConfig {
             head_dim: 130,
+            value_dim: 130,
             kv_heads: 4,
             scale: 0.1,
             ..base

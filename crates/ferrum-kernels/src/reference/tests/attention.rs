@@ -227,6 +227,7 @@ fn consecutive_heads_share_a_kv_head() {
         heads: 6,
         kv_heads: 2,
         head_dim: 2,
+        value_dim: 2,
         ..PLAIN
     };
     // kv head h has the one value (h, 10 h); its second slot is not valid yet.
@@ -319,6 +320,7 @@ fn mla_is_attention_over_shared_rows() {
     let config = AttnConfig {
         heads,
         head_dim: dim,
+        value_dim: dim,
         scale: 0.7,
         ..PLAIN
     };
@@ -357,6 +359,7 @@ fn chunks_give_the_same_bits_as_the_whole() {
     let config = AttnConfig {
         heads: 2,
         head_dim: 4,
+        value_dim: 4,
         scale: 0.5,
         sliding_window: Some(3),
         ..PLAIN
