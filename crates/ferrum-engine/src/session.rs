@@ -4,7 +4,7 @@ use crate::StepRunner;
 use crate::sampler::{NoToken, Sampler};
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{SampleBatch, Span};
-use ferrum_models::{DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
+use ferrum_models::{CacheGroup, DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 
 /// One sequence at a time on a runner. The cache outlives a call, so that a conversation computes only
@@ -12,9 +12,11 @@ use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 pub struct Session {
     runner: Box<dyn StepRunner>,
     batch: StepBatch,
-    blocks: Vec<BlockId>,
+    tables: Vec<SessionTable>,
     /// Tokens in the cache.
     cached: Vec<TokenId>,
+    /// The most tokens that were in the cache since it was empty.
+    reached: usize,
     /// Length of the prompt that the cached tokens began with.
     prompt_len: usize,
     adapter: Option<AdapterId>,
@@ -25,16 +27,58 @@ pub struct Session {
     output: StepOutput,
 }
 
+/// The blocks of a session in one cache group. Behind a window they are used again, in turns.
+struct SessionTable {
+    group: CacheGroup,
+    blocks: Vec<BlockId>,
+}
+
+impl SessionTable {
+    fn new(group: CacheGroup) -> Self {
+        let blocks = (0..group.blocks as u32).map(BlockId).collect();
+        Self { group, blocks }
+    }
+
+    /// Says where the keys are that tokens from `start` up to `end` see or write.
+    fn fill(&mut self, start: usize, end: usize) {
+        let CacheGroup {
+            window,
+            blocks,
+            block_size,
+            ..
+        } = self.group;
+        if window.is_none() {
+            return;
+        }
+        let first = self.group.first_seen(start) / block_size;
+        let block = |entry: usize| match entry < first {
+            true => BlockId::RELEASED,
+            false => BlockId((entry % blocks) as u32),
+        };
+        self.blocks.clear();
+        self.blocks.extend((0..end.div_ceil(block_size)).map(block));
+    }
+
+    /// Whether all that the token after `keep` others sees is still there, once `reached` were.
+    fn has(&self, keep: usize, reached: usize) -> bool {
+        let entry = self.group.first_seen(keep) / self.group.block_size;
+        let last = reached.div_ceil(self.group.block_size);
+        self.group.window.is_none() || entry + self.group.blocks >= last
+    }
+}
+
 impl Session {
     /// A session with an empty cache that uses the runner's whole pool.
     pub fn new(runner: Box<dyn StepRunner>) -> Self {
-        let blocks = (0..runner.pool().blocks as u32).map(BlockId).collect();
+        let tables = runner.cache_groups().into_iter().map(SessionTable::new);
+        let tables = tables.collect();
         let context = runner.config().context;
         Self {
             runner,
             batch: StepBatch::default(),
-            blocks,
+            tables,
             cached: Vec::with_capacity(context),
+            reached: 0,
             prompt_len: 0,
             adapter: None,
             wanted: Vec::new(),
@@ -135,10 +179,10 @@ impl Session {
         };
         // A recurrent state is that of all tokens that were computed, and does not go back.
         let has_states = self.runner.state_slots().is_some();
-        let keep = match has_states && keep < self.cached.len() {
-            true => 0,
-            false => keep,
-        };
+        let goes_back = !has_states || keep == self.cached.len();
+        // Nor is there more of a window than that.
+        let there = self.tables.iter().all(|t| t.has(keep, self.reached));
+        let keep = if goes_back && there { keep } else { 0 };
         self.cached.truncate(keep);
         self.prompt_len = prompt.len();
         let rows = (LogitRows::Last, wanted);
@@ -236,6 +280,12 @@ impl Session {
         let has_states = self.runner.state_slots().is_some();
         for part in tokens.chunks(chunk) {
             let start = self.cached.len();
+            if start == 0 {
+                self.reached = 0;
+            }
+            let end = start + part.len();
+            self.reached = self.reached.max(end);
+            self.tables.iter_mut().for_each(|t| t.fill(start, end));
             let rows = match logits {
                 LogitRows::Last if start + part.len() < requested => LogitRows::None,
                 other => other,
@@ -245,11 +295,14 @@ impl Session {
                 tokens: part,
                 start,
                 prompt_len: self.prompt_len,
-                blocks: &self.blocks,
+                blocks: self.tables.first().map_or(&[], |table| &table.blocks),
                 hidden: false,
                 logits: rows,
                 adapter: self.adapter,
             })?;
+            for (group, table) in self.tables.iter().enumerate().skip(1) {
+                self.batch.add_table(group, &table.blocks)?;
+            }
             if has_states {
                 self.batch.add_state(StateSlot(0));
             }

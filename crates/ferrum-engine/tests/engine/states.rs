@@ -115,13 +115,8 @@ fn a_session_goes_on_and_begins_anew_when_its_past_changes() {
         let bits: Vec<_> = session.logits().iter().map(|x| x.to_bits()).collect();
         (computed, bits)
     };
-    // A session has one block table.
-    let config = RunnerConfig {
-        layout: ROOMY.layout,
-        ..CONFIG
-    };
-    let fresh = |prompt: &[TokenId]| logits(&mut session(&model, config), prompt).1;
-    let mut one = session(&model, config);
+    let fresh = |prompt: &[TokenId]| logits(&mut session(&model, CONFIG), prompt).1;
+    let mut one = session(&model, CONFIG);
     assert_eq!(logits(&mut one, &text[..20]), (20, fresh(&text[..20])));
     assert_eq!(logits(&mut one, &text[..50]), (30, fresh(&text[..50])));
     // Its keys would do, its state would not.

@@ -4,7 +4,9 @@ use crate::invariance::{ROOMY, all_at_once, assert_same, session, start, submit_
 use crate::{collect, demo, encode, greedy};
 use ferrum_engine::{Engine, EngineConfig};
 use ferrum_formats::ModelSource;
-use ferrum_models::{AttentionSpec, KvLayout, Model, RunnerConfig, read_model, spanned_blocks};
+use ferrum_models::{
+    AttentionSpec, KvLayout, Model, Readback, RunnerConfig, read_model, spanned_blocks,
+};
 use std::path::Path;
 
 const BLOCK: usize = 8;
@@ -67,6 +69,51 @@ fn without_windows_there_is_one_group_and_the_same_pool() {
     // A window as long as the context is none.
     let long = session(&windowed(&[Some(GROUPED.context)]), GROUPED).into_runner();
     assert_eq!(long.cache_groups(), whole.cache_groups());
+}
+
+/// Turns of a conversation, some of which change what was said: by groups, and with everything kept.
+#[test]
+fn a_session_keeps_what_its_windows_reach() {
+    let model = windowed(&[None, Some(20), Some(9)]);
+    let tight = RunnerConfig {
+        max_seqs: 1,
+        max_tokens: 16,
+        context: 400,
+        kv_tokens: 400,
+        ..GROUPED
+    };
+    let whole = RunnerConfig {
+        layout: WHOLE.layout,
+        ..tight
+    };
+    let (mut one, mut other) = (session(&model, tight), session(&model, whole));
+    let text: Vec<u32> = (0..300).map(|n| 3 + n * 7 % 50).collect();
+    let changed = |at: usize, len: usize| {
+        let rest = text[at..len].iter().map(|t| t + 1);
+        text[..at].iter().copied().chain(rest).collect::<Vec<_>>()
+    };
+    // What goes back a little is kept, what goes back behind the window's blocks is computed anew.
+    for (prompt, computed) in [
+        (text[..40].to_vec(), 40),
+        (text[..150].to_vec(), 110),
+        (changed(145, 160), 15),
+        (changed(30, 170), 170),
+        (changed(165, 175), 175),
+        (text[..290].to_vec(), 125),
+        (text[..280].to_vec(), 1),
+        (changed(40, 60), 60),
+    ] {
+        let found = one.prefill(&prompt, Readback::Logits).unwrap();
+        let _ = other.prefill(&prompt, Readback::Logits).unwrap();
+        let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(one.logits()), bits(other.logits()), "{}", prompt.len());
+        assert_eq!(found, computed, "{}", prompt.len());
+        for token in [5, 9, 4] {
+            one.decode(token, Readback::Logits).unwrap();
+            other.decode(token, Readback::Logits).unwrap();
+            assert_eq!(bits(one.logits()), bits(other.logits()));
+        }
+    }
 }
 
 #[test]
