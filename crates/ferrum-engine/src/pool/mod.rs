@@ -23,7 +23,7 @@
 //! those with one the blocks that the token after it sees.
 //!
 //! Models with recurrent layers have a state slot for each sequence beside its blocks, and spare ones for states that
-//! are kept ([`states`]): there a prefix is in the cache up to the last block behind which a state was kept.
+//! are kept (`states`): there a prefix is in the cache up to the last block behind which a state was kept.
 
 mod check;
 mod lru;
