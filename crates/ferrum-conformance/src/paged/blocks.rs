@@ -134,14 +134,7 @@ fn kept<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B) -> Check {
 
 /// Blocks that are not in the pool, and bytes of another length; nothing is written then.
 fn refusals<B: BackendKvDtype<K>, K: KvDtypeKind>(device: &B, refused: &mut Refusals) -> Check {
-    let shape = PagedKvShape {
-        blocks: 3,
-        block_size: 4,
-        kv_heads: 1,
-        head_dim: 8,
-        value_dim: 8,
-        values_in_keys: false,
-    };
+    let shape = super::refusals::SMALL;
     let mut io = Io::new(device, Fault::None)?;
     let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
     let size = shape.block_bytes::<K>().map_or(0, |parts| parts.len());

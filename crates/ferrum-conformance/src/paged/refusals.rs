@@ -10,20 +10,23 @@ use ferrum_kernels::{
 };
 use ferrum_types::BlockId;
 
+/// A pool that is as it should be.
+pub(super) const SMALL: PagedKvShape = PagedKvShape {
+    blocks: 3,
+    block_size: 4,
+    kv_heads: 1,
+    head_dim: 8,
+    value_dim: 8,
+    values_in_keys: false,
+};
+
 /// Blocks that are not in the pool.
 pub(super) fn copies_out_of_range<B: BackendKvDtype<K>, K: KvDtypeKind>(
     device: &B,
     refused: &mut Refusals,
 ) -> Check {
     let mut ctx = device.new_context()?;
-    let shape = PagedKvShape {
-        blocks: 3,
-        block_size: 4,
-        kv_heads: 1,
-        head_dim: 8,
-        value_dim: 8,
-        values_in_keys: false,
-    };
+    let shape = SMALL;
     let mut kv: KvLayer<B, K> = device.alloc_kv_layer(shape)?;
     for pair in [(0, 3), (3, 0), (u32::MAX, 0)] {
         let pair = (BlockId(pair.0), BlockId(pair.1));
@@ -37,14 +40,7 @@ pub(super) fn pools_of_nothing<B: BackendKvDtype<K>, K: KvDtypeKind>(
     device: &B,
     refused: &mut Refusals,
 ) -> Check {
-    let shape = PagedKvShape {
-        blocks: 3,
-        block_size: 4,
-        kv_heads: 1,
-        head_dim: 8,
-        value_dim: 8,
-        values_in_keys: false,
-    };
+    let shape = SMALL;
     let none = [
         PagedKvShape { blocks: 0, ..shape },
         PagedKvShape {

@@ -168,7 +168,7 @@ impl<S: BuildHasher> BlockPool<S> {
 fn check_states(group: &GroupPool) -> Result<(), PoolFault> {
     let mut seen = vec![false; group.refs.len()];
     let free = group.free.iter().map(|&b| (b, false));
-    let idle = group.idle.iter().map(|b| (b, true));
+    let idle = group.idle.iter().map(|b| (BlockId(b), true));
     for (block, cached) in free.chain(idle) {
         if std::mem::replace(&mut seen[block.0 as usize], true) {
             return fault(block, "is listed twice");
@@ -177,7 +177,7 @@ fn check_states(group: &GroupPool) -> Result<(), PoolFault> {
             return fault(block, "is listed and used");
         }
         let known = group.nodes[block.0 as usize].is_some();
-        if known != cached || group.idle.contains(block) != cached {
+        if known != cached || group.idle.contains(block.0) != cached {
             return fault(block, "is in the wrong list");
         }
     }

@@ -1,11 +1,9 @@
-//! Blocks in order of their last use, with every operation in constant time.
-
-use ferrum_types::BlockId;
+//! Numbers of blocks or slots in order of their last use, with every operation in constant time.
 
 /// End of the list.
 const NONE: u32 = u32::MAX;
 
-/// A doubly linked list of block numbers over a fixed array.
+/// A doubly linked list of numbers over a fixed array.
 #[derive(Debug)]
 pub(super) struct LruList {
     links: Vec<Link>,
@@ -22,15 +20,15 @@ struct Link {
 }
 
 impl LruList {
-    /// An empty list of blocks below `blocks`.
-    pub(super) fn new(blocks: usize) -> Self {
+    /// An empty list of numbers below `count`.
+    pub(super) fn new(count: usize) -> Self {
         let link = Link {
             older: NONE,
             newer: NONE,
             listed: false,
         };
         Self {
-            links: vec![link; blocks],
+            links: vec![link; count],
             oldest: NONE,
             newest: NONE,
             len: 0,
@@ -41,38 +39,38 @@ impl LruList {
         self.len
     }
 
-    pub(super) fn contains(&self, block: BlockId) -> bool {
-        self.links[block.0 as usize].listed
+    pub(super) fn contains(&self, number: u32) -> bool {
+        self.links[number as usize].listed
     }
 
-    /// Adds a block that is not in the list.
-    pub(super) fn push_newest(&mut self, block: BlockId) {
-        debug_assert!(!self.contains(block));
-        let before = std::mem::replace(&mut self.newest, block.0);
-        self.links[block.0 as usize] = Link {
+    /// Adds a number that is not in the list.
+    pub(super) fn push_newest(&mut self, number: u32) {
+        debug_assert!(!self.contains(number));
+        let before = std::mem::replace(&mut self.newest, number);
+        self.links[number as usize] = Link {
             older: before,
             newer: NONE,
             listed: true,
         };
         match before {
-            NONE => self.oldest = block.0,
-            _ => self.links[before as usize].newer = block.0,
+            NONE => self.oldest = number,
+            _ => self.links[before as usize].newer = number,
         }
         self.len += 1;
     }
 
-    /// Takes the block out that was added longest ago.
-    pub(super) fn pop_oldest(&mut self) -> Option<BlockId> {
-        let block = (self.oldest != NONE).then_some(BlockId(self.oldest))?;
-        self.remove(block);
-        Some(block)
+    /// Takes the number out that was added longest ago.
+    pub(super) fn pop_oldest(&mut self) -> Option<u32> {
+        let number = (self.oldest != NONE).then_some(self.oldest)?;
+        self.remove(number);
+        Some(number)
     }
 
-    /// Takes a block out that is in the list.
-    pub(super) fn remove(&mut self, block: BlockId) {
-        debug_assert!(self.contains(block));
-        let Link { older, newer, .. } = self.links[block.0 as usize];
-        self.links[block.0 as usize].listed = false;
+    /// Takes a number out that is in the list.
+    pub(super) fn remove(&mut self, number: u32) {
+        debug_assert!(self.contains(number));
+        let Link { older, newer, .. } = self.links[number as usize];
+        self.links[number as usize].listed = false;
         match older {
             NONE => self.oldest = newer,
             _ => self.links[older as usize].newer = newer,
@@ -85,12 +83,10 @@ impl LruList {
     }
 
     /// Oldest first.
-    pub(super) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let first = (self.oldest != NONE).then_some(self.oldest);
         let next = |&at: &u32| Some(self.links[at as usize].newer).filter(|&n| n != NONE);
         // A broken list must not hang the check that looks for it.
-        std::iter::successors(first, next)
-            .take(self.links.len() + 1)
-            .map(BlockId)
+        std::iter::successors(first, next).take(self.links.len() + 1)
     }
 }

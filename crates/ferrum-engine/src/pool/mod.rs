@@ -116,7 +116,7 @@ impl GroupPool {
     fn retain(&mut self, block: BlockId) {
         let refs = &mut self.refs[block.0 as usize];
         if *refs == 0 {
-            self.idle.remove(block);
+            self.idle.remove(block.0);
         }
         *refs += 1;
     }
@@ -126,7 +126,7 @@ impl GroupPool {
         *refs -= 1;
         if *refs == 0 {
             if self.nodes[block.0 as usize].is_some() {
-                self.idle.push_newest(block);
+                self.idle.push_newest(block.0);
             } else {
                 self.free.push(block);
             }
@@ -245,7 +245,7 @@ impl<S: BuildHasher> BlockPool<S> {
         let used = used.filter(|b| group.refs[b.0 as usize] > 0);
         let mut used: Vec<_> = used.filter_map(|block| self.prefix(block)).collect();
         used.sort_by_key(|prefix| prefix.tokens.len());
-        let idle = group.idle.iter();
+        let idle = group.idle.iter().map(BlockId);
         let mut idle: Vec<_> = idle.filter_map(|block| self.prefix(block)).collect();
         idle.reverse();
         used.append(&mut idle);
@@ -630,7 +630,7 @@ impl<S: BuildHasher> BlockPool<S> {
     /// Takes the block out of the cache that was used least recently, and with it what nobody can find without it:
     /// the blocks for the same tokens in groups with a window, which nobody uses then. Whether there was one.
     fn evict(&mut self, group: usize) -> bool {
-        let Some(oldest) = self.groups[group].idle.pop_oldest() else {
+        let Some(oldest) = self.groups[group].idle.pop_oldest().map(BlockId) else {
             return false;
         };
         if group == 0
@@ -652,9 +652,9 @@ impl<S: BuildHasher> BlockPool<S> {
             for other in (0..self.groups.len()).filter(|&other| other != group) {
                 let own = &mut self.groups[other];
                 if let Some(block) = self.cache.block(node, other)
-                    && own.idle.contains(block)
+                    && own.idle.contains(block.0)
                 {
-                    own.idle.remove(block);
+                    own.idle.remove(block.0);
                     own.free.push(block);
                     own.set_node(block, None);
                     self.cache.take_block(node, other);

@@ -8,7 +8,7 @@
 use super::lru::LruList;
 use super::prefix::NodeId;
 use ferrum_models::StateSlots;
-use ferrum_types::{BlockId, StateSlot};
+use ferrum_types::StateSlot;
 use std::collections::HashMap;
 
 /// What a slot is used for.
@@ -36,11 +36,6 @@ pub(super) struct StatePool {
     filling: usize,
 }
 
-/// The list is one of numbers, whatever they are of.
-fn listed(slot: StateSlot) -> BlockId {
-    BlockId(slot.0)
-}
-
 impl StatePool {
     pub(super) fn new(slots: StateSlots) -> Self {
         let count = slots.count().min(i32::MAX as usize);
@@ -66,9 +61,9 @@ impl StatePool {
 
     /// Marks a kept state as used.
     pub(super) fn touch(&mut self, slot: StateSlot) {
-        if self.kept.contains(listed(slot)) {
-            self.kept.remove(listed(slot));
-            self.kept.push_newest(listed(slot));
+        if self.kept.contains(slot.0) {
+            self.kept.remove(slot.0);
+            self.kept.push_newest(slot.0);
         }
     }
 
@@ -110,7 +105,7 @@ impl StatePool {
                 self.filling -= 1;
                 self.slots[slot.0 as usize] = SlotUse::Kept(node);
                 self.by_node.insert(node, slot);
-                self.kept.push_newest(listed(slot));
+                self.kept.push_newest(slot.0);
             }
         }
     }
@@ -125,13 +120,13 @@ impl StatePool {
     /// Forgets the state after a prefix.
     pub(super) fn forget(&mut self, node: NodeId) {
         if let Some(slot) = self.by_node.remove(&node) {
-            self.kept.remove(listed(slot));
+            self.kept.remove(slot.0);
             self.release(slot);
         }
     }
 
     fn forget_oldest(&mut self) {
-        if let Some(BlockId(oldest)) = self.kept.pop_oldest() {
+        if let Some(oldest) = self.kept.pop_oldest() {
             let slot = StateSlot(oldest);
             if let SlotUse::Kept(node) = self.slots[oldest as usize] {
                 self.by_node.remove(&node);
@@ -162,7 +157,7 @@ impl StatePool {
             };
             let expected = usize::from(*slot != SlotUse::Filling);
             let kept = matches!(slot, SlotUse::Kept(_));
-            if !fits || counted != expected || self.kept.contains(listed(id)) != kept {
+            if !fits || counted != expected || self.kept.contains(id.0) != kept {
                 return Err(format!("state slot {index} is lost or in the wrong list"));
             }
         }

@@ -104,8 +104,8 @@ pub struct Scheduler {
     seqs: HashMap<SeqId, Sequence>,
     waiting: BTreeMap<Rank, SeqId>,
     running: BTreeMap<Rank, SeqId>,
-    /// Those that run, by slot. The last one takes the place of one that leaves, so all others stay.
-    slots: Vec<SeqId>,
+    /// Running sequences in the order of the batch. When one leaves, the last takes its index, so all others keep theirs.
+    batch_order: Vec<SeqId>,
     deadlines: BTreeSet<(Duration, SeqId)>,
     arrivals: u64,
     counters: SchedulerCounters,
@@ -155,7 +155,7 @@ impl Scheduler {
             seqs: HashMap::new(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
-            slots: Vec::new(),
+            batch_order: Vec::new(),
             deadlines: BTreeSet::new(),
             arrivals: 0,
             counters: SchedulerCounters::default(),
@@ -251,7 +251,7 @@ impl Scheduler {
         let mut seq = self.seqs.remove(&id)?;
         self.waiting.remove(&seq.rank);
         if self.running.remove(&seq.rank).is_some() {
-            self.leave_slot(seq.slot);
+            self.leave_batch(seq.batch_index);
         }
         if let Some(deadline) = seq.deadline {
             self.deadlines.remove(&(deadline, id));
@@ -265,11 +265,14 @@ impl Scheduler {
     }
 
     /// Nobody has this slot any more.
-    fn leave_slot(&mut self, slot: usize) {
-        self.slots.swap_remove(slot);
-        let moved = self.slots.get(slot).and_then(|id| self.seqs.get_mut(id));
+    fn leave_batch(&mut self, index: usize) {
+        self.batch_order.swap_remove(index);
+        let moved = self
+            .batch_order
+            .get(index)
+            .and_then(|id| self.seqs.get_mut(id));
         if let Some(moved) = moved {
-            moved.slot = slot;
+            moved.batch_index = index;
         }
     }
 
@@ -348,7 +351,7 @@ impl Scheduler {
             let running = self.running.get(&seq.rank) == Some(id);
             let waiting = self.waiting.get(&seq.rank) == Some(id);
             let fits = seq.computed <= seq.table.len() * self.pool.block_size();
-            let placed = self.slots.get(seq.slot) == Some(id);
+            let placed = self.batch_order.get(seq.batch_index) == Some(id);
             let has_state = seq.table.state().is_some() == self.pool.has_states();
             let listed = match seq.state {
                 State::Running => running && placed && !waiting && has_state,
@@ -362,7 +365,7 @@ impl Scheduler {
             }
         }
         let queued = self.running.len() + self.waiting.len();
-        if queued != self.seqs.len() || self.slots.len() != self.running.len() {
+        if queued != self.seqs.len() || self.batch_order.len() != self.running.len() {
             return Err(PoolFault::new("a queue has a sequence that is gone".into()));
         }
         Ok(())

@@ -13,7 +13,7 @@ pub struct Work {
     /// Which sequence.
     pub seq: SeqId,
     /// Its place among those that run: the order of a step.
-    pub slot: usize,
+    pub batch_index: usize,
     /// Position of the first token.
     pub start: usize,
     /// Tokens.
@@ -63,7 +63,7 @@ impl StepPlan {
         self.preempted.clear();
     }
 
-    /// By slots, so that the sequences of a step are where they were in the step before, as far as those that ended
+    /// By index in the batch, so that the sequences of a step are where they were in the step before, as far as those that ended
     /// allow it: what a device has of each stays where it is.
     pub fn work(&self) -> &[Work] {
         &self.work
@@ -126,7 +126,7 @@ impl Scheduler {
         self.grow_windows(plan, &left);
         left.tokens += kept;
         self.plan_drafts(plan, &mut left);
-        plan.work.sort_unstable_by_key(|work| work.slot);
+        plan.work.sort_unstable_by_key(|work| work.batch_index);
     }
 
     /// Every running sequence gets blocks for all its tokens, by rank.
@@ -211,8 +211,8 @@ impl Scheduler {
         }
         seq.computed = known * self.pool.block_size();
         seq.state = State::Running;
-        seq.slot = self.slots.len();
-        self.slots.push(id);
+        seq.batch_index = self.batch_order.len();
+        self.batch_order.push(id);
         if seq.cached.is_none() {
             seq.cached = Some(seq.computed);
             self.counters.prompt_tokens += seq.prompt_len as u64;
@@ -271,8 +271,8 @@ impl Scheduler {
             seq.computed = 0;
             seq.draft.clear();
             seq.state = State::Waiting;
-            let slot = seq.slot;
-            self.leave_slot(slot);
+            let index = seq.batch_index;
+            self.leave_batch(index);
         }
         self.waiting.insert(rank, id);
         self.counters.preemptions += 1;
@@ -288,7 +288,7 @@ impl Scheduler {
                 left.rows -= 1;
                 plan.work.push(Work {
                     seq: id,
-                    slot: seq.slot,
+                    batch_index: seq.batch_index,
                     start: seq.computed,
                     len: 1,
                     draft: 0,
@@ -405,7 +405,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
     };
     Work {
         seq: id,
-        slot: seq.slot,
+        batch_index: seq.batch_index,
         start,
         len,
         draft: 0,

@@ -52,7 +52,7 @@ pub struct Sequence {
     pub(super) rank: Rank,
     pub(super) state: State,
     /// Place among those that run, while it does.
-    pub(super) slot: usize,
+    pub(super) batch_index: usize,
     pub(super) priority: i8,
     pub(super) deadline: Option<Duration>,
     pub(super) salt: CacheSalt,
@@ -87,7 +87,7 @@ impl Sequence {
         Self {
             rank,
             state: State::Waiting,
-            slot: 0,
+            batch_index: 0,
             priority: new.priority,
             deadline: new.deadline,
             salt: new.salt,

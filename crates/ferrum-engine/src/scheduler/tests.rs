@@ -1,8 +1,8 @@
 //! The scheduler on a device that is only memory: each cell of a block holds what would have been
 //! computed for it, and a step checks that it reads what a sequence by itself would have written.
 
+mod batch_order;
 mod offloaded;
-mod slots;
 mod states;
 mod windows;
 

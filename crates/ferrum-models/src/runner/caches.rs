@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// Where a layer keeps what it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum CacheIndex {
     /// In a pool of the stage, its own or that of the layer which it shares one with.
     Pool(usize),
     /// In a state of the stage.
@@ -25,7 +25,7 @@ pub(super) struct StageCaches {
     /// Elements of each recurrent state.
     pub(super) states: Vec<usize>,
     /// Of each layer.
-    pub(super) places: Vec<Place>,
+    pub(super) cache_of: Vec<CacheIndex>,
 }
 
 impl StageCaches {
@@ -37,16 +37,16 @@ impl StageCaches {
             Error::invalid("stage", reason)
         })?;
         let (mut pools, mut states) = (Vec::new(), Vec::new());
-        let mut places: Vec<Place> = Vec::new();
+        let mut cache_of: Vec<CacheIndex> = Vec::new();
         for (layer, cache) in (start..).zip(of_stage) {
-            let place = match *cache {
+            let index = match *cache {
                 LayerCache::Pool { group, shape } => {
                     pools.push((group, shape));
-                    Place::Pool(pools.len() - 1)
+                    CacheIndex::Pool(pools.len() - 1)
                 }
                 LayerCache::Shared(owner) => {
                     let owner = owner.checked_sub(start);
-                    let owner = owner.and_then(|owner| places.get(owner).copied());
+                    let owner = owner.and_then(|owner| cache_of.get(owner).copied());
                     owner.ok_or_else(|| {
                         let reason = format!(
                             "layer {layer} shares the cache of a layer that stage {stage} has not"
@@ -56,16 +56,16 @@ impl StageCaches {
                 }
                 LayerCache::State(elements) => {
                     states.push(elements);
-                    Place::State(states.len() - 1)
+                    CacheIndex::State(states.len() - 1)
                 }
-                LayerCache::None => Place::None,
+                LayerCache::None => CacheIndex::None,
             };
-            places.push(place);
+            cache_of.push(index);
         }
         Ok(Self {
             pools,
             states,
-            places,
+            cache_of,
         })
     }
 }

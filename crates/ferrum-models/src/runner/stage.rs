@@ -3,7 +3,7 @@
 //! It takes tokens, or the residual stream behind the layers before it, and leaves the stream behind its own. There is no
 //! other way through the layers.
 
-use super::caches::{Place, StageCaches};
+use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
 use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
 use super::read::read_floats;
@@ -39,7 +39,7 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     /// Recurrent states of the layers that have one, `[slots + 1, elements]`: those of the last row are zeros.
     states: Vec<LayerStates<B>>,
     /// Where each layer keeps what it has seen.
-    places: Vec<Place>,
+    cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
     adapters: Adapters<B>,
     rope: RopeTables<B>,
@@ -92,7 +92,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let StageCaches {
             pools,
             states,
-            places,
+            cache_of,
         } = StageCaches::of(&weights.stage, &caches)?;
         let state_slots = config.state_slots(spec).map_or(0, StateSlots::count);
         let state = |elements| LayerStates::alloc(device, state_slots, elements);
@@ -130,7 +130,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         Ok(Self {
             kv: KvCache::alloc(device, pools)?,
             states,
-            places,
+            cache_of,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
             staging: Staging {
@@ -214,6 +214,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let copies: Vec<_> = copies
             .map(|(from, to)| (from.map_or(zeros, row), row(to)))
             .collect();
+        if copies.is_empty() {
+            return Ok(());
+        }
         for LayerStates { states, shape } in &mut self.states {
             B::copy_states(&mut self.ctx, states, &copies, *shape)?;
         }
@@ -229,7 +232,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             weights,
             kv,
             states,
-            places,
+            cache_of,
             scratch,
             adapters,
             rope,
@@ -245,7 +248,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 rope,
                 adapters,
             };
-            let caches = (&mut *kv, &mut **states, &**places);
+            let caches = (&mut *kv, &mut **states, &**cache_of);
             forward(ctx, weights, caches, &step, scratch)?;
             end(ctx, &step, scratch)
         };
@@ -435,7 +438,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
 fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     weights: &BodyWeights<B>,
-    (kv, states, places): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[Place]),
+    (kv, states, cache_of): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[CacheIndex]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -453,12 +456,12 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             embedding.lookup(ctx, tokens, residual, shape)
         })?;
     }
-    let layers = step.spec.layers.iter().zip(&weights.layers).zip(places);
+    let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
     for (index, (layer, place)) in layers.enumerate() {
         let cache = match *place {
-            Place::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
-            Place::State(state) => CacheMut::State(&mut states[state]),
-            Place::None => CacheMut::None,
+            CacheIndex::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
+            CacheIndex::State(state) => CacheMut::State(&mut states[state]),
+            CacheIndex::None => CacheMut::None,
         };
         layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
     }
