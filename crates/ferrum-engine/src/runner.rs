@@ -7,10 +7,10 @@
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, RowOrder, Span};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StateSlots,
-    StepBatch, StepOutput, Ticket,
+    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StateLayout,
+    StateSlots, StepBatch, StepOutput, Ticket,
 };
-use ferrum_types::{AdapterId, BlockId, Error, Result};
+use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -90,8 +90,8 @@ pub trait StepRunner: Send {
         self.collect(ticket, out)
     }
 
-    /// What the bytes of a KV block are; `None`, as by default, where blocks cannot be read and written.
-    fn kv_block_layout(&self) -> Option<KvBlockLayout> {
+    /// What the bytes of a KV block of a cache group are; `None`, as by default, where blocks cannot be read and written.
+    fn kv_block_layout(&self, _group: usize) -> Option<KvBlockLayout> {
         None
     }
 
@@ -99,7 +99,7 @@ pub trait StepRunner: Send {
     ///
     /// # Errors
     /// Those of the runner; `InvalidArgument` where [`kv_block_layout`](Self::kv_block_layout) is `None`.
-    fn read_kv_blocks(&mut self, _: &[BlockId], _: &mut [u8]) -> Result<()> {
+    fn read_kv_blocks(&mut self, _group: usize, _: &[BlockId], _: &mut [u8]) -> Result<()> {
         Err(no_blocks())
     }
 
@@ -107,7 +107,29 @@ pub trait StepRunner: Send {
     ///
     /// # Errors
     /// As [`read_kv_blocks`](Self::read_kv_blocks).
-    fn write_kv_blocks(&mut self, _: &[BlockId], _: &[u8]) -> Result<()> {
+    fn write_kv_blocks(&mut self, _group: usize, _: &[BlockId], _: &[u8]) -> Result<()> {
+        Err(no_blocks())
+    }
+
+    /// What the bytes of a sequence's recurrent states are; `None`, as by default, where there are none, or they cannot
+    /// be read and written.
+    fn state_layout(&self) -> Option<StateLayout> {
+        None
+    }
+
+    /// See [`ModelRunner::read_state`]. With steps in flight, those that were submitted come first.
+    ///
+    /// # Errors
+    /// Those of the runner; `InvalidArgument` where [`state_layout`](Self::state_layout) is `None`.
+    fn read_state(&mut self, _: StateSlot, _: &mut [u8]) -> Result<()> {
+        Err(no_blocks())
+    }
+
+    /// See [`ModelRunner::write_state`].
+    ///
+    /// # Errors
+    /// As [`read_state`](Self::read_state).
+    fn write_state(&mut self, _: StateSlot, _: &[u8]) -> Result<()> {
         Err(no_blocks())
     }
 
@@ -139,7 +161,10 @@ pub trait StepRunner: Send {
 }
 
 fn no_blocks() -> Error {
-    Error::invalid("kv_blocks", "this runner has no blocks to read or write")
+    Error::invalid(
+        "kv_blocks",
+        "this runner has no blocks or states to read or write",
+    )
 }
 
 fn no_adapters() -> Error {
@@ -193,16 +218,28 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
         ModelRunner::collect(self, ticket, out)
     }
 
-    fn kv_block_layout(&self) -> Option<KvBlockLayout> {
-        ModelRunner::kv_block_layout(self).ok()
+    fn kv_block_layout(&self, group: usize) -> Option<KvBlockLayout> {
+        ModelRunner::kv_block_layout(self, group).ok()
     }
 
-    fn read_kv_blocks(&mut self, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
-        ModelRunner::read_kv_blocks(self, blocks, out)
+    fn read_kv_blocks(&mut self, group: usize, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
+        ModelRunner::read_kv_blocks(self, group, blocks, out)
     }
 
-    fn write_kv_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
-        ModelRunner::write_kv_blocks(self, blocks, bytes)
+    fn write_kv_blocks(&mut self, group: usize, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        ModelRunner::write_kv_blocks(self, group, blocks, bytes)
+    }
+
+    fn state_layout(&self) -> Option<StateLayout> {
+        ModelRunner::state_layout(self).ok().flatten()
+    }
+
+    fn read_state(&mut self, slot: StateSlot, out: &mut [u8]) -> Result<()> {
+        ModelRunner::read_state(self, slot, out)
+    }
+
+    fn write_state(&mut self, slot: StateSlot, bytes: &[u8]) -> Result<()> {
+        ModelRunner::write_state(self, slot, bytes)
     }
 
     fn take_spans(&mut self) -> Result<Vec<Span>> {

@@ -6,6 +6,7 @@ use ferrum_formats::LoraFolder;
 use ferrum_kernels::{SampleBatch, Span};
 use ferrum_models::{CacheGroup, DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
+use std::ops::Range;
 
 /// One sequence at a time on a runner. The cache outlives a call, so that a conversation computes only
 /// what is new.
@@ -28,42 +29,60 @@ pub struct Session {
 }
 
 /// The blocks of a session in one cache group. Behind a window they are used again, in turns.
-struct SessionTable {
+pub(crate) struct SessionTable {
     group: CacheGroup,
     blocks: Vec<BlockId>,
+    /// Entries before this one were never filled.
+    first: usize,
 }
 
 impl SessionTable {
     fn new(group: CacheGroup) -> Self {
         let blocks = (0..group.blocks as u32).map(BlockId).collect();
-        Self { group, blocks }
+        Self {
+            group,
+            blocks,
+            first: 0,
+        }
+    }
+
+    /// The entries that the token after `tokens` others sees, of those that these fill.
+    pub(crate) fn needed(&self, tokens: usize) -> Range<usize> {
+        let size = self.group.block_size;
+        self.group.first_seen(tokens) / size..tokens.div_ceil(size)
+    }
+
+    /// Where an entry is.
+    fn block(&self, entry: usize) -> BlockId {
+        BlockId((entry % self.group.blocks.max(1)) as u32)
     }
 
     /// Says where the keys are that tokens from `start` up to `end` see or write.
     fn fill(&mut self, start: usize, end: usize) {
-        let CacheGroup {
-            window,
-            blocks,
-            block_size,
-            ..
-        } = self.group;
-        if window.is_none() {
+        if start == 0 {
+            self.first = 0;
+        }
+        if self.group.window.is_none() {
             return;
         }
-        let first = self.group.first_seen(start) / block_size;
+        let mut blocks = std::mem::take(&mut self.blocks);
+        let size = self.group.block_size;
+        let first = self.group.first_seen(start) / size;
         let block = |entry: usize| match entry < first {
             true => BlockId::RELEASED,
-            false => BlockId((entry % blocks) as u32),
+            false => self.block(entry),
         };
-        self.blocks.clear();
-        self.blocks.extend((0..end.div_ceil(block_size)).map(block));
+        blocks.clear();
+        blocks.extend((0..end.div_ceil(size)).map(block));
+        self.blocks = blocks;
     }
 
     /// Whether all that the token after `keep` others sees is still there, once `reached` were.
     fn has(&self, keep: usize, reached: usize) -> bool {
         let entry = self.group.first_seen(keep) / self.group.block_size;
         let last = reached.div_ceil(self.group.block_size);
-        self.group.window.is_none() || entry + self.group.blocks >= last
+        let there = entry >= self.first && entry + self.group.blocks >= last;
+        self.group.window.is_none() || there
     }
 }
 
@@ -113,10 +132,29 @@ impl Session {
         &mut *self.runner
     }
 
-    /// Says of which tokens the cache has keys and values, in blocks from the first on.
+    /// Says after which tokens the cache has all that is [needed](Self::needed_blocks), and nothing else.
     pub(crate) fn set_cached(&mut self, tokens: &[TokenId]) {
         self.cached.clear();
         self.cached.extend_from_slice(tokens);
+        self.reached = tokens.len();
+        for table in &mut self.tables {
+            table.first = table.needed(tokens.len()).start;
+        }
+    }
+
+    /// The blocks of each cache group.
+    pub(crate) fn tables(&self) -> &[SessionTable] {
+        &self.tables
+    }
+
+    /// The blocks of a cache group that the token after `tokens` others sees.
+    pub(crate) fn needed_blocks(&self, group: usize, tokens: usize) -> Vec<BlockId> {
+        let table = self.tables.get(group);
+        let blocks = |table: &SessionTable| {
+            let entries = table.needed(tokens);
+            entries.map(|entry| table.block(entry)).collect()
+        };
+        table.map(blocks).unwrap_or_default()
     }
 
     /// The tokens in the cache.

@@ -28,7 +28,8 @@ pub trait DecodeBackend: Send {
     /// devices.
     ///
     /// # Errors
-    /// `InvalidArgument` when a block is larger than the address space.
+    /// `InvalidArgument` when a block is larger than the address space, or sequences have recurrent states, which no
+    /// block holds.
     fn kv_block_layout(&self) -> Result<KvBlockLayout>;
 
     /// The keys and values of `seq`, whole blocks of its `tokens` tokens, for another decoder's
@@ -188,24 +189,28 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> DecodeBackend for Runner
     }
 
     fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        self.runner.kv_block_layout()
+        if self.runner.state_slots().is_some() {
+            let reason = "the blocks of a model with recurrent states are not all of its cache";
+            return Err(Error::invalid("kv_blocks", reason));
+        }
+        self.runner.kv_block_layout(0)
     }
 
     fn read_kv_cache(&mut self, seq: SeqId) -> Result<(usize, Vec<u8>)> {
         let (index, slot) = self.taken_slot("read_kv_cache", seq)?;
-        let layout = self.runner.kv_block_layout()?;
+        let layout = self.kv_block_layout()?;
         let blocks = &self.blocks(index)[..slot.len.div_ceil(layout.block_size)];
         let mut bytes = vec![0; layout.bytes * blocks.len()];
-        self.runner.read_kv_blocks(blocks, &mut bytes)?;
+        self.runner.read_kv_blocks(0, blocks, &mut bytes)?;
         Ok((slot.len, bytes))
     }
 
     fn init_kv_cache(&mut self, seq: SeqId, tokens: usize, blocks: &[u8]) -> Result<()> {
         let (index, slot) = self.new_slot("init_kv_cache", seq, tokens)?;
         self.check_capacity(tokens)?;
-        let count = tokens.div_ceil(self.runner.pool().block_size);
+        let count = tokens.div_ceil(self.kv_block_layout()?.block_size);
         let places = self.blocks(index);
-        self.runner.write_kv_blocks(&places[..count], blocks)?;
+        self.runner.write_kv_blocks(0, &places[..count], blocks)?;
         self.slots[index] = Some(Slot {
             len: tokens,
             ..slot

@@ -41,7 +41,7 @@ pub use inventory::{
     CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, RankCut, Stage, TensorId,
     TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
-pub use kv_blocks::{KvBlockLayout, KvBlockPart};
+pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
 pub use load::{
     LoadProgress, Model, load_rank_weights, load_stage_weights, load_weights, read_model,

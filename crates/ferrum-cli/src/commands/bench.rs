@@ -13,7 +13,7 @@ use crate::ui::{show, show_json};
 use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Placement, Session, StepRunner};
 use ferrum_kernels::cpu::peak;
-use ferrum_models::{LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
+use ferrum_models::{KvLayout, LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, StateSlot, TokenId};
 use profile::Profile;
 use report::{Batched, Limits, Report, median};
@@ -110,14 +110,14 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     }
 }
 
-/// Room for `seqs` sequences instead of one.
+/// Room for `seqs` sequences instead of one, each with one block table.
 fn for_sequences(one: RunnerConfig, seqs: usize) -> RunnerConfig {
     let block_size = match one.layout {
-        ferrum_models::KvLayout::Paged { block_size }
-        | ferrum_models::KvLayout::Grouped { block_size } => block_size,
-        ferrum_models::KvLayout::Contiguous => 1,
+        KvLayout::Paged { block_size } | KvLayout::Grouped { block_size } => block_size,
+        KvLayout::Contiguous => 1,
     };
     RunnerConfig {
+        layout: KvLayout::Paged { block_size },
         max_seqs: seqs,
         max_tokens: one.max_tokens.max(seqs),
         max_logit_rows: seqs,

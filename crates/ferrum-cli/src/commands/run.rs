@@ -10,7 +10,7 @@ use ferrum_engine::{Generation, GenerationStats, SamplingParams, Session, genera
 use ferrum_formats::ModelSource;
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
-use ferrum_models::{KvLayout, Model, RunnerConfig};
+use ferrum_models::{Model, RunnerConfig};
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -241,11 +241,7 @@ fn overflow(requested: usize, capacity: usize) -> Failure {
 
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {
     let kv = open::kv_dtype(model, &args.cache);
-    let mut config = RunnerConfig::single(context);
-    if let (KvLayout::Paged { block_size }, None) = (config.layout, &args.session) {
-        // A file of a session has all tokens of all layers.
-        config.layout = KvLayout::Grouped { block_size };
-    }
+    let config = RunnerConfig::single(context);
     let device = (&args.device, &args.weights);
     open::load_adapted(model, device, &args.adapter, config, kv)
 }

@@ -58,7 +58,7 @@ impl StepLoop<'_> {
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
         let planned = self.scheduler.schedule_ahead(&mut step.plan);
-        self.move_blocks()?;
+        self.move_parts()?;
         if !planned {
             self.spare.push(step);
             return Ok(None);

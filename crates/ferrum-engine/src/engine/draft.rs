@@ -58,9 +58,8 @@ struct Guess {
 impl DraftModel {
     /// A small model that guesses at most `most` tokens at a time.
     pub(super) fn new(runner: Box<dyn StepRunner>, most: usize) -> Self {
-        let pool = runner.pool();
         Self {
-            pool: BlockPool::new(pool.blocks, pool.block_size),
+            pool: BlockPool::of_groups(&runner.cache_groups()),
             runner,
             seqs: HashMap::new(),
             most,
@@ -126,7 +125,10 @@ impl DraftModel {
                 all_ready = false;
                 continue;
             }
-            if !self.pool.grow(&mut seq.table, end + wanted) {
+            // What was confirmed stays, so nothing before it is looked at again.
+            self.pool.release_behind(&mut seq.table, known);
+            let windowed = known + part + wanted;
+            if !self.pool.grow_to(&mut seq.table, end + wanted, windowed) {
                 // Others may need the blocks more; it is read again when there is room.
                 self.pool.release(&mut seq.table);
                 seq.computed.clear();
@@ -215,5 +217,9 @@ fn push(
         logits,
         adapter: None,
         hidden: false,
-    })
+    })?;
+    for group in 1..seq.table.groups() {
+        batch.add_table(group, seq.table.group(group))?;
+    }
+    Ok(())
 }

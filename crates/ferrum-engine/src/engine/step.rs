@@ -35,7 +35,7 @@ impl StepLoop<'_> {
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut step.plan);
-        self.move_blocks()?;
+        self.move_parts()?;
         if step.plan.work().is_empty() {
             if self.scheduler.waits_for_files() {
                 self.waits_for_files = true;
@@ -53,6 +53,7 @@ impl StepLoop<'_> {
     pub(super) fn submit(&mut self, step: PlannedStep, started: Moment) -> Result<Flight> {
         let PlannedStep { plan, mut batch } = step;
         self.scheduler.begin(&plan, &mut batch)?;
+        self.move_parts()?;
         self.begin_masks(&plan);
         self.want_rows(&plan, &mut batch);
         let prompt_tokens = pace::prompt_tokens(plan.work());

@@ -201,7 +201,7 @@ impl<'a> StepLoop<'a> {
         self.probe_wanted = false;
         let mut table = BlockTable::default();
         let lent = self.scheduler.lend(&mut table);
-        self.move_blocks()?;
+        self.move_parts()?;
         if !lent {
             return Ok(());
         }
@@ -215,6 +215,9 @@ impl<'a> StepLoop<'a> {
             logits: LogitRows::Last,
             adapter: None,
         })?;
+        for group in 1..table.groups() {
+            batch.add_table(group, table.group(group))?;
+        }
         if let Some(slot) = table.state() {
             batch.add_state(slot);
         }

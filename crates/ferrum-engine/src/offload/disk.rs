@@ -1,6 +1,6 @@
 //! Blocks on their way to a folder: a thread writes them, from a bounded queue.
 
-use super::StoredBlock;
+use super::StoredPart;
 use crate::priority::set_nice;
 use ferrum_formats::FormatError;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder, KvWritten};
@@ -26,16 +26,16 @@ pub(super) struct DiskTier {
 }
 
 struct Writer {
-    jobs: SyncSender<Arc<StoredBlock>>,
+    jobs: SyncSender<Arc<StoredPart>>,
     thread: JoinHandle<()>,
 }
 
 /// What waits to be written, to be found meanwhile.
 #[derive(Default)]
-struct Queued(Mutex<HashMap<KvBlockName, Arc<StoredBlock>>>);
+struct Queued(Mutex<HashMap<KvBlockName, Arc<StoredPart>>>);
 
 impl Queued {
-    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockName, Arc<StoredBlock>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockName, Arc<StoredPart>>> {
         // Nothing that can panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,13 +74,13 @@ impl DiskTier {
     }
 
     /// A block that is not written yet.
-    pub(super) fn queued(&self, name: KvBlockName) -> Option<Arc<StoredBlock>> {
+    pub(super) fn queued(&self, name: KvBlockName) -> Option<Arc<StoredPart>> {
         self.queued.lock().get(&name).cloned()
     }
 
     /// Has a block written, if the folder does not have it. Waits for room in the queue until the deadline; without
     /// one, not at all.
-    pub(super) fn offer(&self, block: Arc<StoredBlock>, deadline: Option<Instant>) {
+    pub(super) fn offer(&self, block: Arc<StoredPart>, deadline: Option<Instant>) {
         if self.has(block.name) {
             return;
         }
@@ -128,7 +128,7 @@ impl DiskTier {
 }
 
 /// Writes blocks until nobody has more.
-fn write(folder: &KvFolder, queued: &Queued, inbox: &Receiver<Arc<StoredBlock>>) {
+fn write(folder: &KvFolder, queued: &Queued, inbox: &Receiver<Arc<StoredPart>>) {
     set_nice(10);
     let mut complained = false;
     while let Ok(block) = inbox.recv() {

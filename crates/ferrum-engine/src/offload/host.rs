@@ -1,10 +1,9 @@
 //! One engine's way to the tiers.
 
-use super::{Group, KvOffload, OffloadStats, Prefix, StoredBlock};
-use crate::pool::CachedPrefix;
-use crate::scheduler::{HostBlock, HostBlocks, HostPrefix, HostQuery};
+use super::{KvOffload, OffloadStats, Origin, PartLayouts, Prefix, StoredPart};
+use crate::pool::{CachedPrefix, PartKind};
+use crate::scheduler::{HostAnswer, HostPart, HostParts, HostPrefix, HostQuery};
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
-use ferrum_models::KvBlockLayout;
 use ferrum_types::SeqId;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +19,7 @@ const MOST_STAGED: usize = 4;
 /// See the [module](self).
 pub(crate) struct HostCache {
     offload: KvOffload,
-    group: Group,
+    origins: Vec<Origin>,
     state: Arc<Mutex<State>>,
     /// Reads files, where there is a folder.
     reader: Option<Reader>,
@@ -42,14 +41,27 @@ struct State {
 
 enum Staged {
     Reading,
-    Read(HashMap<KvBlockName, Arc<StoredBlock>>),
+    Read(HashMap<KvBlockName, Arc<StoredPart>>),
 }
 
 /// Files to read for a sequence, in the order of its tokens.
 struct ReadJob {
     seq: SeqId,
-    files: Vec<(KvBlockName, Vec<u8>)>,
+    files: Vec<ReadFile>,
+}
+
+struct ReadFile {
+    name: KvBlockName,
+    description: Vec<u8>,
+    /// Bytes of the part that is in it.
     bytes: usize,
+}
+
+/// Where a part is.
+enum Found {
+    Memory(HostPart),
+    Disk(ReadFile),
+    Nowhere,
 }
 
 impl std::fmt::Debug for HostCache {
@@ -66,7 +78,7 @@ impl HostCache {
     pub(crate) fn start(
         offload: KvOffload,
         (model, backend): (&str, &str),
-        layout: KvBlockLayout,
+        layouts: &PartLayouts,
         wake: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
         let state = Arc::<Mutex<State>>::default();
@@ -82,66 +94,73 @@ impl HostCache {
         };
         Ok(Self {
             offload,
-            group: Group::new(model, backend, layout),
+            origins: layouts.origins(model, backend),
             state,
             reader,
         })
     }
 
-    /// Bytes of a block.
-    pub(crate) fn block_bytes(&self) -> usize {
-        self.group.layout.bytes
+    fn origin(&self, kind: PartKind) -> Option<&Origin> {
+        self.origins.iter().find(|origin| origin.kind == kind)
     }
 
-    /// Whether a block that leaves the device is worth reading: not what a tier has already, and what nobody can
+    /// Bytes of a part.
+    pub(crate) fn part_bytes(&self, kind: PartKind) -> usize {
+        self.origin(kind).map_or(0, |origin| origin.bytes)
+    }
+
+    /// Names and descriptions of what ends with the blocks of a prefix. `None` for what nobody can ask for again.
+    fn named<'t>(&self, prefix: &'t CachedPrefix) -> Option<Prefix<'t>> {
+        let origin = self.origin(prefix.part.kind())?;
+        Prefix::new(origin, &prefix.salt, &prefix.tokens, usize::MAX)
+    }
+
+    /// Whether a part that leaves the device is worth reading: not what a tier has already, and what nobody can
     /// ask for again.
     pub(crate) fn wants(&self, prefix: &CachedPrefix) -> bool {
-        let known = Prefix::new(&self.group, &prefix.salt, &prefix.tokens, usize::MAX);
-        let name = known.and_then(|known| known.names.last().copied());
+        let name = self.named(prefix);
+        let name = name.and_then(|known| known.names.last().copied());
         name.is_some_and(|name| !self.offload.touch(name))
     }
 
-    /// Takes a block that leaves the device; see [`KvOffload`] for the deadline.
+    /// Takes a part that leaves the device; see [`KvOffload`] for the deadline.
     pub(crate) fn keep(&self, prefix: &CachedPrefix, bytes: &[u8], deadline: Option<Instant>) {
-        let known = Prefix::new(&self.group, &prefix.salt, &prefix.tokens, usize::MAX);
-        let Some(known) = known else { return };
+        let Some(known) = self.named(prefix) else {
+            return;
+        };
         let Some(&name) = known.names.last() else {
             return;
         };
-        let block = StoredBlock {
+        let part = StoredPart {
             name,
             description: known.description(known.names.len() - 1).into(),
             bytes: bytes.to_vec(),
         };
-        self.offload.keep(block, deadline);
+        self.offload.keep(part, deadline);
     }
 
-    /// Counts blocks that came back to the device.
-    pub(crate) fn count(&self, blocks: usize, from_disk: bool) {
-        let tokens = (blocks * self.group.layout.block_size) as u64;
+    /// Counts tokens that came back to the device.
+    pub(crate) fn count(&self, from_ram: usize, from_disk: usize) {
         let mut state = self.state();
-        match from_disk {
-            true => state.hits.disk_hit_tokens += tokens,
-            false => state.hits.ram_hit_tokens += tokens,
-        }
+        state.hits.ram_hit_tokens += from_ram as u64;
+        state.hits.disk_hit_tokens += from_disk as u64;
     }
 
     pub(crate) fn stats(&self) -> OffloadStats {
-        let hits = self.state().hits;
-        let group = KvBlockName::root(self.group.text.as_bytes(), b"");
-        let group = group.group();
-        let (ram_bytes, ram_evictions) = self.offload.ram().figures(group);
+        let mut stats = self.state().hits;
         let disk = self.offload.0.disk.as_ref();
-        let files = disk.map(|disk| disk.folder().figures(group));
-        let files = files.unwrap_or_default();
-        OffloadStats {
-            ram_bytes,
-            ram_evictions,
-            disk_bytes: files.bytes,
-            disk_evictions: files.evicted,
-            dropped: disk.map_or(0, |disk| disk.dropped()),
-            ..hits
+        for origin in &self.origins {
+            let group = KvBlockName::root(origin.text.as_bytes(), b"").group();
+            let (bytes, evictions) = self.offload.ram().figures(group);
+            stats.ram_bytes += bytes;
+            stats.ram_evictions += evictions;
+            let files = disk.map(|disk| disk.folder().figures(group));
+            let files = files.unwrap_or_default();
+            stats.disk_bytes += files.bytes;
+            stats.disk_evictions += files.evicted;
         }
+        stats.dropped = disk.map_or(0, |disk| disk.dropped());
+        stats
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -166,73 +185,126 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl HostBlocks for Arc<HostCache> {
-    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostPrefix {
+/// What parts of a sequence's prefixes there are outside of the device, looked up once each.
+struct Lookup<'a> {
+    offload: &'a KvOffload,
+    /// With the bytes of a part.
+    prefixes: Vec<(PartKind, Prefix<'a>, usize)>,
+    /// What was read from files for this sequence, once that is done.
+    staged: Option<&'a HashMap<KvBlockName, Arc<StoredPart>>>,
+    found: HashMap<(usize, PartKind), Found>,
+    /// Bytes of those that are on disk.
+    to_read: usize,
+}
+
+impl Lookup<'_> {
+    /// Whether there is the part of a kind at the end of block number `index`.
+    fn has(&mut self, index: usize, kind: PartKind) -> bool {
+        if !self.found.contains_key(&(index, kind)) {
+            let found = self.find(index, kind);
+            if let Found::Disk(file) = &found {
+                self.to_read += file.bytes;
+            }
+            self.found.insert((index, kind), found);
+        }
+        !matches!(self.found.get(&(index, kind)), None | Some(Found::Nowhere))
+    }
+
+    fn find(&self, index: usize, kind: PartKind) -> Found {
+        let of_kind = self.prefixes.iter().find(|(known, ..)| *known == kind);
+        let Some((_, prefix, bytes)) = of_kind else {
+            return Found::Nowhere;
+        };
+        let Some(&name) = prefix.names.get(index) else {
+            return Found::Nowhere;
+        };
+        let read = self.staged.and_then(|parts| parts.get(&name)).cloned();
+        let from_disk = read.is_some();
+        match read.or_else(|| self.offload.in_memory(name)) {
+            Some(stored) if prefix.is_of(index, &stored) => {
+                return Found::Memory(HostPart { stored, from_disk });
+            }
+            Some(_) => return Found::Nowhere,
+            None => {}
+        }
+        let folder = self.offload.folder();
+        let has_file = folder.is_some_and(|folder| folder.contains(name));
+        // What could not be read is not asked for again.
+        let room = self.to_read == 0 || self.to_read + bytes <= MOST_READ;
+        if !has_file || self.staged.is_some() || !room {
+            return Found::Nowhere;
+        }
+        Found::Disk(ReadFile {
+            name,
+            description: prefix.description(index),
+            bytes: *bytes,
+        })
+    }
+}
+
+impl HostParts for Arc<HostCache> {
+    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostAnswer {
         let HostQuery {
             salt,
             tokens,
-            from,
+            device,
+            found,
             most,
         } = query;
-        let none = HostPrefix::Ready(Vec::new());
-        if from >= most {
-            return none;
+        let none = || HostAnswer::Ready(HostPrefix::default());
+        if found >= most {
+            return none();
         }
-        let Some(prefix) = Prefix::new(&self.group, salt, tokens, most) else {
-            return none;
+        let prefix = |origin: &Origin| {
+            let prefix = Prefix::new(origin, salt, tokens, most)?;
+            Some((origin.kind, prefix, origin.bytes))
+        };
+        let prefixes: Option<Vec<_>> = self.origins.iter().map(prefix).collect();
+        let Some(prefixes) = prefixes else {
+            return none();
         };
         let mut state = self.state();
         let staged = match state.staged.get(&seq) {
-            Some(Staged::Reading) => return HostPrefix::Reading,
-            Some(Staged::Read(blocks)) => Some(blocks),
+            Some(Staged::Reading) => return HostAnswer::Reading,
+            Some(Staged::Read(parts)) => Some(parts),
             None => None,
         };
-        let (mut found, mut on_disk) = (Vec::new(), Vec::new());
-        for (block, &name) in prefix.names.iter().enumerate().skip(from) {
-            let read = staged.and_then(|blocks| blocks.get(&name)).cloned();
-            let memory = || self.offload.in_memory(name);
-            let from_disk = read.is_some();
-            match read.or_else(memory) {
-                Some(stored) if prefix.is_of(block, &stored) => {
-                    if on_disk.is_empty() {
-                        found.push(HostBlock { stored, from_disk });
-                    }
+        let mut lookup = Lookup {
+            offload: &self.offload,
+            prefixes,
+            staged,
+            found: HashMap::new(),
+            to_read: 0,
+        };
+        let end = device.longest(most, |index, kind| lookup.has(index, kind));
+        if end <= found {
+            return none();
+        }
+        let (mut parts, mut files) = (HashMap::new(), Vec::new());
+        for part in device.missing(end) {
+            match lookup.found.remove(&part) {
+                Some(Found::Memory(found)) => {
+                    parts.insert(part, found);
                 }
-                Some(_) => break,
-                // What could not be read is not asked for again.
-                None if staged.is_some() => break,
-                None => {
-                    let folder = self.offload.folder();
-                    if !folder.is_some_and(|folder| folder.contains(name)) {
-                        break;
-                    }
-                    on_disk.push((name, block));
-                }
+                Some(Found::Disk(file)) => files.push(file),
+                Some(Found::Nowhere) | None => return none(),
             }
         }
-        on_disk.truncate((MOST_READ / self.block_bytes().max(1)).max(1));
-        let Some(reader) = self.reader.as_ref().filter(|_| !on_disk.is_empty()) else {
-            return HostPrefix::Ready(found);
+        let Some(reader) = self.reader.as_ref().filter(|_| !files.is_empty()) else {
+            return HostAnswer::Ready(HostPrefix { end, parts });
         };
-        let others = |(name, _): &(KvBlockName, usize)| state.reading.contains_key(name);
-        if on_disk.iter().any(others) || state.staged.len() >= MOST_STAGED {
+        let others = |file: &ReadFile| state.reading.contains_key(&file.name);
+        if files.iter().any(others) || state.staged.len() >= MOST_STAGED {
             // They will be on the device soon, or there will be room.
-            return HostPrefix::Reading;
+            return HostAnswer::Reading;
         }
-        let files = on_disk.iter();
-        let files = files.map(|&(name, block)| (name, prefix.description(block)));
-        let job = ReadJob {
-            seq,
-            files: files.collect(),
-            bytes: self.block_bytes(),
-        };
-        if reader.jobs.send(job).is_err() {
-            return HostPrefix::Ready(found);
+        let names: Vec<_> = files.iter().map(|file| (file.name, seq)).collect();
+        if reader.jobs.send(ReadJob { seq, files }).is_err() {
+            return none();
         }
         state.staged.insert(seq, Staged::Reading);
-        let names = on_disk.into_iter().map(|(name, _)| (name, seq));
         state.reading.extend(names);
-        HostPrefix::Reading
+        HostAnswer::Reading
     }
 
     fn forget(&mut self, seq: SeqId) {
@@ -245,10 +317,15 @@ impl HostBlocks for Arc<HostCache> {
 
 /// Reads files until nobody wants more.
 fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake: &dyn Fn()) {
-    while let Ok(ReadJob { seq, files, bytes }) = inbox.recv() {
-        let mut blocks = HashMap::with_capacity(files.len());
+    while let Ok(ReadJob { seq, files }) = inbox.recv() {
+        let mut parts = HashMap::with_capacity(files.len());
         let mut damaged = 0;
-        for (name, description) in files {
+        for file in files {
+            let ReadFile {
+                name,
+                description,
+                bytes,
+            } = file;
             // Whoever wanted it may have gone.
             if !lock(state).staged.contains_key(&seq) {
                 break;
@@ -263,17 +340,17 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
                     break;
                 }
             };
-            let stored = StoredBlock {
+            let stored = StoredPart {
                 name,
                 description: description.into(),
                 bytes: payload,
             };
-            blocks.insert(name, Arc::new(stored));
+            parts.insert(name, Arc::new(stored));
         }
         let mut state = lock(state);
         state.hits.damaged += damaged;
         if let Some(staged) = state.staged.get_mut(&seq) {
-            *staged = Staged::Read(blocks);
+            *staged = Staged::Read(parts);
         }
         drop(state);
         wake();

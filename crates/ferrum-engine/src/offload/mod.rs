@@ -5,8 +5,9 @@
 //! the disk cannot follow, blocks are dropped, and nobody waits. A [`HostCache`] is one engine's way to both: it
 //! finds what a sequence can go on from before the sequence is admitted, and has files read by another thread.
 //!
-//! A block is known by the model, the cache's layout, the tenant, and all tokens up to its end. All of that is compared
-//! when it is found; a hash only says where to look.
+//! What is kept are the parts of prefixes: a block of one cache group, or the recurrent state behind a block. Each is known
+//! by the model, the layout of its group, the tenant, and all tokens up to its end. All of that is compared when it is
+//! found; a hash only says where to look.
 
 mod disk;
 mod host;
@@ -17,10 +18,11 @@ mod tests;
 
 pub(crate) use host::HostCache;
 
-use crate::pool::CacheSalt;
+use crate::StepRunner;
+use crate::pool::{CacheSalt, PartKind};
 use disk::DiskTier;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
-use ferrum_models::KvBlockLayout;
+use ferrum_models::{KvBlockLayout, StateLayout};
 use ferrum_types::TokenId;
 use ram::RamTier;
 use std::fmt;
@@ -60,22 +62,22 @@ pub struct OffloadStats {
     pub damaged: u64,
 }
 
-/// A block outside of the device.
-pub(crate) struct StoredBlock {
+/// A part of a prefix outside of the device.
+pub(crate) struct StoredPart {
     name: KvBlockName,
     /// See [`Prefix`].
     description: Box<[u8]>,
     bytes: Vec<u8>,
 }
 
-impl fmt::Debug for StoredBlock {
+impl fmt::Debug for StoredPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoredBlock({} bytes)", self.bytes.len())
+        write!(f, "StoredPart({} bytes)", self.bytes.len())
     }
 }
 
-impl StoredBlock {
-    /// Its stored bytes, as [`ModelRunner::read_kv_blocks`](ferrum_models::ModelRunner::read_kv_blocks) gave them.
+impl StoredPart {
+    /// Its stored bytes, as [`StepRunner::read_kv_blocks`] or [`StepRunner::read_state`] gave them.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -95,45 +97,87 @@ impl StoredBlock {
     }
 }
 
-/// What blocks of an engine have in common.
-#[derive(Debug)]
-struct Group {
-    text: String,
-    layout: KvBlockLayout,
+/// What the bytes of a runner's blocks and states are.
+#[derive(Clone, Debug)]
+pub(crate) struct PartLayouts {
+    /// By cache group.
+    pub(crate) groups: Vec<KvBlockLayout>,
+    pub(crate) state: Option<StateLayout>,
 }
 
-impl Group {
-    fn new(model: &str, backend: &str, layout: KvBlockLayout) -> Self {
-        let KvBlockLayout {
-            dtype, block_size, ..
-        } = layout;
-        // Layers that are alike as one entry: how many there are, and what they have.
-        let mut layers: Vec<[usize; 4]> = Vec::new();
-        for part in &layout.layers {
-            let heads = [part.kv_heads, part.key_dim, part.value_dim];
-            match layers.last_mut().filter(|last| last[1..] == heads) {
-                Some(last) => last[0] += 1,
-                None => layers.push([1, heads[0], heads[1], heads[2]]),
+impl PartLayouts {
+    /// Those of a runner; `None` where its blocks or states cannot be read and written.
+    pub(crate) fn of(runner: &dyn StepRunner) -> Option<Self> {
+        let groups = 0..runner.cache_groups().len();
+        let groups: Option<Vec<_>> = groups.map(|group| runner.kv_block_layout(group)).collect();
+        let state = runner.state_layout();
+        let all = runner.state_slots().is_some() == state.is_some();
+        let groups = groups.filter(|_| all)?;
+        Some(Self { groups, state })
+    }
+
+    /// What parts have in common that a runner of this model computed on this backend, by kind.
+    pub(crate) fn origins(&self, model: &str, backend: &str) -> Vec<Origin> {
+        let block_size = self.groups.first().map_or(1, |layout| layout.block_size);
+        let origin = |kind, own: serde_json::Value, bytes| {
+            // Other versions of the program may compute other bits.
+            let text = serde_json::json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "model": model,
+                "backend": backend,
+                "block_size": block_size,
+                "part": own,
+            });
+            Origin {
+                kind,
+                text: text.to_string(),
+                block_size,
+                bytes,
             }
-        }
-        // Other versions of the program may compute other bits.
-        let text = serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "model": model,
-            "backend": backend,
-            "kv": dtype,
-            "layers": layers,
-            "block_size": block_size,
+        };
+        let groups = self.groups.iter().enumerate().map(|(group, layout)| {
+            let KvBlockLayout { dtype, window, .. } = layout;
+            let layers = layout.layers.iter();
+            let layers = layers.map(|part| [part.kv_heads, part.key_dim, part.value_dim]);
+            let own = serde_json::json!({"kv": dtype, "window": window, "layers": runs(layers)});
+            origin(PartKind::Block(group), own, layout.bytes)
         });
-        Self {
-            text: text.to_string(),
-            layout,
-        }
+        let state = self.state.iter().map(|layout| {
+            let layers = runs(layout.layers.iter().map(|&numbers| [numbers]));
+            origin(
+                PartKind::State,
+                serde_json::json!({"state": layers}),
+                layout.bytes,
+            )
+        });
+        groups.chain(state).collect()
     }
 }
 
-/// The prefixes of a sequence that end with a block: their names, and their descriptions, which are the group, the
-/// salt, and the tokens.
+/// Equal values in a row as one entry: how many there are, and what they are.
+fn runs<const N: usize>(values: impl Iterator<Item = [usize; N]>) -> Vec<(usize, Vec<usize>)> {
+    let mut runs: Vec<(usize, Vec<usize>)> = Vec::new();
+    for value in values {
+        match runs.last_mut().filter(|(_, last)| *last == value) {
+            Some((count, _)) => *count += 1,
+            None => runs.push((1, value.to_vec())),
+        }
+    }
+    runs
+}
+
+/// What parts of one kind have in common, of all runners that may use each other's.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    kind: PartKind,
+    text: String,
+    block_size: usize,
+    /// Bytes of a part.
+    bytes: usize,
+}
+
+/// The prefixes of a sequence that end with a block, for parts of one kind: their names, and their descriptions, which are
+/// the origin, the salt, and the tokens.
 struct Prefix<'t> {
     head: Vec<u8>,
     tokens: &'t [TokenId],
@@ -143,7 +187,7 @@ struct Prefix<'t> {
 
 impl<'t> Prefix<'t> {
     /// Of the first `most` blocks. `None` for sequences that share with nobody who comes later.
-    fn new(group: &Group, salt: &CacheSalt, tokens: &'t [TokenId], most: usize) -> Option<Self> {
+    fn new(origin: &Origin, salt: &CacheSalt, tokens: &'t [TokenId], most: usize) -> Option<Self> {
         let CacheSalt {
             tenant,
             prompt_len,
@@ -156,8 +200,8 @@ impl<'t> Prefix<'t> {
         }
         let salt = serde_json::json!({"tenant": tenant.as_deref(), "prompt_len": prompt_len});
         let salt = salt.to_string();
-        let mut name = KvBlockName::root(group.text.as_bytes(), salt.as_bytes());
-        let block_size = group.layout.block_size;
+        let mut name = KvBlockName::root(origin.text.as_bytes(), salt.as_bytes());
+        let block_size = origin.block_size;
         let blocks = tokens.chunks_exact(block_size).take(most);
         let names = blocks.map(|block| {
             name = name.followed_by(bytemuck::cast_slice(block));
@@ -165,7 +209,7 @@ impl<'t> Prefix<'t> {
         });
         Some(Self {
             names: names.collect(),
-            head: [group.text.as_bytes(), salt.as_bytes()].concat(),
+            head: [origin.text.as_bytes(), salt.as_bytes()].concat(),
             tokens,
             block_size,
         })
@@ -180,8 +224,8 @@ impl<'t> Prefix<'t> {
         [&self.head, self.tokens_to(block)].concat()
     }
 
-    /// Whether a block holds the keys and values of the prefix that ends with block number `block`.
-    fn is_of(&self, block: usize, stored: &StoredBlock) -> bool {
+    /// Whether a part is that of the prefix which ends with block number `block`.
+    fn is_of(&self, block: usize, stored: &StoredPart) -> bool {
         let tokens = stored.description.strip_prefix(&*self.head);
         tokens.is_some_and(|tokens| tokens == self.tokens_to(block))
     }
@@ -241,7 +285,7 @@ impl KvOffload {
 
     /// Takes a block: into RAM, or onto the disk where it is larger than RAM may be. With a deadline, it waits that
     /// long for the disk; without one, what the disk cannot take is dropped.
-    fn keep(&self, block: StoredBlock, deadline: Option<Instant>) {
+    fn keep(&self, block: StoredPart, deadline: Option<Instant>) {
         let out = self.ram().insert(Arc::new(block));
         if let Some(disk) = &self.0.disk {
             for block in out {
@@ -257,7 +301,7 @@ impl KvOffload {
     }
 
     /// A block that need not be read from a file.
-    fn in_memory(&self, name: KvBlockName) -> Option<Arc<StoredBlock>> {
+    fn in_memory(&self, name: KvBlockName) -> Option<Arc<StoredPart>> {
         let found = self.ram().get(name);
         found.or_else(|| self.0.disk.as_ref()?.queued(name))
     }

@@ -1,6 +1,6 @@
 //! Blocks in RAM, up to a limit, by their last use.
 
-use super::StoredBlock;
+use super::StoredPart;
 use ferrum_formats::kv_blocks::KvBlockName;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(super) struct RamTier {
     limit: u64,
     bytes: u64,
-    blocks: HashMap<KvBlockName, (Arc<StoredBlock>, u64)>,
+    blocks: HashMap<KvBlockName, (Arc<StoredPart>, u64)>,
     by_use: BTreeMap<u64, KvBlockName>,
     uses: u64,
     /// By group: bytes, and blocks that had to go.
@@ -35,7 +35,7 @@ impl RamTier {
 
     /// Adds a block. Gives what has to go for it, the least recently used first; that is the block itself where it
     /// does not fit at all.
-    pub(super) fn insert(&mut self, block: Arc<StoredBlock>) -> Vec<Arc<StoredBlock>> {
+    pub(super) fn insert(&mut self, block: Arc<StoredPart>) -> Vec<Arc<StoredPart>> {
         if block.size() > self.limit {
             return vec![block];
         }
@@ -59,7 +59,7 @@ impl RamTier {
     }
 
     /// The block of a name, which is used now.
-    pub(super) fn get(&mut self, name: KvBlockName) -> Option<Arc<StoredBlock>> {
+    pub(super) fn get(&mut self, name: KvBlockName) -> Option<Arc<StoredPart>> {
         let (block, used) = self.blocks.get_mut(&name)?;
         self.by_use.remove(used);
         self.uses += 1;
@@ -68,13 +68,13 @@ impl RamTier {
         Some(Arc::clone(block))
     }
 
-    pub(super) fn newest_first(&self) -> Vec<Arc<StoredBlock>> {
+    pub(super) fn newest_first(&self) -> Vec<Arc<StoredPart>> {
         let names = self.by_use.values().rev();
         let blocks = names.filter_map(|name| self.blocks.get(name));
         blocks.map(|(block, _)| Arc::clone(block)).collect()
     }
 
-    fn remove(&mut self, name: KvBlockName) -> Option<Arc<StoredBlock>> {
+    fn remove(&mut self, name: KvBlockName) -> Option<Arc<StoredPart>> {
         let (block, used) = self.blocks.remove(&name)?;
         self.by_use.remove(&used);
         self.bytes -= block.size();

@@ -1,43 +1,63 @@
-//! The keys and values of a [`Session`] as bytes, to go on with it in another process.
+//! What the cache of a [`Session`] has, as bytes, to go on with it in another process.
 
-use super::Group;
+use super::{Origin, PartLayouts};
 use crate::Session;
-use ferrum_types::{BlockId, Error, Result, TokenId};
+use ferrum_types::{Error, Result, StateSlot, TokenId};
 
 impl Session {
-    /// What keys and values of this session depend on beside the tokens, for a model of this identity: others may use
-    /// them where it is the same. `None` where blocks cannot be read and written.
+    /// What keys, values and recurrent states of this session depend on beside the tokens, for a model of this identity:
+    /// others may use them where it is the same. `None` where they cannot be read and written.
     pub fn kv_key(&self, model: &str) -> Option<String> {
-        let layout = self.runner().kv_block_layout()?;
-        Some(Group::new(model, &self.placement(), layout).text)
+        let layouts = PartLayouts::of(self.runner())?;
+        let origins = layouts.origins(model, &self.placement());
+        let texts: Vec<_> = origins
+            .into_iter()
+            .map(|Origin { text, .. }| text)
+            .collect();
+        Some(texts.join("\n"))
     }
 
-    /// Bytes that the keys and values of so many tokens take; `None` where blocks cannot be read and written.
+    /// Bytes of what is needed after so many tokens: of each cache group the blocks that the next token sees, and the
+    /// recurrent states. `None` where they cannot be read and written.
     pub fn kv_bytes(&self, tokens: usize) -> Option<usize> {
-        let layout = self.runner().kv_block_layout()?;
-        let blocks = tokens.div_ceil(layout.block_size);
-        blocks.checked_mul(layout.bytes)
+        let layouts = PartLayouts::of(self.runner())?;
+        let mut bytes = layouts.state.map_or(0, |layout| layout.bytes);
+        for (layout, table) in layouts.groups.iter().zip(self.tables()) {
+            let blocks = table.needed(tokens).len();
+            bytes = bytes.checked_add(blocks.checked_mul(layout.bytes)?)?;
+        }
+        Some(bytes)
     }
 
-    /// The keys and values of all tokens in the cache, in whole blocks.
+    /// What is needed after all tokens in the cache: blocks, group after group, and the states behind them.
     ///
     /// # Errors
-    /// Those of [`StepRunner::read_kv_blocks`](crate::StepRunner::read_kv_blocks).
+    /// Those of [`StepRunner::read_kv_blocks`](crate::StepRunner::read_kv_blocks) and
+    /// [`StepRunner::read_state`](crate::StepRunner::read_state).
     pub fn read_kv(&mut self) -> Result<Vec<u8>> {
-        let tokens = self.len();
-        let bytes = self.kv_bytes(tokens).ok_or_else(no_blocks)?;
-        let blocks = self.blocks_of(tokens)?;
+        let bytes = self.kv_bytes(self.len()).ok_or_else(no_blocks)?;
+        let layouts = PartLayouts::of(self.runner()).ok_or_else(no_blocks)?;
         let mut out = vec![0; bytes];
-        self.runner_mut().read_kv_blocks(&blocks, &mut out)?;
+        let mut rest = &mut out[..];
+        for (group, layout) in layouts.groups.iter().enumerate() {
+            let blocks = self.needed_blocks(group, self.len());
+            let (own, behind) = rest.split_at_mut(blocks.len() * layout.bytes);
+            self.runner_mut().read_kv_blocks(group, &blocks, own)?;
+            rest = behind;
+        }
+        if layouts.state.is_some() {
+            self.runner_mut().read_state(StateSlot(0), rest)?;
+        }
         Ok(out)
     }
 
-    /// Takes the keys and values of `tokens`, as [`read_kv`](Self::read_kv) gave them under the same
+    /// Takes what is needed after `tokens`, as [`read_kv`](Self::read_kv) gave it under the same
     /// [`kv_key`](Self::kv_key), for what the cache has.
     ///
     /// # Errors
-    /// [`Error::ContextOverflow`] for more tokens than there is room for; those of
-    /// [`StepRunner::write_kv_blocks`](crate::StepRunner::write_kv_blocks). The cache is empty then.
+    /// [`Error::ContextOverflow`] for more tokens than there is room for; `Shape` for bytes of another length; those of
+    /// [`StepRunner::write_kv_blocks`](crate::StepRunner::write_kv_blocks) and
+    /// [`StepRunner::write_state`](crate::StepRunner::write_state). The cache is empty then.
     pub fn write_kv(&mut self, tokens: &[TokenId], bytes: &[u8]) -> Result<()> {
         self.set_cached(&[]);
         let (requested, capacity) = (tokens.len(), self.capacity());
@@ -47,17 +67,28 @@ impl Session {
                 capacity,
             });
         }
-        let blocks = self.blocks_of(requested)?;
-        self.runner_mut().write_kv_blocks(&blocks, bytes)?;
+        let expected = self.kv_bytes(requested).ok_or_else(no_blocks)?;
+        if bytes.len() != expected {
+            return Err(Error::Shape {
+                op: "session",
+                what: "bytes of the cache",
+                found: bytes.len(),
+                expected,
+            });
+        }
+        let layouts = PartLayouts::of(self.runner()).ok_or_else(no_blocks)?;
+        let mut rest = bytes;
+        for (group, layout) in layouts.groups.iter().enumerate() {
+            let blocks = self.needed_blocks(group, requested);
+            let (own, behind) = rest.split_at(blocks.len() * layout.bytes);
+            self.runner_mut().write_kv_blocks(group, &blocks, own)?;
+            rest = behind;
+        }
+        if layouts.state.is_some() {
+            self.runner_mut().write_state(StateSlot(0), rest)?;
+        }
         self.set_cached(tokens);
         Ok(())
-    }
-
-    /// The blocks of the first tokens.
-    fn blocks_of(&self, tokens: usize) -> Result<Vec<BlockId>> {
-        let layout = self.runner().kv_block_layout().ok_or_else(no_blocks)?;
-        let count = tokens.div_ceil(layout.block_size) as u32;
-        Ok((0..count).map(BlockId).collect())
     }
 }
 

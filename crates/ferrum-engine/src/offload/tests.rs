@@ -1,18 +1,19 @@
 use super::*;
 use ferrum_models::KvBlockPart;
 
-fn block(n: u8, len: usize) -> StoredBlock {
-    StoredBlock {
+fn block(n: u8, len: usize) -> StoredPart {
+    StoredPart {
         name: KvBlockName::root(b"group", b"").followed_by(&[n]),
         description: [n].into(),
         bytes: vec![n; len],
     }
 }
 
-fn layout() -> KvBlockLayout {
+fn layout(window: Option<usize>) -> KvBlockLayout {
     KvBlockLayout {
         dtype: "f16",
         block_size: 2,
+        window,
         layers: vec![KvBlockPart {
             kv_heads: 1,
             key_dim: 4,
@@ -21,6 +22,18 @@ fn layout() -> KvBlockLayout {
         }],
         bytes: 32,
     }
+}
+
+/// What parts have in common of a model with two groups and states.
+fn origins(model: &str) -> Vec<Origin> {
+    let layouts = PartLayouts {
+        groups: vec![layout(None), layout(Some(8))],
+        state: Some(StateLayout {
+            layers: vec![3, 3, 5],
+            bytes: 44,
+        }),
+    };
+    layouts.origins(model, "cpu")
 }
 
 #[test]
@@ -47,15 +60,20 @@ fn ram_keeps_what_was_used_last() {
 
 #[test]
 fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
-    let of = |model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
-        let group = Group::new(model, "cpu", layout());
+    let part = |kind, model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
+        let origins = origins(model);
+        let origin = origins.iter().find(|origin| origin.kind == kind);
         let salt = CacheSalt {
             tenant: tenant.map(Into::into),
             prompt_len,
             ..CacheSalt::default()
         };
-        let prefix = Prefix::new(&group, &salt, tokens, 9).expect("it is shared");
+        let origin = origin.expect("it has this kind");
+        let prefix = Prefix::new(origin, &salt, tokens, 9).expect("it is shared");
         (prefix.names[1], prefix.description(1))
+    };
+    let of = |model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
+        part(PartKind::Block(0), model, tenant, prompt_len, tokens)
     };
     let tokens = [1, 2, 3, 4, 5];
     let all = [
@@ -66,6 +84,8 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
         of("a", None, Some(5), &tokens),
         of("a", None, None, &[1, 2, 3, 9]),
         of("a", None, None, &[9, 2, 3, 4]),
+        part(PartKind::Block(1), "a", None, None, &tokens),
+        part(PartKind::State, "a", None, None, &tokens),
     ];
     for (i, one) in all.iter().enumerate() {
         for other in &all[..i] {
@@ -76,7 +96,7 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
         of("a", None, None, &tokens),
         of("a", None, None, &tokens[..4])
     );
-    let group = Group::new("a", "cpu", layout());
+    let origins = origins("a");
     for salt in [
         CacheSalt {
             private: Some(1),
@@ -87,16 +107,16 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
             ..CacheSalt::default()
         },
     ] {
-        assert!(Prefix::new(&group, &salt, &tokens, 9).is_none());
+        assert!(Prefix::new(&origins[0], &salt, &tokens, 9).is_none());
     }
 }
 
 #[test]
 fn a_hash_is_not_taken_for_the_tokens() {
-    let group = Group::new("a", "cpu", layout());
-    let prefix = Prefix::new(&group, &CacheSalt::default(), &[1, 2, 3, 4], 9);
+    let origins = origins("a");
+    let prefix = Prefix::new(&origins[0], &CacheSalt::default(), &[1, 2, 3, 4], 9);
     let prefix = prefix.expect("it is shared");
-    let stored = |description: Vec<u8>| StoredBlock {
+    let stored = |description: Vec<u8>| StoredPart {
         name: prefix.names[1],
         description: description.into(),
         bytes: vec![0; 32],

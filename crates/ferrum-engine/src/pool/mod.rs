@@ -26,6 +26,7 @@
 //! are kept (`states`): there a prefix is in the cache up to the last block behind which a state was kept.
 
 mod check;
+mod host;
 mod lru;
 mod prefix;
 mod states;
@@ -34,6 +35,8 @@ mod table;
 mod tests;
 
 pub use check::PoolFault;
+pub(crate) use host::DevicePrefix;
+pub use host::{CachePart, CachedPrefix, PartKind};
 pub use prefix::CacheSalt;
 pub use table::BlockTable;
 
@@ -45,17 +48,6 @@ use states::StatePool;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use table::GroupTable;
-
-/// A full block of the prefix cache, and what it holds the end of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedPrefix {
-    /// The block.
-    pub block: BlockId,
-    /// Who may share it.
-    pub salt: CacheSalt,
-    /// All tokens of its sequence up to its end.
-    pub tokens: Vec<TokenId>,
-}
 
 /// Nodes of the prefix cache without blocks that are kept at least: those before the window of a block that is.
 const LEAST_NODES: usize = 1 << 16;
@@ -186,22 +178,29 @@ impl<S: BuildHasher> BlockPool<S> {
         self.states.as_ref().map_or(0, StatePool::kept)
     }
 
-    /// Gives a table that holds a prefix of the cache, or nothing, a slot for its state, if it needs one. Whether
-    /// there was one, and the slot of the state after that prefix.
-    pub(crate) fn take_state(&mut self, table: &mut BlockTable) -> (bool, Option<StateSlot>) {
+    /// The slot of the state that is kept behind the prefix of a table. It is the last one to be given away for another.
+    pub(crate) fn kept_state(&mut self, table: &BlockTable) -> Option<StateSlot> {
+        let states = self.states.as_mut()?;
+        let kept = table.tip.and_then(|tip| states.of_node(tip))?;
+        states.touch(kept);
+        Some(kept)
+    }
+
+    /// Gives a table a slot for its state, if it needs one; whether it has all that it needs.
+    pub(crate) fn take_state(&mut self, table: &mut BlockTable) -> bool {
         let Some(states) = &mut self.states else {
-            return (true, None);
+            return true;
         };
-        let from = table.tip.and_then(|tip| states.of_node(tip));
-        // Before a slot is taken, so that it is the last to be taken for that.
-        from.inspect(|&from| states.touch(from));
         table.state = states.take_working();
-        (table.state.is_some(), from)
+        self.record_states();
+        table.state.is_some()
     }
 
     /// A slot to copy a state to that shall be kept.
     pub(crate) fn begin_keep(&mut self) -> Option<StateSlot> {
-        self.states.as_mut()?.take_filling()
+        let slot = self.states.as_mut()?.take_filling();
+        self.record_states();
+        slot
     }
 
     /// Keeps what was copied to `slot` as the state after the first `tokens` tokens of `table`, if that prefix is in
@@ -218,49 +217,6 @@ impl<S: BuildHasher> BlockPool<S> {
             Some(node) => states.keep(slot, node),
             None => states.release(slot),
         }
-    }
-
-    /// Remembers from now on what the cache of the first group gives away, for
-    /// [`take_evicted`](Self::take_evicted).
-    pub fn record_evictions(&mut self) {
-        self.evicted.get_or_insert_default();
-    }
-
-    /// Blocks that the cache gave away since the last call, in order. Their memory is as it was until their new owner
-    /// writes to it.
-    pub fn take_evicted(&mut self) -> Vec<CachedPrefix> {
-        self.evicted
-            .as_mut()
-            .map(std::mem::take)
-            .unwrap_or_default()
-    }
-
-    /// All blocks that the first group has in the cache, a block before those that continue it, and the idle ones that
-    /// were used last first.
-    pub fn cached_prefixes(&self) -> Vec<CachedPrefix> {
-        let Some(group) = self.groups.first() else {
-            return Vec::new();
-        };
-        let used = (0..group.refs.len() as u32).map(BlockId);
-        let used = used.filter(|b| group.refs[b.0 as usize] > 0);
-        let mut used: Vec<_> = used.filter_map(|block| self.prefix(block)).collect();
-        used.sort_by_key(|prefix| prefix.tokens.len());
-        let idle = group.idle.iter().map(BlockId);
-        let mut idle: Vec<_> = idle.filter_map(|block| self.prefix(block)).collect();
-        idle.reverse();
-        used.append(&mut idle);
-        used
-    }
-
-    /// What a block of the first group holds the end of, if that is in the cache.
-    fn prefix(&self, block: BlockId) -> Option<CachedPrefix> {
-        let node = (*self.groups.first()?.nodes.get(block.0 as usize)?)?;
-        let (salt, tokens) = self.cache.prefix(node);
-        Some(CachedPrefix {
-            block,
-            salt,
-            tokens,
-        })
     }
 
     /// Tokens in a block.
@@ -633,21 +589,18 @@ impl<S: BuildHasher> BlockPool<S> {
         let Some(oldest) = self.groups[group].idle.pop_oldest().map(BlockId) else {
             return false;
         };
-        if group == 0
-            && self.evicted.is_some()
-            && let Some(prefix) = self.prefix(oldest)
-        {
-            self.evicted.get_or_insert_default().push(prefix);
-        }
         let node = self.groups[group].nodes[oldest.0 as usize];
         self.groups[group].free.push(oldest);
         self.groups[group].set_node(oldest, None);
         let Some(node) = node else {
             return true;
         };
+        let block = oldest;
+        self.record(CachePart::Block { group, block }, node);
         if self.groups[group].window.is_none() {
             if let Some(states) = &mut self.states {
                 states.forget(node);
+                self.record_states();
             }
             for other in (0..self.groups.len()).filter(|&other| other != group) {
                 let own = &mut self.groups[other];
@@ -657,6 +610,8 @@ impl<S: BuildHasher> BlockPool<S> {
                     own.idle.remove(block.0);
                     own.free.push(block);
                     own.set_node(block, None);
+                    let group = other;
+                    self.record(CachePart::Block { group, block }, node);
                     self.cache.take_block(node, other);
                 }
             }

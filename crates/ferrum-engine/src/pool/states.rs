@@ -34,6 +34,8 @@ pub(super) struct StatePool {
     /// Kept states by their last use.
     kept: LruList,
     filling: usize,
+    /// Kept states that were given away and that nobody has asked for yet.
+    forgotten: Vec<(NodeId, StateSlot)>,
 }
 
 impl StatePool {
@@ -46,6 +48,7 @@ impl StatePool {
             by_node: HashMap::new(),
             kept: LruList::new(count),
             filling: 0,
+            forgotten: Vec::new(),
         }
     }
 
@@ -121,18 +124,35 @@ impl StatePool {
     pub(super) fn forget(&mut self, node: NodeId) {
         if let Some(slot) = self.by_node.remove(&node) {
             self.kept.remove(slot.0);
+            self.forgotten.push((node, slot));
             self.release(slot);
         }
     }
 
     fn forget_oldest(&mut self) {
-        if let Some(oldest) = self.kept.pop_oldest() {
-            let slot = StateSlot(oldest);
-            if let SlotUse::Kept(node) = self.slots[oldest as usize] {
-                self.by_node.remove(&node);
-            }
-            self.release(slot);
+        let oldest = self.kept.iter().next();
+        if let Some(oldest) = oldest
+            && let SlotUse::Kept(node) = self.slots[oldest as usize]
+        {
+            self.forget(node);
         }
+    }
+
+    /// The states that were forgotten since the last call, with what their slots still hold.
+    pub(super) fn take_forgotten(&mut self) -> Vec<(NodeId, StateSlot)> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    /// The kept states, those that were used last first.
+    pub(super) fn by_last_use(&self) -> Vec<(NodeId, StateSlot)> {
+        let slots = self.kept.iter();
+        let kept = slots.filter_map(|slot| match self.slots[slot as usize] {
+            SlotUse::Kept(node) => Some((node, StateSlot(slot))),
+            _ => None,
+        });
+        let mut kept: Vec<_> = kept.collect();
+        kept.reverse();
+        kept
     }
 
     /// Whether every slot is in one place, given those that sequences work in and those that steps in flight fill, and

@@ -376,6 +376,73 @@ fn what_is_evicted_is_told_with_its_whole_prefix() {
 }
 
 #[test]
+fn blocks_of_windows_are_told_with_those_that_they_need() {
+    let groups = [(4, None), (4, Some(3))];
+    let mut pool = BlockPool::with_hasher(&groups, 2, RandomState::new());
+    pool.record_evictions();
+    let mut table = computed(&mut pool, &salt(1), &[1, 2, 3, 4]);
+    pool.release(&mut table);
+    let all = pool.cached_prefixes();
+    let kinds = all
+        .iter()
+        .map(|prefix| (prefix.part.kind(), prefix.tokens.len()));
+    let expected = [(0, 2), (0, 4), (1, 2), (1, 4)].map(|(g, n)| (PartKind::Block(g), n));
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    // Three of four blocks of the first group: the block of the window goes with the one that it needs.
+    assert!(pool.grow_to(&mut table, 6, 1));
+    let mut evicted = pool.take_evicted();
+    evicted.sort_by_key(|prefix| prefix.part.kind());
+    let kinds = evicted
+        .iter()
+        .map(|prefix| (prefix.part.kind(), prefix.tokens.len()));
+    assert_eq!(
+        kinds.collect::<Vec<_>>(),
+        [(PartKind::Block(0), 4), (PartKind::Block(1), 4)]
+    );
+    pool.check([&table]).unwrap();
+}
+
+#[test]
+fn blocks_for_what_is_elsewhere_are_taken_or_all_given_back() {
+    let groups = [(6, None), (4, Some(3))];
+    let mut pool = BlockPool::with_hasher(&groups, 2, RandomState::new());
+    let tokens: Vec<TokenId> = (0..9).collect();
+    let mut first = computed(&mut pool, &salt(1), &tokens[..4]);
+    pool.release(&mut first);
+    // Two of four blocks are there, and of the window the last of these, which is not needed.
+    let device = pool.device_prefix(&salt(1), &tokens, 4);
+    assert_eq!(device.longest(4, |_, _| false), 2);
+    assert_eq!(device.longest(4, |index, _| index != 2), 2);
+    assert_eq!(device.longest(4, |_, kind| kind == PartKind::Block(0)), 2);
+    let wanted = [(2, 0), (3, 0), (3, 1)].map(|(n, group)| (n, PartKind::Block(group)));
+    assert_eq!(device.missing(4).collect::<Vec<_>>(), wanted);
+    let mut table = BlockTable::default();
+    let taken = pool
+        .take_blocks(&mut table, (&salt(1), &tokens), 4)
+        .unwrap();
+    let new: Vec<_> = taken.new.iter().map(|&(group, n, _)| (n, group)).collect();
+    assert_eq!(new, [(2, 0), (3, 0), (3, 1)]);
+    assert_eq!((table.held(0), table.held(1)), (4, 1));
+    let mut replaced = BlockTable::default();
+    pool.register(&mut table, &salt(1), &tokens[..8], &mut replaced);
+    assert!(replaced.is_empty());
+    pool.check([&table]).unwrap();
+    // For another there are two blocks, not four.
+    let mut other = BlockTable::default();
+    assert!(
+        pool.take_blocks(&mut other, (&salt(2), &tokens), 4)
+            .is_none()
+    );
+    assert!(other.is_empty());
+    pool.check([&table, &other]).unwrap();
+    pool.release(&mut table);
+    let mut again = pool.match_prefix(&salt(1), &tokens, 4);
+    assert_eq!(again.len(), 4);
+    pool.release(&mut again);
+    pool.check([&again]).unwrap();
+}
+
+#[test]
 fn a_window_is_enough_of_a_prefix() {
     let groups = [(20, None), (10, Some(3))];
     let mut pool = BlockPool::with_hasher(&groups, 2, RandomState::new());

@@ -1,74 +1,105 @@
-//! Blocks that are not on the device and need not be computed: what a sequence is given before it is admitted.
+//! Parts of prefixes that are not on the device and need not be computed: what a sequence is given before it is admitted.
 
 use super::Scheduler;
 use super::sequence::Sequence;
-use crate::offload::StoredBlock;
-use crate::pool::{BlockPool, BlockTable, CacheSalt, CachedPrefix};
-use ferrum_types::{BlockId, SeqId, TokenId};
+use crate::offload::StoredPart;
+use crate::pool::{
+    BlockPool, BlockTable, CachePart, CacheSalt, CachedPrefix, DevicePrefix, PartKind,
+};
+use ferrum_types::{SeqId, StateSlot, TokenId};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Where blocks are that the device has no room for.
-pub(crate) trait HostBlocks: Send + fmt::Debug {
+/// Where parts of prefixes are that the device has no room for.
+pub(crate) trait HostParts: Send + fmt::Debug {
     /// What there is for a sequence that waits.
-    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostPrefix;
+    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostAnswer;
 
     /// A sequence was admitted, or is gone.
     fn forget(&mut self, seq: SeqId);
 }
 
-/// Blocks that a sequence could use.
+/// A prefix that a sequence could use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostQuery<'a> {
     pub(crate) salt: &'a CacheSalt,
     pub(crate) tokens: &'a [TokenId],
-    /// Blocks that the device has.
-    pub(crate) from: usize,
+    /// What the device has of it.
+    pub(crate) device: &'a DevicePrefix,
+    /// Blocks after which the sequence can go on without what is elsewhere.
+    pub(crate) found: usize,
     /// Blocks that need not be computed at most.
     pub(crate) most: usize,
 }
 
 /// What was found.
 #[derive(Debug)]
-pub(crate) enum HostPrefix {
-    /// These blocks, the first of them the first that was asked for.
-    Ready(Vec<HostBlock>),
+pub(crate) enum HostAnswer {
+    /// This, which is nothing where `end` is 0.
+    Ready(HostPrefix),
     /// Files are being read; the sequence waits, and others go before it.
     Reading,
 }
 
-/// A block outside of the device.
+/// All that the device lacks of a prefix.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostPrefix {
+    /// Blocks of the prefix.
+    pub(crate) end: usize,
+    /// The parts that the device lacks, by number of the block at their end.
+    pub(crate) parts: HashMap<(usize, PartKind), HostPart>,
+}
+
+/// A part outside of the device.
 #[derive(Clone, Debug)]
-pub(crate) struct HostBlock {
-    pub(crate) stored: Arc<StoredBlock>,
+pub(crate) struct HostPart {
+    pub(crate) stored: Arc<StoredPart>,
     /// Whether it had to be read from a file.
     pub(crate) from_disk: bool,
 }
 
-/// A block to be written to the device before the next step.
+/// A part to be written to the device before the next step.
 #[derive(Debug)]
 pub(crate) struct Restore {
-    pub(crate) to: BlockId,
-    pub(crate) from: HostBlock,
+    pub(crate) to: CachePart,
+    pub(crate) from: HostPart,
+}
+
+/// What is to be written before the next step, and the tokens that need not be computed for it.
+#[derive(Debug, Default)]
+pub(crate) struct Restores {
+    pub(crate) parts: Vec<Restore>,
+    pub(crate) tokens_from_ram: usize,
+    pub(crate) tokens_from_disk: usize,
+}
+
+/// How a sequence begins that has all it needs.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// Blocks that need not be computed.
+    pub(super) known: usize,
+    /// The kept state that its own begins with.
+    pub(super) state: Option<StateSlot>,
 }
 
 impl Scheduler {
-    /// Looks for blocks there, too, from now on, and remembers what the device gives away.
+    /// Looks for parts of prefixes there, too, from now on, and remembers what the device gives away.
     #[must_use]
-    pub(crate) fn with_host(mut self, host: Box<dyn HostBlocks>) -> Self {
+    pub(crate) fn with_host(mut self, host: Box<dyn HostParts>) -> Self {
         self.pool.record_evictions();
         self.host = Some(host);
         self
     }
 
-    /// Blocks whose memory has a new owner, who has not written to it yet. Asked for after each plan, and before
-    /// what [`take_restores`](Self::take_restores) gives is written.
+    /// Parts whose memory has a new owner, who has not written to it yet. Asked for after each plan, before what
+    /// [`take_restores`](Self::take_restores) gives is written, and when the plan has begun, which takes slots for states.
     pub(crate) fn take_evicted(&mut self) -> Vec<CachedPrefix> {
         self.pool.take_evicted()
     }
 
-    /// Blocks to be written before the next step.
-    pub(crate) fn take_restores(&mut self) -> Vec<Restore> {
+    /// What is to be written before the next step.
+    pub(crate) fn take_restores(&mut self) -> Restores {
         std::mem::take(&mut self.restores)
     }
 
@@ -88,20 +119,22 @@ impl Scheduler {
         };
         let most = seq.most_cached() / self.pool.block_size();
         let mut table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
-        let from = table.blocks().len();
+        let found = table.len();
         self.pool.release(&mut table);
+        let device = self.pool.device_prefix(&seq.salt, &seq.tokens, most);
         let query = HostQuery {
             salt: &seq.salt,
             tokens: &seq.tokens,
-            from,
+            device: &device,
+            found,
             most,
         };
         match host.find(id, query) {
-            HostPrefix::Ready(blocks) => {
-                seq.host = (from, blocks);
+            HostAnswer::Ready(prefix) => {
+                seq.host = prefix;
                 true
             }
-            HostPrefix::Reading => {
+            HostAnswer::Reading => {
                 self.reading = true;
                 false
             }
@@ -110,26 +143,83 @@ impl Scheduler {
 }
 
 impl Sequence {
-    /// Has blocks from outside written behind the first `found` ones of the table, which has room for them; how many.
-    /// They are in the prefix cache at once: nobody reads them before they are written.
-    pub(super) fn restore(
-        &mut self,
-        found: usize,
-        pool: &mut BlockPool,
-        restores: &mut Vec<Restore>,
-    ) -> usize {
-        let (from, blocks) = std::mem::take(&mut self.host);
-        if from != found || blocks.is_empty() {
-            return 0;
+    /// Takes blocks for all its tokens and a slot for its state, where its table holds what the device has of a prefix, or
+    /// nothing. With a longer prefix outside of the device, the parts that are missing are to be written before the next
+    /// step. `None` when there is not enough; then it has nothing.
+    pub(super) fn begin(&mut self, pool: &mut BlockPool, restores: &mut Restores) -> Option<Begun> {
+        let found = self.table.len();
+        let host = std::mem::take(&mut self.host);
+        if host.end > found {
+            pool.release(&mut self.table);
+            if let Some(begun) = self.begin_from_host(pool, (found, host), restores) {
+                return Some(begun);
+            }
+            let known = found * pool.block_size();
+            self.table = pool.match_prefix(&self.salt, &self.tokens[..known], found);
         }
-        let (count, end) = (blocks.len(), found + blocks.len());
-        let places = self.table.blocks()[found..end].iter();
-        let new = places.zip(blocks).map(|(&to, from)| Restore { to, from });
-        restores.extend(new);
-        let tokens = &self.tokens[..end * pool.block_size()];
+        let known = self.table.len();
+        self.computed = known * pool.block_size();
+        let state = pool.kept_state(&self.table);
+        if pool.take_state(&mut self.table) && self.grow(pool, self.tokens.len()) {
+            return Some(Begun { known, state });
+        }
+        pool.release(&mut self.table);
+        self.computed = 0;
+        None
+    }
+
+    /// The same with a prefix of which the device lacks parts. They are in the prefix cache at once: nobody reads them
+    /// before they are written.
+    fn begin_from_host(
+        &mut self,
+        pool: &mut BlockPool,
+        (found, mut host): (usize, HostPrefix),
+        restores: &mut Restores,
+    ) -> Option<Begun> {
+        let size = pool.block_size();
+        let end = host.end;
+        let known = self.tokens.get(..end * size)?;
+        let taken = pool.take_blocks(&mut self.table, (&self.salt, known), end)?;
+        self.computed = end * size;
+        let mut parts = Vec::with_capacity(host.parts.len());
+        for (group, entry, block) in taken.new {
+            let from = host.parts.remove(&(entry, PartKind::Block(group)));
+            parts.push((entry, CachePart::Block { group, block }, from));
+        }
+        let mut enough = pool.take_state(&mut self.table);
+        if let (Some(slot), None) = (self.table.state(), taken.state) {
+            let from = host.parts.remove(&(end - 1, PartKind::State));
+            parts.push((end - 1, CachePart::State(slot), from));
+        }
+        // The device may have given away what was there when the rest was looked for.
+        enough &= parts.iter().all(|(_, _, from)| from.is_some());
+        if !enough || !self.grow(pool, self.tokens.len()) {
+            pool.release(&mut self.table);
+            self.computed = 0;
+            return None;
+        }
         let mut replaced = BlockTable::default();
-        pool.register(&mut self.table, &self.salt, tokens, &mut replaced);
+        pool.register(
+            &mut self.table,
+            &self.salt,
+            &self.tokens[..end * size],
+            &mut replaced,
+        );
         pool.release(&mut replaced);
-        count
+        let (mut from_disk, mut last) = (0, None);
+        parts.sort_unstable_by_key(|(entry, ..)| *entry);
+        for (entry, to, from) in parts {
+            let Some(from) = from else { continue };
+            if from.from_disk && last != Some(entry) {
+                (from_disk, last) = (from_disk + 1, Some(entry));
+            }
+            restores.parts.push(Restore { to, from });
+        }
+        restores.tokens_from_disk += from_disk * size;
+        restores.tokens_from_ram += (end - found).saturating_sub(from_disk) * size;
+        Some(Begun {
+            known: end,
+            state: taken.state,
+        })
     }
 }

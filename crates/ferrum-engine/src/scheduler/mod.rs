@@ -39,7 +39,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use host::{HostBlock, HostBlocks, HostPrefix, HostQuery, Restore};
+pub(crate) use host::{HostAnswer, HostPart, HostParts, HostPrefix, HostQuery, Restores};
 pub use plan::{StepPlan, Work};
 pub use sequence::{NewSequence, Sequence};
 
@@ -120,10 +120,10 @@ pub struct Scheduler {
     keeping: VecDeque<Vec<Keeping>>,
     /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
     held: Vec<(u64, BlockTable)>,
-    /// Where blocks are that the device has no room for.
-    host: Option<Box<dyn HostBlocks>>,
-    /// Blocks that came from there and are to be written before the next step.
-    restores: Vec<Restore>,
+    /// Where parts of prefixes are that the device has no room for.
+    host: Option<Box<dyn HostParts>>,
+    /// What came from there and is to be written before the next step.
+    restores: Restores,
     /// Whether somebody was passed over because of files that are being read.
     reading: bool,
 }
@@ -166,7 +166,7 @@ impl Scheduler {
             keeping: VecDeque::new(),
             held: Vec::new(),
             host: None,
-            restores: Vec::new(),
+            restores: Restores::default(),
             reading: false,
         })
     }
@@ -327,7 +327,7 @@ impl Scheduler {
     /// back with [`take_back`](Self::take_back) before the pool is checked.
     #[must_use]
     pub fn lend(&mut self, table: &mut BlockTable) -> bool {
-        let lent = self.pool.grow(table, 1) && self.pool.take_state(table).0;
+        let lent = self.pool.grow(table, 1) && self.pool.take_state(table);
         if !lent {
             self.pool.release(table);
         }

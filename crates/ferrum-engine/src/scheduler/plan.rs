@@ -1,5 +1,6 @@
 //! Filling one step.
 
+use super::host::Begun;
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, StateStart};
@@ -185,27 +186,25 @@ impl Scheduler {
         };
         let most = seq.most_cached() / self.pool.block_size();
         seq.table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
-        let found = seq.table.len();
-        seq.computed = found * self.pool.block_size();
         // Whoever runs will soon want a block more; without them the newcomer would be let in only to
         // be preempted.
         let kept = self.running.len();
         let fits = (self.pool.lacking(&seq.table, seq.tokens.len()))
             .zip(self.pool.available_by_group())
             .all(|(needed, free)| needed + kept <= free);
-        let (has_state, kept) = match fits {
-            true => self.pool.take_state(&mut seq.table),
-            false => (false, None),
+        let begun = match fits {
+            true => seq.begin(&mut self.pool, &mut self.restores),
+            false => {
+                self.pool.release(&mut seq.table);
+                None
+            }
         };
-        if !has_state || !seq.grow(&mut self.pool, seq.tokens.len()) {
-            self.pool.release(&mut seq.table);
-            seq.computed = 0;
+        let Some(Begun { known, state }) = begun else {
             return false;
+        };
+        if let (Some(slot), Some(_)) = (seq.table.state(), state) {
+            self.state_starts.push(StateStart { slot, from: state });
         }
-        if let (Some(slot), Some(_)) = (seq.table.state(), kept) {
-            self.state_starts.push(StateStart { slot, from: kept });
-        }
-        let known = found + seq.restore(found, &mut self.pool, &mut self.restores);
         if let Some(host) = &mut self.host {
             host.forget(id);
         }

@@ -1,6 +1,6 @@
 //! A sequence as the scheduler sees it: tokens, how many of them are computed, and in which blocks.
 
-use super::host::HostBlock;
+use super::host::HostPrefix;
 use crate::pool::{BlockPool, BlockTable, CacheSalt};
 use ferrum_types::{SeqId, TokenId};
 use std::time::Duration;
@@ -71,8 +71,8 @@ pub struct Sequence {
     pub(super) last_step: u64,
     pub(super) max_tokens: usize,
     pub(super) table: BlockTable,
-    /// Blocks outside of the device that it could go on from, and the number of the first.
-    pub(super) host: (usize, Vec<HostBlock>),
+    /// What is outside of the device of a prefix that it could go on from.
+    pub(super) host: HostPrefix,
     /// Whether the whole prompt was computed once.
     pub(super) prompt_done: bool,
     /// First prompt token whose logits were not given yet, if they are wanted at all.
@@ -101,7 +101,7 @@ impl Sequence {
             last_step: 0,
             max_tokens: new.max_tokens,
             table: BlockTable::default(),
-            host: (0, Vec::new()),
+            host: HostPrefix::default(),
             prompt_done: false,
             logits_from: new.prompt_logits.then_some(0),
             hidden: new.hidden,

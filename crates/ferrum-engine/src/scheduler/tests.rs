@@ -208,7 +208,7 @@ impl Sim {
         self.propose();
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.schedule(&mut plan);
-        self.move_blocks();
+        self.move_parts();
         let waits = self.scheduler.is_empty() || self.scheduler.waits_for_files();
         let stalls = plan.work().is_empty() && !waits;
         assert!(!stalls, "a stall");
@@ -218,7 +218,7 @@ impl Sim {
     fn plan_ahead(&mut self) -> Option<Flight> {
         let mut plan = StepPlan::default();
         let planned = self.scheduler.schedule_ahead(&mut plan);
-        self.move_blocks();
+        self.move_parts();
         if !planned {
             return None;
         }
@@ -248,6 +248,7 @@ impl Sim {
         let due = plan.work().iter().filter(due).count();
         let mut filled = StepBatch::default();
         self.scheduler.begin(&plan, &mut filled).unwrap();
+        self.move_parts();
         assert_eq!(filled.choices.len(), due);
         let asked = batch.iter().flat_map(|run| {
             let known = &run.tokens[run.work.start..];

@@ -1,12 +1,15 @@
 //! Blocks that leave the device and come back: the same answers, by whatever way, also after a restart, and with
 //! files that are damaged or of another model.
 
-use crate::invariance::{ROOMY, assert_same, start};
+use crate::invariance::{ROOMY, assert_same, session, start};
+use crate::naive::tokens;
+use crate::states::{self, hybrid};
+use crate::windows::{GROUPED, windowed};
 use crate::{Answered, collect, demo, encode, greedy};
 use ferrum_engine::{
     Engine, EngineConfig, EngineOffload, KvOffload, OffloadConfig, OffloadStats, Request,
 };
-use ferrum_models::RunnerConfig;
+use ferrum_models::{Model, RunnerConfig};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -199,6 +202,77 @@ fn damaged_files_are_removed_and_computed_anew() {
     let (third, found) = restarted(dir.path(), "demo", 0);
     assert_same(&third, &first, "after the damage");
     assert!(found.disk_hit_tokens > 0, "{found:?}");
+}
+
+/// Answers of an engine with room for two prompts, twice; what came back from RAM, and what from the disk.
+fn twice(model: &Model, config: RunnerConfig, requests: &[Request], store: &KvOffload) -> [u64; 2] {
+    let alone = Engine::start(
+        session(model, config).into_runner(),
+        None,
+        EngineConfig::default(),
+    );
+    let expected = ask(&alone.unwrap(), requests);
+    let settings = EngineConfig {
+        offload: Some(EngineOffload {
+            store: store.clone(),
+            model: "model".into(),
+        }),
+        check_every: Duration::ZERO,
+        state_stride: 16,
+        ..EngineConfig::default()
+    };
+    let tight = RunnerConfig {
+        kv_tokens: 2 * 112,
+        max_seqs: 2,
+        kept_states: config.kept_states.min(1),
+        ..config
+    };
+    let runner = session(model, tight).into_runner();
+    let engine = Engine::start(runner, None, settings).unwrap();
+    for round in ["first", "again"] {
+        let what = format!("{} groups, {round}", config.cache_groups(&model.spec).len());
+        assert_same(&ask(&engine, requests), &expected, &what);
+    }
+    let found = stats(&engine);
+    engine.shutdown();
+    store.finish(PATIENCE);
+    [found.ram_hit_tokens, found.disk_hit_tokens]
+}
+
+#[test]
+fn windows_and_states_come_back_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = tokens(100);
+    let of_hybrid = (0..5).map(|i| greedy(&[&[i + 1], &text[..60 + i as usize]].concat(), 8));
+    let of_hybrid: Vec<_> = of_hybrid.collect();
+    let subjects = [
+        (
+            windowed(&[None, Some(20), Some(9)]),
+            GROUPED,
+            self::requests(),
+        ),
+        (windowed(&[Some(13)]), GROUPED, self::requests()),
+        (hybrid(&dir), states::CONFIG, of_hybrid),
+    ];
+    for (model, config, requests) in &subjects {
+        let files = tempfile::tempdir().unwrap();
+        let [ram, _] = twice(model, *config, requests, &store(1 << 30, None));
+        assert!(ram > 50, "{ram}");
+        let [ram, disk] = twice(model, *config, requests, &store(0, Some(files.path())));
+        assert!(ram + disk > 50, "{ram} {disk}");
+        // After a restart, and with damaged files, which are computed anew.
+        let [_, disk] = twice(model, *config, requests, &store(0, Some(files.path())));
+        assert!(disk > 50, "{disk}");
+        for (i, path) in self::files(files.path()).iter().enumerate() {
+            if i.is_multiple_of(3) {
+                let mut bytes = std::fs::read(path).unwrap();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+                std::fs::write(path, bytes).unwrap();
+            }
+        }
+        twice(model, *config, requests, &store(0, Some(files.path())));
+    }
 }
 
 #[test]

@@ -7,14 +7,14 @@ use ferrum_engine::{DraftRunner, Engine, EngineConfig, Request, Runners};
 use ferrum_models::{KvLayout, Model, Readback, RunnerConfig};
 use ferrum_types::TokenId;
 
-const CONFIG: RunnerConfig = RunnerConfig {
+pub(crate) const CONFIG: RunnerConfig = RunnerConfig {
     context: 120,
     kept_states: 6,
     layout: KvLayout::Grouped { block_size: 8 },
     ..ROOMY
 };
 
-fn hybrid(dir: &tempfile::TempDir) -> Model {
+pub(crate) fn hybrid(dir: &tempfile::TempDir) -> Model {
     let windowed = Attention {
         window: Some(9),
         ..PLAIN
@@ -122,7 +122,16 @@ fn a_session_goes_on_and_begins_anew_when_its_past_changes() {
     // Its keys would do, its state would not.
     let other: Vec<_> = text[..45].iter().chain(&[3, 1, 4]).copied().collect();
     assert_eq!(logits(&mut one, &other), (48, fresh(&other)));
-    assert_eq!(one.kv_key("model"), None);
+    // Another goes on from the bytes of what it kept, the state among them.
+    let bytes = one.read_kv().unwrap();
+    assert_eq!(one.kv_bytes(48), Some(bytes.len()));
+    let mut next = session(&model, CONFIG);
+    assert_eq!(next.kv_key("model"), one.kv_key("model"));
+    next.write_kv(&other, &bytes).unwrap();
+    let longer = [&other[..], &[2, 7, 1]].concat();
+    assert_eq!(logits(&mut next, &longer), (3, fresh(&longer)));
+    assert!(next.write_kv(&other, &bytes[1..]).is_err());
+    assert!(next.is_empty());
 }
 
 #[test]

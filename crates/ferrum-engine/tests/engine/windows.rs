@@ -1,8 +1,8 @@
 //! Layers with a window keep no more blocks than it needs, and that changes no bit.
 
 use crate::invariance::{ROOMY, all_at_once, assert_same, session, start, submit_all};
-use crate::{collect, demo, encode, greedy};
-use ferrum_engine::{Engine, EngineConfig};
+use crate::{collect, demo, demo_tokenizer, encode, greedy};
+use ferrum_engine::{DraftRunner, Engine, EngineConfig, Runners};
 use ferrum_formats::ModelSource;
 use ferrum_models::{
     AttentionSpec, KvLayout, Model, Readback, RunnerConfig, read_model, spanned_blocks,
@@ -11,13 +11,13 @@ use std::path::Path;
 
 const BLOCK: usize = 8;
 const WHOLE: RunnerConfig = ROOMY;
-const GROUPED: RunnerConfig = RunnerConfig {
+pub(crate) const GROUPED: RunnerConfig = RunnerConfig {
     layout: KvLayout::Grouped { block_size: BLOCK },
     ..ROOMY
 };
 
 /// The demo model with such windows in its layers, in turns.
-fn windowed(windows: &[Option<usize>]) -> Model {
+pub(crate) fn windowed(windows: &[Option<usize>]) -> Model {
     let mut model = demo();
     let windows = windows.iter().cycle();
     for (layer, window) in model.spec.layers.iter_mut().zip(windows) {
@@ -113,6 +113,88 @@ fn a_session_keeps_what_its_windows_reach() {
             other.decode(token, Readback::Logits).unwrap();
             assert_eq!(bits(one.logits()), bits(other.logits()));
         }
+    }
+}
+
+#[test]
+fn a_session_goes_on_from_bytes_of_what_its_windows_reach() {
+    let config = RunnerConfig {
+        max_seqs: 1,
+        max_tokens: 16,
+        context: 400,
+        kv_tokens: 400,
+        ..GROUPED
+    };
+    let text: Vec<u32> = (0..300).map(|n| 3 + n * 7 % 50).collect();
+    for windows in [&[None, Some(20), Some(9)][..], &[Some(13)]] {
+        let model = windowed(windows);
+        let mut one = session(&model, config);
+        one.prefill(&text[..201], Readback::Logits).unwrap();
+        let bytes = one.read_kv().unwrap();
+        // Of a window, the blocks of the last keys alone.
+        let all = session(&windowed(&[None]), config).kv_bytes(201).unwrap();
+        assert!(bytes.len() < all, "{} of {all}", bytes.len());
+        let mut other = session(&model, config);
+        assert_eq!(one.kv_key("model"), other.kv_key("model"));
+        let logits = |session: &mut ferrum_engine::Session, prompt: &[u32]| {
+            let computed = session.prefill(prompt, Readback::Logits).unwrap();
+            let bits: Vec<_> = session.logits().iter().map(|x| x.to_bits()).collect();
+            (computed, bits)
+        };
+        for (len, computed) in [(204, 3), (290, 89)] {
+            other.write_kv(&text[..201], &bytes).unwrap();
+            let whole = logits(&mut session(&model, config), &text[..len]).1;
+            let found = logits(&mut other, &text[..len]);
+            assert_eq!(found, (computed, whole), "{windows:?}");
+        }
+        // Before its windows there is nothing to go on from.
+        other.write_kv(&text[..201], &bytes).unwrap();
+        let mut changed = text[..190].to_vec();
+        changed.push(text[190] + 1);
+        let whole = logits(&mut session(&model, config), &changed);
+        assert_eq!(logits(&mut other, &changed), whole, "{windows:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_with_windows_guesses_as_with_all_keys() {
+    let model = windowed(&[None, Some(20), Some(9)]);
+    let requests: Vec<_> = ["The fox", "One day there was", "It was"]
+        .map(|text| greedy(&encode(&format!("{text} {}", "and then ".repeat(9))), 40))
+        .to_vec();
+    let plain = start(&model, WHOLE, EngineConfig::default());
+    let ask = |engine: &Engine| {
+        let submit = |request: &ferrum_engine::Request| engine.handle().submit(request.clone());
+        let streams: Vec<_> = requests.iter().map(submit).collect();
+        let streams = streams.into_iter().map(Result::unwrap);
+        streams.map(collect).collect::<Vec<_>>()
+    };
+    let expected = ask(&plain);
+    let small = RunnerConfig {
+        max_seqs: 3,
+        max_tokens: 9,
+        ..GROUPED
+    };
+    for draft in [GROUPED, small] {
+        let runners = Runners {
+            model: session(&model, GROUPED).into_runner(),
+            draft: Some(DraftRunner {
+                runner: session(&model, draft).into_runner(),
+                tokens: 4,
+            }),
+        };
+        let engine = Engine::start(runners, Some(demo_tokenizer()), EngineConfig::default());
+        let engine = engine.unwrap();
+        assert_same(&ask(&engine), &expected, "with the model as its own draft");
+        // The same model, so every guess is right, but for those behind the end.
+        let stats = engine.handle().stats();
+        let wrong = stats.draft_tokens - stats.accepted_tokens;
+        assert!(
+            stats.accepted_tokens > 10 && wrong <= 12,
+            "{} of {}",
+            stats.accepted_tokens,
+            stats.draft_tokens
+        );
     }
 }
 

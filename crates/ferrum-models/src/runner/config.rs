@@ -55,7 +55,7 @@ impl RunnerConfig {
             max_logit_rows: 1,
             kv_tokens: context,
             kept_states: 0,
-            layout: KvLayout::Paged { block_size: 32 },
+            layout: KvLayout::Grouped { block_size: 32 },
             profile: false,
         }
     }

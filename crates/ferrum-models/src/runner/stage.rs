@@ -37,7 +37,7 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
     /// Recurrent states of the layers that have one, `[slots + 1, elements]`: those of the last row are zeros.
-    states: Vec<LayerStates<B>>,
+    pub(crate) states: Vec<LayerStates<B>>,
     /// Where each layer keeps what it has seen.
     cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
@@ -170,14 +170,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         &self.config
     }
 
-    /// The KV pool of the first layer.
-    pub(crate) fn pool(&self) -> PagedKvShape {
-        match self.kv.layers.first() {
-            Some(layer) => layer.shape,
-            None => self.config.pool_shape(&self.spec),
-        }
-    }
-
     /// The cache groups of the whole decoder.
     pub(crate) fn cache_groups(&self) -> &[CacheGroup] {
         &self.groups
@@ -256,11 +248,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
             false => body(ctx),
         }
-    }
-
-    /// Whether some layer of this stage has a recurrent state.
-    pub(crate) fn has_states(&self) -> bool {
-        !self.states.is_empty()
     }
 
     /// See [`ModelRunner::take_spans`](super::ModelRunner::take_spans).

@@ -12,7 +12,7 @@ use crate::kv_blocks::KvBlockLayout;
 use crate::lora::{AdapterPart, LoadedAdapter, PartLoader};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Span};
-use ferrum_types::{AdapterId, BlockId, Error, Result};
+use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
 use std::sync::Arc;
 
 /// A stage of a [`ModelRunner`](crate::ModelRunner) that is not its last, with a KV cache of element `K`.
@@ -62,13 +62,26 @@ pub(crate) trait AnyStage<K>: Send {
     /// behind this one. The first stage looks up the tokens instead.
     fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()>;
 
-    fn kv_block_layout(&self) -> Result<KvBlockLayout>;
+    fn kv_block_layout(&self, group: usize) -> Result<KvBlockLayout>;
 
     /// See [`StageRunner::read_kv_blocks`].
-    fn read_kv_blocks(&mut self, blocks: &[BlockId], parts: &mut [&mut [u8]]) -> Result<()>;
+    fn read_kv_blocks(
+        &mut self,
+        group: usize,
+        blocks: &[BlockId],
+        parts: &mut [&mut [u8]],
+    ) -> Result<()>;
 
     /// See [`StageRunner::write_kv_blocks`].
-    fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()>;
+    fn write_kv_blocks(&mut self, group: usize, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()>;
+
+    fn state_elements(&self) -> Vec<usize>;
+
+    /// See [`StageRunner::read_state`].
+    fn read_state(&mut self, slot: StateSlot, out: &mut [u8]) -> Result<()>;
+
+    /// See [`StageRunner::write_state`].
+    fn write_state(&mut self, slot: StateSlot, bytes: &[u8]) -> Result<()>;
 
     fn take_spans(&mut self) -> Result<Vec<Span>>;
 
@@ -104,16 +117,33 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRun
         self.read_stream(stream)
     }
 
-    fn kv_block_layout(&self) -> Result<KvBlockLayout> {
-        StageRunner::kv_block_layout(self)
+    fn kv_block_layout(&self, group: usize) -> Result<KvBlockLayout> {
+        StageRunner::kv_block_layout(self, group)
     }
 
-    fn read_kv_blocks(&mut self, blocks: &[BlockId], parts: &mut [&mut [u8]]) -> Result<()> {
-        StageRunner::read_kv_blocks(self, blocks, parts)
+    fn read_kv_blocks(
+        &mut self,
+        group: usize,
+        blocks: &[BlockId],
+        parts: &mut [&mut [u8]],
+    ) -> Result<()> {
+        StageRunner::read_kv_blocks(self, group, blocks, parts)
     }
 
-    fn write_kv_blocks(&mut self, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()> {
-        StageRunner::write_kv_blocks(self, blocks, parts)
+    fn write_kv_blocks(&mut self, group: usize, blocks: &[BlockId], parts: &[&[u8]]) -> Result<()> {
+        StageRunner::write_kv_blocks(self, group, blocks, parts)
+    }
+
+    fn state_elements(&self) -> Vec<usize> {
+        StageRunner::state_elements(self)
+    }
+
+    fn read_state(&mut self, slot: StateSlot, out: &mut [u8]) -> Result<()> {
+        StageRunner::read_state(self, slot, out)
+    }
+
+    fn write_state(&mut self, slot: StateSlot, bytes: &[u8]) -> Result<()> {
+        StageRunner::write_state(self, slot, bytes)
     }
 
     fn take_spans(&mut self) -> Result<Vec<Span>> {

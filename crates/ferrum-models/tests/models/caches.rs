@@ -10,8 +10,9 @@ use crate::support::{
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
 use ferrum_models::{
-    CutBorders, Expanded, KvLayout, LayerCache, LogitRows, ModelRunner, RankCut, RunnerConfig,
-    SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights, memory_plan,
+    CutBorders, Expanded, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankCut,
+    RunnerConfig, SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights,
+    memory_plan,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
 
@@ -138,20 +139,20 @@ where
     let here: Vec<_> = [3, 9, 4, 0, 7].map(BlockId).to_vec();
     let whole = next(&mut from, &tokens[..19], (0, &here));
     assert!(whole.iter().all(|x| x.is_finite()));
-    let layout = from.kv_block_layout().unwrap();
+    let layout = from.kv_block_layout(0).unwrap();
     let widths: Vec<_> = layout.layers.iter().map(|part| part.value_dim).collect();
     // Layers that share have nothing of their own.
     assert_eq!(widths, [8, 12, 5]);
     let mut bytes = vec![0; 5 * layout.bytes];
-    from.read_kv_blocks(&here, &mut bytes).unwrap();
+    from.read_kv_blocks(0, &here, &mut bytes).unwrap();
     let mut to = runner_in::<_, K, Expanded>(&cpu, &model, WHOLE);
     let there: Vec<_> = [1, 2, 8, 11, 5].map(BlockId).to_vec();
-    to.write_kv_blocks(&there, &bytes).unwrap();
+    to.write_kv_blocks(0, &there, &bytes).unwrap();
     let expected = next(&mut from, &tokens, (19, &here));
     assert_eq!(bits(&next(&mut to, &tokens, (19, &there))), bits(&expected));
     let reference = ReferenceBackend::open(0).unwrap();
     let mut other = runner_in::<_, K, Expanded>(&reference, &model, WHOLE);
-    other.write_kv_blocks(&there, &bytes).unwrap();
+    other.write_kv_blocks(0, &there, &bytes).unwrap();
     let found = next(&mut other, &tokens, (19, &there));
     let difference = max_difference(&found, &expected);
     // In few bits, what the last token appends may end in the next code.
@@ -335,13 +336,61 @@ fn states_in_batches<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
         let found = refused(slots);
         assert!(found.contains(words), "{found}");
     }
-    assert!(
-        runner
-            .kv_block_layout()
-            .unwrap_err()
-            .to_string()
-            .contains("recurrent states")
-    );
+}
+
+/// Blocks and the state of a sequence go to another runner, on this device or another one.
+#[test]
+fn states_move_with_their_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Naive::new(&hybrid()).open(dir.path());
+    let sizes = RunnerConfig {
+        kept_states: 2,
+        ..config(WHOLE)
+    };
+    fn runner<B: LlmBackend + BackendKvDtype<KvF32>>(
+        device: &B,
+        model: &Model,
+        sizes: RunnerConfig,
+    ) -> ModelRunner<B, KvF32> {
+        let weights = load_weights::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+        ModelRunner::new(device, model.spec.clone(), weights, sizes).unwrap()
+    }
+    fn take<B: LlmBackend + BackendKvDtype<KvF32>>(
+        to: &mut ModelRunner<B, KvF32>,
+        (blocks, state): (&[u8], &[u8]),
+        tokens: &[TokenId],
+    ) -> Vec<f32> {
+        let there = [4, 1, 9].map(BlockId);
+        to.write_kv_blocks(0, &there, blocks).unwrap();
+        to.write_state(StateSlot(2), state).unwrap();
+        let table = [4, 1, 9, 2, 3, 5].map(BlockId);
+        step(to, &[(tokens, 12, table, 2)], (&[], &[]))
+    }
+    let text = tokens(15);
+    let table = [0, 2, 4, 6, 8, 10].map(BlockId);
+    let cpu = exact_cpu();
+    let mut from = runner(&cpu, &model, sizes);
+    step(&mut from, &[(&text[..12], 0, table, 1)], (&[], &[]));
+    let layout = from.kv_block_layout(0).unwrap();
+    let mut blocks = vec![0; 3 * layout.bytes];
+    from.read_kv_blocks(0, &table[..3], &mut blocks).unwrap();
+    let numbers = from.state_layout().unwrap().unwrap();
+    assert_eq!(numbers.bytes, 4 * numbers.layers.iter().sum::<usize>());
+    let mut state = vec![0; numbers.bytes];
+    from.read_state(StateSlot(1), &mut state).unwrap();
+    let expected = step(&mut from, &[(&text, 12, table, 1)], (&[], &[]));
+    let kept = (&blocks[..], &state[..]);
+    let found = take(&mut runner(&cpu, &model, sizes), kept, &text);
+    assert_eq!(bits(&found), bits(&expected));
+    let reference = ReferenceBackend::open(0).unwrap();
+    let found = take(&mut runner(&reference, &model, sizes), kept, &text);
+    assert!(max_difference(&found, &expected) <= 1e-4);
+    // A slot that is not there, and another length.
+    let slots = from.state_slots().unwrap().count() as u32;
+    let refused = from.read_state(StateSlot(slots), &mut state).unwrap_err();
+    assert!(refused.to_string().contains("state slot 6, there are 6"));
+    assert!(from.write_state(StateSlot(0), &state[1..]).is_err());
+    assert!(from.kv_block_layout(1).is_err());
 }
 
 #[test]

@@ -484,28 +484,28 @@ fn kv_blocks_are_those_of_one_device() {
         config(LAYOUT),
     );
     assert_eq!(
-        alone.kv_block_layout().unwrap(),
-        staged.kv_block_layout().unwrap()
+        alone.kv_block_layout(0).unwrap(),
+        staged.kv_block_layout(0).unwrap()
     );
     logits_in_chunks(&mut alone, &tokens, &[7]);
     logits_in_chunks(&mut staged, &tokens, &[7]);
     let table = blocks(alone.pool().blocks, 1);
     let bytes_of = |runner: &mut ModelRunner<CpuBackend, KvInt8>, blocks: &[BlockId]| {
-        let layout = runner.kv_block_layout().unwrap();
+        let layout = runner.kv_block_layout(0).unwrap();
         let mut bytes = vec![0; layout.bytes * blocks.len()];
-        runner.read_kv_blocks(blocks, &mut bytes).unwrap();
+        runner.read_kv_blocks(0, blocks, &mut bytes).unwrap();
         bytes
     };
     let used = &table[..3];
     let bytes = bytes_of(&mut alone, used);
     assert_eq!(bytes, bytes_of(&mut staged, used));
     let elsewhere = [BlockId(0), BlockId(5), BlockId(2)];
-    staged.write_kv_blocks(&elsewhere, &bytes).unwrap();
+    staged.write_kv_blocks(0, &elsewhere, &bytes).unwrap();
     assert_eq!(bytes_of(&mut staged, &elsewhere), bytes);
-    assert!(staged.write_kv_blocks(&elsewhere, &bytes[1..]).is_err());
+    assert!(staged.write_kv_blocks(0, &elsewhere, &bytes[1..]).is_err());
     assert!(
         staged
-            .write_kv_blocks(&[BlockId(9999)], &bytes[..bytes.len() / 3])
+            .write_kv_blocks(0, &[BlockId(9999)], &bytes[..bytes.len() / 3])
             .is_err()
     );
 }

@@ -291,10 +291,7 @@ fn draft_runner(
     let kv = open::kv_dtype(&model, &args.cache);
     let device = device.last_device().clone();
     let device = &Placement::on(device, &model);
-    let sizes = RunnerConfig {
-        layout: WHOLE_BLOCKS,
-        ..sizes(args, &model, device, kv, places)
-    };
+    let sizes = sizes(args, &model, device, kv, places);
     let loaded = open::load_on(device, &args.weights, &model, sizes, kv)?;
     Ok(DraftRunner {
         runner: writing.runner_of(loaded),
@@ -374,7 +371,7 @@ fn sizes(
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
         kv_tokens: context.saturating_mul(max_seqs),
         kept_states: KEPT_STATES,
-        layout: layout(args),
+        layout: LAYOUT,
         profile: false,
     };
     if let Some(tokens) = args.kv_tokens {
@@ -399,25 +396,10 @@ fn sizes(
 /// Recurrent states that are kept for prompts which begin as others did, in models that have such.
 const KEPT_STATES: usize = 16;
 
-/// One block table for all layers.
-const WHOLE_BLOCKS: KvLayout = KvLayout::Paged {
+/// A block table for each window of the model.
+const LAYOUT: KvLayout = KvLayout::Grouped {
     block_size: BLOCK_SIZE,
 };
-
-/// A block table for each window of the model, unless blocks are kept outside of the device: those are of all layers.
-fn layout(args: &ServeArgs) -> KvLayout {
-    let OffloadArgs {
-        kv_offload_ram,
-        kv_offload_dir,
-        ..
-    } = &args.offload;
-    match kv_offload_ram.is_some() || kv_offload_dir.is_some() {
-        true => WHOLE_BLOCKS,
-        false => KvLayout::Grouped {
-            block_size: BLOCK_SIZE,
-        },
-    }
-}
 
 /// What a KV pool may take of a device that does not say how much memory it has.
 const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;

@@ -1,22 +1,25 @@
 //! The same with memory beside the device: what is evicted goes there, and what a sequence is given from there is what
 //! it would have computed.
 
+use super::states::with_states;
 use super::*;
-use crate::offload::StoredBlock;
-use crate::pool::CachedPrefix;
+use crate::offload::StoredPart;
+use crate::pool::{CachePart, CachedPrefix, PartKind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Blocks by salt and tokens, for ever. Some have to be read from files first, which takes some looks.
+/// Parts by kind, salt and tokens, for ever. Some have to be read from files first, which takes some looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    blocks: HashMap<(CacheSalt, Vec<TokenId>), Arc<StoredBlock>>,
+    block_size: usize,
+    parts: HashMap<(PartKind, CacheSalt, Vec<TokenId>), Arc<StoredPart>>,
     /// How often those who wait for files still have to look.
     reading: HashMap<SeqId, u32>,
     waited: usize,
-    restored: usize,
+    restored: HashMap<PartKind, usize>,
+    tokens: usize,
 }
 
 impl Memory {
@@ -25,36 +28,48 @@ impl Memory {
     }
 }
 
-impl HostBlocks for Memory {
-    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostPrefix {
+impl HostParts for Memory {
+    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostAnswer {
         let mut kept = self.lock();
+        let Kept {
+            block_size,
+            parts,
+            reading,
+            waited,
+            ..
+        } = &mut *kept;
+        let size = *block_size;
         let HostQuery {
             salt,
             tokens,
-            from,
+            device,
+            found,
             most,
         } = query;
-        assert!(most * BLOCK_OF.with(std::cell::Cell::get) < tokens.len());
-        let size = BLOCK_OF.with(std::cell::Cell::get);
-        let known = |block: usize| {
-            let prefix = tokens[..(block + 1) * size].to_vec();
-            kept.blocks.get(&(salt.clone(), prefix)).cloned()
+        assert!(found <= most && most * size < tokens.len());
+        let known = |index: usize, kind: PartKind| {
+            let prefix = tokens[..(index + 1) * size].to_vec();
+            parts.get(&(kind, salt.clone(), prefix)).cloned()
         };
-        let found: Vec<_> = (from..most).map_while(known).collect();
-        if let Some(looks) = kept.reading.get_mut(&seq).filter(|looks| **looks > 0) {
+        assert_eq!(device.longest(most, |_, _| false), found);
+        let end = device.longest(most, |index, kind| known(index, kind).is_some());
+        if let Some(looks) = reading.get_mut(&seq).filter(|looks| **looks > 0) {
             *looks -= 1;
-            return HostPrefix::Reading;
+            return HostAnswer::Reading;
         }
-        if !found.is_empty() && seq.0.is_multiple_of(3) && !kept.reading.contains_key(&seq) {
-            kept.reading.insert(seq, seq.0 as u32 % 4);
-            kept.waited += 1;
-            return HostPrefix::Reading;
+        if end > found && seq.0.is_multiple_of(3) && !reading.contains_key(&seq) {
+            reading.insert(seq, seq.0 as u32 % 4);
+            *waited += 1;
+            return HostAnswer::Reading;
         }
-        let blocks = found.into_iter().map(|stored| HostBlock {
-            stored,
-            from_disk: false,
-        });
-        HostPrefix::Ready(blocks.collect())
+        let part = |(index, kind): (usize, PartKind)| {
+            let stored = known(index, kind)?;
+            let from_disk = false;
+            Some(((index, kind), HostPart { stored, from_disk }))
+        };
+        let parts = device.missing(end).map(part);
+        let parts = parts.collect::<Option<_>>().expect("what was found");
+        HostAnswer::Ready(HostPrefix { end, parts })
     }
 
     fn forget(&mut self, seq: SeqId) {
@@ -62,75 +77,114 @@ impl HostBlocks for Memory {
     }
 }
 
-thread_local! {
-    /// Tokens of a block in this test.
-    static BLOCK_OF: std::cell::Cell<usize> = const { std::cell::Cell::new(1) };
-}
-
 impl Sim {
-    /// As the engine does after each plan.
-    pub(super) fn move_blocks(&mut self) {
+    /// What is in a part.
+    fn values(&mut self, part: CachePart) -> &mut [u64] {
+        let size = self.scheduler.pool().block_size();
+        match part {
+            CachePart::Block { group, block } => {
+                let first = block.0 as usize * size;
+                &mut self.cells[group][first..first + size]
+            }
+            CachePart::State(slot) => &mut self.states[slot.0 as usize..][..1],
+        }
+    }
+
+    /// As the engine does after each plan, and when it has begun.
+    pub(super) fn move_parts(&mut self) {
         let Some(memory) = self.memory.clone() else {
             return;
         };
-        let size = self.scheduler.pool().block_size();
-        let cells = |block: BlockId| block.0 as usize * size..(block.0 as usize + 1) * size;
-        for evicted in self.scheduler.take_evicted() {
-            let CachedPrefix {
-                block,
-                salt,
-                tokens,
-            } = evicted;
-            let bytes = self.cells[0][cells(block)].iter();
-            let bytes = bytes.flat_map(|cell| cell.to_le_bytes()).collect();
+        for CachedPrefix { part, salt, tokens } in self.scheduler.take_evicted() {
             // A sequence by itself would have written this.
             let root = scheduler_root(&salt);
             let value = tokens.iter();
             let value = value.fold(root, |value, &t| mix(value, u64::from(t) + 1));
-            assert_eq!(self.cells[0][cells(block).end - 1], value);
-            let stored = Arc::new(StoredBlock::of_bytes(bytes));
-            memory.lock().blocks.insert((salt, tokens), stored);
+            let values = self.values(part);
+            assert_eq!(values.last(), Some(&value), "{part:?}");
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            let stored = Arc::new(StoredPart::of_bytes(bytes.collect()));
+            let name = (part.kind(), salt, tokens);
+            memory.lock().parts.insert(name, stored);
         }
         let restores = self.scheduler.take_restores();
-        memory.lock().restored += restores.len();
-        for restore in restores {
-            let bytes = restore.from.stored.bytes().as_chunks().0.iter();
-            let values = bytes.map(|bytes| u64::from_le_bytes(*bytes));
-            for (cell, value) in self.cells[0][cells(restore.to)].iter_mut().zip(values) {
-                *cell = value;
+        assert_eq!(restores.tokens_from_disk, 0);
+        assert_eq!(restores.parts.is_empty(), restores.tokens_from_ram == 0);
+        memory.lock().tokens += restores.tokens_from_ram;
+        for restore in restores.parts {
+            let restored = &mut memory.lock().restored;
+            *restored.entry(restore.to.kind()).or_default() += 1;
+            let bytes = restore.from.stored.bytes().as_chunks().0;
+            let values = self.values(restore.to);
+            assert_eq!(bytes.len(), values.len());
+            for (value, bytes) in values.iter_mut().zip(bytes) {
+                *value = u64::from_le_bytes(*bytes);
             }
         }
     }
 
     fn with_memory(mut self) -> (Self, Memory) {
         let memory = Memory::default();
-        BLOCK_OF.with(|size| size.set(self.scheduler.pool().block_size()));
+        memory.lock().block_size = self.scheduler.pool().block_size();
         self.scheduler = self.scheduler.with_host(Box::new(memory.clone()));
         self.memory = Some(memory.clone());
         (self, memory)
+    }
+
+    /// Random operations with memory beside the device; what was restored of each kind.
+    fn run_with_memory(self, seed: u64) -> HashMap<PartKind, usize> {
+        let (mut sim, memory) = self.with_memory();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
+        sim.run_random(&mut rng, 30_000);
+        sim.drain();
+        let kept = memory.lock();
+        assert!(kept.waited > 100 && kept.tokens > 1000, "{}", kept.tokens);
+        assert!(kept.reading.is_empty());
+        kept.restored.clone()
     }
 }
 
 #[test]
 fn what_comes_back_is_what_would_have_been_computed() {
-    for (seed, blocks, block_size) in [(1, 12, 4), (2, 40, 1), (3, 30, 3), (4, 6, 2)] {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let (mut sim, memory) = Sim::new(CONFIG, blocks, block_size).with_memory();
-        (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
-        while sim.scheduler.counters().steps < 40_000 {
-            sim.operate(|n| ((u64::from(rng.next_u32()) * u64::from(n)) >> 32) as u32);
-            if rng.next_u32() % 16 == 0 {
-                sim.scheduler.check().unwrap();
-            }
+    let shapes: [(Groups, usize); 8] = [
+        (&[(12, None)], 4),
+        (&[(40, None)], 1),
+        (&[(30, None)], 3),
+        (&[(6, None)], 2),
+        (&[(12, None), (12, Some(5))], 4),
+        (&[(30, None), (8, Some(4)), (10, Some(9))], 3),
+        (&[(9, Some(3))], 2),
+        (&[(24, Some(6))], 2),
+    ];
+    for ((groups, block_size), seed) in shapes.into_iter().zip(1..) {
+        let sim = Sim::with_groups(CONFIG, groups, block_size);
+        let restored = sim.run_with_memory(seed);
+        for group in 0..groups.len() {
+            let blocks = restored.get(&PartKind::Block(group));
+            assert!(blocks.is_some_and(|n| *n > 300), "{groups:?} {restored:?}");
         }
-        sim.drain();
-        let kept = memory.lock();
-        assert!(
-            kept.restored > 1000 && kept.waited > 100,
-            "{}",
-            kept.restored
-        );
-        assert!(kept.reading.is_empty());
+    }
+}
+
+#[test]
+fn states_come_back_with_the_blocks_before_them() {
+    // Blocks, their size, states that are kept, and the stride.
+    let shapes: [(Groups, usize, usize, usize); 4] = [
+        (&[(12, None)], 4, 2, 4),
+        (&[(20, None)], 2, 1, 4),
+        (&[(30, None), (10, Some(5))], 3, 3, 6),
+        (&[(24, None)], 2, 4, 100),
+    ];
+    for ((groups, block_size, kept, state_stride), seed) in shapes.into_iter().zip(60..) {
+        let config = SchedulerConfig {
+            state_stride,
+            ..CONFIG
+        };
+        let sim = with_states(config, groups, block_size, kept);
+        let restored = sim.run_with_memory(seed);
+        let states = restored.get(&PartKind::State);
+        assert!(states.is_some_and(|n| *n > 300), "{groups:?} {restored:?}");
     }
 }
 
@@ -138,12 +192,21 @@ proptest! {
     #[test]
     fn any_operations_end_well_with_memory(
         blocks in 1usize..12,
+        window in prop::option::of(1usize..9),
         block_size in 1usize..5,
         max_seqs in 1usize..5,
+        kept in prop::option::of(0usize..4),
         dice in prop::collection::vec(any::<u32>(), 0..300),
     ) {
         let config = SchedulerConfig { max_seqs, ..CONFIG };
-        let (mut sim, _memory) = Sim::new(config, blocks, block_size).with_memory();
+        let mut groups = vec![(blocks, None)];
+        let of_window = |w: usize| (spanned_blocks(w, block_size) + 1, Some(w));
+        groups.extend(window.map(of_window));
+        let sim = match kept {
+            Some(kept) => with_states(config, &groups, block_size, kept),
+            None => Sim::with_groups(config, &groups, block_size),
+        };
+        let (mut sim, _memory) = sim.with_memory();
         (sim.drafts, sim.ahead) = (dice.len() % 3 == 1, dice.len() % 3 == 2);
         let mut rest = dice.into_iter();
         while rest.len() > 0 {

@@ -4,7 +4,7 @@ use super::*;
 use ferrum_models::StateSlots;
 
 /// A simulation whose sequences have states, of which so many are kept.
-fn with_states(
+pub(super) fn with_states(
     config: SchedulerConfig,
     groups: &[(usize, Option<usize>)],
     block_size: usize,
