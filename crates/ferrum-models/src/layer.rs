@@ -102,10 +102,10 @@ pub(crate) struct LayerStates<B: Backend> {
 }
 
 impl<B: Backend> LayerStates<B> {
-    /// Zeros, in one row more than there are slots.
-    pub(crate) fn alloc(device: &B, slots: usize, elements: usize) -> Result<Self> {
+    /// Zeros, in so many rows.
+    pub(crate) fn alloc(device: &B, rows: usize, elements: usize) -> Result<Self> {
         let shape = StateShape {
-            slots: slots.saturating_add(1),
+            slots: rows,
             elements,
         };
         let states = device.alloc(shape.slots.saturating_mul(elements))?;

@@ -10,9 +10,9 @@ mod sample;
 use ferrum_kernels::reference::{KvCodec, Mixed, RefBuffer, RefKvScales, RefWeight, Reference};
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
-    BackendPagedKv, BackendState, Conv1dShape, DeviceBatch, FlashShape, GemmShape, GraphKey,
-    GraphRun, HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape, PendingRead,
-    QkNorm, Rope, RowShape, UploadPiece, WeightPart, check,
+    BackendPagedKv, BackendState, CausalConvShape, Conv1dShape, DeviceBatch, FlashShape, GemmShape,
+    GraphKey, GraphRun, HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape,
+    PendingRead, QkNorm, Rope, RowShape, UploadPiece, WeightPart, check,
 };
 use ferrum_types::{BlockId, Element, FloatElement, Result};
 use half::bf16;
@@ -374,7 +374,29 @@ impl Backend for Minimal {
     }
 }
 
-impl BackendState for Minimal {}
+impl BackendState for Minimal {
+    fn records_states(&self) -> bool {
+        true
+    }
+
+    fn causal_conv1d(
+        ctx: &mut Ctx,
+        x: &Acts,
+        (weight, bias): (&Floats, Option<&Floats>),
+        states: &mut Floats,
+        batch: &DeviceBatch<Self>,
+        out: &mut Acts,
+        shape: CausalConvShape,
+    ) -> Result<()> {
+        check::causal_conv1d::<Self>(x, (weight, bias), states, batch, out, shape)?;
+        let (bias, batch) = (bias.cloned(), later(batch));
+        record!(ctx, [x, weight], [states, out], |r| {
+            let bias = bias.as_ref().map(Memory::get);
+            let weights = (&*weight, bias.as_deref());
+            R::causal_conv1d(r, &*x, weights, &mut *states, &batch(), &mut *out, shape)
+        })
+    }
+}
 
 impl BackendPagedKv for Minimal {}
 impl BackendCollective for Minimal {}

@@ -39,6 +39,12 @@ impl CausalConvShape {
 /// Ops on recurrent states. The provided bodies go through host memory, so a step with them waits for the device and is
 /// not captured; a backend overrides them for speed.
 pub trait BackendState: Backend {
+    /// Whether these ops are recorded as all others are, none of them going through the host. Where steps are
+    /// [captured](BackendGraph::captures), those with states are so too then.
+    fn records_states(&self) -> bool {
+        false
+    }
+
     /// Copies rows of states `(from, to)`, in order.
     ///
     /// Provided: through a row of its own.
@@ -60,7 +66,7 @@ pub trait BackendState: Backend {
     /// inputs; that of a sequence without tokens stays.
     ///
     /// `x`, `out`: `[tokens, channels]`; `weight`: `[channels, kernel]`; `bias`: `[channels]`; `states`: as the shape says.
-    /// No two sequences with tokens are in one slot.
+    /// No two sequences with tokens are in one slot, but for those whose rows and state nobody looks at.
     fn causal_conv1d(
         ctx: &mut Self::Context,
         x: &Act<Self>,

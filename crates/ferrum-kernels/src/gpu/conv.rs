@@ -1,9 +1,12 @@
 //! Convolutions: one lane makes one output and sums channels, then taps, in order.
 
+use super::GpuBackend;
 use super::buffer::GpuBuffer;
-use super::context::{GpuContext, LANES, P};
+use super::context::{Bind, GpuContext, LANES, P};
 use super::pipeline::Kernel;
-use crate::backend::{Conv1dShape, PatchShape, check};
+use crate::backend::{
+    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, PatchShape, StateShape, check,
+};
 use ferrum_types::Result;
 
 pub(super) static CONV1D: Kernel = Kernel {
@@ -20,6 +23,26 @@ pub(super) static CONV2D_PATCH: Kernel = Kernel {
     wgsl: &[
         include_str!("shaders/grid.wgsl"),
         include_str!("shaders/conv2d_patch.wgsl"),
+    ],
+    access: "rrrw",
+    constants: &[],
+};
+
+pub(super) static CAUSAL_CONV1D: Kernel = Kernel {
+    name: "causal_conv1d",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/ragged.wgsl"),
+        include_str!("shaders/causal_conv1d.wgsl"),
+    ],
+    access: "rrrrrrw",
+    constants: &[],
+};
+pub(super) static CAUSAL_CONV1D_STATE: Kernel = Kernel {
+    name: "causal_conv1d_state",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/causal_conv1d_state.wgsl"),
     ],
     access: "rrrw",
     constants: &[],
@@ -87,4 +110,63 @@ pub(super) fn conv2d_patch(
         ],
         lens.out.div_ceil(LANES),
     )
+}
+
+/// States are copied as provided, by copies on the device.
+impl BackendState for GpuBackend {
+    fn records_states(&self) -> bool {
+        true
+    }
+
+    fn causal_conv1d(
+        ctx: &mut GpuContext,
+        x: &GpuBuffer<f32>,
+        (weight, bias): (&GpuBuffer<f32>, Option<&GpuBuffer<f32>>),
+        states: &mut GpuBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+        out: &mut GpuBuffer<f32>,
+        shape: CausalConvShape,
+    ) -> Result<()> {
+        const OP: &str = "causal_conv1d";
+        let weights = (weight, bias);
+        let lens = check::causal_conv1d::<Self>(x, weights, states, batch, out, shape)?;
+        let CausalConvShape {
+            channels,
+            kernel,
+            states: StateShape { slots, elements },
+            offset,
+        } = shape;
+        let seqs = batch.shape.seqs;
+        let binds = [
+            x.into(),
+            weight.into(),
+            bias.into(),
+            Bind::from(&*states),
+            Bind::from(&batch.query_starts),
+            Bind::from(&batch.state_slots),
+            out.into(),
+        ];
+        let state = [P::U(slots), P::U(elements), P::U(offset)];
+        let sizes = [P::U(lens.x), P::U(channels), P::U(kernel), P::U(seqs)];
+        let has_bias = P::U(usize::from(bias.is_some()));
+        let params: Vec<_> = sizes.into_iter().chain(state).chain([has_bias]).collect();
+        let groups = lens.x.div_ceil(LANES);
+        ctx.run(OP, (&CAUSAL_CONV1D, &[]), binds, &params, groups)?;
+        if shape.state_len() == 0 {
+            return Ok(());
+        }
+        let binds = [
+            x.into(),
+            Bind::from(&batch.query_starts),
+            Bind::from(&batch.state_slots),
+            states.into(),
+        ];
+        // A lane for each channel of each sequence.
+        let lanes = seqs * channels;
+        let (kept, tokens) = (P::U(kernel - 1), P::U(batch.shape.tokens));
+        let sizes = [P::U(lanes), P::U(channels), kept, tokens];
+        let params: Vec<_> = sizes.into_iter().chain(state).collect();
+        let groups = lanes.div_ceil(LANES);
+        ctx.run(OP, (&CAUSAL_CONV1D_STATE, &[]), binds, &params, groups)
+    }
 }

@@ -70,13 +70,14 @@ macro_rules! for_each_kind {
 pub(super) static APPEND: [Kernel; 3] = for_each_kind!(
     "kv_append",
     "rrwwrrr",
-    ["shaders/paged.wgsl"],
+    ["shaders/ragged.wgsl", "shaders/paged.wgsl"],
     ["shaders/kv_append.wgsl"]
 );
 pub(super) static ATTENTION: [Kernel; 3] = for_each_kind!(
     "attention_paged",
     "rrrrwrrr",
     [
+        "shaders/ragged.wgsl",
         "shaders/paged.wgsl",
         "shaders/activation.wgsl",
         "shaders/attention.wgsl"
@@ -177,9 +178,6 @@ fn append<K: GpuKvKind>(
 }
 
 impl BackendPagedKv for GpuBackend {}
-
-/// Through host memory, as provided.
-impl BackendState for GpuBackend {}
 
 impl<K: GpuKvKind> BackendKvDtype<K> for GpuBackend {
     type KvBuffer = GpuKvBuffer;

@@ -10,7 +10,7 @@ use super::read::read_floats;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
-use crate::cache::{CacheGroup, StateSlots};
+use crate::cache::CacheGroup;
 use crate::inventory::Stage;
 use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -36,7 +36,8 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     pub(crate) ctx: B::Context,
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
-    /// Recurrent states of the layers that have one, `[slots + 1, elements]`: those of the last row are zeros.
+    /// Recurrent states of the layers that have one: those of the slots, where the device captures that of rows that
+    /// nobody reads, and zeros.
     pub(crate) states: Vec<LayerStates<B>>,
     /// Where each layer keeps what it has seen.
     cache_of: Vec<CacheIndex>,
@@ -94,12 +95,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             states,
             cache_of,
         } = StageCaches::of(&weights.stage, &caches)?;
-        let state_slots = config.state_slots(spec).map_or(0, StateSlots::count);
-        let state = |elements| LayerStates::alloc(device, state_slots, elements);
+        // Collectives and ops on states may go through the host, where a replay would leave them out.
+        let recorded = weights.cut.is_whole() && (states.is_empty() || device.records_states());
+        let captures = device.captures() && recorded;
+        let state_rows = config.state_rows(spec) + usize::from(captures);
+        let state = |elements| LayerStates::alloc(device, state_rows, elements);
         let states = states.into_iter().map(state).collect::<Result<Vec<_>>>()?;
         let spec = weights.stage.spec(spec);
-        // Collectives and ops on states may go through the host, where a replay would leave them out.
-        let captures = device.captures() && weights.cut.is_whole() && states.is_empty();
         let reserved = usize::from(captures) * reserved_blocks(&config);
         let pools = pools.into_iter().map(|(group, shape)| {
             let blocks = shape.blocks + reserved;
@@ -337,9 +339,15 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         packed.push(starts.chain(others.clone().map(|slot| filled(slot + 1) as i32)));
         let lens = batch.kv_lens.iter().map(|&n| n as i32);
         packed.push(lens.chain(others.clone().map(|slot| len(slot) as i32)));
-        let with_states = usize::from(!self.states.is_empty());
-        let state_slots = batch.state_slots.iter().take(with_states * seqs);
-        packed.push(state_slots.map(|slot| slot.0 as i32));
+        match self.states.first() {
+            // Before the zeros is the slot of those that fill up.
+            Some(layer) => {
+                let reserved = layer.shape.slots as i32 - 2;
+                let slots = batch.state_slots.iter().map(|slot| slot.0 as i32);
+                packed.push(slots.chain(others.clone().map(|_| reserved)));
+            }
+            None => packed.push([]),
+        }
         let (_, block_size) = self.config.blocks();
         for (group, tables) in self.tables.iter_mut().enumerate() {
             // Other stages may have the layers that would look at it.

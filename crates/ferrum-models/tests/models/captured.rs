@@ -3,6 +3,7 @@
 //! The device is the conformance suite's [`Minimal`], which records and replays; what it has to give is what the
 //! reference of the same elements gives, bit for bit.
 
+use crate::support::naive::{Attention, Naive, PLAIN, short_conv};
 use crate::support::{fixtures, open, staged_in};
 use ferrum_conformance::minimal::{Minimal, Uploads};
 use ferrum_kernels::reference::{Mixed, Reference};
@@ -11,7 +12,7 @@ use ferrum_models::{
     CacheGroup, Expanded, GraphCounts, KvLayout, LogitRows, Model, ModelRunner, Readback,
     RowOutput, RunnerConfig, SeqStep, StepBatch, StepOutput, load_weights,
 };
-use ferrum_types::{BlockId, TokenId};
+use ferrum_types::{BlockId, StateSlot, TokenId};
 use half::bf16;
 
 /// Computes as `Minimal` does, and captures nothing.
@@ -73,6 +74,9 @@ fn batch_of(
             })
             .unwrap();
         add_tables(&mut batch, config, groups, seq);
+        if config.kept_states > 0 {
+            batch.add_state(StateSlot(seq as u32));
+        }
         for (i, &token) in tokens.iter().enumerate() {
             wanted.push(match want {
                 Want::Greedy => Readback::GREEDY,
@@ -131,11 +135,15 @@ struct Pair {
 
 impl Pair {
     fn new(name: &str, config: RunnerConfig) -> Self {
-        let (model, device) = (open(&fixtures().join(name)), Minimal::default());
+        Self::of(&open(&fixtures().join(name)), config)
+    }
+
+    fn of(model: &Model, config: RunnerConfig) -> Self {
+        let device = Minimal::default();
         Self {
             config,
-            captured: runner(&device, &model, config),
-            plain: runner(&Plain::new(), &model, config),
+            captured: runner(&device, model, config),
+            plain: runner(&Plain::new(), model, config),
             device,
         }
     }
@@ -190,6 +198,9 @@ impl Pair {
             };
             batch.push(part).unwrap();
             add_tables(&mut batch, &self.config, groups, seq);
+            if self.config.kept_states > 0 {
+                batch.add_state(StateSlot(seq as u32));
+            }
             let mut output = StepOutput::default();
             self.captured.run(&batch, &[], &mut output).unwrap();
             self.plain.run(&batch, &[], &mut output).unwrap();
@@ -224,6 +235,36 @@ fn what_fills_a_step_up_changes_no_bit() {
         let counts = pair.counts();
         assert_eq!(counts.captured + counts.replayed, 7, "{name}");
     }
+}
+
+/// With recurrent states, what fills a step up has a slot that is no sequence's.
+#[test]
+fn steps_with_states_are_captured() {
+    let dir = tempfile::tempdir().unwrap();
+    let windowed = Attention {
+        window: Some(9),
+        ..PLAIN
+    };
+    let layers = [short_conv(3), PLAIN, short_conv(4), windowed];
+    let model = Naive::new(&layers).open(dir.path());
+    let config = RunnerConfig {
+        kept_states: 1,
+        ..CONFIG
+    };
+    let mut pair = Pair::of(&model, config);
+    pair.prompts(6);
+    for at in 4..14 {
+        let token = [at as TokenId];
+        // Three sequences are filled up to four, five to six; what is not in a step stays.
+        let seqs = if at < 10 { 5 } else { 3 };
+        let parts: Vec<_> = (0..seqs)
+            .map(|seq| (seq, at, &token[..], Want::Logits))
+            .collect();
+        pair.step(&parts);
+    }
+    pair.step(&[(5, 4, &[9], Want::Logits)]);
+    let counts = pair.counts();
+    assert_eq!((counts.captured, counts.replayed), (3, 8));
 }
 
 #[test]

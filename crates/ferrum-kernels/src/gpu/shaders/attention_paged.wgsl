@@ -13,7 +13,7 @@ var<workgroup> sequence: u32;
 
 // Only one lane calls this, and all the others read `sequence` after a barrier.
 fn locate(token: u32) -> Query {
-    let s = sequence_of(p.paged, token);
+    let s = sequence_of(p.paged.seqs, token);
     sequence = s;
     // No more keys than the table has entries for, whatever the buffer says.
     let most = i32(p.paged.table_stride * p.paged.block_size);

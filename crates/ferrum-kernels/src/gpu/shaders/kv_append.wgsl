@@ -31,7 +31,7 @@ fn main(at: Place) {
     let kv_head = n / p.pairs % p.paged.kv_heads;
     let token = n / p.pairs / p.paged.kv_heads;
 
-    let s = sequence_of(p.paged, token);
+    let s = sequence_of(p.paged.seqs, token);
     let j = key_index(s, token);
     // Tokens behind the last sequence fill up a batch and have no place.
     if j < 0 || j >= kv_lens[s] {

@@ -14,22 +14,6 @@ struct Paged {
 @group(1) @binding(BATCH + 1) var<storage, read> kv_lens: array<i32>;
 @group(1) @binding(BATCH + 2) var<storage, read> block_tables: array<i32>;
 
-// The sequence of a token: the last that begins at it or before. Empty ones begin where the next
-// does, so the last is the one that has the token.
-fn sequence_of(c: Paged, token: u32) -> u32 {
-    var low = 0u;
-    var high = c.seqs;
-    while low + 1u < high {
-        let middle = (low + high) / 2u;
-        if query_starts[middle] <= i32(token) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 // The key index of a token of a sequence.
 fn key_index(s: u32, token: u32) -> i32 {
     return kv_lens[s] - query_starts[s + 1u] + i32(token);

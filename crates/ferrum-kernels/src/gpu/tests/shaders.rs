@@ -24,6 +24,8 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
         &attention::CONTIGUOUS,
         &kv::COPY_BLOCK,
         &conv::CONV1D,
+        &conv::CAUSAL_CONV1D,
+        &conv::CAUSAL_CONV1D_STATE,
         &conv::CONV2D_PATCH,
         &sample::SAMPLE,
     ];
