@@ -207,6 +207,7 @@ fn decoder(ty: GgufQuantType) -> Decoder {
         T::TQ1_0 => decode_all::<ternary::BlockTq1_0, 256>,
         T::TQ2_0 => decode_all::<ternary::BlockTq2_0, 256>,
         T::Q1_0 => decode_all::<ternary::BlockQ1_0, 128>,
+        T::Q2_0 => decode_all::<ternary::BlockQ2_0, 64>,
         T::MXFP4 => decode_all::<fp4::BlockMxfp4, 32>,
         T::NVFP4 => decode_all::<fp4::BlockNvfp4, 64>,
     }

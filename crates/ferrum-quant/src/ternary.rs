@@ -1,6 +1,6 @@
-//! One bit and one trit: numbers that are a scale times −1, 0 or 1.
+//! One bit, one trit and two bits: numbers that are a scale times −1, 0, 1 or 2.
 //!
-//! Source of the layouts: ggml's `block_tq1_0`, `block_tq2_0` and `block_q1_0`.
+//! Source of the layouts: ggml's `block_tq1_0`, `block_tq2_0`, `block_q1_0` and `block_q2_0`.
 
 use crate::block::{Block, EncodeBlock, F16Le, inverse, largest_magnitude, round_half_away};
 use bytemuck::{Pod, Zeroable};
@@ -40,6 +40,16 @@ pub struct BlockQ1_0 {
     /// Scale.
     pub d: F16Le,
     /// Signs.
+    pub qs: [u8; 16],
+}
+
+/// `d · (q − 1)`, q of 2 bits; 64 numbers, four in a byte, lowest bits first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ2_0 {
+    /// Scale.
+    pub d: F16Le,
+    /// 2-bit codes.
     pub qs: [u8; 16],
 }
 
@@ -153,6 +163,20 @@ impl Block<128> for BlockQ1_0 {
         for (out, &byte) in out.as_chunks_mut::<8>().0.iter_mut().zip(&self.qs) {
             for (bit, out) in out.iter_mut().enumerate() {
                 *out = if (byte >> bit) & 1 == 1 { d } else { -d };
+            }
+        }
+    }
+}
+
+impl Block<64> for BlockQ2_0 {
+    const TYPE: GgufQuantType = GgufQuantType::Q2_0;
+
+    #[inline]
+    fn decode(&self, out: &mut [f32; 64]) {
+        let d = self.d.to_f32();
+        for (out, &byte) in out.as_chunks_mut::<4>().0.iter_mut().zip(&self.qs) {
+            for (n, out) in out.iter_mut().enumerate() {
+                *out = (i32::from((byte >> (2 * n)) & 3) - 1) as f32 * d;
             }
         }
     }

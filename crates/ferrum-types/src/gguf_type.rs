@@ -76,6 +76,8 @@ pub enum GgufQuantType {
     NVFP4,
     /// 1 bit, one f16 scale.
     Q1_0,
+    /// 2 bit, one f16 scale per 64.
+    Q2_0,
 }
 
 /// `(type, ggml id, elements per block, bytes per block, name)` for every type.
@@ -114,6 +116,7 @@ const TABLE: &[(GgufQuantType, u32, usize, usize, &str)] = &[
     (GgufQuantType::MXFP4, 39, 32, 17, "MXFP4"),
     (GgufQuantType::NVFP4, 40, 64, 36, "NVFP4"),
     (GgufQuantType::Q1_0, 41, 128, 18, "Q1_0"),
+    (GgufQuantType::Q2_0, 42, 64, 18, "Q2_0"),
 ];
 
 impl GgufQuantType {

@@ -195,6 +195,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 30))]
     pub(crate) kv_tokens: Option<u32>,
 
+    /// Recurrent states that are kept for prompts which begin as earlier ones did, in models that have such
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole::<u16>(0..=4096))]
+    pub(crate) ctx_checkpoints: u16,
+
+    /// Tokens of a prompt from one such state to the next; one is kept at its end, too. 0: there alone
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = whole::<u32>(0..=1 << 30))]
+    pub(crate) checkpoint_every: u32,
+
     #[command(flatten)]
     pub(crate) offload: OffloadArgs,
 

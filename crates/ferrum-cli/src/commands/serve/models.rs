@@ -235,6 +235,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         step_time: args.step_time_ms.map(|ms| Duration::from_millis(ms.into())),
         stall_after: Duration::from_secs(args.stall_after.into()),
         stall_factor: args.stall_factor,
+        state_stride: args.checkpoint_every as usize,
         offload: offload.clone().map(|store| EngineOffload {
             store,
             model: open::identity(&model),
@@ -370,7 +371,7 @@ fn sizes(
         // A row for the token that a step gives anyway, and one for each guess.
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
         kv_tokens: context.saturating_mul(max_seqs),
-        kept_states: KEPT_STATES,
+        kept_states: args.ctx_checkpoints.into(),
         layout: LAYOUT,
         profile: false,
     };
@@ -392,9 +393,6 @@ fn sizes(
         ..config
     }
 }
-
-/// Recurrent states that are kept for prompts which begin as others did, in models that have such.
-const KEPT_STATES: usize = 16;
 
 /// A block table for each window of the model.
 const LAYOUT: KvLayout = KvLayout::Grouped {
