@@ -8,6 +8,7 @@
 mod bench;
 mod bench_serve;
 mod device;
+mod encode;
 mod evaluate;
 mod hub;
 mod log;
@@ -25,8 +26,9 @@ mod weight_cache;
 pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use device::{
-    AdapterArgs, CacheArgs, DevicesArgs, PlacementArgs, VerifyCommand, VerifyOpsArgs,
+    AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, PlacementArgs, VerifyCommand, VerifyOpsArgs,
 };
+pub(crate) use encode::{EmbedArgs, RerankArgs};
 pub(crate) use evaluate::{InspectArgs, LogitsArgs, PerplexityArgs};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 pub(crate) use log::{LogArgs, LogFormat, LogLevel};
@@ -67,6 +69,10 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Serve models over HTTP, with OpenAI's routes
     Serve(Box<ServeArgs>),
+    /// Turn texts into vectors, with a text encoder
+    Embed(EmbedArgs),
+    /// Score documents against a query, with a text encoder
+    Rerank(RerankArgs),
     /// Fetch a model from a hub, or what is new or missing of it
     Pull(PullArgs),
     /// List the models that are in the cache

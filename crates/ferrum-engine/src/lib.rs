@@ -6,6 +6,7 @@
 
 mod dispatch;
 pub mod eager;
+mod encoder;
 pub mod engine;
 mod generate;
 pub mod grammar;
@@ -22,6 +23,7 @@ mod suffix;
 mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
+pub use encoder::{Embedded, Encoder};
 pub use engine::{
     DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,
     EventStream, Health, Request, Runners,

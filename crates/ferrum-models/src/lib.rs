@@ -11,6 +11,7 @@ mod batch;
 mod cache;
 mod checkpoint;
 mod decode;
+pub mod encoder;
 mod experts;
 pub mod families;
 mod group;

@@ -250,7 +250,7 @@ impl TensorRole {
 }
 
 /// A tensor that must be there and have this shape.
-fn require<'a>(
+pub(crate) fn require<'a>(
     tensors: &'a dyn TensorSource,
     name: &str,
     shape: &[usize],

@@ -4,6 +4,7 @@ mod bench;
 mod cache;
 mod chat;
 mod devices;
+mod encode;
 mod hub;
 mod inspect;
 mod logits;
@@ -24,6 +25,8 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::serve(&args),
+        Command::Embed(args) => encode::embed(&args),
+        Command::Rerank(args) => encode::rerank(&args),
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),

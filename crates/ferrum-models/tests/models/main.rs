@@ -7,6 +7,7 @@ mod support;
 mod caches;
 mod captured;
 mod decode;
+mod encoders;
 mod experts;
 mod group;
 mod invariance;

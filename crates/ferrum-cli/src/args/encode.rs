@@ -1,0 +1,83 @@
+//! Arguments of commands that run text encoders: `embed` and `rerank`.
+
+use super::device::DeviceArgs;
+use super::{HubArgs, whole};
+use clap::{Args, ValueEnum};
+use ferrum_models::encoder::Pooling;
+use std::path::PathBuf;
+
+/// How the vectors of tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PoolingArg {
+    /// Their mean
+    Mean,
+    /// That of the first token
+    Cls,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(arg: PoolingArg) -> Self {
+        match arg {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Cls => Pooling::Cls,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EmbedArgs {
+    /// Hugging Face folder, or ORG/NAME of a hub: BERT, RoBERTa and their kin
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+
+    /// Texts [default: each line of standard input]
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+
+    /// How the vectors of a text's tokens become one [default: what the model's folder says, else mean]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) pooling: Option<PoolingArg>,
+
+    /// Numbers of each vector that are kept, for models that were trained for it [default: all]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 20))]
+    pub(crate) dimensions: Option<u32>,
+
+    /// Leave vectors at their own length; without it they have length 1
+    #[arg(long)]
+    pub(crate) no_normalize: bool,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Print JSON: {"embeddings":[[…],…]}
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RerankArgs {
+    /// Hugging Face folder, or ORG/NAME of a hub: BERT, RoBERTa and their kin, with a classifier of one label
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+
+    /// What documents are held against
+    #[arg(value_name = "QUERY")]
+    pub(crate) query: String,
+
+    /// Documents [default: each line of standard input]
+    #[arg(value_name = "DOCUMENT")]
+    pub(crate) documents: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Print JSON, in the order of the documents: {"scores":[…]}
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}

@@ -1,0 +1,96 @@
+//! `ferrum embed` and `ferrum rerank`.
+
+use crate::args::{DeviceArgs, EmbedArgs, HubArgs, RerankArgs};
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::ui::{self, Progress, show};
+use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
+use ferrum_formats::ModelSource;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_models::encoder::read_encoder;
+use serde_json::json;
+use std::path::Path;
+
+pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
+    let mut encoder = load(&args.model, &args.hub, &args.device)?;
+    let texts = lines(&args.texts)?;
+    let most = encoder.dimensions();
+    let dimensions = args.dimensions.map_or(most, |n| n as usize);
+    if dimensions > most {
+        return Err(Failure::new(format!(
+            "--dimensions: found {dimensions}, the model's vectors have {most} numbers"
+        )));
+    }
+    let pooling = args.pooling.map_or(encoder.pooling(), Into::into);
+    let mut embedded = encoder.embed(&texts, pooling, !args.no_normalize)?;
+    for one in &mut embedded {
+        one.shorten(dimensions, !args.no_normalize);
+    }
+    let cut = embedded.iter().filter(|one| one.cut).count();
+    tell_cut(cut, "texts", encoder.max_tokens());
+    if args.json {
+        let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
+        return show(&format!("{}\n", json!({ "embeddings": vectors })));
+    }
+    let mut out = String::new();
+    for one in &embedded {
+        let numbers: Vec<_> = one.vector.iter().map(f32::to_string).collect();
+        out.push_str(&numbers.join(" "));
+        out.push('\n');
+    }
+    show(&out)
+}
+
+pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
+    let mut encoder = load(&args.model, &args.hub, &args.device)?;
+    let documents = lines(&args.documents)?;
+    let (scores, cut) = encoder.rerank(&args.query, &documents)?;
+    tell_cut(cut, "pairs", encoder.max_tokens());
+    if args.json {
+        return show(&format!("{}\n", json!({ "scores": scores })));
+    }
+    let mut order: Vec<usize> = (0..documents.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    let line = |i: usize| format!("{:.6}\t{}\n", scores[i], documents[i]);
+    show(&order.into_iter().map(line).collect::<String>())
+}
+
+/// What was given, or the lines of standard input.
+fn lines(given: &[String]) -> Outcome<Vec<String>> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let text = open::read_stdin()?;
+    let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    match lines.is_empty() {
+        true => Err(Failure::new(
+            "there is no text\nhint: give texts as words, or one a line on standard input",
+        )),
+        false => Ok(lines),
+    }
+}
+
+fn tell_cut(cut: usize, what: &str, most: usize) {
+    if cut > 0 {
+        ui::say(&format!(
+            "warning: {cut} {what} are longer than the {most} tokens that the model takes, and were cut off"
+        ));
+    }
+}
+
+fn load(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Encoder> {
+    let model = read_encoder(open::source(path, hub)?)?;
+    let ModelSource::Hf(folder) = &model.source else {
+        return Err(Failure::new(format!("{}: not a folder", path.display())));
+    };
+    let tokenizer = Tokenizer::from_hf_dir(&folder.dir)?;
+    // Texts are short, and a GPU would wait for the host between batches; whoever has one names it.
+    let kind = match device.backend {
+        BackendKind::Auto => BackendKind::Cpu,
+        kind => kind,
+    };
+    let device = BackendDispatch::from_kind(kind, device.options())?;
+    let mut bar = Progress::bytes("loading");
+    let progress = &mut |done, total| bar.set(done, total);
+    Ok(Encoder::load(&device, &model, tokenizer, progress)?)
+}

@@ -1,0 +1,323 @@
+//! What an encoder is, read from a Hugging Face folder.
+
+use crate::spec::Activation;
+use ferrum_formats::{HfConfig, HfFolder, ModelSource, TensorSource};
+use ferrum_types::{Error, Result};
+
+/// A BERT-like encoder: learned positions, bidirectional attention, and a LayerNorm behind each part, over the sum of
+/// it and its input (Devlin et al., "BERT", 2019).
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderSpec {
+    /// Family name (`bert`, `roberta`).
+    pub family: &'static str,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Elements of a token's vector.
+    pub hidden_size: usize,
+    /// Layers, all alike.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Elements between the maps of a feed-forward.
+    pub intermediate: usize,
+    /// Function between them.
+    pub activation: Activation,
+    /// Epsilon of all norms.
+    pub norm_eps: f32,
+    /// Rows of the table of positions.
+    pub positions: usize,
+    /// Row of the first token's position: RoBERTa leaves those out that its padding had.
+    pub first_position: usize,
+    /// Rows of the table of segments.
+    pub segments: usize,
+    /// Logits that a pair of texts gets; 0: it has no classifier.
+    pub labels: usize,
+}
+
+impl EncoderSpec {
+    /// Tokens of the longest text.
+    pub fn max_tokens(&self) -> usize {
+        self.positions - self.first_position
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.heads
+    }
+}
+
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    Cls,
+}
+
+/// An encoder's folder that has been understood.
+pub struct EncoderModel {
+    /// The opened folder.
+    pub source: ModelSource,
+    /// What the forward path needs to know of it.
+    pub spec: EncoderSpec,
+    /// How sentence-transformers pools with it; mean where it says nothing.
+    pub pooling: Pooling,
+    /// Tokens that sentence-transformers cuts texts off at, where it says so.
+    pub max_seq_length: Option<usize>,
+    /// What the names of tensors begin with.
+    pub(super) prefix: &'static str,
+    pub(super) family: &'static EncoderFamily,
+}
+
+/// Encoders whose checkpoints have the same names.
+#[derive(Debug)]
+pub(super) struct EncoderFamily {
+    name: &'static str,
+    architectures: &'static [&'static str],
+    /// What names begin with in checkpoints that have a head.
+    prefix: &'static str,
+    /// Positions count from behind the id of padding.
+    positions_behind_padding: bool,
+    /// The map before the classifier, whose result goes through tanh.
+    pub(super) pooler: &'static str,
+    /// Whether `pooler` lies under the prefix.
+    pub(super) pooler_in_body: bool,
+    /// The map to the logits.
+    pub(super) classifier: &'static str,
+    /// What `transformers` takes for keys that a config leaves out.
+    segments: usize,
+    norm_eps: f64,
+    padding: usize,
+}
+
+static FAMILIES: [EncoderFamily; 2] = [
+    EncoderFamily {
+        name: "bert",
+        architectures: &[
+            "BertModel",
+            "BertForMaskedLM",
+            "BertForSequenceClassification",
+        ],
+        prefix: "bert.",
+        positions_behind_padding: false,
+        pooler: "pooler.dense",
+        pooler_in_body: true,
+        classifier: "classifier",
+        segments: 2,
+        norm_eps: 1e-12,
+        padding: 0,
+    },
+    EncoderFamily {
+        name: "roberta",
+        architectures: &[
+            "RobertaModel",
+            "RobertaForMaskedLM",
+            "RobertaForSequenceClassification",
+            "XLMRobertaModel",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForSequenceClassification",
+            "CamembertModel",
+        ],
+        prefix: "roberta.",
+        positions_behind_padding: true,
+        pooler: "classifier.dense",
+        pooler_in_body: false,
+        classifier: "classifier.out_proj",
+        segments: 2,
+        norm_eps: 1e-12,
+        padding: 1,
+    },
+];
+
+fn family_of(config: &HfConfig) -> Option<&'static EncoderFamily> {
+    let named = config.architectures().ok()?;
+    let mut families = FAMILIES.iter();
+    families.find(|family| {
+        let mut known = family.architectures.iter();
+        known.any(|architecture| named.contains(architecture))
+    })
+}
+
+/// Whether a model is an encoder that [`read_encoder`] reads.
+pub fn is_encoder(source: &ModelSource) -> bool {
+    match source {
+        ModelSource::Hf(folder) => family_of(&folder.config).is_some(),
+        ModelSource::Gguf(_) => false,
+    }
+}
+
+/// Reads an encoder's config.
+///
+/// # Errors
+/// [`Error::Model`] for an architecture that is none of the encoders known, or a bad field.
+pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
+    let folder = match &source {
+        ModelSource::Hf(folder) => folder,
+        ModelSource::Gguf(gguf) => {
+            let path = gguf.path().display();
+            return Err(Error::Model(format!(
+                "{path}: encoders are read from Hugging Face folders, found a GGUF file"
+            )));
+        }
+    };
+    let Some(family) = family_of(&folder.config) else {
+        let found = folder.config.architectures()?.join(", ");
+        let known: Vec<_> = FAMILIES
+            .iter()
+            .flat_map(|family| family.architectures)
+            .copied()
+            .collect();
+        return Err(Error::Model(format!(
+            "{}: field \"architectures\": \"{found}\" is no encoder that is supported\nhint: supported are {}",
+            folder.config.path().display(),
+            known.join(", ")
+        )));
+    };
+    crate::checkpoint::check_scheme(folder)?;
+    let embedding = "embeddings.word_embeddings.weight";
+    let has = |name: &str| folder.tensors.get(name).is_some();
+    let prefix = match has(embedding) {
+        true => "",
+        false => family.prefix,
+    };
+    let spec = spec(family, folder, prefix)?;
+    let (pooling, max_seq_length) = sentence_transformers(folder)?;
+    Ok(EncoderModel {
+        spec,
+        pooling,
+        max_seq_length,
+        prefix,
+        family,
+        source,
+    })
+}
+
+fn spec(family: &'static EncoderFamily, folder: &HfFolder, prefix: &str) -> Result<EncoderSpec> {
+    let config = &folder.config;
+    let embedding = config.str("position_embedding_type")?.unwrap_or("absolute");
+    if embedding != "absolute" {
+        let expected = "absolute, the only kind of positions that is supported";
+        return Err(config
+            .field_error("position_embedding_type", expected)
+            .into());
+    }
+    let padding = config.usize("pad_token_id")?.unwrap_or(family.padding);
+    let first_position = match family.positions_behind_padding {
+        true => padding.saturating_add(1),
+        false => 0,
+    };
+    let pooler = match family.pooler_in_body {
+        true => format!("{prefix}{}.weight", family.pooler),
+        false => format!("{}.weight", family.pooler),
+    };
+    let classifier = folder.tensors.get(&format!("{}.weight", family.classifier));
+    let labels = match folder.tensors.get(&pooler).and(classifier) {
+        Some(weight) => weight.shape.first().copied().unwrap_or(0),
+        None => 0,
+    };
+    let spec = EncoderSpec {
+        family: family.name,
+        vocab_size: config.require_usize("vocab_size")?,
+        hidden_size: config.require_usize("hidden_size")?,
+        layers: config.require_usize("num_hidden_layers")?,
+        heads: config.require_usize("num_attention_heads")?,
+        intermediate: config.require_usize("intermediate_size")?,
+        activation: activation(config)?,
+        norm_eps: config.f64("layer_norm_eps")?.unwrap_or(family.norm_eps) as f32,
+        positions: config.require_usize("max_position_embeddings")?,
+        first_position,
+        segments: config.usize("type_vocab_size")?.unwrap_or(family.segments),
+        labels,
+    };
+    validate(&spec)
+        .map_err(|reason| Error::Model(format!("{}: {reason}", config.path().display())))?;
+    Ok(spec)
+}
+
+/// Most layers that a config may claim.
+const MAX_LAYERS: usize = 10_000;
+
+fn validate(spec: &EncoderSpec) -> std::result::Result<(), String> {
+    let sizes = [
+        ("vocab_size", spec.vocab_size),
+        ("hidden_size", spec.hidden_size),
+        ("num_attention_heads", spec.heads),
+        ("intermediate_size", spec.intermediate),
+        ("max_position_embeddings", spec.positions),
+        ("type_vocab_size", spec.segments),
+    ];
+    for (name, value) in sizes {
+        // 2³⁰ keeps every product of two sizes inside 64 bits.
+        if value == 0 || value > 1 << 30 {
+            return Err(format!("{name}: found {value}, expected 1 to 2^30"));
+        }
+    }
+    if spec.layers == 0 || spec.layers > MAX_LAYERS {
+        let found = spec.layers;
+        return Err(format!(
+            "num_hidden_layers: found {found}, expected 1 to {MAX_LAYERS}"
+        ));
+    }
+    if !spec.hidden_size.is_multiple_of(spec.heads) {
+        return Err(format!(
+            "hidden_size: found {}, expected a multiple of the {} heads",
+            spec.hidden_size, spec.heads
+        ));
+    }
+    if spec.first_position >= spec.positions {
+        return Err(format!(
+            "max_position_embeddings: found {}, expected more than the {} that padding takes",
+            spec.positions, spec.first_position
+        ));
+    }
+    if !(spec.norm_eps.is_finite() && spec.norm_eps >= 0.0) {
+        let found = spec.norm_eps;
+        return Err(format!(
+            "layer_norm_eps: found {found}, expected a finite number of at least 0"
+        ));
+    }
+    Ok(())
+}
+
+fn activation(config: &HfConfig) -> Result<Activation> {
+    match config.str("hidden_act")?.unwrap_or("gelu") {
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "silu" | "swish" => Ok(Activation::Silu),
+        _ => Err(config
+            .field_error("hidden_act", "silu or a form of gelu")
+            .into()),
+    }
+}
+
+/// What the files of sentence-transformers beside the weights say.
+fn sentence_transformers(folder: &HfFolder) -> Result<(Pooling, Option<usize>)> {
+    let open = |name: &str| -> Result<Option<HfConfig>> {
+        let path = folder.dir.join(name);
+        match path.is_file() {
+            true => Ok(Some(HfConfig::open(path)?)),
+            false => Ok(None),
+        }
+    };
+    let mut pooling = Pooling::Mean;
+    if let Some(config) = open("1_Pooling/config.json")? {
+        let mean = config.bool("pooling_mode_mean_tokens")?.unwrap_or(false);
+        let cls = config.bool("pooling_mode_cls_token")?.unwrap_or(false);
+        pooling = match (mean, cls) {
+            (true, false) => Pooling::Mean,
+            (false, true) => Pooling::Cls,
+            _ => {
+                let expected = "one of the mean and the first token alone";
+                return Err(config
+                    .field_error("pooling_mode_mean_tokens", expected)
+                    .into());
+            }
+        };
+    }
+    let max_seq_length = match open("sentence_bert_config.json")? {
+        Some(config) => config.usize("max_seq_length")?,
+        None => None,
+    };
+    Ok((pooling, max_seq_length))
+}

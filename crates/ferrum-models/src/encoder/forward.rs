@@ -1,0 +1,491 @@
+//! One batch of texts through all layers of an encoder.
+
+use super::config::{EncoderSpec, Pooling};
+use crate::linear::{Embedding, Linear};
+use crate::spec::Activation;
+use ferrum_kernels::{
+    Act, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer, LlmBackend,
+    NormShape, PagedKvShape, PagedQkv, QkvShape, QkvTransform, Residual, RowShape,
+};
+use ferrum_types::{Error, FloatElement, Result, TokenId};
+
+/// Tokens of a block of the pool.
+const BLOCK_SIZE: usize = 32;
+
+/// A text as tokens, with those that its tokenizer adds.
+#[derive(Clone, Copy, Debug)]
+pub struct TextInput<'t> {
+    /// Its tokens, at least one.
+    pub tokens: &'t [TokenId],
+    /// The first token of a pair's second text, for models that tell them apart; else the number of tokens.
+    pub second: usize,
+}
+
+impl<'t> TextInput<'t> {
+    /// One text.
+    pub fn of(tokens: &'t [TokenId]) -> Self {
+        Self {
+            tokens,
+            second: tokens.len(),
+        }
+    }
+}
+
+/// Sizes that a runner is allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderLimits {
+    /// Tokens of all texts that are computed together, at least those of the longest.
+    pub max_tokens: usize,
+    /// Texts that are computed together.
+    pub max_texts: usize,
+}
+
+impl EncoderLimits {
+    /// Enough for the rows of a product to keep a processor busy.
+    pub fn of(spec: &EncoderSpec) -> Self {
+        Self {
+            max_tokens: spec.max_tokens().max(2048),
+            max_texts: 256,
+        }
+    }
+}
+
+/// An object-safe view on an [`EncoderRunner`].
+pub trait TextEncoder: Send {
+    /// Name of the backend.
+    fn backend(&self) -> &'static str;
+
+    /// What is being run.
+    fn spec(&self) -> &EncoderSpec;
+
+    /// A vector of `hidden_size` numbers for each text, as the layers give it: not normalised.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a text without tokens, or a token that is not in the vocabulary;
+    /// [`Error::ContextOverflow`] for one that is too long; what the device says.
+    fn embed(&mut self, texts: &[TextInput<'_>], pooling: Pooling) -> Result<Vec<Vec<f32>>>;
+
+    /// The logits of each text, `labels` numbers.
+    ///
+    /// # Errors
+    /// Those of [`embed`](Self::embed); `InvalidArgument` for a model without a classifier.
+    fn classify(&mut self, texts: &[TextInput<'_>]) -> Result<Vec<Vec<f32>>>;
+}
+
+/// A norm's weight and bias, `[hidden]`.
+pub(super) struct LayerNorm<B: LlmBackend> {
+    pub(super) weight: B::Buffer<f32>,
+    pub(super) bias: B::Buffer<f32>,
+}
+
+/// Weights of one layer.
+pub(super) struct EncoderLayerWeights<B: LlmBackend> {
+    /// q, k and v as one projection.
+    pub(super) qkv: Box<dyn Linear<B>>,
+    pub(super) out: Box<dyn Linear<B>>,
+    pub(super) attention_norm: LayerNorm<B>,
+    pub(super) up: Box<dyn Linear<B>>,
+    pub(super) down: Box<dyn Linear<B>>,
+    pub(super) output_norm: LayerNorm<B>,
+}
+
+/// What makes logits of the first token's vector.
+pub(super) struct ClassifierWeights<B: LlmBackend> {
+    pub(super) pooler: Box<dyn Linear<B>>,
+    pub(super) classifier: Box<dyn Linear<B>>,
+}
+
+/// Weights of an encoder on a device.
+pub struct EncoderWeights<B: LlmBackend> {
+    pub(super) words: Box<dyn Embedding<B>>,
+    pub(super) positions: Box<dyn Embedding<B>>,
+    pub(super) segments: Box<dyn Embedding<B>>,
+    pub(super) norm: LayerNorm<B>,
+    pub(super) layers: Vec<EncoderLayerWeights<B>>,
+    pub(super) classifier: Option<ClassifierWeights<B>>,
+}
+
+/// Activations of a batch. Rows are tokens.
+struct Scratch<B: LlmBackend> {
+    /// `[tokens, hidden]`: sums of embeddings.
+    sum: Residual<B>,
+    /// `[tokens, hidden]`: one kind of embeddings.
+    embedded: Residual<B>,
+    /// `[tokens, hidden]`: what a part reads and adds to.
+    x: Act<B>,
+    /// `[tokens, hidden]`: a part's result.
+    delta: Act<B>,
+    /// `[tokens, hidden]`: the next `x`.
+    normed: Act<B>,
+    /// `[tokens, 3 · hidden]`.
+    qkv: Act<B>,
+    /// `[tokens, hidden]`.
+    q: Act<B>,
+    /// `[tokens, hidden]`.
+    attn: Act<B>,
+    /// `[tokens, intermediate]`.
+    inner: Act<B>,
+    /// `[tokens, intermediate]`.
+    activated: Act<B>,
+    /// `[texts, labels]`.
+    logits: Act<B>,
+    /// `[texts]`: the first row of each text.
+    firsts: B::Buffer<i32>,
+    /// `[tokens]`.
+    positions: B::Buffer<i32>,
+    /// `[tokens]`.
+    segments: B::Buffer<i32>,
+}
+
+/// An encoder on a device, with all that batches need there.
+pub struct EncoderRunner<B: LlmBackend> {
+    spec: EncoderSpec,
+    limits: EncoderLimits,
+    weights: EncoderWeights<B>,
+    ctx: B::Context,
+    batch: DeviceBatch<B>,
+    /// Of the layer that is computed.
+    kv: KvLayer<B, KvF32>,
+    scratch: Scratch<B>,
+}
+
+impl<B: LlmBackend> EncoderRunner<B> {
+    /// Allocates everything that batches of these sizes need.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for limits that are zero or less than the longest text; what the device says.
+    pub fn new(
+        device: &B,
+        spec: EncoderSpec,
+        weights: EncoderWeights<B>,
+        limits: EncoderLimits,
+    ) -> Result<Self> {
+        let EncoderLimits {
+            max_tokens,
+            max_texts,
+        } = limits;
+        if max_tokens < spec.max_tokens() || max_texts == 0 {
+            let reason = format!(
+                "found room for {max_tokens} tokens and {max_texts} texts, expected {} and 1 at least",
+                spec.max_tokens()
+            );
+            return Err(Error::invalid("encoder", reason));
+        }
+        let hidden = spec.hidden_size;
+        let act = |width: usize| device.alloc::<B::Act>(max_tokens.saturating_mul(width));
+        let residual = || device.alloc(max_tokens.saturating_mul(hidden));
+        let stride = spec.max_tokens().div_ceil(BLOCK_SIZE);
+        let batch = DeviceBatch {
+            shape: BatchShape {
+                table_stride: stride,
+                ..BatchShape::default()
+            },
+            tokens: device.alloc(max_tokens)?,
+            rope_rows: device.alloc(max_tokens)?,
+            query_starts: device.alloc(max_texts + 1)?,
+            kv_lens: device.alloc(max_texts)?,
+            state_slots: device.alloc(0)?,
+            block_tables: vec![device.alloc(max_texts * stride)?],
+        };
+        let kv = <B as BackendKvDtype<KvF32>>::alloc_kv_layer(
+            device,
+            PagedKvShape {
+                // A text ends in a block of its own.
+                blocks: max_tokens.div_ceil(BLOCK_SIZE) + max_texts,
+                block_size: BLOCK_SIZE,
+                kv_heads: spec.heads,
+                head_dim: spec.head_dim(),
+                value_dim: spec.head_dim(),
+                values_in_keys: false,
+            },
+        )?;
+        let scratch = Scratch {
+            sum: residual()?,
+            embedded: residual()?,
+            x: act(hidden)?,
+            delta: act(hidden)?,
+            normed: act(hidden)?,
+            qkv: act(3 * hidden)?,
+            q: act(hidden)?,
+            attn: act(hidden)?,
+            inner: act(spec.intermediate)?,
+            activated: act(spec.intermediate)?,
+            logits: device.alloc(max_texts * spec.labels)?,
+            firsts: device.alloc(max_texts)?,
+            positions: device.alloc(max_tokens)?,
+            segments: device.alloc(max_tokens)?,
+        };
+        Ok(Self {
+            ctx: device.new_context()?,
+            spec,
+            limits,
+            weights,
+            batch,
+            kv,
+            scratch,
+        })
+    }
+
+    /// Refuses texts that cannot be computed, before any is.
+    fn check(&self, texts: &[TextInput<'_>]) -> Result<()> {
+        let (capacity, vocab) = (self.spec.max_tokens(), self.spec.vocab_size);
+        for text in texts {
+            let requested = text.tokens.len();
+            if requested == 0 {
+                return Err(Error::invalid("encoder", "a text has no token"));
+            }
+            if requested > capacity {
+                return Err(Error::ContextOverflow {
+                    requested,
+                    capacity,
+                });
+            }
+            if let Some(token) = text.tokens.iter().find(|&&token| token as usize >= vocab) {
+                let reason = format!("token {token} of a vocabulary of {vocab}");
+                return Err(Error::invalid("encoder", reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of the next texts are computed together.
+    fn fitting(&self, texts: &[TextInput<'_>]) -> usize {
+        let mut tokens = 0;
+        let fits = texts.iter().take_while(|text| {
+            tokens += text.tokens.len();
+            tokens <= self.limits.max_tokens
+        });
+        fits.take(self.limits.max_texts).count()
+    }
+
+    /// Uploads texts that fit.
+    fn upload(&mut self, texts: &[TextInput<'_>]) -> Result<()> {
+        let (mut tokens, mut positions, mut segments) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut starts, mut lens, mut tables) = (vec![0], Vec::new(), Vec::new());
+        let (first, segment_count) = (self.spec.first_position, self.spec.segments);
+        let stride = self.batch.shape.table_stride;
+        let (mut longest, mut block) = (0, 0);
+        for text in texts {
+            let len = text.tokens.len();
+            tokens.extend(text.tokens.iter().map(|&token| token as i32));
+            positions.extend((first..first + len).map(|position| position as i32));
+            let segment = |i: usize| i32::from(segment_count > 1 && i >= text.second);
+            segments.extend((0..len).map(segment));
+            starts.push(tokens.len() as i32);
+            lens.push(len as i32);
+            let blocks = len.div_ceil(BLOCK_SIZE);
+            tables.extend((block..block + blocks).map(|block| block as i32));
+            tables.resize(lens.len() * stride, -1);
+            (longest, block) = (longest.max(len), block + blocks);
+        }
+        self.batch.shape = BatchShape {
+            tokens: tokens.len(),
+            seqs: texts.len(),
+            table_stride: stride,
+            max_query_len: longest,
+            max_kv_len: longest,
+        };
+        let (ctx, batch, scratch) = (&mut self.ctx, &mut self.batch, &mut self.scratch);
+        B::write(ctx, &mut batch.tokens, 0, &tokens)?;
+        B::write(ctx, &mut batch.query_starts, 0, &starts)?;
+        B::write(ctx, &mut batch.kv_lens, 0, &lens)?;
+        B::write(ctx, &mut batch.block_tables[0], 0, &tables)?;
+        B::write(ctx, &mut scratch.positions, 0, &positions)?;
+        B::write(ctx, &mut scratch.segments, 0, &segments)?;
+        B::write(ctx, &mut scratch.firsts, 0, &starts[..texts.len()])
+    }
+
+    /// Records a batch that was uploaded; `scratch.x` has the vectors of its tokens then.
+    fn forward(&mut self) -> Result<()> {
+        let Self {
+            spec,
+            weights,
+            ctx,
+            batch,
+            kv,
+            scratch,
+            ..
+        } = self;
+        let rows = batch.shape.tokens;
+        let len = rows * spec.hidden_size;
+        let dim = spec.hidden_size;
+        let shape = RowShape { rows, dim };
+        let norm = NormShape {
+            rows,
+            dim,
+            eps: spec.norm_eps,
+        };
+        let s = scratch;
+        weights
+            .words
+            .lookup(ctx, &batch.tokens, &mut s.sum, shape)?;
+        let others = [
+            (&weights.positions, &s.positions),
+            (&weights.segments, &s.segments),
+        ];
+        for (table, ids) in others {
+            table.lookup(ctx, ids, &mut s.embedded, shape)?;
+            B::add_inplace(ctx, &mut s.sum, &s.embedded, len)?;
+        }
+        let LayerNorm { weight, bias } = &weights.norm;
+        B::layer_norm(ctx, &s.sum, weight, Some(bias), &mut s.x, norm)?;
+        let qkv = QkvShape {
+            tokens: rows,
+            heads: spec.heads,
+            kv_heads: spec.heads,
+            head_dim: spec.head_dim(),
+            value_dim: spec.head_dim(),
+        };
+        let config = AttnConfig {
+            heads: spec.heads,
+            kv_heads: spec.heads,
+            head_dim: spec.head_dim(),
+            value_dim: spec.head_dim(),
+            scale: 1.0 / (spec.head_dim() as f32).sqrt(),
+            causal: false,
+            sliding_window: None,
+            softcap: None,
+        };
+        for layer in &weights.layers {
+            // [tokens, hidden] → [tokens, q | k | v]
+            layer.qkv.forward(ctx, &s.x, &mut s.qkv, rows)?;
+            let input = PagedQkv {
+                qkv: &s.qkv,
+                transform: QkvTransform {
+                    q_norm: None,
+                    k_norm: None,
+                    rope: None,
+                },
+                shape: qkv,
+            };
+            B::split_qkv_norm_rope_into_paged_cache::<KvF32>(ctx, input, &mut s.q, kv, batch)?;
+            B::paged_attention::<KvF32>(ctx, &s.q, kv, None, batch, &mut s.attn, &config)?;
+            layer.out.forward(ctx, &s.attn, &mut s.delta, rows)?;
+            s.add_and_norm(ctx, &layer.attention_norm, norm)?;
+            // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
+            layer.up.forward(ctx, &s.x, &mut s.inner, rows)?;
+            let inner = rows * spec.intermediate;
+            match spec.activation {
+                Activation::Silu => B::silu(ctx, &s.inner, &mut s.activated, inner)?,
+                Activation::Gelu => B::gelu(ctx, &s.inner, &mut s.activated, inner)?,
+                Activation::GeluTanh => B::gelu_tanh(ctx, &s.inner, &mut s.activated, inner)?,
+            }
+            layer.down.forward(ctx, &s.activated, &mut s.delta, rows)?;
+            s.add_and_norm(ctx, &layer.output_norm, norm)?;
+        }
+        Ok(())
+    }
+
+    /// Gathers the first row of each text to `scratch.delta`.
+    fn gather_firsts(&mut self) -> Result<()> {
+        let (scratch, dim) = (&mut self.scratch, self.spec.hidden_size);
+        let rows = self.batch.shape.seqs;
+        let shape = RowShape { rows, dim };
+        let (x, firsts) = (&scratch.x, &scratch.firsts);
+        B::gather_rows(&mut self.ctx, x, firsts, &mut scratch.delta, shape)
+    }
+}
+
+impl<B: LlmBackend> Scratch<B> {
+    /// `x = norm(x + delta)`.
+    fn add_and_norm(
+        &mut self,
+        ctx: &mut B::Context,
+        norm: &LayerNorm<B>,
+        shape: NormShape,
+    ) -> Result<()> {
+        B::add_inplace(ctx, &mut self.x, &self.delta, shape.rows * shape.dim)?;
+        let LayerNorm { weight, bias } = norm;
+        B::layer_norm(ctx, &self.x, weight, Some(bias), &mut self.normed, shape)?;
+        std::mem::swap(&mut self.x, &mut self.normed);
+        Ok(())
+    }
+}
+
+/// The first rows of a buffer of activations, as numbers.
+fn read_rows<B: LlmBackend>(ctx: &mut B::Context, buffer: &Act<B>, len: usize) -> Result<Vec<f32>> {
+    let mut rows = vec![B::Act::from_f32(0.0); len];
+    B::read(ctx, buffer, 0, &mut rows)?;
+    Ok(rows.into_iter().map(FloatElement::to_f32).collect())
+}
+
+fn mean(rows: &[f32], dim: usize) -> Vec<f32> {
+    let mut sums = vec![0f64; dim];
+    for row in rows.chunks_exact(dim) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += f64::from(*x);
+        }
+    }
+    let count = (rows.len() / dim) as f64;
+    sums.into_iter().map(|sum| (sum / count) as f32).collect()
+}
+
+impl<B: LlmBackend> TextEncoder for EncoderRunner<B> {
+    fn backend(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn spec(&self) -> &EncoderSpec {
+        &self.spec
+    }
+
+    fn embed(&mut self, texts: &[TextInput<'_>], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
+        self.check(texts)?;
+        let (mut out, mut rest) = (Vec::with_capacity(texts.len()), texts);
+        let dim = self.spec.hidden_size;
+        while !rest.is_empty() {
+            let (batch, behind) = rest.split_at(self.fitting(rest));
+            rest = behind;
+            self.upload(batch)?;
+            self.forward()?;
+            match pooling {
+                Pooling::Cls => {
+                    self.gather_firsts()?;
+                    let len = batch.len() * dim;
+                    let rows = read_rows::<B>(&mut self.ctx, &self.scratch.delta, len)?;
+                    out.extend(rows.chunks_exact(dim).map(<[f32]>::to_vec));
+                }
+                Pooling::Mean => {
+                    let len = self.batch.shape.tokens * dim;
+                    let rows = read_rows::<B>(&mut self.ctx, &self.scratch.x, len)?;
+                    let mut rows = &rows[..];
+                    for text in batch {
+                        let (own, behind) = rows.split_at(text.tokens.len() * dim);
+                        out.push(mean(own, dim));
+                        rows = behind;
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn classify(&mut self, texts: &[TextInput<'_>]) -> Result<Vec<Vec<f32>>> {
+        self.check(texts)?;
+        if self.weights.classifier.is_none() {
+            let reason = "the model has no classifier, so it cannot score";
+            return Err(Error::invalid("encoder", reason));
+        }
+        let (mut out, mut rest) = (Vec::with_capacity(texts.len()), texts);
+        let labels = self.spec.labels;
+        while !rest.is_empty() {
+            let (batch, behind) = rest.split_at(self.fitting(rest));
+            rest = behind;
+            self.upload(batch)?;
+            self.forward()?;
+            self.gather_firsts()?;
+            let (rows, len) = (batch.len(), batch.len() * self.spec.hidden_size);
+            let (ctx, s) = (&mut self.ctx, &mut self.scratch);
+            if let Some(head) = &self.weights.classifier {
+                head.pooler.forward(ctx, &s.delta, &mut s.normed, rows)?;
+                let tanh = ferrum_kernels::Activation::Tanh;
+                B::activate(ctx, tanh, &s.normed, None, &mut s.delta, len)?;
+                head.classifier
+                    .forward(ctx, &s.delta, &mut s.logits, rows)?;
+            }
+            let logits = read_rows::<B>(ctx, &s.logits, rows * labels)?;
+            out.extend(logits.chunks_exact(labels).map(<[f32]>::to_vec));
+        }
+        Ok(out)
+    }
+}

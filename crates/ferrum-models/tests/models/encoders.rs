@@ -1,0 +1,217 @@
+//! Encoders give what `transformers` gives, alone and packed with others, on every backend.
+
+use crate::support::{exact_cpu, max_difference};
+use ferrum_conformance::minimal::Minimal;
+use ferrum_formats::ModelSource;
+use ferrum_kernels::LlmBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_models::Expanded;
+use ferrum_models::encoder::{
+    EncoderLimits, EncoderModel, EncoderRunner, Pooling, TextEncoder, TextInput, is_encoder,
+    load_encoder, read_encoder,
+};
+use ferrum_types::{Error, TokenId};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+const NAMES: [&str; 3] = ["bert", "bert-labels", "xlm-roberta-reranker"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/encoders")
+        .join(name)
+}
+
+fn open(name: &str) -> EncoderModel {
+    let source = ModelSource::open(folder(name)).unwrap();
+    assert!(is_encoder(&source));
+    read_encoder(source).unwrap()
+}
+
+fn runner<B: LlmBackend>(
+    device: &B,
+    model: &EncoderModel,
+    limits: EncoderLimits,
+) -> EncoderRunner<B> {
+    let weights = load_encoder::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+    EncoderRunner::new(device, model.spec.clone(), weights, limits).unwrap()
+}
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read(folder(name).join("expected.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn list<'v>(value: &'v Value, key: &str) -> Vec<&'v Value> {
+    let all = value[key].as_array();
+    all.map(|all| all.iter().collect()).unwrap_or_default()
+}
+
+fn ids(value: &Value) -> Vec<TokenId> {
+    let ids = list(value, "ids").into_iter();
+    ids.map(|id| id.as_u64().unwrap() as TokenId).collect()
+}
+
+fn floats(value: &Value, key: &str) -> Vec<f32> {
+    let all = list(value, key).into_iter();
+    all.map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+/// Where the second text of a pair begins, for a model that tells them apart: behind the first separator.
+fn second(model: &EncoderModel, ids: &[TokenId]) -> usize {
+    let separator = *ids.last().unwrap();
+    match model.spec.segments {
+        1 => ids.len(),
+        _ => ids.iter().position(|id| *id == separator).unwrap() + 1,
+    }
+}
+
+/// Largest difference of all vectors and logits of a model from those of `transformers`.
+fn difference<B: LlmBackend>(device: &B, name: &str, limits: Option<EncoderLimits>) -> f32 {
+    let (model, expected) = (open(name), expected(name));
+    let limits = limits.unwrap_or(EncoderLimits::of(&model.spec));
+    let mut runner = runner(device, &model, limits);
+    let texts = list(&expected, "texts");
+    let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
+    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
+    let mut most = 0f32;
+    for (pooling, key) in [(Pooling::Mean, "mean"), (Pooling::Cls, "cls")] {
+        let found = runner.embed(&inputs, pooling).unwrap();
+        assert_eq!(found.len(), texts.len());
+        for (found, text) in found.iter().zip(&texts) {
+            most = most.max(max_difference(found, &floats(text, key)));
+        }
+    }
+    let pairs = list(&expected, "pairs");
+    assert_eq!(pairs.is_empty(), model.spec.labels == 0);
+    if model.spec.labels > 0 {
+        let tokens: Vec<_> = pairs.iter().map(|pair| ids(pair)).collect();
+        let inputs = tokens.iter().map(|tokens| TextInput {
+            tokens,
+            second: second(&model, tokens),
+        });
+        let found = runner.classify(&inputs.collect::<Vec<_>>()).unwrap();
+        for (found, pair) in found.iter().zip(&pairs) {
+            most = most.max(max_difference(found, &floats(pair, "logits")));
+        }
+    }
+    most
+}
+
+#[test]
+fn vectors_and_scores_are_those_of_transformers() {
+    for name in NAMES {
+        for (backend, found) in [
+            (
+                "reference",
+                difference(&ReferenceBackend::new(), name, None),
+            ),
+            ("cpu", difference(&exact_cpu(), name, None)),
+        ] {
+            assert!(found <= 2e-5, "{name} on {backend}: {found}");
+        }
+        // Activations of eight bits of precision.
+        let found = difference(&Minimal::default(), name, None);
+        assert!(found <= 0.25 && found > 1e-4, "{name} in bf16: {found}");
+    }
+}
+
+/// Texts share a batch, or not: the same bits.
+#[test]
+fn texts_do_not_know_of_each_other() {
+    let (model, expected) = (open("bert"), expected("bert"));
+    let tokens: Vec<_> = list(&expected, "texts")
+        .iter()
+        .map(|text| ids(text))
+        .collect();
+    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
+    let longest = model.spec.max_tokens();
+    let vectors = |max_tokens, max_texts| {
+        let limits = EncoderLimits {
+            max_tokens,
+            max_texts,
+        };
+        let vectors = runner(&exact_cpu(), &model, limits)
+            .embed(&inputs, Pooling::Mean)
+            .unwrap();
+        let bits = vectors.iter().flatten().map(|x| x.to_bits());
+        bits.collect::<Vec<_>>()
+    };
+    let alone = vectors(longest, 1);
+    assert_eq!(vectors(longest, 2), alone);
+    assert_eq!(vectors(4 * longest, 64), alone);
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused() {
+    let model = open("bert");
+    let mut encoder = runner(&exact_cpu(), &model, EncoderLimits::of(&model.spec));
+    let mut refused = |tokens: &[TokenId]| {
+        let error = encoder.embed(&[TextInput::of(tokens)], Pooling::Mean);
+        error.unwrap_err()
+    };
+    assert!(refused(&[]).to_string().contains("no token"));
+    let vocab = model.spec.vocab_size as TokenId;
+    assert!(refused(&[1, vocab]).to_string().contains("vocabulary"));
+    let long = vec![5; model.spec.max_tokens() + 1];
+    assert!(matches!(refused(&long), Error::ContextOverflow { .. }));
+    let scores = encoder.classify(&[TextInput::of(&[1, 2])]);
+    assert!(scores.unwrap_err().to_string().contains("no classifier"));
+    // A decoder is no encoder, and says which there are.
+    let decoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3");
+    let source = ModelSource::open(decoder).unwrap();
+    assert!(!is_encoder(&source));
+    let error = read_encoder(source).err().unwrap().to_string();
+    assert!(
+        error.contains("Qwen3ForCausalLM") && error.contains("BertModel"),
+        "{error}"
+    );
+}
+
+#[test]
+fn configs_that_cannot_be_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |change: &dyn Fn(&mut Value)| {
+        for name in ["model.safetensors", "tokenizer.json"] {
+            std::fs::copy(folder("bert").join(name), dir.path().join(name)).unwrap();
+        }
+        let text = std::fs::read(folder("bert").join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&text).unwrap();
+        change(&mut config);
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let model = read_encoder(ModelSource::open(dir.path()).unwrap());
+        let model = model.and_then(|model| {
+            load_encoder::<_, Expanded>(&ReferenceBackend::new(), &model, &mut |_, _| ())?;
+            Ok(())
+        });
+        model.err().map(|error| error.to_string())
+    };
+    assert_eq!(copy(&|_| ()), None);
+    for (key, value, words) in [
+        (
+            "num_attention_heads",
+            Value::from(5),
+            "multiple of the 5 heads",
+        ),
+        (
+            "num_hidden_layers",
+            Value::from(0),
+            "num_hidden_layers: found 0",
+        ),
+        ("hidden_act", Value::from("relu6"), "hidden_act"),
+        (
+            "position_embedding_type",
+            Value::from("relative_key"),
+            "absolute",
+        ),
+        ("vocab_size", Value::from(7), "word_embeddings.weight"),
+        ("num_hidden_layers", Value::from(4), "encoder.layer.3"),
+        ("layer_norm_eps", Value::from(-1.0), "layer_norm_eps"),
+    ] {
+        let found = copy(&|config| config[key] = value.clone());
+        assert!(
+            found.as_ref().is_some_and(|f| f.contains(words)),
+            "{key}: {found:?}"
+        );
+    }
+}
