@@ -5,7 +5,7 @@
 //! names (`gemm.rs`, `norm.rs`, `attention.rs`, …), so that a reader who knows one knows all:
 //!
 //! * `reference`: plain loops with f64 sums; the meaning of every op.
-//! * `cpu`: threads and SIMD, chosen at start.
+//! * `cpu`: threads and SIMD, chosen at start; its kernels are `ferrum-simd`.
 //! * `gpu`: compute shaders through wgpu (Vulkan, Metal).
 //!
 //! Nothing here knows what a model or a file is.

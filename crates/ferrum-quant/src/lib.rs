@@ -3,7 +3,7 @@
 //! This room knows how numbers are packed: the tensor types of GGUF files ([`dequantize`],
 //! [`quantize`], [`dot_reference`], and the block structs themselves), the integer layouts of
 //! [`gptq`], [`awq`] and [`compressed`] checkpoints, their [`fp8`] layers, 8-bit floats ([`float8`]) and the INT8 form of a KV cache
-//! ([`int8`]). It does no I/O, owns no threads and knows nothing of files, tensors by name or
+//! ([`int8`]); [`weights`] is a matrix of a checkpoint in any of them. It does no I/O, owns no threads and knows nothing of files, tensors by name or
 //! devices. Backends repack from the block structs into the form their kernels like; what a block
 //! *means* is defined here and nowhere else.
 //!
@@ -30,6 +30,7 @@ pub mod iq;
 pub mod k_quants;
 pub mod legacy;
 pub mod ternary;
+pub mod weights;
 
 pub use block::{Block, EncodeBlock, F16Le, blocks};
 pub use dequant::{Rows, dequantize, dot_reference};

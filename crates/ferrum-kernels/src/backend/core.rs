@@ -40,15 +40,6 @@ pub struct DeviceInfo {
     pub memory: Option<DeviceMemory>,
 }
 
-/// Memory that weights and KV can use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
-    /// Bytes that nobody uses now, or that would be given up for whoever wants them.
-    pub free: u64,
-    /// All bytes, used ones included.
-    pub total: u64,
-}
-
 /// What the bits of a row depend on: of a prompt that is computed in one piece or in several, of a sequence that is
 /// alone or among others, of a token that was drafted and one that was not.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,41 +75,6 @@ impl UploadPiece {
             found: src.len(),
             expected: self.from.saturating_add(self.len),
         })
-    }
-}
-
-/// Rows of a dense weight as they lie in a file.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightPart<'a> {
-    /// From the first element of the first row to the last element of the last row, little-endian, any alignment.
-    pub bytes: &'a [u8],
-    /// Element type of `bytes`.
-    pub dtype: SrcDtype,
-    /// Rows in this part.
-    pub rows: usize,
-    /// Bytes from the start of a row to that of the next, where other elements lie between them: rows of another
-    /// projection (gate and up interleaved), or the columns of other ranks. `None`: rows follow each other.
-    pub row_stride: Option<usize>,
-}
-
-impl<'a> WeightPart<'a> {
-    /// Rows that follow each other.
-    pub fn new(bytes: &'a [u8], dtype: SrcDtype, rows: usize) -> Self {
-        Self {
-            bytes,
-            dtype,
-            rows,
-            row_stride: None,
-        }
-    }
-
-    /// The `row_bytes` bytes of row `row`.
-    ///
-    /// # Panics
-    /// When there is no such row; [`check::weight_parts`] says whether all are there.
-    pub fn row(&self, row: usize, row_bytes: usize) -> &'a [u8] {
-        let start = row * self.row_stride.unwrap_or(row_bytes);
-        &self.bytes[start..start + row_bytes]
     }
 }
 

@@ -25,6 +25,7 @@ mod collective;
 mod compose;
 mod core;
 mod graph;
+mod heads;
 mod host;
 mod kv;
 mod moe;
@@ -32,7 +33,6 @@ mod paged;
 mod pending;
 mod quant;
 mod sample;
-mod shapes;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -43,19 +43,14 @@ pub use self::collective::{
     BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
 };
 pub use self::core::{
-    Act, Backend, DeviceBuffer, DeviceInfo, DeviceMemory, Logits, Residual, RowOrder, UploadPiece,
-    WeightPart,
+    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece,
 };
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
+pub use self::heads::{QkNorm, QkvTransform, Rope};
 pub use self::host::{HostBuffer, HostMemory};
-pub use self::kv::{
-    KvBf16, KvBlockBytes, KvCache, KvCacheQuant, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
-    KvLayer, PagedKvShape,
-};
-pub use self::moe::{BackendMoeFused, ExpertInput, MoeRouting, MoeShape, RouteShape};
-pub use self::paged::{
-    BackendInt8KvOps, BackendKvDtype, BackendPagedKv, BatchShape, DeviceBatch, PagedQkv,
-};
+pub use self::kv::{KvCache, KvCacheQuant, KvLayer};
+pub use self::moe::{BackendMoeFused, MoeRouting};
+pub use self::paged::{BackendInt8KvOps, BackendKvDtype, BackendPagedKv, DeviceBatch, PagedQkv};
 pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
     AwqWeights, BackendMarlinExperts, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin,
@@ -66,13 +61,15 @@ pub use self::sample::{
     BackendSample, DeviceSampling, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch,
     SampleShape, Sampled, TokenChange, TokenLogprob,
 };
-pub use self::shapes::{
-    Activation, AttnConfig, CacheSpan, Conv1dShape, ExpertShape, FlashShape, GeluKind, GemmShape,
-    HeadLayout, HeadsShape, MatShape, MlaShape, NormShape, PatchShape, QkNorm, QkvShape,
-    QkvTransform, Rope, RopeStyle, RowShape,
-};
-pub use self::state::{BackendState, CausalConvShape, StateShape};
+pub use self::state::BackendState;
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
+pub use ferrum_types::{
+    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, Conv1dShape, DeviceMemory,
+    ExpertInput, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout, HeadsShape, KvBf16,
+    KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, MatShape, MlaShape, MoeShape,
+    NormShape, PagedKvShape, PatchShape, QkvShape, RopeStyle, RouteShape, RowShape, StateShape,
+    WeightPart,
+};
 
 /// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.
 pub trait LlmBackend:

@@ -6,28 +6,6 @@
 use super::*;
 use ferrum_types::{Result, SrcDtype};
 
-/// How tokens choose experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RouteShape {
-    /// Tokens.
-    pub tokens: usize,
-    /// Experts.
-    pub experts: usize,
-    /// Experts chosen for each token.
-    pub top_k: usize,
-    /// Whether the chosen weights are divided by their sum.
-    pub renormalize: bool,
-    /// Factor on the weights, after renormalising.
-    pub scale: f32,
-}
-
-impl RouteShape {
-    /// Number of pairs.
-    pub fn pairs(&self) -> usize {
-        self.tokens * self.top_k
-    }
-}
-
 /// Typed buffers of one routing.
 pub struct MoeRouting<B: Backend> {
     /// `[pairs]`: chosen expert, best first within a token.
@@ -53,33 +31,6 @@ impl<B: Backend> MoeRouting<B> {
             tpe: device.alloc(experts)?,
             offsets: device.alloc(experts.saturating_add(1))?,
         })
-    }
-}
-
-/// What the rows of an expert matrix's input are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertInput {
-    /// `[tokens, k]`: all pairs of a token read its row.
-    PerToken,
-    /// `[pairs, k]`: each pair has its own row.
-    PerPair,
-}
-
-/// Sizes of a per-expert matrix product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoeShape {
-    /// Tokens.
-    pub tokens: usize,
-    /// Experts chosen for each token.
-    pub top_k: usize,
-    /// Experts and the size of their matrices.
-    pub experts: ExpertShape,
-}
-
-impl MoeShape {
-    /// Number of pairs.
-    pub fn pairs(&self) -> usize {
-        self.tokens * self.top_k
     }
 }
 

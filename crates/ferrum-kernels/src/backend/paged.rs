@@ -6,21 +6,6 @@
 use super::*;
 use ferrum_types::{BlockId, Result};
 
-/// Host-known sizes of a [`DeviceBatch`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Tokens in the step.
-    pub tokens: usize,
-    /// Sequences in the step; some may have no token.
-    pub seqs: usize,
-    /// Row length of the block tables.
-    pub table_stride: usize,
-    /// Most query tokens of a sequence.
-    pub max_query_len: usize,
-    /// At least the longest `kv_len` (rounded up where a graph is to serve several lengths).
-    pub max_kv_len: usize,
-}
-
 /// The state of one step on the device. Buffers may be longer than the sizes in `shape`, so that a
 /// graph can be replayed over them with new contents.
 ///

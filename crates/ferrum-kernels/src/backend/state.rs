@@ -7,35 +7,6 @@
 use super::*;
 use ferrum_types::Result;
 
-/// The states of one layer, `[slots, elements]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateShape {
-    /// Rows.
-    pub slots: usize,
-    /// Elements of a row.
-    pub elements: usize,
-}
-
-/// A causal convolution of each channel by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CausalConvShape {
-    /// Channels.
-    pub channels: usize,
-    /// Taps, the current input's included: at least 1.
-    pub kernel: usize,
-    /// The states.
-    pub states: StateShape,
-    /// First element of the convolution's part of a state.
-    pub offset: usize,
-}
-
-impl CausalConvShape {
-    /// Elements of its part of a state: the inputs before the next one, `[kernel - 1, channels]`, oldest first.
-    pub fn state_len(self) -> usize {
-        self.kernel.saturating_sub(1) * self.channels
-    }
-}
-
 /// Ops on recurrent states. The provided bodies go through host memory, so a step with them waits for the device and is
 /// not captured; a backend overrides them for speed.
 pub trait BackendState: Backend {

@@ -1,395 +1,45 @@
-//! Softmax attention without a score matrix: one routine; the ops differ in where keys lie.
-//!
-//! Keys are taken in tiles of 32 by their absolute index, with a running maximum and sum for each
-//! query (Milakov and Gimelshein, "Online normalizer calculation for softmax"; Dao et al.,
-//! "FlashAttention"). A tile's scores and its weighted values are products by the register tile of
-//! [`super::gemm`], so each is one chain in key order. A query's result therefore depends on its own
-//! keys alone: not on the other queries of a chunk, the size of a KV block, or the split of the work.
-//!
-//! Queries of the heads that share a kv head are rows of one product: they share each read of K and V.
+//! Attention over contiguous memory: head-major caches, and the latent cache of MLA.
 
-mod contiguous;
-mod softmax;
-
-pub(crate) use contiguous::{flash_attention, mla_attention};
-
-use super::buffer::SharedMut;
-use super::exec::{Exec, Scratch};
-use super::gemm::lane::Single;
-use super::gemm::tile::{F32Columns, Halves, MAX_ROWS, PANEL};
-use super::simd::{LANES, Simd};
-use crate::backend::AttnConfig;
+use crate::backend::{AttnConfig, FlashShape, MlaShape, check};
+use ferrum_simd::attention;
+use ferrum_simd::exec::{Exec, Scratch};
+use ferrum_simd::memory::CpuBuffer;
 use ferrum_types::Result;
-use softmax::{Fetch, Finish, RowTile, TileRows};
-use std::ops::Range;
 
-/// Keys of a tile.
-pub(crate) const KEYS: usize = PANEL;
+type Buf = CpuBuffer<f32>;
 
-/// Where keys and values lie. `sequence` is the caller's number of a sequence.
-pub(crate) trait KeyValues: Sync {
-    /// Keys and values of a tile where they lie.
-    type Direct: KeyTile;
-
-    /// The whole tile that begins with key `first`, if it can be multiplied with as it lies. What few
-    /// rows use is not worth a copy in f32.
-    fn direct(&self, at: (usize, usize), first: usize) -> Option<Self::Direct>;
-
-    /// Writes element `d` of key `j`, for `j` in `keys`, to `out[d · KEYS + j % KEYS]`. All keys are of
-    /// one tile; `out` holds `KEYS` columns for each element, of which the others may get anything.
-    fn keys<S: Simd>(&self, s: S, at: (usize, usize), keys: Range<usize>, out: &mut [f32]);
-
-    /// Values of `keys`: row `j % KEYS` of the result is value `j`, with whole panels of elements.
-    /// Either memory of the source or `buffer`, whose rows have `stride` elements.
-    fn values<'a, S: Simd>(
-        &'a self,
-        s: S,
-        at: (usize, usize),
-        keys: Range<usize>,
-        buffer: &'a mut [f32],
-        stride: usize,
-    ) -> Values<'a>;
+/// Attention over a contiguous head-major cache.
+pub(crate) fn flash_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    (q, k, v): (&Buf, &Buf, &Buf),
+    sinks: Option<&Buf>,
+    out: &mut Buf,
+    shape: FlashShape,
+    config: &AttnConfig,
+) -> Result<()> {
+    let lens = check::flash_attention(q, (k, v), sinks, out, shape, config)?;
+    let qkv = (
+        &q.as_slice()[..lens.q],
+        &k.as_slice()[..lens.k],
+        &v.as_slice()[..lens.v],
+    );
+    let sinks = sinks.map(CpuBuffer::as_slice);
+    let out = &mut out.as_mut_slice()[..lens.out];
+    attention::flash_attention(exec, scratch, qkv, sinks, out, shape, config)
 }
 
-/// Values of a tile: row `j` begins at `data[j · stride]`.
-pub(crate) struct Values<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) stride: usize,
-}
-
-/// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
-pub(crate) trait KeyTile: Copy {
-    /// Columns of keys, `[key_dim][KEYS]`.
-    fn keys(&self) -> impl Halves<Lane = Single>;
-    /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
-    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single>;
-}
-
-/// A tile in f32; also for sources whose tiles are never taken as they lie.
-#[derive(Clone, Copy)]
-pub(crate) struct Copied<'a> {
-    /// `[key_dim][KEYS]`.
-    keys: &'a [f32],
-    values: &'a Values<'a>,
-}
-
-impl KeyTile for Copied<'_> {
-    #[inline(always)]
-    fn keys(&self) -> impl Halves<Lane = Single> {
-        F32Columns::new(self.keys.as_ptr(), KEYS)
-    }
-
-    #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single> {
-        F32Columns::new(
-            self.values.data[first * self.values.stride..][at..].as_ptr(),
-            self.values.stride,
-        )
-    }
-}
-
-/// One sequence's share of a call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queries {
-    /// Its first query token in the flat batch.
-    pub(crate) first_token: usize,
-    /// Its query tokens.
-    pub(crate) len: usize,
-    /// Key index of the first.
-    pub(crate) first_index: usize,
-    /// Its keys.
-    pub(crate) kv_len: usize,
-}
-
-/// A call: sizes, and where queries and results lie. Head `h` of token `t` begins at
-/// `t·token + h·head` in `q` and, in the same layout, in `out`.
-pub(crate) struct Attention<'a, K> {
-    pub(crate) source: &'a K,
-    pub(crate) config: AttnConfig,
-    pub(crate) q: &'a [f32],
-    pub(crate) q_strides: (usize, usize),
-    pub(crate) out: SharedMut<'a, f32>,
-    pub(crate) out_strides: (usize, usize),
-    pub(crate) sinks: Option<&'a [f32]>,
-    pub(crate) key_dim: usize,
-    pub(crate) value_dim: usize,
-}
-
-/// Rows of a task at most: enough that decoding a tile of keys is little beside using it.
-const MOST_ROWS: usize = 96;
-
-/// A task's floats.
-struct Layout {
-    q: usize,
-    acc: usize,
-    state: usize,
-    keys: usize,
-    values: usize,
-}
-
-impl Layout {
-    fn new(rows: usize, key_dim: usize, stride: usize) -> Self {
-        Self {
-            q: rows * key_dim,
-            acc: rows * stride,
-            state: rows * (1 + LANES),
-            keys: key_dim * KEYS,
-            values: KEYS * stride,
-        }
-    }
-
-    fn total(&self) -> usize {
-        (self.q + self.acc + self.state + self.keys + self.values).next_multiple_of(LANES)
-    }
-}
-
-/// A running softmax's memory, cut from a thread's scratch.
-struct Work<'a> {
-    /// Queries in tiles, each `[key_dim][rows of the tile]`.
-    q: &'a mut [f32],
-    /// `[rows, stride]`: weighted values so far.
-    acc: &'a mut [f32],
-    /// `[rows]`: largest score so far.
-    largest: &'a mut [f32],
-    /// `[rows, LANES]`: sums of weights so far; lane = key index modulo 16.
-    sums: &'a mut [f32],
-    keys: &'a mut [f32],
-    values: &'a mut [f32],
-}
-
-impl Layout {
-    fn cut<'a>(&self, floats: &'a mut [f32]) -> Work<'a> {
-        let (q, rest) = floats.split_at_mut(self.q);
-        let (acc, rest) = rest.split_at_mut(self.acc);
-        let (state, rest) = rest.split_at_mut(self.state);
-        let (keys, rest) = rest.split_at_mut(self.keys);
-        let (largest, sums) = state.split_at_mut(self.state / (1 + LANES));
-        Work {
-            q,
-            acc,
-            largest,
-            sums,
-            keys,
-            values: &mut rest[..self.values],
-        }
-    }
-}
-
-impl<K: KeyValues> Attention<'_, K> {
-    /// Runs all queries of `sequences`.
-    pub(crate) fn run(
-        &self,
-        exec: &Exec,
-        scratch: &mut Scratch,
-        sequences: &[Queries],
-    ) -> Result<()> {
-        let group = self.config.heads / self.config.kv_heads;
-        let rows_of = |queries: &Queries| queries.len * group;
-        let longest = sequences.iter().map(rows_of).max().unwrap_or(0);
-        if longest == 0 || self.value_dim == 0 {
-            return Ok(());
-        }
-        let threads = exec.pool.threads();
-        let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.config.kv_heads;
-        let rows = (all_rows / (4 * threads))
-            .clamp(MAX_ROWS, MOST_ROWS)
-            .min(longest)
-            .next_multiple_of(MAX_ROWS);
-        scratch.items.clear();
-        for (s, queries) in sequences.iter().enumerate() {
-            for first in (0..rows_of(queries)).step_by(rows) {
-                let tasks = (0..self.config.kv_heads).map(|kv_head| [s, kv_head, first]);
-                scratch.items.extend(tasks);
-            }
-        }
-        // Later queries see more keys: they go first, so that no thread is left with a long task.
-        scratch.items.reverse();
-
-        let stride = self.value_dim.next_multiple_of(PANEL);
-        let layout = Layout::new(rows, self.key_dim, stride);
-        let size = layout.total();
-        let (floats, items) = scratch.both(threads * size)?;
-        let floats = SharedMut::new(floats);
-        let task = |item: &[usize; 3], thread: usize| {
-            let [s, kv_head, first] = *item;
-            let queries = sequences[s];
-            // SAFETY: no two running tasks share a thread number.
-            let floats = unsafe { floats.part(thread * size, size) };
-            let task = Task {
-                call: self,
-                queries,
-                at: (s, kv_head),
-                rows: first..(first + rows).min(rows_of(&queries)),
-                stride,
-                work: layout.cut(floats),
-            };
-            task.run(exec);
-        };
-        let keys = |queries: &Queries| queries.len.saturating_mul(queries.kv_len);
-        let dim = self.key_dim + self.value_dim;
-        let work = sequences
-            .iter()
-            .map(keys)
-            .sum::<usize>()
-            .saturating_mul(self.config.heads * dim);
-        if work < SMALL {
-            items.iter().for_each(|item| task(item, 0));
-        } else {
-            exec.pool
-                .run(items.len(), &|i, thread| task(&items[i], thread));
-        }
-        Ok(())
-    }
-}
-
-/// Products below which a call stays on its thread; about 10 µs.
-const SMALL: usize = 1 << 18;
-
-/// Some rows (queries of the heads of one kv head) of one sequence.
-struct Task<'a, K> {
-    call: &'a Attention<'a, K>,
-    queries: Queries,
-    /// Sequence and kv head.
-    at: (usize, usize),
-    /// Row `r` is head `r % group` of query token `r / group`.
-    rows: Range<usize>,
-    /// Elements of a row of `work.acc`.
-    stride: usize,
-    work: Work<'a>,
-}
-
-impl<K: KeyValues> Task<'_, K> {
-    fn run(mut self, exec: &Exec) {
-        let tile_rows = exec.level.run(TileRows);
-        self.begin(tile_rows);
-        let (first, last) = (self.rows.start, self.rows.end - 1);
-        // Windows move to the right with the queries.
-        let (start, end) = (self.visible(first).start, self.visible(last).end);
-        let mut at = start;
-        while at < end {
-            let stop = ((at / KEYS + 1) * KEYS).min(end);
-            self.key_tile(exec, tile_rows, at..stop);
-            at = stop;
-        }
-        self.finish(exec);
-    }
-
-    fn token_and_head(&self, row: usize) -> (usize, usize) {
-        let group = self.call.config.heads / self.call.config.kv_heads;
-        (row / group, self.at.1 * group + row % group)
-    }
-
-    /// Keys that a row sees.
-    fn visible(&self, row: usize) -> Range<usize> {
-        let at = self
-            .queries
-            .first_index
-            .saturating_add(self.token_and_head(row).0);
-        self.call.config.visible(at, self.queries.kv_len)
-    }
-
-    /// Packs the queries and clears the state.
-    fn begin(&mut self, tile_rows: usize) {
-        let dim = self.call.key_dim;
-        let count = self.rows.len();
-        for r in 0..count {
-            let (token, head) = self.token_and_head(self.rows.start + r);
-            let token = self.queries.first_token + token;
-            let at = token * self.call.q_strides.0 + head * self.call.q_strides.1;
-            let q = &self.call.q[at..][..dim];
-            let first = r / tile_rows * tile_rows;
-            let rows = tile_rows.min(count - first);
-            let tile = &mut self.work.q[first * dim..][..rows * dim];
-            for (to, from) in tile[r - first..].iter_mut().step_by(rows).zip(q) {
-                *to = *from;
-            }
-            // A sink is a key that was seen first, with weight 1 and no value.
-            let sink = self.call.sinks.map(|sinks| sinks[head]);
-            self.work.largest[r] = sink.unwrap_or(f32::NEG_INFINITY);
-            let sums = &mut self.work.sums[r * LANES..][..LANES];
-            sums.fill(0.0);
-            sums[0] = if sink.is_some() { 1.0 } else { 0.0 };
-        }
-        self.work.acc[..count * self.stride].fill(0.0);
-    }
-
-    /// Takes the keys of one tile (or a part of it) into all rows.
-    fn key_tile(&mut self, exec: &Exec, tile_rows: usize, keys: Range<usize>) {
-        let tile = keys.start / KEYS * KEYS;
-        // More rows than one register tile would take the tile apart again and again, and a row that
-        // sees a part of it would read past what is there.
-        let whole = keys.len() == KEYS && self.rows.len() <= tile_rows;
-        let (first, last) = (self.rows.start, self.rows.end - 1);
-        let seen_by_all =
-            self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end;
-        let direct = (whole && seen_by_all).then(|| self.call.source.direct(self.at, tile));
-        if let Some(direct) = direct.flatten() {
-            return self.row_tile(exec, 0..self.rows.len(), tile, direct);
-        }
-        // The buffers are put back below; what is borrowed meanwhile is the rest.
-        let key_buffer = std::mem::take(&mut self.work.keys);
-        let value_buffer = std::mem::take(&mut self.work.values);
-        let values = exec.level.run(Fetch {
-            source: self.call.source,
-            at: self.at,
-            keys: keys.clone(),
-            key_buffer,
-            value_buffer,
-            stride: self.stride,
-        });
-        let last_row = (keys.end - 1 - tile) * values.stride;
-        assert!(values.data.len() >= last_row + self.stride);
-        assert!(key_buffer.len() >= self.call.key_dim * KEYS);
-        let copied = Copied {
-            keys: key_buffer,
-            values: &values,
-        };
-        let count = self.rows.len();
-        for first in (0..count).step_by(tile_rows) {
-            let rows = first..(first + tile_rows).min(count);
-            self.row_tile(exec, rows, tile, copied);
-        }
-        (self.work.keys, self.work.values) = (key_buffer, value_buffer);
-    }
-
-    /// Takes the keys of a tile that begins with key `tile` into the rows of one register tile.
-    fn row_tile<D: KeyTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
-        // What each row sees of this tile.
-        let mut seen = [(0, 0); MAX_ROWS];
-        for (row, seen) in of.clone().zip(&mut seen) {
-            let visible = self.visible(self.rows.start + row);
-            *seen = (
-                visible.start.clamp(tile, tile + KEYS) - tile,
-                visible.end.clamp(tile, tile + KEYS) - tile,
-            );
-        }
-        let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());
-        exec.level.run(RowTile {
-            config: self.call.config,
-            dim,
-            q: &self.work.q[first * dim..][..rows * dim],
-            keys,
-            seen: &seen[..rows],
-            acc: &mut self.work.acc[first * stride..][..rows * stride],
-            largest: &mut self.work.largest[first..][..rows],
-            sums: &mut self.work.sums[first * LANES..][..rows * LANES],
-            stride,
-        });
-    }
-
-    /// Divides by the sums and writes the results.
-    fn finish(&mut self, exec: &Exec) {
-        let dim = self.call.value_dim;
-        for r in 0..self.rows.len() {
-            let (token, head) = self.token_and_head(self.rows.start + r);
-            let token = self.queries.first_token + token;
-            let at = token * self.call.out_strides.0 + head * self.call.out_strides.1;
-            exec.level.run(Finish {
-                sums: &self.work.sums[r * LANES..][..LANES],
-                acc: &self.work.acc[r * self.stride..][..dim],
-                // SAFETY: a row belongs to one task, and rows have different tokens or heads.
-                out: unsafe { self.call.out.part(at, dim) },
-            });
-        }
-    }
+/// Attention of all heads over one latent cache, whose rows are keys and begin with the values.
+pub(crate) fn mla_attention(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    q: &Buf,
+    latent: &Buf,
+    out: &mut Buf,
+    shape: MlaShape,
+) -> Result<()> {
+    let lens = check::mla_attention(q, latent, out, shape)?;
+    let (q, latent) = (&q.as_slice()[..lens.q], &latent.as_slice()[..lens.latent]);
+    let out = &mut out.as_mut_slice()[..lens.out];
+    attention::mla_attention(exec, scratch, q, latent, out, shape)
 }

@@ -1,15 +1,16 @@
 //! The device, its memory, and the table of ops: each is a function of the file named after it.
 
-use super::buffer::{CpuBuffer, SharedMut};
-use super::exec::{Exec, Scratch};
-use super::gemm::pack::CpuWeight;
-use super::isa::{Isa, Level};
-use super::packed_store::{self, PackedKey, PackedStore};
-use super::pool::Pool;
-use super::{attention, conv, elementwise, gemm, heads, norm, pages, topology};
+use super::sample::Chooser;
+use super::{attention, conv, elementwise, gemm, heads, norm};
 use crate::backend::*;
+use ferrum_simd::exec::{Exec, Scratch};
+use ferrum_simd::gemm::CpuWeight;
+use ferrum_simd::isa::{Isa, Level};
+use ferrum_simd::memory::{CpuBuffer, SharedMut, pages};
+use ferrum_simd::packed_store::{self, PackedKey, PackedStore};
+use ferrum_simd::threads::{Pool, topology};
 use ferrum_types::{Element, Error, FloatElement, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// How to open a [`CpuBackend`]; the default is what the machine has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct CpuBackend {
 pub struct CpuContext {
     device: CpuBackend,
     scratch: Scratch,
+    /// What each thread chooses tokens with.
+    choosers: Vec<Mutex<Chooser>>,
     group: Option<GroupRank>,
 }
 
@@ -140,6 +143,16 @@ impl CpuContext {
     pub(crate) fn parts(&mut self) -> (&Exec, &mut Scratch) {
         (&self.device.exec, &mut self.scratch)
     }
+
+    /// What ops run with, and a chooser of tokens for each thread.
+    pub(super) fn choosers(&mut self) -> (&Exec, &[Mutex<Chooser>]) {
+        let exec = &self.device.exec;
+        let threads = exec.pool.threads();
+        if self.choosers.len() < threads {
+            self.choosers.resize_with(threads, Mutex::default);
+        }
+        (exec, &self.choosers)
+    }
 }
 
 fn info(isa: Isa, threads: usize) -> DeviceInfo {
@@ -191,6 +204,7 @@ impl Backend for CpuBackend {
         Ok(CpuContext {
             device: self.clone(),
             scratch: Scratch::new()?,
+            choosers: Vec::new(),
             group: None,
         })
     }
@@ -360,8 +374,7 @@ impl Backend for CpuBackend {
         out: &mut Buf,
         shape: RowShape,
     ) -> Result<()> {
-        let op = elementwise::Times(elementwise::Silu);
-        elementwise::gated(ctx.exec(), "fused_silu_mul_split", gate_up, out, shape, op)
+        elementwise::silu_gated(ctx.exec(), gate_up, out, shape)
     }
 
     fn fused_gelu_mul_split(
@@ -392,7 +405,7 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         let x = check::only_mut::<Self, T, f32>("add_inplace", x)?;
         let y = check::only::<Self, U, f32>("add_inplace", y)?;
-        elementwise::zip_inplace(ctx.exec(), "add_inplace", x, y, len, elementwise::Add)
+        elementwise::add_inplace(ctx.exec(), x, y, len)
     }
 
     fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
@@ -404,8 +417,7 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         let x = check::only_mut::<Self, T, f32>("scaled_add_inplace", x)?;
         let y = check::only::<Self, U, f32>("scaled_add_inplace", y)?;
-        let op = elementwise::ScaledAdd(scale);
-        elementwise::zip_inplace(ctx.exec(), "scaled_add_inplace", x, y, len, op)
+        elementwise::scaled_add_inplace(ctx.exec(), x, y, scale, len)
     }
 
     fn scale_inplace<T: FloatElement>(
@@ -415,13 +427,7 @@ impl Backend for CpuBackend {
         len: usize,
     ) -> Result<()> {
         let x = check::only_mut::<Self, T, f32>("scale_inplace", x)?;
-        elementwise::map_inplace(
-            ctx.exec(),
-            "scale_inplace",
-            x,
-            len,
-            elementwise::Scale(scale),
-        )
+        elementwise::scale_inplace(ctx.exec(), x, scale, len)
     }
 
     fn softcap<T: FloatElement>(
@@ -605,5 +611,11 @@ impl BackendCollective for CpuBackend {
 
     fn join(ctx: &mut CpuContext, rank: GroupRank) -> Result<()> {
         join_once(&mut ctx.group, rank)
+    }
+}
+
+impl<T: Element> DeviceBuffer for CpuBuffer<T> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
     }
 }

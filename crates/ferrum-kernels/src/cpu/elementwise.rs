@@ -1,333 +1,85 @@
-//! Ops on single elements: activations, sums, products. Each is one lane function; vectors and the
-//! shorter end of a row go through the same one.
+//! Ops on single elements: activations, sums, products.
 
-use super::buffer::{CpuBuffer, SharedMut};
-use super::exec::Exec;
-use super::isa::Kernel;
-use super::math;
-use super::simd::{LANES, Simd};
 use crate::backend::{Activation, GeluKind, RowShape, check};
+use ferrum_simd::elementwise;
+use ferrum_simd::exec::Exec;
+use ferrum_simd::memory::CpuBuffer;
 use ferrum_types::Result;
 
-/// A function of one lane of `x` and one of `y`.
-pub(crate) trait LaneOp: Copy + Sync {
-    /// Element operations that it is worth.
-    const COST: usize;
-
-    /// All lanes.
-    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V;
-}
-
-macro_rules! lane_op {
-    ($(#[$doc:meta])* $name:ident $({ $($field:ident),* })?, $cost:literal,
-     |$self:ident, $s:ident, $x:ident, $y:ident| $body:expr) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy)]
-        pub(crate) struct $name $({ $(pub(crate) $field: f32),* })?;
-        lane_op!(@impl $name, $cost, |$self, $s, $x, $y| $body);
-    };
-    (@impl $name:ident, $cost:literal, |$self:ident, $s:ident, $x:ident, $y:ident| $body:expr) => {
-        impl LaneOp for $name {
-            const COST: usize = $cost;
-
-            #[inline(always)]
-            fn apply<S: Simd>($self, $s: S, $x: S::V, $y: S::V) -> S::V {
-                $body
-            }
-        }
-    };
-}
-lane_op!(/// `gelu(x)`, exact.
-    Gelu, 8, |self, s, x, _y| math::gelu(s, x));
-lane_op!(/// `gelu(x)`, tanh form.
-    GeluTanh, 6, |self, s, x, _y| math::gelu_tanh(s, x));
-lane_op!(/// `silu(x)`.
-    Silu, 6, |self, s, x, _y| math::silu(s, x));
-lane_op!(/// `x`.
-    Identity, 1, |self, _s, x, _y| x);
-lane_op!(/// `x + y`.
-    Add, 1, |self, s, x, y| s.add(x, y));
-
-/// `f(x) · y`.
-#[derive(Clone, Copy)]
-pub(crate) struct Times<F>(pub(crate) F);
-
-impl<F: LaneOp> LaneOp for Times<F> {
-    const COST: usize = F::COST;
-
-    #[inline(always)]
-    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
-        s.mul(self.0.apply(s, x, y), y)
-    }
-}
-
-/// `x + scale · y`.
-#[derive(Clone, Copy)]
-pub(crate) struct ScaledAdd(pub(crate) f32);
-lane_op!(@impl ScaledAdd, 1, |self, s, x, y| s.fma(s.splat(self.0), y, x));
-
-/// `x · scale`.
-#[derive(Clone, Copy)]
-pub(crate) struct Scale(pub(crate) f32);
-lane_op!(@impl Scale, 1, |self, s, x, _y| s.mul(x, s.splat(self.0)));
-
-/// `cap · tanh(x / cap)`.
-#[derive(Clone, Copy)]
-pub(crate) struct Softcap(pub(crate) f32);
-lane_op!(@impl Softcap, 8, |self, s, x, _y| math::softcap(s, x, self.0));
-
-/// One stretch of lanes. `out` may be the memory of `x` or `y`, element on element.
-struct Lanes<O> {
-    op: O,
-    x: *const f32,
-    y: *const f32,
-    out: *mut f32,
-    len: usize,
-}
-
-impl<O: LaneOp> Kernel for Lanes<O> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let whole = self.len / LANES * LANES;
-        let mut i = 0;
-        while i < whole {
-            // SAFETY: whoever makes a `Lanes` promises `len` elements behind each pointer.
-            unsafe {
-                let v = self
-                    .op
-                    .apply(s, s.load(self.x.add(i)), s.load(self.y.add(i)));
-                s.store(self.out.add(i), v);
-            }
-            i += LANES;
-        }
-        let rest = self.len - whole;
-        if rest > 0 {
-            // SAFETY: as above; the two inputs are copied to registers before the output is borrowed.
-            unsafe {
-                let x = s.load_part(std::slice::from_raw_parts(self.x.add(i), rest), 0.0);
-                let y = s.load_part(std::slice::from_raw_parts(self.y.add(i), rest), 0.0);
-                let out = std::slice::from_raw_parts_mut(self.out.add(i), rest);
-                s.store_part(out, self.op.apply(s, x, y));
-            }
-        }
-    }
-}
-
-/// Rows of pointers for [`Lanes`], shared by tasks that take different elements.
-#[derive(Clone, Copy)]
-struct Pointers {
-    x: *const f32,
-    y: *const f32,
-    out: *mut f32,
-}
-// SAFETY: used only by `spread_lanes`, whose tasks touch disjoint elements of `out`.
-unsafe impl Sync for Pointers {}
-// SAFETY: as above.
-unsafe impl Send for Pointers {}
-
-/// `out = op(x, y)` for `len` elements.
-///
-/// # Safety
-/// Each pointer is valid for `len` elements and nobody else uses `out`; `out` may be `x` or `y`.
-unsafe fn spread_lanes(exec: &Exec, op: impl LaneOp, pointers: Pointers, len: usize) {
-    fn of<O: LaneOp>(_: O) -> usize {
-        O::COST
-    }
-    // Units of a few lines: a task's stretch then begins on a line of its own.
-    const UNIT: usize = 4 * LANES;
-    exec.spread(len.div_ceil(UNIT), UNIT * of(op), |units, _| {
-        let pointers = &pointers;
-        let start = units.start * UNIT;
-        exec.level.run(Lanes {
-            op,
-            x: pointers.x.wrapping_add(start),
-            y: pointers.y.wrapping_add(start),
-            out: pointers.out.wrapping_add(start),
-            len: (units.end * UNIT).min(len) - start,
-        });
-    });
-}
+type Buf = CpuBuffer<f32>;
 
 /// `out = f(x)`, or `out = f(x) · y`.
 pub(crate) fn activate(
     exec: &Exec,
     activation: Activation,
-    (x, y): (&CpuBuffer<f32>, Option<&CpuBuffer<f32>>),
-    out: &mut CpuBuffer<f32>,
+    (x, y): (&Buf, Option<&Buf>),
+    out: &mut Buf,
     len: usize,
 ) -> Result<()> {
     check::activate("activate", x, y, out, len)?;
-    let times = y.is_some();
-    let pointers = Pointers {
-        x: x.as_slice().as_ptr(),
-        y: y.unwrap_or(x).as_slice().as_ptr(),
-        out: out.as_mut_slice().as_mut_ptr(),
-    };
-    // SAFETY: all have `len` elements (checked) and `out` is borrowed exclusively.
-    unsafe {
-        match activation {
-            Activation::Identity => spread_function(exec, Identity, times, pointers, len),
-            Activation::Gelu(GeluKind::Exact) => spread_function(exec, Gelu, times, pointers, len),
-            Activation::Gelu(GeluKind::Tanh) => {
-                spread_function(exec, GeluTanh, times, pointers, len)
-            }
-            Activation::Silu => spread_function(exec, Silu, times, pointers, len),
-            // A cap of one.
-            Activation::Tanh => spread_function(exec, Softcap(1.0), times, pointers, len),
-        }
-    }
+    let input = (x.as_slice(), y.map(CpuBuffer::as_slice));
+    elementwise::activate(exec, activation, input, out.as_mut_slice(), len);
     Ok(())
 }
 
-/// `out = f(x)`, or `out = f(x) · y` with `times`.
-///
-/// # Safety
-/// That of [`spread_lanes`].
-unsafe fn spread_function(
-    exec: &Exec,
-    f: impl LaneOp,
-    times: bool,
-    pointers: Pointers,
-    len: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if times {
-            spread_lanes(exec, Times(f), pointers, len);
-        } else {
-            spread_lanes(exec, f, pointers, len);
-        }
-    }
-}
-
-/// `x = op(x)`.
-pub(crate) fn map_inplace(
-    exec: &Exec,
-    name: &'static str,
-    x: &mut CpuBuffer<f32>,
-    len: usize,
-    op: impl LaneOp,
-) -> Result<()> {
-    check::inplace(name, x, len)?;
-    let out = x.as_mut_slice().as_mut_ptr();
-    let x = out.cast_const();
-    // SAFETY: `x` has `len` elements (checked) and is borrowed exclusively.
-    unsafe { spread_lanes(exec, op, Pointers { x, y: x, out }, len) };
+/// `x += y`.
+pub(crate) fn add_inplace(exec: &Exec, x: &mut Buf, y: &Buf, len: usize) -> Result<()> {
+    check::zip_inplace("add_inplace", x, y, len)?;
+    elementwise::add_inplace(exec, &mut x.as_mut_slice()[..len], y.as_slice());
     Ok(())
 }
 
-/// `x = op(x, y)`.
-pub(crate) fn zip_inplace(
+/// `x += scale · y`.
+pub(crate) fn scaled_add_inplace(
     exec: &Exec,
-    name: &'static str,
-    x: &mut CpuBuffer<f32>,
-    y: &CpuBuffer<f32>,
+    x: &mut Buf,
+    y: &Buf,
+    scale: f32,
     len: usize,
-    op: impl LaneOp,
 ) -> Result<()> {
-    check::zip_inplace(name, x, y, len)?;
-    let (y, out) = (y.as_slice().as_ptr(), x.as_mut_slice().as_mut_ptr());
-    let x = out.cast_const();
-    // SAFETY: both have `len` elements (checked) and `x` is borrowed exclusively.
-    unsafe { spread_lanes(exec, op, Pointers { x, y, out }, len) };
+    check::zip_inplace("scaled_add_inplace", x, y, len)?;
+    elementwise::scaled_add_inplace(exec, &mut x.as_mut_slice()[..len], y.as_slice(), scale);
+    Ok(())
+}
+
+/// `x = x · scale`.
+pub(crate) fn scale_inplace(exec: &Exec, x: &mut Buf, scale: f32, len: usize) -> Result<()> {
+    check::inplace("scale_inplace", x, len)?;
+    elementwise::scale_inplace(exec, &mut x.as_mut_slice()[..len], scale);
     Ok(())
 }
 
 /// `x = cap · tanh(x / cap)`.
-pub(crate) fn softcap(exec: &Exec, x: &mut CpuBuffer<f32>, cap: f32, len: usize) -> Result<()> {
+pub(crate) fn softcap(exec: &Exec, x: &mut Buf, cap: f32, len: usize) -> Result<()> {
     check::softcap(x, cap, len)?;
-    map_inplace(exec, "softcap", x, len, Softcap(cap))
+    elementwise::softcap(exec, &mut x.as_mut_slice()[..len], cap);
+    Ok(())
 }
 
-/// Rows `[gate | up]` → `out[rows, dim] = op(gate, up)`.
-pub(crate) fn gated(
+/// Rows `[gate | up]` → `out[rows, dim] = silu(gate) · up`.
+pub(crate) fn silu_gated(exec: &Exec, gate_up: &Buf, out: &mut Buf, shape: RowShape) -> Result<()> {
+    check::gated("fused_silu_mul_split", gate_up, out, shape)?;
+    elementwise::silu_gated(exec, gate_up.as_slice(), out.as_mut_slice(), shape);
+    Ok(())
+}
+
+/// Rows `[gate | up]` → `out[rows, dim] = gelu(gate) · up`.
+pub(crate) fn gelu_gated(
     exec: &Exec,
-    name: &'static str,
-    gate_up: &CpuBuffer<f32>,
-    out: &mut CpuBuffer<f32>,
+    gate_up: &Buf,
+    out: &mut Buf,
+    kind: GeluKind,
     shape: RowShape,
-    op: impl LaneOp,
 ) -> Result<()> {
-    let size = check::gated(name, gate_up, out, shape)?;
-    let (dim, gate_up) = (shape.dim, gate_up.as_slice());
-    let out = &mut out.as_mut_slice()[..size];
-    if out.is_empty() {
-        return Ok(());
-    }
-    by_segments(exec, out, dim, 6, |row, at, out| {
-        let (gate, up) = gate_up[row * 2 * dim..][..2 * dim].split_at(dim);
-        exec.level.run(Lanes {
-            op,
-            x: gate[at..][..out.len()].as_ptr(),
-            y: up[at..][..out.len()].as_ptr(),
-            out: out.as_mut_ptr(),
-            len: out.len(),
-        });
-    });
+    check::gated("fused_gelu_mul_split", gate_up, out, shape)?;
+    let (gate_up, out) = (gate_up.as_slice(), out.as_mut_slice());
+    elementwise::gelu_gated(exec, gate_up, out, kind, shape);
     Ok(())
 }
 
 /// `x[r, :] += bias`.
-pub(crate) fn add_bias(
-    exec: &Exec,
-    x: &mut CpuBuffer<f32>,
-    bias: &CpuBuffer<f32>,
-    shape: RowShape,
-) -> Result<()> {
-    let size = check::add_bias(x, bias, shape)?;
-    let (dim, bias) = (shape.dim, &bias.as_slice()[..shape.dim]);
-    let x = &mut x.as_mut_slice()[..size];
-    if x.is_empty() {
-        return Ok(());
-    }
-    by_segments(exec, x, dim, 1, |_, at, x| {
-        exec.level.run(Lanes {
-            op: Add,
-            x: x.as_ptr(),
-            y: bias[at..][..x.len()].as_ptr(),
-            out: x.as_mut_ptr(),
-            len: x.len(),
-        });
-    });
+pub(crate) fn add_bias(exec: &Exec, x: &mut Buf, bias: &Buf, shape: RowShape) -> Result<()> {
+    check::add_bias(x, bias, shape)?;
+    elementwise::add_bias(exec, x.as_mut_slice(), bias.as_slice(), shape);
     Ok(())
-}
-
-/// Calls `f(row, column, segment)` for segments that cover `out`, rows of `dim` elements. A single
-/// long row is spread over threads as well as many short ones.
-fn by_segments(
-    exec: &Exec,
-    out: &mut [f32],
-    dim: usize,
-    cost: usize,
-    f: impl Fn(usize, usize, &mut [f32]) + Sync,
-) {
-    const SEGMENT: usize = 1024;
-    let per_row = dim.div_ceil(SEGMENT);
-    let rows = out.len() / dim;
-    let out = SharedMut::new(out);
-    exec.spread(rows * per_row, SEGMENT.min(dim) * cost, |units, _| {
-        for unit in units {
-            let (row, at) = (unit / per_row, unit % per_row * SEGMENT);
-            let len = SEGMENT.min(dim - at);
-            // SAFETY: segments do not overlap and each belongs to one task.
-            f(row, at, unsafe { out.part(row * dim + at, len) });
-        }
-    });
-}
-
-/// The lane op of a GELU kind, times `up`.
-pub(crate) fn gelu_gated(
-    exec: &Exec,
-    gate_up: &CpuBuffer<f32>,
-    out: &mut CpuBuffer<f32>,
-    kind: GeluKind,
-    shape: RowShape,
-) -> Result<()> {
-    let name = "fused_gelu_mul_split";
-    match kind {
-        GeluKind::Exact => gated(exec, name, gate_up, out, shape, Times(Gelu)),
-        GeluKind::Tanh => gated(exec, name, gate_up, out, shape, Times(GeluTanh)),
-    }
 }

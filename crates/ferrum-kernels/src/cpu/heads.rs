@@ -1,343 +1,59 @@
 //! Heads: splitting a fused projection, norm and rotation of each head, layouts.
 
 use super::CpuBackend;
-use super::buffer::{CpuBuffer, SharedMut};
-use super::exec::{Exec, Scratch};
-use super::isa::Kernel;
-use super::math::{for_vectors, load_at, store_at};
-use super::norm::rms_factor;
-use super::simd::Simd;
 use crate::backend::{
-    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle, check,
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, check,
 };
+use ferrum_simd::exec::{Exec, Scratch};
+use ferrum_simd::heads::{self, HeadTransform, Projection, Rotation};
+use ferrum_simd::memory::CpuBuffer;
 use ferrum_types::Result;
-use std::ops::Range;
 
-/// A [`Rope`] whose tokens all have their factors.
-#[derive(Clone, Copy)]
-struct Rotation<'a> {
-    cos: &'a [f32],
-    sin: &'a [f32],
-    rows: &'a [i32],
-    rot_dim: usize,
-    style: RopeStyle,
-}
+type Buf = CpuBuffer<f32>;
 
-impl<'a> Rotation<'a> {
-    fn new(op: &'static str, rope: &Rope<'a, CpuBackend>, tokens: usize) -> Result<Self> {
-        let rows = &rope.rows.as_slice()[..tokens];
-        if let Some(table_rows) = check::rope_table_rows(rope) {
-            check::rope_rows(op, rows, table_rows)?;
-        }
-        Ok(Rotation {
-            cos: rope.cos.as_slice(),
-            sin: rope.sin.as_slice(),
-            rows,
-            rot_dim: rope.rot_dim,
-            style: rope.style,
-        })
+/// A rotation whose tokens all have their factors.
+fn rotation<'a>(
+    op: &'static str,
+    rope: &Rope<'a, CpuBackend>,
+    tokens: usize,
+) -> Result<Rotation<'a>> {
+    let rows = &rope.rows.as_slice()[..tokens];
+    if let Some(table_rows) = check::rope_table_rows(rope) {
+        check::rope_rows(op, rows, table_rows)?;
     }
-
-    /// `(a, b) → (a·cos - b·sin, b·cos + a·sin)` for every pair of the rotated part.
-    #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, head: &mut [f32], token: usize) {
-        let half = self.rot_dim / 2;
-        let table = self.rows[token] as usize * half;
-        let cos = &self.cos[table..][..half];
-        let sin = &self.sin[table..][..half];
-        match self.style {
-            RopeStyle::HalfSplit => {
-                let (first, rest) = head.split_at_mut(half);
-                let second = &mut rest[..half];
-                for_vectors(
-                    half,
-                    #[inline(always)]
-                    |at, _| {
-                        let (c, n) = (load_at(s, cos, at), load_at(s, sin, at));
-                        let (a, b) = (load_at(s, first, at), load_at(s, second, at));
-                        store_at(s, first, at, s.sub(s.mul(a, c), s.mul(b, n)));
-                        store_at(s, second, at, s.add(s.mul(b, c), s.mul(a, n)));
-                    },
-                );
-            }
-            RopeStyle::Interleaved => {
-                for ((pair, c), n) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
-                    let (a, b) = (pair[0], pair[1]);
-                    pair[0] = a * c - b * n;
-                    pair[1] = b * c + a * n;
-                }
-            }
-        }
-    }
+    Ok(Rotation {
+        cos: rope.cos.as_slice(),
+        sin: rope.sin.as_slice(),
+        rows,
+        rot_dim: rope.rot_dim,
+        style: rope.style,
+    })
 }
 
-/// What happens to a head on its way: optional norm, then optional rotation.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct HeadTransform<'a> {
-    norm: Option<(&'a [f32], f32)>,
-    rotation: Option<Rotation<'a>>,
+/// A norm and a rotation whose lengths have been checked.
+fn transform<'a>(
+    op: &'static str,
+    norm: Option<QkNorm<'a, CpuBackend>>,
+    rope: Option<Rope<'a, CpuBackend>>,
+    tokens: usize,
+) -> Result<HeadTransform<'a>> {
+    let rotation = rope.map(|rope| rotation(op, &rope, tokens));
+    Ok(HeadTransform {
+        norm: norm.map(|norm| (norm.weight.as_slice(), norm.eps)),
+        rotation: rotation.transpose()?,
+    })
 }
 
-impl<'a> HeadTransform<'a> {
-    /// Of a norm and a rotation whose lengths have been checked.
-    fn new(
-        op: &'static str,
-        norm: Option<QkNorm<'a, CpuBackend>>,
-        rope: Option<Rope<'a, CpuBackend>>,
-        tokens: usize,
-    ) -> Result<Self> {
-        let rotation = rope.map(|rope| Rotation::new(op, &rope, tokens));
-        Ok(HeadTransform {
-            norm: norm.map(|norm| (norm.weight.as_slice(), norm.eps)),
-            rotation: rotation.transpose()?,
-        })
-    }
-
-    #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, head: &mut [f32], token: usize) {
-        if let Some((weight, eps)) = self.norm {
-            let factor = s.splat(rms_factor(s, head, eps));
-            for_vectors(
-                head.len(),
-                #[inline(always)]
-                |at, _| {
-                    let v = s.mul(load_at(s, head, at), factor);
-                    store_at(s, head, at, s.mul(v, load_at(s, weight, at)));
-                },
-            );
-        }
-        if let Some(rotation) = &self.rotation {
-            rotation.apply(s, head, token);
-        }
-    }
-}
-
-/// Where heads come from: head `h` of token `t` begins at `start + t·token + h·head_dim`.
-#[derive(Clone, Copy)]
-pub(crate) struct HeadSource<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) start: usize,
-    pub(crate) token: usize,
-}
-
-/// Where heads go.
-pub(crate) trait HeadSink: Sync {
-    /// Takes head `head` of token `token`.
-    ///
-    /// # Safety
-    /// No two threads store heads of the same number at the same time.
-    unsafe fn store<S: Simd>(&self, s: S, token: usize, head: usize, values: &[f32]);
-}
-
-/// An f32 buffer in either layout, or a contiguous cache.
-#[derive(Clone, Copy)]
-pub(crate) struct Strided<'a> {
-    out: SharedMut<'a, f32>,
-    start: usize,
-    token: usize,
-    head: usize,
-}
-
-impl<'a> Strided<'a> {
-    fn new(out: &'a mut [f32], layout: HeadLayout, shape: HeadsShape) -> Self {
-        let (token, head) = strides(layout, shape);
-        Self {
-            out: SharedMut::new(out),
-            start: 0,
-            token,
-            head,
-        }
-    }
-
-    /// [`HeadSink::store`], for which no vectors are needed.
-    ///
-    /// # Safety
-    /// That of [`HeadSink::store`].
-    unsafe fn put(&self, token: usize, head: usize, values: &[f32]) {
-        let at = self.start + token * self.token + head * self.head;
-        // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
-        // one thread (contract).
-        unsafe { self.out.part(at, values.len()) }.copy_from_slice(values);
-    }
-
-    /// `[tokens, heads, head_dim]`.
-    pub(crate) fn token_major(out: &'a mut [f32], shape: HeadsShape) -> Self {
-        Self::new(out, HeadLayout::TokenMajor, shape)
-    }
-
-    /// Tokens from `span.offset` on of `[heads, capacity, head_dim]`.
-    fn cache(cache: &'a mut [f32], span: CacheSpan, head_dim: usize) -> Self {
-        Self {
-            out: SharedMut::new(cache),
-            start: span.offset * head_dim,
-            token: head_dim,
-            head: span.capacity * head_dim,
-        }
-    }
-}
-
-impl HeadSink for Strided<'_> {
-    #[inline(always)]
-    unsafe fn store<S: Simd>(&self, _: S, token: usize, head: usize, values: &[f32]) {
-        // SAFETY: the caller's contract.
-        unsafe { self.put(token, head, values) };
-    }
-}
-
-/// Elements from one token to the next, and from one head to the next.
-fn strides(layout: HeadLayout, shape: HeadsShape) -> (usize, usize) {
-    match layout {
-        HeadLayout::TokenMajor => (shape.heads * shape.head_dim, shape.head_dim),
-        HeadLayout::HeadMajor => (shape.head_dim, shape.tokens * shape.head_dim),
-    }
-}
-
-/// Heads on their way from a source through a transform to a sink, all tokens of each head.
-pub(crate) struct Move<'a, K> {
-    pub(crate) source: HeadSource<'a>,
-    pub(crate) transform: HeadTransform<'a>,
-    pub(crate) sink: K,
-}
-
-/// A stretch of heads of a [`Move`].
-struct MoveHeads<'a, K> {
-    all: &'a Move<'a, K>,
-    shape: HeadsShape,
-    heads: Range<usize>,
-    /// One head.
-    buffer: &'a mut [f32],
-}
-
-impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Move {
-            source,
-            transform,
-            sink,
-        } = self.all;
-        for token in 0..self.shape.tokens {
-            for head in self.heads.clone() {
-                let at = source.start + token * source.token + head * self.shape.head_dim;
-                self.buffer
-                    .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
-                transform.apply(s, self.buffer, token);
-                // SAFETY: a stretch of heads belongs to one thread.
-                unsafe { sink.store(s, token, head, self.buffer) };
-            }
-        }
-    }
-}
-
-/// Moves q, k and v. Work is divided by heads, never by tokens: a cache in which two tokens share a
-/// slot (by a wrong block table) then still has one writer for each element.
-pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
-    exec: &Exec,
-    scratch: &mut Scratch,
-    q: Option<Move<'_, Q>>,
-    kv: [Move<'_, K>; 2],
+/// A fused projection whose lengths have been checked.
+pub(crate) fn projection<'a>(
+    op: &'static str,
+    qkv: &'a Buf,
+    with: QkvTransform<'a, CpuBackend>,
     shape: QkvShape,
-) -> Result<()> {
-    let QkvShape {
-        tokens, kv_heads, ..
-    } = shape;
-    let heads = if q.is_some() { shape.heads } else { 0 };
-    // A width of zero is that of values which are not stored.
-    let value_heads = if shape.value_dim == 0 { 0 } else { kv_heads };
-    let widest = shape.head_dim.max(shape.value_dim);
-    let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * widest)?);
-    exec.spread(
-        heads + kv_heads + value_heads,
-        tokens * widest * 2,
-        |units, thread| {
-            // SAFETY: no two running tasks share a thread number.
-            let buffer = |dim| unsafe { buffers.part(thread * widest, dim) };
-            let part = |from: usize, count: usize| {
-                units.start.clamp(from, from + count) - from
-                    ..units.end.clamp(from, from + count) - from
-            };
-            if let Some(q) = &q {
-                exec.level.run(MoveHeads {
-                    all: q,
-                    shape: shape.q(),
-                    heads: part(0, heads),
-                    buffer: buffer(shape.head_dim),
-                });
-            }
-            let kv = kv.iter().zip([shape.k(), shape.v()]).enumerate();
-            for (i, (all, of)) in kv {
-                let count = if i == 0 { kv_heads } else { value_heads };
-                exec.level.run(MoveHeads {
-                    all,
-                    shape: of,
-                    heads: part(heads + i * kv_heads, count),
-                    buffer: buffer(of.head_dim),
-                });
-            }
-        },
-    );
-    Ok(())
-}
-
-/// A fused projection as three sources, with what happens to each.
-pub(crate) struct Projection<'a> {
-    pub(crate) sources: [HeadSource<'a>; 3],
-    pub(crate) q: HeadTransform<'a>,
-    pub(crate) k: HeadTransform<'a>,
-}
-
-impl<'a> Projection<'a> {
-    /// Of a projection whose lengths have been checked.
-    pub(crate) fn new(
-        op: &'static str,
-        qkv: &'a CpuBuffer<f32>,
-        transform: QkvTransform<'a, CpuBackend>,
-        shape: QkvShape,
-    ) -> Result<Self> {
-        let source = |start| HeadSource {
-            data: qkv.as_slice(),
-            start,
-            token: shape.row_dim(),
-        };
-        let (k, v) = (shape.q_dim(), shape.q_dim() + shape.k_dim());
-        let of = |norm| HeadTransform::new(op, norm, transform.rope, shape.tokens);
-        Ok(Self {
-            sources: [source(0), source(k), source(v)],
-            q: of(transform.q_norm)?,
-            k: of(transform.k_norm)?,
-        })
-    }
-
-    /// Moves the parts to their sinks.
-    pub(crate) fn store<Q: HeadSink, K: HeadSink>(
-        self,
-        exec: &Exec,
-        scratch: &mut Scratch,
-        q: Q,
-        kv: [K; 2],
-        shape: QkvShape,
-    ) -> Result<()> {
-        let [q_source, k_source, v_source] = self.sources;
-        let [k, v] = kv;
-        let q = Move {
-            source: q_source,
-            transform: self.q,
-            sink: q,
-        };
-        let k = Move {
-            source: k_source,
-            transform: self.k,
-            sink: k,
-        };
-        let v = Move {
-            source: v_source,
-            transform: HeadTransform::default(),
-            sink: v,
-        };
-        move_qkv(exec, scratch, Some(q), [k, v], shape)
-    }
+) -> Result<Projection<'a>> {
+    let q = transform(op, with.q_norm, with.rope, shape.tokens)?;
+    let k = transform(op, with.k_norm, with.rope, shape.tokens)?;
+    Ok(Projection::new(qkv.as_slice(), [q, k], shape))
 }
 
 /// Splits rows `[q | k | v]` into three buffers of one layout.
@@ -345,27 +61,29 @@ pub(crate) fn split(
     exec: &Exec,
     scratch: &mut Scratch,
     op: &'static str,
-    (qkv, transform): (&CpuBuffer<f32>, QkvTransform<'_, CpuBackend>),
-    outs: [&mut CpuBuffer<f32>; 3],
+    (qkv, transform): (&Buf, QkvTransform<'_, CpuBackend>),
+    outs: [&mut Buf; 3],
     layout: HeadLayout,
     shape: QkvShape,
 ) -> Result<()> {
     let [q, k, v] = outs;
     let lens = check::split_qkv(op, qkv, [&*q, &*k, &*v], transform, shape)?;
-    let projection = Projection::new(op, qkv, transform, shape)?;
-    let q = Strided::new(&mut q.as_mut_slice()[..lens.q], layout, shape.q());
-    let k = Strided::new(&mut k.as_mut_slice()[..lens.k], layout, shape.k());
-    let v = Strided::new(&mut v.as_mut_slice()[..lens.v], layout, shape.v());
-    projection.store(exec, scratch, q, [k, v], shape)
+    let projection = projection(op, qkv, transform, shape)?;
+    let outs = [
+        &mut q.as_mut_slice()[..lens.q],
+        &mut k.as_mut_slice()[..lens.k],
+        &mut v.as_mut_slice()[..lens.v],
+    ];
+    heads::split(exec, scratch, projection, outs, layout)
 }
 
 /// Splits, norms and rotates; head-major q, and k and v into a contiguous cache.
 pub(crate) fn split_into_cache(
     exec: &Exec,
     scratch: &mut Scratch,
-    (qkv, transform): (&CpuBuffer<f32>, QkvTransform<'_, CpuBackend>),
-    q: &mut CpuBuffer<f32>,
-    caches: (&mut CpuBuffer<f32>, &mut CpuBuffer<f32>),
+    (qkv, transform): (&Buf, QkvTransform<'_, CpuBackend>),
+    q: &mut Buf,
+    caches: (&mut Buf, &mut Buf),
     span: CacheSpan,
     shape: QkvShape,
 ) -> Result<()> {
@@ -373,93 +91,42 @@ pub(crate) fn split_into_cache(
     let (k, v) = caches;
     let (lens, [k_len, v_len]) =
         check::split_qkv_norm_rope_into_cache(qkv, q, [&*k, &*v], span, transform, shape)?;
-    let projection = Projection::new(op, qkv, transform, shape)?;
+    let projection = projection(op, qkv, transform, shape)?;
     let q = &mut q.as_mut_slice()[..lens.q];
-    let q = Strided::new(q, HeadLayout::HeadMajor, shape.q());
-    let k = Strided::cache(&mut k.as_mut_slice()[..k_len.cache], span, shape.head_dim);
-    let v = Strided::cache(&mut v.as_mut_slice()[..v_len.cache], span, shape.value_dim);
-    projection.store(exec, scratch, q, [k, v], shape)
+    let k = &mut k.as_mut_slice()[..k_len.cache];
+    let v = &mut v.as_mut_slice()[..v_len.cache];
+    heads::split_into_cache(exec, scratch, projection, q, (k, v), span)
 }
 
 /// In place: norm, then rotation of every head.
 pub(crate) fn qk_norm_rope(
     exec: &Exec,
-    x: &mut CpuBuffer<f32>,
+    x: &mut Buf,
     layout: HeadLayout,
     (norm, rope): (Option<QkNorm<'_, CpuBackend>>, Option<Rope<'_, CpuBackend>>),
     shape: HeadsShape,
 ) -> Result<()> {
-    let size = check::qk_norm_rope(x, norm, rope, shape)?;
-    let transform = HeadTransform::new("qk_norm_rope", norm, rope, shape.tokens)?;
-    let x = SharedMut::new(&mut x.as_mut_slice()[..size]);
-    exec.spread(
-        shape.tokens * shape.heads,
-        2 * shape.head_dim,
-        |vectors, _| {
-            exec.level.run(InPlace {
-                transform: &transform,
-                x,
-                layout,
-                shape,
-                vectors,
-            });
-        },
-    );
+    check::qk_norm_rope(x, norm, rope, shape)?;
+    let transform = transform("qk_norm_rope", norm, rope, shape.tokens)?;
+    heads::qk_norm_rope(exec, x.as_mut_slice(), layout, transform, shape);
     Ok(())
-}
-
-/// A stretch of heads in memory order, transformed where they are.
-struct InPlace<'a> {
-    transform: &'a HeadTransform<'a>,
-    x: SharedMut<'a, f32>,
-    layout: HeadLayout,
-    shape: HeadsShape,
-    vectors: Range<usize>,
-}
-
-impl Kernel for InPlace<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let head_dim = self.shape.head_dim;
-        for vector in self.vectors {
-            let token = match self.layout {
-                HeadLayout::TokenMajor => vector / self.shape.heads,
-                HeadLayout::HeadMajor => vector % self.shape.tokens,
-            };
-            // SAFETY: each vector belongs to one task.
-            let head = unsafe { self.x.part(vector * head_dim, head_dim) };
-            self.transform.apply(s, head, token);
-        }
-    }
 }
 
 /// Head-major k and v → a contiguous cache.
 pub(crate) fn append_head_major(
     exec: &Exec,
-    (k, v): (&CpuBuffer<f32>, &CpuBuffer<f32>),
-    caches: (&mut CpuBuffer<f32>, &mut CpuBuffer<f32>),
+    (k, v): (&Buf, &Buf),
+    caches: (&mut Buf, &mut Buf),
     span: CacheSpan,
     shape: HeadsShape,
 ) -> Result<()> {
     let (k_cache, v_cache) = caches;
     let lens = check::kv_cache_append_head_major([k, v], [&*k_cache, &*v_cache], span, shape)?;
-    let (k, v) = (&k.as_slice()[..lens.new], &v.as_slice()[..lens.new]);
-    let k_cache = &mut k_cache.as_mut_slice()[..lens.cache];
-    let k_cache = Strided::cache(k_cache, span, shape.head_dim);
-    let v_cache = &mut v_cache.as_mut_slice()[..lens.cache];
-    let v_cache = Strided::cache(v_cache, span, shape.head_dim);
-    let part = shape.tokens * shape.head_dim;
-    exec.spread(shape.heads, 2 * part, |heads, _| {
-        for head in heads {
-            for (src, cache) in [(k, &k_cache), (v, &v_cache)] {
-                // The tokens of a head lie together on both sides.
-                // SAFETY: each head belongs to one task.
-                unsafe { cache.put(0, head, &src[head * part..][..part]) };
-            }
-        }
-    });
+    let caches = (
+        &mut k_cache.as_mut_slice()[..lens.cache],
+        &mut v_cache.as_mut_slice()[..lens.cache],
+    );
+    heads::append_head_major(exec, (k.as_slice(), v.as_slice()), caches, span, shape);
     Ok(())
 }
 
@@ -467,31 +134,12 @@ pub(crate) fn append_head_major(
 pub(crate) fn transpose(
     exec: &Exec,
     op: &'static str,
-    src: &CpuBuffer<f32>,
-    dst: &mut CpuBuffer<f32>,
+    src: &Buf,
+    dst: &mut Buf,
     to: HeadLayout,
     shape: HeadsShape,
 ) -> Result<()> {
-    let len = check::transpose(op, src, dst, shape)?;
-    let src = &src.as_slice()[..len];
-    let dst = SharedMut::new(&mut dst.as_mut_slice()[..len]);
-    let HeadsShape {
-        tokens,
-        heads,
-        head_dim,
-    } = shape;
-    let (outer, inner) = match to {
-        HeadLayout::HeadMajor => (heads, tokens),
-        HeadLayout::TokenMajor => (tokens, heads),
-    };
-    exec.spread(outer, inner * head_dim, |range, _| {
-        for i in range {
-            for j in 0..inner {
-                // SAFETY: each vector belongs to one task.
-                let dst = unsafe { dst.part((i * inner + j) * head_dim, head_dim) };
-                dst.copy_from_slice(&src[(j * outer + i) * head_dim..][..head_dim]);
-            }
-        }
-    });
+    check::transpose(op, src, dst, shape)?;
+    heads::transpose(exec, src.as_slice(), dst.as_mut_slice(), to, shape);
     Ok(())
 }

@@ -1,70 +1,35 @@
 //! Mixture of experts: routing, products of each pair with its expert's matrices, weighted sums.
-//!
-//! * `routing`: which experts, and the pairs sorted by expert.
-//! * `product`: the kernels of `gemm` and `quant` over the rows of each expert, all experts in one
-//!   region of the pool.
-//! * `sums`: what the experts of a token gave, added in the order of its pairs.
-//!
-//! A pair's products are those of its row alone, whichever pairs share its expert: the same bits as if
-//! the token had come by itself.
 
-mod product;
-mod routing;
-mod sums;
-
-use super::CpuBackend;
-use super::buffer::CpuBuffer;
-use super::core::CpuContext;
-use super::exec::Exec;
-use super::gemm::pack::CpuWeight;
-use super::marlin::{is_native_expert, native_experts};
-use super::packed_store::PackedKey;
-use super::quant::expand_stack;
-use super::quant::pack::{Packed, is_packed};
+use super::{CpuBackend, CpuContext};
 use crate::backend::*;
-use ferrum_types::{GgufQuantType, Result, SrcDtype};
-use product::{Gated, Plain};
+use ferrum_simd::marlin;
+use ferrum_simd::memory::CpuBuffer;
+use ferrum_simd::moe::{self, CpuExperts};
+use ferrum_simd::packed_store::PackedKey;
+use ferrum_types::{GgufQuantType, Result};
 
 type Buf = CpuBuffer<f32>;
 type Routing = MoeRouting<CpuBackend>;
 
-/// A stack of expert matrices of one shape, each in panels of its own.
-#[derive(Debug)]
-pub struct CpuExperts {
-    pub(super) shape: ExpertShape,
-    pub(super) matrices: Matrices,
-}
-
-#[derive(Debug)]
-pub(super) enum Matrices {
-    Dense(Vec<CpuWeight>),
-    Packed(Vec<Packed>),
-}
-
-impl Matrices {
-    /// The order of an expert's inputs, where it is not their own.
-    fn order(&self, expert: usize) -> Option<&[u32]> {
-        match self {
-            Matrices::Dense(_) => None,
-            Matrices::Packed(matrices) => matrices[expert].order.as_deref(),
-        }
+/// What experts gave, with the weights of their pairs.
+fn pairs<'a>(x: &'a Buf, routing: &'a Routing, shape: RouteShape, dim: usize) -> moe::Pairs<'a> {
+    moe::Pairs {
+        x: x.as_slice(),
+        weights: routing.weights.as_slice(),
+        top_k: shape.top_k,
+        dim,
     }
 }
 
-impl CpuExperts {
-    /// Whether an expert wants its inputs in another order than their own.
-    fn is_ordered(&self) -> bool {
-        (0..self.shape.experts).any(|expert| self.matrices.order(expert).is_some())
+/// A routing of `pairs` pairs, sorted by expert.
+fn sorted(routing: &Routing, pairs: usize, shape: MoeShape) -> check::SortedPairs<'_> {
+    let experts = shape.experts.experts;
+    check::SortedPairs {
+        expert_ids: &routing.expert_ids.as_slice()[..pairs],
+        ids: &routing.ids.as_slice()[..pairs],
+        tpe: &routing.tpe.as_slice()[..experts],
+        offsets: &routing.offsets.as_slice()[..=experts],
     }
-}
-
-/// A stack of floats, a part for each expert.
-fn dense_experts(exec: &Exec, parts: &[WeightPart<'_>], shape: ExpertShape) -> Result<CpuExperts> {
-    let matrices = CpuWeight::stack(exec, parts, shape.k, parts.len())?;
-    Ok(CpuExperts {
-        shape,
-        matrices: Matrices::Dense(matrices),
-    })
 }
 
 impl BackendMoeFused for CpuBackend {
@@ -74,7 +39,7 @@ impl BackendMoeFused for CpuBackend {
         let shape = check::expert_parts("load_experts", parts, k)?;
         let key = |key: &mut PackedKey| key.dense(parts, k);
         self.exec().restore_or("experts-dense", key, || {
-            dense_experts(self.exec(), parts, shape)
+            CpuExperts::dense(self.exec(), parts, shape)
         })
     }
 
@@ -84,11 +49,15 @@ impl BackendMoeFused for CpuBackend {
         routing: &mut Routing,
         shape: RouteShape,
     ) -> Result<()> {
-        routing::route(ctx.exec(), logits, routing, shape)
+        let pairs = check::route_topk_softmax(logits, routing, shape)?;
+        let ids = &mut routing.expert_ids.as_mut_slice()[..pairs];
+        let weights = &mut routing.weights.as_mut_slice()[..pairs];
+        moe::route(ctx.exec(), logits.as_slice(), (ids, weights), shape);
+        Ok(())
     }
 
     fn compute_ids_tpe(_: &mut CpuContext, routing: &mut Routing, shape: RouteShape) -> Result<()> {
-        routing::sort_pairs(routing, shape)
+        sort_pairs(routing, shape)
     }
 
     fn moe_gemm(
@@ -100,8 +69,12 @@ impl BackendMoeFused for CpuBackend {
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
-        let (op, stacks) = ("moe_gemm", [experts]);
-        product::per_pair::<1, Plain>(ctx.parts(), op, (x, input), stacks, routing, out, shape)
+        let stacks = [experts.shape()];
+        let lens = check::moe_product("moe_gemm", (x, input), &stacks, routing, out, shape)?;
+        let pairs = sorted(routing, lens.pairs, shape);
+        let x = (&x.as_slice()[..lens.x], input);
+        let out = &mut out.as_mut_slice()[..lens.out];
+        moe::gemm(ctx.parts(), x, experts, pairs, out, shape)
     }
 
     fn moe_gate_up_silu(
@@ -112,8 +85,13 @@ impl BackendMoeFused for CpuBackend {
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
-        let (op, x) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
-        product::per_pair::<2, Gated>(ctx.parts(), op, x, [gate, up], routing, out, shape)
+        let (op, input) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
+        let stacks = [gate.shape(), up.shape()];
+        let lens = check::moe_product(op, input, &stacks, routing, out, shape)?;
+        let pairs = sorted(routing, lens.pairs, shape);
+        let x = &x.as_slice()[..lens.x];
+        let out = &mut out.as_mut_slice()[..lens.out];
+        moe::gate_up_silu(ctx.parts(), x, (gate, up), pairs, out, shape)
     }
 
     fn moe_weighted_sum(
@@ -124,7 +102,11 @@ impl BackendMoeFused for CpuBackend {
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        sums::weighted_sum(ctx.exec(), x, routing, out, shape, dim)
+        let op = "moe_weighted_sum";
+        let lens = check::weighted_sum(op, x, routing, ("out", out), shape, dim)?;
+        let out = &mut out.as_mut_slice()[..lens.out];
+        moe::weighted_sum(ctx.exec(), pairs(x, routing, shape, dim), out, false);
+        Ok(())
     }
 
     fn moe_weighted_sum_residual(
@@ -135,7 +117,11 @@ impl BackendMoeFused for CpuBackend {
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        sums::weighted_sum_residual(ctx.exec(), x, routing, residual, shape, dim)
+        let op = "moe_weighted_sum_residual";
+        let lens = check::weighted_sum(op, x, routing, ("residual", residual), shape, dim)?;
+        let residual = &mut residual.as_mut_slice()[..lens.out];
+        moe::weighted_sum(ctx.exec(), pairs(x, routing, shape, dim), residual, true);
+        Ok(())
     }
 
     fn moe_weighted_sum_residual_norm(
@@ -143,11 +129,15 @@ impl BackendMoeFused for CpuBackend {
         x: &Buf,
         routing: &Routing,
         residual: &mut Buf,
-        norm: (&Buf, NormShape),
+        (weight, norm): (&Buf, NormShape),
         out: &mut Buf,
         shape: RouteShape,
     ) -> Result<()> {
-        sums::weighted_sum_residual_norm(ctx.exec(), x, routing, residual, norm, out, shape)
+        check::weighted_sum_norm(x, routing, residual, (weight, norm), out, shape)?;
+        let pairs = pairs(x, routing, shape, norm.dim);
+        let (residual, out) = (residual.as_mut_slice(), out.as_mut_slice());
+        moe::weighted_sum_norm(ctx.exec(), pairs, residual, (weight.as_slice(), norm), out);
+        Ok(())
     }
 }
 
@@ -161,29 +151,20 @@ impl BackendQuantExperts for CpuBackend {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let ExpertShape { experts, n, k } = shape;
-        let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
-        let whole = part(bytes, check::elements(op, &[experts, n])?);
+        let whole = QuantPart::new(bytes, ty, check::elements(op, &[experts, n])?);
         let key = |key: &mut PackedKey| {
             key.number(experts);
             key.blocks(&[whole], k);
         };
         self.exec().restore_or("experts-blocks", key, || {
-            let matrices = if is_packed(ty) {
-                Matrices::Packed(Packed::stack(self.exec(), &[whole], k, experts)?)
-            } else {
-                // Bytes of another length than the stack's make parts that are refused.
-                let each = bytes.chunks((bytes.len() / experts).max(1));
-                let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
-                Matrices::Dense(expand_stack(self.exec(), &parts, k, experts)?)
-            };
-            Ok(CpuExperts { shape, matrices })
+            CpuExperts::blocks(self.exec(), bytes, ty, shape)
         })
     }
 }
 
 impl BackendMarlinExperts for CpuBackend {
     fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
-        is_native_expert(weights)
+        marlin::is_native_expert(weights)
     }
 
     fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<CpuExperts> {
@@ -191,16 +172,34 @@ impl BackendMarlinExperts for CpuBackend {
         let shape = check::expert_layers(op, experts, cols)?;
         let key = |key: &mut PackedKey| key.layers(experts, cols);
         self.exec().restore_or("experts-layers", key, || {
-            if let Some(matrices) = native_experts(self.exec(), experts, cols)? {
-                return Ok(CpuExperts { shape, matrices });
-            }
-            let values = experts.iter().map(|expert| expert.expand(op, cols));
-            let values = values.collect::<Result<Vec<_>>>()?;
-            let parts = values.iter().map(|values| {
-                WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, shape.n)
-            });
-            let parts: Vec<_> = parts.collect();
-            dense_experts(self.exec(), &parts, shape)
+            CpuExperts::layers(self.exec(), experts, shape)
         })
     }
+}
+
+/// Stable bucket sort of pairs by expert.
+fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
+    let pairs = check::compute_ids_tpe(routing, shape)?;
+    let experts = shape.experts;
+    let expert_ids = &routing.expert_ids.as_slice()[..pairs];
+    let ids = &mut routing.ids.as_mut_slice()[..pairs];
+    let tpe = &mut routing.tpe.as_mut_slice()[..experts];
+    let offsets = &mut routing.offsets.as_mut_slice()[..=experts];
+    tpe.fill(0);
+    for &expert in expert_ids {
+        tpe[check::index("compute_ids_tpe", "an expert id", expert, experts)?] += 1;
+    }
+    let mut next = 0;
+    for (offset, count) in offsets.iter_mut().zip(&mut *tpe) {
+        *offset = next;
+        // From here on it counts the pairs that have found their place.
+        next += std::mem::take(count);
+    }
+    offsets[experts] = next;
+    for (pair, &expert) in (0i32..).zip(expert_ids) {
+        let expert = expert as usize;
+        ids[(offsets[expert] + tpe[expert]) as usize] = pair;
+        tpe[expert] += 1;
+    }
+    Ok(())
 }

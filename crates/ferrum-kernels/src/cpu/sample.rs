@@ -1,15 +1,15 @@
 //! Choosing tokens: rows go to threads, and each is chosen by what the host's samplers use, so that the bits are
 //! theirs.
 
-use super::buffer::{CpuBuffer, SharedMut};
 use super::core::{CpuBackend, CpuContext};
 use super::logits::{Candidates, logprobs, possible};
 use crate::backend::{
     BackendSample, DeviceSampling, MAX_LOGPROBS, RowSampling, SampleBatch, SampleShape, Sampled,
     TokenChange,
 };
+use ferrum_simd::memory::{CpuBuffer, SharedMut};
 use ferrum_types::{Result, TokenId};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// What one thread needs to choose.
 #[derive(Default)]
@@ -38,12 +38,7 @@ impl BackendSample for CpuBackend {
         let batch = &sampling.rows;
         batch.check::<Self>(logits, shape, previous, out)?;
         let SampleShape { vocab, first } = shape;
-        let (exec, scratch) = ctx.parts();
-        let threads = exec.pool.threads();
-        if scratch.choosers.len() < threads {
-            scratch.choosers.resize_with(threads, Mutex::default);
-        }
-        let choosers = &scratch.choosers;
+        let (exec, choosers) = ctx.choosers();
         let logits = SharedMut::new(logits.as_mut_slice());
         let tokens = SharedMut::new(out.tokens.as_mut_slice());
         let ranks = SharedMut::new(out.ranks.as_mut_slice());

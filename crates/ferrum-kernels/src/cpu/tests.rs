@@ -4,15 +4,14 @@
 mod attention;
 mod matrices;
 mod moe;
-mod pack;
 mod packed_store;
 mod quant;
 mod rows;
 
-use super::isa::Level;
 use super::{CpuBackend, CpuConfig, Isa};
 use crate::backend::*;
 use crate::reference::ReferenceBackend;
+use ferrum_simd::isa::Level;
 use ferrum_types::FloatElement;
 
 /// Random numbers with a seed (xorshift64*), so that a failure can be repeated.

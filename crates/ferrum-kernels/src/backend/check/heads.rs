@@ -1,6 +1,6 @@
 //! Heads: fused projections, norm and rotation, layouts, contiguous caches.
 
-use super::{elements, index, len, require};
+use super::{elements, len, require};
 use crate::backend::{
     Act, Backend, CacheSpan, DeviceBuffer, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope,
 };
@@ -79,14 +79,6 @@ fn rope<B: Backend>(
 pub fn rope_table_rows<B: Backend>(rope: &Rope<'_, B>) -> Option<usize> {
     let shorter = rope.cos.len().min(rope.sin.len());
     shorter.checked_div(rope.rot_dim / 2)
-}
-
-/// Each token's row is one of `table_rows`, where the host sees them.
-pub fn rope_rows(op: &'static str, rows: &[i32], table_rows: usize) -> Result<()> {
-    for row in rows {
-        index(op, "a row of the rope tables", *row, table_rows)?;
-    }
-    Ok(())
 }
 
 /// A fused projection with what happens to it.

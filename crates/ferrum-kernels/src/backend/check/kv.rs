@@ -1,12 +1,11 @@
 //! Paged caches and ragged batches.
 
-use super::{attn_config, elements, heads, index, len, require};
+use super::{attn_config, elements, heads, len, require};
 use crate::backend::{
     Act, AttnConfig, Backend, BatchShape, DeviceBatch, HeadsShape, KvDtypeKind, PagedKvShape,
     PagedQkv, QkvShape,
 };
 use ferrum_types::{BlockId, Error, Result};
-use std::ops::Range;
 
 /// Elements of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,112 +201,4 @@ pub fn kv_copy_blocks(blocks: usize, pairs: &[(BlockId, BlockId)]) -> Result<()>
             Err(Error::invalid("kv_copy_blocks", reason))
         }
     }
-}
-
-/// A checked batch whose buffers the host sees: its sequences, one by one.
-#[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
-    shape: BatchShape,
-    query_starts: &'a [i32],
-    kv_lens: &'a [i32],
-    block_tables: &'a [i32],
-}
-
-/// One sequence of a [`Batch`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sequence {
-    /// Its tokens in the flat batch.
-    pub tokens: Range<usize>,
-    /// Key index of its first token in this step.
-    pub first_index: usize,
-    /// Its keys.
-    pub kv_len: usize,
-}
-
-impl<'a> Batch<'a> {
-    /// The batch of `shape` over `[query_starts, kv_lens, block_tables]`, whose lengths
-    /// the op's own check has seen.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when the sequences do not make up the tokens.
-    pub fn new(op: &'static str, shape: BatchShape, buffers: [&'a [i32]; 3]) -> Result<Self> {
-        let [query_starts, kv_lens, block_tables] = buffers;
-        let BatchShape { tokens, seqs, .. } = shape;
-        let (first, last) = (query_starts[0], query_starts[seqs]);
-        require(op, first == 0 && last as usize == tokens, || {
-            format!("query_starts go from {first} to {last}, expected 0 to {tokens}")
-        })?;
-        Ok(Self {
-            shape,
-            query_starts,
-            kv_lens,
-            block_tables,
-        })
-    }
-
-    /// The block table of sequence `s`.
-    #[inline(always)]
-    pub fn table(&self, s: usize) -> &'a [i32] {
-        let stride = self.shape.table_stride;
-        &self.block_tables[s * stride..][..stride]
-    }
-
-    /// Sequence `s`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when its tokens and keys contradict each other or the batch's sizes.
-    pub fn sequence(&self, op: &'static str, s: usize) -> Result<Sequence> {
-        let BatchShape {
-            tokens,
-            max_query_len,
-            max_kv_len,
-            ..
-        } = self.shape;
-        let start = index(op, "query_starts", self.query_starts[s], tokens + 1)?;
-        let end = index(op, "query_starts", self.query_starts[s + 1], tokens + 1)?;
-        require(op, start <= end, || {
-            format!("query_starts decrease from {start} to {end} at sequence {s}")
-        })?;
-        let kv_len = index(op, "kv_lens", self.kv_lens[s], i32::MAX as usize)?;
-        let query_len = end - start;
-        require(op, query_len <= kv_len || query_len == 0, || {
-            format!(
-                "sequence {s} has {query_len} tokens and {kv_len} keys, expected at least as many"
-            )
-        })?;
-        let announced = query_len <= max_query_len && (kv_len <= max_kv_len || query_len == 0);
-        require(op, announced, || {
-            format!(
-                "sequence {s} has {query_len} tokens and {kv_len} keys, \
-                 the batch announces at most {max_query_len} and {max_kv_len}"
-            )
-        })?;
-        Ok(Sequence {
-            tokens: start..end,
-            first_index: kv_len.saturating_sub(query_len),
-            kv_len,
-        })
-    }
-}
-
-/// `(block, slot)` of the key with index `at`, by its sequence's block table.
-///
-/// # Errors
-/// `InvalidArgument` when the table ends before it or names no block of the pool.
-pub fn slot(
-    op: &'static str,
-    table: &[i32],
-    shape: &PagedKvShape,
-    at: usize,
-) -> Result<(usize, usize)> {
-    let entry = at / shape.block_size;
-    let Some(id) = table.get(entry) else {
-        let len = table.len();
-        let reason = format!("key {at} needs block table entry {entry}, the table has {len}");
-        return Err(Error::invalid(op, reason));
-    };
-    Ok((
-        index(op, "a block id", *id, shape.blocks)?,
-        at % shape.block_size,
-    ))
 }

@@ -1,7 +1,7 @@
 //! Copies, and the bytes of dense weights.
 
-use super::{elements, len, require};
-use crate::backend::{Backend, DeviceBuffer, WeightPart};
+use super::len;
+use crate::backend::{Backend, DeviceBuffer};
 use ferrum_types::{Element, Error, Result};
 use std::any::Any;
 use std::ops::Range;
@@ -69,45 +69,4 @@ pub fn copy_slice(
         range(op, "src", src, src_offset, count)?,
         range(op, "dst", dst, dst_offset, count)?,
     ])
-}
-
-/// The rows of all parts of a dense matrix, each as many bytes as its rows of `cols` elements take.
-pub fn weight_parts(op: &'static str, parts: &[WeightPart<'_>], cols: usize) -> Result<usize> {
-    let mut rows = 0usize;
-    for part in parts {
-        let row_bytes = elements(op, &[cols, part.dtype.size()])?;
-        stored_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
-        rows = rows
-            .checked_add(part.rows)
-            .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
-    }
-    Ok(rows)
-}
-
-/// `bytes` are `rows` rows of `row_bytes`, which follow each other or begin `row_stride` bytes apart.
-pub(super) fn stored_rows(
-    op: &'static str,
-    bytes: &[u8],
-    rows: usize,
-    row_bytes: usize,
-    row_stride: Option<usize>,
-) -> Result<()> {
-    let stride = row_stride.unwrap_or(row_bytes);
-    require(op, stride >= row_bytes, || {
-        format!("rows of {row_bytes} bytes begin {stride} bytes apart, expected at least as many")
-    })?;
-    let expected = match rows.checked_sub(1) {
-        None => Some(0),
-        Some(before_last) => elements(op, &[before_last, stride])?.checked_add(row_bytes),
-    };
-    let expected = expected.ok_or_else(|| Error::invalid(op, "the bytes of all rows overflow"))?;
-    if bytes.len() == expected {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        op,
-        what: "weight (in bytes)",
-        found: bytes.len(),
-        expected,
-    })
 }

@@ -19,7 +19,6 @@ mod kv;
 mod memory;
 mod moe;
 mod norm;
-mod quant;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -29,21 +28,24 @@ pub use self::conv::{ConvLen, conv1d, conv2d_patch};
 pub use self::elementwise::{activate, add_bias, gated, inplace, softcap, zip_inplace};
 pub use self::gemm::{GemmLen, argmax_rows, embedding_lookup, gather_rows, gemm};
 pub use self::heads::{
-    CacheLen, QkvLen, kv_cache_append_head_major, qk_norm_rope, rope_rows, rope_table_rows,
-    split_qkv, split_qkv_norm_rope_into_cache, transpose,
+    CacheLen, QkvLen, kv_cache_append_head_major, qk_norm_rope, rope_table_rows, split_qkv,
+    split_qkv_norm_rope_into_cache, transpose,
 };
 pub use self::kv::{
-    Batch, PoolLen, Sequence, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool,
-    kv_shape, latent_pool, slot,
+    PoolLen, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool, kv_shape, latent_pool,
 };
-pub use self::memory::{copy_slice, only, only_mut, range, weight_parts};
+pub use self::memory::{copy_slice, only, only_mut, range};
 pub use self::moe::{
-    MoeLen, SortedPairs, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product,
+    MoeLen, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product,
     route_topk_softmax, weighted_sum, weighted_sum_norm,
 };
 pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
-pub use self::quant::quant_part;
-pub use self::state::{CausalConvLen, causal_conv1d, copy_states, state_sequence};
+pub use self::state::{CausalConvLen, causal_conv1d, copy_states};
+pub use ferrum_quant::weights::quant_part;
+pub use ferrum_types::check::{
+    Batch, Sequence, SortedPairs, elements, index, require, rope_rows, slot, state_sequence,
+    weight_parts,
+};
 
 use super::DeviceBuffer;
 use ferrum_types::{Error, Result};
@@ -56,40 +58,4 @@ pub fn len(
     expected: usize,
 ) -> Result<()> {
     Error::check_len(op, what, buffer.len(), expected)
-}
-
-/// The product of `dims`: how many elements a shape has.
-///
-/// # Errors
-/// `InvalidArgument` when it does not fit. A zero makes a shape empty, but the sizes beside it have to
-/// fit too, because strides are products of some of them.
-pub fn elements(op: &'static str, dims: &[usize]) -> Result<usize> {
-    let product = dims
-        .iter()
-        .try_fold(1usize, |product, dim| product.checked_mul((*dim).max(1)));
-    match product {
-        Some(_) if dims.contains(&0) => Ok(0),
-        Some(product) => Ok(product),
-        None => {
-            let reason = format!("{dims:?} elements overflow the address space");
-            Err(Error::invalid(op, reason))
-        }
-    }
-}
-
-/// `Ok` when `holds`, else [`Error::InvalidArgument`] with the reason.
-pub fn require(op: &'static str, holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
-    if holds {
-        Ok(())
-    } else {
-        Err(Error::invalid(op, reason()))
-    }
-}
-
-/// `id` as an index below `count`; [`Error::InvalidArgument`] otherwise.
-pub fn index(op: &'static str, what: &'static str, id: i32, count: usize) -> Result<usize> {
-    usize::try_from(id)
-        .ok()
-        .filter(|index| *index < count)
-        .ok_or_else(|| Error::invalid(op, format!("{what} is {id}, expected 0 to below {count}")))
 }

@@ -5,7 +5,7 @@ use crate::backend::{
     Act, Backend, DeviceBuffer, ExpertInput, ExpertShape, Logits, MoeRouting, MoeShape, NormShape,
     QuantWeights, Residual, RouteShape, WeightPart,
 };
-use ferrum_types::{Error, Result};
+use ferrum_types::Result;
 
 /// Elements of the buffers of a product with experts.
 #[derive(Clone, Copy, Debug)]
@@ -193,68 +193,4 @@ pub fn weighted_sum_norm<B: Backend>(
     len(op, "weight", weight, dim)?;
     len(op, "out", out, lens.out)?;
     Ok(lens)
-}
-
-/// A sorted routing whose buffers the host sees, cut to `[pairs]`, `[pairs]`, `[experts]` and
-/// `[experts + 1]`.
-#[derive(Clone, Copy, Debug)]
-pub struct SortedPairs<'a> {
-    /// Chosen expert of each pair.
-    pub expert_ids: &'a [i32],
-    /// Pairs sorted by expert.
-    pub ids: &'a [i32],
-    /// Pairs of each expert.
-    pub tpe: &'a [i32],
-    /// First index in `ids` of each expert.
-    pub offsets: &'a [i32],
-}
-
-impl SortedPairs<'_> {
-    /// Calls `each(expert, start, count)` for each expert that has pairs, which are
-    /// `ids[start..][..count]`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when a pair does not stand in `ids` exactly once, with its expert: then
-    /// `compute_ids_tpe` was forgotten.
-    pub fn groups(
-        &self,
-        op: &'static str,
-        mut each: impl FnMut(usize, usize, usize),
-    ) -> Result<()> {
-        let pairs = self.expert_ids.len();
-        let unsorted = |what: String| {
-            let reason = format!("{what}\nhint: run compute_ids_tpe first");
-            Error::invalid(op, reason)
-        };
-        let mut start = 0;
-        for (expert, &count) in self.tpe.iter().enumerate() {
-            let next = self.offsets[expert + 1];
-            let end = usize::try_from(next).unwrap_or(usize::MAX);
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let bounds = self.offsets[expert] as usize == start && end <= pairs;
-            if !bounds || end.checked_sub(start) != Some(count) {
-                let bounds = format!("{} to {next}", self.offsets[expert]);
-                let what = format!("expert {expert} has {count} pairs from {bounds}, of {pairs}");
-                return Err(unsorted(what));
-            }
-            let mut last = -1;
-            for &pair in &self.ids[start..end] {
-                // Ascending within an expert, and of that expert: so no pair stands here twice.
-                let found = self.expert_ids.get(pair as usize);
-                if pair <= last || found != Some(&(expert as i32)) {
-                    let what = format!("the pairs of expert {expert} are not sorted");
-                    return Err(unsorted(what));
-                }
-                last = pair;
-            }
-            if count > 0 {
-                each(expert, start, count);
-            }
-            start = end;
-        }
-        if start != pairs {
-            return Err(unsorted(format!("{start} of {pairs} pairs are sorted")));
-        }
-        Ok(())
-    }
 }

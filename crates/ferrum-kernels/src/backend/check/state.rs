@@ -1,11 +1,8 @@
 //! Recurrent states.
 
-use super::{elements, index, kv, len, require};
-use crate::backend::{
-    Act, Backend, BatchShape, CausalConvShape, DeviceBatch, DeviceBuffer, StateShape,
-};
+use super::{elements, kv, len, require};
+use crate::backend::{Act, Backend, CausalConvShape, DeviceBatch, DeviceBuffer, StateShape};
 use ferrum_types::Result;
-use std::ops::Range;
 
 /// Elements of a causal convolution's buffers.
 #[derive(Clone, Copy, Debug)]
@@ -73,26 +70,4 @@ pub fn causal_conv1d<B: Backend>(
     kv::sequences(op, batch)?;
     len(op, "state_slots", &batch.state_slots, batch.shape.seqs)?;
     Ok(lens)
-}
-
-/// The tokens of sequence `s` and its slot, where the host sees both; the op's own check has seen the lengths.
-///
-/// # Errors
-/// `InvalidArgument` for tokens that are not the batch's, and a slot that is not there.
-pub fn state_sequence(
-    op: &'static str,
-    shape: BatchShape,
-    (query_starts, state_slots): (&[i32], &[i32]),
-    slots: usize,
-    s: usize,
-) -> Result<(Range<usize>, usize)> {
-    let start = index(op, "query_starts", query_starts[s], shape.tokens + 1)?;
-    let end = index(op, "query_starts", query_starts[s + 1], shape.tokens + 1)?;
-    require(op, start <= end, || {
-        format!("query_starts decrease from {start} to {end} at sequence {s}")
-    })?;
-    Ok((
-        start..end,
-        index(op, "a state slot", state_slots[s], slots)?,
-    ))
 }

@@ -1,9 +1,9 @@
 //! Blocks of a pool as bytes that every backend understands: keys, which lie transposed here, are put in the
 //! order of their tokens, and back.
 
-use super::{CpuKvElement, chunk};
 use crate::backend::{KvBlockBytes, KvLayer, PagedKvShape};
 use crate::cpu::CpuBackend;
+use ferrum_simd::kv::{CpuKvElement, chunk};
 use ferrum_types::{BlockId, Element, Result};
 
 pub(super) fn read<K: CpuKvElement>(

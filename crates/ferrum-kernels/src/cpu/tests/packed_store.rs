@@ -2,9 +2,8 @@
 
 use super::quant::{Case, INPUTS};
 use super::*;
-use crate::cpu::buffer::{CpuBuffer, SharedBytes};
-use crate::cpu::moe::{CpuExperts, Matrices};
-use crate::cpu::packed_store::{PackedEntry, PackedKey, PackedStore};
+use crate::cpu::{CpuBuffer, CpuExperts, PackedEntry, PackedKey, PackedStore, SharedBytes};
+use ferrum_simd::moe::Matrices;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -131,7 +130,7 @@ fn experts(device: &CpuBackend) -> Vec<Vec<u8>> {
         .chunks(5 * 32 * 4)
         .map(|bytes| WeightPart::new(bytes, SrcDtype::F32, 5));
     let floats = device.load_expert_parts(&parts.collect::<Vec<_>>(), 32);
-    let panels = |experts: CpuExperts| match experts.matrices {
+    let panels = |experts: CpuExperts| match experts.matrices() {
         Matrices::Dense(all) => all.iter().flat_map(|m| m.bytes().to_vec()).collect(),
         Matrices::Packed(all) => all.iter().flat_map(|m| m.bytes().to_vec()).collect(),
     };

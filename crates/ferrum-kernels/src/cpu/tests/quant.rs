@@ -1,9 +1,9 @@
 //! Products with weights that stay quantised, of every format, bit for bit at every level.
 
 use super::*;
-use crate::cpu::gemm::pack::Elements;
-use crate::cpu::moe::Matrices;
 use ferrum_quant::gptq;
+use ferrum_simd::gemm::Elements;
+use ferrum_simd::moe::Matrices;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use half::f16;
 
@@ -266,10 +266,10 @@ fn experts_of_float8_stay_bytes() {
     let (float8, groups) = (Case::float8([128, 128]), Case::groups(4, 32, false));
     let forms = |experts: &[QuantWeights<'_>]| {
         let stack = device.load_layer_experts(experts, INPUTS).unwrap();
-        match stack.matrices {
+        match stack.matrices() {
             Matrices::Dense(matrices) => matrices
                 .iter()
-                .map(|m| Some(m.elements))
+                .map(|m| Some(m.elements()))
                 .collect::<Vec<_>>(),
             Matrices::Packed(matrices) => vec![None; matrices.len()],
         }

@@ -1,0 +1,647 @@
+//! Dense products, row look-ups and the largest element of a row.
+//!
+//! For few rows the packed weight goes straight to registers (it is read from memory once, at the speed
+//! of memory). Many rows go in blocks: a stretch of eight panels becomes f32 (if it is not what products
+//! take already) in a buffer that fits the second-level cache, and every tile of rows passes over it.
+
+pub(crate) mod lane;
+pub mod pack;
+pub(crate) mod tile;
+
+use super::memory::SharedMut;
+pub use pack::{CpuWeight, Elements};
+pub use tile::PANEL;
+
+use super::exec::{Exec, Scratch};
+use super::isa::Kernel;
+use super::math;
+use super::simd::{LANES, Simd};
+use ferrum_types::{GemmShape, Result, RowShape};
+use lane::Lane;
+use pack::{Format, Panels, pack_rows, with_format};
+use std::marker::PhantomData;
+use std::ops::Range;
+use tile::{Ahead, Block, LaneColumns, Rows, with_rows};
+
+/// Steps of `k` that a block covers: a tile's rows of it stay in the first-level cache.
+const STEPS: usize = 256;
+/// Panels of a block, 256 KiB as f32: with its part of the result it stays in the second-level cache.
+const GROUP: usize = 8;
+/// Tiles of rows up to which panels are decoded in registers for each tile.
+const DIRECT_TILES: usize = 4;
+/// Rows whose packed form is held at once.
+const ROWS_AT_ONCE: usize = 1024;
+
+/// What the level's tile looks like.
+struct TileSize;
+
+impl Kernel for TileSize {
+    /// Rows of a tile: of f32 columns, and of columns that are decoded in registers.
+    type Output = (usize, usize);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> (usize, usize) {
+        (S::TILE_ROWS, S::DIRECT_ROWS)
+    }
+}
+
+/// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
+///
+/// # Errors
+/// [`OutOfMemory`](ferrum_types::Error::OutOfMemory) for scratch memory.
+///
+/// # Panics
+/// When a slice is shorter than the shape says, or the weight is of another one.
+pub fn gemm(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    out: &mut [f32],
+    shape: GemmShape,
+) -> Result<()> {
+    let GemmShape { rows, n, k } = shape;
+    assert_eq!((weight.shape.rows, weight.shape.cols), (n, k), "the weight");
+    let (x, out) = (&x[..rows * k], &mut out[..rows * n]);
+    if rows == 0 || n == 0 {
+        return Ok(());
+    }
+    if k == 0 {
+        out.fill(0.0);
+        return Ok(());
+    }
+    for (x, out) in x
+        .chunks(ROWS_AT_ONCE * k)
+        .zip(out.chunks_mut(ROWS_AT_ONCE * n))
+    {
+        let columns = Columns {
+            out: SharedMut::new(out),
+            stride: n,
+            first: 0,
+        };
+        columns_of(exec, scratch, x, weight, columns)?;
+    }
+    Ok(())
+}
+
+/// Columns of a row-major result, from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns<'a> {
+    pub(crate) out: SharedMut<'a, f32>,
+    /// Elements of a row.
+    pub(crate) stride: usize,
+    pub(crate) first: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// Elements `column..column + len` of row `row`, to write.
+    ///
+    /// # Safety
+    /// No other live part, in any task, overlaps this one.
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, row: usize, column: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's contract.
+        unsafe { self.out.part(row * self.stride + self.first + column, len) }
+    }
+
+    /// Where a block of `cols` columns of some rows begins; all of it lies inside.
+    #[inline(always)]
+    pub(crate) fn rows(&self, rows: Range<usize>, column: usize, cols: usize) -> *mut f32 {
+        let start = rows.start * self.stride + self.first + column;
+        self.out.at(start, (rows.len() - 1) * self.stride + cols)
+    }
+}
+
+/// [`gemm`] into some columns of a wider result, for a few rows at once.
+pub(crate) fn columns_of(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    columns: Columns<'_>,
+) -> Result<()> {
+    with_format!(weight.elements, F => product::<F>(exec, scratch, x, weight, columns))
+}
+
+fn product<F: Format>(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    out: Columns<'_>,
+) -> Result<()> {
+    let k = weight.shape.cols;
+    let rows = x.len() / k;
+    let Form {
+        tile_rows,
+        direct: direct_form,
+    } = Form::of(exec, rows);
+    let panels = weight.panels();
+    if panels == 0 {
+        return Ok(());
+    }
+    if rows == 1 && F::Lane::INPUTS == 1 {
+        direct::<F>(exec, x, weight, out, (rows, tile_rows));
+        return Ok(());
+    }
+    let block = if direct_form {
+        0
+    } else {
+        block_len(weight.elements)
+    };
+    let threads = exec.pool.threads();
+    let lanes = rows * weight.steps();
+    let floats = scratch.floats(lanes + threads * block)?;
+    let (packed, blocks) = floats.split_at_mut(lanes);
+    pack_rows::<F::Lane>(exec, x, k, tile_rows, SharedMut::new(packed));
+    if direct_form {
+        direct::<F>(exec, packed, weight, out, (rows, tile_rows));
+        return Ok(());
+    }
+    let blocks = SharedMut::new(blocks);
+    let plan = Plan::new(threads, panels, rows.div_ceil(tile_rows));
+    exec.pool.run(plan.tasks(), &|task, thread| {
+        let (tiles, panels) = plan.task(task);
+        // SAFETY: no two running tasks share a thread number.
+        let block = unsafe { blocks.part(thread * block, block) };
+        let rows = (rows, tile_rows, tiles);
+        group::<F>(exec, (packed, rows), weight, panels, block, out);
+    });
+    Ok(())
+}
+
+/// How some rows are multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// Rows of a tile.
+    pub(crate) tile_rows: usize,
+    /// Whether panels are decoded in registers for each tile.
+    pub(crate) direct: bool,
+}
+
+impl Form {
+    /// The form of `rows` rows.
+    pub(crate) fn of(exec: &Exec, rows: usize) -> Self {
+        let (tile_rows, direct_rows) = exec.level.run(TileSize);
+        let direct = rows <= DIRECT_TILES * direct_rows;
+        let most = if direct { direct_rows } else { tile_rows };
+        // Tiles of about the same size: a small one at the end would use few registers.
+        let tile_rows = rows.div_ceil(rows.div_ceil(most));
+        Self { tile_rows, direct }
+    }
+}
+
+/// Floats of the buffer in which a thread decodes blocks of such weights.
+pub(crate) fn block_len(elements: Elements) -> usize {
+    if elements.are_lanes() {
+        0
+    } else {
+        GROUP * STEPS * PANEL
+    }
+}
+
+/// At most [`GROUP`] panels times some tiles of rows, on this thread.
+fn group<F: Format>(
+    exec: &Exec,
+    (packed, (rows, tile_rows, tiles)): (&[f32], (usize, usize, Range<usize>)),
+    weight: &CpuWeight,
+    panels: Range<usize>,
+    block: &mut [f32],
+    out: Columns<'_>,
+) {
+    let all = weight.steps();
+    for first in (0..all).step_by(STEPS) {
+        let steps = first..(first + STEPS).min(all);
+        if !block.is_empty() {
+            exec.level.run(Decode::<F> {
+                weight,
+                panels: panels.clone(),
+                steps: steps.clone(),
+                block,
+                format: PhantomData,
+            });
+        }
+        let tiles = Tiles {
+            packed,
+            rows,
+            tile_rows,
+            tiles: tiles.clone(),
+            weight,
+            panels: panels.clone(),
+            steps,
+            block,
+            out,
+            lane: PhantomData::<F::Lane>,
+        };
+        F::Lane::run(exec.level, tiles);
+    }
+}
+
+/// Some panels of `weight` times rows that are packed already, all on this thread. `block` has
+/// [`block_len`] floats, or none for the direct form.
+pub(crate) fn some_panels(
+    exec: &Exec,
+    (packed, rows): (&[f32], usize),
+    weight: &CpuWeight,
+    panels: Range<usize>,
+    block: &mut [f32],
+    out: Columns<'_>,
+) {
+    let Form { tile_rows, direct } = Form::of(exec, rows);
+    with_format!(weight.elements, F => if direct {
+        let direct = Direct::<F> {
+            packed,
+            rows,
+            tile_rows,
+            weight,
+            panels,
+            out,
+            format: PhantomData,
+        };
+        <F as Format>::Lane::run(exec.level, direct);
+    } else {
+        for first in panels.clone().step_by(GROUP) {
+            let panels = first..(first + GROUP).min(panels.end);
+            let tiles = 0..rows.div_ceil(tile_rows);
+            let input = (packed, (rows, tile_rows, tiles));
+            group::<F>(exec, input, weight, panels, block, out);
+        }
+    });
+}
+
+/// How a product of many rows is cut into tasks.
+struct Plan {
+    panels: usize,
+    group: usize,
+    tiles: usize,
+    row_parts: usize,
+}
+
+impl Plan {
+    /// Wide groups of panels reuse the packed rows best; they get narrower, and rows are split, only
+    /// while threads would be idle otherwise.
+    fn new(threads: usize, panels: usize, tiles: usize) -> Self {
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        let group = (panels / wanted).clamp(1, GROUP);
+        let row_parts = (wanted / panels.div_ceil(group)).clamp(1, tiles);
+        Self {
+            panels,
+            group,
+            tiles,
+            row_parts,
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        self.panels.div_ceil(self.group) * self.row_parts
+    }
+
+    /// Tiles of rows, and panels, of a task.
+    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
+        let (column, part) = (task / self.row_parts, task % self.row_parts);
+        let tiles = self.tiles * part / self.row_parts..self.tiles * (part + 1) / self.row_parts;
+        let first = column * self.group;
+        (tiles, first..(first + self.group).min(self.panels))
+    }
+}
+
+/// Few rows: each panel is decoded in registers for each tile of rows.
+fn direct<F: Format>(
+    exec: &Exec,
+    packed: &[f32],
+    weight: &CpuWeight,
+    out: Columns<'_>,
+    (rows, tile_rows): (usize, usize),
+) {
+    let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
+    exec.spread(weight.panels(), cost, |panels, _| {
+        let direct = Direct::<F> {
+            packed,
+            rows,
+            tile_rows,
+            weight,
+            panels,
+            out,
+            format: PhantomData,
+        };
+        F::Lane::run(exec.level, direct);
+    });
+}
+
+/// Panels times a few tiles of rows, decoded in registers.
+struct Direct<'a, F> {
+    packed: &'a [f32],
+    rows: usize,
+    tile_rows: usize,
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    out: Columns<'a>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Direct<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.rows > self.tile_rows {
+            // The first tile brings a panel into the cache for the others.
+            for panel in self.panels.clone() {
+                for row in (0..self.rows).step_by(self.tile_rows) {
+                    let count = self.tile_rows.min(self.rows - row);
+                    with_rows!(S, count, MR => self.block::<S, MR, 2>(s, row, panel));
+                }
+            }
+            return;
+        }
+        with_rows!(S, self.rows, MR => {
+            // As many panels side by side as the registers allow: more chains of additions in
+            // flight, and more streams from memory, which its prefetchers follow by themselves.
+            if S::TILE_VECS == 2 && MR <= 2 {
+                self.pass::<S, MR, 8>(s);
+            } else if MR == 1 {
+                self.pass::<S, MR, 6>(s);
+            } else if S::TILE_VECS == 2 && MR <= 6 {
+                self.pass::<S, MR, 4>(s);
+            } else {
+                self.pass::<S, MR, 2>(s);
+            }
+        });
+    }
+}
+
+impl<F: Format> Direct<'_, F> {
+    #[inline(always)]
+    fn pass<S: Simd, const MR: usize, const NV: usize>(&self, s: S) {
+        let mut panel = self.panels.start;
+        while panel + NV / 2 <= self.panels.end {
+            self.block::<S, MR, NV>(s, 0, panel);
+            panel += NV / 2;
+        }
+        while panel < self.panels.end {
+            self.block::<S, MR, 2>(s, 0, panel);
+            panel += 1;
+        }
+    }
+
+    /// The tile that begins at `row` times `NV/2` panels from `panel` on.
+    #[inline(always)]
+    fn block<S: Simd, const MR: usize, const NV: usize>(&self, s: S, row: usize, panel: usize) {
+        let (n, steps) = (self.weight.shape.rows, self.weight.steps());
+        let stride = self.weight.panel_bytes();
+        let packed = &self.packed[row * steps..][..MR * steps];
+        let bytes = &self.weight.bytes()[panel * stride..][..NV / 2 * stride];
+        let rows = Rows {
+            ptr: packed.as_ptr(),
+            row: 1,
+            step: MR,
+        };
+        let columns = Panels::<F> {
+            ptr: bytes.as_ptr(),
+            stride,
+            format: PhantomData,
+        };
+        let first = panel * PANEL;
+        let cols = (NV * LANES).min(n - first);
+        let mut acc = [[s.zero(); NV]; MR];
+        // SAFETY: `packed` has MR values for each of the steps and `bytes` is NV/2 panels of as many
+        // (both sliced so).
+        unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
+        for (i, acc) in acc.iter().enumerate() {
+            // SAFETY: a panel belongs to one task, so nobody else has these columns.
+            let out = unsafe { self.out.part(row + i, first, cols) };
+            for (v, acc) in acc.iter().enumerate() {
+                if v * LANES < cols {
+                    math::store_at(s, out, v * LANES, *acc);
+                }
+            }
+        }
+    }
+}
+
+/// Writes some steps of some panels to a block as f32. (For panels of lanes there is no block.)
+struct Decode<'a, F> {
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    /// `[panels][STEPS][32]`.
+    block: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Decode<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let stride = self.weight.panel_bytes();
+        assert!(self.steps.end <= self.weight.steps());
+        for (i, p) in self.panels.enumerate() {
+            let panel = &self.weight.bytes()[p * stride..][..stride];
+            let out = &mut self.block[i * STEPS * PANEL..][..self.steps.len() * PANEL];
+            for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
+                // SAFETY: the panel has these steps (asserted), `out` has 32 elements.
+                unsafe {
+                    let [low, high] = F::step(s, panel.as_ptr(), self.steps.start + k);
+                    s.store(out.as_mut_ptr(), low);
+                    s.store(out.as_mut_ptr().add(LANES), high);
+                }
+            }
+        }
+    }
+}
+
+/// Some tiles of rows times some panels, for some steps of `k`.
+struct Tiles<'a, L> {
+    packed: &'a [f32],
+    rows: usize,
+    tile_rows: usize,
+    tiles: Range<usize>,
+    weight: &'a CpuWeight,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    /// The panels as f32, or empty where they are lanes themselves.
+    block: &'a [f32],
+    out: Columns<'a>,
+    lane: PhantomData<L>,
+}
+
+impl<L: Lane> Kernel for Tiles<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let steps = self.weight.steps();
+        for t in self.tiles.clone() {
+            let row = t * self.tile_rows;
+            let count = self.tile_rows.min(self.rows - row);
+            let a = &self.packed[row * steps + self.steps.start * count..];
+            with_rows!(S, count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], t));
+        }
+    }
+}
+
+impl<L: Lane> Tiles<'_, L> {
+    /// The lanes of panel `p`, number `i` of this task.
+    #[inline(always)]
+    fn values(&self, i: usize, p: usize) -> *const f32 {
+        let len = self.steps.len() * PANEL;
+        if self.block.is_empty() {
+            let stride = self.weight.panel_bytes();
+            let panel = &self.weight.bytes()[p * stride..][..stride];
+            panel[self.steps.start * PANEL * 4..][..len * 4]
+                .as_ptr()
+                .cast()
+        } else {
+            self.block[i * STEPS * PANEL..][..len].as_ptr()
+        }
+    }
+
+    /// What tile `t` asks for while it reads panel `p`: its share of the panel's next steps, or, at
+    /// the end, of the first ones of the next task's panel.
+    #[inline(always)]
+    fn next(&self, t: usize, p: usize) -> (*const u8, usize) {
+        let stride = self.weight.panel_bytes();
+        let step = stride / self.weight.steps();
+        let at = if self.steps.end == self.weight.steps() {
+            (p + self.panels.len()) * stride
+        } else {
+            p * stride + self.steps.end * step
+        };
+        let (index, count) = (t - self.tiles.start, self.tiles.len());
+        let share = at + index * self.steps.len() * step / count;
+        let next = self.weight.bytes().as_ptr().wrapping_add(share);
+        (next, step * 256 / count)
+    }
+
+    /// Tile `t` of rows over all panels.
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize>(&self, s: S, a: &[f32], t: usize) {
+        let n = self.weight.shape.rows;
+        let row = t * self.tile_rows;
+        let steps = self.steps.len();
+        assert_eq!(a.len(), MR * steps);
+        let rows = Rows {
+            ptr: a.as_ptr(),
+            row: 1,
+            step: MR,
+        };
+        for (i, p) in self.panels.clone().enumerate() {
+            let (next, pace) = self.next(t, p);
+            let columns = Ahead {
+                columns: LaneColumns::<L>::new(self.values(i, p), PANEL),
+                next,
+                pace,
+            };
+            let cols = PANEL.min(n - p * PANEL);
+            let block = Block {
+                // From the first to the last element of the block.
+                ptr: self.out.rows(row..row + MR, p * PANEL, cols),
+                stride: self.out.stride,
+                cols,
+            };
+            let add = self.steps.start > 0;
+            // SAFETY: `a` has MR values for each step (asserted), `values` gives `steps` steps of 32
+            // columns, and the block lies in `out`, where a task has its rows and columns for itself.
+            unsafe { tile::panel::<S, _, MR>(s, rows, columns, steps, block, add) };
+        }
+    }
+}
+
+/// `out[i, :] = table[ids[i], :]`, zeros for an id outside the table.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn embedding_lookup(
+    exec: &Exec,
+    table: &CpuWeight,
+    ids: &[i32],
+    out: &mut [f32],
+    shape: RowShape,
+) {
+    rows_by_id(exec, ids, out, shape, |id, out| {
+        let inside = id < table.shape.rows;
+        if inside {
+            table.read_row(id, out);
+        }
+        inside
+    });
+}
+
+/// `out[i, :] = src[rows[i], :]`, zeros for an index outside `src`.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn gather_rows(exec: &Exec, src: &[f32], rows: &[i32], out: &mut [f32], shape: RowShape) {
+    let count = src.len().checked_div(shape.dim).unwrap_or(0);
+    rows_by_id(exec, rows, out, shape, |row, out| {
+        if row < count {
+            out.copy_from_slice(&src[row * shape.dim..][..shape.dim]);
+        }
+        row < count
+    });
+}
+
+/// Fills each row of `out` by `read(id, row)`, or with zeros where that says `false`.
+pub(crate) fn rows_by_id(
+    exec: &Exec,
+    ids: &[i32],
+    out: &mut [f32],
+    RowShape { rows, dim }: RowShape,
+    read: impl Fn(usize, &mut [f32]) -> bool + Sync,
+) {
+    let ids = &ids[..rows];
+    let out = SharedMut::new(&mut out[..rows * dim]);
+    exec.spread(rows, 4 * dim, |range, _| {
+        for i in range {
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { out.part(i * dim, dim) };
+            let found = usize::try_from(ids[i]).is_ok_and(|id| read(id, out));
+            if !found {
+                out.fill(0.0);
+            }
+        }
+    });
+}
+
+/// Index of the largest element of each row; the lowest of equals, never a NaN.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn argmax_rows(exec: &Exec, x: &[f32], out: &mut [i32], shape: RowShape) {
+    let RowShape { rows, dim } = shape;
+    let out = SharedMut::new(&mut out[..rows]);
+    exec.spread(rows, dim / 4, |range, _| {
+        for r in range {
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { out.part(r, 1) };
+            out[0] = exec.level.run(Argmax(&x[r * dim..][..dim])) as i32;
+        }
+    });
+}
+
+/// Index of the largest element.
+struct Argmax<'a>(&'a [f32]);
+
+impl Kernel for Argmax<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> usize {
+        let mut largest = [s.splat(f32::NEG_INFINITY); 4];
+        let (vectors, rest) = self.0.as_chunks::<{ 4 * LANES }>();
+        for x in vectors {
+            for (i, largest) in largest.iter_mut().enumerate() {
+                // SAFETY: the chunk has four vectors.
+                let v = unsafe { s.load(x.as_ptr().add(i * LANES)) };
+                *largest = s.max(v, *largest);
+            }
+        }
+        for x in rest.chunks(LANES) {
+            largest[0] = s.max(s.load_part(x, f32::NEG_INFINITY), largest[0]);
+        }
+        let [a, b, c, d] = largest;
+        let value = s.largest(s.max(s.max(a, b), s.max(c, d)));
+        self.0.iter().position(|x| *x == value).unwrap_or(0)
+    }
+}

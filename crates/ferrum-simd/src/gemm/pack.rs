@@ -1,0 +1,493 @@
+//! Packed forms: weights in panels of columns, activations in tiles of rows.
+//!
+//! A panel holds 32 output features interleaved along `k`, so that a step of `k` is one or two cache
+//! lines with one feature for each lane. bf16 features `j` and `j + 16` share a 32-bit lane, low and
+//! high: a shift and a mask make two f32 vectors of one load. Where the processor has dot products of
+//! bf16, a lane is two inputs of one feature instead. The last panel is filled with zeros.
+
+use super::lane::{Lane, Pair, Single};
+use super::tile::{Columns, MAX_ROWS, PANEL};
+use crate::exec::Exec;
+use crate::fp8;
+use crate::isa::{Kernel, Level};
+use crate::memory::{CpuBuffer, SharedBytes, SharedMut};
+use crate::panels::{
+    LaneRows, PanelSource, Transposed, VECTOR, put_low_halves, put_vector, transpose,
+};
+use crate::simd::{LANES, Simd};
+use ferrum_types::check::{elements, weight_parts};
+use ferrum_types::{Error, MatShape, Result, SrcDtype, WeightPart};
+use half::{bf16, f16};
+use std::marker::PhantomData;
+
+const OP: &str = "from_weight_parts";
+
+/// A dense matrix `[n, k]` in panels, in the precision of its file.
+#[derive(Debug)]
+pub struct CpuWeight {
+    pub(crate) shape: MatShape,
+    pub(crate) elements: Elements,
+    pub(crate) data: SharedBytes,
+}
+
+/// What panels hold, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// bf16, two features to a lane.
+    Bf16,
+    /// bf16 for dot products: inputs of an even number, two to a lane.
+    Bf16Pairs,
+    /// FP8 with scales: see [`fp8`].
+    E4m3,
+}
+
+/// Calls a generic function with the [`Format`] of some [`Elements`].
+macro_rules! with_format {
+    ($elements:expr, $f:ident => $body:expr) => {
+        with_format!(@ $elements, $f, $body, {
+            F32: $crate::gemm::pack::F32,
+            F16: $crate::gemm::pack::F16,
+            Bf16: $crate::gemm::pack::Bf16,
+            Bf16Pairs: $crate::gemm::pack::Bf16Pairs,
+            E4m3: $crate::fp8::E4m3,
+        })
+    };
+    (@ $elements:expr, $f:ident, $body:expr, { $($name:ident: $format:ty,)* }) => {
+        match $elements {
+            $($crate::gemm::pack::Elements::$name => {
+                type $f = $format;
+                $body
+            })*
+        }
+    };
+}
+pub(crate) use with_format;
+
+impl Elements {
+    /// How a matrix of `cols` inputs is kept.
+    fn of(exec: &Exec, dtype: SrcDtype, cols: usize) -> Self {
+        match dtype {
+            SrcDtype::F32 => Elements::F32,
+            SrcDtype::F16 => Elements::F16,
+            SrcDtype::BF16 if exec.level.has_bf16() && cols.is_multiple_of(2) => {
+                Elements::Bf16Pairs
+            }
+            SrcDtype::BF16 => Elements::Bf16,
+        }
+    }
+
+    /// Inputs of a step.
+    fn inputs(self) -> usize {
+        with_format!(self, F => <F as Format>::Lane::INPUTS)
+    }
+
+    /// Whether products take panels as they lie.
+    pub(crate) fn are_lanes(self) -> bool {
+        matches!(self, Elements::F32 | Elements::Bf16Pairs)
+    }
+
+    /// Bytes of a panel of `cols` inputs.
+    pub(crate) fn panel_bytes(self, cols: usize) -> usize {
+        match self {
+            Elements::F32 => cols * PANEL * 4,
+            Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs => cols * PANEL * 2,
+            Elements::E4m3 => fp8::panel_bytes(cols),
+        }
+    }
+}
+
+/// How a panel's elements are stored.
+pub(crate) trait Format: Copy + Send + Sync + 'static {
+    /// What a lane of a step holds.
+    type Lane: Lane;
+
+    /// The 32 features of step `k` of a panel.
+    ///
+    /// # Safety
+    /// `panel` is valid for reads of `k + 1` steps.
+    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2];
+}
+
+/// Panels of lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct Lanes<L>(PhantomData<L>);
+/// f32 panels.
+pub(crate) type F32 = Lanes<Single>;
+/// bf16 panels for dot products.
+pub(crate) type Bf16Pairs = Lanes<Pair>;
+/// f16 panels.
+#[derive(Clone, Copy)]
+pub(crate) struct F16;
+/// bf16 panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16;
+
+impl<L: Lane> Format for Lanes<L> {
+    type Lane = L;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
+        // SAFETY: a step is 32 elements.
+        unsafe {
+            let p = panel.cast::<f32>().add(k * PANEL);
+            [s.load(p), s.load(p.add(LANES))]
+        }
+    }
+}
+
+impl Format for F16 {
+    type Lane = Single;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
+        // SAFETY: a step is 32 elements.
+        unsafe {
+            let p = panel.cast::<u16>().add(k * PANEL);
+            [s.load_f16(p), s.load_f16(p.add(LANES))]
+        }
+    }
+}
+
+impl Format for Bf16 {
+    type Lane = Single;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
+        // SAFETY: a step is 16 pairs.
+        unsafe { s.load_bf16_pairs(panel.cast::<u32>().add(k * LANES)) }
+    }
+}
+
+/// Consecutive panels as the columns of a tile, two vectors for each.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<F> {
+    pub(crate) ptr: *const u8,
+    /// Bytes from one panel to the next.
+    pub(crate) stride: usize,
+    pub(crate) format: PhantomData<F>,
+}
+
+impl<F: Format> Columns for Panels<F> {
+    type Lane = F::Lane;
+
+    #[inline(always)]
+    unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
+        let mut out = [s.zero(); NV];
+        for p in 0..NV / 2 {
+            // SAFETY: the caller says that NV/2 panels have step `k`.
+            let [low, high] = unsafe { F::step(s, self.ptr.add(p * self.stride), k) };
+            out[2 * p] = low;
+            out[2 * p + 1] = high;
+        }
+        out
+    }
+}
+
+/// Where feature `j` of a panel of [`Bf16`] lies in a step.
+#[inline(always)]
+fn bf16_slot(j: usize) -> usize {
+    2 * (j % LANES) + j / LANES
+}
+
+impl CpuWeight {
+    /// The sizes.
+    #[inline]
+    pub fn shape(&self) -> MatShape {
+        self.shape
+    }
+
+    /// Packs the rows of `parts`. Parts of different types become f32, which holds all exactly.
+    ///
+    /// # Errors
+    /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
+    pub fn pack(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Self> {
+        let packed = Self::stack(exec, parts, cols, 1)?.pop();
+        packed.ok_or_else(|| Error::invalid("from_weight_parts", "there is no matrix"))
+    }
+
+    /// [`pack`](Self::pack) into `count` matrices of equally many rows, each of equally many parts.
+    /// Each has panels of its own.
+    pub(crate) fn stack(
+        exec: &Exec,
+        parts: &[WeightPart<'_>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Vec<Self>> {
+        let packing = Packing::new(exec, parts, cols, count)?;
+        let data = packing.packed(OP, exec)?;
+        let (elements, rows) = (packing.to, packing.rows);
+        let shape = MatShape { rows, cols };
+        let matrix = |data| Self {
+            shape,
+            elements,
+            data,
+        };
+        Ok(SharedBytes::split(data, count).map(matrix).collect())
+    }
+
+    /// A matrix of panels that are made already.
+    pub(crate) fn of_panels(shape: MatShape, elements: Elements, data: CpuBuffer<u8>) -> Self {
+        Self {
+            shape,
+            elements,
+            data: data.into(),
+        }
+    }
+
+    /// What its panels hold.
+    pub fn elements(&self) -> Elements {
+        self.elements
+    }
+
+    /// Bytes of a panel.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.elements.panel_bytes(self.shape.cols)
+    }
+
+    /// Steps of a panel.
+    pub(crate) fn steps(&self) -> usize {
+        self.shape.cols.div_ceil(self.elements.inputs())
+    }
+
+    /// Number of panels.
+    pub(crate) fn panels(&self) -> usize {
+        self.shape.rows.div_ceil(PANEL)
+    }
+
+    /// All panels.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    /// Row `row` as f32.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        let size = self.panel_bytes();
+        let panel = &self.data.as_slice()[row / PANEL * size..][..size];
+        let j = row % PANEL;
+        let (dtype, slot) = match self.elements {
+            Elements::F32 => (SrcDtype::F32, j),
+            Elements::F16 => (SrcDtype::F16, j),
+            Elements::Bf16 => (SrcDtype::BF16, bf16_slot(j)),
+            Elements::Bf16Pairs => {
+                for (k, out) in out.iter_mut().enumerate().take(self.shape.cols) {
+                    let at = k / 2 * PANEL * 4 + j * 4 + k % 2 * 2;
+                    *out = decode(SrcDtype::BF16, &panel[at..at + 2]);
+                }
+                return;
+            }
+            Elements::E4m3 => return fp8::read_row(panel, j, &mut out[..self.shape.cols]),
+        };
+        let size = dtype.size();
+        for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL * size)) {
+            *out = decode(dtype, &step[slot * size..][..size]);
+        }
+    }
+}
+
+#[inline(always)]
+fn decode(dtype: SrcDtype, bytes: &[u8]) -> f32 {
+    match (dtype, bytes) {
+        (SrcDtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (SrcDtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        (SrcDtype::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        _ => 0.0,
+    }
+}
+
+/// Rows of floats on their way.
+pub(crate) struct Packing<'a> {
+    parts: &'a [WeightPart<'a>],
+    cols: usize,
+    to: Elements,
+    /// Rows of each matrix.
+    rows: usize,
+    /// Number of matrices, and parts of each.
+    count: usize,
+    each_parts: usize,
+    /// A row for features past the last.
+    zeros: Vec<u8>,
+}
+
+impl<'a> Packing<'a> {
+    /// Holds `parts` against the size of `count` matrices.
+    pub(crate) fn new(
+        exec: &Exec,
+        parts: &'a [WeightPart<'a>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Self> {
+        let rows = weight_parts(OP, parts, cols)?;
+        let each_parts = parts.len().checked_div(count).unwrap_or(0);
+        let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
+        let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();
+        let even = count > 0 && rows.is_multiple_of(count) && each_parts * count == parts.len();
+        if !even || (0..count).any(|matrix| rows_of(matrix) != rows / count) {
+            let reason = format!("{rows} rows cannot be cut into {count} matrices");
+            return Err(Error::invalid(OP, reason));
+        }
+        let rows = rows / count;
+        let first = parts.first().map_or(SrcDtype::F32, |part| part.dtype);
+        let uniform = parts.iter().all(|part| part.dtype == first);
+        let dtype = if uniform { first } else { SrcDtype::F32 };
+        // None that are packed here take more than f32.
+        let row_bytes = elements(OP, &[cols, PANEL, 4])? / PANEL;
+        Ok(Self {
+            parts,
+            cols,
+            to: Elements::of(exec, dtype, cols),
+            rows,
+            count,
+            each_parts,
+            zeros: vec![0; row_bytes],
+        })
+    }
+}
+
+impl PanelSource for Packing<'_> {
+    fn count(&self) -> usize {
+        self.rows.div_ceil(PANEL).saturating_mul(self.count)
+    }
+
+    fn bytes(&self) -> usize {
+        self.to.panel_bytes(self.cols)
+    }
+
+    fn numbers(&self) -> usize {
+        self.cols * PANEL
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        let each = self.rows.div_ceil(PANEL);
+        let parts = &self.parts[number / each * self.each_parts..][..self.each_parts];
+        let row = number % each * PANEL;
+        let mut rows = [(&self.zeros[..], None); PANEL];
+        let mut first = 0;
+        for part in parts {
+            let size = self.cols * part.dtype.size();
+            for r in row.max(first)..(row + PANEL).min(first + part.rows) {
+                rows[r - row] = (part.row(r - first, size), Some(part.dtype));
+            }
+            first += part.rows;
+        }
+        let as_they_are = |(_, dtype): &(_, Option<SrcDtype>)| {
+            self.to != Elements::F32 || !dtype.is_some_and(|dtype| dtype != SrcDtype::F32)
+        };
+        if rows.iter().all(as_they_are) {
+            level.run(PackPanel {
+                rows: LaneRows::halves(&rows.map(|(bytes, _)| bytes)),
+                to: self.to,
+                panel,
+            });
+            return;
+        }
+        let steps = panel.as_chunks_mut::<{ PANEL * 4 }>().0;
+        for (j, (bytes, dtype)) in rows.into_iter().enumerate() {
+            let dtype = dtype.unwrap_or(SrcDtype::F32);
+            for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+                step[4 * j..4 * j + 4].copy_from_slice(&decode(dtype, x).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Transposes rows of one type into steps.
+struct PackPanel<'a> {
+    rows: [LaneRows<'a>; 2],
+    to: Elements,
+    panel: &'a mut [u8],
+}
+
+impl Kernel for PackPanel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self {
+            rows,
+            mut to,
+            panel,
+        } = self;
+        transpose(s, &rows, 0, panel, &mut to);
+    }
+}
+
+impl<S: Simd> Transposed<S> for Elements {
+    #[inline(always)]
+    fn put(&mut self, s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
+        let (first, second) = (s.splat_i(0xffff), s.splat_i(0xffff_0000_u32 as i32));
+        for w in 0..4 {
+            let (low, high, at) = (low[w], high[w], 2 * w * VECTOR);
+            match self {
+                // Two steps of sixteen bits in a word.
+                Elements::F16 => {
+                    for step in 0..2 {
+                        let at = at + step * VECTOR;
+                        put_low_halves(s, out, at, s.shr_i(low, 16 * step));
+                        put_low_halves(s, out, at + VECTOR / 2, s.shr_i(high, 16 * step));
+                    }
+                }
+                // The same with features `j` and `j + 16` in one lane.
+                Elements::Bf16 => {
+                    let step = s.or_i(s.and_i(low, first), s.shl_i(high, 16));
+                    put_vector(s, out, at, step);
+                    let step = s.or_i(s.shr_i(low, 16), s.and_i(high, second));
+                    put_vector(s, out, at + VECTOR, step);
+                }
+                // Two inputs of bf16 that follow one another are a lane already.
+                _ => {
+                    put_vector(s, out, at, low);
+                    put_vector(s, out, at + VECTOR, high);
+                }
+            }
+        }
+    }
+}
+
+/// Packs rows of `x` (`[rows, k]`) into tiles: each is `[steps][rows of the tile]` lanes, one after the
+/// other.
+pub(crate) fn pack_rows<L: Lane>(
+    exec: &Exec,
+    x: &[f32],
+    k: usize,
+    tile_rows: usize,
+    out: SharedMut<'_, f32>,
+) {
+    let rows = x.len().checked_div(k).unwrap_or(0);
+    let steps = k / L::INPUTS;
+    debug_assert!(tile_rows <= MAX_ROWS && k.is_multiple_of(L::INPUTS));
+    exec.spread(rows.div_ceil(tile_rows), tile_rows * k, |tiles, _| {
+        for t in tiles {
+            let first = t * tile_rows;
+            let count = tile_rows.min(rows - first);
+            // SAFETY: each tile is packed by one task, and tiles do not overlap.
+            let out = unsafe { out.part(first * steps, count * steps) };
+            pack_tile::<L>(count, |i| &x[(first + i) * k..][..k], out);
+        }
+    });
+}
+
+/// Packs a tile of `count` rows.
+pub(crate) fn pack_tile<'a, L: Lane>(
+    count: usize,
+    of: impl Fn(usize) -> &'a [f32],
+    out: &mut [f32],
+) {
+    // Blocks of steps keep the lines that are being filled in the first-level cache.
+    const STEPS: usize = 64;
+    for (b, block) in out.chunks_mut(STEPS * count).enumerate() {
+        for i in 0..count {
+            let source = &of(i)[b * STEPS * L::INPUTS..][..block.len() / count * L::INPUTS];
+            let lanes = source.chunks_exact(L::INPUTS).map(L::of);
+            for (to, from) in block[i..].iter_mut().step_by(count).zip(lanes) {
+                *to = from;
+            }
+        }
+    }
+}

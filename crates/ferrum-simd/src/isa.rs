@@ -1,0 +1,317 @@
+//! The instruction-set level: found once at start, applied in one place.
+
+#[cfg(target_arch = "aarch64")]
+use super::simd::neon::Neon;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use super::simd::scalar::Scalar as Base;
+#[cfg(target_arch = "x86_64")]
+use super::simd::sse2::Sse2 as Base;
+use super::simd::{ByteProducts, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{avx2::Avx2, avx512::Avx512};
+use ferrum_types::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// An instruction-set level that the kernels know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust, where there is no other.
+    Scalar,
+    /// Any x86-64.
+    Sse2,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// The same with AVX-VNNI, which processors without AVX-512 may have.
+    AvxVnni,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+    /// The same with dot products of bf16.
+    Avx512Bf16,
+    /// aarch64.
+    Neon,
+    /// aarch64 with dot products of bytes.
+    NeonDot,
+}
+
+impl Isa {
+    /// All levels, slowest first.
+    pub const ALL: [Isa; 8] = [
+        Isa::Scalar,
+        Isa::Sse2,
+        Isa::Neon,
+        Isa::NeonDot,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Avx512Bf16,
+    ];
+
+    /// The level that every CPU of this architecture has.
+    pub const BASE: Isa = match () {
+        () if cfg!(target_arch = "x86_64") => Isa::Sse2,
+        () if cfg!(target_arch = "aarch64") => Isa::Neon,
+        () => Isa::Scalar,
+    };
+
+    /// Name as shown in `ferrum devices`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Sse2 => "sse2",
+            Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dotprod",
+        }
+    }
+
+    /// Whether this CPU has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar | Isa::Sse2 | Isa::Neon if self == Isa::BASE => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+
+    /// Whether products with weights of bf16 round activations to bf16. All else is the same at every
+    /// level, to the bit.
+    pub const fn rounds_bf16(self) -> bool {
+        matches!(self, Isa::Avx512Bf16)
+    }
+
+    /// The fastest level of this CPU.
+    pub fn best() -> Isa {
+        Self::fastest(Self::is_available)
+    }
+
+    /// The fastest level of this CPU that [rounds](Self::rounds_bf16) nothing.
+    pub fn best_exact() -> Isa {
+        Self::fastest(|isa| isa.is_available() && !isa.rounds_bf16())
+    }
+
+    fn fastest(wanted: impl Fn(Isa) -> bool) -> Isa {
+        let mut levels = Isa::ALL.into_iter().rev();
+        levels.find(|isa| wanted(*isa)).unwrap_or(Isa::BASE)
+    }
+}
+
+/// Work that is written once for every level.
+pub trait Kernel {
+    /// What [`run`](Self::run) returns.
+    type Output;
+
+    /// Does the work. Implementations are `#[inline(always)]`, as is all that they call with `s`, so
+    /// that the code lands inside the function that enables the level's instructions.
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// A [`Kernel`] that multiplies bytes. Some levels differ for these alone.
+pub trait ByteKernel {
+    /// What [`run`](Self::run) returns.
+    type Output;
+
+    /// As [`Kernel::run`].
+    fn run<S: ByteProducts>(self, s: S) -> Self::Output;
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    /// The level of a [`name`](Self::name).
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        found.ok_or_else(|| format!("expected one of {}", Isa::ALL.map(Isa::name).join(", ")))
+    }
+}
+
+/// An [`Isa`] that this CPU is known to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level {
+    isa: Isa,
+    /// Whether products with weights of bf16 are [dot products](Level::run_bf16).
+    bf16: bool,
+}
+
+impl Level {
+    /// Checks that the CPU has `isa`.
+    ///
+    /// # Errors
+    /// [`NoDevice`](Error::NoDevice) when it has not.
+    pub fn new(isa: Isa) -> Result<Self> {
+        if isa.is_available() {
+            return Ok(Self::of(isa));
+        }
+        Err(Error::NoDevice {
+            backend: "cpu",
+            reason: format!("this CPU has no {}", isa.name()),
+            hint: format!("its best level is {}", Isa::best().name()),
+        })
+    }
+
+    /// The fastest level of this CPU.
+    pub fn best() -> Self {
+        Self::of(Isa::best())
+    }
+
+    fn of(isa: Isa) -> Self {
+        Self {
+            isa,
+            bf16: isa.rounds_bf16(),
+        }
+    }
+
+    /// The least level, with dot products of bf16 in plain Rust: what other levels with such are held against.
+    pub fn base_bf16() -> Self {
+        Self {
+            isa: Isa::BASE,
+            bf16: true,
+        }
+    }
+
+    /// The level.
+    #[inline]
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// Runs `kernel` compiled for this level.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Level::new` has checked that the CPU has the features that the function
+            // enables, which are those the token stands for.
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { run_avx512(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; the level has all features of AVX2.
+            Isa::Avx2 | Isa::AvxVnni => unsafe { run_avx2(kernel) },
+            _ => run_base(kernel),
+        }
+    }
+
+    /// Whether products with weights of bf16 are [`run_bf16`](Self::run_bf16).
+    #[inline]
+    pub fn has_bf16(self) -> bool {
+        self.bf16
+    }
+
+    /// Runs `kernel`, which makes dot products of bf16: at other levels than those that
+    /// [have them](Self::has_bf16) in plain Rust.
+    #[inline]
+    pub fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::Avx512Bf16 => unsafe { bf16_avx512(kernel) },
+            _ => run_base(kernel),
+        }
+    }
+
+    /// Runs `kernel` compiled for this level.
+    #[inline]
+    pub fn run_bytes<K: ByteKernel>(self, kernel: K) -> K::Output {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { bytes_avx512(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::AvxVnni => unsafe { bytes_avx_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::Avx2 => unsafe { bytes_avx2(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as in `run`.
+            Isa::NeonDot => unsafe { bytes_neon_dot(kernel) },
+            _ => bytes_base(kernel),
+        }
+    }
+}
+
+/// A kernel at the [least level](Isa::BASE).
+#[inline]
+fn run_base<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: every aarch64 processor that the standard library runs on has NEON.
+    return unsafe { run_neon(kernel) };
+    #[cfg(not(target_arch = "aarch64"))]
+    kernel.run(Base)
+}
+
+/// The same for one that multiplies bytes.
+#[inline]
+fn bytes_base<K: ByteKernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as in `run_base`.
+    return unsafe { bytes_neon(kernel) };
+    #[cfg(not(target_arch = "aarch64"))]
+    kernel.run(Base)
+}
+
+/// Defines functions that run a kernel with the token `$token` in code that has `$features`.
+macro_rules! levels {
+    ($($arch:literal, $features:literal, $token:ty { $($kernel:ident: $name:ident,)* })*) => {
+        $($(
+            #[cfg(target_arch = $arch)]
+            #[target_feature(enable = $features)]
+            fn $name<K: $kernel>(kernel: K) -> K::Output {
+                // SAFETY: this function is only entered on a CPU that has the features it enables.
+                kernel.run(unsafe { <$token>::new() })
+            }
+        )*)*
+    };
+}
+levels! {
+    "x86_64", "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<true> {
+        Kernel: bf16_avx512,
+    }
+    "x86_64", "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<false> {
+        Kernel: run_avx512,
+        ByteKernel: bytes_avx512,
+    }
+    "x86_64", "avxvnni,avx2,fma,f16c", Avx2<true> {
+        ByteKernel: bytes_avx_vnni,
+    }
+    "x86_64", "avx2,fma,f16c", Avx2<false> {
+        Kernel: run_avx2,
+        ByteKernel: bytes_avx2,
+    }
+    "aarch64", "neon,dotprod", Neon<true> {
+        ByteKernel: bytes_neon_dot,
+    }
+    "aarch64", "neon", Neon<false> {
+        Kernel: run_neon,
+        ByteKernel: bytes_neon,
+    }
+}

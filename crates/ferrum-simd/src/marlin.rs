@@ -1,0 +1,205 @@
+//! Weights of quantised checkpoints: group schemes stay integers ([`super::quant::affine`]), FP8 stays
+//! bytes ([`super::fp8`]), and what does not fit the panels is expanded to f32.
+
+use super::exec::Exec;
+use super::fp8;
+use super::gemm::{self, pack::CpuWeight};
+use super::moe::Matrices;
+use super::panels::PanelSource;
+use super::quant::affine::{self, Layer, fits};
+use super::quant::pack::{self, Packed, is_packed};
+use super::quant::{self, CpuQuantWeight, Part};
+use ferrum_quant::fp8::Fp8Tensors;
+use ferrum_quant::weights::{QuantPart, QuantWeights};
+use ferrum_types::{Error, Result, SrcDtype, WeightPart};
+
+const LOAD: &str = "load_layers";
+
+/// A part on its way to panels.
+enum Taken<'a> {
+    Layer(Layer<'a>),
+    Blocks(QuantPart<'a>),
+    Float8(Fp8Tensors<'a>),
+    /// Expanded: values and rows.
+    Values(Vec<f32>, usize),
+}
+
+impl<'a> Taken<'a> {
+    fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+        match weights {
+            QuantWeights::Gguf(part) => return Ok(Taken::Blocks(*part)),
+            QuantWeights::Fp8(layer) if fp8::fits(layer) => return Ok(Taken::Float8(*layer)),
+            _ => {}
+        }
+        let affine = match is_native_layer(weights) {
+            true => weights.affine(LOAD)?,
+            false => None,
+        };
+        let expanded = || Ok(Taken::Values(weights.expand(LOAD, cols)?, weights.rows()));
+        let Some((affine, codes)) = affine else {
+            return expanded();
+        };
+        if affine.in_features != cols {
+            let found = affine.in_features;
+            let reason = format!("a layer has {found} input features, expected {cols}");
+            return Err(Error::invalid(LOAD, reason));
+        }
+        Layer::new(affine, codes).map_or_else(expanded, |layer| Ok(Taken::Layer(layer)))
+    }
+
+    /// Whether both become one matrix.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Taken::Layer(a), Taken::Layer(b)) => a.is_like(b),
+            (Taken::Blocks(_), Taken::Blocks(_))
+            | (Taken::Float8(_), Taken::Float8(_))
+            | (Taken::Values(..), Taken::Values(..)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Whether a layer stays as it is, and is not expanded to f32.
+pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
+    let (bits, of_inputs) = match weights {
+        QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
+        QuantWeights::Awq(layer) => {
+            let whole = layer.group_size.is_multiple_of(quant::format::UNIT);
+            return whole && layer.validate().is_ok();
+        }
+        // Scales are kept in f16, which holds those of bf16 and not those of f32.
+        QuantWeights::Packed(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
+        QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
+        QuantWeights::Fp8(layer) => return fp8::fits(layer) && layer.validate().is_ok(),
+        QuantWeights::Gguf(part) => {
+            return weights.floats().is_some() || is_packed(part.ty);
+        }
+    };
+    of_inputs.is_ok_and(|of_inputs| fits(bits, &of_inputs))
+}
+
+/// Whether an expert stays as it is: floats that are stored as blocks do not.
+pub fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
+    match weights {
+        QuantWeights::Gguf(part) => is_packed(part.ty),
+        layer => is_native_layer(layer),
+    }
+}
+
+/// Experts that all stay as they are; `None` when one does not, or when integers and FP8 are mixed.
+pub(super) fn native_experts(
+    exec: &Exec,
+    experts: &[QuantWeights<'_>],
+    cols: usize,
+) -> Result<Option<Matrices>> {
+    let is_float8 = |weights: &QuantWeights<'_>| matches!(weights, QuantWeights::Fp8(_));
+    let float8s = experts.iter().filter(|weights| is_float8(weights)).count();
+    let mixed = float8s > 0 && float8s < experts.len();
+    if mixed || !experts.iter().all(is_native_expert) {
+        return Ok(None);
+    }
+    let (mut packed, mut float8) = (Vec::new(), Vec::new());
+    for expert in experts {
+        match Taken::new(expert, cols)? {
+            Taken::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
+            Taken::Blocks(part) => packed.push(Packed::new(exec, &[part], cols)?),
+            Taken::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
+            Taken::Values(..) => return Ok(None),
+        }
+    }
+    Ok(Some(match float8s {
+        0 => Matrices::Packed(packed),
+        _ => Matrices::Dense(float8),
+    }))
+}
+
+/// Layers of any scheme, one below the other.
+///
+/// # Errors
+/// `InvalidArgument` or `Shape` for layers that do not fit together or are not whole;
+/// [`OutOfMemory`](Error::OutOfMemory).
+pub fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
+    let taken = parts
+        .iter()
+        .map(|part| Taken::new(part, cols))
+        .collect::<Result<Vec<_>>>()?;
+    let mut loaded = Vec::new();
+    for run in taken.chunk_by(Taken::is_like) {
+        match run[0] {
+            Taken::Layer(_) => {
+                let layers: Vec<_> = run.iter().filter_map(Taken::layer).collect();
+                loaded.push(Part::Packed(Layer::pack(exec, &layers, cols)?));
+            }
+            Taken::Blocks(_) => {
+                let blocks: Vec<_> = run.iter().filter_map(Taken::blocks).collect();
+                loaded.extend(quant::load_parts(exec, &blocks, cols)?);
+            }
+            Taken::Float8(_) => {
+                let layers: Vec<_> = run.iter().filter_map(Taken::float8).collect();
+                loaded.push(Part::Dense(fp8::pack(exec, &layers, cols)?));
+            }
+            Taken::Values(..) => {
+                let values: Vec<_> = run.iter().filter_map(Taken::values).collect();
+                loaded.push(Part::Dense(CpuWeight::pack(exec, &values, cols)?));
+            }
+        }
+    }
+    CpuQuantWeight::of_parts(LOAD, loaded, cols)
+}
+
+/// Calls `f` with the panels of a weight, before they are made.
+pub(super) fn with_panels<T>(
+    exec: &Exec,
+    weights: &QuantWeights<'_>,
+    cols: usize,
+    f: impl FnOnce(&dyn PanelSource) -> Result<T>,
+) -> Result<T> {
+    let taken = Taken::new(weights, cols)?;
+    if let Taken::Layer(layer) = &taken {
+        return f(&*affine::Packing::new(exec, &[layer], cols)?.panels()?);
+    }
+    if let Taken::Float8(layer) = taken {
+        return f(&fp8::Packing::new(&[layer], cols)?);
+    }
+    let blocks = taken.blocks();
+    if let Some(part) = blocks.filter(|part| is_packed(part.ty)) {
+        return f(&*pack::Packing::new(exec, &[part], cols, 1)?.panels()?);
+    }
+    let part = weights.floats().or(taken.values());
+    let part = part.ok_or_else(|| Error::invalid(LOAD, "it is expanded first"))?;
+    f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
+}
+
+impl<'a> Taken<'a> {
+    fn layer(&self) -> Option<&Layer<'a>> {
+        match self {
+            Taken::Layer(layer) => Some(layer),
+            _ => None,
+        }
+    }
+
+    fn blocks(&self) -> Option<QuantPart<'a>> {
+        match self {
+            Taken::Blocks(part) => Some(*part),
+            _ => None,
+        }
+    }
+
+    fn float8(&self) -> Option<Fp8Tensors<'a>> {
+        match self {
+            Taken::Float8(layer) => Some(*layer),
+            _ => None,
+        }
+    }
+
+    fn values(&self) -> Option<WeightPart<'_>> {
+        match self {
+            Taken::Values(values, rows) => Some(WeightPart::new(
+                bytemuck::cast_slice(values),
+                SrcDtype::F32,
+                *rows,
+            )),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Mixture of experts: routing, products of each pair with its expert's matrices, weighted sums.
+//!
+//! * `routing`: which experts, and the pairs sorted by expert.
+//! * `product`: the kernels of `gemm` and `quant` over the rows of each expert, all experts in one
+//!   region of the pool.
+//! * `sums`: what the experts of a token gave, added in the order of its pairs.
+//!
+//! A pair's products are those of its row alone, whichever pairs share its expert: the same bits as if
+//! the token had come by itself.
+
+mod product;
+mod routing;
+mod sums;
+
+pub use product::{gate_up_silu, gemm};
+pub use routing::route;
+pub use sums::{Pairs, weighted_sum, weighted_sum_norm};
+
+use super::exec::Exec;
+use super::gemm::pack::CpuWeight;
+use super::marlin::native_experts;
+use super::quant::expand_stack;
+use super::quant::pack::{Packed, is_packed};
+use ferrum_quant::weights::{QuantPart, QuantWeights};
+use ferrum_types::check::elements;
+use ferrum_types::{Error, ExpertShape, GgufQuantType, MatShape, Result, SrcDtype, WeightPart};
+
+/// A stack of expert matrices of one shape, each in panels of its own.
+#[derive(Debug)]
+pub struct CpuExperts {
+    pub(super) shape: ExpertShape,
+    pub(super) matrices: Matrices,
+}
+
+/// The matrices of a stack, one for each expert.
+#[derive(Debug)]
+pub enum Matrices {
+    /// Floats, or FP8.
+    Dense(Vec<CpuWeight>),
+    /// Integers.
+    Packed(Vec<Packed>),
+}
+
+impl Matrices {
+    /// The order of an expert's inputs, where it is not their own.
+    fn order(&self, expert: usize) -> Option<&[u32]> {
+        match self {
+            Matrices::Dense(_) => None,
+            Matrices::Packed(matrices) => matrices[expert].order.as_deref(),
+        }
+    }
+}
+
+impl CpuExperts {
+    /// Whether an expert wants its inputs in another order than their own.
+    fn is_ordered(&self) -> bool {
+        (0..self.shape.experts).any(|expert| self.matrices.order(expert).is_some())
+    }
+}
+
+impl CpuExperts {
+    /// The matrices, all of [`shape`](Self::shape).
+    pub fn matrices(&self) -> &Matrices {
+        &self.matrices
+    }
+
+    /// The sizes.
+    #[inline]
+    pub fn shape(&self) -> ExpertShape {
+        self.shape
+    }
+
+    /// Matrices that all have the stack's shape.
+    fn of_matrices(shape: ExpertShape, matrices: Matrices) -> Result<Self> {
+        let each = MatShape {
+            rows: shape.n,
+            cols: shape.k,
+        };
+        let (count, fit) = match &matrices {
+            Matrices::Dense(all) => (all.len(), all.iter().all(|m| m.shape == each)),
+            Matrices::Packed(all) => (all.len(), all.iter().all(|m| m.shape == each)),
+        };
+        if count != shape.experts || !fit {
+            let reason = format!("{count} matrices make no stack of {shape:?}");
+            return Err(Error::invalid("load_experts", reason));
+        }
+        Ok(Self { shape, matrices })
+    }
+
+    /// A stack of floats, a part for each expert.
+    ///
+    /// # Errors
+    /// Of parts that do not make such a stack; [`OutOfMemory`](ferrum_types::Error::OutOfMemory).
+    pub fn dense(exec: &Exec, parts: &[WeightPart<'_>], shape: ExpertShape) -> Result<Self> {
+        let matrices = CpuWeight::stack(exec, parts, shape.k, parts.len())?;
+        Self::of_matrices(shape, Matrices::Dense(matrices))
+    }
+
+    /// A stack of ggml blocks, one expert after the other.
+    ///
+    /// # Errors
+    /// As [`dense`](Self::dense).
+    pub fn blocks(
+        exec: &Exec,
+        bytes: &[u8],
+        ty: GgufQuantType,
+        shape: ExpertShape,
+    ) -> Result<Self> {
+        let ExpertShape { experts, n, k } = shape;
+        let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
+        let matrices = if is_packed(ty) {
+            let whole = part(bytes, elements("load_quant_experts", &[experts, n])?);
+            Matrices::Packed(Packed::stack(exec, &[whole], k, experts)?)
+        } else {
+            // Bytes of another length than the stack's make parts that are refused.
+            let each = bytes.chunks((bytes.len() / experts).max(1));
+            let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
+            Matrices::Dense(expand_stack(exec, &parts, k, experts)?)
+        };
+        Self::of_matrices(shape, matrices)
+    }
+
+    /// A stack of layers of a quantised checkpoint, one for each expert; in f32 where one does not stay as it is.
+    ///
+    /// # Errors
+    /// As [`dense`](Self::dense).
+    pub fn layers(exec: &Exec, experts: &[QuantWeights<'_>], shape: ExpertShape) -> Result<Self> {
+        if let Some(matrices) = native_experts(exec, experts, shape.k)? {
+            return Self::of_matrices(shape, matrices);
+        }
+        let values = experts
+            .iter()
+            .map(|expert| expert.expand("load_layer_experts", shape.k));
+        let values = values.collect::<Result<Vec<_>>>()?;
+        let parts = values
+            .iter()
+            .map(|values| WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, shape.n));
+        let parts: Vec<_> = parts.collect();
+        Self::dense(exec, &parts, shape)
+    }
+}

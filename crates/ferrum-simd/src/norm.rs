@@ -1,0 +1,233 @@
+//! Normalisation of rows.
+
+use super::exec::Exec;
+use super::isa::Kernel;
+use super::math::{self, for_vectors, load_at, store_at};
+use super::memory::SharedMut;
+use super::simd::Simd;
+use ferrum_types::NormShape;
+
+/// `1 / √(mean(x²) + eps)`.
+#[inline(always)]
+pub(crate) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let mut sum = f64::from(math::sum_squares(s, x));
+    if sum.is_infinite() {
+        // Squares of elements beyond 1.8e19 are no f32.
+        sum = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+    }
+    (1.0 / (sum / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+}
+
+/// Norms one row: `out = x · factor · weight`.
+#[inline(always)]
+fn scale<S: Simd>(s: S, x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
+    let factor = s.splat(factor);
+    for_vectors(
+        x.len(),
+        #[inline(always)]
+        |at, _| {
+            let v = s.mul(load_at(s, x, at), factor);
+            store_at(s, out, at, s.mul(v, load_at(s, weight, at)));
+        },
+    );
+}
+
+/// RMS norm of some rows.
+pub(crate) struct Rms<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+    pub(crate) eps: f32,
+}
+
+impl Kernel for Rms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.weight.len();
+        for (x, out) in self.x.chunks_exact(dim).zip(self.out.chunks_exact_mut(dim)) {
+            scale(s, x, rms_factor(s, x, self.eps), self.weight, out);
+        }
+    }
+}
+
+/// `residual += x`, then RMS norm of some rows.
+struct AddRms<'a> {
+    residual: &'a mut [f32],
+    x: &'a [f32],
+    weight: &'a [f32],
+    out: &'a mut [f32],
+    eps: f32,
+}
+
+impl Kernel for AddRms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.weight.len();
+        let rows = self
+            .residual
+            .chunks_exact_mut(dim)
+            .zip(self.x.chunks_exact(dim));
+        for ((residual, x), out) in rows.zip(self.out.chunks_exact_mut(dim)) {
+            for_vectors(
+                dim,
+                #[inline(always)]
+                |at, _| {
+                    let sum = s.add(load_at(s, residual, at), load_at(s, x, at));
+                    store_at(s, residual, at, sum);
+                },
+            );
+            scale(
+                s,
+                residual,
+                rms_factor(s, residual, self.eps),
+                self.weight,
+                out,
+            );
+        }
+    }
+}
+
+/// Layer norm of some rows.
+struct Layer<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    bias: Option<&'a [f32]>,
+    out: &'a mut [f32],
+    eps: f32,
+}
+
+impl Kernel for Layer<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.weight.len();
+        for (x, out) in self.x.chunks_exact(dim).zip(self.out.chunks_exact_mut(dim)) {
+            let (mean, factor) = moments(s, x, self.eps);
+            for_vectors(
+                dim,
+                #[inline(always)]
+                |at, _| {
+                    let centred = s.sub(load_at(s, x, at), s.splat(mean));
+                    let normed = s.mul(centred, s.splat(factor));
+                    let weight = load_at(s, self.weight, at);
+                    let v = match self.bias {
+                        Some(bias) => s.fma(normed, weight, load_at(s, bias, at)),
+                        None => s.mul(normed, weight),
+                    };
+                    store_at(s, out, at, v);
+                },
+            );
+        }
+    }
+}
+
+/// Mean, and `1 / √(var + eps)`.
+#[inline(always)]
+fn moments<S: Simd>(s: S, x: &[f32], eps: f32) -> (f32, f32) {
+    let count = x.len() as f64;
+    let mut mean = f64::from(math::sum(s, x)) / count;
+    let mut sum = f64::from(math::sum_square_deviations(s, x, mean as f32));
+    if !sum.is_finite() {
+        // As in `rms_factor`.
+        mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / count;
+        sum = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+    }
+    let factor = 1.0 / (sum / count + f64::from(eps)).sqrt();
+    (mean as f32, factor as f32)
+}
+
+/// `out = x / √(mean(x²) + eps) · weight`.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn rms_norm(exec: &Exec, x: &[f32], weight: &[f32], out: &mut [f32], shape: NormShape) {
+    let NormShape { rows, dim, eps } = shape;
+    let size = rows * dim;
+    let weight = &weight[..dim];
+    let out = SharedMut::new(&mut out[..size]);
+    if size == 0 {
+        return;
+    }
+    exec.spread(rows, dim, |r, _| {
+        let (start, len) = (r.start * dim, r.len() * dim);
+        exec.level.run(Rms {
+            x: &x[start..][..len],
+            weight,
+            // SAFETY: each row belongs to one task.
+            out: unsafe { out.part(start, len) },
+            eps,
+        });
+    });
+}
+
+/// `residual += x; out = rms_norm(residual)`.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn fused_add_rms_norm(
+    exec: &Exec,
+    residual: &mut [f32],
+    x: &[f32],
+    weight: &[f32],
+    out: &mut [f32],
+    shape: NormShape,
+) {
+    let NormShape { rows, dim, eps } = shape;
+    let size = rows * dim;
+    let weight = &weight[..dim];
+    let residual = SharedMut::new(&mut residual[..size]);
+    let out = SharedMut::new(&mut out[..size]);
+    if size == 0 {
+        return;
+    }
+    exec.spread(rows, 2 * dim, |r, _| {
+        let (start, len) = (r.start * dim, r.len() * dim);
+        exec.level.run(AddRms {
+            // SAFETY: each row belongs to one task.
+            residual: unsafe { residual.part(start, len) },
+            x: &x[start..][..len],
+            weight,
+            // SAFETY: as above.
+            out: unsafe { out.part(start, len) },
+            eps,
+        });
+    });
+}
+
+/// `out = (x - mean) / √(var + eps) · weight + bias`.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn layer_norm(
+    exec: &Exec,
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+    shape: NormShape,
+) {
+    let NormShape { rows, dim, eps } = shape;
+    let size = rows * dim;
+    let weight = &weight[..dim];
+    let bias = bias.map(|bias| &bias[..dim]);
+    let out = SharedMut::new(&mut out[..size]);
+    if size == 0 {
+        return;
+    }
+    exec.spread(rows, 2 * dim, |r, _| {
+        let (start, len) = (r.start * dim, r.len() * dim);
+        exec.level.run(Layer {
+            x: &x[start..][..len],
+            weight,
+            bias,
+            // SAFETY: each row belongs to one task.
+            out: unsafe { out.part(start, len) },
+            eps,
+        });
+    });
+}

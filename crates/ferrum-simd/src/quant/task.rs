@@ -1,0 +1,312 @@
+//! Some panels times some tiles of rows, on one thread.
+
+use super::Product;
+use super::acts::WORDS;
+use super::format::{Codes, Scales, UNIT, block_bytes};
+use super::pack::panel_bytes;
+use super::tile::{self, Decoded, MOST_BYTES, Stored};
+use crate::gemm::tile::PANEL;
+use crate::isa::ByteKernel;
+use crate::math;
+use crate::simd::{ByteProducts, LANES, LINE};
+use ferrum_types::MatShape;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Panels that one row takes side by side, as streams from memory.
+const STREAMS: usize = 3;
+/// How far ahead of the sums weights are asked for, in bytes: a unit takes so many instructions that
+/// the processor alone does not look far enough.
+const AHEAD: usize = 512;
+/// Bytes of activations that several panels are multiplied with before the next: they stay in the
+/// second-level cache.
+const ACTS_AT_ONCE: usize = 192 << 10;
+/// Tiles of rows up to which codes in several parts are put together for each of them.
+const DIRECT_TILES: usize = 2;
+/// Rows whose activations of a unit have room in the registers of any level.
+const FEW_ROWS: usize = 2;
+/// Units of a panel that are taken apart at once: with a tile's activations they stay in the
+/// first-level cache. A multiple of the units of every block.
+const UNITS_AT_ONCE: usize = 16;
+
+/// A stretch of a panel, taken apart.
+#[repr(align(64))]
+struct Stretch([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MOST_BYTES]);
+
+/// Some panels times some tiles of rows.
+pub(super) struct Task<'a, C, F> {
+    pub(super) product: Product<'a>,
+    pub(super) codes: C,
+    pub(super) panels: Range<usize>,
+    pub(super) tiles: Range<usize>,
+    pub(super) scales: PhantomData<F>,
+}
+
+/// Runs `$body` with the constant `$mr` equal to `$rows`, 1 to the most that level `$s` uses.
+macro_rules! with_byte_rows {
+    ($s:ty, $rows:expr, $mr:ident => $body:expr) => {
+        with_byte_rows!(@ $s, $rows, $mr, $body, 1 2 3 4 5 6 7 8)
+    };
+    (@ $s:ty, $rows:expr, $mr:ident, $body:expr, $($n:literal)*) => {
+        match $rows {
+            $($n if const { $n <= <$s as ByteProducts>::BYTE_ROWS } => {
+                const $mr: usize = $n;
+                if const { $n <= <$s as ByteProducts>::BYTE_ROWS } {
+                    $body
+                }
+            })*
+            more => unreachable!("{more} rows in a tile"),
+        }
+    };
+}
+
+impl<C: Codes, F: Scales> ByteKernel for Task<'_, C, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: ByteProducts>(self, s: S) {
+        let (rows, units) = (self.product.rows, self.product.weight.shape.cols / UNIT);
+        let tile_bytes = 4 * WORDS * self.product.tile_rows * units;
+        let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).max(1);
+        let mut panels = self.panels.clone();
+        while rows == 1 && panels.len() >= STREAMS {
+            self.direct::<S, 1, STREAMS>(s, panels.start, 0, true);
+            panels.start += STREAMS;
+        }
+        for first in self.tiles.clone().step_by(at_once) {
+            let tiles = first..(first + at_once).min(self.tiles.end);
+            if const { C::PARTS > 1 } && self.tiles.len() > DIRECT_TILES {
+                self.stretches(s, tiles);
+                continue;
+            }
+            for panel in panels.clone() {
+                for tile in tiles.clone() {
+                    let (row, count) = self.rows(tile);
+                    let first = tile == tiles.start;
+                    with_byte_rows!(S, count, MR => self.direct::<S, MR, 1>(s, panel, row, first));
+                }
+            }
+        }
+    }
+}
+
+impl<C: Codes, F: Scales> Task<'_, C, F> {
+    /// Half `half` of unit `u` of the panel that begins at `panel`.
+    #[inline(always)]
+    fn stored(&self, panel: *const u8, u: usize, half: usize) -> Stored<C, F> {
+        let head = panel.wrapping_add(u / F::UNITS * block_bytes::<C, F>());
+        let unit = F::HEAD + u % F::UNITS * (F::BESIDE + C::BYTES);
+        let beside = head.wrapping_add(unit);
+        Stored {
+            codes: self.codes,
+            parts: (head, beside, beside.wrapping_add(F::BESIDE)),
+            half,
+            scales: PhantomData,
+        }
+    }
+
+    /// First row of a tile, and how many it has.
+    #[inline(always)]
+    fn rows(&self, tile: usize) -> (usize, usize) {
+        let row = tile * self.product.tile_rows;
+        (row, self.product.tile_rows.min(self.product.rows - row))
+    }
+
+    /// `N` panels side by side, from number `first`, times the `MR` rows of the tile that begins with
+    /// `row`; `ahead` when they come from memory.
+    #[inline(always)]
+    fn direct<S: ByteProducts, const MR: usize, const N: usize>(
+        &self,
+        s: S,
+        first: usize,
+        row: usize,
+        ahead: bool,
+    ) {
+        let Product { weight, acts, .. } = self.product;
+        let k = weight.shape.cols;
+        let stride = panel_bytes::<C, F>(k);
+        let bytes = &weight.bytes()[first * stride..][..N * stride];
+        let acts = &acts[row * (k / UNIT) * WORDS..][..k / UNIT * MR * WORDS];
+        let unit_bytes = block_bytes::<C, F>() / F::UNITS;
+        let ahead = if ahead { unit_bytes } else { 0 };
+        let mut sums = [[[s.zero(); MR]; 2]; N];
+        for u in 0..k / UNIT {
+            for (p, sums) in sums.iter_mut().enumerate() {
+                let panel = bytes.as_ptr().wrapping_add(p * stride);
+                let beside = self.stored(panel, u, 0).parts.1;
+                for line in (0..ahead).step_by(LINE) {
+                    s.prefetch(beside.wrapping_add(AHEAD + line));
+                }
+                for (half, sums) in sums.iter_mut().enumerate() {
+                    let weights = self.stored(panel, u, half);
+                    let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
+                    if MR > FEW_ROWS {
+                        acts = s.again(acts);
+                    }
+                    // SAFETY: a panel has these units, and the activations have a unit of MR rows for
+                    // each (both sliced so).
+                    unsafe { tile::unit(s, weights, acts, sums) };
+                }
+            }
+        }
+        for (p, sums) in sums.iter().enumerate() {
+            for (half, sums) in sums.iter().enumerate() {
+                self.each_row::<MR>(
+                    first + p,
+                    half,
+                    row,
+                    #[inline(always)]
+                    |r, out| {
+                        math::store_at(s, out, 0, sums[r]);
+                    },
+                );
+            }
+        }
+    }
+
+    /// Calls `f` with each row of a tile and its columns of half a panel, if there are some.
+    #[inline(always)]
+    fn each_row<const MR: usize>(
+        &self,
+        panel: usize,
+        half: usize,
+        row: usize,
+        mut f: impl FnMut(usize, &mut [f32]),
+    ) -> bool {
+        let n = self.product.weight.shape.rows;
+        let column = panel * PANEL + half * LANES;
+        if column >= n {
+            return false;
+        }
+        for r in 0..MR {
+            let len = LANES.min(n - column);
+            // SAFETY: a task has its panels and tiles for itself, so nobody else has these rows'
+            // columns.
+            f(r, unsafe {
+                self.product.columns.part(row + r, column, len)
+            });
+        }
+        true
+    }
+
+    /// Some tiles, from stretches of panels that are taken apart first.
+    #[inline(always)]
+    fn stretches<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
+        let units = self.product.weight.shape.cols / UNIT;
+        let mut stretch = Stretch([MaybeUninit::uninit(); _]);
+        for panel in self.panels.clone() {
+            for first in (0..units).step_by(UNITS_AT_ONCE) {
+                let units = first..(first + UNITS_AT_ONCE).min(units);
+                let next = self.decode(s, panel, units.clone(), &mut stretch);
+                self.tiles(s, (panel, units), tiles.clone(), &stretch, next);
+            }
+        }
+    }
+
+    /// Takes some units of a panel apart; gives the bytes that come after them.
+    #[inline(always)]
+    fn decode<S: ByteProducts>(
+        &self,
+        s: S,
+        panel: usize,
+        units: Range<usize>,
+        stretch: &mut Stretch,
+    ) -> (*const u8, usize) {
+        let weight = self.product.weight;
+        let stride = panel_bytes::<C, F>(weight.shape.cols);
+        let bytes = &weight.bytes()[panel * stride..][..stride];
+        let out = stretch.0.as_mut_ptr().cast::<u8>();
+        for (i, u) in units.clone().enumerate() {
+            for half in 0..2 {
+                let from = self.stored(bytes.as_ptr(), u, half);
+                // SAFETY: the panel has these units, and the stretch has room for so many.
+                unsafe {
+                    let out = out.add((2 * i + half) * Decoded::<C, F>::BYTES);
+                    tile::decode(s, from, out);
+                }
+            }
+        }
+        let len = units.len() / F::UNITS * block_bytes::<C, F>();
+        let end = self.stored(bytes.as_ptr(), units.end, 0).parts.0;
+        (end, len)
+    }
+
+    /// Some tiles times units that are taken apart. Meanwhile what follows them is brought closer.
+    #[inline(always)]
+    fn tiles<S: ByteProducts>(
+        &self,
+        s: S,
+        (panel, units): (usize, Range<usize>),
+        tiles: Range<usize>,
+        stretch: &Stretch,
+        (next, len): (*const u8, usize),
+    ) {
+        let share = len.div_ceil(tiles.len());
+        for (i, tile) in tiles.enumerate() {
+            let next = next.wrapping_add(i * share);
+            let (row, count) = self.rows(tile);
+            with_byte_rows!(S, count, MR => {
+                self.tile::<S, MR>(s, (panel, units.clone()), row, stretch, (next, share));
+            });
+        }
+    }
+
+    /// The `MR` rows of the tile that begins with `row` times units that are taken apart.
+    #[inline(always)]
+    fn tile<S: ByteProducts, const MR: usize>(
+        &self,
+        s: S,
+        (panel, units): (usize, Range<usize>),
+        row: usize,
+        stretch: &Stretch,
+        (next, share): (*const u8, usize),
+    ) {
+        let MatShape { cols: k, .. } = self.product.weight.shape;
+        let acts = &self.product.acts[row * (k / UNIT) * WORDS..];
+        let acts = &acts[units.start * MR * WORDS..][..units.len() * MR * WORDS];
+        let pace = share.div_ceil(units.len());
+        for half in 0..2 {
+            let mut sums = [s.zero(); MR];
+            let some = self.each_row::<MR>(
+                panel,
+                half,
+                row,
+                #[inline(always)]
+                |r, out| {
+                    if units.start > 0 {
+                        sums[r] = math::load_at(s, out, 0);
+                    }
+                },
+            );
+            if !some {
+                return;
+            }
+            for i in 0..units.len() {
+                if half == 0 {
+                    for line in (0..pace).step_by(LINE) {
+                        s.prefetch(next.wrapping_add(i * pace + line));
+                    }
+                }
+                // SAFETY: these units were taken apart, and there are activations for each (sliced so).
+                unsafe {
+                    let at = (2 * i + half) * Decoded::<C, F>::BYTES;
+                    let weights = Decoded::<C, F> {
+                        at: stretch.0.as_ptr().cast::<u8>().add(at),
+                        formats: PhantomData,
+                    };
+                    tile::unit(s, weights, acts.as_ptr().add(i * MR * WORDS), &mut sums);
+                }
+            }
+            self.each_row::<MR>(
+                panel,
+                half,
+                row,
+                #[inline(always)]
+                |r, out| {
+                    math::store_at(s, out, 0, sums[r]);
+                },
+            );
+        }
+    }
+}

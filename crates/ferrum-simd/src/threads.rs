@@ -1,0 +1,6 @@
+//! The threads that compute: a pool of them, and how many the machine is worth.
+
+mod pool;
+pub mod topology;
+
+pub use pool::Pool;
