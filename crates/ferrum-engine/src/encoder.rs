@@ -5,16 +5,16 @@ use crate::dispatch::{DeviceJob, KvElement};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::encoder::{
-    EncoderLimits, EncoderModel, EncoderRunner, Pooling, TextEncoder, TextInput, load_encoder,
+    EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, load_encoder,
 };
-use ferrum_models::{LoadProgress, WeightForm};
+use ferrum_models::{LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
 
 /// An encoder on a device, and what makes tokens of texts for it.
 pub struct Encoder {
     inner: Box<dyn TextEncoder>,
     tokenizer: Tokenizer,
-    pooling: Pooling,
+    pooling: Option<Pooling>,
     max_tokens: usize,
     /// Marks at the beginning of a text, and behind each text of a pair.
     cls: TokenId,
@@ -95,8 +95,8 @@ impl Encoder {
         })
     }
 
-    /// How vectors are pooled unless somebody says otherwise.
-    pub fn pooling(&self) -> Pooling {
+    /// How the model's files say that vectors are pooled; `None` for ways that are not known.
+    pub fn pooling(&self) -> Option<Pooling> {
         self.pooling
     }
 

@@ -22,6 +22,7 @@ mod linear;
 mod load;
 mod lora;
 mod plan;
+mod pooling;
 mod profile;
 pub mod quantize;
 mod readback;
@@ -49,6 +50,7 @@ pub use load::{
 };
 pub use lora::{AdapterLoader, LoadedAdapter};
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
+pub use pooling::Pooling;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};

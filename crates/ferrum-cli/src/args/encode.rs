@@ -3,7 +3,7 @@
 use super::device::DeviceArgs;
 use super::{HubArgs, whole};
 use clap::{Args, ValueEnum};
-use ferrum_models::encoder::Pooling;
+use ferrum_models::Pooling;
 use std::path::PathBuf;
 
 /// How the vectors of tokens become one.
@@ -13,6 +13,8 @@ pub(crate) enum PoolingArg {
     Mean,
     /// That of the first token
     Cls,
+    /// That of the last token
+    Last,
 }
 
 impl From<PoolingArg> for Pooling {
@@ -20,6 +22,7 @@ impl From<PoolingArg> for Pooling {
         match arg {
             PoolingArg::Mean => Pooling::Mean,
             PoolingArg::Cls => Pooling::Cls,
+            PoolingArg::Last => Pooling::Last,
         }
     }
 }

@@ -21,7 +21,13 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
             "--dimensions: found {dimensions}, the model's vectors have {most} numbers"
         )));
     }
-    let pooling = args.pooling.map_or(encoder.pooling(), Into::into);
+    let pooling = args.pooling.map(Into::into).or(encoder.pooling());
+    let pooling = pooling.ok_or_else(|| {
+        let path = args.model.display();
+        Failure::new(format!(
+            "{path}: 1_Pooling/config.json asks for another pooling than mean, cls and last\nhint: --pooling takes one of these"
+        ))
+    })?;
     let mut embedded = encoder.embed(&texts, pooling, !args.no_normalize)?;
     for one in &mut embedded {
         one.shorten(dimensions, !args.no_normalize);

@@ -98,6 +98,8 @@ impl StepLoop<'_> {
         deadline: Option<Instant>,
     ) -> Result<()> {
         prefixes.retain(|prefix| host.wants(prefix));
+        // A read waits for the device, so those of a kind are read together.
+        prefixes.sort_by_key(|prefix| prefix.part.kind());
         for some in prefixes.chunk_by(|a, b| a.part.kind() == b.part.kind()) {
             for some in some.chunks(READ_TOGETHER) {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

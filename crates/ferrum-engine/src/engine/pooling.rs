@@ -1,14 +1,6 @@
 //! One vector for a text, made of the hidden states of its tokens.
 
-/// How the states of many tokens become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// The last token's, which has seen all others: the choice of most decoders.
-    #[default]
-    Last,
-    /// The mean over all tokens.
-    Mean,
-}
+pub use ferrum_models::Pooling;
 
 /// The states of one text so far.
 #[derive(Debug)]
@@ -37,7 +29,8 @@ impl Pool {
         self.seen = position + 1;
         for (sum, &x) in self.sum.iter_mut().zip(state) {
             *sum = match self.pooling {
-                Pooling::Last => x.into(),
+                Pooling::Cls if position > 0 => *sum,
+                Pooling::Last | Pooling::Cls => x.into(),
                 Pooling::Mean => *sum + f64::from(x),
             };
         }
@@ -45,7 +38,7 @@ impl Pool {
 
     pub(super) fn vector(&self) -> Vec<f32> {
         let parts = match self.pooling {
-            Pooling::Last => 1.0,
+            Pooling::Last | Pooling::Cls => 1.0,
             Pooling::Mean => self.seen.max(1) as f64,
         };
         self.sum.iter().map(|sum| (sum / parts) as f32).collect()

@@ -1,5 +1,6 @@
 //! What an encoder is, read from a Hugging Face folder.
 
+use crate::pooling::Pooling;
 use crate::spec::Activation;
 use ferrum_formats::{HfConfig, HfFolder, ModelSource, TensorSource};
 use ferrum_types::{Error, Result};
@@ -46,23 +47,14 @@ impl EncoderSpec {
     }
 }
 
-/// How the vectors of a text's tokens become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their mean.
-    Mean,
-    /// That of the first token.
-    Cls,
-}
-
 /// An encoder's folder that has been understood.
 pub struct EncoderModel {
     /// The opened folder.
     pub source: ModelSource,
     /// What the forward path needs to know of it.
     pub spec: EncoderSpec,
-    /// How sentence-transformers pools with it; mean where it says nothing.
-    pub pooling: Pooling,
+    /// How its folder says that it pools, by the mean where that says nothing; `None` for ways that are not known.
+    pub pooling: Option<Pooling>,
     /// Tokens that sentence-transformers cuts texts off at, where it says so.
     pub max_seq_length: Option<usize>,
     /// What the names of tensors begin with.
@@ -182,11 +174,10 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
         false => family.prefix,
     };
     let spec = spec(family, folder, prefix)?;
-    let (pooling, max_seq_length) = sentence_transformers(folder)?;
     Ok(EncoderModel {
         spec,
-        pooling,
-        max_seq_length,
+        pooling: Pooling::of_model(&source, Pooling::Mean)?,
+        max_seq_length: max_seq_length(folder)?,
         prefix,
         family,
         source,
@@ -291,33 +282,11 @@ fn activation(config: &HfConfig) -> Result<Activation> {
     }
 }
 
-/// What the files of sentence-transformers beside the weights say.
-fn sentence_transformers(folder: &HfFolder) -> Result<(Pooling, Option<usize>)> {
-    let open = |name: &str| -> Result<Option<HfConfig>> {
-        let path = folder.dir.join(name);
-        match path.is_file() {
-            true => Ok(Some(HfConfig::open(path)?)),
-            false => Ok(None),
-        }
-    };
-    let mut pooling = Pooling::Mean;
-    if let Some(config) = open("1_Pooling/config.json")? {
-        let mean = config.bool("pooling_mode_mean_tokens")?.unwrap_or(false);
-        let cls = config.bool("pooling_mode_cls_token")?.unwrap_or(false);
-        pooling = match (mean, cls) {
-            (true, false) => Pooling::Mean,
-            (false, true) => Pooling::Cls,
-            _ => {
-                let expected = "one of the mean and the first token alone";
-                return Err(config
-                    .field_error("pooling_mode_mean_tokens", expected)
-                    .into());
-            }
-        };
+/// Where sentence-transformers cuts texts off.
+fn max_seq_length(folder: &HfFolder) -> Result<Option<usize>> {
+    let path = folder.dir.join("sentence_bert_config.json");
+    match path.is_file() {
+        true => Ok(HfConfig::open(path)?.usize("max_seq_length")?),
+        false => Ok(None),
     }
-    let max_seq_length = match open("sentence_bert_config.json")? {
-        Some(config) => config.usize("max_seq_length")?,
-        None => None,
-    };
-    Ok((pooling, max_seq_length))
 }

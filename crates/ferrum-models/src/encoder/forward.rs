@@ -1,7 +1,8 @@
 //! One batch of texts through all layers of an encoder.
 
-use super::config::{EncoderSpec, Pooling};
+use super::config::EncoderSpec;
 use crate::linear::{Embedding, Linear};
+use crate::pooling::Pooling;
 use crate::spec::Activation;
 use ferrum_kernels::{
     Act, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer, LlmBackend,
@@ -129,8 +130,8 @@ struct Scratch<B: LlmBackend> {
     activated: Act<B>,
     /// `[texts, labels]`.
     logits: Act<B>,
-    /// `[texts]`: the first row of each text.
-    firsts: B::Buffer<i32>,
+    /// `[texts]`: the row of each text that is read alone.
+    chosen: B::Buffer<i32>,
     /// `[tokens]`.
     positions: B::Buffer<i32>,
     /// `[tokens]`.
@@ -211,7 +212,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
             inner: act(spec.intermediate)?,
             activated: act(spec.intermediate)?,
             logits: device.alloc(max_texts * spec.labels)?,
-            firsts: device.alloc(max_texts)?,
+            chosen: device.alloc(max_texts)?,
             positions: device.alloc(max_tokens)?,
             segments: device.alloc(max_tokens)?,
         };
@@ -291,8 +292,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
         B::write(ctx, &mut batch.kv_lens, 0, &lens)?;
         B::write(ctx, &mut batch.block_tables[0], 0, &tables)?;
         B::write(ctx, &mut scratch.positions, 0, &positions)?;
-        B::write(ctx, &mut scratch.segments, 0, &segments)?;
-        B::write(ctx, &mut scratch.firsts, 0, &starts[..texts.len()])
+        B::write(ctx, &mut scratch.segments, 0, &segments)
     }
 
     /// Records a batch that was uploaded; `scratch.x` has the vectors of its tokens then.
@@ -376,13 +376,23 @@ impl<B: LlmBackend> EncoderRunner<B> {
         Ok(())
     }
 
-    /// Gathers the first row of each text to `scratch.delta`.
-    fn gather_firsts(&mut self) -> Result<()> {
-        let (scratch, dim) = (&mut self.scratch, self.spec.hidden_size);
-        let rows = self.batch.shape.seqs;
-        let shape = RowShape { rows, dim };
-        let (x, firsts) = (&scratch.x, &scratch.firsts);
-        B::gather_rows(&mut self.ctx, x, firsts, &mut scratch.delta, shape)
+    /// Gathers the first or the last row of each text to `scratch.delta`.
+    fn gather_ends(&mut self, texts: &[TextInput<'_>], last: bool) -> Result<()> {
+        let mut next = 0;
+        let row = |text: &TextInput<'_>| {
+            let first = next;
+            next += text.tokens.len() as i32;
+            if last { next - 1 } else { first }
+        };
+        let rows: Vec<i32> = texts.iter().map(row).collect();
+        let (ctx, scratch) = (&mut self.ctx, &mut self.scratch);
+        B::write(ctx, &mut scratch.chosen, 0, &rows)?;
+        let shape = RowShape {
+            rows: rows.len(),
+            dim: self.spec.hidden_size,
+        };
+        let (x, chosen) = (&scratch.x, &scratch.chosen);
+        B::gather_rows(ctx, x, chosen, &mut scratch.delta, shape)
     }
 }
 
@@ -439,8 +449,8 @@ impl<B: LlmBackend> TextEncoder for EncoderRunner<B> {
             self.upload(batch)?;
             self.forward()?;
             match pooling {
-                Pooling::Cls => {
-                    self.gather_firsts()?;
+                Pooling::Cls | Pooling::Last => {
+                    self.gather_ends(batch, pooling == Pooling::Last)?;
                     let len = batch.len() * dim;
                     let rows = read_rows::<B>(&mut self.ctx, &self.scratch.delta, len)?;
                     out.extend(rows.chunks_exact(dim).map(<[f32]>::to_vec));
@@ -473,7 +483,7 @@ impl<B: LlmBackend> TextEncoder for EncoderRunner<B> {
             rest = behind;
             self.upload(batch)?;
             self.forward()?;
-            self.gather_firsts()?;
+            self.gather_ends(batch, false)?;
             let (rows, len) = (batch.len(), batch.len() * self.spec.hidden_size);
             let (ctx, s) = (&mut self.ctx, &mut self.scratch);
             if let Some(head) = &self.weights.classifier {

@@ -8,6 +8,6 @@ mod config;
 mod forward;
 mod load;
 
-pub use config::{EncoderModel, EncoderSpec, Pooling, is_encoder, read_encoder};
+pub use config::{EncoderModel, EncoderSpec, is_encoder, read_encoder};
 pub use forward::{EncoderLimits, EncoderRunner, TextEncoder, TextInput};
 pub use load::load_encoder;

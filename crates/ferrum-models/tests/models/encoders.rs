@@ -5,11 +5,11 @@ use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::LlmBackend;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_models::Expanded;
 use ferrum_models::encoder::{
-    EncoderLimits, EncoderModel, EncoderRunner, Pooling, TextEncoder, TextInput, is_encoder,
-    load_encoder, read_encoder,
+    EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
+    read_encoder,
 };
+use ferrum_models::{Expanded, Pooling};
 use ferrum_types::{Error, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -11,7 +11,6 @@ use ferrum_engine::{
     OffloadConfig, Placement, Runners, SamplingParams, StepRunner,
 };
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{HfConfig, ModelSource};
 use ferrum_kernels::DeviceMemory;
 use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig};
 use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
@@ -254,7 +253,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         open_schemas: args.open_schemas,
         context,
         vocab_size: model.spec.vocab_size,
-        pooling: pooling(&model)?,
+        pooling: Pooling::of_model(&model.source, Pooling::Last)?,
         hidden_size: model.spec.hidden_size,
         stop_tokens: run::stop_tokens(&model, &tokenizer),
         sampling,
@@ -311,42 +310,6 @@ fn sampling(model: &Model) -> Outcome<SamplingParams> {
         repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
         repeat_last_n: look_back(advice.repeat_last_n.unwrap_or(-1)),
         ..SamplingParams::default()
-    })
-}
-
-/// How the model's files say that the states of a text become its embedding; by the last token where they
-/// say nothing. `None` for ways that are not known here.
-fn pooling(model: &Model) -> Outcome<Option<Pooling>> {
-    let folder = match &model.source {
-        ModelSource::Gguf(gguf) => {
-            let key = format!("{}.pooling_type", gguf.architecture()?);
-            return Ok(match gguf.u32(&key)? {
-                None | Some(3) => Some(Pooling::Last),
-                Some(1) => Some(Pooling::Mean),
-                Some(_) => None,
-            });
-        }
-        ModelSource::Hf(folder) => &folder.dir,
-    };
-    // As the package sentence-transformers has it.
-    let path = folder.join("1_Pooling/config.json");
-    if !path.exists() {
-        return Ok(Some(Pooling::Last));
-    }
-    if folder.join("2_Dense").exists() {
-        return Ok(None);
-    }
-    let config = HfConfig::open(path)?;
-    let mut modes = Vec::new();
-    for mode in config.keys().filter(|key| key.starts_with("pooling_mode_")) {
-        if config.bool(mode)? == Some(true) {
-            modes.push(mode);
-        }
-    }
-    Ok(match modes[..] {
-        ["pooling_mode_mean_tokens"] => Some(Pooling::Mean),
-        ["pooling_mode_lasttoken"] => Some(Pooling::Last),
-        _ => None,
     })
 }
 

@@ -1,0 +1,137 @@
+//! `ferrum embed` and `ferrum rerank`: the vectors and scores of `transformers`, from text on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod command;
+
+use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
+use serde_json::Value;
+
+fn encoder(name: &str) -> String {
+    let path = root().join("fixtures/encoders").join(name);
+    path.display().to_string()
+}
+
+fn expected(name: &str) -> Value {
+    let path = root().join("fixtures/encoders").join(name);
+    serde_json::from_slice(&std::fs::read(path.join("expected.json")).unwrap()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    let numbers = value.as_array().unwrap().iter();
+    numbers.map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn embed(args: &[&str]) -> Vec<Vec<f64>> {
+    let printed = ok(&[&["embed", "--backend", "cpu", "--json"], args].concat());
+    let value: Value = serde_json::from_str(&printed).unwrap();
+    let vectors = value["embeddings"].as_array().unwrap().iter();
+    vectors.map(floats).collect()
+}
+
+fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn vectors_of_texts_are_those_of_transformers() {
+    for name in ["bert", "bert-labels", "xlm-roberta-reranker"] {
+        let (folder, expected) = (encoder(name), expected(name));
+        let cases = expected["texts"].as_array().unwrap();
+        let texts: Vec<_> = cases
+            .iter()
+            .map(|case| case["text"].as_str().unwrap())
+            .collect();
+        for pooling in ["mean", "cls"] {
+            let flags = [&*folder, "--pooling", pooling];
+            let found = embed(&[&flags[..], &texts].concat());
+            for (found, case) in found.iter().zip(cases) {
+                let like = cosine(found, &floats(&case[pooling]));
+                assert!(like > 0.999_999, "{name} {pooling}: {like}");
+                let length = found.iter().map(|x| x * x).sum::<f64>();
+                assert!((length - 1.0).abs() < 1e-5, "{length}");
+            }
+            let raw = embed(&[&flags[..], &["--no-normalize"], &texts].concat());
+            for (found, case) in raw.iter().zip(cases) {
+                let pairs = found.iter().zip(floats(&case[pooling]));
+                let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(most < 2e-5, "{name} {pooling}: {most}");
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_come_from_lines_and_go_to_lines() {
+    let folder = encoder("bert");
+    let texts = ["the dog ran", "a cat"];
+    let given = ferrum_with_input(&["embed", &folder], texts.join("\n").as_bytes());
+    assert_eq!(stdout(&given), ok(&["embed", &folder, texts[0], texts[1]]));
+    let short = ok(&["embed", &folder, "--dimensions", "5", texts[0]]);
+    let numbers: Vec<f64> = short
+        .split(' ')
+        .map(|x| x.trim().parse().unwrap())
+        .collect();
+    assert_eq!(numbers.len(), 5);
+    assert!((numbers.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
+    // The folder says 24 tokens, the marks among them.
+    let long = ferrum(&["embed", &folder, &"cat ".repeat(23)]);
+    assert!(stderr(&long).contains("1 texts are longer than the 24 tokens"));
+    let fits = ferrum(&["embed", &folder, &"cat ".repeat(22)]);
+    assert_eq!(stderr(&fits), "");
+    assert_eq!(stdout(&long), stdout(&fits));
+}
+
+#[test]
+fn documents_are_ranked_as_transformers_scores_them() {
+    let (folder, expected) = (
+        encoder("xlm-roberta-reranker"),
+        expected("xlm-roberta-reranker"),
+    );
+    for pair in expected["pairs"].as_array().unwrap() {
+        let [query, document] = ["query", "document"].map(|key| pair[key].as_str().unwrap());
+        let printed = ok(&[
+            "rerank",
+            "--backend",
+            "cpu",
+            "--json",
+            &folder,
+            query,
+            document,
+        ]);
+        let value: Value = serde_json::from_str(&printed).unwrap();
+        let logit = pair["logits"][0].as_f64().unwrap();
+        let score = 1.0 / (1.0 + (-logit).exp());
+        let found = floats(&value["scores"])[0];
+        assert!((found - score).abs() < 1e-5, "{query}: {found}, {score}");
+    }
+    let documents = b"a small cat sat\nthe dog ran\nrain fell on the town";
+    let ranked = stdout(&ferrum_with_input(&["rerank", &folder, "rain"], documents));
+    let scores: Vec<f64> = ranked
+        .lines()
+        .map(|line| line.split('\t').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(
+        scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b),
+        "{ranked}"
+    );
+}
+
+#[test]
+fn what_is_no_encoder_says_so() {
+    let decoder = root().join("fixtures/models/qwen3").display().to_string();
+    let (bert, labels) = (encoder("bert"), encoder("bert-labels"));
+    for (args, words) in [
+        (&["embed", &decoder, "hi"][..], "supported are BertModel"),
+        (&["embed", &bert], "there is no text"),
+        (
+            &["embed", &bert, "--dimensions", "99", "hi"],
+            "vectors have 36 numbers",
+        ),
+        (&["rerank", &bert, "a", "b"], "gives 0 scores"),
+        (&["rerank", &labels, "a", "b"], "gives 3 scores"),
+    ] {
+        let sentence = fails(args, b"");
+        assert!(sentence.contains(words), "{args:?}: {sentence}");
+    }
+}
