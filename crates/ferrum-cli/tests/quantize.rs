@@ -213,6 +213,9 @@ fn a_converted_folder_computes_what_the_folder_does() {
         "qwen2-tied",
         "qwen3-yarn",
         "qwen3-moe",
+        "gemma2-scale",
+        "gpt2",
+        "lfm2-adjusted",
     ] {
         let folder = fixture(name);
         let file = quantize(&dir, &folder, "f32", &[]);
@@ -483,6 +486,8 @@ fn sources_that_lose_are_refused_in_a_sentence() {
         ("llama-gptq4", "quantised already"),
         ("llama-fp8-block", "quantised already"),
         ("qwen3-moe-sparse", "experts in some layers"),
+        ("smollm3-layers", "layers without rotation"),
+        ("gpt2-layers", "scores"),
     ] {
         let words = fails(&["quantize", text(&fixture(name)), text(&out), "-t", "q8_0"]);
         assert!(words.contains(part), "{name}: {words}");

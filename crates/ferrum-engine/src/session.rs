@@ -209,7 +209,7 @@ impl Session {
             .take_while(|(a, b)| a == b)
             .count();
         // Frequencies that depend on the prompt's length make cached keys useless for another prompt.
-        let depends = self.spec().rope.scaling.depends_on_length();
+        let depends = self.spec().depends_on_length();
         let keep = if depends {
             0
         } else {

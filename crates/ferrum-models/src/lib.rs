@@ -40,8 +40,8 @@ pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackFor
 pub use families::{Family, family_for};
 pub use group::RunnerGroup;
 pub use inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, RankCut, Stage, TensorId,
-    TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, JoinedNames, ProductRows, RankCut,
+    Stage, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
@@ -55,7 +55,8 @@ pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
-    Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec,
-    GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec, RopeScaling, RopeSpec, ShortConvSpec,
+    Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GqaSpec,
+    LayerForm, LayerSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec, RopeScaling, RopeSpec, Scales,
+    ShortConvSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

@@ -11,7 +11,7 @@ use crate::inventory::{
     WeightNames,
 };
 use crate::layer::{
-    AttentionWeights, FeedForwardWeights, GatedMlpWeights, GqaWeights, LayerWeights, MoeWeights,
+    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, MlpWeights, MoeWeights, Norm,
     ShortConvWeights,
 };
 use crate::linear::{
@@ -21,9 +21,9 @@ use crate::linear::{
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec, ShortConvSpec,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec, QkNormSpec,
+    ShortConvSpec,
 };
-use crate::stored::to_f32;
 use crate::weights::{Prepared, WeightForm, no_experts};
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
@@ -192,7 +192,7 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
         .collect::<Result<Vec<_>>>()?;
     let head = match tables.head {
         Some(lm_head) => Some(HeadWeights {
-            final_norm: loader.vector(TensorId::global(TensorRole::FinalNorm))?,
+            final_norm: loader.norm(TensorId::global(TensorRole::FinalNorm))?,
             lm_head,
         }),
         None => None,
@@ -204,6 +204,7 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
     Ok(DecoderWeights {
         body: BodyWeights {
             embedding: tables.embedding,
+            positions: tables.positions,
             layers,
             cut: cut.clone(),
             stage: stage.clone(),
@@ -215,6 +216,7 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
 /// The matrices with a row for each token.
 struct Tables<B: LlmBackend> {
     embedding: Option<Box<dyn Embedding<B>>>,
+    positions: Option<Box<dyn Embedding<B>>>,
     head: Option<Box<dyn LogitLinear<B>>>,
 }
 
@@ -233,7 +235,11 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn tables(&mut self, stage: &Stage) -> Result<Tables<B>> {
         let tied = self.model.spec.tie_embeddings;
         let table = match stage.is_first() || (stage.is_last() && tied) {
-            true => Some(self.table()?),
+            true => Some(self.table(TensorRole::TokenEmbedding)?),
+            false => None,
+        };
+        let positions = match stage.is_first() && self.model.spec.learned_positions.is_some() {
+            true => Some(self.table(TensorRole::PositionEmbedding)?),
             false => None,
         };
         let of = |(weight, shape): &(Arc<W::Matrix>, MatShape)| MatrixLinear::<B, W> {
@@ -243,7 +249,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         };
         let head = match (stage.is_last(), table.as_ref().filter(|_| tied)) {
             (false, _) => None,
-            (true, Some(table)) => Some(of(table)),
+            (true, Some(table)) => Some(MatrixLinear {
+                bias: self.bias(&[TensorId::global(TensorRole::Output)])?,
+                ..of(table)
+            }),
             (true, None) => Some(self.linear(&[TensorId::global(TensorRole::Output)])?),
         };
         let cut = self.cut;
@@ -255,6 +264,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                     false => Box::new(VocabParallelEmbedding::new(table, cut)),
                 }
             }),
+            positions: positions
+                .as_ref()
+                .map(of)
+                .map(|table| -> Box<dyn Embedding<B>> { Box::new(table) }),
             head: head.map(|head| -> Box<dyn LogitLinear<B>> {
                 match cut.is_whole() {
                     true => Box::new(head),
@@ -265,18 +278,27 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
+        let [before, behind, before_ffn, behind_ffn] = spec.form.norms();
+        let at = |role, there: bool| there.then(|| TensorId::in_layer(index, role));
+        let mut norm = |role, there| at(role, there).map(|id| self.norm(id)).transpose();
+        let attn_norm = norm(TensorRole::AttentionNorm, before)?;
+        let post_attn_norm = norm(TensorRole::PostAttentionNorm, behind)?;
+        let ffn_norm = norm(TensorRole::FeedForwardNorm, before_ffn)?;
+        let post_ffn_norm = norm(TensorRole::PostFeedForwardNorm, behind_ffn)?;
         Ok(LayerWeights {
-            attn_norm: self.vector(TensorId::in_layer(index, TensorRole::AttentionNorm))?,
+            attn_norm,
+            post_attn_norm,
+            ffn_norm,
+            post_ffn_norm,
             attention: match &spec.attention {
                 AttentionSpec::Gqa(gqa) => AttentionWeights::Gqa(self.gqa(index, gqa)?),
                 AttentionSpec::ShortConv(conv) => {
                     AttentionWeights::ShortConv(self.short_conv(index, conv)?)
                 }
             },
-            ffn_norm: self.vector(TensorId::in_layer(index, TensorRole::FeedForwardNorm))?,
             feed_forward: match &spec.feed_forward {
-                FeedForwardSpec::GatedMlp(_) => {
-                    FeedForwardWeights::GatedMlp(self.gated_mlp(index)?)
+                FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => {
+                    FeedForwardWeights::Mlp(self.mlp(index)?)
                 }
                 FeedForwardSpec::Moe(moe) => FeedForwardWeights::Moe(self.moe(index, moe)?),
             },
@@ -285,7 +307,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     fn gqa(&mut self, index: usize, gqa: &GqaSpec) -> Result<GqaWeights<B>> {
         let mut head_norm = |role| {
-            let id = gqa.qk_norm.then(|| TensorId::in_layer(index, role));
+            let there = gqa.qk_norm != QkNormSpec::None;
+            let id = there.then(|| TensorId::in_layer(index, role));
             id.map(|id| self.vector(id)).transpose()
         };
         let q_norm = head_norm(TensorRole::QueryNorm)?;
@@ -313,8 +336,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         })
     }
 
-    fn gated_mlp(&mut self, index: usize) -> Result<GatedMlpWeights<B>> {
-        Ok(GatedMlpWeights {
+    fn mlp(&mut self, index: usize) -> Result<MlpWeights<B>> {
+        Ok(MlpWeights {
             gate_up: self.projection(index, Projection::GateUp)?,
             down: self.projection(index, Projection::Down)?,
         })
@@ -392,23 +415,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let maps = maps.collect::<Result<Vec<_>>>()?;
         let rows = maps.iter().map(|(_, shape)| shape.rows).sum();
         let cols = maps.first().map_or(0, |(_, shape)| shape.cols);
-        let biases: Vec<_> = ids
-            .iter()
-            .map(|id| self.model.spec.tensor(id.bias()))
-            .collect();
-        let bias = match biases.iter().any(Option::is_some) {
-            true => {
-                let mut values = Vec::with_capacity(rows);
-                for (bias, (_, shape)) in biases.iter().zip(&maps) {
-                    match bias {
-                        Some(bias) => values.extend(self.values(bias)?),
-                        None => values.resize(values.len() + shape.rows, 0.0),
-                    }
-                }
-                Some(self.device.from_slice(&values)?)
-            }
-            false => None,
-        };
+        let bias = self.bias(ids)?;
         let weights: Vec<_> = maps.iter().map(|(slice, _)| slice.weights()).collect();
         Ok(MatrixLinear::<B, W> {
             weight: self.load(ids, &weights, cols)?,
@@ -417,14 +424,35 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         })
     }
 
-    /// The embedding table: rows are looked up, so it must be floats or ggml blocks.
-    fn table(&mut self) -> Result<(Arc<W::Matrix>, MatShape)> {
-        let id = TensorId::global(TensorRole::TokenEmbedding);
+    /// The biases of maps one behind the other, with zeros for maps that have none; `None` where none has one.
+    fn bias(&mut self, ids: &[TensorId]) -> Result<Option<B::Buffer<f32>>> {
+        let spec = &self.model.spec;
+        let biases: Vec<_> = ids.iter().map(|id| spec.tensor(id.bias())).collect();
+        if biases.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let mut values = Vec::new();
+        for (bias, &id) in biases.iter().zip(ids) {
+            match bias {
+                Some(bias) => values.extend(self.values(bias)?),
+                None => {
+                    let rows = self.held(id)?.1.shape().rows;
+                    values.resize(values.len() + rows, 0.0);
+                }
+            }
+        }
+        self.device.from_slice(&values).map(Some)
+    }
+
+    /// A table: rows are looked up, so it must be floats or ggml blocks.
+    fn table(&mut self, role: TensorRole) -> Result<(Arc<W::Matrix>, MatShape)> {
+        let id = TensorId::global(role);
         let (slice, shape) = self.matrix(id)?;
         let weights = slice.weights();
         if !matches!(weights, QuantWeights::Gguf(_)) {
             let path = self.model.tensors().path_hint().display();
-            let (name, found) = (self.model.names.embedding, weights.label());
+            let name = self.model.names.stem(role).unwrap_or_default();
+            let found = weights.label();
             return Err(Error::Model(format!(
                 "{path}: layer \"{name}\" is quantised ({found}), expected an embedding table of floats"
             )));
@@ -458,11 +486,17 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     /// This rank's part of a matrix.
     fn matrix(&self, id: TensorId) -> Result<(Slice<'a>, MatShape)> {
+        let (tensor, at) = self.held(id)?;
+        let shape = tensor.matrix().ok_or_else(|| not_of_the_spec(id))?;
+        let matrix = self.model.matrix(&tensor, shape)?;
+        Ok((matrix.slice(&at)?, at.shape()))
+    }
+
+    /// What this rank holds of a matrix.
+    fn held(&self, id: TensorId) -> Result<(DecoderTensor, MatSlice)> {
         let tensor = self.tensor(id)?;
         let shape = tensor.matrix().ok_or_else(|| not_of_the_spec(id))?;
-        let weights = self.model.matrix(id, shape)?;
-        let at = MatSlice::held(self.cut, &tensor, shape);
-        Ok((Slice::new(&weights, shape.cols, &at)?, at.shape()))
+        Ok((tensor, MatSlice::held(self.cut, &tensor, shape)))
     }
 
     /// All matrices of a stack, whole.
@@ -476,6 +510,15 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         }
     }
 
+    /// A norm of the residual stream.
+    fn norm(&mut self, id: TensorId) -> Result<Norm<B>> {
+        let has_bias = self.model.spec.tensor(id.bias()).is_some();
+        Ok(Norm {
+            weight: self.vector(id)?,
+            bias: has_bias.then(|| self.vector(id.bias())).transpose()?,
+        })
+    }
+
     /// A vector on the device, in f32.
     fn vector(&mut self, id: TensorId) -> Result<B::Buffer<f32>> {
         let tensor = self.tensor(id)?;
@@ -485,9 +528,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     /// A vector on the host, in f32.
     fn values(&mut self, tensor: &DecoderTensor) -> Result<Vec<f32>> {
-        let view = self.model.vector(tensor)?;
-        let mut values = to_f32(self.model.tensors(), &view)?;
-        self.advance(view.bytes.len() as u64);
+        let (mut values, bytes) = self.model.vector(tensor)?;
+        self.advance(bytes);
         if let TensorShape::Vector(_) = tensor.shape {
             let held = self.cut.slice(tensor).range;
             values.truncate(held.end);

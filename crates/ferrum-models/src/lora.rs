@@ -206,11 +206,13 @@ fn module<'n>(spec: &DecoderSpec, name: &'n str) -> Option<Module<'n>> {
         .layer_part(name)
         .or_else(|| hf.unwrapped_layer_part(name));
     if let Some(found) = in_hf {
-        return Some(module((hf, RopeStyle::HalfSplit), found));
+        let style = family.map_or(RopeStyle::HalfSplit, |family| family.hf_rope);
+        return Some(module((hf, style), found));
     }
-    let found = GGUF_NAMES.layer_part(name)?;
+    let gguf = family.map_or(&GGUF_NAMES, |family| family.gguf_names);
+    let found = gguf.layer_part(name)?;
     Some(module(
-        (&GGUF_NAMES, gguf_style.unwrap_or(spec.rope.style)),
+        (gguf, gguf_style.unwrap_or(spec.rope_style())),
         found,
     ))
 }
@@ -272,7 +274,7 @@ fn fuse<B: LlmBackend>(
     pairs: &Parts<'_>,
     (maps, cut): (&[DecoderTensor], &RankCut),
 ) -> Result<Delta<B>> {
-    let style = cut.whole_spec().rope.style;
+    let style = cut.whole_spec().rope_style();
     let maps: Vec<_> = maps
         .iter()
         .filter_map(|map| {

@@ -117,7 +117,8 @@ fn part_memory_plan<K: KvDtypeKind>(
         true => 2 * config.max_logit_rows * spec.vocab_size,
         false => 0,
     };
-    let floats = config.max_tokens * widths + logits + config.context * spec.rope.rot_dim;
+    let ropes = spec.ropes.iter().map(|rope| rope.rot_dim).sum::<usize>();
+    let floats = config.max_tokens * widths + logits + config.context * ropes;
     MemoryPlan {
         weights: model.weight_bytes(policy, (cut, stage)),
         kv_per_token: whole / tokens,
@@ -161,7 +162,9 @@ impl DecoderSpec {
         let layer = self.layers.get(tensor.id.layer?)?;
         match &layer.feed_forward {
             FeedForwardSpec::Moe(moe) if tensor.id.role.is_expert() => Some(moe),
-            FeedForwardSpec::Moe(_) | FeedForwardSpec::GatedMlp(_) => None,
+            FeedForwardSpec::Moe(_) | FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => {
+                None
+            }
         }
     }
 }
@@ -173,7 +176,10 @@ impl Model {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
         let tensors = tensors.filter(|tensor| {
             let role = tensor.id.role;
-            !matches!(role, TensorRole::TokenEmbedding | TensorRole::Output)
+            !matches!(
+                role,
+                TensorRole::TokenEmbedding | TensorRole::PositionEmbedding | TensorRole::Output
+            )
         });
         let used = tensors.map(|tensor| self.used_part(&tensor, tensor.shape.elements()));
         used.fold(0, u64::saturating_add)
@@ -191,6 +197,7 @@ impl Model {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
         let read = tensors.filter(|tensor| match tensor.id.role {
             TensorRole::TokenEmbedding => self.spec.tie_embeddings && stage.is_last(),
+            TensorRole::PositionEmbedding => false,
             _ => stage.holds(&self.spec, tensor.id),
         });
         let bytes = read.map(|tensor| self.used_part(&tensor, self.loaded_bytes(&tensor, policy)));
@@ -230,12 +237,11 @@ impl Model {
         let (shape, mut in_format) = (tensor.shape.matrix(), true);
         if let (Some(shape), false) = (shape, cut.is_whole()) {
             let at = MatSlice::held(cut, tensor, shape);
-            let mut check = |weights: QuantWeights<'_>| {
-                in_format &= at.keeps_format(&weights, shape.cols);
-            };
             match self.stored(tensor) {
-                Ok(Stored::Matrix(weights)) => check(weights),
-                Ok(Stored::Experts(source)) => source.each(check),
+                Ok(Stored::Matrix(matrix)) => in_format = matrix.keeps_format(&at),
+                Ok(Stored::Experts(source)) => source.each(|weights| {
+                    in_format &= at.keeps_format(&weights, shape.cols);
+                }),
                 Ok(Stored::Vector) | Err(_) => {}
             }
         }
@@ -249,11 +255,12 @@ impl Model {
     fn loaded_bytes(&self, tensor: &DecoderTensor, policy: WeightPolicy) -> u64 {
         let in_f32 = 4 * tensor.shape.elements();
         match self.stored(tensor) {
-            Ok(Stored::Matrix(weights)) => {
+            Ok(Stored::Matrix(matrix)) => {
+                let weights = &matrix.weights;
                 let widened = tensor.id.role.widens_floats() && weights.floats().is_some();
                 // Packed forms have about the size of what they are made of.
-                match policy.keeps(&weights) && !widened {
-                    true => weights.stored_bytes() as u64,
+                match policy.keeps(weights) && !widened {
+                    true => matrix.stored_bytes(),
                     false => in_f32,
                 }
             }

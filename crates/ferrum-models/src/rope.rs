@@ -58,6 +58,9 @@ pub(crate) fn fill_row(
     let magnitude = match spec.scaling {
         RopeScaling::Yarn {
             attention_factor, ..
+        }
+        | RopeScaling::LongRope {
+            attention_factor, ..
         } => attention_factor,
         _ => 1.0,
     };
@@ -68,8 +71,8 @@ pub(crate) fn fill_row(
     }
 }
 
-/// The angular frequencies, `[rot_dim/2]`, for a sequence of `length` tokens (only dynamic scaling
-/// looks at the length).
+/// The angular frequencies, `[rot_dim/2]`, for a sequence of `length` tokens (only scalings that
+/// [depend on it](RopeScaling::depends_on_length) look at the length).
 pub(crate) fn frequencies(spec: &RopeSpec, length: usize) -> Vec<f32> {
     let dim = spec.rot_dim;
     let plain = |base: f64| -> Vec<f32> {
@@ -118,12 +121,25 @@ pub(crate) fn frequencies(spec: &RopeSpec, length: usize) -> Vec<f32> {
             };
             plain(base).into_iter().map(scale).collect()
         }
-        RopeScaling::Divisors(divisors) => plain(base)
-            .iter()
-            .zip(divisors)
-            .map(|(f, d)| f / d)
-            .collect(),
+        RopeScaling::Divisors(divisors) => divided(&plain(base), divisors),
+        RopeScaling::LongRope {
+            short,
+            long,
+            original_max_position,
+            ..
+        } => {
+            let divisors = match length > *original_max_position {
+                true => long,
+                false => short,
+            };
+            divided(&plain(base), divisors)
+        }
     }
+}
+
+fn divided(frequencies: &[f32], divisors: &[f32]) -> Vec<f32> {
+    let pairs = frequencies.iter().zip(divisors);
+    pairs.map(|(f, d)| f / d).collect()
 }
 
 fn yarn(spec: &RopeSpec, plain: &[f32]) -> Vec<f32> {

@@ -55,11 +55,38 @@ pub(crate) enum Slice<'a> {
     View(QuantWeights<'a>),
     /// The same scheme with smaller sizes; its tensors are these, in the order of the struct's fields.
     Gathered(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
+    /// Rows that were put together: bytes, type and rows.
+    Rows(Vec<u8>, GgufQuantType, usize),
     /// Expanded: numbers and rows.
     Values(Vec<f32>, usize),
 }
 
 impl<'a> Slice<'a> {
+    /// The slice `at` of a weight of this shape that is stored with a row for each input.
+    ///
+    /// # Errors
+    /// For a weight that is not floats.
+    pub(crate) fn transposed(
+        weights: &QuantWeights<'a>,
+        shape: MatShape,
+        at: &MatSlice,
+    ) -> Result<Self> {
+        let (Some(_), QuantWeights::Gguf(part)) = (weights.floats(), weights) else {
+            let found = weights.label();
+            let reason = format!("found {found} with a row for each input, expected floats");
+            return Err(Error::invalid(OP, reason));
+        };
+        let size = part.ty.block_bytes();
+        let mut bytes = Vec::with_capacity(at.rows.len() * at.cols.len() * size);
+        for row in at.rows.clone() {
+            for col in at.cols.clone() {
+                let first = (col * shape.rows + row) * size;
+                bytes.extend_from_slice(&part.bytes[first..first + size]);
+            }
+        }
+        Ok(Self::Rows(bytes, part.ty, at.rows.len()))
+    }
+
     /// The slice `at` of a weight with rows of `cols` numbers.
     ///
     /// # Errors
@@ -93,6 +120,9 @@ impl<'a> Slice<'a> {
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         let (form, [a, b, c, d]) = match self {
             Self::View(weights) => return *weights,
+            Self::Rows(bytes, ty, rows) => {
+                return QuantWeights::Gguf(QuantPart::new(bytes, *ty, *rows));
+            }
             Self::Values(values, rows) => {
                 return QuantWeights::Gguf(QuantPart::new(
                     bytemuck::cast_slice(values),
@@ -619,10 +649,15 @@ mod tests {
             let (rows, cols) = (shape.rows, shape.cols);
             match model.stored(&tensor).unwrap() {
                 Stored::Vector => {}
-                Stored::Matrix(weights) => {
-                    let whole = weights.expand("test", cols).unwrap();
+                Stored::Matrix(matrix) => {
+                    let all = MatSlice {
+                        rows: 0..rows,
+                        cols: 0..cols,
+                    };
+                    let whole = matrix.slice(&all).unwrap();
+                    let whole = whole.weights().expand("test", cols).unwrap();
                     for at in slices(rows, cols) {
-                        let slice = Slice::new(&weights, cols, &at).unwrap();
+                        let slice = matrix.slice(&at).unwrap();
                         let found = slice.weights();
                         assert_eq!(found.rows(), at.rows.len(), "{name}: {}: {at:?}", tensor.id);
                         let found = found.expand("test", at.cols.len()).unwrap();

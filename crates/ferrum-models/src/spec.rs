@@ -1,8 +1,7 @@
 //! [`DecoderSpec`]: everything the forward path needs to know of a decoder, as plain data.
 //!
-//! A layer is two choices, attention and feed-forward, each behind a norm: `x += part(norm(x))`. A new
-//! family fits by a new value, or by a new variant with its tensors in `inventory/` and its branch in
-//! `layer.rs`; nothing else changes.
+//! A layer is three choices: attention, feed-forward, and where norms stand. A new family fits by a new value, or by
+//! a new variant with its tensors in `inventory/` and its branch in `layer/`; nothing else changes.
 
 use ferrum_kernels::RopeStyle;
 use std::fmt;
@@ -20,12 +19,55 @@ pub struct DecoderSpec {
     pub context_length: usize,
     /// Layers in order; they may differ.
     pub layers: Vec<LayerSpec>,
-    /// Epsilon of all RMS norms.
+    /// What the norms of the residual stream are. Those of queries and keys are RMS norms.
+    pub norm: NormKind,
+    /// Epsilon of all norms.
     pub norm_eps: f32,
-    /// Rotary embedding shared by all layers.
-    pub rope: RopeSpec,
+    /// Rotary embeddings, which layers name by their place here.
+    pub ropes: Vec<RopeSpec>,
+    /// Rows of a learned table of positions, which are added to the embeddings.
+    pub learned_positions: Option<usize>,
+    /// Factors outside of layers, and on what layers add.
+    pub scales: Scales,
     /// Whether the output projection is the embedding table.
     pub tie_embeddings: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+}
+
+/// Factors outside of layers, and on what layers add to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// On embeddings.
+    pub embedding: f32,
+    /// On what attention and feed-forward add.
+    pub residual: f32,
+    /// On logits.
+    pub logits: f32,
+    /// Bound of logits behind that factor: `cap · tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
+}
+
+impl Scales {
+    /// No factor.
+    pub const NONE: Self = Self {
+        embedding: 1.0,
+        residual: 1.0,
+        logits: 1.0,
+        logit_softcap: None,
+    };
+}
+
+/// What a norm is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / √(mean(x²) + eps) · weight`.
+    Rms,
+    /// `(x - mean) / √(var + eps) · weight (+ bias)`.
+    Layer {
+        /// Whether it has a bias.
+        bias: bool,
+    },
 }
 
 /// One decoder layer.
@@ -35,6 +77,36 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The part that looks at each token alone.
     pub feed_forward: FeedForwardSpec,
+    /// Where norms stand.
+    pub form: LayerForm,
+}
+
+/// Where the norms of a layer stand, and whether its parts follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerForm {
+    /// `x += attention(norm(x))`, then `x += feed_forward(norm(x))`.
+    PreNorm,
+    /// `x += norm(attention(x))`, then `x += norm(feed_forward(x))`.
+    PostNorm,
+    /// `x += norm(attention(norm(x)))`, then `x += norm(feed_forward(norm(x)))`.
+    Sandwich,
+    /// `x += attention(norm(x)) + feed_forward(norm(x))`.
+    Parallel {
+        /// Whether both norms are the same.
+        shared_norm: bool,
+    },
+}
+
+impl LayerForm {
+    /// Whether there are norms before attention, behind it, before the feed-forward and behind it.
+    pub fn norms(self) -> [bool; 4] {
+        match self {
+            Self::PreNorm => [true, false, true, false],
+            Self::PostNorm => [false, true, false, true],
+            Self::Sandwich => [true; 4],
+            Self::Parallel { shared_norm } => [true, false, !shared_norm, false],
+        }
+    }
 }
 
 /// What a layer keeps of the tokens that it has seen.
@@ -107,8 +179,12 @@ pub struct GqaSpec {
     pub scale: f32,
     /// Keys that a query sees, itself included; `None`: all before it.
     pub sliding_window: Option<usize>,
-    /// Whether q and k heads are RMS-normed before rotation.
-    pub qk_norm: bool,
+    /// The rotation of queries and keys, of [`DecoderSpec::ropes`]; `None`: they are not rotated.
+    pub rope: Option<usize>,
+    /// Bound of scores: `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// What is RMS-normed of queries and keys before rotation.
+    pub qk_norm: QkNormSpec,
     /// Whether q, k and v projections have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -117,11 +193,24 @@ pub struct GqaSpec {
     pub shared_kv: Option<usize>,
 }
 
+/// What is RMS-normed of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormSpec {
+    /// Nothing.
+    None,
+    /// Each head by itself, with the same weights for all.
+    Heads,
+    /// All heads of a token together.
+    Projection,
+}
+
 /// The part of a layer that looks at each token alone.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardSpec {
     /// `down(act(gate(x)) · up(x))`.
-    GatedMlp(GatedMlpSpec),
+    GatedMlp(MlpSpec),
+    /// `down(act(up(x)))`.
+    Mlp(MlpSpec),
     /// Mixture of experts: the weighted sum of some gated feed-forwards with SiLU, chosen for each
     /// token.
     Moe(MoeSpec),
@@ -150,18 +239,18 @@ pub enum ExpertRouting {
     },
 }
 
-/// A gated feed-forward.
+/// A feed-forward of linear maps.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GatedMlpSpec {
+pub struct MlpSpec {
     /// Elements between the projections.
     pub intermediate: usize,
-    /// Function on the gate.
+    /// Function on the gate, or between the projections where there is none.
     pub activation: Activation,
-    /// Whether the three projections have biases.
+    /// Whether the projections have biases.
     pub bias: bool,
 }
 
-/// Function on a gate.
+/// Function in a feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
@@ -240,6 +329,17 @@ pub enum RopeScaling {
     },
     /// Each frequency divided by its own number (`rope_freqs.weight` of GGUF files), `[rot_dim/2]`.
     Divisors(Vec<f32>),
+    /// LongRoPE (Ding et al., 2024): a divisor for each frequency, `[rot_dim/2]`, from the length of the sequence.
+    LongRope {
+        /// Divisors up to `original_max_position`.
+        short: Vec<f32>,
+        /// Divisors beyond it.
+        long: Vec<f32>,
+        /// Factor on sines and cosines.
+        attention_factor: f32,
+        /// Context of pre-training.
+        original_max_position: usize,
+    },
 }
 
 impl fmt::Display for RopeScaling {
@@ -270,6 +370,14 @@ impl fmt::Display for RopeScaling {
                 "llama3, factor {factor} from {original_max_position}, low {low_freq_factor}, high {high_freq_factor}"
             ),
             RopeScaling::Divisors(_) => f.write_str("by a divisor for each frequency"),
+            RopeScaling::LongRope {
+                attention_factor,
+                original_max_position,
+                ..
+            } => write!(
+                f,
+                "longrope, from {original_max_position}, attention factor {attention_factor}"
+            ),
         }
     }
 }
@@ -277,7 +385,38 @@ impl fmt::Display for RopeScaling {
 impl RopeScaling {
     /// Whether a token's angles depend on the length of its sequence.
     pub fn depends_on_length(&self) -> bool {
-        matches!(self, RopeScaling::Dynamic { .. })
+        matches!(
+            self,
+            RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. }
+        )
+    }
+
+    /// The divisors of frequencies that it has, by name.
+    fn divisors(&self) -> Vec<(&'static str, &[f32])> {
+        match self {
+            RopeScaling::Divisors(all) => vec![("rope_freqs.weight", all)],
+            RopeScaling::LongRope { short, long, .. } => {
+                vec![("short_factor", short), ("long_factor", long)]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl RopeSpec {
+    fn validate(&self) -> Result<(), String> {
+        if !(self.theta.is_finite() && self.theta > 0.0) {
+            return Err(format!("rope theta: found {}, expected > 0", self.theta));
+        }
+        for (name, divisors) in self.scaling.divisors() {
+            let (found, expected) = (divisors.len(), self.rot_dim / 2);
+            if found != expected || divisors.contains(&0.0) {
+                return Err(format!(
+                    "{name}: found {found} factors, expected {expected} non-zero ones"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -306,6 +445,18 @@ impl LayerSpec {
 }
 
 impl DecoderSpec {
+    /// Whether a token's angles depend on the length of its sequence in some layer.
+    pub fn depends_on_length(&self) -> bool {
+        self.ropes.iter().any(|r| r.scaling.depends_on_length())
+    }
+
+    /// How elements of rotated heads pair up, which is the same in all layers.
+    pub fn rope_style(&self) -> RopeStyle {
+        self.ropes
+            .first()
+            .map_or(RopeStyle::HalfSplit, |rope| rope.style)
+    }
+
     /// The cache that a layer uses: its own, or that of the layer which it shares one with.
     pub fn own_cache(&self, layer: usize) -> CacheSpec {
         match self.layers.get(layer).map(LayerSpec::cache) {
@@ -340,22 +491,19 @@ impl DecoderSpec {
                 self.norm_eps
             ));
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
+        let Scales {
+            embedding,
+            residual,
+            logits,
+            logit_softcap,
+        } = self.scales;
+        let factors = [embedding, residual, logits, logit_softcap.unwrap_or(1.0)];
+        if let Some(found) = factors.iter().find(|x| !x.is_finite() || **x == 0.0) {
             return Err(format!(
-                "rope theta: found {}, expected > 0",
-                self.rope.theta
+                "a factor of {found}: expected a finite number that is not 0"
             ));
         }
-        if let RopeScaling::Divisors(divisors) = &self.rope.scaling
-            && (divisors.len() != self.rope.rot_dim / 2 || divisors.contains(&0.0))
-        {
-            return Err(format!(
-                "rope_freqs.weight: found {} factors, expected {} non-zero ones",
-                divisors.len(),
-                self.rope.rot_dim / 2
-            ));
-        }
-        Ok(())
+        self.ropes.iter().try_for_each(RopeSpec::validate)
     }
 
     /// Keys and values that a layer shares are there before it, and are those that it would have.
@@ -407,9 +555,15 @@ impl DecoderSpec {
                         conv.kernel
                     ));
                 }
+                if layer.form == (LayerForm::Parallel { shared_norm: true }) {
+                    return Err("a convolution beside a feed-forward is not supported".into());
+                }
                 return layer.feed_forward.validate();
             }
         };
+        if gqa.shared_kv.is_some() && gqa.qk_norm == QkNormSpec::Projection {
+            return Err("a norm over all query heads without keys is not supported".into());
+        }
         if gqa.heads == 0 || gqa.kv_heads == 0 || !gqa.heads.is_multiple_of(gqa.kv_heads) {
             return Err(format!(
                 "{} query heads and {} kv heads: the first must be a multiple of the second",
@@ -423,14 +577,20 @@ impl DecoderSpec {
                 gqa.heads, gqa.head_dim, gqa.value_dim
             ));
         }
-        if !self.rope.rot_dim.is_multiple_of(2)
-            || self.rope.rot_dim == 0
-            || self.rope.rot_dim > gqa.head_dim
-        {
-            return Err(format!(
-                "{} rotated elements of a head of {}: expected an even number up to it",
-                self.rope.rot_dim, gqa.head_dim
-            ));
+        if let Some(index) = gqa.rope {
+            let Some(RopeSpec { rot_dim, .. }) = self.ropes.get(index) else {
+                return Err(format!("it has no rotary embedding {index}"));
+            };
+            if !rot_dim.is_multiple_of(2) || *rot_dim == 0 || *rot_dim > gqa.head_dim {
+                return Err(format!(
+                    "{rot_dim} rotated elements of a head of {}: expected an even number up to it",
+                    gqa.head_dim
+                ));
+            }
+        }
+        let positive = |x: f32| x.is_finite() && x > 0.0;
+        if !positive(gqa.scale) || !gqa.softcap.is_none_or(positive) {
+            return Err("the factor or the bound of scores: expected positive numbers".into());
         }
         if gqa.sliding_window == Some(0) {
             return Err("sliding window of 0: expected at least 1".into());
@@ -442,7 +602,7 @@ impl DecoderSpec {
 impl FeedForwardSpec {
     fn validate(&self) -> Result<(), String> {
         let (experts, intermediate) = match self {
-            FeedForwardSpec::GatedMlp(mlp) => (1, mlp.intermediate),
+            FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => (1, mlp.intermediate),
             FeedForwardSpec::Moe(moe) => {
                 if !(1..=1 << 16).contains(&moe.experts) {
                     let found = moe.experts;

@@ -3,8 +3,8 @@
 use crate::checkpoint::{Checkpoint, block_type};
 use crate::experts::ExpertSource;
 use crate::inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, TensorId, TensorLocation, TensorRole,
-    TensorShape, of_expert,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, TensorId, TensorLocation, TensorPart,
+    TensorRole, TensorShape, of_expert,
 };
 use crate::load::Model;
 use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
@@ -14,14 +14,69 @@ use ferrum_kernels::{ExpertShape, MatShape, QuantPart, QuantWeights};
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::collections::BTreeMap;
 
+/// The first tensor of a matrix in checkpoints that hold it as several.
+const QUANTISED: [&str; 2] = ["qweight", "weight_packed"];
+
 /// A tensor in its file.
 pub(crate) enum Stored<'a> {
     /// Numbers that are always loaded in f32.
     Vector,
     /// A matrix.
-    Matrix(QuantWeights<'a>),
+    Matrix(StoredMatrix<'a>),
     /// The matrices of all experts.
     Experts(ExpertSource<'a>),
+}
+
+/// A matrix in its file: rows of a tensor, of which it may be all.
+#[derive(Clone, Copy)]
+pub(crate) struct StoredMatrix<'a> {
+    /// The tensor.
+    pub(crate) weights: QuantWeights<'a>,
+    /// Its sizes, with a row for each output.
+    shape: MatShape,
+    /// The rows of it that are the matrix.
+    first: usize,
+    rows: usize,
+    /// Whether the file has a row for each input instead.
+    transposed: bool,
+}
+
+impl<'a> StoredMatrix<'a> {
+    /// The place of a part of the matrix in the tensor.
+    fn place(&self, at: &MatSlice) -> MatSlice {
+        MatSlice {
+            rows: self.first + at.rows.start..self.first + at.rows.end,
+            cols: at.cols.clone(),
+        }
+    }
+
+    /// A part of the matrix.
+    ///
+    /// # Errors
+    /// Those of [`Slice::new`].
+    pub(crate) fn slice(&self, at: &MatSlice) -> Result<Slice<'a>> {
+        let place = self.place(at);
+        match self.transposed {
+            true => Slice::transposed(&self.weights, self.shape, &place),
+            false => Slice::new(&self.weights, self.shape.cols, &place),
+        }
+    }
+
+    /// Whether the part has the format of the file.
+    pub(crate) fn keeps_format(&self, at: &MatSlice) -> bool {
+        self.transposed || self.place(at).keeps_format(&self.weights, self.shape.cols)
+    }
+
+    /// Bytes of it in the file.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let all = self.weights.stored_bytes() as u64;
+        all.saturating_mul(self.rows as u64) / self.shape.rows.max(1) as u64
+    }
+
+    /// Where its rows and columns can be cut.
+    fn borders(&self) -> (Borders, Borders) {
+        borders(&self.weights, self.shape.cols)
+    }
 }
 
 impl Model {
@@ -32,7 +87,7 @@ impl Model {
     pub(crate) fn stored(&self, tensor: &DecoderTensor) -> Result<Stored<'_>> {
         match tensor.shape {
             TensorShape::Vector(_) | TensorShape::Kernel { .. } => Ok(Stored::Vector),
-            TensorShape::Matrix(shape) => self.matrix(tensor.id, shape).map(Stored::Matrix),
+            TensorShape::Matrix(shape) => self.matrix(tensor, shape).map(Stored::Matrix),
             TensorShape::Stack(shape) => self.experts(tensor, shape).map(Stored::Experts),
         }
     }
@@ -41,9 +96,39 @@ impl Model {
     ///
     /// # Errors
     /// As [`stored`](Self::stored).
-    pub(crate) fn matrix(&self, id: TensorId, shape: MatShape) -> Result<QuantWeights<'_>> {
-        let module = self.names.module(id).ok_or_else(|| self.unnamed(id))?;
-        self.matrix_called(&module, shape)
+    pub(crate) fn matrix(
+        &self,
+        tensor: &DecoderTensor,
+        shape: MatShape,
+    ) -> Result<StoredMatrix<'_>> {
+        let (module, first, whole) = match self.location(tensor)? {
+            TensorLocation::Rows {
+                name,
+                first,
+                height,
+            } => (name, first, height),
+            TensorLocation::Whole(name) | TensorLocation::PerExpert(name) => (name, 0, shape.rows),
+        };
+        let module = module.strip_suffix(".weight").unwrap_or(&module);
+        let shape = MatShape {
+            rows: whole,
+            ..shape
+        };
+        let transposed = self.names.transposed && tensor.id.layer.is_some();
+        let in_file = match transposed {
+            true => MatShape {
+                rows: shape.cols,
+                cols: shape.rows,
+            },
+            false => shape,
+        };
+        Ok(StoredMatrix {
+            weights: self.matrix_called(module, in_file)?,
+            shape,
+            first,
+            rows: tensor.shape.dims()[0],
+            transposed,
+        })
     }
 
     /// The matrix `module` (less `.weight`).
@@ -100,21 +185,55 @@ impl Model {
     fn location(&self, tensor: &DecoderTensor) -> Result<TensorLocation> {
         let places = self.names.locations(tensor);
         let there = |place: &TensorLocation| match place {
-            TensorLocation::Rows { name, .. } => self.tensors().get(name).is_some(),
+            TensorLocation::Rows { name, .. } => {
+                let module = name.strip_suffix(".weight").unwrap_or(name);
+                let quantised = QUANTISED.map(|suffix| format!("{module}.{suffix}"));
+                let mut names = quantised.iter().chain([name]);
+                names.any(|name| self.tensors().get(name).is_some())
+            }
             TensorLocation::Whole(_) | TensorLocation::PerExpert(_) => true,
         };
         let found = places.into_iter().find(there);
         found.ok_or_else(|| self.unnamed(tensor.id))
     }
 
-    /// A vector in f32.
+    /// All elements of a vector, and their bytes in the file.
     ///
     /// # Errors
     /// As [`stored`](Self::stored).
-    pub(crate) fn vector(&self, tensor: &DecoderTensor) -> Result<TensorView<'_>> {
-        let name = self.names.name(tensor.id);
-        let name = name.ok_or_else(|| self.unnamed(tensor.id))?;
-        require(self.tensors(), &name, &tensor.shape.dims())
+    pub(crate) fn vector(&self, tensor: &DecoderTensor) -> Result<(Vec<f32>, u64)> {
+        let dims = tensor.shape.dims();
+        let (name, first, whole) = match self.location(tensor)? {
+            TensorLocation::Rows {
+                name,
+                first,
+                height,
+            } => (name, first, vec![height]),
+            TensorLocation::Whole(name) | TensorLocation::PerExpert(name) => (name, 0, dims),
+        };
+        let view = match tensor.shape {
+            // GGUF files leave the one input of each channel out.
+            TensorShape::Kernel { channels, taps } => {
+                let view = self.tensors().require(&name)?;
+                match view.shape == [channels, taps] {
+                    true => view,
+                    false => require(self.tensors(), &name, &whole)?,
+                }
+            }
+            _ => require(self.tensors(), &name, &whole)?,
+        };
+        let mut values = to_f32(self.tensors(), &view)?;
+        let bytes = view.bytes.len() / values.len().max(1);
+        if let TensorShape::Vector(len) = tensor.shape {
+            values.truncate(first + len);
+            values.drain(..first);
+        }
+        if tensor.id.role.is_norm() && tensor.id.part == TensorPart::Weight {
+            let offset = self.names.norm_offset;
+            values.iter_mut().for_each(|value| *value += offset);
+        }
+        let bytes = (bytes * values.len()) as u64;
+        Ok((values, bytes))
     }
 
     /// What rank `rank` of `ranks` holds of the model. Parts end where the formats of the weights can be cut, as far
@@ -142,10 +261,9 @@ impl Model {
         let is_expanded = |tensor: &DecoderTensor| -> Result<bool> {
             Ok(match (self.stored(tensor)?, tensor.shape) {
                 (Stored::Matrix(weights), TensorShape::Matrix(shape)) => {
-                    let at = MatSlice::held(cut, tensor, shape);
-                    let slice = Slice::new(&weights, shape.cols, &at)?;
+                    let slice = weights.slice(&MatSlice::held(cut, tensor, shape))?;
                     let expanded = matches!(slice, Slice::Values(..));
-                    policy.keeps(&weights) && (expanded || !policy.keeps(&slice.weights()))
+                    policy.keeps(&weights.weights) && (expanded || !policy.keeps(&slice.weights()))
                 }
                 (Stored::Experts(source), TensorShape::Stack(shape)) => {
                     let (rows, cols) = (shape.n, shape.k);
@@ -175,8 +293,7 @@ impl Model {
             |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.id.cut_unit() == Some(unit);
         for tensor in self.spec.tensors().filter(wanted) {
             let cols = tensor.shape.dims().last().copied().unwrap_or(0);
-            let mut join = |weights: &QuantWeights<'_>| {
-                let (rows, columns) = borders(weights, cols);
+            let mut join = |(rows, columns): (Borders, Borders)| {
                 all = all.and(match tensor.cut() {
                     CutAxis::Columns => columns,
                     _ => rows,
@@ -184,8 +301,8 @@ impl Model {
             };
             // A matrix that cannot be read is for the loader to report.
             match self.stored(&tensor) {
-                Ok(Stored::Matrix(weights)) => join(&weights),
-                Ok(Stored::Experts(source)) => source.each(|weights| join(&weights)),
+                Ok(Stored::Matrix(matrix)) => join(matrix.borders()),
+                Ok(Stored::Experts(source)) => source.each(|weights| join(borders(&weights, cols))),
                 Ok(Stored::Vector) | Err(_) => {}
             }
         }
@@ -213,7 +330,9 @@ impl Model {
         for tensor in self.spec.tensors() {
             // A matrix that cannot be read is for the loader to report.
             match self.stored(&tensor) {
-                Ok(Stored::Matrix(weights)) => count(&weights, policy.keeps(&weights)),
+                Ok(Stored::Matrix(StoredMatrix { weights, .. })) => {
+                    count(&weights, policy.keeps(&weights));
+                }
                 Ok(Stored::Experts(source)) => {
                     let kept = policy.keeps_experts(&source);
                     source.each(|weights| count(&weights, kept));
@@ -233,7 +352,7 @@ impl Model {
     /// Whether a matrix outside experts is stored as integers, which a device may multiply as such.
     pub fn has_integers(&self) -> bool {
         self.spec.tensors().any(|tensor| {
-            let Ok(Stored::Matrix(weights)) = self.stored(&tensor) else {
+            let Ok(Stored::Matrix(StoredMatrix { weights, .. })) = self.stored(&tensor) else {
                 return false;
             };
             weights.floats().is_none() && !matches!(weights, QuantWeights::Fp8(_))

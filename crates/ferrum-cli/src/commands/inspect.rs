@@ -10,7 +10,8 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_models::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, MemoryPlan, Model, RunnerConfig,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, MemoryPlan, Model, QkNormSpec,
+    RunnerConfig,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -154,6 +155,10 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
                 let (size, activation) = (mlp.intermediate, mlp.activation);
                 (format!("gated MLP of {size} ({activation})"), mlp.bias)
             }
+            FeedForwardSpec::Mlp(mlp) => {
+                let (size, activation) = (mlp.intermediate, mlp.activation);
+                (format!("MLP of {size} ({activation})"), mlp.bias)
+            }
             FeedForwardSpec::Moe(moe) => {
                 let (top_k, all, size) = (moe.top_k, moe.experts, moe.intermediate);
                 (format!("{top_k} of {all} experts of {size}"), false)
@@ -169,6 +174,12 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
         if mlp_bias {
             notes.push("MLP bias".to_owned());
         }
+        notes.extend(match layer.form {
+            LayerForm::PreNorm => None,
+            LayerForm::PostNorm => Some("norms behind both".to_owned()),
+            LayerForm::Sandwich => Some("norms before and behind both".to_owned()),
+            LayerForm::Parallel { .. } => Some("in parallel".to_owned()),
+        });
         let text = [vec![attention, feed_forward], notes].concat().join(", ");
         match groups.iter_mut().find(|(_, known)| *known == text) {
             Some(group) => group.0 += 1,
@@ -187,13 +198,23 @@ fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
     let values = gqa.value_dim;
     let notes = [
         (values != gqa.head_dim).then(|| format!("values of {values}")),
-        gqa.qk_norm.then(|| "q/k norm".to_owned()),
+        match gqa.qk_norm {
+            QkNormSpec::None => None,
+            QkNormSpec::Heads => Some("q/k norm".to_owned()),
+            QkNormSpec::Projection => Some("q/k norm over all heads".to_owned()),
+        },
         gqa.qkv_bias.then(|| "qkv bias".to_owned()),
         gqa.out_bias.then(|| "output bias".to_owned()),
         gqa.shared_kv
             .map(|owner| format!("keys and values of layer {owner}")),
         gqa.sliding_window
             .map(|window| format!("window of {window}")),
+        gqa.softcap.map(|cap| format!("scores up to {cap}")),
+        match gqa.rope {
+            None => Some("no rope".to_owned()),
+            Some(0) => None,
+            Some(other) => Some(format!("rope {}", other + 1)),
+        },
     ];
     (heads, notes.into_iter().flatten().collect())
 }
@@ -227,15 +248,23 @@ fn describe_spec(model: &Model) -> String {
     for (count, group) in layer_groups(spec) {
         let _ = writeln!(text, "layers        {count} × {group}");
     }
-    let rope = &spec.rope;
-    let _ = writeln!(
-        text,
-        "rope          base {}, {} elements, {}, scaling {}",
-        rope.theta,
-        rope.rot_dim,
-        style_name(rope.style),
-        rope.scaling
-    );
+    for (index, rope) in spec.ropes.iter().enumerate() {
+        let name = match index {
+            0 => "rope".to_owned(),
+            other => format!("rope {}", other + 1),
+        };
+        let _ = writeln!(
+            text,
+            "{name:13} base {}, {} elements, {}, scaling {}",
+            rope.theta,
+            rope.rot_dim,
+            style_name(rope.style),
+            rope.scaling
+        );
+    }
+    if let Some(rows) = spec.learned_positions {
+        let _ = writeln!(text, "positions     {rows}, learned");
+    }
     text
 }
 
@@ -321,6 +350,14 @@ fn as_json(
             })
         })
         .collect();
+    let mut ropes = spec.ropes.iter().map(|rope| {
+        json!({
+            "theta": rope.theta,
+            "rot_dim": rope.rot_dim,
+            "style": style_name(rope.style),
+            "scaling": rope.scaling.to_string(),
+        })
+    });
     let template = has_template(model, tokenizer)?;
     let tokenizer = tokenizer.map(|t| {
         json!({
@@ -344,12 +381,8 @@ fn as_json(
             "layer_groups": layers,
             "norm_eps": spec.norm_eps,
             "tie_embeddings": spec.tie_embeddings,
-            "rope": {
-                "theta": spec.rope.theta,
-                "rot_dim": spec.rope.rot_dim,
-                "style": style_name(spec.rope.style),
-                "scaling": spec.rope.scaling.to_string(),
-            },
+            "rope": ropes.next(),
+            "other_ropes": ropes.collect::<Vec<_>>(),
         },
         "tokenizer": tokenizer,
         "chat_template": template,

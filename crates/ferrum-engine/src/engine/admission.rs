@@ -73,7 +73,7 @@ impl StepLoop<'_> {
         let generation = &request.generation;
         let sampler = generation.sampler(request.prompt.len(), choice as u64)?;
         let spec = self.runner.spec();
-        let (depends, dim) = (spec.rope.scaling.depends_on_length(), spec.hidden_size);
+        let (depends, dim) = (spec.depends_on_length(), spec.hidden_size);
         let siblings = self.open.get(&id).map(|open| &open.seqs);
         let seq = SeqId(self.next_seq);
         self.next_seq += 1;

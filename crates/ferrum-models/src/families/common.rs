@@ -3,10 +3,10 @@
 use super::Family;
 use super::names::GGUF_NAMES;
 use super::rope;
-use crate::inventory::{TensorId, TensorRole};
+use crate::inventory::{TensorId, TensorRole, WeightNames};
 use crate::spec::{
-    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec,
-    RopeScaling,
+    Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, LayerSpec,
+    MlpSpec, NormKind, QkNormSpec, RopeScaling, Scales,
 };
 use ferrum_formats::gguf::PerLayer;
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
@@ -16,7 +16,7 @@ use ferrum_types::{Error, Result};
 /// Most layers that a file may claim: far above any model, far below what exhausts memory.
 const MAX_LAYERS: usize = 10_000;
 
-/// What `transformers` takes for keys that a `config.json` leaves out.
+/// What `transformers` takes for keys that a `config.json` leaves out, and what it calls them.
 pub(super) struct HfDefaults {
     /// `num_key_value_heads`; `None`: as many as query heads.
     pub(super) kv_heads: Option<usize>,
@@ -24,6 +24,33 @@ pub(super) struct HfDefaults {
     pub(super) head_dim: Option<usize>,
     /// `max_position_embeddings`.
     pub(super) max_position: usize,
+    /// The key of the norms' epsilon, and its value.
+    pub(super) eps: (&'static str, f32),
+    /// The key of the feed-forward's function, and its value.
+    pub(super) activation: (&'static str, &'static str),
+    /// `tie_word_embeddings`.
+    pub(super) tied: bool,
+    /// Base of rotary frequencies.
+    pub(super) theta: f64,
+    /// The share of a head that is rotated; `None`: whole heads, whatever the file says.
+    pub(super) rotary_share: Option<f64>,
+    /// What norms of the residual stream are.
+    pub(super) norm: NormKind,
+}
+
+impl HfDefaults {
+    /// Those of Llama.
+    pub(super) const LLAMA: Self = Self {
+        kv_heads: None,
+        head_dim: None,
+        max_position: 2048,
+        eps: ("rms_norm_eps", 1e-6),
+        activation: ("hidden_act", "silu"),
+        tied: false,
+        theta: 10_000.0,
+        rotary_share: None,
+        norm: NormKind::Rms,
+    };
 }
 
 /// Reads the common fields of `config.json`. The result has no biases, no q/k norms and no windows.
@@ -32,12 +59,38 @@ pub(super) fn from_hf(
     config: &HfConfig,
     defaults: &HfDefaults,
 ) -> Result<DecoderSpec> {
-    let hidden_size = config.require_usize("hidden_size")?;
     let heads = config.require_usize("num_attention_heads")?;
     let kv_heads = config
         .usize("num_key_value_heads")?
         .or(defaults.kv_heads)
         .unwrap_or(heads);
+    let sizes = HfSizes {
+        hidden_size: config.require_usize("hidden_size")?,
+        heads,
+        kv_heads,
+        intermediate: config.require_usize("intermediate_size")?,
+        layers: hf_layer_count(config, "num_hidden_layers")?,
+    };
+    of_sizes(family, config, &sizes, defaults)
+}
+
+/// Sizes that configs have by different names.
+pub(super) struct HfSizes {
+    pub(super) hidden_size: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) intermediate: usize,
+    pub(super) layers: usize,
+}
+
+/// [`from_hf`] of a config that has other names for these sizes.
+pub(super) fn of_sizes(
+    family: &'static str,
+    config: &HfConfig,
+    sizes: &HfSizes,
+    defaults: &HfDefaults,
+) -> Result<DecoderSpec> {
+    let (hidden_size, heads) = (sizes.hidden_size, sizes.heads);
     let head_dim = match config.usize("head_dim")?.or(defaults.head_dim) {
         Some(head_dim) => head_dim,
         None => hidden_size.checked_div(heads).unwrap_or(0),
@@ -45,18 +98,26 @@ pub(super) fn from_hf(
     let trained = config
         .usize("max_position_embeddings")?
         .unwrap_or(defaults.max_position);
-    let rope = rope::from_hf(config, head_dim)?;
-    let intermediate = config.require_usize("intermediate_size")?;
-    let layer = layer(heads, kv_heads, head_dim, intermediate, activation(config)?);
+    let ropes = rope::from_hf(config, head_dim, defaults)?;
+    let activation = activation(config, defaults.activation)?;
+    let inner = sizes.intermediate;
+    let layer = layer(heads, sizes.kv_heads, head_dim, inner, activation);
+    let (eps, default_eps) = defaults.eps;
+    let stretched = ropes.iter().map(|rope| stretched(&rope.scaling, trained));
+    let tied = config.bool("tie_word_embeddings")?;
     Ok(DecoderSpec {
         family,
         vocab_size: config.require_usize("vocab_size")?,
         hidden_size,
-        context_length: stretched(&rope.scaling, trained),
-        layers: vec![layer; hf_layer_count(config)?],
-        norm_eps: config.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        rope,
-        tie_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(false),
+        context_length: stretched.max().unwrap_or(trained),
+        layers: vec![layer; sizes.layers],
+        norm: defaults.norm,
+        norm_eps: config.f64(eps)?.map_or(default_eps, |eps| eps as f32),
+        ropes,
+        learned_positions: None,
+        scales: Scales::NONE,
+        tie_embeddings: tied.unwrap_or(defaults.tied),
+        output_bias: false,
     })
 }
 
@@ -70,9 +131,7 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
     let hidden_size = size("embedding_length")?;
     let heads = size("attention.head_count")?;
-    let kv_heads = gguf
-        .u32(&key("attention.head_count_kv"))?
-        .map_or(heads, |n| n as usize);
+    let kv_heads = gguf_kv_heads(gguf, heads)?;
     let head_dim = match gguf.u32(&key("attention.key_length"))? {
         Some(head_dim) => head_dim as usize,
         None => hidden_size.checked_div(heads).unwrap_or(0),
@@ -81,38 +140,137 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         .u32(&key("attention.value_length"))?
         .map_or(head_dim, |n| n as usize);
     let context_length = size("context_length")?;
-    let mut layer = layer(
-        heads,
-        kv_heads,
-        head_dim,
-        size("feed_forward_length")?,
-        Activation::Silu,
-    );
-    let has = |id: TensorId| {
-        let name = GGUF_NAMES.name(id);
-        name.is_some_and(|name| gguf.get(&name).is_some())
-    };
-    let has_bias = |role: TensorRole| has(TensorId::in_layer(0, role).bias());
+    let inner = size("feed_forward_length")?;
+    let mut layer = layer(heads, kv_heads, head_dim, inner, Activation::Silu);
+    let names = family.gguf_names;
+    let has_bias = |role: TensorRole| has_bias(gguf, names, role);
     if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
         gqa.value_dim = value_dim;
         gqa.qkv_bias = has_bias(TensorRole::Query);
         gqa.out_bias = has_bias(TensorRole::AttentionOutput);
+        gqa.softcap = gguf.f32(&key("attn_logit_softcapping"))?;
+        if let Some(scale) = gguf.f32(&key("attention.scale"))? {
+            gqa.scale = scale;
+        }
     }
     if let FeedForwardSpec::GatedMlp(mlp) = &mut layer.feed_forward {
-        mlp.bias = has_bias(TensorRole::Gate);
+        mlp.bias = has_bias(TensorRole::Down);
     }
+    let output = TensorId::global(TensorRole::Output);
+    let has = |id: TensorId| names.name(id).is_some_and(|name| gguf.get(&name).is_some());
+    let layer_norm_eps = gguf.f32(&key("attention.layer_norm_epsilon"))?;
     let mut spec = DecoderSpec {
         family: family.name,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
         context_length,
         layers: vec![layer; gguf_layer_count(gguf, &key("block_count"))?],
-        norm_eps: gguf.require_f32(&key("attention.layer_norm_rms_epsilon"))?,
-        rope: rope::from_gguf(gguf, head_dim, context_length, style)?,
-        tie_embeddings: !has(TensorId::global(TensorRole::Output)),
+        norm: NormKind::Rms,
+        norm_eps: match layer_norm_eps {
+            Some(eps) => eps,
+            None => gguf.require_f32(&key("attention.layer_norm_rms_epsilon"))?,
+        },
+        ropes: vec![rope::from_gguf(gguf, head_dim, context_length, style)?],
+        learned_positions: None,
+        scales: Scales::NONE,
+        tie_embeddings: !has(output),
+        output_bias: has(output.bias()),
+    };
+    let factor = |name: &str| Ok::<_, Error>(gguf.f32(&key(name))?.unwrap_or(1.0));
+    spec.scales = Scales {
+        embedding: factor("embedding_scale")?,
+        residual: factor("residual_scale")?,
+        logits: factor("logit_scale")?,
+        logit_softcap: gguf.f32(&key("final_logit_softcapping"))?,
     };
     gguf_windows(gguf, &mut spec)?;
     Ok(spec)
+}
+
+/// Key and value heads of all layers that have some.
+fn gguf_kv_heads(gguf: &Gguf, heads: usize) -> Result<usize> {
+    let key = format!("{}.attention.head_count_kv", gguf.architecture()?);
+    let found = match gguf.u32_per_layer(&key)? {
+        None => return Ok(heads),
+        Some(PerLayer::All(found)) => found,
+        Some(PerLayer::Each(all)) => {
+            let mut some = all.iter().copied().filter(|&n| n > 0);
+            let first = some.next().unwrap_or(0);
+            if some.any(|n| n != first) {
+                return Err(Error::Model(format!(
+                    "{}: field \"{key}\": found different numbers, expected one number of all layers that attend",
+                    gguf.path().display()
+                )));
+            }
+            first
+        }
+    };
+    Ok(found as usize)
+}
+
+/// Whether the map has a bias in the first layer, or the tensor that joins it with others.
+fn has_bias(gguf: &Gguf, names: &WeightNames, role: TensorRole) -> bool {
+    let own = names.name(TensorId::in_layer(0, role).bias());
+    let joined = names.joined.qkv.filter(|_| role == TensorRole::Query);
+    let joined = joined.map(|stem| format!("{}.{stem}.bias", names.layer.replace("{}", "0")));
+    let mut both = own.iter().chain(&joined);
+    both.any(|name| gguf.get(name).is_some())
+}
+
+/// Gives all layers this form.
+pub(super) fn set_form(spec: &mut DecoderSpec, form: LayerForm) {
+    spec.layers.iter_mut().for_each(|layer| layer.form = form);
+}
+
+/// Changes every feed-forward of linear maps.
+pub(super) fn each_mlp(spec: &mut DecoderSpec, mut change: impl FnMut(&mut MlpSpec)) {
+    for layer in &mut spec.layers {
+        if let FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) = &mut layer.feed_forward
+        {
+            change(mlp);
+        }
+    }
+}
+
+/// Takes the gates of all feed-forwards away.
+pub(super) fn without_gates(spec: &mut DecoderSpec) {
+    for layer in &mut spec.layers {
+        if let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward {
+            layer.feed_forward = FeedForwardSpec::Mlp(mlp.clone());
+        }
+    }
+}
+
+/// Biases of all projections of attention.
+pub(super) fn attention_biases(spec: &mut DecoderSpec, bias: bool) {
+    each_gqa(spec, |_, gqa| {
+        gqa.qkv_bias = bias;
+        gqa.out_bias = bias;
+    });
+}
+
+/// `ARCH.name` of a GGUF file.
+pub(super) fn gguf_f32(gguf: &Gguf, name: &str) -> Result<Option<f32>> {
+    Ok(gguf.f32(&format!("{}.{name}", gguf.architecture()?))?)
+}
+
+/// Lets each `every`th layer see all tokens where a GGUF file does not say which of them slide.
+pub(super) fn full_layers(gguf: &Gguf, spec: &mut DecoderSpec, every: usize) -> Result<()> {
+    let arch = gguf.architecture()?;
+    if !gguf.has(&format!("{arch}.attention.sliding_window_pattern")) {
+        each_gqa(spec, |i, gqa| {
+            gqa.sliding_window = gqa.sliding_window.filter(|_| (i + 1) % every != 0);
+        });
+    }
+    Ok(())
+}
+
+/// Gives the second rotary embedding to layers with a window, where there are two.
+pub(super) fn ropes_by_window(spec: &mut DecoderSpec) {
+    let local = spec.ropes.len().saturating_sub(1);
+    each_gqa(spec, |_, gqa| {
+        gqa.rope = Some(gqa.sliding_window.map_or(0, |_| local));
+    });
 }
 
 /// Changes the attention of every layer that has heads.
@@ -172,10 +330,17 @@ fn gguf_windows(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
         return Ok(());
     };
     let pattern_key = format!("{arch}.attention.sliding_window_pattern");
-    let pattern = if gguf.has(&pattern_key) {
-        gguf.bool_per_layer(&pattern_key)?
-    } else {
-        None
+    let every = gguf.value(&pattern_key).and_then(|v| v.as_integer());
+    if let Some(every) = every.filter(|&n| n > 1) {
+        each_gqa(spec, |i, gqa| {
+            let slides = (i as i128 + 1) % every != 0;
+            gqa.sliding_window = slides.then_some(window as usize);
+        });
+        return Ok(());
+    }
+    let pattern = match (gguf.has(&pattern_key), every) {
+        (true, None) => gguf.bool_per_layer(&pattern_key)?,
+        _ => None,
     };
     if let Some(PerLayer::Each(marks)) = &pattern
         && marks.len() != spec.layers.len()
@@ -211,16 +376,19 @@ fn layer(
             value_dim: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             sliding_window: None,
-            qk_norm: false,
+            rope: Some(0),
+            softcap: None,
+            qk_norm: QkNormSpec::None,
             qkv_bias: false,
             out_bias: false,
             shared_kv: None,
         }),
-        feed_forward: FeedForwardSpec::GatedMlp(GatedMlpSpec {
+        feed_forward: FeedForwardSpec::GatedMlp(MlpSpec {
             intermediate,
             activation,
             bias: false,
         }),
+        form: LayerForm::PreNorm,
     }
 }
 
@@ -239,8 +407,7 @@ fn stretched(scaling: &RopeScaling, trained: usize) -> usize {
     }
 }
 
-fn hf_layer_count(config: &HfConfig) -> Result<usize> {
-    let field = "num_hidden_layers";
+pub(super) fn hf_layer_count(config: &HfConfig, field: &str) -> Result<usize> {
     let found = config.require_usize(field)?;
     if found > MAX_LAYERS {
         return Err(config
@@ -261,14 +428,12 @@ fn gguf_layer_count(gguf: &Gguf, field: &str) -> Result<usize> {
     )))
 }
 
-fn activation(config: &HfConfig) -> Result<Activation> {
-    match config.str("hidden_act")?.unwrap_or("silu") {
+fn activation(config: &HfConfig, (key, default): (&str, &str)) -> Result<Activation> {
+    match config.str(key)?.unwrap_or(default) {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" => Ok(Activation::Gelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-        _ => Err(config
-            .field_error("hidden_act", "silu or a form of gelu")
-            .into()),
+        _ => Err(config.field_error(key, "silu or a form of gelu").into()),
     }
 }
 

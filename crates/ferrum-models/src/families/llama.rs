@@ -10,9 +10,12 @@ use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "llama",
+    title: "Llama 2, 3, 3.1, 3.2, 3.3 (text)",
     hf_architectures: &["LlamaForCausalLM"],
     hf_model_types: &["llama"],
     hf_names: &names::HF_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     // Mistral's and Mixtral's GGUF files say "llama" too; they differ only by values.
     gguf_architectures: &["llama"],
     gguf_form: Some(GgufForm {
@@ -28,6 +31,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: None,
         head_dim: None,
         max_position: 2048,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("llama", config, &defaults)?;
     let attention_bias = config.bool("attention_bias")?.unwrap_or(false);

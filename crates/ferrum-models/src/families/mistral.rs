@@ -9,9 +9,12 @@ use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "mistral",
+    title: "Mistral",
     hf_architectures: &["MistralForCausalLM"],
     hf_model_types: &["mistral"],
     hf_names: &names::HF_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["mistral"],
     gguf_form: Some(GgufForm {
         architecture: "llama",
@@ -26,6 +29,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: Some(8),
         head_dim: None,
         max_position: 131_072,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("mistral", config, &defaults)?;
     // `null` means none; only a key that is absent means the default.

@@ -10,9 +10,12 @@ use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "mixtral",
+    title: "Mixtral",
     hf_architectures: &["MixtralForCausalLM"],
     hf_model_types: &["mixtral"],
     hf_names: &names::MIXTRAL_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &[],
     gguf_form: Some(GgufForm {
         architecture: "llama",
@@ -27,6 +30,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: Some(8),
         head_dim: None,
         max_position: 131_072,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("mixtral", config, &defaults)?;
     let window = config.usize("sliding_window")?;

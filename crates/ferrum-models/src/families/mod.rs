@@ -4,16 +4,29 @@
 //! metadata; what most decoders have in common is read by `common.rs`, and a family states only how it
 //! differs. See `docs/adding-a-model.md`.
 
+mod cohere;
 mod common;
 mod experts;
+mod falcon;
+mod gemma;
+mod gemma2;
+mod glm4;
+mod gpt2;
+mod granite;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
 mod names;
+mod olmo2;
+mod phi;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 mod rope;
+mod smollm3;
+mod starcoder2;
 
 pub(crate) use names::{GGUF_NAMES, HF_NAMES};
 
@@ -28,12 +41,18 @@ use ferrum_types::{Error, Result};
 pub struct Family {
     /// Name in messages.
     pub name: &'static str,
+    /// The models that it reads, for people.
+    pub title: &'static str,
     /// Values of `architectures` in `config.json`.
     pub hf_architectures: &'static [&'static str],
     /// Values of `model_type` in `config.json`, for configs without `architectures`.
     pub hf_model_types: &'static [&'static str],
     /// Names of weights in Hugging Face folders.
     pub hf_names: &'static WeightNames,
+    /// How rows of query and key heads pair up for rotation in them.
+    pub hf_rope: RopeStyle,
+    /// Names of weights in GGUF files.
+    pub gguf_names: &'static WeightNames,
     /// Values of `general.architecture` in GGUF files that it reads.
     pub gguf_architectures: &'static [&'static str],
     /// What GGUF files are like that are made of its checkpoints; `None`: none are.
@@ -49,11 +68,12 @@ pub struct Family {
 pub struct GgufForm {
     /// Value of `general.architecture`.
     pub architecture: &'static str,
-    /// How rows of query and key heads pair up for rotation; in checkpoints they are halves.
+    /// How rows of query and key heads pair up for rotation. Where checkpoints have halves, rows of pairs are in another
+    /// order there.
     pub rope: RopeStyle,
 }
 
-/// The names of tensors in GGUF files, whatever the family.
+/// The names of tensors in GGUF files of most families.
 pub fn gguf_names() -> &'static WeightNames {
     &names::GGUF_NAMES
 }
@@ -71,6 +91,22 @@ pub static FAMILIES: &[&Family] = &[
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &gemma::FAMILY,
+    &gemma2::FAMILY,
+    &gemma2::GEMMA3,
+    &phi::FAMILY,
+    &phi3::FAMILY,
+    &olmo2::FAMILY,
+    &olmo2::OLMO3,
+    &smollm3::FAMILY,
+    &granite::FAMILY,
+    &cohere::FAMILY,
+    &cohere::COHERE2,
+    &starcoder2::FAMILY,
+    &glm4::FAMILY,
+    &gpt2::FAMILY,
+    &falcon::FAMILY,
+    &lfm2::FAMILY,
 ];
 
 /// The family of an opened model.
@@ -112,7 +148,7 @@ pub(crate) fn read_spec(
 ) -> Result<(&'static Family, DecoderSpec, &'static WeightNames)> {
     let family = family_for(source)?;
     match source {
-        ModelSource::Gguf(gguf) => Ok((family, (family.from_gguf)(gguf)?, &names::GGUF_NAMES)),
+        ModelSource::Gguf(gguf) => Ok((family, (family.from_gguf)(gguf)?, family.gguf_names)),
         ModelSource::Hf(folder) => {
             crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
@@ -138,18 +174,68 @@ fn find(wanted: impl Fn(&Family) -> bool) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| wanted(family))
 }
 
-fn list(of: impl Fn(&Family) -> &'static [&'static str]) -> String {
-    let all: Vec<_> = FAMILIES
-        .iter()
-        .flat_map(|family| of(family))
-        .copied()
-        .collect();
-    all.join(", ")
+fn list(of: impl Fn(&Family) -> &'static [&'static str]) -> Vec<&'static str> {
+    let all = FAMILIES.iter().flat_map(|family| of(family));
+    let mut known = Vec::new();
+    for &name in all {
+        if !known.contains(&name) {
+            known.push(name);
+        }
+    }
+    known
 }
 
-fn unknown(path: &std::path::Path, field: &str, found: &str, known: &str) -> Error {
+fn unknown(path: &std::path::Path, field: &str, found: &str, known: &[&str]) -> Error {
+    let nearest = nearest(found, known).map(|name| format!(", of which {name} is the nearest"));
     Error::Model(format!(
-        "{}: field \"{field}\": architecture \"{found}\" is not supported\nhint: supported are {known}",
-        path.display()
+        "{}: field \"{field}\": architecture \"{found}\" is not supported\nhint: supported are {}{}",
+        path.display(),
+        known.join(", "),
+        nearest.unwrap_or_default()
     ))
+}
+
+/// The known name that takes the fewest changes to become `found`, unless that is most of its letters.
+fn nearest<'k>(found: &str, known: &[&'k str]) -> Option<&'k str> {
+    let found: String = found.chars().take(64).collect();
+    let near = known.iter().map(|&name| (edits(&found, name), name));
+    let (changes, name) = near.min_by_key(|&(changes, _)| changes)?;
+    (2 * changes <= name.len()).then_some(name)
+}
+
+/// Letters that are put in, taken out or replaced to make one word of the other (Levenshtein).
+fn edits(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (i, a) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in other.chars().enumerate() {
+            let replaced = diagonal + usize::from(!a.eq_ignore_ascii_case(&b));
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_told_if_it_is_near() {
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("QWEN2", "qwen2"), 0);
+        let known = list(|family| family.hf_architectures);
+        assert_eq!(
+            nearest("Qwen4ForCausalLM", &known),
+            Some("Qwen2ForCausalLM")
+        );
+        assert_eq!(
+            nearest("Gemma3nForCausalLM", &known),
+            Some("Gemma3ForCausalLM")
+        );
+        assert_eq!(nearest("", &known), None);
+        assert_eq!(nearest("whisper", &list(|f| f.gguf_architectures)), None);
+    }
 }

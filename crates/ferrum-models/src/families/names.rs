@@ -1,6 +1,6 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
-use crate::inventory::{ExpertNames, WeightNames};
+use crate::inventory::{ExpertNames, JoinedNames, WeightNames};
 
 /// Hugging Face names of Llama and those who followed it.
 pub(crate) static HF_NAMES: WeightNames = HF;
@@ -9,6 +9,8 @@ const HF: WeightNames = WeightNames {
     embedding: "model.embed_tokens",
     // Follow from the config.
     rope_divisors: None,
+    rope_long_short: None,
+    positions: None,
     final_norm: "model.norm",
     lm_head: "lm_head",
     layer: "model.layers.{}",
@@ -19,6 +21,7 @@ const HF: WeightNames = WeightNames {
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     attn_out: "self_attn.o_proj",
+    post_attn_norm: None,
     conv_in: "conv.in_proj",
     conv: "conv.conv",
     conv_out: "conv.out_proj",
@@ -26,6 +29,7 @@ const HF: WeightNames = WeightNames {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
+    post_ffn_norm: None,
     router: "mlp.gate",
     experts: ExpertNames {
         gate: "mlp.experts.{}.gate_proj",
@@ -33,6 +37,9 @@ const HF: WeightNames = WeightNames {
         down: "mlp.experts.{}.down_proj",
         joined: Some(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
     },
+    joined: JoinedNames::NONE,
+    norm_offset: 0.0,
+    transposed: false,
 };
 
 /// Hugging Face names of Mixtral.
@@ -47,10 +54,122 @@ pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
     ..HF
 };
 
+/// Hugging Face names of Gemma 1, whose norms are stored less 1.
+pub(super) static GEMMA_NAMES: WeightNames = GEMMA;
+
+const GEMMA: WeightNames = WeightNames {
+    norm_offset: 1.0,
+    ..HF
+};
+
+/// Hugging Face names of Gemma 2 and 3.
+pub(super) static GEMMA2_NAMES: WeightNames = WeightNames {
+    post_attn_norm: Some("post_attention_layernorm"),
+    ffn_norm: "pre_feedforward_layernorm",
+    post_ffn_norm: Some("post_feedforward_layernorm"),
+    ..GEMMA
+};
+
+/// Hugging Face names of OLMo 2 and 3, which have no norm before a part.
+pub(super) static OLMO2_NAMES: WeightNames = WeightNames {
+    post_attn_norm: Some("post_attention_layernorm"),
+    ffn_norm: "pre_feedforward_layernorm",
+    post_ffn_norm: Some("post_feedforward_layernorm"),
+    ..HF
+};
+
+/// Hugging Face names of Phi 3.
+pub(super) static PHI3_NAMES: WeightNames = WeightNames {
+    joined: JoinedNames {
+        qkv: Some("self_attn.qkv_proj"),
+        gate_up: Some("mlp.gate_up_proj"),
+    },
+    ..HF
+};
+
+/// Hugging Face names of GLM-4.
+pub(super) static GLM4_NAMES: WeightNames = WeightNames {
+    post_attn_norm: Some("post_self_attn_layernorm"),
+    post_ffn_norm: Some("post_mlp_layernorm"),
+    joined: JoinedNames {
+        qkv: None,
+        gate_up: Some("mlp.gate_up_proj"),
+    },
+    ..HF
+};
+
+/// Hugging Face names of StarCoder 2.
+pub(super) static STARCODER2_NAMES: WeightNames = WeightNames {
+    up: "mlp.c_fc",
+    down: "mlp.c_proj",
+    ..HF
+};
+
+/// Hugging Face names of Phi 1 and 2.
+pub(super) static PHI_NAMES: WeightNames = WeightNames {
+    final_norm: "model.final_layernorm",
+    attn_out: "self_attn.dense",
+    up: "mlp.fc1",
+    down: "mlp.fc2",
+    ..HF
+};
+
+/// Hugging Face names of GPT-2, whose matrices have a row for each input.
+pub(super) static GPT2_NAMES: WeightNames = WeightNames {
+    embedding: "transformer.wte",
+    positions: Some("transformer.wpe"),
+    final_norm: "transformer.ln_f",
+    layer: "transformer.h.{}",
+    attn_norm: "ln_1",
+    attn_out: "attn.c_proj",
+    ffn_norm: "ln_2",
+    up: "mlp.c_fc",
+    down: "mlp.c_proj",
+    joined: JoinedNames {
+        qkv: Some("attn.c_attn"),
+        gate_up: None,
+    },
+    transposed: true,
+    ..HF
+};
+
+/// Hugging Face names of Falcon.
+pub(super) static FALCON_NAMES: WeightNames = WeightNames {
+    embedding: "transformer.word_embeddings",
+    final_norm: "transformer.ln_f",
+    layer: "transformer.h.{}",
+    attn_out: "self_attention.dense",
+    up: "mlp.dense_h_to_4h",
+    down: "mlp.dense_4h_to_h",
+    joined: JoinedNames {
+        qkv: Some("self_attention.query_key_value"),
+        gate_up: None,
+    },
+    ..HF
+};
+
+/// Hugging Face names of LFM2.
+pub(super) static LFM2_NAMES: WeightNames = WeightNames {
+    final_norm: "model.embedding_norm",
+    attn_norm: "operator_norm",
+    q_norm: "self_attn.q_layernorm",
+    k_norm: "self_attn.k_layernorm",
+    attn_out: "self_attn.out_proj",
+    ffn_norm: "ffn_norm",
+    gate: "feed_forward.w1",
+    up: "feed_forward.w3",
+    down: "feed_forward.w2",
+    ..HF
+};
+
 /// Names in GGUF files.
-pub(crate) static GGUF_NAMES: WeightNames = WeightNames {
+pub(crate) static GGUF_NAMES: WeightNames = GGUF;
+
+const GGUF: WeightNames = WeightNames {
     embedding: "token_embd",
     rope_divisors: Some("rope_freqs"),
+    rope_long_short: Some(("rope_factors_long", "rope_factors_short")),
+    positions: Some("position_embd"),
     final_norm: "output_norm",
     lm_head: "output",
     layer: "blk.{}",
@@ -61,6 +180,7 @@ pub(crate) static GGUF_NAMES: WeightNames = WeightNames {
     q_norm: "attn_q_norm",
     k_norm: "attn_k_norm",
     attn_out: "attn_output",
+    post_attn_norm: Some("post_attention_norm"),
     conv_in: "shortconv.in_proj",
     conv: "shortconv.conv",
     conv_out: "shortconv.out_proj",
@@ -68,6 +188,7 @@ pub(crate) static GGUF_NAMES: WeightNames = WeightNames {
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",
+    post_ffn_norm: Some("post_ffw_norm"),
     router: "ffn_gate_inp",
     experts: ExpertNames {
         gate: "ffn_gate_exps",
@@ -75,6 +196,27 @@ pub(crate) static GGUF_NAMES: WeightNames = WeightNames {
         down: "ffn_down_exps",
         joined: None,
     },
+    joined: JoinedNames {
+        qkv: Some("attn_qkv"),
+        gate_up: None,
+    },
+    norm_offset: 0.0,
+    transposed: false,
+};
+
+/// Names in GGUF files of decoders whose gate and up are one tensor.
+pub(super) static GGUF_GATE_UP_NAMES: WeightNames = WeightNames {
+    joined: JoinedNames {
+        gate_up: Some("ffn_up"),
+        ..GGUF.joined
+    },
+    ..GGUF
+};
+
+/// Names in GGUF files of LFM2.
+pub(super) static GGUF_LFM2_NAMES: WeightNames = WeightNames {
+    final_norm: "token_embd_norm",
+    ..GGUF
 };
 
 #[cfg(test)]

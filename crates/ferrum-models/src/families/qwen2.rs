@@ -9,9 +9,12 @@ use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen2",
+    title: "Qwen 2, 2.5",
     hf_architectures: &["Qwen2ForCausalLM"],
     hf_model_types: &["qwen2"],
     hf_names: &names::HF_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen2"],
     gguf_form: Some(GgufForm {
         architecture: "qwen2",
@@ -26,6 +29,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: Some(32),
         head_dim: None,
         max_position: 32_768,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("qwen2", config, &defaults)?;
     common::each_gqa(&mut spec, |_, gqa| gqa.qkv_bias = true);

@@ -2,16 +2,19 @@
 
 use super::common::{self, HfDefaults};
 use super::{Family, GgufForm, names};
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, QkNormSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen3",
+    title: "Qwen 3",
     hf_architectures: &["Qwen3ForCausalLM"],
     hf_model_types: &["qwen3"],
     hf_names: &names::HF_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen3"],
     gguf_form: Some(GgufForm {
         architecture: "qwen3",
@@ -26,11 +29,12 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: Some(32),
         head_dim: Some(128),
         max_position: 32_768,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("qwen3", config, &defaults)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     common::each_gqa(&mut spec, |_, gqa| {
-        gqa.qk_norm = true;
+        gqa.qk_norm = QkNormSpec::Heads;
         gqa.qkv_bias = bias;
         gqa.out_bias = bias;
     });
@@ -40,6 +44,6 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
-    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
+    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::Heads);
     Ok(spec)
 }

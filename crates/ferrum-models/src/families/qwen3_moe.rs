@@ -4,16 +4,19 @@
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, names};
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, QkNormSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen3moe",
+    title: "Qwen 3 MoE",
     hf_architectures: &["Qwen3MoeForCausalLM"],
     hf_model_types: &["qwen3_moe"],
     hf_names: &names::HF_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen3moe"],
     gguf_form: Some(GgufForm {
         architecture: "qwen3moe",
@@ -28,6 +31,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         kv_heads: Some(4),
         head_dim: None,
         max_position: 32_768,
+        ..HfDefaults::LLAMA
     };
     let mut spec = common::from_hf("qwen3moe", config, &defaults)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
@@ -38,7 +42,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         None
     };
     common::each_gqa(&mut spec, |_, gqa| {
-        gqa.qk_norm = true;
+        gqa.qk_norm = QkNormSpec::Heads;
         gqa.qkv_bias = bias;
         gqa.out_bias = bias;
         // Unlike the dense Qwen 3, all layers have it.
@@ -66,7 +70,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
-    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = true);
+    common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::Heads);
     experts::place_gguf(gguf, &mut spec)?;
     Ok(spec)
 }

@@ -1,83 +1,158 @@
 //! RoPE settings of configs and GGUF metadata.
 
+use super::common::HfDefaults;
 use super::names::GGUF_NAMES;
 use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{RopeScaling, RopeSpec};
-use ferrum_formats::{Gguf, HfConfig, RopeConfigs, RopeKind, TensorSource};
+use ferrum_formats::{Gguf, HfConfig, RopeConfig, RopeConfigs, RopeKind, TensorSource};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
 
-/// Reads either spelling of `config.json`.
-pub(super) fn from_hf(config: &HfConfig, head_dim: usize) -> Result<RopeSpec> {
-    let RopeConfigs::All(rope) = config.rope(10_000.0)? else {
-        let expected = "one set of parameters for all layers of this architecture";
-        return Err(config.field_error("rope_parameters", expected).into());
+/// Reads either spelling of `config.json`: the rotary embedding of all layers, or where layers have different ones,
+/// that of layers which see all tokens and that of layers with a window.
+pub(super) fn from_hf(
+    config: &HfConfig,
+    head_dim: usize,
+    defaults: &HfDefaults,
+) -> Result<Vec<RopeSpec>> {
+    match config.rope(defaults.theta)? {
+        RopeConfigs::All(rope) => Ok(vec![one_from_hf(config, head_dim, &rope, defaults)?]),
+        RopeConfigs::ByLayerType(types) => {
+            let known = ["full_attention", "sliding_attention"];
+            let ropes: Vec<_> = known.iter().filter_map(|&name| types.get(name)).collect();
+            if ropes.len() != types.len() {
+                let expected = "parameters for full_attention and sliding_attention alone";
+                return Err(config.field_error("rope_parameters", expected).into());
+            }
+            let ropes = ropes.into_iter();
+            ropes
+                .map(|rope| one_from_hf(config, head_dim, rope, defaults))
+                .collect()
+        }
+    }
+}
+
+fn one_from_hf(
+    config: &HfConfig,
+    head_dim: usize,
+    rope: &RopeConfig,
+    defaults: &HfDefaults,
+) -> Result<RopeSpec> {
+    let rot_dim = match defaults.rotary_share {
+        None => head_dim,
+        Some(default) => {
+            let share = match states_share(config)? {
+                true => rope.partial_rotary_factor,
+                false => default,
+            };
+            (head_dim as f64 * share) as usize
+        }
     };
-    let scaling = match rope.kind {
+    let scaling = match &rope.kind {
         RopeKind::Default => RopeScaling::None,
         RopeKind::Linear { factor } => RopeScaling::Linear {
-            factor: factor as f32,
+            factor: *factor as f32,
         },
         RopeKind::Dynamic {
             factor,
             original_max_position,
         } => RopeScaling::Dynamic {
-            factor: factor as f32,
-            max_position: original_max_position,
+            factor: *factor as f32,
+            max_position: *original_max_position,
         },
-        RopeKind::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            attention_factor,
-            mscale,
-            mscale_all_dim,
-            original_max_position,
-            truncate,
-        } => {
-            let attention_factor =
-                attention_factor.unwrap_or_else(|| match (mscale, mscale_all_dim) {
-                    (Some(one), Some(all)) if one != 0.0 && all != 0.0 => {
-                        yarn_magnitude(factor, one) / yarn_magnitude(factor, all)
-                    }
-                    _ => yarn_magnitude(factor, 1.0),
-                });
-            RopeScaling::Yarn {
-                factor: factor as f32,
-                attention_factor: attention_factor as f32,
-                beta_fast: beta_fast as f32,
-                beta_slow: beta_slow as f32,
-                original_max_position,
-                truncate,
-            }
-        }
+        RopeKind::Yarn { .. } => yarn_from_hf(&rope.kind),
         RopeKind::Llama3 {
             factor,
             low_freq_factor,
             high_freq_factor,
             original_max_position,
         } => RopeScaling::Llama3 {
-            factor: factor as f32,
-            low_freq_factor: low_freq_factor as f32,
-            high_freq_factor: high_freq_factor as f32,
-            original_max_position,
+            factor: *factor as f32,
+            low_freq_factor: *low_freq_factor as f32,
+            high_freq_factor: *high_freq_factor as f32,
+            original_max_position: *original_max_position,
         },
-        RopeKind::LongRope { .. } => return Err(unsupported(config, "longrope")),
+        RopeKind::LongRope {
+            short_factor,
+            long_factor,
+            factor,
+            attention_factor,
+            original_max_position,
+        } => {
+            let magnitude = longrope_magnitude(*factor, *original_max_position);
+            let narrow = |all: &[f64]| all.iter().map(|&x| x as f32).collect();
+            RopeScaling::LongRope {
+                short: narrow(short_factor),
+                long: narrow(long_factor),
+                attention_factor: attention_factor.unwrap_or(magnitude) as f32,
+                original_max_position: *original_max_position,
+            }
+        }
         RopeKind::Proportional { .. } => return Err(unsupported(config, "proportional")),
         _ => return Err(unsupported(config, "an unknown one")),
     };
     // As in transformers, these families rotate whole heads whatever the file says; with a scaling,
     // its models cannot run either.
-    if rope.partial_rotary_factor != 1.0 && scaling != RopeScaling::None {
+    let whole = defaults.rotary_share.is_none();
+    if whole && rope.partial_rotary_factor != 1.0 && scaling != RopeScaling::None {
         let expected = "1 together with this RoPE scaling in this architecture";
         return Err(config.field_error("partial_rotary_factor", expected).into());
     }
     Ok(RopeSpec {
-        rot_dim: head_dim,
+        rot_dim,
         theta: rope.theta as f32,
         style: RopeStyle::HalfSplit,
         scaling,
     })
+}
+
+/// Whether the file says what share of heads is rotated.
+fn states_share(config: &HfConfig) -> Result<bool> {
+    let key = "partial_rotary_factor";
+    for section in ["rope_scaling", "rope_parameters"] {
+        if config.section(section)?.is_some_and(|s| s.has(key)) {
+            return Ok(true);
+        }
+    }
+    Ok(config.has(key) || config.has("rotary_pct"))
+}
+
+fn yarn_from_hf(kind: &RopeKind) -> RopeScaling {
+    let RopeKind::Yarn {
+        factor,
+        beta_fast,
+        beta_slow,
+        attention_factor,
+        mscale,
+        mscale_all_dim,
+        original_max_position,
+        truncate,
+    } = *kind
+    else {
+        return RopeScaling::None;
+    };
+    let attention_factor = attention_factor.unwrap_or_else(|| match (mscale, mscale_all_dim) {
+        (Some(one), Some(all)) if one != 0.0 && all != 0.0 => {
+            yarn_magnitude(factor, one) / yarn_magnitude(factor, all)
+        }
+        _ => yarn_magnitude(factor, 1.0),
+    });
+    RopeScaling::Yarn {
+        factor: factor as f32,
+        attention_factor: attention_factor as f32,
+        beta_fast: beta_fast as f32,
+        beta_slow: beta_slow as f32,
+        original_max_position,
+        truncate,
+    }
+}
+
+/// LongRoPE's factor on sines and cosines, of the growth of the context.
+fn longrope_magnitude(factor: f64, original: usize) -> f64 {
+    match factor <= 1.0 || original < 2 {
+        true => 1.0,
+        false => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+    }
 }
 
 /// Reads `rope.*` metadata and `rope_freqs.weight`.
@@ -128,8 +203,9 @@ pub(super) fn from_gguf(
                 truncate: true,
             }
         }
+        Some("longrope") => RopeScaling::None,
         Some(other) => {
-            let reason = format!("found \"{other}\", expected none, linear or yarn");
+            let reason = format!("found \"{other}\", expected none, linear, yarn or longrope");
             return Err(bad(gguf, &key("scaling.type"), &reason));
         }
     };
@@ -145,6 +221,10 @@ pub(super) fn from_gguf(
         }
         None => scaling,
     };
+    let scaling = match longrope_from_gguf(gguf, context)? {
+        Some(longrope) => longrope,
+        None => scaling,
+    };
     Ok(RopeSpec {
         rot_dim,
         theta,
@@ -153,9 +233,34 @@ pub(super) fn from_gguf(
     })
 }
 
+/// The two lists of divisors, if the file has them.
+fn longrope_from_gguf(gguf: &Gguf, context: usize) -> Result<Option<RopeScaling>> {
+    let list = |role| -> Result<Option<Vec<f32>>> {
+        let name = GGUF_NAMES.name(TensorId::global(role)).unwrap_or_default();
+        let view = gguf.get(&name);
+        view.map(|view| crate::stored::to_f32(gguf, &view))
+            .transpose()
+    };
+    let long = list(TensorRole::RopeLongDivisors)?;
+    let (Some(long), Some(short)) = (long, list(TensorRole::RopeShortDivisors)?) else {
+        return Ok(None);
+    };
+    let key = |name: &str| Ok::<_, Error>(format!("{}.rope.scaling.{name}", gguf.architecture()?));
+    let original = gguf.u32(&key("original_context_length")?)?;
+    let original = original.map_or(context, |n| n as usize);
+    let magnitude = longrope_magnitude(context as f64 / original.max(1) as f64, original);
+    let stated = gguf.f32(&key("attn_factor")?)?;
+    Ok(Some(RopeScaling::LongRope {
+        short,
+        long,
+        attention_factor: stated.unwrap_or(magnitude as f32),
+        original_max_position: original,
+    }))
+}
+
 fn unsupported(config: &HfConfig, kind: &str) -> Error {
     Error::Model(format!(
-        "{}: RoPE type {kind}: expected default, linear, dynamic, yarn or llama3 for this architecture",
+        "{}: RoPE type {kind}: expected default, linear, dynamic, yarn, llama3 or longrope for this architecture",
         config.path().display()
     ))
 }

@@ -10,7 +10,7 @@
 //! ranks hold the same one, and share the query heads that read it.
 
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, QkNormSpec};
 use std::ops::Range;
 
 /// Along what a tensor is cut.
@@ -64,10 +64,16 @@ impl TensorId {
             ) => CutAxis::Replicated,
             (
                 TensorRole::RopeDivisors
+                | TensorRole::RopeLongDivisors
+                | TensorRole::RopeShortDivisors
                 | TensorRole::AttentionNorm
                 | TensorRole::QueryNorm
                 | TensorRole::KeyNorm
+                | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
+                | TensorRole::PostFeedForwardNorm
+                // A row for each position, and small.
+                | TensorRole::PositionEmbedding
                 // Decoders with these are not cut.
                 | TensorRole::ConvInput
                 | TensorRole::ConvKernel
@@ -96,13 +102,18 @@ impl TensorId {
             | TensorRole::ExpertUp
             | TensorRole::ExpertDown => CutUnit::Intermediate,
             TensorRole::RopeDivisors
+            | TensorRole::RopeLongDivisors
+            | TensorRole::RopeShortDivisors
+            | TensorRole::PositionEmbedding
             | TensorRole::AttentionNorm
             | TensorRole::QueryNorm
             | TensorRole::KeyNorm
+            | TensorRole::PostAttentionNorm
             | TensorRole::ConvInput
             | TensorRole::ConvKernel
             | TensorRole::ConvOutput
             | TensorRole::FeedForwardNorm
+            | TensorRole::PostFeedForwardNorm
             | TensorRole::Router
             | TensorRole::FinalNorm => return None,
         })
@@ -189,6 +200,9 @@ impl RankCut {
         })?;
         let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
             let (heads, kv_heads) = match &layer.attention {
+                AttentionSpec::Gqa(gqa) if gqa.qk_norm == QkNormSpec::Projection && ranks > 1 => {
+                    Err("found norms over all heads, which ranks cannot share".into())
+                }
                 AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks)),
                 AttentionSpec::ShortConv(_) if ranks == 1 => Ok((0..0, 0..0)),
                 AttentionSpec::ShortConv(_) => {
@@ -259,7 +273,9 @@ impl RankCut {
                 gqa.kv_heads = cut.kv_heads.len();
             }
             match &mut layer.feed_forward {
-                FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate = cut.intermediate.len(),
+                FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => {
+                    mlp.intermediate = cut.intermediate.len();
+                }
                 FeedForwardSpec::Moe(moe) => moe.intermediate = cut.intermediate.len(),
             }
         }
@@ -302,7 +318,7 @@ impl DecoderTensor {
 
 fn intermediate(feed_forward: &FeedForwardSpec) -> usize {
     match feed_forward {
-        FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate,
+        FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
         FeedForwardSpec::Moe(moe) => moe.intermediate,
     }
 }

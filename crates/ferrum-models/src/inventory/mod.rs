@@ -11,12 +11,12 @@ mod stage;
 
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
-pub use names::{ExpertNames, TensorLocation, WeightNames};
+pub use names::{ExpertNames, JoinedNames, TensorLocation, WeightNames};
 pub use stage::Stage;
 
 use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GatedMlpSpec, GqaSpec, LayerSpec, MoeSpec,
-    RopeScaling, ShortConvSpec,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MlpSpec, MoeSpec, NormKind,
+    QkNormSpec, RopeScaling, ShortConvSpec,
 };
 use ferrum_kernels::{ExpertShape, MatShape};
 use std::fmt;
@@ -29,6 +29,12 @@ pub enum TensorRole {
     /// What each rotary frequency is divided by. Follows from the config where that states the scaling,
     /// so it is no parameter.
     RopeDivisors,
+    /// The same of a scaling that changes beyond a length, for sequences beyond it.
+    RopeLongDivisors,
+    /// And for those up to it.
+    RopeShortDivisors,
+    /// Table of learned positions.
+    PositionEmbedding,
     /// Norm before attention.
     AttentionNorm,
     /// Query projection.
@@ -43,6 +49,8 @@ pub enum TensorRole {
     KeyNorm,
     /// Attention's output projection.
     AttentionOutput,
+    /// Norm behind attention.
+    PostAttentionNorm,
     /// Projection to the gates and the input of a short convolution.
     ConvInput,
     /// Taps of a short convolution.
@@ -57,6 +65,8 @@ pub enum TensorRole {
     Up,
     /// Down projection.
     Down,
+    /// Norm behind the feed-forward.
+    PostFeedForwardNorm,
     /// Router of a mixture of experts.
     Router,
     /// Gate projections of all experts.
@@ -73,9 +83,12 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 22] = [
+    pub const ALL: [TensorRole; 27] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
+        Self::RopeLongDivisors,
+        Self::RopeShortDivisors,
+        Self::PositionEmbedding,
         Self::AttentionNorm,
         Self::Query,
         Self::Key,
@@ -83,6 +96,7 @@ impl TensorRole {
         Self::QueryNorm,
         Self::KeyNorm,
         Self::AttentionOutput,
+        Self::PostAttentionNorm,
         Self::ConvInput,
         Self::ConvKernel,
         Self::ConvOutput,
@@ -90,6 +104,7 @@ impl TensorRole {
         Self::Gate,
         Self::Up,
         Self::Down,
+        Self::PostFeedForwardNorm,
         Self::Router,
         Self::ExpertGate,
         Self::ExpertUp,
@@ -102,21 +117,40 @@ impl TensorRole {
     pub fn is_in_layer(self) -> bool {
         !matches!(
             self,
-            Self::TokenEmbedding | Self::RopeDivisors | Self::FinalNorm | Self::Output
+            Self::TokenEmbedding
+                | Self::RopeDivisors
+                | Self::RopeLongDivisors
+                | Self::RopeShortDivisors
+                | Self::PositionEmbedding
+                | Self::FinalNorm
+                | Self::Output
         )
     }
 
     /// Whether it is a number for each element and no matrix.
     pub fn is_vector(self) -> bool {
+        self.is_norm() || self.is_rope() || self == Self::ConvKernel
+    }
+
+    /// Whether it is the weight of a norm.
+    pub fn is_norm(self) -> bool {
         matches!(
             self,
-            Self::RopeDivisors
-                | Self::AttentionNorm
+            Self::AttentionNorm
                 | Self::QueryNorm
                 | Self::KeyNorm
-                | Self::ConvKernel
+                | Self::PostAttentionNorm
                 | Self::FeedForwardNorm
+                | Self::PostFeedForwardNorm
                 | Self::FinalNorm
+        )
+    }
+
+    /// Whether it says how frequencies of rotation are scaled, which configs say otherwise.
+    pub fn is_rope(self) -> bool {
+        matches!(
+            self,
+            Self::RopeDivisors | Self::RopeLongDivisors | Self::RopeShortDivisors
         )
     }
 
@@ -137,6 +171,9 @@ impl fmt::Display for TensorRole {
         f.write_str(match self {
             Self::TokenEmbedding => "token embedding",
             Self::RopeDivisors => "rope divisors",
+            Self::RopeLongDivisors => "rope divisors of long sequences",
+            Self::RopeShortDivisors => "rope divisors of short sequences",
+            Self::PositionEmbedding => "position embedding",
             Self::AttentionNorm => "attention norm",
             Self::Query => "query projection",
             Self::Key => "key projection",
@@ -144,6 +181,7 @@ impl fmt::Display for TensorRole {
             Self::QueryNorm => "query norm",
             Self::KeyNorm => "key norm",
             Self::AttentionOutput => "attention output projection",
+            Self::PostAttentionNorm => "norm behind attention",
             Self::ConvInput => "short convolution's input projection",
             Self::ConvKernel => "short convolution",
             Self::ConvOutput => "short convolution's output projection",
@@ -151,6 +189,7 @@ impl fmt::Display for TensorRole {
             Self::Gate => "gate projection",
             Self::Up => "up projection",
             Self::Down => "down projection",
+            Self::PostFeedForwardNorm => "norm behind the feed-forward",
             Self::Router => "router",
             Self::ExpertGate => "gate projections of experts",
             Self::ExpertUp => "up projections of experts",
@@ -183,7 +222,7 @@ impl Projection {
         }
     }
 
-    /// Those that a layer has: none where it has experts instead.
+    /// Those that a layer has: none where it has experts instead, no gate where it has none.
     pub(crate) fn maps(self, spec: &DecoderSpec, layer: usize) -> Vec<DecoderTensor> {
         let ids = self
             .roles()
@@ -321,12 +360,23 @@ pub struct DecoderTensor {
     pub rotated_heads: usize,
     /// Elements along the axis of [`cut`](Self::cut) that stay together: those of a head, or 1.
     pub unit: usize,
+    /// Where its rows are in the product that it is computed in.
+    pub product: ProductRows,
+}
+
+/// Where the rows of a map are among those of the product that joins it with others. Some files store the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductRows {
+    /// The first row.
+    pub first: usize,
+    /// Rows of the product.
+    pub of: usize,
 }
 
 impl DecoderTensor {
     /// Whether training changes it. The others follow from the config.
     pub fn is_parameter(&self) -> bool {
-        self.id.role != TensorRole::RopeDivisors
+        !self.id.role.is_rope()
     }
 
     /// What an adapter calls the map for a model whose checkpoints have these names; `None` where it
@@ -379,8 +429,19 @@ impl DecoderSpec {
         let mut all = List::new(None);
         let table = (self.vocab_size, self.hidden_size);
         all.matrix(TensorRole::TokenEmbedding, table);
-        if let RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) = self.rope.scaling {
-            all.vector(TensorRole::RopeDivisors, self.rope.rot_dim / 2);
+        for rope in &self.ropes {
+            let (divisors, half) = (TensorRole::RopeDivisors, rope.rot_dim / 2);
+            match rope.scaling {
+                RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) => all.vector(divisors, half),
+                RopeScaling::LongRope { .. } => {
+                    all.vector(TensorRole::RopeLongDivisors, half);
+                    all.vector(TensorRole::RopeShortDivisors, half);
+                }
+                _ => {}
+            }
+        }
+        if let Some(rows) = self.learned_positions {
+            all.matrix(TensorRole::PositionEmbedding, (rows, self.hidden_size));
         }
         all.tensors
     }
@@ -388,9 +449,14 @@ impl DecoderSpec {
     /// What comes after the layers.
     fn last_tensors(&self) -> Vec<DecoderTensor> {
         let mut all = List::new(None);
-        all.vector(TensorRole::FinalNorm, self.hidden_size);
+        all.norm(TensorRole::FinalNorm, self);
+        let vocab = self.vocab_size;
         if !self.tie_embeddings {
-            all.matrix(TensorRole::Output, (self.vocab_size, self.hidden_size));
+            all.matrix(TensorRole::Output, (vocab, self.hidden_size));
+        }
+        if self.output_bias {
+            let bias = TensorShape::Vector(vocab);
+            all.push(TensorRole::Output, TensorPart::Bias, bias);
         }
         all.tensors
     }
@@ -398,24 +464,34 @@ impl DecoderSpec {
     /// The tensors of one layer; none for a layer that is not there.
     fn layer_tensors(&self, index: usize) -> Vec<DecoderTensor> {
         let mut all = List::new(Some(index));
-        let Some(LayerSpec {
-            attention,
-            feed_forward,
-        }) = self.layers.get(index)
-        else {
+        let Some(layer) = self.layers.get(index) else {
             return all.tensors;
         };
+        let LayerSpec {
+            attention,
+            feed_forward,
+            form,
+        } = layer;
+        let [before, behind, before_ffn, behind_ffn] = form.norms();
         let hidden = self.hidden_size;
-        all.vector(TensorRole::AttentionNorm, hidden);
+        let norm = |all: &mut List, role, there: bool| {
+            if there {
+                all.norm(role, self);
+            }
+        };
+        norm(&mut all, TensorRole::AttentionNorm, before);
         match attention {
             AttentionSpec::Gqa(gqa) => all.attention(gqa, hidden),
             AttentionSpec::ShortConv(conv) => all.short_conv(conv, hidden),
         }
-        all.vector(TensorRole::FeedForwardNorm, hidden);
+        norm(&mut all, TensorRole::PostAttentionNorm, behind);
+        norm(&mut all, TensorRole::FeedForwardNorm, before_ffn);
         match feed_forward {
-            FeedForwardSpec::GatedMlp(mlp) => all.gated_mlp(mlp, hidden),
+            FeedForwardSpec::GatedMlp(mlp) => all.mlp(mlp, true, hidden),
+            FeedForwardSpec::Mlp(mlp) => all.mlp(mlp, false, hidden),
             FeedForwardSpec::Moe(moe) => all.experts(moe, hidden),
         }
+        norm(&mut all, TensorRole::PostFeedForwardNorm, behind_ffn);
         all.tensors
     }
 }
@@ -444,7 +520,20 @@ impl List {
             shape,
             rotated_heads: 0,
             unit: 1,
+            product: ProductRows {
+                first: 0,
+                of: shape.dims()[0],
+            },
         });
+    }
+
+    /// A norm of the residual stream.
+    fn norm(&mut self, role: TensorRole, spec: &DecoderSpec) {
+        self.vector(role, spec.hidden_size);
+        if spec.norm == (NormKind::Layer { bias: true }) {
+            let bias = TensorShape::Vector(spec.hidden_size);
+            self.push(role, TensorPart::Bias, bias);
+        }
     }
 
     fn vector(&mut self, role: TensorRole, len: usize) {
@@ -484,12 +573,25 @@ impl List {
                 TensorRole::Key => gqa.kv_heads,
                 _ => 0,
             };
+            let rows = match tensor.id.role {
+                TensorRole::Query => 0,
+                TensorRole::Key => shape.q_dim(),
+                TensorRole::Value => shape.q_dim() + shape.k_dim(),
+                _ => continue,
+            };
+            tensor.product = ProductRows {
+                first: rows,
+                of: gqa.shared_kv.map_or(shape.row_dim(), |_| shape.q_dim()),
+            };
         }
-        if gqa.qk_norm {
-            self.vector(TensorRole::QueryNorm, gqa.head_dim);
-            if gqa.shared_kv.is_none() {
-                self.vector(TensorRole::KeyNorm, gqa.head_dim);
-            }
+        let widths = match gqa.qk_norm {
+            QkNormSpec::None => return,
+            QkNormSpec::Heads => [gqa.head_dim; 2],
+            QkNormSpec::Projection => [shape.q_dim(), shape.k_dim()],
+        };
+        self.vector(TensorRole::QueryNorm, widths[0]);
+        if gqa.shared_kv.is_none() {
+            self.vector(TensorRole::KeyNorm, widths[1]);
         }
     }
 
@@ -509,10 +611,19 @@ impl List {
         self.linear(TensorRole::ConvOutput, (hidden, channels), bias);
     }
 
-    fn gated_mlp(&mut self, mlp: &GatedMlpSpec, hidden: usize) {
-        let inner = mlp.intermediate;
-        self.linear(TensorRole::Gate, (inner, hidden), mlp.bias);
+    fn mlp(&mut self, mlp: &MlpSpec, gated: bool, hidden: usize) {
+        let (first, inner) = (self.tensors.len(), mlp.intermediate);
+        if gated {
+            self.linear(TensorRole::Gate, (inner, hidden), mlp.bias);
+        }
         self.linear(TensorRole::Up, (inner, hidden), mlp.bias);
+        for tensor in &mut self.tensors[first..] {
+            let is_second = gated && tensor.id.role == TensorRole::Up;
+            tensor.product = ProductRows {
+                first: usize::from(is_second) * inner,
+                of: (1 + usize::from(gated)) * inner,
+            };
+        }
         self.linear(TensorRole::Down, (hidden, inner), mlp.bias);
     }
 

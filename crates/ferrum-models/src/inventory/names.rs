@@ -1,7 +1,8 @@
 //! What files call the tensors of the inventory.
 //!
 //! A naming scheme is one [`WeightNames`] table; families say which is theirs. Everything that needs a
-//! name, or the tensor behind a name, asks here.
+//! name, or the tensor behind a name, asks here. What files of a scheme hold otherwise than a decoder computes with it
+//! (norms less 1, matrices the other way round) stands here, too.
 
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
 use ferrum_kernels::ExpertShape;
@@ -13,6 +14,10 @@ pub struct WeightNames {
     pub embedding: &'static str,
     /// Divisors of rotary frequencies, in files that hold them.
     pub rope_divisors: Option<&'static str>,
+    /// Those for sequences beyond the length where they change, and up to it.
+    pub rope_long_short: Option<(&'static str, &'static str)>,
+    /// Learned positions.
+    pub positions: Option<&'static str>,
     /// Norm after the last layer.
     pub final_norm: &'static str,
     /// Output projection.
@@ -33,6 +38,8 @@ pub struct WeightNames {
     pub k_norm: &'static str,
     /// Attention's output projection.
     pub attn_out: &'static str,
+    /// Norm behind attention, in files that hold it.
+    pub post_attn_norm: Option<&'static str>,
     /// Input projection of a short convolution.
     pub conv_in: &'static str,
     /// Its taps.
@@ -47,10 +54,35 @@ pub struct WeightNames {
     pub up: &'static str,
     /// Down projection.
     pub down: &'static str,
+    /// Norm behind the feed-forward, in files that hold it.
+    pub post_ffn_norm: Option<&'static str>,
     /// Router of experts.
     pub router: &'static str,
     /// The experts.
     pub experts: ExpertNames,
+    /// Maps that some files hold joined.
+    pub joined: JoinedNames,
+    /// What a norm's weight is more than the number in the file.
+    pub norm_offset: f32,
+    /// Whether matrices of layers are stored with a row for each input.
+    pub transposed: bool,
+}
+
+/// Names of maps that are one below the other in one tensor, in files that hold them so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinedNames {
+    /// Query, key and value.
+    pub qkv: Option<&'static str>,
+    /// Gate and up.
+    pub gate_up: Option<&'static str>,
+}
+
+impl JoinedNames {
+    /// None.
+    pub const NONE: Self = Self {
+        qkv: None,
+        gate_up: None,
+    };
 }
 
 /// Names of a layer's experts.
@@ -74,13 +106,14 @@ pub enum TensorLocation {
     /// A matrix for each expert. The name lacks its `.weight`, as a quantised matrix is several tensors,
     /// and has `{}` for the expert's number.
     PerExpert(String),
-    /// In each matrix of the stack `name`, `[experts, height, inputs]`, the rows from `first` on.
+    /// In the tensor `name` of `height` rows, or in each matrix of the stack, `[experts, height, inputs]`, those from
+    /// `first` on.
     Rows {
         /// The whole name.
         name: String,
         /// The first row.
         first: usize,
-        /// Rows of a matrix of the stack.
+        /// Rows of the tensor, or of a matrix of the stack.
         height: usize,
     },
 }
@@ -96,6 +129,9 @@ impl WeightNames {
         Some(match role {
             TensorRole::TokenEmbedding => self.embedding,
             TensorRole::RopeDivisors => return self.rope_divisors,
+            TensorRole::RopeLongDivisors => return self.rope_long_short.map(|(long, _)| long),
+            TensorRole::RopeShortDivisors => return self.rope_long_short.map(|(_, short)| short),
+            TensorRole::PositionEmbedding => return self.positions,
             TensorRole::AttentionNorm => self.attn_norm,
             TensorRole::Query => self.q,
             TensorRole::Key => self.k,
@@ -103,6 +139,7 @@ impl WeightNames {
             TensorRole::QueryNorm => self.q_norm,
             TensorRole::KeyNorm => self.k_norm,
             TensorRole::AttentionOutput => self.attn_out,
+            TensorRole::PostAttentionNorm => return self.post_attn_norm,
             TensorRole::ConvInput => self.conv_in,
             TensorRole::ConvKernel => self.conv,
             TensorRole::ConvOutput => self.conv_out,
@@ -110,6 +147,7 @@ impl WeightNames {
             TensorRole::Gate => self.gate,
             TensorRole::Up => self.up,
             TensorRole::Down => self.down,
+            TensorRole::PostFeedForwardNorm => return self.post_ffn_norm,
             TensorRole::Router => self.router,
             TensorRole::ExpertGate => self.experts.gate,
             TensorRole::ExpertUp => self.experts.up,
@@ -147,17 +185,26 @@ impl WeightNames {
         all
     }
 
-    /// The place in a stack that joins several.
+    /// The place in a tensor that joins several.
     fn joined(&self, tensor: &DecoderTensor) -> Option<TensorLocation> {
-        let (gate_up, down) = self.experts.joined?;
-        let (layer, TensorShape::Stack(ExpertShape { n, .. })) = (tensor.id.layer?, tensor.shape)
-        else {
-            return None;
+        let layer = tensor.id.layer?;
+        let stack = || match tensor.shape {
+            TensorShape::Stack(ExpertShape { n, .. }) => self.experts.joined.map(|j| (j, n)),
+            _ => None,
         };
+        let (part, suffix) = (tensor.product, tensor.id.part.suffix());
+        let suffixed = |stem: &str| format!("{stem}.{suffix}");
         let (stem, first, height) = match tensor.id.role {
-            TensorRole::ExpertGate => (gate_up, 0, 2 * n),
-            TensorRole::ExpertUp => (gate_up, n, 2 * n),
-            _ => (down, 0, n),
+            TensorRole::Query | TensorRole::Key | TensorRole::Value => {
+                (suffixed(self.joined.qkv?), part.first, part.of)
+            }
+            TensorRole::Gate | TensorRole::Up => {
+                (suffixed(self.joined.gate_up?), part.first, part.of)
+            }
+            TensorRole::ExpertGate => stack().map(|((name, _), n)| (name.to_owned(), 0, 2 * n))?,
+            TensorRole::ExpertUp => stack().map(|((name, _), n)| (name.to_owned(), n, 2 * n))?,
+            TensorRole::ExpertDown => stack().map(|((_, name), n)| (name.to_owned(), 0, n))?,
+            _ => return None,
         };
         let name = format!("{}.{stem}", of_expert(self.layer, layer));
         Some(TensorLocation::Rows {
@@ -165,6 +212,22 @@ impl WeightNames {
             first,
             height,
         })
+    }
+
+    /// The name that the tensor `name` of this scheme, which joins maps, has in the scheme `other`; `None` for a tensor
+    /// that joins none.
+    pub(crate) fn joined_name_in(&self, name: &str, other: &Self) -> Option<String> {
+        let (module, suffix) = name.rsplit_once('.')?;
+        let (layer, stem) = self.layer_part(module)?;
+        let pairs = [
+            (self.joined.qkv, other.joined.qkv),
+            (self.joined.gate_up, other.joined.gate_up),
+        ];
+        let found = pairs.into_iter().find(|(own, _)| *own == Some(stem))?.1?;
+        Some(format!(
+            "{}.{found}.{suffix}",
+            of_expert(other.layer, layer)
+        ))
     }
 
     /// The tensor that a whole name is of; `None` for one that no decoder here has, and for an expert's

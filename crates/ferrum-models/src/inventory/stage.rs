@@ -76,6 +76,7 @@ impl Stage {
             (None, TensorRole::TokenEmbedding) => {
                 self.is_first() || (self.is_last() && spec.tie_embeddings)
             }
+            (None, TensorRole::PositionEmbedding) => self.is_first(),
             (None, TensorRole::FinalNorm | TensorRole::Output) => self.is_last(),
             // Of the rotation, which every layer has.
             (None, _) => true,

@@ -2,7 +2,7 @@
 
 use super::recipe::Recipe;
 use super::source::{HfModel, hf_model};
-use crate::spec::{AttentionSpec, ExpertRouting, FeedForwardSpec, RopeScaling};
+use crate::spec::{AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, NormKind, RopeScaling};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
 use ferrum_formats::tokenizer::GgufVocab;
@@ -92,15 +92,16 @@ fn size(n: usize) -> u32 {
 fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let spec = &model.spec;
     let config = &model.folder.config;
-    let Some(layer) = spec.layers.first() else {
-        return Ok(());
-    };
-    let AttentionSpec::Gqa(gqa) = &layer.attention else {
-        let reason = "the first layer has no heads, which GGUF files say the sizes of";
+    let heads = spec.layers.iter().find_map(|layer| match &layer.attention {
+        AttentionSpec::Gqa(gqa) => Some(gqa),
+        AttentionSpec::ShortConv(_) => None,
+    });
+    let (Some(layer), Some(gqa)) = (spec.layers.first(), heads) else {
+        let reason = "no layer has heads, which GGUF files say the sizes of";
         return Err(Error::invalid("quantize", reason));
     };
     let inner = match &layer.feed_forward {
-        FeedForwardSpec::GatedMlp(mlp) => mlp.intermediate,
+        FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
         // That of layers without experts, which is said though there are none.
         FeedForwardSpec::Moe(moe) => config
             .usize("intermediate_size")?
@@ -114,53 +115,133 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         ("embedding_length", spec.hidden_size),
         ("feed_forward_length", inner),
         ("attention.head_count", gqa.heads),
-        ("attention.head_count_kv", gqa.kv_heads),
     ];
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
     }
+    kv_heads(out, model, gqa.kv_heads)?;
     let usual = [gqa.head_dim, gqa.value_dim].map(|dim| dim * gqa.heads == spec.hidden_size);
     if config.has("head_dim") || usual != [true, true] {
         set(out, model, "attention.key_length", size(gqa.head_dim))?;
         set(out, model, "attention.value_length", size(gqa.value_dim))?;
     }
-    set(
-        out,
-        model,
-        "attention.layer_norm_rms_epsilon",
-        spec.norm_eps,
-    )?;
+    let eps = match spec.norm {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer { .. } => "attention.layer_norm_epsilon",
+    };
+    set(out, model, eps, spec.norm_eps)?;
     if model.arch == "llama" {
         set(out, model, "vocab_size", size(spec.vocab_size))?;
     }
+    check_layers(model, gqa)?;
+    scales(out, model, gqa)?;
     experts(out, model)
+}
+
+/// Key and value heads, and the length of convolutions in layers without.
+fn kv_heads(out: &mut Writer, model: &HfModel<'_>, heads: usize) -> Result<()> {
+    let layers = model.spec.layers.iter().map(|layer| &layer.attention);
+    let conv = layers.clone().find_map(|attention| match attention {
+        AttentionSpec::ShortConv(conv) => Some(conv),
+        AttentionSpec::Gqa(_) => None,
+    });
+    let name = "attention.head_count_kv";
+    let Some(conv) = conv else {
+        return set(out, model, name, size(heads));
+    };
+    let all = layers.map(|attention| match attention {
+        // Lists are of signed numbers.
+        AttentionSpec::Gqa(gqa) => size(gqa.kv_heads).cast_signed(),
+        AttentionSpec::ShortConv(_) => 0,
+    });
+    set(out, model, name, &ArrayBuf::from_numbers(all))?;
+    set(out, model, "shortconv.l_cache", size(conv.kernel))
+}
+
+fn unsaid(model: &HfModel<'_>, what: &str, expected: &str) -> Result<()> {
+    let path = model.folder.config.path().display();
+    Err(Error::Model(format!(
+        "{path}: {what} has no spelling in GGUF files of architecture {}, expected {expected}",
+        model.arch
+    )))
+}
+
+/// Refuses layers that differ where readers take all to be alike, or know by the architecture how they differ.
+fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
+    for (i, layer) in model.spec.layers.iter().enumerate() {
+        let AttentionSpec::Gqa(gqa) = &layer.attention else {
+            continue;
+        };
+        if (gqa.scale, gqa.softcap) != (first.scale, first.softcap) {
+            return unsaid(model, "a factor on scores of its own in each layer", "one");
+        }
+        let rotates = match model.arch {
+            "smollm3" => !(i + 1).is_multiple_of(4),
+            "cohere2" => gqa.sliding_window.is_some(),
+            "gpt2" => false,
+            _ => true,
+        };
+        if gqa.rope.is_some() != rotates {
+            let what = "the choice of layers without rotation";
+            return unsaid(model, what, "every fourth");
+        }
+    }
+    Ok(())
+}
+
+/// Factors and bounds. Those on embeddings are said only where architectures do not imply them.
+fn scales(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result<()> {
+    let scales = &model.spec.scales;
+    if gqa.scale != 1.0 / (gqa.head_dim as f32).sqrt() {
+        set(out, model, "attention.scale", gqa.scale)?;
+    }
+    for (name, cap) in [
+        ("attn_logit_softcapping", gqa.softcap),
+        ("final_logit_softcapping", scales.logit_softcap),
+    ] {
+        if let Some(cap) = cap {
+            set(out, model, name, cap)?;
+        }
+    }
+    let stated = match model.arch {
+        // There, logits are divided by it.
+        "granite" => [scales.embedding, scales.residual, 1.0 / scales.logits],
+        _ => [1.0, scales.residual, scales.logits],
+    };
+    for (name, scale) in ["embedding_scale", "residual_scale", "logit_scale"]
+        .iter()
+        .zip(stated)
+    {
+        if scale != 1.0 {
+            set(out, model, name, scale)?;
+        }
+    }
+    Ok(())
 }
 
 fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let layers = model.spec.layers.iter().map(|layer| &layer.feed_forward);
     let with = layers.clone().find_map(|layer| match layer {
         FeedForwardSpec::Moe(moe) => Some(moe),
-        FeedForwardSpec::GatedMlp(_) => None,
+        FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => None,
     });
     let Some(moe) = with else {
         return Ok(());
-    };
-    let unsaid = |what: &str, expected: &str| {
-        let path = model.folder.config.path().display();
-        Err(Error::Model(format!(
-            "{path}: {what} has no spelling in GGUF files of architecture {}, expected {expected}",
-            model.arch
-        )))
     };
     if layers
         .clone()
         .any(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
     {
-        return unsaid("a model with experts in some layers", "experts in all");
+        return unsaid(
+            model,
+            "a model with experts in some layers",
+            "experts in all",
+        );
     }
     // Readers take it for granted.
     if moe.routing != (ExpertRouting::Softmax { renormalize: true }) {
         return unsaid(
+            model,
             "the routing of experts",
             "a softmax and norm_topk_prob = true",
         );
@@ -180,21 +261,40 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
 }
 
 fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
-    let rope = &model.spec.rope;
-    if model.arch == "llama" {
+    let Some(rope) = model.spec.ropes.first() else {
+        return Ok(());
+    };
+    let heads = model.spec.layers.iter().map(|layer| &layer.attention);
+    let whole = heads.clone().all(|attention| match attention {
+        AttentionSpec::Gqa(gqa) => gqa.head_dim == rope.rot_dim,
+        AttentionSpec::ShortConv(_) => true,
+    });
+    if model.arch == "llama" || !whole {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
     }
     set(out, model, "rope.freq_base", rope.theta)?;
+    if let Some(local) = model.spec.ropes.get(1) {
+        set(out, model, "rope.freq_base_swa", local.theta)?;
+    }
     let unsaid = |what: &str| {
         let path = model.folder.config.path().display();
         Err(Error::Model(format!(
-            "{path}: RoPE {what} has no spelling in GGUF files, expected none, linear, yarn or llama3"
+            "{path}: RoPE {what} has no spelling in GGUF files, expected none, linear, yarn, llama3 or longrope"
         )))
     };
     match rope.scaling {
         RopeScaling::None => Ok(()),
         // Divisors are a tensor.
         RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) => Ok(()),
+        RopeScaling::LongRope {
+            attention_factor,
+            original_max_position,
+            ..
+        } => {
+            let original = size(original_max_position);
+            set(out, model, "rope.scaling.original_context_length", original)?;
+            set(out, model, "rope.scaling.attn_factor", attention_factor)
+        }
         RopeScaling::Dynamic { .. } => unsaid("scaling of type dynamic"),
         RopeScaling::Linear { factor } => {
             set(out, model, "rope.scaling.type", "linear")?;

@@ -246,19 +246,24 @@ impl<'m> Plan<'m> {
     fn runs(&self) -> Result<Vec<Run<'_>>> {
         let mut runs = Vec::new();
         for tensor in &self.tensors {
-            let (parts, pairs) = match &tensor.item {
+            let (parts, order) = match &tensor.item {
                 From::Values(values) => {
                     runs.push(Run::Values(tensor, values));
                     continue;
                 }
-                From::Rows { parts, pairs, .. } => (parts, *pairs),
+                From::Rows {
+                    parts,
+                    pairs,
+                    transposed,
+                    ..
+                } => (parts, (*pairs, *transposed)),
             };
             let source = self.tensors_of_source();
             let views: Vec<_> = parts
                 .iter()
                 .map(|part| Ok((source.require(&part.name)?.bytes, part.first)))
                 .collect::<Result<_>>()?;
-            let Some(rows) = Rows::new(tensor, &views, pairs, self.importance(tensor)?) else {
+            let Some(rows) = Rows::new(tensor, &views, order, self.importance(tensor)?) else {
                 let reason = format!("has shape {:?}, expected whole rows", tensor.shape);
                 return Err(self.error(&tensor.name, &reason));
             };

@@ -18,6 +18,8 @@ pub(super) struct Rows<'a> {
     in_bytes: usize,
     out_bytes: usize,
     pairs: usize,
+    /// Whether the source has a row for each column.
+    transposed: bool,
     importance: Option<&'a [f32]>,
 }
 
@@ -27,7 +29,7 @@ impl<'a> Rows<'a> {
     pub(super) fn new(
         tensor: &PlannedTensor,
         views: &[(&'a [u8], usize)],
-        pairs: usize,
+        (pairs, transposed): (usize, bool),
         importance: Option<&'a [f32]>,
     ) -> Option<Self> {
         // A vector is a column of numbers where rows are reordered, else one row.
@@ -53,6 +55,7 @@ impl<'a> Rows<'a> {
             in_bytes,
             out_bytes: tensor.ty.bytes_for(cols)?,
             pairs,
+            transposed,
             importance,
         })
     }
@@ -76,9 +79,15 @@ impl<'a> Rows<'a> {
         for (row, out) in rows.zip(bytes.chunks_exact_mut(self.out_bytes)) {
             let from = paired_row(row, self.count, self.pairs);
             let each = self.count / self.parts.len();
-            let bytes = &self.parts[from / each][from % each * self.in_bytes..][..self.in_bytes];
             let failed = |e: ferrum_quant::QuantError| format!("cannot be converted: {e}");
-            dequantize(self.from, bytes, &mut values).map_err(failed)?;
+            let part = self.parts[from / each];
+            if self.transposed {
+                let column = self.column(part, from % each, each);
+                dequantize(self.from, &column, &mut values).map_err(failed)?;
+            } else {
+                let bytes = &part[from % each * self.in_bytes..][..self.in_bytes];
+                dequantize(self.from, bytes, &mut values).map_err(failed)?;
+            }
             self.check(row, &values)?;
             let importance = self.importance.map(|all| {
                 let experts = all.len() / self.cols;
@@ -88,6 +97,14 @@ impl<'a> Rows<'a> {
             encode_row(self.to, &values, importance, search, out).map_err(failed)?;
         }
         Ok(bytes)
+    }
+
+    /// The numbers of a column of a part whose rows are `width` long.
+    fn column(&self, part: &[u8], column: usize, width: usize) -> Vec<u8> {
+        let size = self.in_bytes / self.cols.max(1);
+        let numbers = part.chunks_exact((width * size).max(1));
+        let numbers = numbers.flat_map(|row| &row[column * size..][..size]);
+        numbers.copied().collect()
     }
 
     /// Refuses numbers that the new type would turn into others without a word.

@@ -8,7 +8,8 @@ use crate::inventory::{
 };
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
-use ferrum_formats::{Gguf, HfFolder, ModelSource, TensorDtype, TensorSource};
+use crate::stored::to_f32;
+use ferrum_formats::{Gguf, HfFolder, ModelSource, TensorDtype, TensorInfo, TensorSource};
 use ferrum_kernels::{ExpertShape, RopeStyle};
 use ferrum_types::{Dtype, Error, GgufQuantType, Result};
 use std::collections::HashSet;
@@ -41,6 +42,8 @@ pub(super) enum From {
         ty: Option<GgufQuantType>,
         /// Heads whose rows go from halves to pairs; 0: rows keep their order.
         pairs: usize,
+        /// Whether the source has a row for each column. Then it is a matrix of floats.
+        transposed: bool,
     },
     /// Computed.
     Values(Vec<f32>),
@@ -69,6 +72,8 @@ pub(super) struct HfModel<'m> {
     pub(super) folder: &'m HfFolder,
     pub(super) spec: DecoderSpec,
     pub(super) names: &'static WeightNames,
+    /// Those of the new file.
+    gguf_names: &'static WeightNames,
     /// `general.architecture`.
     pub(super) arch: &'static str,
     /// How the rows of query and key heads pair up in the new file.
@@ -144,6 +149,7 @@ pub(super) fn hf_model<'m>(source: &ModelSource, folder: &'m HfFolder) -> Result
         folder,
         spec,
         names,
+        gguf_names: family.gguf_names,
         arch: form.architecture,
         rope: form.rope,
     })
@@ -152,29 +158,17 @@ pub(super) fn hf_model<'m>(source: &ModelSource, folder: &'m HfFolder) -> Result
 fn gguf_items(gguf: &Gguf) -> Vec<Item> {
     let infos = gguf.infos();
     infos
-        .map(|info| Item {
-            name: info.name.clone(),
-            shape: info.shape.clone(),
-            from: From::Rows {
-                parts: vec![Part::whole(&info.name)],
-                ty: number_type(info.dtype),
-                pairs: 0,
-            },
-        })
+        .map(|info| Item::of_tensor(info.name.clone(), info, 0))
         .collect()
 }
 
 fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     let spec = &model.spec;
     let mut items = Vec::new();
-    if let Some(divisors) = rope_divisors(&spec.rope)
-        && let Some(name) = GGUF_NAMES.name(TensorId::global(TensorRole::RopeDivisors))
-    {
-        items.push(Item {
-            name,
-            shape: vec![divisors.len()],
-            from: From::Values(divisors),
-        });
+    for (role, divisors) in spec.ropes.iter().flat_map(rope_divisors) {
+        if let Some(name) = model.gguf_names.name(TensorId::global(role)) {
+            items.push(Item::of_values(name, divisors));
+        }
     }
     let stacks = expert_items(model)?;
     let stacked: HashSet<&str> = stacks.iter().flat_map(Item::sources).collect();
@@ -182,8 +176,20 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         if stacked.contains(&*info.name) {
             continue;
         }
+        let names = model.gguf_names;
+        let flipped = |item: Item, in_layer: bool| {
+            let plain = number_type(info.dtype).is_some_and(|ty| !ty.is_quantized());
+            match model.names.transposed && in_layer && info.shape.len() == 2 && plain {
+                true => item.transposed(),
+                false => item,
+            }
+        };
+        if let Some(name) = model.names.joined_name_in(&info.name, names) {
+            items.push(flipped(Item::of_tensor(name, info, 0), true));
+            continue;
+        }
         let id = model.names.parse(&info.name);
-        let Some((id, name)) = id.and_then(|id| Some((id, GGUF_NAMES.name(id)?))) else {
+        let Some((id, name)) = id.and_then(|id| Some((id, names.name(id)?))) else {
             // Frequencies that follow from the config; old checkpoints hold them.
             if info.name.ends_with(".rotary_emb.inv_freq") {
                 continue;
@@ -199,19 +205,24 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         if id == OUTPUT && spec.tie_embeddings {
             continue;
         }
-        let pairs = match model.rope {
-            RopeStyle::Interleaved => rotated_heads(spec, id),
-            RopeStyle::HalfSplit => 0,
+        let offset = model.names.norm_offset - names.norm_offset;
+        if id.role.is_norm() && offset != 0.0 {
+            let view = model.folder.tensors.require(&info.name)?;
+            let mut values = to_f32(&model.folder.tensors, &view)?;
+            values.iter_mut().for_each(|value| *value += offset);
+            items.push(Item::of_values(name, values));
+            continue;
+        }
+        let pairs = match (spec.rope_style(), model.rope) {
+            (RopeStyle::HalfSplit, RopeStyle::Interleaved) => rotated_heads(spec, id),
+            _ => 0,
         };
-        items.push(Item {
-            name,
-            shape: info.shape.clone(),
-            from: From::Rows {
-                parts: vec![Part::whole(&info.name)],
-                ty: number_type(info.dtype),
-                pairs,
-            },
-        });
+        let mut item = flipped(Item::of_tensor(name, info, pairs), id.layer.is_some());
+        if id.role == TensorRole::ConvKernel && id.part == TensorPart::Weight {
+            // The one input of each channel is not said.
+            item.shape.retain(|&size| size != 1);
+        }
+        items.push(item);
     }
     // Readers would take the embedding in its place without a word.
     let output = model.names.name(OUTPUT).unwrap_or_default();
@@ -227,6 +238,38 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
 }
 
 impl Item {
+    /// A tensor of the source, whose rows go from halves to pairs in so many heads.
+    fn of_tensor(name: String, info: &TensorInfo, pairs: usize) -> Self {
+        Self {
+            name,
+            shape: info.shape.clone(),
+            from: From::Rows {
+                parts: vec![Part::whole(&info.name)],
+                ty: number_type(info.dtype),
+                pairs,
+                transposed: false,
+            },
+        }
+    }
+
+    /// The same matrix with rows for columns.
+    fn transposed(mut self) -> Self {
+        self.shape.reverse();
+        if let From::Rows { transposed, .. } = &mut self.from {
+            *transposed = true;
+        }
+        self
+    }
+
+    /// A vector that is computed.
+    fn of_values(name: String, values: Vec<f32>) -> Self {
+        Self {
+            name,
+            shape: vec![values.len()],
+            from: From::Values(values),
+        }
+    }
+
     /// The tensors that its rows come from.
     fn sources(&self) -> impl Iterator<Item = &str> {
         let parts = match &self.from {
@@ -263,7 +306,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
         }
         TensorLocation::PerExpert(_) => true,
     });
-    let name = GGUF_NAMES.name(tensor.id);
+    let name = model.gguf_names.name(tensor.id);
     let (Some(place), Some(name)) = (place, name) else {
         let path = tensors.path_hint().display();
         let reason = "is in no place that folders or GGUF files have for it";
@@ -299,6 +342,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             ty: type_of_parts(model, &parts, &expected)?,
             parts,
             pairs: 0,
+            transposed: false,
         },
     })
 }
@@ -338,17 +382,24 @@ fn rotated_heads(spec: &DecoderSpec, id: TensorId) -> usize {
     spec.tensor(weight).map_or(0, |tensor| tensor.rotated_heads)
 }
 
-/// What each frequency is divided by, where that is a tensor in GGUF files.
-fn rope_divisors(rope: &RopeSpec) -> Option<Vec<f32>> {
-    if !matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
-        return None;
+/// What each frequency is divided by, where that is a tensor in GGUF files, or two.
+fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
+    match &rope.scaling {
+        RopeScaling::Llama3 { .. } => {
+            let plain = RopeSpec {
+                scaling: RopeScaling::None,
+                ..rope.clone()
+            };
+            let (plain, scaled) = (frequencies(&plain, 0), frequencies(rope, 0));
+            let divisors = plain.iter().zip(&scaled).map(|(p, s)| p / s).collect();
+            vec![(TensorRole::RopeDivisors, divisors)]
+        }
+        RopeScaling::LongRope { short, long, .. } => vec![
+            (TensorRole::RopeLongDivisors, long.clone()),
+            (TensorRole::RopeShortDivisors, short.clone()),
+        ],
+        _ => Vec::new(),
     }
-    let plain = RopeSpec {
-        scaling: RopeScaling::None,
-        ..rope.clone()
-    };
-    let (plain, scaled) = (frequencies(&plain, 0), frequencies(rope, 0));
-    Some(plain.iter().zip(&scaled).map(|(p, s)| p / s).collect())
 }
 
 fn number_type(dtype: TensorDtype) -> Option<GgufQuantType> {

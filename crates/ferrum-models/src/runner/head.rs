@@ -6,9 +6,8 @@ use super::weights::HeadWeights;
 use crate::batch::StepBatch;
 use crate::layer::{Scratch, StepState};
 use crate::readback::Readback;
-use ferrum_kernels::{
-    BackendKvDtype, KvDtypeKind, LlmBackend, Logits, NormShape, Residual, RowShape,
-};
+use crate::spec::DecoderSpec;
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Logits, Residual, RowShape};
 use ferrum_types::Result;
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -81,7 +80,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 tap(ctx, step, scratch, (tap_rows, taps), tapped)?;
             }
             if logit_rows > 0 {
-                project(ctx, head, scratch, logits, logit_rows)?;
+                project(ctx, head, (step.spec, scratch), logits, logit_rows)?;
             }
             match inside {
                 true => choices.choose(ctx, &mut scratch.profiler, (logits, of_tokens), samples),
@@ -113,12 +112,7 @@ fn gather<B: LlmBackend>(
     scratch: &mut Scratch<B>,
     (rows, count): (&B::Buffer<i32>, usize),
 ) -> Result<()> {
-    let (dim, eps) = (step.spec.hidden_size, step.spec.norm_eps);
-    let norm = NormShape {
-        rows: step.batch.shape.tokens,
-        dim,
-        eps,
-    };
+    let (dim, rows_of_step) = (step.spec.hidden_size, step.batch.shape.tokens);
     let Scratch {
         residual,
         delta,
@@ -128,7 +122,9 @@ fn gather<B: LlmBackend>(
     } = scratch;
     // [tokens, hidden] → [wanted, hidden]; nothing is pending in the residual then.
     profiler.measure(ctx, "final_norm", |ctx| {
-        B::fused_add_rms_norm(ctx, residual, delta, &head.final_norm, normed, norm)?;
+        let stream = (residual, &*delta);
+        let norm = &head.final_norm;
+        norm.add_and_norm(ctx, step.spec, stream, normed, rows_of_step)?;
         B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
     })
 }
@@ -155,7 +151,7 @@ fn tap<B: LlmBackend>(
 fn project<B: LlmBackend>(
     ctx: &mut B::Context,
     head: &HeadWeights<B>,
-    scratch: &mut Scratch<B>,
+    (spec, scratch): (&DecoderSpec, &mut Scratch<B>),
     logits: &mut Logits<B>,
     count: usize,
 ) -> Result<()> {
@@ -164,6 +160,14 @@ fn project<B: LlmBackend>(
     } = scratch;
     // [wanted, hidden] → [wanted, vocab]
     profiler.measure(ctx, "lm_head", |ctx| {
-        head.lm_head.logits(ctx, delta, logits, count)
+        head.lm_head.logits(ctx, delta, logits, count)?;
+        let (scales, len) = (&spec.scales, count * spec.vocab_size);
+        if scales.logits != 1.0 {
+            B::scale_inplace(ctx, logits, scales.logits, len)?;
+        }
+        match scales.logit_softcap {
+            Some(cap) => B::softcap(ctx, logits, cap, len),
+            None => Ok(()),
+        }
     })
 }

@@ -43,7 +43,8 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
     adapters: Adapters<B>,
-    rope: RopeTables<B>,
+    /// Of each rotary embedding of the spec.
+    ropes: Vec<RopeTables<B>>,
     pub(super) batch: DeviceBatch<B>,
     /// How the step that was packed last lies on the device.
     pub(super) layout: StepLayout,
@@ -120,15 +121,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 .map(|_| device.alloc(slots * stride))
                 .collect::<Result<_>>()?,
         };
-        let (rope, rope_staging) = if spec.rope.scaling.depends_on_length() {
-            let tables = RopeTables::for_rows(device, &spec.rope, config.max_tokens)?;
-            (tables, config.max_tokens * spec.rope.rot_dim / 2)
-        } else {
-            (
-                RopeTables::for_positions(device, &spec.rope, config.context)?,
-                0,
-            )
+        let per_token = spec.depends_on_length();
+        let widest = spec.ropes.iter().map(|rope| rope.rot_dim / 2).max();
+        let rope_staging = usize::from(per_token) * config.max_tokens * widest.unwrap_or(0);
+        let tables = |rope| match per_token {
+            true => RopeTables::for_rows(device, rope, config.max_tokens),
+            false => RopeTables::for_positions(device, rope, config.context),
         };
+        let ropes = spec.ropes.iter().map(tables).collect::<Result<_>>()?;
         Ok(Self {
             kv: KvCache::alloc(device, pools)?,
             states,
@@ -157,7 +157,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             config,
             groups,
             weights,
-            rope,
+            ropes,
             batch,
         })
     }
@@ -229,7 +229,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             cache_of,
             scratch,
             adapters,
-            rope,
+            ropes,
             batch: state,
             layout,
             graphs,
@@ -239,7 +239,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             let step = StepState {
                 spec,
                 batch: state,
-                rope,
+                ropes,
                 adapters,
             };
             let caches = (&mut *kv, &mut **states, &**cache_of);
@@ -324,7 +324,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             true => packed.push(batch.tokens.iter().map(|&t| t as i32).chain(fill(0))),
             false => packed.push([]),
         }
-        if self.spec.rope.scaling.depends_on_length() {
+        if self.spec.depends_on_length() {
             packed.push((0..batch.tokens.len() as i32).chain(fill(0)));
         } else {
             packed.push(batch.positions.iter().map(|&p| p as i32).chain(fill(0)));
@@ -364,7 +364,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             }
             TableCopy::end(packed);
         }
-        match self.spec.rope.scaling.depends_on_length() {
+        match self.spec.depends_on_length() {
             true => self.upload_rope_rows(batch),
             false => Ok(()),
         }
@@ -387,44 +387,28 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// length up to and including themselves. So the result depends neither on chunks nor on whether
     /// a sequence was recomputed.
     fn upload_rope_rows(&mut self, batch: &StepBatch) -> Result<()> {
-        let half = self.spec.rope.rot_dim / 2;
-        let mut computed: Option<(usize, Vec<f32>)> = None;
-        for seq in 0..batch.seqs() {
-            for row in batch.rows(seq) {
-                let position = batch.positions[row];
-                let length = (position as usize + 1).max(batch.prompt_lens[seq] as usize);
-                let frequencies = match &mut computed {
-                    Some((n, frequencies)) if *n == length => frequencies,
-                    other => {
-                        &mut other
-                            .insert((length, rope::frequencies(&self.spec.rope, length)))
-                            .1
-                    }
-                };
-                let at = row * half..(row + 1) * half;
-                let cos = &mut self.staging.cos[at.clone()];
-                rope::fill_row(
-                    &self.spec.rope,
-                    frequencies,
-                    position,
-                    cos,
-                    &mut self.staging.sin[at],
-                );
+        for (spec, tables) in self.spec.ropes.iter().zip(&mut self.ropes) {
+            let half = spec.rot_dim / 2;
+            let mut computed: Option<(usize, Vec<f32>)> = None;
+            for seq in 0..batch.seqs() {
+                for row in batch.rows(seq) {
+                    let position = batch.positions[row];
+                    let length = (position as usize + 1).max(batch.prompt_lens[seq] as usize);
+                    let frequencies = match &mut computed {
+                        Some((n, frequencies)) if *n == length => frequencies,
+                        other => &mut other.insert((length, rope::frequencies(spec, length))).1,
+                    };
+                    let at = row * half..(row + 1) * half;
+                    let cos = &mut self.staging.cos[at.clone()];
+                    let sin = &mut self.staging.sin[at];
+                    rope::fill_row(spec, frequencies, position, cos, sin);
+                }
             }
+            let len = batch.tokens.len() * half;
+            B::write(&mut self.ctx, &mut tables.cos, 0, &self.staging.cos[..len])?;
+            B::write(&mut self.ctx, &mut tables.sin, 0, &self.staging.sin[..len])?;
         }
-        let len = batch.tokens.len() * half;
-        B::write(
-            &mut self.ctx,
-            &mut self.rope.cos,
-            0,
-            &self.staging.cos[..len],
-        )?;
-        B::write(
-            &mut self.ctx,
-            &mut self.rope.sin,
-            0,
-            &self.staging.sin[..len],
-        )
+        Ok(())
     }
 }
 
@@ -441,14 +425,29 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         rows: step.batch.shape.tokens,
         dim: step.spec.hidden_size,
     };
+    scratch.begin_step();
     let tokens = &step.batch.tokens;
     let Scratch {
-        residual, profiler, ..
+        residual,
+        positions,
+        profiler,
+        ..
     } = scratch;
     if let Some(embedding) = &weights.embedding {
         // [tokens] → [tokens, hidden]
         profiler.measure(ctx, "embedding", |ctx| {
-            embedding.lookup(ctx, tokens, residual, shape)
+            embedding.lookup(ctx, tokens, residual, shape)?;
+            let (scale, len) = (step.spec.scales.embedding, shape.rows * shape.dim);
+            if scale != 1.0 {
+                B::scale_inplace(ctx, residual, scale, len)?;
+            }
+            match &weights.positions {
+                Some(table) => {
+                    table.lookup(ctx, &step.batch.rope_rows, positions, shape)?;
+                    B::add_inplace(ctx, residual, positions, len)
+                }
+                None => Ok(()),
+            }
         })?;
     }
     let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);

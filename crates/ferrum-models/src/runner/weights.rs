@@ -1,7 +1,7 @@
 //! [`DecoderWeights`]: what a runner computes with.
 
 use crate::inventory::{RankCut, Stage};
-use crate::layer::LayerWeights;
+use crate::layer::{LayerWeights, Norm};
 use crate::linear::{Embedding, LogitLinear};
 use ferrum_kernels::LlmBackend;
 
@@ -16,6 +16,8 @@ pub struct DecoderWeights<B: LlmBackend> {
 pub(crate) struct BodyWeights<B: LlmBackend> {
     /// Of the first stage.
     pub(crate) embedding: Option<Box<dyn Embedding<B>>>,
+    /// Learned positions, where there are any: of the first stage.
+    pub(crate) positions: Option<Box<dyn Embedding<B>>>,
     pub(crate) layers: Vec<LayerWeights<B>>,
     /// What of each tensor they are.
     pub(crate) cut: RankCut,
@@ -25,6 +27,6 @@ pub(crate) struct BodyWeights<B: LlmBackend> {
 
 /// What makes logits of it.
 pub(crate) struct HeadWeights<B: LlmBackend> {
-    pub(crate) final_norm: B::Buffer<f32>,
+    pub(crate) final_norm: Norm<B>,
     pub(crate) lm_head: Box<dyn LogitLinear<B>>,
 }

@@ -1,11 +1,12 @@
 //! The inventory of tensors: it is what files hold, no more and no less, and ranks that cut it hold all of
 //! it together.
 
-use crate::support::{fixture_dirs, fixtures, open};
+use crate::support::{can_be_shared, fixture_dirs, fixtures, open};
 use ferrum_formats::ModelSource;
 use ferrum_models::{
     CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, Model,
-    RankCut, TensorId, TensorLocation, TensorPart, TensorRole, WeightNames, families::FAMILIES,
+    RankCut, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, WeightNames,
+    families::FAMILIES,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +16,7 @@ type Shapes = BTreeMap<String, Vec<usize>>;
 
 fn names_of(model: &Model) -> &'static WeightNames {
     match &model.source {
-        ModelSource::Gguf(_) => gguf_names(),
+        ModelSource::Gguf(_) => model.family.gguf_names,
         ModelSource::Hf(_) => model.family.hf_names,
     }
 }
@@ -29,14 +30,23 @@ const SEVERAL: [&str; 3] = ["qweight", "weight_packed", "weight_scale"];
 
 /// What a file should hold of a tensor, as names and shapes.
 fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
-    let (dims, tensors) = (tensor.shape.dims(), model.tensors());
-    let places = names_of(model).locations(tensor);
+    let (mut dims, tensors) = (tensor.shape.dims(), model.tensors());
+    let names = names_of(model);
+    let places = names.locations(tensor);
     let there = |place: &&TensorLocation| match place {
         TensorLocation::Rows { name, .. } => tensors.get(name).is_some(),
         _ => true,
     };
     match places.iter().find(there) {
         Some(TensorLocation::Whole(name)) => {
+            if names.transposed && tensor.id.layer.is_some() {
+                dims.reverse();
+            }
+            if let (TensorShape::Kernel { .. }, ModelSource::Gguf(_)) =
+                (tensor.shape, &model.source)
+            {
+                dims.remove(1);
+            }
             all.insert(name.clone(), dims);
         }
         Some(TensorLocation::PerExpert(pattern)) => {
@@ -50,11 +60,16 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             first,
             height,
         }) => {
-            assert!(first + dims[1] <= *height, "{name}");
-            all.insert(name.clone(), vec![dims[0], *height, dims[2]]);
+            let rows = dims.len().saturating_sub(2);
+            assert!(first + dims[rows] <= *height, "{name}");
+            dims[rows] = *height;
+            if names.transposed {
+                dims.reverse();
+            }
+            all.insert(name.clone(), dims);
         }
         // Follows from the config.
-        None => assert_eq!(tensor.id.role, TensorRole::RopeDivisors),
+        None => assert!(tensor.id.role.is_rope()),
     }
 }
 
@@ -91,10 +106,10 @@ fn check(model: &Model, path: &Path) {
         assert_eq!(tensor.id.role.is_in_layer(), tensor.id.layer.is_some());
         assert_eq!(
             tensor.id.role.is_vector() || tensor.id.part == TensorPart::Bias,
-            tensor.shape.dims().len() == 1
+            tensor.shape.dims().len() == 1 || tensor.id.role == TensorRole::ConvKernel
         );
         assert_eq!(
-            tensor.id.role.is_expert(),
+            tensor.id.role.is_expert() || tensor.id.role == TensorRole::ConvKernel,
             tensor.shape.dims().len() == 3,
             "{}",
             tensor.id
@@ -103,7 +118,7 @@ fn check(model: &Model, path: &Path) {
     // Numbers of the file itself, where it holds numbers.
     let infos = model.tensors().infos();
     let floats = infos.map(|info| match info.name.as_str() {
-        "rope_freqs.weight" => 0,
+        name if name.starts_with("rope_f") => 0,
         _ => info.elements() as u64,
     });
     let quantised = matches!(&model.source, ModelSource::Hf(f) if f.quantization.is_some());
@@ -137,7 +152,9 @@ fn it_is_what_the_files_of_every_fixture_hold() {
 
 #[test]
 fn names_lead_back_to_the_tensor() {
-    let schemes = FAMILIES.iter().map(|family: &&Family| family.hf_names);
+    let schemes = FAMILIES
+        .iter()
+        .flat_map(|family: &&Family| [family.hf_names, family.gguf_names]);
     for names in schemes.chain([gguf_names()]) {
         for role in TensorRole::ALL {
             let id = match role.is_in_layer() {
@@ -195,6 +212,9 @@ fn every_role_has_its_cut() {
     let table = [
         (TensorRole::TokenEmbedding, Vocabulary, None),
         (TensorRole::RopeDivisors, Replicated, None),
+        (TensorRole::RopeLongDivisors, Replicated, None),
+        (TensorRole::RopeShortDivisors, Replicated, None),
+        (TensorRole::PositionEmbedding, Replicated, None),
         (TensorRole::AttentionNorm, Replicated, None),
         (TensorRole::Query, Rows, Some(Rows)),
         (TensorRole::Key, Rows, Some(Rows)),
@@ -202,6 +222,7 @@ fn every_role_has_its_cut() {
         (TensorRole::QueryNorm, Replicated, None),
         (TensorRole::KeyNorm, Replicated, None),
         (TensorRole::AttentionOutput, Columns, Some(Replicated)),
+        (TensorRole::PostAttentionNorm, Replicated, None),
         (TensorRole::ConvInput, Replicated, None),
         (TensorRole::ConvKernel, Replicated, None),
         (TensorRole::ConvOutput, Replicated, None),
@@ -209,6 +230,7 @@ fn every_role_has_its_cut() {
         (TensorRole::Gate, Rows, Some(Rows)),
         (TensorRole::Up, Rows, Some(Rows)),
         (TensorRole::Down, Columns, Some(Replicated)),
+        (TensorRole::PostFeedForwardNorm, Replicated, None),
         (TensorRole::Router, Replicated, None),
         (TensorRole::ExpertGate, Rows, None),
         (TensorRole::ExpertUp, Rows, None),
@@ -248,7 +270,13 @@ fn slices_make_the_whole() {
     let mut cut = BTreeMap::<_, usize>::new();
     for dir in fixture_dirs() {
         let model = open(&dir);
+        let shared = can_be_shared(&model.spec);
         for ranks in [1, 2, 3] {
+            if ranks > 1 && !shared {
+                let refused = model.cut(0, ranks).unwrap_err().to_string();
+                assert!(refused.contains("which ranks cannot share"), "{refused}");
+                continue;
+            }
             let cuts: Vec<_> = (0..ranks).map(|r| model.cut(r, ranks).unwrap()).collect();
             let specs: Vec<_> = cuts.iter().map(RankCut::rank_spec).collect();
             for spec in &specs {

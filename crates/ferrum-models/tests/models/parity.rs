@@ -56,6 +56,7 @@ fn check<B: LlmBackend, W: WeightForm<B>>(
     let mut runner = runner_in::<B, KvF32, W>(device, &model, layout);
     let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
     let difference = max_difference(&found, &expected.logits);
+    println!("{}: {difference:.1e}", path.display());
     if difference.is_nan() || difference > 1e-4 {
         return Err(format!("{}: logits differ by {difference}", path.display()));
     }

@@ -1,6 +1,7 @@
 //! What configs mean where two readings are possible: that of `transformers`.
 
 use ferrum_formats::ModelSource;
+use ferrum_models::families::FAMILIES;
 use ferrum_models::{AttentionSpec, DecoderSpec, RopeScaling, read_model};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -44,15 +45,15 @@ fn a_mistral_with_layer_types_slides_where_they_say() {
 fn the_older_rope_field_wins_unless_it_is_empty() {
     let old = json!({"rope_type": "linear", "factor": 2.0});
     let found = spec("qwen3", |c| c["rope_scaling"] = old.clone());
-    assert_eq!(found.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(found.ropes[0].scaling, RopeScaling::Linear { factor: 2.0 });
     let found = spec("qwen3", |c| c["rope_scaling"] = json!({}));
-    assert_eq!(found.rope, spec("qwen3", |_| ()).rope);
+    assert_eq!(found.ropes, spec("qwen3", |_| ()).ropes);
 }
 
 #[test]
 fn whole_heads_rotate_whatever_the_share() {
     let found = spec("qwen3", |c| c["partial_rotary_factor"] = json!(0.5));
-    assert_eq!(found.rope.rot_dim, 20);
+    assert_eq!(found.ropes[0].rot_dim, 20);
 }
 
 #[test]
@@ -79,4 +80,39 @@ fn a_scaling_lengthens_the_context() {
         context("qwen3", rope)
     };
     assert_eq!((yarn(256), yarn(64), yarn(32)), (1024, 256, 256));
+}
+
+/// What people read of families is what the registry has.
+#[test]
+fn the_documentation_lists_every_family() {
+    let quoted = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+        names.join(", ")
+    };
+    let rows = FAMILIES.iter().map(|family| {
+        let mut gguf: Vec<_> = family
+            .gguf_form
+            .iter()
+            .map(|form| form.architecture)
+            .collect();
+        gguf.extend(family.gguf_architectures);
+        gguf.dedup();
+        let (title, hf) = (family.title, quoted(family.hf_architectures));
+        format!("| {title} | {hf} | {} |\n", quoted(&gguf))
+    });
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let rows: String = rows.collect();
+    assert!(
+        read("docs/formats.md").contains(&rows),
+        "docs/formats.md: expected\n{rows}"
+    );
+    let readme = read("README.md");
+    let readme: Vec<_> = readme.split_whitespace().collect();
+    let titles: Vec<_> = FAMILIES.iter().map(|family| family.title).collect();
+    let titles = titles.join("; ");
+    assert!(
+        readme.join(" ").contains(&titles),
+        "README.md: expected\n{titles}"
+    );
 }

@@ -1,0 +1,58 @@
+//! Phi 1 and 2: attention and feed-forward in parallel behind one layer norm, biases everywhere.
+
+use super::common::{self, HfDefaults};
+use super::{Family, GgufForm, names};
+use crate::spec::{Activation, DecoderSpec, LayerForm, NormKind};
+use ferrum_formats::{Gguf, HfConfig};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "phi",
+    title: "Phi 1, 1.5, 2",
+    hf_architectures: &["PhiForCausalLM"],
+    hf_model_types: &["phi"],
+    hf_names: &names::PHI_NAMES,
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
+    gguf_architectures: &["phi2"],
+    gguf_form: Some(GgufForm {
+        architecture: "phi2",
+        rope: RopeStyle::HalfSplit,
+    }),
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let defaults = HfDefaults {
+        eps: ("layer_norm_eps", 1e-5),
+        activation: ("hidden_act", "gelu_new"),
+        rotary_share: Some(0.5),
+        norm: NormKind::Layer { bias: true },
+        ..HfDefaults::LLAMA
+    };
+    if config.bool("qk_layernorm")?.unwrap_or(false) {
+        let expected = "false: layer norms of queries and keys are not supported";
+        return Err(config.field_error("qk_layernorm", expected).into());
+    }
+    let mut spec = common::from_hf("phi", config, &defaults)?;
+    common::attention_biases(&mut spec, true);
+    common::each_mlp(&mut spec, |mlp| mlp.bias = true);
+    spec.output_bias = true;
+    parallel(&mut spec);
+    Ok(spec)
+}
+
+fn parallel(spec: &mut DecoderSpec) {
+    common::without_gates(spec);
+    common::set_form(spec, LayerForm::Parallel { shared_norm: true });
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    let mut spec = common::from_gguf(&FAMILY, gguf)?;
+    spec.norm = NormKind::Layer { bias: true };
+    common::each_mlp(&mut spec, |mlp| mlp.activation = Activation::GeluTanh);
+    parallel(&mut spec);
+    Ok(spec)
+}

@@ -1,0 +1,164 @@
+//! Grouped-query attention.
+
+use super::{Scratch, StepState};
+use crate::inventory::Projection;
+use crate::linear::Linear;
+use crate::spec::{GqaSpec, QkNormSpec};
+use ferrum_kernels::{
+    Act, AttnConfig, Backend, BackendKvDtype, HeadLayout, KvDtypeKind, KvLayer, NormShape,
+    PagedQkv, QkNorm, QkvShape, QkvTransform, Rope,
+};
+use ferrum_types::{Error, Result};
+
+/// Weights of grouped-query attention.
+pub(crate) struct GqaWeights<B: Backend> {
+    /// q, k and v as one projection, or q alone where the layer shares keys and values.
+    pub(crate) qkv: Box<dyn Linear<B>>,
+    /// Of each head, or of all heads of a token.
+    pub(crate) q_norm: Option<B::Buffer<f32>>,
+    pub(crate) k_norm: Option<B::Buffer<f32>>,
+    pub(crate) out: Box<dyn Linear<B>>,
+}
+
+impl<B: Backend> GqaWeights<B> {
+    /// What happens to each head of queries and keys before attention.
+    fn transform<'a>(&'a self, gqa: &GqaSpec, step: &StepState<'a, B>) -> QkvTransform<'a, B> {
+        let head_norm = |weight| QkNorm {
+            weight,
+            eps: step.spec.norm_eps,
+        };
+        let of_heads = |norm: &'a Option<B::Buffer<f32>>| match gqa.qk_norm {
+            QkNormSpec::Heads => norm.as_ref().map(head_norm),
+            QkNormSpec::None | QkNormSpec::Projection => None,
+        };
+        QkvTransform {
+            q_norm: of_heads(&self.q_norm),
+            k_norm: of_heads(&self.k_norm),
+            rope: gqa.rope.map(|index| {
+                let (tables, spec) = (&step.ropes[index], &step.spec.ropes[index]);
+                Rope {
+                    cos: &tables.cos,
+                    sin: &tables.sin,
+                    rows: &step.batch.rope_rows,
+                    rot_dim: spec.rot_dim,
+                    style: spec.style,
+                }
+            }),
+        }
+    }
+}
+
+impl GqaSpec {
+    /// The fused projection of so many tokens.
+    pub(crate) fn qkv_shape(&self, tokens: usize) -> QkvShape {
+        QkvShape {
+            tokens,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            value_dim: self.value_dim,
+        }
+    }
+}
+
+/// `normed` → `delta` through attention, writing this step's keys and values if they are the layer's own.
+pub(super) fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    index: usize,
+    (gqa, weights): (&GqaSpec, &GqaWeights<B>),
+    kv: &mut KvLayer<B, K>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let rows = step.batch.shape.tokens;
+    let Scratch {
+        normed,
+        delta,
+        qkv,
+        q,
+        attn,
+        heads,
+        lora,
+        profiler,
+        ..
+    } = scratch;
+    let projected = match gqa.shared_kv {
+        // [tokens, hidden] → [tokens, q_dim + k_dim + v_dim]
+        None => &mut *qkv,
+        // [tokens, hidden] → [tokens, q_dim]
+        Some(_) => &mut *q,
+    };
+    profiler.measure(ctx, "qkv", |ctx| {
+        weights.qkv.forward(ctx, normed, projected, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::Qkv), normed, projected, lora)
+    })?;
+    let shape = gqa.qkv_shape(rows);
+    let transform = weights.transform(gqa, step);
+    match (gqa.shared_kv, gqa.qk_norm) {
+        (None, QkNormSpec::Projection) => profiler.measure(ctx, "rope_kv_append", |ctx| {
+            let parts = (&mut *qkv, &mut *q, heads);
+            append_normed::<B, K>(ctx, weights, (transform.rope, shape), parts, (kv, step))
+        })?,
+        (None, _) => profiler.measure(ctx, "rope_kv_append", |ctx| {
+            let input = PagedQkv {
+                qkv,
+                transform,
+                shape,
+            };
+            B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
+        })?,
+        (Some(_), _) => profiler.measure(ctx, "rope", |ctx| {
+            let QkvTransform { q_norm, rope, .. } = transform;
+            B::qk_norm_rope(ctx, q, HeadLayout::TokenMajor, q_norm, rope, shape.q())
+        })?,
+    }
+    let config = AttnConfig {
+        heads: gqa.heads,
+        kv_heads: gqa.kv_heads,
+        head_dim: gqa.head_dim,
+        value_dim: gqa.value_dim,
+        scale: gqa.scale,
+        causal: true,
+        sliding_window: gqa.sliding_window,
+        softcap: gqa.softcap,
+    };
+    // [tokens, heads, head_dim] → [tokens, heads, value_dim]
+    profiler.measure(ctx, "attention", |ctx| {
+        B::paged_attention::<K>(ctx, q, kv, None, step.batch, attn, &config)
+    })?;
+    // [tokens, heads · value_dim] → [tokens, hidden]
+    profiler.measure(ctx, "attn_out", |ctx| {
+        weights.out.forward(ctx, attn, delta, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::AttnOut), attn, delta, lora)
+    })
+}
+
+/// Splits a fused projection, norms queries and keys over all heads of a token, rotates them, and writes keys and values
+/// to the pool. `qkv` is used up.
+fn append_normed<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    weights: &GqaWeights<B>,
+    (rope, shape): (Option<Rope<'_, B>>, QkvShape),
+    (qkv, q, [queries, keys, values]): (&mut Act<B>, &mut Act<B>, &mut [Act<B>; 3]),
+    (kv, step): (&mut KvLayer<B, K>, &StepState<'_, B>),
+) -> Result<()> {
+    let (Some(q_norm), Some(k_norm)) = (&weights.q_norm, &weights.k_norm) else {
+        let reason = "the norms of queries and keys are missing";
+        return Err(Error::invalid("attention", reason));
+    };
+    let norm = |dim| NormShape {
+        rows: shape.tokens,
+        dim,
+        eps: step.spec.norm_eps,
+    };
+    B::split_qkv(ctx, qkv, queries, keys, values, shape)?;
+    B::rms_norm(ctx, queries, q_norm, q, norm(shape.q_dim()))?;
+    B::rms_norm(ctx, keys, k_norm, qkv, norm(shape.k_dim()))?;
+    if rope.is_some() {
+        B::qk_norm_rope(ctx, q, HeadLayout::TokenMajor, None, rope, shape.q())?;
+        B::qk_norm_rope(ctx, qkv, HeadLayout::TokenMajor, None, rope, shape.k())?;
+    }
+    <B as BackendKvDtype<K>>::kv_append(ctx, kv, qkv, values, step.batch)
+}

@@ -1,0 +1,105 @@
+//! The part of a layer that looks at each token alone.
+
+use super::{Scratch, StepState};
+use crate::experts::Experts;
+use crate::inventory::Projection;
+use crate::linear::{Linear, LogitLinear};
+use crate::spec::{Activation, MlpSpec};
+use ferrum_kernels::{Activation as Function, Backend, GeluKind, RowShape};
+use ferrum_types::{Error, Result};
+
+/// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
+pub(crate) enum FeedForwardWeights<B: Backend> {
+    Mlp(MlpWeights<B>),
+    Moe(MoeWeights<B>),
+}
+
+/// Weights of a feed-forward of linear maps.
+pub(crate) struct MlpWeights<B: Backend> {
+    /// gate and up as one projection; without a gate, up alone.
+    pub(crate) gate_up: Box<dyn Linear<B>>,
+    pub(crate) down: Box<dyn Linear<B>>,
+}
+
+/// Weights of a mixture of experts.
+pub(crate) struct MoeWeights<B: Backend> {
+    /// Gives a logit for each expert.
+    pub(crate) router: Box<dyn LogitLinear<B>>,
+    pub(crate) experts: Box<dyn Experts<B>>,
+}
+
+/// `normed` → `delta` through experts.
+pub(super) fn moe_forward<B: Backend>(
+    ctx: &mut B::Context,
+    weights: &MoeWeights<B>,
+    rows: usize,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let Scratch {
+        normed,
+        delta,
+        moe,
+        profiler,
+        ..
+    } = scratch;
+    let Some(moe) = moe else {
+        let reason = "the scratch of a model without experts".to_owned();
+        return Err(Error::invalid("layer", reason));
+    };
+    // [tokens, hidden] → [tokens, experts]
+    profiler.measure(ctx, "router", |ctx| {
+        weights.router.logits(ctx, normed, &mut moe.logits, rows)
+    })?;
+    profiler.measure(ctx, "experts", |ctx| {
+        weights.experts.forward(ctx, normed, moe, delta, rows)
+    })
+}
+
+/// `normed` → `delta` through a feed-forward of linear maps.
+pub(super) fn mlp_forward<B: Backend>(
+    ctx: &mut B::Context,
+    index: usize,
+    (mlp, gated, weights): (&MlpSpec, bool, &MlpWeights<B>),
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let rows = step.batch.shape.tokens;
+    let shape = RowShape {
+        rows,
+        dim: mlp.intermediate,
+    };
+    let Scratch {
+        normed,
+        gate_up,
+        gated: inner,
+        delta,
+        lora,
+        profiler,
+        ..
+    } = scratch;
+    // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
+    profiler.measure(ctx, "gate_up", |ctx| {
+        weights.gate_up.forward(ctx, normed, gate_up, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::GateUp), normed, gate_up, lora)
+    })?;
+    profiler.measure(ctx, "activation", |ctx| {
+        let function = match mlp.activation {
+            Activation::Silu => Function::Silu,
+            Activation::Gelu => Function::Gelu(GeluKind::Exact),
+            Activation::GeluTanh => Function::Gelu(GeluKind::Tanh),
+        };
+        match (gated, function) {
+            (false, _) => B::activate(ctx, function, gate_up, None, inner, rows * shape.dim),
+            (true, Function::Gelu(kind)) => {
+                B::fused_gelu_mul_split(ctx, gate_up, inner, kind, shape)
+            }
+            (true, _) => B::fused_silu_mul_split(ctx, gate_up, inner, shape),
+        }
+    })?;
+    profiler.measure(ctx, "down", |ctx| {
+        weights.down.forward(ctx, inner, delta, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::Down), inner, delta, lora)
+    })
+}

@@ -1,0 +1,136 @@
+//! One decoder layer, composed from the choices of its [`LayerSpec`].
+//!
+//! The residual stream is updated by the norm that follows it: a part leaves its output in
+//! `scratch.delta`, and the next norm adds it (`fused_add_rms_norm`). So a layer starts with the
+//! previous layer's output pending, and leaves its own pending.
+
+mod attention;
+mod feed_forward;
+mod norm;
+mod scratch;
+mod short_conv;
+
+pub(crate) use attention::GqaWeights;
+pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights};
+pub(crate) use norm::Norm;
+pub(crate) use scratch::{Scratch, scratch_widths};
+pub(crate) use short_conv::ShortConvWeights;
+
+use crate::lora::Adapters;
+use crate::rope::RopeTables;
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerSpec};
+use attention::gqa_forward;
+use feed_forward::{mlp_forward, moe_forward};
+use ferrum_kernels::{
+    Backend, BackendKvDtype, DeviceBatch, KvDtypeKind, KvLayer, LlmBackend, StateShape,
+};
+use ferrum_types::{Error, Result};
+use norm::{next_input, norm_output, parallel_input};
+use short_conv::short_conv_forward;
+
+/// Weights of one layer, with the norms that its [`LayerForm`] has.
+pub(crate) struct LayerWeights<B: Backend> {
+    pub(crate) attn_norm: Option<Norm<B>>,
+    pub(crate) attention: AttentionWeights<B>,
+    pub(crate) post_attn_norm: Option<Norm<B>>,
+    pub(crate) ffn_norm: Option<Norm<B>>,
+    pub(crate) feed_forward: FeedForwardWeights<B>,
+    pub(crate) post_ffn_norm: Option<Norm<B>>,
+}
+
+/// Weights of the part that mixes tokens, of the kind that the layer's spec says.
+pub(crate) enum AttentionWeights<B: Backend> {
+    Gqa(GqaWeights<B>),
+    ShortConv(ShortConvWeights<B>),
+}
+
+/// The recurrent states of a layer, a row for each slot.
+pub(crate) struct LayerStates<B: Backend> {
+    pub(crate) states: B::Buffer<f32>,
+    pub(crate) shape: StateShape,
+}
+
+impl<B: Backend> LayerStates<B> {
+    /// Zeros, in so many rows.
+    pub(crate) fn alloc(device: &B, rows: usize, elements: usize) -> Result<Self> {
+        let shape = StateShape {
+            slots: rows,
+            elements,
+        };
+        let states = device.alloc(shape.slots.saturating_mul(elements))?;
+        Ok(Self { states, shape })
+    }
+}
+
+/// Where a layer keeps what it has seen.
+pub(crate) enum CacheMut<'a, B: BackendKvDtype<K>, K: KvDtypeKind> {
+    Pool(&'a mut KvLayer<B, K>),
+    State(&'a mut LayerStates<B>),
+    None,
+}
+
+/// What all layers of a step share.
+pub(crate) struct StepState<'a, B: Backend> {
+    pub(crate) spec: &'a DecoderSpec,
+    pub(crate) batch: &'a DeviceBatch<B>,
+    /// Of each rotary embedding of the spec.
+    pub(crate) ropes: &'a [RopeTables<B>],
+    pub(crate) adapters: &'a Adapters<B>,
+}
+
+/// Runs layer number `index` of a stage. `scratch.residual` holds the stream before the previous layer's
+/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage).
+pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    index: usize,
+    layer: (&LayerSpec, &LayerWeights<B>),
+    cache: CacheMut<'_, B, K>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let (spec, weights) = layer;
+    let input = (weights.attn_norm.as_ref(), index > 0);
+    next_input(ctx, "attn_norm", input, step, scratch)?;
+    match (&spec.attention, &weights.attention, cache) {
+        (AttentionSpec::Gqa(gqa), AttentionWeights::Gqa(weights), CacheMut::Pool(kv)) => {
+            gqa_forward(ctx, index, (gqa, weights), kv, step, scratch)?;
+        }
+        (
+            AttentionSpec::ShortConv(conv),
+            AttentionWeights::ShortConv(weights),
+            CacheMut::State(states),
+        ) => short_conv_forward(ctx, (conv, weights), states, step, scratch)?,
+        _ => return Err(other_kind(index)),
+    }
+    let behind = weights.post_attn_norm.as_ref();
+    norm_output(ctx, "post_attn_norm", behind, step, scratch)?;
+    let norm = weights.ffn_norm.as_ref();
+    match spec.form {
+        LayerForm::Parallel { .. } => parallel_input(ctx, norm, step, scratch)?,
+        LayerForm::PreNorm | LayerForm::PostNorm | LayerForm::Sandwich => {
+            next_input(ctx, "ffn_norm", (norm, true), step, scratch)?;
+        }
+    }
+    match (&spec.feed_forward, &weights.feed_forward) {
+        (
+            FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp),
+            FeedForwardWeights::Mlp(weights),
+        ) => {
+            let gated = matches!(spec.feed_forward, FeedForwardSpec::GatedMlp(_));
+            mlp_forward(ctx, index, (mlp, gated, weights), step, scratch)?;
+        }
+        (FeedForwardSpec::Moe(_), FeedForwardWeights::Moe(weights)) => {
+            moe_forward(ctx, weights, step.batch.shape.tokens, scratch)?;
+        }
+        _ => return Err(other_kind(index)),
+    }
+    let behind = weights.post_ffn_norm.as_ref();
+    norm_output(ctx, "post_ffn_norm", behind, step, scratch)
+}
+
+/// Weights are loaded by the spec, so this is a runner made of two different models.
+fn other_kind(index: usize) -> Error {
+    let reason =
+        format!("the weights of layer {index} of a stage are not of the kind that its spec says");
+    Error::invalid("layer", reason)
+}

@@ -1,0 +1,173 @@
+//! [`Scratch`]: the activations of a step.
+
+use super::StepState;
+use super::norm::add;
+use crate::experts::{MoeScratch, MoeWidths};
+use crate::lora::LoraScratch;
+use crate::profile::Profiler;
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, QkNormSpec};
+use ferrum_kernels::{Act, Backend, Residual};
+use ferrum_types::Result;
+
+/// Activations of a step, reused by all layers. Rows are tokens.
+pub(crate) struct Scratch<B: Backend> {
+    /// `[tokens, hidden]`: the residual stream.
+    pub(crate) residual: Residual<B>,
+    /// `[tokens, hidden]`: input of a part.
+    pub(crate) normed: Act<B>,
+    /// `[tokens, hidden]`: output of a part, not yet in the residual.
+    pub(crate) delta: Act<B>,
+    /// `[tokens, q_dim + k_dim + v_dim]`.
+    pub(crate) qkv: Act<B>,
+    /// `[tokens, q_dim]`.
+    pub(crate) q: Act<B>,
+    /// `[tokens, heads · value_dim]`: attention's output.
+    pub(crate) attn: Act<B>,
+    /// `[tokens, 2·intermediate]`.
+    pub(crate) gate_up: Act<B>,
+    /// `[tokens, intermediate]`.
+    pub(crate) gated: Act<B>,
+    /// `[tokens, q_dim]`, `[tokens, k_dim]` and `[tokens, v_dim]`: for layers that norm whole projections.
+    pub(crate) heads: [Act<B>; 3],
+    /// `[tokens, hidden]`: for layers without a norm before their parts.
+    pub(crate) zeros: Act<B>,
+    /// `[tokens, hidden]`: for learned positions.
+    pub(crate) positions: Residual<B>,
+    /// Whether `normed` and `delta` have changed places.
+    exchanged: bool,
+    /// For layers with experts, if there are any.
+    pub(crate) moe: Option<MoeScratch<B>>,
+    /// For adapters, once there has been one.
+    pub(crate) lora: Option<LoraScratch<B>>,
+    pub(crate) profiler: Profiler<B>,
+}
+
+/// Elements per token of each scratch buffer but `moe` and `lora`, in the order of [`Scratch`]'s fields.
+pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
+    let (mut q_dim, mut qkv_dim, mut out_dim) = (0, 0, 0);
+    let (mut gate_up, mut intermediate) = (0, 0);
+    let (mut heads, mut zeros) = ([0; 3], 0);
+    let hidden = spec.hidden_size;
+    for layer in &spec.layers {
+        match &layer.feed_forward {
+            FeedForwardSpec::GatedMlp(mlp) => {
+                gate_up = gate_up.max(2 * mlp.intermediate);
+                intermediate = intermediate.max(mlp.intermediate);
+            }
+            FeedForwardSpec::Mlp(mlp) => {
+                gate_up = gate_up.max(mlp.intermediate);
+                intermediate = intermediate.max(mlp.intermediate);
+            }
+            FeedForwardSpec::Moe(_) => {}
+        }
+        let (shape, out) = match &layer.attention {
+            AttentionSpec::Gqa(gqa) => (gqa.qkv_shape(0), gqa.heads * gqa.value_dim),
+            AttentionSpec::ShortConv(conv) => (conv.parts(0), conv.channels),
+        };
+        if let AttentionSpec::Gqa(gqa) = &layer.attention
+            && gqa.qk_norm == QkNormSpec::Projection
+        {
+            let widths = [shape.q_dim(), shape.k_dim(), shape.v_dim()];
+            heads = std::array::from_fn(|i| heads[i].max(widths[i]));
+        }
+        if layer.form == LayerForm::PostNorm {
+            zeros = hidden;
+        }
+        q_dim = q_dim.max(shape.q_dim());
+        out_dim = out_dim.max(out);
+        qkv_dim = qkv_dim.max(shape.row_dim());
+    }
+    let [queries, keys, values] = heads;
+    let positions = spec.learned_positions.map_or(0, |_| hidden);
+    [
+        hidden,
+        hidden,
+        hidden,
+        qkv_dim,
+        q_dim,
+        out_dim,
+        gate_up,
+        intermediate,
+        queries,
+        keys,
+        values,
+        zeros,
+        positions,
+    ]
+}
+
+impl<B: Backend> Scratch<B> {
+    pub(crate) fn alloc(
+        device: &B,
+        spec: &DecoderSpec,
+        max_tokens: usize,
+        profile: bool,
+    ) -> Result<Self> {
+        let [
+            residual,
+            normed,
+            delta,
+            qkv,
+            q,
+            attn,
+            gate_up,
+            gated,
+            others @ ..,
+        ] = scratch_widths(spec);
+        let [queries, keys, values, zeros, positions] = others;
+        let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
+        Ok(Self {
+            residual: device.alloc(max_tokens * residual)?,
+            normed: alloc(normed)?,
+            delta: alloc(delta)?,
+            qkv: alloc(qkv)?,
+            q: alloc(q)?,
+            attn: alloc(attn)?,
+            gate_up: alloc(gate_up)?,
+            gated: alloc(gated)?,
+            heads: [alloc(queries)?, alloc(keys)?, alloc(values)?],
+            zeros: alloc(zeros)?,
+            positions: device.alloc(max_tokens * positions)?,
+            exchanged: false,
+            moe: MoeWidths::of(spec)
+                .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
+                .transpose()?,
+            lora: None,
+            profiler: Profiler::new(device, profile)?,
+        })
+    }
+}
+
+impl<B: Backend> Scratch<B> {
+    /// Makes what is in `normed` what is pending.
+    pub(super) fn exchange(&mut self) {
+        std::mem::swap(&mut self.normed, &mut self.delta);
+        self.exchanged = !self.exchanged;
+    }
+
+    /// Every step begins with the same buffers in the same places, as captured ones name them: a step that failed may
+    /// have left them exchanged.
+    pub(crate) fn begin_step(&mut self) {
+        if self.exchanged {
+            self.exchange();
+        }
+    }
+
+    /// Adds what the last layer left pending, so that `residual` is the stream behind it.
+    pub(crate) fn add_pending(
+        &mut self,
+        ctx: &mut B::Context,
+        step: &StepState<'_, B>,
+    ) -> Result<()> {
+        let (spec, rows) = (step.spec, step.batch.shape.tokens);
+        let Self {
+            residual,
+            delta,
+            profiler,
+            ..
+        } = self;
+        profiler.measure(ctx, "residual", |ctx| {
+            add::<B>(ctx, spec, residual, delta, rows)
+        })
+    }
+}
