@@ -104,12 +104,13 @@ fn check(model: &Model, path: &Path) {
     for tensor in model.spec.tensors() {
         assert_eq!(model.spec.tensor(tensor.id), Some(tensor), "{path}");
         assert_eq!(tensor.id.role.is_in_layer(), tensor.id.layer.is_some());
+        let taps = matches!(tensor.shape, TensorShape::Kernel { .. });
         assert_eq!(
             tensor.id.role.is_vector() || tensor.id.part == TensorPart::Bias,
-            tensor.shape.dims().len() == 1 || tensor.id.role == TensorRole::ConvKernel
+            tensor.shape.dims().len() == 1 || taps
         );
         assert_eq!(
-            tensor.id.role.is_expert() || tensor.id.role == TensorRole::ConvKernel,
+            tensor.id.role.is_expert() || taps,
             tensor.shape.dims().len() == 3,
             "{}",
             tensor.id
