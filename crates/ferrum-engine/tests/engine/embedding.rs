@@ -49,6 +49,7 @@ fn states(runner: &mut dyn StepRunner, tokens: &[TokenId]) -> Vec<Vec<f32>> {
 fn pooled(states: &[Vec<f32>], pooling: Pooling) -> Vec<f32> {
     match pooling {
         Pooling::Last => states.last().unwrap().clone(),
+        Pooling::Cls => states[0].clone(),
         Pooling::Mean => {
             let mean = |i: usize| {
                 let sum: f64 = states.iter().map(|state| f64::from(state[i])).sum();
@@ -80,7 +81,7 @@ fn it_is_the_same_whatever_runs_beside_it() {
         .iter()
         .flat_map(|tokens| {
             let states = states(&mut *alone, tokens);
-            [Pooling::Last, Pooling::Mean].map(|pooling| pooled(&states, pooling))
+            [Pooling::Last, Pooling::Mean, Pooling::Cls].map(|pooling| pooled(&states, pooling))
         })
         .collect();
     let small = RunnerConfig {
@@ -102,8 +103,8 @@ fn it_is_the_same_whatever_runs_beside_it() {
             for tokens in texts() {
                 let submit = |request| engine.handle().submit(request).unwrap();
                 let others = submit(greedy(&tokens[..1], 12));
-                let found =
-                    [Pooling::Last, Pooling::Mean].map(|pooling| submit(wanted(&tokens, pooling)));
+                let found = [Pooling::Last, Pooling::Mean, Pooling::Cls]
+                    .map(|pooling| submit(wanted(&tokens, pooling)));
                 streams.push((others, found));
             }
             let mut all = expected.iter();

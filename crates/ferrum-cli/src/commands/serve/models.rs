@@ -382,6 +382,7 @@ fn kv_that_fits(plan: &MemoryPlan, memory: Option<DeviceMemory>, places: u64) ->
 mod tests {
     use super::*;
     use ferrum_formats::Gguf;
+    use ferrum_formats::ModelSource;
     use ferrum_models::read_model;
 
     #[test]
