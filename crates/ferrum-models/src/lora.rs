@@ -43,6 +43,8 @@ struct Target {
     part: usize,
     /// How the adapter pairs up the rows of a head that rotate together.
     style: RopeStyle,
+    /// Where the map's outputs begin among those of the pair, which may be one for several maps.
+    first: usize,
 }
 
 /// What an adapter adds to one projection.
@@ -110,8 +112,8 @@ impl<B: LlmBackend> AdapterLoader<B> {
     }
 }
 
-/// A pair of matrices, and how it pairs up rows of a head.
-type Placed<'a> = (LoraPair<'a>, RopeStyle);
+/// A pair of matrices, how it pairs up rows of a head, and where a map's outputs begin in it.
+type Placed<'a> = (LoraPair<'a>, RopeStyle, usize);
 
 /// The pairs of one projection, in the order of its maps.
 type Parts<'a> = [Option<Placed<'a>>; 3];
@@ -122,13 +124,14 @@ impl<B: LlmBackend> Adapter<B> {
         check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; 4]> = vec![Default::default(); spec.layers.len()];
         for pair in folder.pairs() {
-            let target = place(spec, folder, &pair)?;
-            let place = &mut found[target.layer][target.projection as usize][target.part];
-            if place.is_some() {
-                let reason = format!("is a second one for the {}", target.role);
-                return Err(wrong_module(folder, pair.module, &reason));
+            for target in place(spec, folder, &pair)? {
+                let place = &mut found[target.layer][target.projection as usize][target.part];
+                if place.is_some() {
+                    let reason = format!("is a second one for the {}", target.role);
+                    return Err(wrong_module(folder, pair.module, &reason));
+                }
+                *place = Some((pair, target.style, target.first));
             }
-            *place = Some((pair, target.style));
         }
         let mut layers = Vec::with_capacity(stage.layers().len());
         for (layer, parts) in stage.layers().zip(&found[stage.layers()]) {
@@ -217,8 +220,8 @@ fn module<'n>(spec: &DecoderSpec, name: &'n str) -> Option<Module<'n>> {
     ))
 }
 
-/// To which map a pair belongs; its shape fits there.
-fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result<Target> {
+/// To which maps a pair belongs: one, or those that a checkpoint holds as one. Its shape fits there.
+fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result<Vec<Target>> {
     let fail = |reason: String| Err(wrong_module(folder, pair.module, &reason));
     let Some(module) = module(spec, pair.module) else {
         return fail("cannot be adapted, expected the linear maps of layers only".into());
@@ -230,8 +233,11 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
             "is of layer {index}, and the model has {layers} layers"
         ));
     }
-    let role = module.names.role_in_layer(module.part);
-    let Some((role, projection)) = role.and_then(|role| Some((role, role.projection()?))) else {
+    let joined = module.names.joined_projection(module.part);
+    let own = module.names.role_in_layer(module.part);
+    let own = own.and_then(|role| Some((role.projection()?, vec![role])));
+    let roles = joined.map(|all| (all, all.roles().to_vec())).or(own);
+    let Some((projection, roles)) = roles else {
         let known = Projection::ALL.iter().flat_map(|at| at.roles());
         let known: Vec<_> = known.filter_map(|&role| module.names.stem(role)).collect();
         return fail(format!(
@@ -239,32 +245,41 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
             known.join(", ")
         ));
     };
-    let tensor = spec.tensor(TensorId::in_layer(module.layer, role));
-    let Some(shape) = tensor.and_then(|tensor| tensor.matrix()) else {
-        return fail("does not exist in a layer with experts".into());
-    };
-    let found = (pair.up.shape.first(), pair.down.shape.get(1));
-    if found != (Some(&shape.rows), Some(&shape.cols)) {
-        return fail(format!(
-            "has {} outputs of {} inputs in this adapter, and {} of {} in the model\nhint: the \
-             adapter is for another model{}",
-            found.0.copied().unwrap_or(0),
-            found.1.copied().unwrap_or(0),
-            shape.rows,
-            shape.cols,
-            folder
-                .base_model()
-                .map_or(String::new(), |base| format!(" ({})", base.escape_debug())),
-        ));
+    let mut targets = Vec::with_capacity(roles.len());
+    for role in roles {
+        let tensor = spec.tensor(TensorId::in_layer(module.layer, role));
+        let Some((tensor, shape)) = tensor.and_then(|tensor| Some((tensor, tensor.matrix()?)))
+        else {
+            return fail("does not exist in this layer, which has other maps".into());
+        };
+        let (rows, first) = match joined {
+            Some(_) => (tensor.product.of, tensor.product.first),
+            None => (shape.rows, 0),
+        };
+        let found = (pair.up.shape.first(), pair.down.shape.get(1));
+        if found != (Some(&rows), Some(&shape.cols)) {
+            return fail(format!(
+                "has {} outputs of {} inputs in this adapter, and {rows} of {} in the model\nhint: the \
+                 adapter is for another model{}",
+                found.0.copied().unwrap_or(0),
+                found.1.copied().unwrap_or(0),
+                shape.cols,
+                folder
+                    .base_model()
+                    .map_or(String::new(), |base| format!(" ({})", base.escape_debug())),
+            ));
+        }
+        let part = projection.roles().iter().position(|&other| other == role);
+        targets.push(Target {
+            layer: module.layer,
+            role,
+            projection,
+            part: part.unwrap_or(0),
+            style: module.style,
+            first,
+        });
     }
-    let part = projection.roles().iter().position(|&other| other == role);
-    Ok(Target {
-        layer: module.layer,
-        role,
-        projection,
-        part: part.unwrap_or(0),
-        style: module.style,
-    })
+    Ok(targets)
 }
 
 /// One pair of matrices for what a rank holds of a projection.
@@ -284,13 +299,13 @@ fn fuse<B: LlmBackend>(
         .collect();
     let rows = maps.iter().map(|(_, held, _)| held.rows.len()).sum();
     let cols = maps.first().map_or(0, |(_, held, _)| held.cols.len());
-    let ranks = pairs.iter().flatten().map(|(pair, _)| pair.down.shape[0]);
+    let ranks = pairs.iter().flatten().map(|(pair, ..)| pair.down.shape[0]);
     let rank = ranks.sum::<usize>();
     let mut down = Vec::with_capacity(rank * cols);
     let mut up = vec![0f32; rows * rank];
     let (mut first_row, mut first_rank) = (0, 0);
     for (pair, (shape, held, heads)) in pairs.iter().zip(&maps) {
-        if let Some((pair, from_style)) = pair {
+        if let Some((pair, from_style, first)) = pair {
             let own = pair.down.shape[0];
             let values = to_f32(folder.tensors(), &pair.down)?;
             let inputs = values.chunks_exact(shape.cols);
@@ -306,7 +321,7 @@ fn fuse<B: LlmBackend>(
                     }
                     _ => row,
                 };
-                let from = &values[from * own..][..own];
+                let from = &values[(first + from) * own..][..own];
                 let to = &mut up[(first_row + to) * rank + first_rank..][..own];
                 for (to, from) in to.iter_mut().zip(from) {
                     *to = pair.scale * from;

@@ -16,6 +16,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["FalconForCausalLM"],
     hf_model_types: &["falcon"],
     hf_names: &names::FALCON_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["falcon"],

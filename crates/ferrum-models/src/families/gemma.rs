@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["GemmaForCausalLM"],
     hf_model_types: &["gemma"],
     hf_names: &names::GEMMA_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["gemma"],

@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Glm4ForCausalLM"],
     hf_model_types: &["glm4"],
     hf_names: &names::GLM4_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::Interleaved,
     gguf_names: &names::GGUF_GATE_UP_NAMES,
     gguf_architectures: &["glm4"],

@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["GPT2LMHeadModel"],
     hf_model_types: &["gpt2"],
     hf_names: &names::GPT2_NAMES,
+    hf_base_names: Some(&names::GPT2_BASE_NAMES),
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["gpt2"],

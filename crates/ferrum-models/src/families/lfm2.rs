@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Lfm2ForCausalLM"],
     hf_model_types: &["lfm2"],
     hf_names: &names::LFM2_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_LFM2_NAMES,
     gguf_architectures: &["lfm2"],

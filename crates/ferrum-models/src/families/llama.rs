@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["LlamaForCausalLM"],
     hf_model_types: &["llama"],
     hf_names: &names::HF_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     // Mistral's and Mixtral's GGUF files say "llama" too; they differ only by values.

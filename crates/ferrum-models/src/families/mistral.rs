@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["MistralForCausalLM"],
     hf_model_types: &["mistral"],
     hf_names: &names::HF_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["mistral"],

@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["MixtralForCausalLM"],
     hf_model_types: &["mixtral"],
     hf_names: &names::MIXTRAL_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &[],

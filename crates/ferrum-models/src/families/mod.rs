@@ -49,6 +49,8 @@ pub struct Family {
     pub hf_model_types: &'static [&'static str],
     /// Names of weights in Hugging Face folders.
     pub hf_names: &'static WeightNames,
+    /// Names in folders that were saved without what wraps the decoder, if there are such.
+    pub hf_base_names: Option<&'static WeightNames>,
     /// How rows of query and key heads pair up for rotation in them.
     pub hf_rope: RopeStyle,
     /// Names of weights in GGUF files.
@@ -152,7 +154,10 @@ pub(crate) fn read_spec(
         ModelSource::Hf(folder) => {
             crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
-            let names = family.hf_names;
+            let table = |names: &WeightNames| format!("{}.weight", names.embedding);
+            let base = family.hf_base_names;
+            let base = base.filter(|names| folder.tensors.get(&table(names)).is_some());
+            let names = base.unwrap_or(family.hf_names);
             // As in transformers, an output projection of its own in the file wins over the config.
             spec.tie_embeddings &= !differ(&folder.tensors, names.embedding, names.lm_head);
             let quantised = ["qweight", "weight_packed"].map(|s| format!("{}.{s}", names.lm_head));

@@ -115,7 +115,9 @@ pub(super) static PHI_NAMES: WeightNames = WeightNames {
 };
 
 /// Hugging Face names of GPT-2, whose matrices have a row for each input.
-pub(super) static GPT2_NAMES: WeightNames = WeightNames {
+pub(super) static GPT2_NAMES: WeightNames = GPT2;
+
+const GPT2: WeightNames = WeightNames {
     embedding: "transformer.wte",
     positions: Some("transformer.wpe"),
     final_norm: "transformer.ln_f",
@@ -131,6 +133,15 @@ pub(super) static GPT2_NAMES: WeightNames = WeightNames {
     },
     transposed: true,
     ..HF
+};
+
+/// Those of GPT-2 as it was published.
+pub(super) static GPT2_BASE_NAMES: WeightNames = WeightNames {
+    embedding: "wte",
+    positions: Some("wpe"),
+    final_norm: "ln_f",
+    layer: "h.{}",
+    ..GPT2
 };
 
 /// Hugging Face names of Falcon.

@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Phi3ForCausalLM"],
     hf_model_types: &["phi3"],
     hf_names: &names::PHI3_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_GATE_UP_NAMES,
     gguf_architectures: &["phi3"],

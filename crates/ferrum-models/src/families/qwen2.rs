@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Qwen2ForCausalLM"],
     hf_model_types: &["qwen2"],
     hf_names: &names::HF_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen2"],

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Qwen3MoeForCausalLM"],
     hf_model_types: &["qwen3_moe"],
     hf_names: &names::HF_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen3moe"],

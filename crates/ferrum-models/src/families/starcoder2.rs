@@ -13,6 +13,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["Starcoder2ForCausalLM"],
     hf_model_types: &["starcoder2"],
     hf_names: &names::STARCODER2_NAMES,
+    hf_base_names: None,
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["starcoder2"],

@@ -4,7 +4,7 @@
 //! name, or the tensor behind a name, asks here. What files of a scheme hold otherwise than a decoder computes with it
 //! (norms less 1, matrices the other way round) stands here, too.
 
-use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
+use super::{DecoderTensor, Projection, TensorId, TensorPart, TensorRole, TensorShape};
 use ferrum_kernels::ExpertShape;
 
 /// Names of a decoder's tensors in one kind of file. Names lack their `.weight` or `.bias`.
@@ -212,6 +212,16 @@ impl WeightNames {
             first,
             height,
         })
+    }
+
+    /// The product that a module of a layer is all maps of, by what follows the layer's prefix.
+    pub(crate) fn joined_projection(&self, part: &str) -> Option<Projection> {
+        let all = [
+            (self.joined.qkv, Projection::Qkv),
+            (self.joined.gate_up, Projection::GateUp),
+        ];
+        let found = all.into_iter().find(|(name, _)| *name == Some(part));
+        found.map(|(_, projection)| projection)
     }
 
     /// The name that the tensor `name` of this scheme, which joins maps, has in the scheme `other`; `None` for a tensor

@@ -190,8 +190,9 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         }
         let id = model.names.parse(&info.name);
         let Some((id, name)) = id.and_then(|id| Some((id, names.name(id)?))) else {
-            // Frequencies that follow from the config; old checkpoints hold them.
-            if info.name.ends_with(".rotary_emb.inv_freq") {
+            // Frequencies and masks that follow from the config; old checkpoints hold them.
+            let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+            if buffers.iter().any(|buffer| info.name.ends_with(buffer)) {
                 continue;
             }
             let path = model.folder.tensors.path_hint().display();

@@ -2,7 +2,7 @@
 //! it together.
 
 use crate::support::{can_be_shared, fixture_dirs, fixtures, open};
-use ferrum_formats::ModelSource;
+use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_models::{
     CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, Model,
     RankCut, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, WeightNames,
@@ -17,7 +17,12 @@ type Shapes = BTreeMap<String, Vec<usize>>;
 fn names_of(model: &Model) -> &'static WeightNames {
     match &model.source {
         ModelSource::Gguf(_) => model.family.gguf_names,
-        ModelSource::Hf(_) => model.family.hf_names,
+        ModelSource::Hf(folder) => {
+            let base = model.family.hf_base_names;
+            let table = |names: &WeightNames| format!("{}.weight", names.embedding);
+            let base = base.filter(|names| folder.tensors.get(&table(names)).is_some());
+            base.unwrap_or(model.family.hf_names)
+        }
     }
 }
 
@@ -73,12 +78,20 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
     }
 }
 
+/// Masks of GPT-2, which follow from the config.
+fn is_mask(name: &str) -> bool {
+    name.ends_with(".attn.bias")
+}
+
 /// What a file holds. The several tensors of a quantised matrix count as the weight that they are of, whose
 /// shape they say in other words.
 fn found(model: &Model, expected: &Shapes) -> Shapes {
     let mut all = Shapes::new();
     for info in model.tensors().infos() {
         let name = info.name.as_str();
+        if is_mask(name) {
+            continue;
+        }
         let (module, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
         let weight = format!("{module}.weight");
         let part = !matches!(suffix, "weight" | "bias") && expected.contains_key(&weight);
@@ -119,7 +132,7 @@ fn check(model: &Model, path: &Path) {
     // Numbers of the file itself, where it holds numbers.
     let infos = model.tensors().infos();
     let floats = infos.map(|info| match info.name.as_str() {
-        name if name.starts_with("rope_f") => 0,
+        name if name.starts_with("rope_f") || is_mask(name) => 0,
         _ => info.elements() as u64,
     });
     let quantised = matches!(&model.source, ModelSource::Hf(f) if f.quantization.is_some());
@@ -156,7 +169,8 @@ fn names_lead_back_to_the_tensor() {
     let schemes = FAMILIES
         .iter()
         .flat_map(|family: &&Family| [family.hf_names, family.gguf_names]);
-    for names in schemes.chain([gguf_names()]) {
+    let base = FAMILIES.iter().filter_map(|family| family.hf_base_names);
+    for names in schemes.chain(base).chain([gguf_names()]) {
         for role in TensorRole::ALL {
             let id = match role.is_in_layer() {
                 true => TensorId::in_layer(17, role),
