@@ -48,6 +48,11 @@ fn a_steady_decode_step_allocates_nothing() {
         "mistral-window",
         "qwen2",
         "qwen3-moe",
+        "gemma2",
+        "olmo2",
+        "granite",
+        "command-r",
+        "gpt2",
     ];
     for name in names {
         let model = open(&fixtures().join(name));

@@ -19,8 +19,8 @@ const LAYOUTS: [KvLayout; 4] = [
     KvLayout::Paged { block_size: 32 },
 ];
 
-/// A family each, a window and length-dependent RoPE.
-const MODELS: [&str; 7] = [
+/// A family each, a window and length-dependent RoPE; norms behind parts, parts in parallel, learned positions.
+const MODELS: [&str; 14] = [
     "llama3-tied",
     "mistral-window",
     "llama-dynamic",
@@ -28,6 +28,13 @@ const MODELS: [&str; 7] = [
     "qwen3",
     "qwen3-moe",
     "qwen3-moe-sparse",
+    "gemma2",
+    "gemma3",
+    "phi3-longrope",
+    "olmo3",
+    "granite",
+    "command-r7b",
+    "gpt2",
 ];
 
 fn bits(x: &[f32]) -> Vec<u32> {
