@@ -90,6 +90,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     ) -> Result<Self> {
         config.validate()?;
         spec.validate().map_err(Error::Model)?;
+        if let Some(rows) = spec.learned_positions.filter(|&rows| config.context > rows) {
+            let found = config.context;
+            let reason =
+                format!("found a context of {found}, the model has {rows} learned positions");
+            return Err(Error::invalid("runner", reason));
+        }
         let DecoderWeights { body, head } = weights;
         let Some(head) = head else {
             let found = &body.stage;

@@ -491,6 +491,9 @@ impl DecoderSpec {
                 self.norm_eps
             ));
         }
+        if self.learned_positions.is_some() && self.depends_on_length() {
+            return Err("learned positions beside frequencies by length are not supported".into());
+        }
         let Scales {
             embedding,
             residual,

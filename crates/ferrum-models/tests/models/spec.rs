@@ -1,8 +1,13 @@
 //! What configs mean where two readings are possible: that of `transformers`.
 
+use crate::support::{exact_cpu, fixtures, open};
 use ferrum_formats::ModelSource;
+use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
-use ferrum_models::{AttentionSpec, DecoderSpec, RopeScaling, read_model};
+use ferrum_models::{
+    AttentionSpec, DecoderSpec, Expanded, ModelRunner, RopeScaling, RunnerConfig, load_weights,
+    read_model,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -80,6 +85,17 @@ fn a_scaling_lengthens_the_context() {
         context("qwen3", rope)
     };
     assert_eq!((yarn(256), yarn(64), yarn(32)), (1024, 256, 256));
+}
+
+#[test]
+fn a_context_beyond_learned_positions_is_refused() {
+    let model = open(&fixtures().join("gpt2"));
+    let device = exact_cpu();
+    let weights = load_weights::<_, Expanded>(&device, &model, &mut |_, _| ()).unwrap();
+    let config = RunnerConfig::single(257);
+    let runner = ModelRunner::<_, KvF32>::new(&device, model.spec, weights, config);
+    let refused = runner.err().unwrap().to_string();
+    assert!(refused.contains("256 learned positions"), "{refused}");
 }
 
 /// What people read of families is what the registry has.
