@@ -87,6 +87,19 @@ pub(super) fn add_bias<B: Backend, T: FloatElement>(
     B::add_inplace(ctx, x, &repeated, total)
 }
 
+/// `scale · x` in a buffer of its own, which is zero whenever this runs: in a replay it has what the last one left.
+fn scaled<B: Backend, T: FloatElement>(
+    ctx: &mut B::Context,
+    x: &B::Buffer<T>,
+    scale: f32,
+    len: usize,
+) -> Result<B::Buffer<T>> {
+    let (zeros, mut scaled) = (B::device(ctx).alloc::<T>(len)?, B::device(ctx).alloc(len)?);
+    B::copy_slice(ctx, &zeros, 0, &mut scaled, 0, len)?;
+    B::scaled_add_inplace(ctx, &mut scaled, x, scale, len)?;
+    Ok(scaled)
+}
+
 /// [`Backend::scale_inplace`].
 pub(super) fn scale_inplace<B: Backend, T: FloatElement>(
     ctx: &mut B::Context,
@@ -95,8 +108,7 @@ pub(super) fn scale_inplace<B: Backend, T: FloatElement>(
     len: usize,
 ) -> Result<()> {
     check::inplace("scale_inplace", x, len)?;
-    let mut scaled = B::device(ctx).alloc::<T>(len)?;
-    B::scaled_add_inplace(ctx, &mut scaled, x, scale, len)?;
+    let scaled = scaled::<B, T>(ctx, x, scale, len)?;
     B::copy_slice(ctx, &scaled, 0, x, 0, len)
 }
 
@@ -108,8 +120,7 @@ pub(super) fn softcap<B: Backend, T: FloatElement>(
     len: usize,
 ) -> Result<()> {
     check::softcap(x, cap, len)?;
-    let mut scaled = B::device(ctx).alloc::<T>(len)?;
-    B::scaled_add_inplace(ctx, &mut scaled, x, 1.0 / cap, len)?;
+    let scaled = scaled::<B, T>(ctx, x, 1.0 / cap, len)?;
     B::activate(ctx, Activation::Tanh, &scaled, None, x, len)?;
     B::scale_inplace(ctx, x, cap, len)
 }

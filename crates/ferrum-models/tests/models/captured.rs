@@ -212,9 +212,9 @@ impl Pair {
     }
 }
 
-/// Models whose layers have windows, biases, tables that depend on the length, norms behind parts, parts in parallel or
-/// learned positions, and none of these. None scales or caps: the provided bodies of those ops cannot be replayed.
-const MODELS: [&str; 8] = [
+/// Models whose layers have windows, biases, tables that depend on the length, norms behind parts, parts in parallel,
+/// learned positions, factors and caps, and none of these.
+const MODELS: [&str; 11] = [
     "llama3-tied",
     "mistral-window",
     "qwen2",
@@ -223,6 +223,9 @@ const MODELS: [&str; 8] = [
     "olmo2",
     "phi2",
     "gpt2",
+    "gemma2",
+    "granite",
+    "command-r",
 ];
 
 #[test]
