@@ -89,7 +89,7 @@ impl StepLoop<'_> {
                 private: (!self.shared.config.prefix_cache).then_some(id.0),
             },
             prompt_logits: match request.pooling {
-                Some(pooling) => pooling == Pooling::Mean,
+                Some(pooling) => pooling != Pooling::Last,
                 None => choice == 0 && request.prompt_logprobs.is_some(),
             },
             hidden: request.pooling.is_some(),

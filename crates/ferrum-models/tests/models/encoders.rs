@@ -193,11 +193,7 @@ fn configs_that_cannot_be_are_refused() {
             Value::from(5),
             "multiple of the 5 heads",
         ),
-        (
-            "num_hidden_layers",
-            Value::from(0),
-            "num_hidden_layers: found 0",
-        ),
+        ("num_hidden_layers", Value::from(0), "num_hidden_layers"),
         ("hidden_act", Value::from("relu6"), "hidden_act"),
         (
             "position_embedding_type",
