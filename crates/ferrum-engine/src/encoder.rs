@@ -10,6 +10,9 @@ use ferrum_models::encoder::{
 use ferrum_models::{LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
 
+/// Tokens of the shortest pair: four marks, and one of a text.
+const LEAST_TOKENS: usize = 5;
+
 /// An encoder on a device, and what makes tokens of texts for it.
 pub struct Encoder {
     inner: Box<dyn TextEncoder>,
@@ -63,7 +66,8 @@ impl Encoder {
     /// Loads an encoder onto a device.
     ///
     /// # Errors
-    /// Those of [`load_encoder`]; `Model` for a tokenizer without the marks that an encoder wants around texts.
+    /// Those of [`load_encoder`]; `Model` for a tokenizer without the marks that an encoder wants around texts, and a
+    /// model that has no room for them.
     pub fn load(
         device: &BackendDispatch,
         model: &EncoderModel,
@@ -78,18 +82,25 @@ impl Encoder {
                     .into(),
             ));
         };
+        let most = model.spec.max_tokens();
+        if most < LEAST_TOKENS {
+            return Err(Error::Model(format!(
+                "config.json: max_position_embeddings and pad_token_id leave room for {most} tokens, expected \
+                 {LEAST_TOKENS} at least: up to four marks around texts, and one of a text"
+            )));
+        }
         let load = Load { model, progress };
         let inner = match device {
             BackendDispatch::Cpu(device) => KvF32::on_cpu(device, keeps_blocks(model), load),
             BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
             BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
         }?;
-        let most = model.spec.max_tokens();
+        let cut_off = |len: usize| len.clamp(LEAST_TOKENS, most);
         Ok(Self {
             inner,
             tokenizer,
             pooling: model.pooling,
-            max_tokens: model.max_seq_length.map_or(most, |len| len.clamp(3, most)),
+            max_tokens: model.max_seq_length.map_or(most, cut_off),
             cls,
             sep,
         })
@@ -207,7 +218,7 @@ impl Encoder {
             "roberta" => 2,
             _ => 1,
         };
-        let room = self.max_tokens.saturating_sub(2 + between);
+        let room = self.max_tokens - 2 - between;
         let (mut first, mut second) = (query.len(), document.len());
         let cut = first + second > room;
         while first + second > room {

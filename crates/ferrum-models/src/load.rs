@@ -4,6 +4,7 @@
 //! before anything is allocated for them. A rank of a group loads its slices by the same functions; alone, a slice is
 //! the whole.
 
+use crate::encoder::is_encoder;
 use crate::experts::{ExpertSource, ExpertStacks, RowParallelExperts};
 use crate::families::{self, Family};
 use crate::inventory::{
@@ -50,6 +51,16 @@ pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
 pub fn read_model(source: ModelSource) -> Result<Model> {
+    if let ModelSource::Hf(folder) = &source
+        && is_encoder(&source)
+    {
+        return Err(Error::Model(format!(
+            "{}: field \"architectures\": \"{}\" is a text encoder, which writes no text\nhint: ferrum embed and ferrum \
+             rerank run it",
+            folder.config.path().display(),
+            folder.config.architectures()?.join(", ")
+        )));
+    }
     let (family, spec, names) = families::read_spec(&source)?;
     spec.validate().map_err(|reason| {
         let path = match &source {

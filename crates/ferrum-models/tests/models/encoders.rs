@@ -9,7 +9,7 @@ use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
     read_encoder,
 };
-use ferrum_models::{Expanded, Pooling};
+use ferrum_models::{Expanded, Pooling, read_model};
 use ferrum_types::{Error, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -157,7 +157,10 @@ fn what_cannot_be_computed_is_refused() {
     assert!(matches!(refused(&long), Error::ContextOverflow { .. }));
     let scores = encoder.classify(&[TextInput::of(&[1, 2])]);
     assert!(scores.unwrap_err().to_string().contains("no classifier"));
-    // A decoder is no encoder, and says which there are.
+    // An encoder is no decoder, and a decoder no encoder; each is told what runs it, or what is run.
+    let error = read_model(ModelSource::open(folder("bert")).unwrap());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("\"BertModel\" is a text encoder"), "{error}");
     let decoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3");
     let source = ModelSource::open(decoder).unwrap();
     assert!(!is_encoder(&source));

@@ -134,4 +134,17 @@ fn what_is_no_encoder_says_so() {
         let sentence = fails(args, b"");
         assert!(sentence.contains(words), "{args:?}: {sentence}");
     }
+    // Padding that takes all positions but two.
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(encoder("xlm-roberta-reranker")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let config = dir.path().join("config.json");
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    value["pad_token_id"] = 31.into();
+    std::fs::write(&config, value.to_string()).unwrap();
+    let folder = dir.path().display().to_string();
+    let sentence = fails(&["embed", &folder, "hi"], b"");
+    assert!(sentence.contains("leave room for 2 tokens"), "{sentence}");
 }
