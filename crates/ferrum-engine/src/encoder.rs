@@ -10,7 +10,7 @@ use ferrum_models::encoder::{
 use ferrum_models::{LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
 
-/// Tokens of the shortest pair: four marks, and one of a text.
+/// Tokens of the shortest pair: four special ones, and one of a text.
 const LEAST_TOKENS: usize = 5;
 
 /// An encoder on a device, and what makes tokens of texts for it.
@@ -19,7 +19,7 @@ pub struct Encoder {
     tokenizer: Tokenizer,
     pooling: Option<Pooling>,
     max_tokens: usize,
-    /// Marks at the beginning of a text, and behind each text of a pair.
+    /// The special tokens at the beginning of a text, and behind each text of a pair.
     cls: TokenId,
     sep: TokenId,
 }
@@ -66,8 +66,8 @@ impl Encoder {
     /// Loads an encoder onto a device.
     ///
     /// # Errors
-    /// Those of [`load_encoder`]; `Model` for a tokenizer without the marks that an encoder wants around texts, and a
-    /// model that has no room for them.
+    /// Those of [`load_encoder`]; `Model` for a tokenizer without the special tokens that an encoder wants around texts,
+    /// and a model that has no room for them.
     pub fn load(
         device: &BackendDispatch,
         model: &EncoderModel,
@@ -75,8 +75,8 @@ impl Encoder {
         progress: LoadProgress<'_>,
     ) -> Result<Self> {
         let special = tokenizer.special();
-        let marks = (special.cls.or(special.bos), special.sep.or(special.eos));
-        let (Some(cls), Some(sep)) = marks else {
+        let found = (special.cls.or(special.bos), special.sep.or(special.eos));
+        let (Some(cls), Some(sep)) = found else {
             return Err(Error::Model(
                 "tokenizer_config.json: found no cls_token and sep_token, which an encoder has around texts"
                     .into(),
@@ -86,7 +86,7 @@ impl Encoder {
         if most < LEAST_TOKENS {
             return Err(Error::Model(format!(
                 "config.json: max_position_embeddings and pad_token_id leave room for {most} tokens, expected \
-                 {LEAST_TOKENS} at least: up to four marks around texts, and one of a text"
+                 {LEAST_TOKENS} at least: up to four special tokens, and one of a text"
             )));
         }
         let load = Load { model, progress };
@@ -121,7 +121,7 @@ impl Encoder {
         self.inner.spec().labels
     }
 
-    /// Tokens of the longest text, marks included; longer ones are cut off.
+    /// Tokens of the longest text, special ones included; longer ones are cut off.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
     }
@@ -211,7 +211,7 @@ impl Encoder {
         })
     }
 
-    /// `[CLS] query [SEP] document [SEP]`, with two marks between them where the model has no segments (RoBERTa). Of what
+    /// `[CLS] query [SEP] document [SEP]`, with two separators between them where the model has no segments (RoBERTa). Of what
     /// is too long, the longer one loses tokens, as in `transformers`.
     fn pair(&self, query: &[TokenId], document: Vec<TokenId>) -> Input {
         let between = match self.inner.spec().family {

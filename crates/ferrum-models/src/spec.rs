@@ -3,7 +3,7 @@
 //! A layer is three choices: attention, feed-forward, and where norms stand. A new family fits by a new value, or by
 //! a new variant with its tensors in `inventory/` and its branch in `layer/`; nothing else changes.
 
-use ferrum_kernels::RopeStyle;
+use ferrum_kernels::{GeluKind, RopeStyle};
 use std::fmt;
 
 /// A decoder-only transformer.
@@ -259,6 +259,17 @@ pub enum Activation {
     Gelu,
     /// GELU, tanh form.
     GeluTanh,
+}
+
+impl Activation {
+    /// The same as an argument of [`Backend::activate`](ferrum_kernels::Backend::activate).
+    pub(crate) fn function(self) -> ferrum_kernels::Activation {
+        match self {
+            Activation::Silu => ferrum_kernels::Activation::Silu,
+            Activation::Gelu => ferrum_kernels::Activation::Gelu(GeluKind::Exact),
+            Activation::GeluTanh => ferrum_kernels::Activation::Gelu(GeluKind::Tanh),
+        }
+    }
 }
 
 impl fmt::Display for Activation {

@@ -72,7 +72,7 @@ impl DevicePrefix {
     /// all blocks first, in order.
     pub(crate) fn missing(&self, end: usize) -> impl Iterator<Item = (usize, PartKind)> {
         let whole = (0..end).flat_map(|index| self.whole().map(move |kind| (index, kind)));
-        let needed = whole.chain(self.movable(end));
+        let needed = whole.chain(self.near_end(end));
         needed.filter(|part| !self.parts.contains(part))
     }
 
@@ -87,7 +87,7 @@ impl DevicePrefix {
         let in_row = |index: &usize| self.whole().all(|kind| has((*index, kind)));
         let whole = (0..most).take_while(in_row).count();
         let mut ends = (1..=whole).rev();
-        ends.find(|&end| self.movable(end).all(&mut has))
+        ends.find(|&end| self.near_end(end).all(&mut has))
             .unwrap_or(0)
     }
 
@@ -98,7 +98,7 @@ impl DevicePrefix {
     }
 
     /// What is needed near the end only: the state, and the blocks of windows.
-    fn movable(&self, end: usize) -> impl Iterator<Item = (usize, PartKind)> {
+    fn near_end(&self, end: usize) -> impl Iterator<Item = (usize, PartKind)> {
         let state = (self.has_states && end > 0).then(|| (end - 1, PartKind::State));
         let windows = self.windows.iter().enumerate();
         let windows = windows.filter_map(|(group, window)| Some((group, (*window)?)));
@@ -258,7 +258,7 @@ impl<S: BuildHasher> BlockPool<S> {
         let mut taken = Vec::with_capacity(new.len());
         for (group, entry) in new {
             let Some(block) = self.take(group) else {
-                self.give_up(table, &taken);
+                self.release_partial(table, &taken);
                 return None;
             };
             taken.push((group, entry, block));
@@ -270,7 +270,7 @@ impl<S: BuildHasher> BlockPool<S> {
     }
 
     /// Gives back a table that did not get all its blocks, and those that it was to get.
-    fn give_up(&mut self, table: &mut BlockTable, taken: &[(usize, usize, BlockId)]) {
+    fn release_partial(&mut self, table: &mut BlockTable, taken: &[(usize, usize, BlockId)]) {
         for &(group, _, block) in taken {
             self.groups[group].unref(block);
         }

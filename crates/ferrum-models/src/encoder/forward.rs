@@ -3,10 +3,9 @@
 use super::config::EncoderSpec;
 use crate::linear::{Embedding, Linear};
 use crate::pooling::Pooling;
-use crate::spec::Activation;
 use ferrum_kernels::{
-    Act, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer, LlmBackend,
-    NormShape, PagedKvShape, PagedQkv, QkvShape, QkvTransform, Residual, RowShape,
+    Act, Activation, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer,
+    LlmBackend, NormShape, PagedKvShape, PagedQkv, QkvShape, QkvTransform, Residual, RowShape,
 };
 use ferrum_types::{Error, FloatElement, Result, TokenId};
 
@@ -365,11 +364,8 @@ impl<B: LlmBackend> EncoderRunner<B> {
             // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
             layer.up.forward(ctx, &s.x, &mut s.inner, rows)?;
             let inner = rows * spec.intermediate;
-            match spec.activation {
-                Activation::Silu => B::silu(ctx, &s.inner, &mut s.activated, inner)?,
-                Activation::Gelu => B::gelu(ctx, &s.inner, &mut s.activated, inner)?,
-                Activation::GeluTanh => B::gelu_tanh(ctx, &s.inner, &mut s.activated, inner)?,
-            }
+            let function = spec.activation.function();
+            B::activate(ctx, function, &s.inner, None, &mut s.activated, inner)?;
             layer.down.forward(ctx, &s.activated, &mut s.delta, rows)?;
             s.add_and_norm(ctx, &layer.output_norm, norm)?;
         }
@@ -488,8 +484,7 @@ impl<B: LlmBackend> TextEncoder for EncoderRunner<B> {
             let (ctx, s) = (&mut self.ctx, &mut self.scratch);
             if let Some(head) = &self.weights.classifier {
                 head.pooler.forward(ctx, &s.delta, &mut s.normed, rows)?;
-                let tanh = ferrum_kernels::Activation::Tanh;
-                B::activate(ctx, tanh, &s.normed, None, &mut s.delta, len)?;
+                B::activate(ctx, Activation::Tanh, &s.normed, None, &mut s.delta, len)?;
                 head.classifier
                     .forward(ctx, &s.delta, &mut s.logits, rows)?;
             }

@@ -4,8 +4,8 @@ use super::{Scratch, StepState};
 use crate::experts::Experts;
 use crate::inventory::Projection;
 use crate::linear::{Linear, LogitLinear};
-use crate::spec::{Activation, MlpSpec};
-use ferrum_kernels::{Activation as Function, Backend, GeluKind, RowShape};
+use crate::spec::MlpSpec;
+use ferrum_kernels::{Activation, Backend, RowShape};
 use ferrum_types::{Error, Result};
 
 /// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
@@ -84,14 +84,10 @@ pub(super) fn mlp_forward<B: Backend>(
             .add(ctx, (index, Projection::GateUp), normed, gate_up, lora)
     })?;
     profiler.measure(ctx, "activation", |ctx| {
-        let function = match mlp.activation {
-            Activation::Silu => Function::Silu,
-            Activation::Gelu => Function::Gelu(GeluKind::Exact),
-            Activation::GeluTanh => Function::Gelu(GeluKind::Tanh),
-        };
+        let function = mlp.activation.function();
         match (gated, function) {
             (false, _) => B::activate(ctx, function, gate_up, None, inner, rows * shape.dim),
-            (true, Function::Gelu(kind)) => {
+            (true, Activation::Gelu(kind)) => {
                 B::fused_gelu_mul_split(ctx, gate_up, inner, kind, shape)
             }
             (true, _) => B::fused_silu_mul_split(ctx, gate_up, inner, shape),

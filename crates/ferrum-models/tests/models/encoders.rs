@@ -3,8 +3,9 @@
 use crate::support::{exact_cpu, max_difference};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
-use ferrum_kernels::LlmBackend;
+use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, LlmBackend};
 use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
     read_encoder,
@@ -109,6 +110,13 @@ fn vectors_and_scores_are_those_of_transformers() {
             ("cpu", difference(&exact_cpu(), name, None)),
         ] {
             assert!(found <= 2e-5, "{name} on {backend}: {found}");
+        }
+        match GpuBackend::open(0) {
+            Ok(device) => {
+                let found = difference(&device, name, None);
+                assert!(found <= 2e-5, "{name} on a GPU: {found}");
+            }
+            Err(e) => println!("skipped: {e}"),
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name, None);

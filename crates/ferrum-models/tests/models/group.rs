@@ -106,6 +106,7 @@ where
     for (path, tokens) in cases() {
         let model = open(&path);
         if !can_be_shared(&model.spec) {
+            println!("skipped: {}: ranks cannot share it", path.display());
             continue;
         }
         let mut alone = runner_in::<B, KvF32, Moe<Expanded>>(&devices[0], &model, LAYOUT);
