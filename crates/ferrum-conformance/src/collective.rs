@@ -2,10 +2,11 @@
 //! context of its own on the same device.
 
 use crate::case::{Cases, act_name};
+use crate::compare::{Tolerance, compare};
 use crate::io::{Check, Trouble, wrong};
 use crate::runtime::{acts, expect_values};
-use ferrum_kernels::{BackendCollective, GroupRank, LocalGroup, ReduceOp};
-use ferrum_types::{Element, Error, Result};
+use ferrum_kernels::{BackendCollective, GroupRank, LocalGroup, NormShape, ParallelNorm, ReduceOp};
+use ferrum_types::{Element, Error, FloatElement, Result};
 use half::{bf16, f16};
 
 // ---- one rank --------------------------------------------------------------------------------
@@ -238,6 +239,94 @@ fn group_broadcast<B: BackendCollective>(device: &B, size: usize) -> Check {
     Ok(())
 }
 
+/// Rows that ranks share: rank r has r + 1 groups of columns, and another rank has those of the last rank, too.
+fn group_norm<B: BackendCollective>(device: &B, size: usize) -> Check {
+    let (rows, group, eps) = (3, 5, 1e-5);
+    let starts: Vec<usize> = (0..=size).map(|r| group * r * (r + 1) / 2).collect();
+    let dim = starts[size];
+    // Rows of other magnitudes.
+    let x: Vec<f32> = (0..rows * dim)
+        .map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 10f32.powi((i / dim) as i32 - 1))
+        .collect();
+    let x: Vec<f32> = acts::<B>(&x).iter().map(|x| x.to_f32()).collect();
+    let weight: Vec<f32> = (0..dim).map(|i| 0.5 + (i % 7) as f32 / 4.0).collect();
+    let found = in_group(device, size + 1, |rank, ctx| {
+        let range = match rank == size {
+            true => starts[size - 1]..starts[size],
+            false => starts[rank]..starts[rank + 1],
+        };
+        let own: Vec<f32> = x
+            .chunks_exact(dim)
+            .flat_map(|row| &row[range.clone()])
+            .copied()
+            .collect();
+        let (own, weight) = (
+            device.from_slice(&acts::<B>(&own))?,
+            device.from_slice(&weight[range.clone()])?,
+        );
+        let mut out = device.alloc(rows * range.len())?;
+        let part = NormShape {
+            rows,
+            dim: range.len(),
+            eps,
+        };
+        let shape = ParallelNorm {
+            part,
+            dim,
+            counts: rank < size,
+        };
+        B::rms_norm_parallel(ctx, &own, &weight, &mut out, shape)?;
+        Ok((range, B::to_vec(ctx, &out)?))
+    })?;
+    let tolerance = Tolerance::NORM.for_element(B::Act::DTYPE);
+    for (rank, (range, found)) in found.iter().enumerate() {
+        for (row, found) in found.chunks_exact(range.len()).enumerate() {
+            let whole = &x[row * dim..][..dim];
+            let squares: f64 = whole.iter().map(|&x| f64::from(x).powi(2)).sum();
+            let factor = 1.0 / (squares / dim as f64 + f64::from(eps)).sqrt();
+            let normed = |i: usize| f64::from(whole[i]) * factor * f64::from(weight[i]);
+            let expected: Vec<f64> = range.clone().map(normed).collect();
+            let found: Vec<f64> = found.iter().map(|x| f64::from(x.to_f32())).collect();
+            let what = format!("row {row} on rank {rank}");
+            compare(&what, &found, &expected, tolerance).map_err(Trouble::Wrong)?;
+        }
+    }
+    Ok(())
+}
+
+/// A context that is alone norms whole rows, and is refused parts of them.
+fn norm_of_one<B: BackendCollective>(device: &B) -> Check {
+    let mut ctx = alone(device)?;
+    let x = device.from_slice(&acts::<B>(&[1.0, -2.0, 3.5, 0.25, 9.0, 0.0]))?;
+    let weight = device.from_slice(&[1.0, 0.5, 2.0])?;
+    let (mut out, mut expected) = (device.alloc::<B::Act>(6)?, device.alloc::<B::Act>(6)?);
+    let part = NormShape {
+        rows: 2,
+        dim: 3,
+        eps: 1e-6,
+    };
+    let shape = |dim| ParallelNorm {
+        part,
+        dim,
+        counts: true,
+    };
+    B::rms_norm_parallel(&mut ctx, &x, &weight, &mut out, shape(3))?;
+    B::rms_norm(&mut ctx, &x, &weight, &mut expected, part)?;
+    let expected = B::to_vec(&mut ctx, &expected)?;
+    expect_values(
+        "rms_norm_parallel of one rank",
+        &B::to_vec(&mut ctx, &out)?,
+        &expected,
+    )?;
+    for dim in [2, 4] {
+        match B::rms_norm_parallel(&mut ctx, &x, &weight, &mut out, shape(dim)) {
+            Err(Error::InvalidArgument { .. }) => {}
+            other => return wrong(format!("3 of {dim} columns without a group gave {other:?}")),
+        }
+    }
+    Ok(())
+}
+
 /// A rank that leaves after one collective, in the second of which the others are.
 fn leaving<B: BackendCollective>(device: &B, size: usize) -> Check {
     let found = in_group(device, size, |rank, ctx| {
@@ -329,6 +418,14 @@ pub(crate) fn cases<B: BackendCollective>() -> Cases<B> {
     cases.check(("broadcast", act, "one rank"), broadcast::<B>);
     cases.check(("broadcast", act, "2 ranks"), |d: &B| group_broadcast(d, 2));
     cases.check(("broadcast", act, "3 ranks"), |d: &B| group_broadcast(d, 3));
+    let op = "rms_norm_parallel";
+    cases.check((op, act, "one rank"), norm_of_one::<B>);
+    cases.check((op, act, "3 ranks, two of which hold the same"), |d: &B| {
+        group_norm(d, 2)
+    });
+    cases.check((op, act, "4 ranks, two of which hold the same"), |d: &B| {
+        group_norm(d, 3)
+    });
     cases.check(("join", "-", "a second group"), joining_twice::<B>);
     cases.check(("ids_from", "i32", "part of a vocabulary"), ids_from::<B>);
     cases

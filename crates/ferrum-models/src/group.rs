@@ -5,6 +5,7 @@
 //! fails ends the group, because the others' caches no longer agree with it.
 
 use crate::batch::StepBatch;
+use crate::cache::StateSlots;
 use crate::load::{LoadProgress, Model, load_rank_weights};
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::runner::{ModelRunner, RunnerConfig};
@@ -95,6 +96,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     /// The KV pool of one layer on rank 0. Its number of blocks, and their size, are those of every rank.
     pub fn pool(&self) -> PagedKvShape {
         self.first.pool()
+    }
+
+    /// [`ModelRunner::state_slots`] of every rank.
+    pub fn state_slots(&self) -> Option<StateSlots> {
+        self.first.state_slots()
     }
 
     /// [`ModelRunner::submit`] on all ranks. All have ended when this returns.

@@ -331,19 +331,19 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             qkv: self.projection(index, Projection::Qkv)?,
             q_norm,
             k_norm,
+            projection_norms: self.cut.projection_norms(index),
             out: self.projection(index, Projection::AttnOut)?,
         })
     }
 
     fn short_conv(&mut self, index: usize, conv: &ShortConvSpec) -> Result<ShortConvWeights<B>> {
-        let at = |role| TensorId::in_layer(index, role);
-        let kernel = at(TensorRole::ConvKernel);
+        let kernel = TensorId::in_layer(index, TensorRole::ConvKernel);
         let bias = conv.bias.then(|| self.vector(kernel.bias())).transpose()?;
         Ok(ShortConvWeights {
-            input: Box::new(self.linear(&[at(TensorRole::ConvInput)])?),
+            input: self.projection(index, Projection::ConvIn)?,
             kernel: self.vector(kernel)?,
             bias,
-            out: Box::new(self.linear(&[at(TensorRole::ConvOutput)])?),
+            out: self.projection(index, Projection::ConvOut)?,
         })
     }
 
@@ -412,7 +412,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let maps = projection.maps(&self.model.spec, index);
         let ids: Vec<_> = maps.iter().map(|tensor| tensor.id).collect();
         let mut part = self.linear(&ids)?;
-        let summed = ids.iter().any(|id| id.cut() == CutAxis::Columns);
+        let summed = maps.iter().any(|map| map.cut() == CutAxis::Columns);
         if self.cut.is_whole() || !summed {
             return Ok(Box::new(part));
         }
@@ -541,11 +541,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn values(&mut self, tensor: &DecoderTensor) -> Result<Vec<f32>> {
         let (mut values, bytes) = self.model.vector(tensor)?;
         self.advance(bytes);
-        if let TensorShape::Vector(_) = tensor.shape {
-            let held = self.cut.slice(tensor).range;
-            values.truncate(held.end);
-            values.drain(..held.start);
-        }
+        let dims = tensor.shape.dims();
+        let (slice, row) = (self.cut.slice(tensor), dims[1..].iter().product::<usize>());
+        values.truncate(slice.range.end * row);
+        values.drain(..slice.range.start * row);
         Ok(values)
     }
 

@@ -60,7 +60,7 @@ struct Delta<B: Backend> {
 
 /// An adapter on a device: for each layer of a stage what it adds to each [`Projection`].
 struct Adapter<B: Backend> {
-    layers: Vec<[Option<Delta<B>>; 4]>,
+    layers: Vec<[Option<Delta<B>>; Projection::COUNT]>,
 }
 
 /// An adapter that is on the devices of a runner's stages and has no runner yet.
@@ -122,7 +122,8 @@ impl<B: LlmBackend> Adapter<B> {
     fn load(device: &B, (cut, stage): (&RankCut, &Stage), folder: &LoraFolder) -> Result<Self> {
         let spec = cut.whole_spec();
         check_architecture(spec, folder)?;
-        let mut found: Vec<[Parts<'_>; 4]> = vec![Default::default(); spec.layers.len()];
+        let mut found: Vec<[Parts<'_>; Projection::COUNT]> =
+            vec![Default::default(); spec.layers.len()];
         for pair in folder.pairs() {
             for target in place(spec, folder, &pair)? {
                 let place = &mut found[target.layer][target.projection as usize][target.part];
@@ -135,7 +136,7 @@ impl<B: LlmBackend> Adapter<B> {
         }
         let mut layers = Vec::with_capacity(stage.layers().len());
         for (layer, parts) in stage.layers().zip(&found[stage.layers()]) {
-            let mut deltas = [None, None, None, None];
+            let mut deltas = [const { None }; Projection::COUNT];
             for at in Projection::ALL {
                 let pairs = &parts[at as usize];
                 if pairs.iter().any(Option::is_some) {

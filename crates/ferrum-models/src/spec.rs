@@ -153,7 +153,8 @@ pub enum AttentionSpec {
 }
 
 /// `out(c · conv(b · x))` of a projection to `[b | c | x]`, where `conv` is a causal convolution of each channel by
-/// itself, over the last `kernel` tokens. There are as many channels as elements of the residual stream.
+/// itself, over the last `kernel` tokens. There are at most as many channels as elements of the residual
+/// stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvSpec {
     /// Channels.
@@ -562,10 +563,10 @@ impl DecoderSpec {
         let gqa = match &layer.attention {
             AttentionSpec::Gqa(gqa) => gqa,
             AttentionSpec::ShortConv(conv) => {
-                let (found, expected) = (conv.channels, self.hidden_size);
-                if found != expected || !(1..=1 << 8).contains(&conv.kernel) {
+                let (channels, most) = (conv.channels, self.hidden_size);
+                if !(1..=most).contains(&channels) || !(1..=1 << 8).contains(&conv.kernel) {
                     return Err(format!(
-                        "a convolution of {found} channels over {} tokens: expected {expected} over 1 to 256",
+                        "a convolution of {channels} channels over {} tokens: expected 1 to {most} over 1 to 256",
                         conv.kernel
                     ));
                 }

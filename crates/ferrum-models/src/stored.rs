@@ -193,8 +193,8 @@ impl Model {
             }
             TensorLocation::Whole(_) | TensorLocation::PerExpert(_) => true,
         };
-        let found = places.into_iter().find(there);
-        found.ok_or_else(|| self.unnamed(tensor.id))
+        let found = places.iter().find(|place| there(place)).or(places.last());
+        found.cloned().ok_or_else(|| self.unnamed(tensor.id))
     }
 
     /// All elements of a vector, and their bytes in the file.
@@ -242,12 +242,16 @@ impl Model {
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
     pub fn cut(&self, rank: usize, ranks: usize) -> Result<RankCut> {
-        let layers = 0..self.spec.layers.len();
+        let in_layers = |unit| {
+            let layers = 0..self.spec.layers.len();
+            layers
+                .map(|layer| self.borders_of(Some(layer), unit))
+                .collect()
+        };
         let borders = CutBorders {
             tokens: self.borders_of(None, CutUnit::Tokens),
-            intermediate: layers
-                .map(|layer| self.borders_of(Some(layer), CutUnit::Intermediate))
-                .collect(),
+            channels: in_layers(CutUnit::Channels),
+            intermediate: in_layers(CutUnit::Intermediate),
         };
         RankCut::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
@@ -290,7 +294,7 @@ impl Model {
             groups: 1,
         };
         let wanted =
-            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.id.cut_unit() == Some(unit);
+            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.cut_unit() == Some(unit);
         for tensor in self.spec.tensors().filter(wanted) {
             let cols = tensor.shape.dims().last().copied().unwrap_or(0);
             let mut join = |(rows, columns): (Borders, Borders)| {

@@ -13,7 +13,7 @@ mod local;
 
 pub use self::local::LocalGroup;
 
-use super::{Backend, check};
+use super::{Act, Backend, NormShape, check};
 use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
 use half::{bf16, f16};
 use std::fmt;
@@ -41,6 +41,17 @@ pub struct GroupCall {
     pub len: usize,
     /// What else has to agree: the root of a broadcast, the operation of a reduction.
     pub detail: usize,
+}
+
+/// A norm of rows whose columns the ranks of a group share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParallelNorm {
+    /// The columns of this rank.
+    pub part: NormShape,
+    /// Elements of a whole row.
+    pub dim: usize,
+    /// Whether this rank's columns count for the mean. Of ranks that hold the same columns, one does.
+    pub counts: bool,
 }
 
 /// One rank's end of a group, and what carries bytes between its ranks.
@@ -239,6 +250,67 @@ pub trait BackendCollective: Backend {
         })
     }
 
+    /// [`Backend::rms_norm`] of rows whose columns the ranks share: `x`, `weight` and `out` are this rank's columns, and
+    /// the mean square is that of whole rows. Sums of squares are made in f32, of ranks in rank order.
+    ///
+    /// The provided method goes through host memory, which waits for the device.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](Error::InvalidArgument) when this rank's columns are more than the row, or a context that
+    /// is alone holds fewer.
+    fn rms_norm_parallel(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Buffer<f32>,
+        out: &mut Act<Self>,
+        shape: ParallelNorm,
+    ) -> Result<()> {
+        const OP: &str = "rms_norm_parallel";
+        let ParallelNorm { part, dim, counts } = shape;
+        check::rms_norm(x, weight, out, part)?;
+        let group = Self::group(ctx).cloned();
+        if part.dim > dim || (group.is_none() && part.dim != dim) {
+            let reason = format!("{} of {dim} columns on this rank", part.dim);
+            return Err(Error::invalid(OP, reason));
+        }
+        let Some(group) = group else {
+            return Self::rms_norm(ctx, x, weight, out, part);
+        };
+        let mut values = vec![Self::Act::from_f32(0.0); part.rows * part.dim];
+        let mut weights = vec![0.0; part.dim];
+        Self::read(ctx, x, 0, &mut values)?;
+        Self::read(ctx, weight, 0, &mut weights)?;
+        let call = GroupCall {
+            op: OP,
+            dtype: Dtype::F32,
+            len: part.rows,
+            detail: dim,
+        };
+        group.post(call, part.rows * size_of::<f32>(), &mut |bytes| {
+            let sums: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+            sums.fill(0.0);
+            if counts {
+                let rows = values.chunks_exact(part.dim.max(1));
+                sums.iter_mut()
+                    .zip(rows)
+                    .for_each(|(sum, row)| *sum = sum_of_squares(row));
+            }
+            Ok(())
+        })?;
+        let mut sums = vec![0.0; part.rows];
+        group.gather(&mut |ranks| {
+            each::<f32>(ranks, 0, bytemuck::cast_slice_mut(&mut sums), |a, b| a + b);
+            Ok(())
+        })?;
+        for (row, sum) in values.chunks_exact_mut(part.dim.max(1)).zip(&sums) {
+            let factor = 1.0 / (sum / dim as f32 + part.eps).sqrt();
+            for (x, w) in row.iter_mut().zip(&weights) {
+                *x = Self::Act::from_f32(x.to_f32() * factor * w);
+            }
+        }
+        Self::write(ctx, out, 0, &values)
+    }
+
     /// `out[i] = ids[i] − first`: token ids as rows of a part of the vocabulary that begins at `first`. Ids of other
     /// parts come to lie outside it, where [`Backend::embedding_lookup`] gives zeros.
     ///
@@ -270,6 +342,11 @@ pub trait BackendCollective: Backend {
 
 /// Elements that are combined before they are written: few enough for the stack.
 const REDUCED: usize = 2048;
+
+/// In an order of its own, whatever the other rows are.
+fn sum_of_squares<T: FloatElement>(row: &[T]) -> f32 {
+    row.iter().map(|x| x.to_f32() * x.to_f32()).sum()
+}
 
 /// Posts `src[..len]`.
 fn post<B: Backend, T: Element>(

@@ -40,7 +40,7 @@ mod timer;
 
 pub(crate) use self::collective::join_once;
 pub use self::collective::{
-    BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ReduceOp,
+    BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ParallelNorm, ReduceOp,
 };
 pub use self::core::{
     Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece,

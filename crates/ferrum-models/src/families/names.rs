@@ -22,7 +22,6 @@ const HF: WeightNames = WeightNames {
     k_norm: "self_attn.k_norm",
     attn_out: "self_attn.o_proj",
     post_attn_norm: None,
-    conv_in: "conv.in_proj",
     conv: "conv.conv",
     conv_out: "conv.out_proj",
     ffn_norm: "post_attention_layernorm",
@@ -37,7 +36,10 @@ const HF: WeightNames = WeightNames {
         down: "mlp.experts.{}.down_proj",
         joined: Some(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
     },
-    joined: JoinedNames::NONE,
+    joined: JoinedNames {
+        conv_in: Some("conv.in_proj"),
+        ..JoinedNames::NONE
+    },
     norm_offset: 0.0,
     transposed: false,
 };
@@ -83,6 +85,7 @@ pub(super) static PHI3_NAMES: WeightNames = WeightNames {
     joined: JoinedNames {
         qkv: Some("self_attn.qkv_proj"),
         gate_up: Some("mlp.gate_up_proj"),
+        ..JoinedNames::NONE
     },
     ..HF
 };
@@ -92,8 +95,8 @@ pub(super) static GLM4_NAMES: WeightNames = WeightNames {
     post_attn_norm: Some("post_self_attn_layernorm"),
     post_ffn_norm: Some("post_mlp_layernorm"),
     joined: JoinedNames {
-        qkv: None,
         gate_up: Some("mlp.gate_up_proj"),
+        ..JoinedNames::NONE
     },
     ..HF
 };
@@ -129,7 +132,7 @@ const GPT2: WeightNames = WeightNames {
     down: "mlp.c_proj",
     joined: JoinedNames {
         qkv: Some("attn.c_attn"),
-        gate_up: None,
+        ..JoinedNames::NONE
     },
     transposed: true,
     ..HF
@@ -154,7 +157,7 @@ pub(super) static FALCON_NAMES: WeightNames = WeightNames {
     down: "mlp.dense_4h_to_h",
     joined: JoinedNames {
         qkv: Some("self_attention.query_key_value"),
-        gate_up: None,
+        ..JoinedNames::NONE
     },
     ..HF
 };
@@ -192,7 +195,6 @@ const GGUF: WeightNames = WeightNames {
     k_norm: "attn_k_norm",
     attn_out: "attn_output",
     post_attn_norm: Some("post_attention_norm"),
-    conv_in: "shortconv.in_proj",
     conv: "shortconv.conv",
     conv_out: "shortconv.out_proj",
     ffn_norm: "ffn_norm",
@@ -209,6 +211,7 @@ const GGUF: WeightNames = WeightNames {
     },
     joined: JoinedNames {
         qkv: Some("attn_qkv"),
+        conv_in: Some("shortconv.in_proj"),
         gate_up: None,
     },
     norm_offset: 0.0,

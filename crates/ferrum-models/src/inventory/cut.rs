@@ -2,15 +2,15 @@
 //!
 //! The cut is that of Megatron-LM (Shoeybi et al., 2019, "Megatron-LM: Training Multi-Billion Parameter Language
 //! Models Using Model Parallelism"): a product that widens keeps some of its outputs, the product after it takes the
-//! inputs that come of those, and the sum over ranks is the whole. Four things are dealt out: query heads, key and
-//! value heads, the elements between the projections of a feed-forward (of every expert alike), and the rows of the
-//! vocabulary. What all ranks need is replicated.
+//! inputs that come of those, and the sum over ranks is the whole. Five things are dealt out: query heads, key and
+//! value heads, the channels of a convolution, the elements between the projections of a feed-forward (of every expert
+//! alike), and the rows of the vocabulary. What all ranks need is replicated.
 //!
 //! Parts need not be equal. Heads are dealt out whole. Where there are fewer key and value heads than ranks, some
 //! ranks hold the same one, and share the query heads that read it.
 
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, QkNormSpec};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
 use std::ops::Range;
 
 /// Along what a tensor is cut.
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub enum CutAxis {
     /// Not at all: every rank holds it. A bias that is added to a sum over ranks is added once.
     Replicated,
-    /// Output features: rows of a matrix or of each matrix of a stack, elements of a bias.
+    /// Output features: rows of a matrix or of each matrix of a stack, elements of a bias or of a norm, channels.
     Rows,
     /// Input features: columns of a matrix, whose products are summed over ranks.
     Columns,
@@ -33,6 +33,8 @@ pub enum CutUnit {
     Heads,
     /// Key and value heads.
     KvHeads,
+    /// Channels of a convolution.
+    Channels,
     /// Elements between the projections of a feed-forward.
     Intermediate,
     /// Tokens of the vocabulary.
@@ -40,14 +42,20 @@ pub enum CutUnit {
 }
 
 impl TensorId {
-    /// Along what it is cut.
-    pub fn cut(self) -> CutAxis {
+    /// Along what such a tensor is cut, if it is not the same for all heads.
+    fn axis(self) -> CutAxis {
         match (self.role, self.part) {
             (TensorRole::TokenEmbedding | TensorRole::Output, _) => CutAxis::Vocabulary,
             (
                 TensorRole::Query
                 | TensorRole::Key
                 | TensorRole::Value
+                | TensorRole::QueryNorm
+                | TensorRole::KeyNorm
+                | TensorRole::ConvInputGate
+                | TensorRole::ConvOutputGate
+                | TensorRole::ConvInput
+                | TensorRole::ConvKernel
                 | TensorRole::Gate
                 | TensorRole::Up
                 | TensorRole::ExpertGate
@@ -55,11 +63,17 @@ impl TensorId {
                 _,
             ) => CutAxis::Rows,
             (
-                TensorRole::AttentionOutput | TensorRole::Down | TensorRole::ExpertDown,
+                TensorRole::AttentionOutput
+                | TensorRole::ConvOutput
+                | TensorRole::Down
+                | TensorRole::ExpertDown,
                 TensorPart::Weight,
             ) => CutAxis::Columns,
             (
-                TensorRole::AttentionOutput | TensorRole::Down | TensorRole::ExpertDown,
+                TensorRole::AttentionOutput
+                | TensorRole::ConvOutput
+                | TensorRole::Down
+                | TensorRole::ExpertDown,
                 TensorPart::Bias,
             ) => CutAxis::Replicated,
             (
@@ -67,17 +81,11 @@ impl TensorId {
                 | TensorRole::RopeLongDivisors
                 | TensorRole::RopeShortDivisors
                 | TensorRole::AttentionNorm
-                | TensorRole::QueryNorm
-                | TensorRole::KeyNorm
                 | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
                 | TensorRole::PostFeedForwardNorm
                 // A row for each position, and small.
                 | TensorRole::PositionEmbedding
-                // Decoders with these are not cut.
-                | TensorRole::ConvInput
-                | TensorRole::ConvKernel
-                | TensorRole::ConvOutput
                 // Small, and every rank has to choose the same experts.
                 | TensorRole::Router
                 | TensorRole::FinalNorm,
@@ -86,15 +94,19 @@ impl TensorId {
         }
     }
 
-    /// What its cut dimension is made of; `None` for a tensor that is replicated.
-    pub fn cut_unit(self) -> Option<CutUnit> {
-        if self.cut() == CutAxis::Replicated {
-            return None;
-        }
+    /// What the dimension along [`axis`](Self::axis) is made of.
+    fn unit(self) -> Option<CutUnit> {
         Some(match self.role {
             TensorRole::TokenEmbedding | TensorRole::Output => CutUnit::Tokens,
-            TensorRole::Query | TensorRole::AttentionOutput => CutUnit::Heads,
-            TensorRole::Key | TensorRole::Value => CutUnit::KvHeads,
+            TensorRole::Query | TensorRole::QueryNorm | TensorRole::AttentionOutput => {
+                CutUnit::Heads
+            }
+            TensorRole::Key | TensorRole::KeyNorm | TensorRole::Value => CutUnit::KvHeads,
+            TensorRole::ConvInputGate
+            | TensorRole::ConvOutputGate
+            | TensorRole::ConvInput
+            | TensorRole::ConvKernel
+            | TensorRole::ConvOutput => CutUnit::Channels,
             TensorRole::Gate
             | TensorRole::Up
             | TensorRole::Down
@@ -106,12 +118,7 @@ impl TensorId {
             | TensorRole::RopeShortDivisors
             | TensorRole::PositionEmbedding
             | TensorRole::AttentionNorm
-            | TensorRole::QueryNorm
-            | TensorRole::KeyNorm
             | TensorRole::PostAttentionNorm
-            | TensorRole::ConvInput
-            | TensorRole::ConvKernel
-            | TensorRole::ConvOutput
             | TensorRole::FeedForwardNorm
             | TensorRole::PostFeedForwardNorm
             | TensorRole::Router
@@ -135,6 +142,8 @@ pub struct TensorSlice {
 pub struct CutBorders {
     /// For rows of the vocabulary.
     pub tokens: Vec<usize>,
+    /// For the channels of each layer's convolution.
+    pub channels: Vec<Vec<usize>>,
     /// For the elements between the projections of each layer's feed-forward.
     pub intermediate: Vec<Vec<usize>>,
 }
@@ -150,10 +159,13 @@ pub struct RankCut {
 }
 
 /// What a rank holds of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct LayerCut {
     heads: Range<usize>,
     kv_heads: Range<usize>,
+    /// Whether no rank before it holds the same key and value heads.
+    owns_kv_heads: bool,
+    channels: Range<usize>,
     intermediate: Range<usize>,
 }
 
@@ -161,15 +173,18 @@ impl RankCut {
     /// The cut of a rank that is alone: everything.
     pub fn whole(spec: &DecoderSpec) -> Self {
         let layers = spec.layers.iter().map(|layer| {
-            let (heads, kv_heads) = match &layer.attention {
-                AttentionSpec::Gqa(gqa) => (gqa.heads, gqa.kv_heads),
-                AttentionSpec::ShortConv(_) => (0, 0),
-            };
-            LayerCut {
-                heads: 0..heads,
-                kv_heads: 0..kv_heads,
+            let mut cut = LayerCut {
+                owns_kv_heads: true,
                 intermediate: 0..intermediate(&layer.feed_forward),
+                ..LayerCut::default()
+            };
+            match &layer.attention {
+                AttentionSpec::Gqa(gqa) => {
+                    (cut.heads, cut.kv_heads) = (0..gqa.heads, 0..gqa.kv_heads);
+                }
+                AttentionSpec::ShortConv(conv) => cut.channels = 0..conv.channels,
             }
+            cut
         });
         let tokens = 0..spec.vocab_size;
         Self {
@@ -199,30 +214,26 @@ impl RankCut {
             )
         })?;
         let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
-            let (heads, kv_heads) = match &layer.attention {
-                AttentionSpec::Gqa(gqa) if gqa.qk_norm == QkNormSpec::Projection && ranks > 1 => {
-                    Err("found norms over all heads, which ranks cannot share".into())
-                }
-                AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks)),
-                AttentionSpec::ShortConv(_) if ranks == 1 => Ok((0..0, 0..0)),
-                AttentionSpec::ShortConv(_) => {
-                    Err("found a convolution over time, which ranks cannot share".into())
-                }
-            }
-            .map_err(|reason| format!("layer {index}: {reason}"))?;
-            let inner = intermediate(&layer.feed_forward);
-            let borders = borders.intermediate.get(index).map_or(&[][..], Vec::as_slice);
-            let inner = deal(inner, borders, ranks).ok_or_else(|| {
-                format!(
-                    "layer {index}: found a feed-forward of {inner} elements, expected at least {ranks} for \
-                     as many ranks"
-                )
-            })?;
-            Ok(LayerCut {
-                heads,
-                kv_heads,
-                intermediate: inner[rank].clone(),
-            })
+            let of_layer = |all: &[Vec<usize>]| all.get(index).cloned().unwrap_or_default();
+            let deal = |what: &str, count: usize, borders: &[Vec<usize>]| {
+                let parts = deal(count, &of_layer(borders), ranks).ok_or_else(|| {
+                    format!("found {what} of {count} elements, expected at least {ranks} for as many ranks")
+                });
+                parts.map(|parts| parts[rank].clone())
+            };
+            let cut = || -> Result<LayerCut, String> {
+                let mut cut = match &layer.attention {
+                    AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks))?,
+                    AttentionSpec::ShortConv(conv) => LayerCut {
+                        channels: deal("a convolution", conv.channels, &borders.channels)?,
+                        ..LayerCut::default()
+                    },
+                };
+                let inner = intermediate(&layer.feed_forward);
+                cut.intermediate = deal("a feed-forward", inner, &borders.intermediate)?;
+                Ok(cut)
+            };
+            cut().map_err(|reason| format!("layer {index}: {reason}"))
         });
         let layers = layers.collect::<Result<_, String>>()?;
         Ok(Self {
@@ -268,9 +279,12 @@ impl RankCut {
     pub fn rank_spec(&self) -> DecoderSpec {
         let mut spec = self.spec.clone();
         for (layer, cut) in spec.layers.iter_mut().zip(&self.layers) {
-            if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
-                gqa.heads = cut.heads.len();
-                gqa.kv_heads = cut.kv_heads.len();
+            match &mut layer.attention {
+                AttentionSpec::Gqa(gqa) => {
+                    gqa.heads = cut.heads.len();
+                    gqa.kv_heads = cut.kv_heads.len();
+                }
+                AttentionSpec::ShortConv(conv) => conv.channels = cut.channels.len(),
             }
             match &mut layer.feed_forward {
                 FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => {
@@ -282,6 +296,19 @@ impl RankCut {
         spec
     }
 
+    /// Elements of the norms over all query heads and over all key heads of a layer, and whether this rank's part
+    /// counts for them: of ranks that hold the same key heads, the first one's does.
+    pub(crate) fn projection_norms(&self, layer: usize) -> [(usize, bool); 2] {
+        let spec = self.spec.layers.get(layer);
+        match (spec.map(|spec| &spec.attention), self.layers.get(layer)) {
+            (Some(AttentionSpec::Gqa(gqa)), Some(cut)) => {
+                let shape = gqa.qkv_shape(0);
+                [(shape.q_dim(), true), (shape.k_dim(), cut.owns_kv_heads)]
+            }
+            _ => [(0, false); 2],
+        }
+    }
+
     /// What this rank holds of a tensor of the decoder.
     pub fn slice(&self, tensor: &DecoderTensor) -> TensorSlice {
         let dims = tensor.shape.dims();
@@ -291,10 +318,11 @@ impl RankCut {
             (CutAxis::Replicated | CutAxis::Rows | CutAxis::Vocabulary, _) => 0,
         };
         let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
-        let units = match (tensor.id.cut_unit(), layer) {
+        let units = match (tensor.cut_unit(), layer) {
             (Some(CutUnit::Tokens), _) => self.tokens(),
             (Some(CutUnit::Heads), Some(layer)) => layer.heads.clone(),
             (Some(CutUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
+            (Some(CutUnit::Channels), Some(layer)) => layer.channels.clone(),
             (Some(CutUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
             (None, _) | (Some(_), None) => {
                 let range = 0..dims[dim];
@@ -312,7 +340,20 @@ impl RankCut {
 impl DecoderTensor {
     /// Along what it is cut.
     pub fn cut(&self) -> CutAxis {
-        self.id.cut()
+        let is_norm = matches!(self.id.role, TensorRole::QueryNorm | TensorRole::KeyNorm);
+        match is_norm && self.shape.dims() == [self.unit] {
+            // The same for all heads.
+            true => CutAxis::Replicated,
+            false => self.id.axis(),
+        }
+    }
+
+    /// What its cut dimension is made of; `None` for a tensor that is replicated.
+    pub fn cut_unit(&self) -> Option<CutUnit> {
+        match self.cut() {
+            CutAxis::Replicated => None,
+            CutAxis::Rows | CutAxis::Columns | CutAxis::Vocabulary => self.id.unit(),
+        }
     }
 }
 
@@ -333,11 +374,8 @@ fn deal(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>
     Some((0..ranks).map(|r| border(r)..border(r + 1)).collect())
 }
 
-/// Query heads, and key and value heads, of a rank.
-fn heads(
-    gqa: &GqaSpec,
-    (rank, ranks): (usize, usize),
-) -> Result<(Range<usize>, Range<usize>), String> {
+/// What a rank holds of a layer's attention: query heads, and key and value heads.
+fn heads(gqa: &GqaSpec, (rank, ranks): (usize, usize)) -> Result<LayerCut, String> {
     let (heads, kv_heads) = (gqa.heads, gqa.kv_heads);
     let of_each = heads / kv_heads.max(1);
     let fail = || {
@@ -352,7 +390,12 @@ fn heads(
     }
     if let Some(parts) = deal(kv_heads, &[], ranks) {
         let kv = parts[rank].clone();
-        return Ok((kv.start * of_each..kv.end * of_each, kv));
+        return Ok(LayerCut {
+            heads: kv.start * of_each..kv.end * of_each,
+            kv_heads: kv,
+            owns_kv_heads: true,
+            ..LayerCut::default()
+        });
     }
     // The ranks are dealt out over the kv heads, and the query heads of each over its ranks.
     let owners = deal(ranks, &[], kv_heads).ok_or_else(fail)?;
@@ -361,5 +404,10 @@ fn heads(
     let shares = deal(of_each, &[], owners.len()).ok_or_else(fail)?;
     let share = &shares[rank - owners.start];
     let first = kv * of_each;
-    Ok((first + share.start..first + share.end, kv..kv + 1))
+    Ok(LayerCut {
+        heads: first + share.start..first + share.end,
+        kv_heads: kv..kv + 1,
+        owns_kv_heads: rank == owners.start,
+        ..LayerCut::default()
+    })
 }

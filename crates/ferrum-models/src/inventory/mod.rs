@@ -43,15 +43,19 @@ pub enum TensorRole {
     Key,
     /// Value projection.
     Value,
-    /// Norm of each query head.
+    /// Norm of each query head, or of all.
     QueryNorm,
-    /// Norm of each key head.
+    /// Norm of each key head, or of all.
     KeyNorm,
     /// Attention's output projection.
     AttentionOutput,
     /// Norm behind attention.
     PostAttentionNorm,
-    /// Projection to the gates and the input of a short convolution.
+    /// Projection to what a short convolution's input is multiplied with.
+    ConvInputGate,
+    /// Projection to what its output is multiplied with.
+    ConvOutputGate,
+    /// Projection to its input.
     ConvInput,
     /// Taps of a short convolution.
     ConvKernel,
@@ -83,7 +87,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 27] = [
+    pub const ALL: [TensorRole; 29] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
@@ -97,6 +101,8 @@ impl TensorRole {
         Self::KeyNorm,
         Self::AttentionOutput,
         Self::PostAttentionNorm,
+        Self::ConvInputGate,
+        Self::ConvOutputGate,
         Self::ConvInput,
         Self::ConvKernel,
         Self::ConvOutput,
@@ -182,6 +188,8 @@ impl fmt::Display for TensorRole {
             Self::KeyNorm => "key norm",
             Self::AttentionOutput => "attention output projection",
             Self::PostAttentionNorm => "norm behind attention",
+            Self::ConvInputGate => "projection to a short convolution's input gate",
+            Self::ConvOutputGate => "projection to a short convolution's output gate",
             Self::ConvInput => "short convolution's input projection",
             Self::ConvKernel => "short convolution",
             Self::ConvOutput => "short convolution's output projection",
@@ -205,18 +213,35 @@ impl fmt::Display for TensorRole {
 pub(crate) enum Projection {
     Qkv,
     AttnOut,
+    ConvIn,
+    ConvOut,
     GateUp,
     Down,
 }
 
 impl Projection {
-    pub(crate) const ALL: [Projection; 4] = [Self::Qkv, Self::AttnOut, Self::GateUp, Self::Down];
+    pub(crate) const COUNT: usize = 6;
+
+    pub(crate) const ALL: [Projection; Self::COUNT] = [
+        Self::Qkv,
+        Self::AttnOut,
+        Self::ConvIn,
+        Self::ConvOut,
+        Self::GateUp,
+        Self::Down,
+    ];
 
     /// The maps that it joins, one below the other.
     pub(crate) fn roles(self) -> &'static [TensorRole] {
         match self {
             Self::Qkv => &[TensorRole::Query, TensorRole::Key, TensorRole::Value],
             Self::AttnOut => &[TensorRole::AttentionOutput],
+            Self::ConvIn => &[
+                TensorRole::ConvInputGate,
+                TensorRole::ConvOutputGate,
+                TensorRole::ConvInput,
+            ],
+            Self::ConvOut => &[TensorRole::ConvOutput],
             Self::GateUp => &[TensorRole::Gate, TensorRole::Up],
             Self::Down => &[TensorRole::Down],
         }
@@ -358,7 +383,8 @@ pub struct DecoderTensor {
     /// Heads whose rows rotation pairs up, which is why some files hold them in another order; 0 where
     /// it does not touch them.
     pub rotated_heads: usize,
-    /// Elements along the axis of [`cut`](Self::cut) that stay together: those of a head, or 1.
+    /// Elements along the axis of [`cut`](Self::cut) that stay together: those of a head, or 1. A norm of so many is
+    /// the same for all heads.
     pub unit: usize,
     /// Where its rows are in the product that it is computed in.
     pub product: ProductRows,
@@ -589,10 +615,13 @@ impl List {
             QkNormSpec::Heads => [gqa.head_dim; 2],
             QkNormSpec::Projection => [shape.q_dim(), shape.k_dim()],
         };
+        let first = self.tensors.len();
         self.vector(TensorRole::QueryNorm, widths[0]);
         if gqa.shared_kv.is_none() {
             self.vector(TensorRole::KeyNorm, widths[1]);
         }
+        let norms = self.tensors[first..].iter_mut();
+        norms.for_each(|norm| norm.unit = gqa.head_dim);
     }
 
     fn short_conv(&mut self, conv: &ShortConvSpec, hidden: usize) {
@@ -601,7 +630,17 @@ impl List {
             kernel: taps,
             bias,
         } = *conv;
-        self.linear(TensorRole::ConvInput, (3 * channels, hidden), bias);
+        for (i, &role) in Projection::ConvIn.roles().iter().enumerate() {
+            let first = self.tensors.len();
+            self.linear(role, (channels, hidden), bias);
+            let product = ProductRows {
+                first: i * channels,
+                of: 3 * channels,
+            };
+            self.tensors[first..]
+                .iter_mut()
+                .for_each(|map| map.product = product);
+        }
         let kernel = TensorShape::Kernel { channels, taps };
         self.push(TensorRole::ConvKernel, TensorPart::Weight, kernel);
         if bias {

@@ -40,9 +40,7 @@ pub struct WeightNames {
     pub attn_out: &'static str,
     /// Norm behind attention, in files that hold it.
     pub post_attn_norm: Option<&'static str>,
-    /// Input projection of a short convolution.
-    pub conv_in: &'static str,
-    /// Its taps.
+    /// Taps of a short convolution.
     pub conv: &'static str,
     /// Its output projection.
     pub conv_out: &'static str,
@@ -73,6 +71,8 @@ pub struct WeightNames {
 pub struct JoinedNames {
     /// Query, key and value.
     pub qkv: Option<&'static str>,
+    /// Input gate, output gate and input of a short convolution.
+    pub conv_in: Option<&'static str>,
     /// Gate and up.
     pub gate_up: Option<&'static str>,
 }
@@ -81,6 +81,7 @@ impl JoinedNames {
     /// None.
     pub const NONE: Self = Self {
         qkv: None,
+        conv_in: None,
         gate_up: None,
     };
 }
@@ -140,7 +141,10 @@ impl WeightNames {
             TensorRole::KeyNorm => self.k_norm,
             TensorRole::AttentionOutput => self.attn_out,
             TensorRole::PostAttentionNorm => return self.post_attn_norm,
-            TensorRole::ConvInput => self.conv_in,
+            // Always joined.
+            TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
+                return None;
+            }
             TensorRole::ConvKernel => self.conv,
             TensorRole::ConvOutput => self.conv_out,
             TensorRole::FeedForwardNorm => self.ffn_norm,
@@ -198,6 +202,9 @@ impl WeightNames {
             TensorRole::Query | TensorRole::Key | TensorRole::Value => {
                 (suffixed(self.joined.qkv?), part.first, part.of)
             }
+            TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
+                (suffixed(self.joined.conv_in?), part.first, part.of)
+            }
             TensorRole::Gate | TensorRole::Up => {
                 (suffixed(self.joined.gate_up?), part.first, part.of)
             }
@@ -218,6 +225,7 @@ impl WeightNames {
     pub(crate) fn joined_projection(&self, part: &str) -> Option<Projection> {
         let all = [
             (self.joined.qkv, Projection::Qkv),
+            (self.joined.conv_in, Projection::ConvIn),
             (self.joined.gate_up, Projection::GateUp),
         ];
         let found = all.into_iter().find(|(name, _)| *name == Some(part));
@@ -231,6 +239,7 @@ impl WeightNames {
         let (layer, stem) = self.layer_part(module)?;
         let pairs = [
             (self.joined.qkv, other.joined.qkv),
+            (self.joined.conv_in, other.joined.conv_in),
             (self.joined.gate_up, other.joined.gate_up),
         ];
         let found = pairs.into_iter().find(|(own, _)| *own == Some(stem))?.1?;

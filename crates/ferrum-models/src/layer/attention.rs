@@ -5,8 +5,8 @@ use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendKvDtype, HeadLayout, KvDtypeKind, KvLayer, NormShape,
-    PagedQkv, QkNorm, QkvShape, QkvTransform, Rope,
+    Act, AttnConfig, Backend, BackendCollective, BackendKvDtype, HeadLayout, KvDtypeKind, KvLayer,
+    NormShape, PagedQkv, ParallelNorm, QkNorm, QkvShape, QkvTransform, Rope,
 };
 use ferrum_types::{Error, Result};
 
@@ -17,6 +17,8 @@ pub(crate) struct GqaWeights<B: Backend> {
     /// Of each head, or of all heads of a token.
     pub(crate) q_norm: Option<B::Buffer<f32>>,
     pub(crate) k_norm: Option<B::Buffer<f32>>,
+    /// Of norms over all heads of queries and of keys: elements, and whether this rank's count.
+    pub(crate) projection_norms: [(usize, bool); 2],
     pub(crate) out: Box<dyn Linear<B>>,
 }
 
@@ -62,7 +64,7 @@ impl GqaSpec {
 }
 
 /// `normed` → `delta` through attention, writing this step's keys and values if they are the layer's own.
-pub(super) fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
     ctx: &mut B::Context,
     index: usize,
     (gqa, weights): (&GqaSpec, &GqaWeights<B>),
@@ -135,9 +137,9 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     })
 }
 
-/// Splits a fused projection, norms queries and keys over all heads of a token, rotates them, and writes keys and values
+/// Splits a fused projection, norms queries and keys over all heads of a token, those of other ranks too, rotates them, and writes keys and values
 /// to the pool. `qkv` is used up.
-fn append_normed<B: BackendKvDtype<K>, K: KvDtypeKind>(
+fn append_normed<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
     ctx: &mut B::Context,
     weights: &GqaWeights<B>,
     (rope, shape): (Option<Rope<'_, B>>, QkvShape),
@@ -148,14 +150,19 @@ fn append_normed<B: BackendKvDtype<K>, K: KvDtypeKind>(
         let reason = "the norms of queries and keys are missing";
         return Err(Error::invalid("attention", reason));
     };
-    let norm = |dim| NormShape {
-        rows: shape.tokens,
+    let norm = |own, (dim, counts)| ParallelNorm {
+        part: NormShape {
+            rows: shape.tokens,
+            dim: own,
+            eps: step.spec.norm_eps,
+        },
         dim,
-        eps: step.spec.norm_eps,
+        counts,
     };
+    let [all_queries, all_keys] = weights.projection_norms;
     B::split_qkv(ctx, qkv, queries, keys, values, shape)?;
-    B::rms_norm(ctx, queries, q_norm, q, norm(shape.q_dim()))?;
-    B::rms_norm(ctx, keys, k_norm, qkv, norm(shape.k_dim()))?;
+    B::rms_norm_parallel(ctx, queries, q_norm, q, norm(shape.q_dim(), all_queries))?;
+    B::rms_norm_parallel(ctx, keys, k_norm, qkv, norm(shape.k_dim(), all_keys))?;
     if rope.is_some() {
         B::qk_norm_rope(ctx, q, HeadLayout::TokenMajor, None, rope, shape.q())?;
         B::qk_norm_rope(ctx, qkv, HeadLayout::TokenMajor, None, rope, shape.k())?;

@@ -99,7 +99,7 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             AttentionSpec::ShortConv(conv),
             AttentionWeights::ShortConv(weights),
             CacheMut::State(states),
-        ) => short_conv_forward(ctx, (conv, weights), states, step, scratch)?,
+        ) => short_conv_forward(ctx, index, (conv, weights), states, step, scratch)?,
         _ => return Err(other_kind(index)),
     }
     let behind = weights.post_attn_norm.as_ref();

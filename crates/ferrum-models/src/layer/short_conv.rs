@@ -1,6 +1,7 @@
 //! A gated short convolution in attention's place.
 
 use super::{LayerStates, Scratch, StepState};
+use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::ShortConvSpec;
 use ferrum_kernels::{Backend, CausalConvShape, LlmBackend, QkvShape};
@@ -32,6 +33,7 @@ impl ShortConvSpec {
 /// `normed` → `delta` through a gated short convolution, whose last inputs are the state of each sequence.
 pub(super) fn short_conv_forward<B: LlmBackend>(
     ctx: &mut B::Context,
+    index: usize,
     (conv, weights): (&ShortConvSpec, &ShortConvWeights<B>),
     LayerStates { states, shape }: &mut LayerStates<B>,
     step: &StepState<'_, B>,
@@ -44,12 +46,15 @@ pub(super) fn short_conv_forward<B: LlmBackend>(
         qkv,
         q,
         attn,
+        lora,
         profiler,
         ..
     } = scratch;
     // [tokens, hidden] → [tokens, b | c | x]
     profiler.measure(ctx, "conv_in", |ctx| {
-        weights.input.forward(ctx, normed, qkv, rows)
+        weights.input.forward(ctx, normed, qkv, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::ConvIn), normed, qkv, lora)
     })?;
     let len = rows * conv.channels;
     let shape = CausalConvShape {
@@ -67,6 +72,8 @@ pub(super) fn short_conv_forward<B: LlmBackend>(
     })?;
     // [tokens, channels] → [tokens, hidden]
     profiler.measure(ctx, "conv_out", |ctx| {
-        weights.out.forward(ctx, normed, delta, rows)
+        weights.out.forward(ctx, normed, delta, rows)?;
+        step.adapters
+            .add(ctx, (index, Projection::ConvOut), normed, delta, lora)
     })
 }

@@ -12,7 +12,7 @@ use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBac
 use ferrum_models::{
     CutBorders, Expanded, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankCut,
     RunnerConfig, SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights,
-    memory_plan,
+    memory_plan, rank_memory_plan,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
 
@@ -413,9 +413,9 @@ fn states_and_pools_are_planned() {
     assert_eq!(plan.states, 4 * 10 * (2 + 3) * 24);
     let alone = memory_plan::<KvF32>(&Naive::new(&layers()).open(dir.path()), policy, &sizes);
     assert_eq!(alone.states, 0);
-    let refused = RankCut::new(&model.spec, &CutBorders::default(), (0, 2)).unwrap_err();
-    assert!(
-        refused.contains("layer 0: found a convolution"),
-        "{refused}"
-    );
+    let half = rank_memory_plan::<KvF32>(&model, policy, &sizes, &model.cut(1, 2).unwrap());
+    assert_eq!(half.states, plan.states / 2);
+    let refused = RankCut::new(&model.spec, &CutBorders::default(), (0, 25)).unwrap_err();
+    let reason = "layer 0: found a convolution of 24 elements, expected at least 25";
+    assert!(refused.contains(reason), "{refused}");
 }

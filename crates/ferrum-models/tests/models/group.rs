@@ -1,8 +1,8 @@
 //! Ranks that compute a model together give the logits of one device, from every fixture and every format of weights.
 
 use crate::support::{
-    blocks, can_be_shared, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks,
-    max_difference, open, read_expected, runner_in,
+    blocks, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference,
+    open, read_expected, runner_in,
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -14,7 +14,7 @@ use ferrum_models::{
     RunnerGroup, SeqStep, StepBatch, StepOutput, WeightForm, WeightPolicy, load_rank_weights,
     rank_memory_plan,
 };
-use ferrum_types::{AdapterId, Error, TokenId};
+use ferrum_types::{AdapterId, Error, StateSlot, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -67,6 +67,13 @@ fn adapted_step(
     batch
 }
 
+/// The state slot of the only sequence of a batch, if it needs one.
+fn add_state<B: LlmBackend>(group: &RunnerGroup<B, KvF32>, batch: &mut StepBatch) {
+    if group.state_slots().is_some() {
+        batch.add_state(StateSlot(1));
+    }
+}
+
 /// Logits of all positions of `tokens`, `chunk` of them in a step.
 fn logits<B: LlmBackend>(
     group: &mut RunnerGroup<B, KvF32>,
@@ -75,7 +82,8 @@ fn logits<B: LlmBackend>(
 ) -> Vec<f32> {
     let (pool, mut out) = (group.pool().blocks, Vec::new());
     for (i, part) in tokens.chunks(chunk).enumerate() {
-        let batch = adapted_step(part, i * chunk, tokens.len(), (pool, adapter));
+        let mut batch = adapted_step(part, i * chunk, tokens.len(), (pool, adapter));
+        add_state(group, &mut batch);
         let (mut output, wanted) = (StepOutput::default(), vec![Readback::Logits; part.len()]);
         group.run(&batch, &wanted, &mut output).unwrap();
         out.extend_from_slice(output.logits());
@@ -105,10 +113,6 @@ where
     let mut failures = Vec::new();
     for (path, tokens) in cases() {
         let model = open(&path);
-        if !can_be_shared(&model.spec) {
-            println!("skipped: {}: ranks cannot share it", path.display());
-            continue;
-        }
         let mut alone = runner_in::<B, KvF32, Moe<Expanded>>(&devices[0], &model, LAYOUT);
         let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
         for ranks in [2, 3] {
@@ -149,7 +153,7 @@ fn gpu_ranks_give_the_logits_of_one() {
         Ok(device) => device,
         Err(e) => return println!("skipped: {e}"),
     };
-    for name in ["llama3-tied", "qwen3-bias"] {
+    for name in ["llama3-tied", "qwen3-bias", "olmo2", "lfm2"] {
         let dir = fixtures().join(name);
         let (model, tokens) = (
             open(&dir),
@@ -208,7 +212,7 @@ fn quantised_ranks_stay_near_one() {
 #[test]
 fn greedy_tokens_are_those_of_one() {
     let devices = cpus(3);
-    for name in ["llama3-tied", "qwen2", "mixtral"] {
+    for name in ["llama3-tied", "qwen2", "mixtral", "olmo2", "lfm2"] {
         let dir = fixtures().join(name);
         let expected = expected(&dir.join("expected.safetensors"));
         let model = open(&dir);
@@ -216,7 +220,8 @@ fn greedy_tokens_are_those_of_one() {
         let pool = group.pool().blocks;
         let (mut next, mut start, mut found) = (expected.tokens[..8].to_vec(), 0, Vec::new());
         while found.len() < 16 {
-            let batch = step(&next, start, 8, pool);
+            let mut batch = step(&next, start, 8, pool);
+            add_state(&group, &mut batch);
             let mut wanted = vec![Readback::Nothing; next.len()];
             *wanted.last_mut().unwrap() = Readback::GREEDY;
             let mut output = StepOutput::default();
@@ -240,6 +245,8 @@ fn adapters_are_cut_with_the_model() {
         ("llama-all", "llama3-tied/model.gguf"),
         ("llama-up", "llama3-tied"),
         ("qwen3-patterns", "qwen3"),
+        ("lfm2-convolutions", "lfm2"),
+        ("lfm2-convolutions", "lfm2/model.gguf"),
     ] {
         let dir = fixtures().join("../lora").join(name);
         let (tokens, expected) = read_expected(&dir.join("expected.safetensors"));

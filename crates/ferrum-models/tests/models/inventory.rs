@@ -1,7 +1,7 @@
 //! The inventory of tensors: it is what files hold, no more and no less, and ranks that cut it hold all of
 //! it together.
 
-use crate::support::{can_be_shared, fixture_dirs, fixtures, open};
+use crate::support::{fixture_dirs, fixtures, open};
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_models::{
     CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, Model,
@@ -221,46 +221,100 @@ fn what_adapters_name_are_the_linear_maps_outside_experts() {
     assert_eq!(modules, expected);
 }
 
+/// Every role of the fixtures' tensors, and how their weights and biases are cut.
 #[test]
 fn every_role_has_its_cut() {
     use CutAxis::{Columns, Replicated, Rows, Vocabulary};
-    let table = [
-        (TensorRole::TokenEmbedding, Vocabulary, None),
-        (TensorRole::RopeDivisors, Replicated, None),
-        (TensorRole::RopeLongDivisors, Replicated, None),
-        (TensorRole::RopeShortDivisors, Replicated, None),
-        (TensorRole::PositionEmbedding, Replicated, None),
-        (TensorRole::AttentionNorm, Replicated, None),
-        (TensorRole::Query, Rows, Some(Rows)),
-        (TensorRole::Key, Rows, Some(Rows)),
-        (TensorRole::Value, Rows, Some(Rows)),
-        (TensorRole::QueryNorm, Replicated, None),
-        (TensorRole::KeyNorm, Replicated, None),
-        (TensorRole::AttentionOutput, Columns, Some(Replicated)),
-        (TensorRole::PostAttentionNorm, Replicated, None),
-        (TensorRole::ConvInput, Replicated, None),
-        (TensorRole::ConvKernel, Replicated, None),
-        (TensorRole::ConvOutput, Replicated, None),
-        (TensorRole::FeedForwardNorm, Replicated, None),
-        (TensorRole::Gate, Rows, Some(Rows)),
-        (TensorRole::Up, Rows, Some(Rows)),
-        (TensorRole::Down, Columns, Some(Replicated)),
-        (TensorRole::PostFeedForwardNorm, Replicated, None),
-        (TensorRole::Router, Replicated, None),
-        (TensorRole::ExpertGate, Rows, None),
-        (TensorRole::ExpertUp, Rows, None),
-        (TensorRole::ExpertDown, Columns, None),
-        (TensorRole::FinalNorm, Replicated, None),
-        (TensorRole::Output, Vocabulary, None),
+    let table: [(&[TensorRole], CutAxis, CutAxis); 4] = [
+        (
+            &[
+                TensorRole::Query,
+                TensorRole::Key,
+                TensorRole::Value,
+                TensorRole::ConvInputGate,
+                TensorRole::ConvOutputGate,
+                TensorRole::ConvInput,
+                TensorRole::ConvKernel,
+                TensorRole::Gate,
+                TensorRole::Up,
+                TensorRole::ExpertGate,
+                TensorRole::ExpertUp,
+            ],
+            Rows,
+            Rows,
+        ),
+        (
+            &[
+                TensorRole::AttentionOutput,
+                TensorRole::ConvOutput,
+                TensorRole::Down,
+                TensorRole::ExpertDown,
+            ],
+            Columns,
+            Replicated,
+        ),
+        (
+            &[TensorRole::TokenEmbedding, TensorRole::Output],
+            Vocabulary,
+            Vocabulary,
+        ),
+        (
+            &[
+                TensorRole::RopeDivisors,
+                TensorRole::RopeLongDivisors,
+                TensorRole::RopeShortDivisors,
+                TensorRole::PositionEmbedding,
+                TensorRole::AttentionNorm,
+                TensorRole::PostAttentionNorm,
+                TensorRole::FeedForwardNorm,
+                TensorRole::PostFeedForwardNorm,
+                TensorRole::Router,
+                TensorRole::FinalNorm,
+            ],
+            Replicated,
+            Replicated,
+        ),
     ];
-    assert_eq!(table.map(|row| row.0), TensorRole::ALL);
-    for (role, weight, bias) in table {
-        let id = TensorId::in_layer(0, role);
-        assert_eq!(id.cut(), weight, "{role}");
-        assert_eq!(id.cut_unit().is_none(), weight == Replicated, "{role}");
-        if let Some(bias) = bias {
-            assert_eq!(id.bias().cut(), bias, "bias of the {role}");
+    let mut seen = BTreeSet::new();
+    for dir in fixture_dirs() {
+        let model = open(&dir);
+        for tensor in model.spec.tensors() {
+            let (id, cut) = (tensor.id, tensor.cut());
+            let expected = match id.role {
+                // Cut where there is one for all heads.
+                TensorRole::QueryNorm | TensorRole::KeyNorm => {
+                    match tensor.shape.dims()[0] > tensor.unit {
+                        true => Rows,
+                        false => Replicated,
+                    }
+                }
+                role => {
+                    let row = table.iter().find(|row| row.0.contains(&role));
+                    let (_, weight, bias) = row.unwrap();
+                    match id.part {
+                        TensorPart::Weight => *weight,
+                        TensorPart::Bias => *bias,
+                    }
+                }
+            };
+            assert_eq!(cut, expected, "{}: {id}", dir.display());
+            assert_eq!(tensor.cut_unit().is_none(), cut == Replicated, "{id}");
+            seen.insert((id.role, cut == Replicated));
         }
+    }
+    for role in TensorRole::ALL {
+        assert!(
+            seen.iter().any(|(found, _)| *found == role),
+            "no fixture has a {role}"
+        );
+    }
+    for norm in [TensorRole::QueryNorm, TensorRole::KeyNorm] {
+        assert!(
+            [true, false]
+                .iter()
+                .all(|&whole| seen.contains(&(norm, whole))),
+            "{norm}"
+        );
     }
 }
 
@@ -285,13 +339,7 @@ fn slices_make_the_whole() {
     let mut cut = BTreeMap::<_, usize>::new();
     for dir in fixture_dirs() {
         let model = open(&dir);
-        let shared = can_be_shared(&model.spec);
         for ranks in [1, 2, 3] {
-            if ranks > 1 && !shared {
-                let refused = model.cut(0, ranks).unwrap_err().to_string();
-                assert!(refused.contains("which ranks cannot share"), "{refused}");
-                continue;
-            }
             let cuts: Vec<_> = (0..ranks).map(|r| model.cut(r, ranks).unwrap()).collect();
             let specs: Vec<_> = cuts.iter().map(RankCut::rank_spec).collect();
             for spec in &specs {
@@ -301,7 +349,7 @@ fn slices_make_the_whole() {
             for tensor in model.spec.tensors() {
                 let axis = tensor.cut();
                 let held = held(&tensor, &cuts);
-                let fits = match (axis, tensor.id.cut_unit()) {
+                let fits = match (axis, tensor.cut_unit()) {
                     (CutAxis::Replicated, _) => held.iter().all(|&n| n == ranks),
                     // Some ranks may hold the same one.
                     (_, Some(CutUnit::KvHeads)) => held.iter().all(|&n| n >= 1),

@@ -11,17 +11,18 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch};
-use ferrum_types::{AdapterId, Error, GgufQuantType, TokenId};
+use ferrum_types::{AdapterId, Error, GgufQuantType, StateSlot, TokenId};
 use safetensors::SafeTensors;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Adapter and the model that it was made for.
-const ADAPTERS: [(&str, &str); 4] = [
+const ADAPTERS: [(&str, &str); 5] = [
     ("llama-all", "llama3-tied"),
     ("llama-up", "llama3-tied"),
     ("qwen3-patterns", "qwen3"),
     ("phi3-joined", "phi3"),
+    ("lfm2-convolutions", "lfm2"),
 ];
 
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
@@ -55,7 +56,7 @@ fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
     let longest = seqs.iter().map(|(tokens, _)| tokens.len()).max().unwrap();
     for start in (0..longest).step_by(chunk) {
         let mut batch = StepBatch::default();
-        for ((tokens, adapter), blocks) in seqs.iter().zip(&tables) {
+        for (slot, ((tokens, adapter), blocks)) in seqs.iter().zip(&tables).enumerate() {
             let end = (start + chunk).min(tokens.len());
             batch
                 .push(SeqStep {
@@ -68,6 +69,9 @@ fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
                     adapter: *adapter,
                 })
                 .unwrap();
+            if runner.state_slots().is_some() {
+                batch.add_state(StateSlot(slot as u32));
+            }
         }
         let rows = logits_of(runner, &batch);
         let mut rest = rows.as_slice();
@@ -228,7 +232,11 @@ fn converted(name: &str, base: &str, arch: &str) -> (TempDir, LoraFolder) {
 #[test]
 fn gguf_adapters_equal_peft_on_every_kind_of_base() {
     // Joined maps have their own names there.
-    for (name, base) in ADAPTERS.into_iter().filter(|(_, base)| *base != "phi3") {
+    let joined = ["phi3", "lfm2"];
+    let others = ADAPTERS
+        .into_iter()
+        .filter(|(_, base)| !joined.contains(base));
+    for (name, base) in others {
         let arch = if base == "qwen3" { "qwen3" } else { "llama" };
         let (tokens, expected) = read_expected(&folder(name).join("expected.safetensors"));
         let (_dir, adapter) = converted(name, base, arch);

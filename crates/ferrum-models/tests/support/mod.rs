@@ -7,9 +7,9 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_models::{
-    AttentionSpec, CacheGroup, DecoderSpec, EarlierStage, KvLayout, LoadProgress, LogitRows, Model,
-    ModelRunner, QkNormSpec, Readback, RunnerConfig, SeqStep, Stage, StepBatch, StepOutput,
-    WeightForm, load_stage_weights, load_weights, read_model, spanned_blocks,
+    CacheGroup, EarlierStage, KvLayout, LoadProgress, LogitRows, Model, ModelRunner, Readback,
+    RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, WeightForm, load_stage_weights,
+    load_weights, read_model, spanned_blocks,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
 use safetensors::SafeTensors;
@@ -136,14 +136,6 @@ where
     }
     let weights = load_stage_weights::<B, WB>(last, model, &stage(end), none).unwrap();
     ModelRunner::with_stages(earlier, last, model.spec.clone(), weights, config).unwrap()
-}
-
-/// Whether ranks can share every layer.
-pub(crate) fn can_be_shared(spec: &DecoderSpec) -> bool {
-    spec.layers.iter().all(|layer| match &layer.attention {
-        AttentionSpec::Gqa(gqa) => gqa.qk_norm != QkNormSpec::Projection,
-        AttentionSpec::ShortConv(_) => false,
-    })
 }
 
 /// The blocks of sequence `slot` when four sequences share the pool.
