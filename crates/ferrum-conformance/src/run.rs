@@ -89,8 +89,9 @@ pub fn run_collective<B: BackendCollective>(device: &B, filter: &Filter, report:
     collective::cases::<B>().run(device, filter, report);
 }
 
-/// Runs the cases of timers.
+/// Runs the cases of host memory and of timers.
 pub fn run_timer<B: Backend>(device: &B, filter: &Filter, report: &mut Report) {
+    runtime::host_cases::<B>().run(device, filter, report);
     runtime::timer_cases::<B>().run(device, filter, report);
 }
 
@@ -127,6 +128,7 @@ where
         runtime::graph_cases::<B>(),
         sample::cases::<B>(),
         collective::cases::<B>(),
+        runtime::host_cases::<B>(),
         runtime::timer_cases::<B>(),
     ];
     lists.into_iter().flat_map(|cases| cases.list).collect()

@@ -1,4 +1,4 @@
-//! What surrounds the ops: graphs, timers.
+//! What surrounds the ops: host memory, graphs, timers.
 
 use crate::case::{Cases, act_name};
 use crate::io::{Check, Trouble, wrong};
@@ -6,7 +6,7 @@ use ferrum_kernels::{
     Act, AttnConfig, Backend, BackendGraph, BackendKvDtype, BackendTimer, BatchShape, DeviceBatch,
     GraphRun, KvF32, KvLayer, PagedKvShape,
 };
-use ferrum_types::{Error, FloatElement, Result};
+use ferrum_types::{Element, Error, FloatElement, Result};
 
 pub(crate) fn acts<B: Backend>(values: &[f32]) -> Vec<B::Act> {
     values.iter().map(|&x| B::Act::from_f32(x)).collect()
@@ -21,6 +21,56 @@ pub(crate) fn expect_values<T: PartialEq + std::fmt::Debug>(
         return Ok(());
     }
     wrong(format!("{what} is {found:?}, expected {expected:?}"))
+}
+
+// ---- host memory -----------------------------------------------------------------------------
+
+/// Elements that go up from a device's host memory and come back into it.
+fn through_host_buffers<B: Backend, T: Element>(device: &B, value: fn(usize) -> T) -> Check {
+    let mut ctx = device.new_context()?;
+    for len in [0, 1, 5, 4099] {
+        let (mut from, mut to) = (device.host_buffer::<T>(len)?, device.host_buffer::<T>(len)?);
+        expect_values("new host memory", &from.to_vec(), &vec![T::zeroed(); len])?;
+        expect_values(
+            "its address modulo the element",
+            &(from.as_ptr().align_offset(align_of::<T>())),
+            &0,
+        )?;
+        let mut buffer = device.alloc::<T>(len + 3)?;
+        let mut expected = vec![T::zeroed(); len + 3];
+        for round in 0..3 {
+            for (i, element) in from.iter_mut().enumerate() {
+                *element = value(7 * round + i);
+            }
+            expected[round..round + len].copy_from_slice(&from);
+            B::write(&mut ctx, &mut buffer, round, &from)?;
+            // It may be filled anew at once.
+            from.fill(value(1));
+            B::read(&mut ctx, &buffer, round, &mut to)?;
+            expect_values("what came back", &&to[..], &&expected[round..round + len])?;
+        }
+        // It goes before what was copied from it is looked at.
+        drop(from);
+        expect_values("the buffer", &B::to_vec(&mut ctx, &buffer)?, &expected)?;
+    }
+    Ok(())
+}
+
+fn host_memory<B: Backend>(device: &B) -> Check {
+    through_host_buffers::<B, B::Act>(device, |i| B::Act::from_f32((i % 101) as f32 - 50.0))?;
+    through_host_buffers::<B, f32>(device, |i| i as f32 / 8.0)?;
+    through_host_buffers::<B, i32>(device, |i| i as i32 - 1000)?;
+    through_host_buffers::<B, i8>(device, |i| (i % 120) as i8)
+}
+
+/// Every case of [`Backend::host_buffer`].
+pub(crate) fn host_cases<B: Backend>() -> Cases<B> {
+    let mut cases = Cases::new();
+    cases.check(
+        ("host_buffer", act_name::<B>(), "up and down"),
+        host_memory::<B>,
+    );
+    cases
 }
 
 // ---- graphs ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! A backend that implements what the traits require and little else, so that the suite runs on the bodies which the
 //! contract provides; a function that becomes required stops this file from compiling. It is what the other backends
 //! of this workspace are not: its activations have 16 bits, nothing that is recorded runs before somebody waits for
-//! it, graphs are captured and replayed, and what goes up to it is counted. So tests of what is built on backends use
+//! it, graphs are captured and replayed, and what goes up to it is counted; its host memory is its own. So tests of what is built on backends use
 //! it, too. It lives in host memory and hands each function to the reference.
 
 mod queue;
@@ -11,12 +11,12 @@ use ferrum_kernels::reference::{KvCodec, Mixed, RefBuffer, RefKvScales, RefWeigh
 use ferrum_kernels::{
     Activation, AttnConfig, Backend, BackendCollective, BackendGraph, BackendKvDtype,
     BackendPagedKv, BackendState, CausalConvShape, Conv1dShape, DeviceBatch, FlashShape, GemmShape,
-    GraphKey, GraphRun, HeadLayout, HeadsShape, HostTimer, KvLayer, NormShape, PagedKvShape,
-    PendingRead, QkNorm, Rope, RowShape, UploadPiece, WeightPart, check,
+    GraphKey, GraphRun, HeadLayout, HeadsShape, HostBuffer, HostTimer, KvLayer, NormShape,
+    PagedKvShape, PendingRead, QkNorm, Rope, RowShape, UploadPiece, WeightPart, check,
 };
 use ferrum_types::{BlockId, Element, FloatElement, Result};
 use half::bf16;
-use queue::{Memory, SharedQueue};
+use queue::{Memory, Pinned, SharedQueue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -122,6 +122,13 @@ impl Backend for Minimal {
 
     fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         Ok(Memory::new(R::new().alloc(len)?, len))
+    }
+
+    fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        Ok(HostBuffer::of_device(
+            Pinned::boxed(len * size_of::<T>()),
+            len,
+        ))
     }
 
     fn write<T: Element>(

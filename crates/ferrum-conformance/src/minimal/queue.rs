@@ -2,7 +2,9 @@
 
 use super::{P, R};
 use ferrum_kernels::reference::{RefBuffer, RefContext};
-use ferrum_kernels::{Backend, DeviceBuffer, FinishRead, GraphKey, GraphRun, PendingRead};
+use ferrum_kernels::{
+    Backend, DeviceBuffer, FinishRead, GraphKey, GraphRun, HostMemory, PendingRead,
+};
 use ferrum_types::{Element, Error, Result};
 use std::collections::HashMap;
 use std::mem::take;
@@ -150,6 +152,25 @@ impl SharedQueue {
             Some(key) => drop(graphs.remove(&key)),
             None => graphs.clear(),
         }
+    }
+}
+
+/// Memory of the host as a device makes it.
+pub(super) struct Pinned(Vec<u128>);
+
+impl Pinned {
+    pub(super) fn boxed(bytes: usize) -> Box<dyn HostMemory> {
+        Box::new(Self(vec![0; bytes.div_ceil(size_of::<u128>())]))
+    }
+}
+
+impl HostMemory for Pinned {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0)
     }
 }
 
