@@ -26,6 +26,7 @@ mod data;
 mod gguf;
 mod io;
 mod layers;
+mod linear_attention;
 mod marlin;
 pub mod minimal;
 mod moe;

@@ -3,7 +3,9 @@
 use crate::case::{Case, Cases, Filter};
 use crate::io::Fault;
 use crate::report::{Outcome, Report};
-use crate::{collective, core, gguf, layers, marlin, moe, paged, runtime, sample, state};
+use crate::{
+    collective, core, gguf, layers, linear_attention, marlin, moe, paged, runtime, sample, state,
+};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
@@ -37,6 +39,7 @@ pub fn run_int8_kv<B: BackendInt8KvOps>(device: &B, filter: &Filter, report: &mu
 /// Runs the cases of recurrent states.
 pub fn run_state<B: BackendState>(device: &B, filter: &Filter, report: &mut Report) {
     state::cases::<B>().run(device, filter, report);
+    linear_attention::cases::<B>().run(device, filter, report);
 }
 
 /// Runs the cases of GGUF weights.
@@ -119,6 +122,7 @@ where
         paged::cases::<B, KvInt8>(),
         paged::int8_cases::<B>(),
         state::cases::<B>(),
+        linear_attention::cases::<B>(),
         gguf::cases::<B>(),
         marlin::cases::<B>(),
         layers::cases::<B>(),

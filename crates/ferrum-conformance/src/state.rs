@@ -87,7 +87,12 @@ fn make(rng: &mut Rng, spec: Spec) -> Conv {
     }
 }
 
-fn batch<B: Backend>(io: &mut Io<'_, B>, seqs: &[usize], slots: &[i32]) -> Check<DeviceBatch<B>> {
+/// A batch of which only starts and slots count.
+pub(crate) fn batch<B: Backend>(
+    io: &mut Io<'_, B>,
+    seqs: &[usize],
+    slots: &[i32],
+) -> Check<DeviceBatch<B>> {
     let (mut starts, mut tokens) = (vec![0], 0);
     for len in seqs {
         tokens += len;

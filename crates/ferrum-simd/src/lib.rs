@@ -34,6 +34,7 @@ pub mod gemm;
 pub mod heads;
 pub mod isa;
 pub mod kv;
+pub mod linear_attention;
 pub mod logits;
 pub mod marlin;
 pub mod math;

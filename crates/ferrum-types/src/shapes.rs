@@ -442,6 +442,86 @@ impl CausalConvShape {
     }
 }
 
+/// How linear attention changes its state, and how its inputs are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinearAttentionRule {
+    /// The gated delta rule (Yang et al., 2024, "Gated Delta Networks"). Rows are `[queries | keys | values]`, with
+    /// queries and keys that are scaled to length 1 (queries then by `1 / √key_dim`), and gates `[β | step]`: what
+    /// the state says of a key is replaced by the share `sigmoid(β)` of the value.
+    GatedDelta,
+    /// The state space of Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs"). Rows are `[values | keys | queries]`
+    /// (`x`, `B` and `C` there), gates `[step]`: the share `Δ` of the value is added.
+    StateSpace,
+}
+
+/// Linear attention over states that decay. Value heads share key heads in order, equally many each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearAttentionShape {
+    /// The rule.
+    pub rule: LinearAttentionRule,
+    /// Heads of queries and of keys.
+    pub key_heads: usize,
+    /// Heads of values: a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Elements of a query's or key's head.
+    pub key_dim: usize,
+    /// Elements of a value's head.
+    pub value_dim: usize,
+    /// The states.
+    pub states: StateShape,
+    /// First element of its part of a state.
+    pub offset: usize,
+}
+
+impl LinearAttentionShape {
+    /// Elements of a token's queries, and of its keys.
+    #[inline]
+    pub fn keys(self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Elements of a token's values, and of its output.
+    #[inline]
+    pub fn values(self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Elements of a row of inputs.
+    #[inline]
+    pub fn row_dim(self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Elements of a row of gates.
+    #[inline]
+    pub fn gate_dim(self) -> usize {
+        match self.rule {
+            LinearAttentionRule::GatedDelta => 2 * self.value_heads,
+            LinearAttentionRule::StateSpace => self.value_heads,
+        }
+    }
+
+    /// Elements of its part of a state, `[value_heads, key_dim, value_dim]`.
+    #[inline]
+    pub fn state_len(self) -> usize {
+        self.values() * self.key_dim
+    }
+
+    /// Where the query, the key and the value of a value head begin in a row.
+    #[inline]
+    pub fn starts(self, head: usize) -> [usize; 3] {
+        let of_key = head / (self.value_heads / self.key_heads) * self.key_dim;
+        let (keys, value) = (self.keys(), head * self.value_dim);
+        match self.rule {
+            LinearAttentionRule::GatedDelta => [of_key, keys + of_key, 2 * keys + value],
+            LinearAttentionRule::StateSpace => {
+                let values = self.values();
+                [values + keys + of_key, values + of_key, value]
+            }
+        }
+    }
+}
+
 /// Memory that weights and KV can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {

@@ -28,6 +28,7 @@ mod graph;
 mod heads;
 mod host;
 mod kv;
+mod linear_attention;
 mod moe;
 mod paged;
 mod pending;
@@ -61,14 +62,14 @@ pub use self::sample::{
     BackendSample, DeviceSampling, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch,
     SampleShape, Sampled, TokenChange, TokenLogprob,
 };
-pub use self::state::BackendState;
+pub use self::state::{BackendState, LinearAttention};
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 pub use ferrum_types::{
     Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, Conv1dShape, DeviceMemory,
     ExpertInput, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout, HeadsShape, KvBf16,
-    KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, MatShape, MlaShape, MoeShape,
-    NormShape, PagedKvShape, PatchShape, QkvShape, RopeStyle, RouteShape, RowShape, StateShape,
-    WeightPart,
+    KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule,
+    LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape,
+    QkvShape, RopeStyle, RouteShape, RowShape, StateShape, WeightPart,
 };
 
 /// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.

@@ -7,6 +7,17 @@
 use super::*;
 use ferrum_types::Result;
 
+/// What linear attention reads, laid out as its [rule](LinearAttentionRule) says.
+pub struct LinearAttention<'a, B: Backend> {
+    /// Queries, keys and values: `[tokens, row_dim]`.
+    pub x: &'a Act<B>,
+    /// `[tokens, gate_dim]`.
+    pub gates: &'a Act<B>,
+    /// `[3, value_heads]`: the decay of a state (negative: `−exp(A_log)` of checkpoints), the bias of its step, and
+    /// what of the value is added to the output.
+    pub params: &'a B::Buffer<f32>,
+}
+
 /// Ops on recurrent states. The provided bodies go through host memory, so a step with them waits for the device and is
 /// not captured; a backend overrides them for speed.
 pub trait BackendState: Backend {
@@ -48,5 +59,28 @@ pub trait BackendState: Backend {
         shape: CausalConvShape,
     ) -> Result<()> {
         compose::causal_conv1d::<Self>(ctx, x, weight, states, batch, out, shape)
+    }
+
+    /// Linear attention with one state `S`, `[key_dim, value_dim]`, for each value head of a sequence. For each token
+    /// in turn, with its query `q`, key `k` and value `v`, `Δ = ln(1 + exp(step + bias))` and `a = exp(decay · Δ)`:
+    ///
+    /// - gated delta rule: `S ← a·S + k ⊗ sigmoid(β)·(v − (a·S)ᵀ k)`, with `q` and `k` scaled as the
+    ///   [rule](LinearAttentionRule) says;
+    /// - state space: `S ← a·S + k ⊗ Δ·v`;
+    ///
+    /// and then `out = Sᵀ q + skip·v`. A token's result depends on those before it alone, not on chunks. The state of a
+    /// sequence without tokens stays.
+    ///
+    /// `states`: as the shape says; `out`: `[tokens, value_heads · value_dim]`. No two sequences with tokens are in one
+    /// slot, but for those whose rows and state nobody looks at.
+    fn linear_attention(
+        ctx: &mut Self::Context,
+        inputs: LinearAttention<'_, Self>,
+        states: &mut Self::Buffer<f32>,
+        batch: &DeviceBatch<Self>,
+        out: &mut Act<Self>,
+        shape: LinearAttentionShape,
+    ) -> Result<()> {
+        super::linear_attention::linear_attention::<Self>(ctx, inputs, states, batch, out, shape)
     }
 }

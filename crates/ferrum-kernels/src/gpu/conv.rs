@@ -1,11 +1,13 @@
-//! Convolutions: one lane makes one output and sums channels, then taps, in order.
+//! Convolutions: one lane makes one output and sums channels, then taps, in order. And what layers with states compute
+//! beside them.
 
 use super::GpuBackend;
 use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, LANES, P};
 use super::pipeline::Kernel;
 use crate::backend::{
-    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, PatchShape, StateShape, check,
+    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, LinearAttention, LinearAttentionRule,
+    LinearAttentionShape, PatchShape, StateShape, check,
 };
 use ferrum_types::Result;
 
@@ -45,6 +47,16 @@ pub(super) static CAUSAL_CONV1D_STATE: Kernel = Kernel {
         include_str!("shaders/causal_conv1d_state.wgsl"),
     ],
     access: "rrrw",
+    constants: &[],
+};
+
+pub(super) static LINEAR_ATTENTION: Kernel = Kernel {
+    name: "linear_attention",
+    wgsl: &[
+        include_str!("shaders/grid.wgsl"),
+        include_str!("shaders/linear_attention.wgsl"),
+    ],
+    access: "rrrrrww",
     constants: &[],
 };
 
@@ -168,5 +180,50 @@ impl BackendState for GpuBackend {
         let params: Vec<_> = sizes.into_iter().chain(state).collect();
         let groups = lanes.div_ceil(LANES);
         ctx.run(OP, (&CAUSAL_CONV1D_STATE, &[]), binds, &params, groups)
+    }
+
+    fn linear_attention(
+        ctx: &mut GpuContext,
+        inputs: LinearAttention<'_, Self>,
+        states: &mut GpuBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+        out: &mut GpuBuffer<f32>,
+        shape: LinearAttentionShape,
+    ) -> Result<()> {
+        const OP: &str = "linear_attention";
+        check::linear_attention::<Self>(&inputs, states, batch, out, shape)?;
+        let binds = [
+            inputs.x.into(),
+            inputs.gates.into(),
+            inputs.params.into(),
+            Bind::from(&batch.query_starts),
+            Bind::from(&batch.state_slots),
+            states.into(),
+            out.into(),
+        ];
+        // A lane for each column of each head's state of each sequence.
+        let lanes = batch.shape.seqs * shape.values();
+        let StateShape { slots, elements } = shape.states;
+        let is_delta = shape.rule == LinearAttentionRule::GatedDelta;
+        let params = [
+            lanes,
+            shape.key_heads,
+            shape.value_heads,
+            shape.key_dim,
+            shape.value_dim,
+            batch.shape.tokens,
+            slots,
+            elements,
+            shape.offset,
+            usize::from(is_delta),
+        ];
+        let groups = lanes.div_ceil(LANES);
+        ctx.run(
+            OP,
+            (&LINEAR_ATTENTION, &[]),
+            binds,
+            &params.map(P::U),
+            groups,
+        )
     }
 }

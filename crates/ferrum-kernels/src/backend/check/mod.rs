@@ -40,7 +40,9 @@ pub use self::moe::{
     route_topk_softmax, weighted_sum, weighted_sum_norm,
 };
 pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
-pub use self::state::{CausalConvLen, causal_conv1d, copy_states};
+pub use self::state::{
+    CausalConvLen, LinearAttentionLen, causal_conv1d, copy_states, linear_attention,
+};
 pub use ferrum_quant::weights::quant_part;
 pub use ferrum_types::check::{
     Batch, Sequence, SortedPairs, elements, index, require, rope_rows, slot, state_sequence,

@@ -1,7 +1,10 @@
 //! Recurrent states.
 
 use super::{elements, kv, len, require};
-use crate::backend::{Act, Backend, CausalConvShape, DeviceBatch, DeviceBuffer, StateShape};
+use crate::backend::{
+    Act, Backend, CausalConvShape, DeviceBatch, DeviceBuffer, LinearAttention,
+    LinearAttentionShape, StateShape,
+};
 use ferrum_types::Result;
 
 /// Elements of a causal convolution's buffers.
@@ -13,6 +16,21 @@ pub struct CausalConvLen {
     pub weight: usize,
     /// The states.
     pub states: usize,
+}
+
+/// Elements of the buffers of linear attention.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearAttentionLen {
+    /// `x`.
+    pub x: usize,
+    /// The gates.
+    pub gates: usize,
+    /// The parameters.
+    pub params: usize,
+    /// The states.
+    pub states: usize,
+    /// `out`.
+    pub out: usize,
 }
 
 /// [`copy_states`](crate::BackendState::copy_states): elements of the states.
@@ -67,6 +85,62 @@ pub fn causal_conv1d<B: Backend>(
     }
     len(op, "states", states, lens.states)?;
     len(op, "out", out, lens.x)?;
+    kv::sequences(op, batch)?;
+    len(op, "state_slots", &batch.state_slots, batch.shape.seqs)?;
+    Ok(lens)
+}
+
+/// [`linear_attention`](crate::BackendState::linear_attention).
+pub fn linear_attention<B: Backend>(
+    inputs: &LinearAttention<'_, B>,
+    states: &B::Buffer<f32>,
+    batch: &DeviceBatch<B>,
+    out: &Act<B>,
+    shape: LinearAttentionShape,
+) -> Result<LinearAttentionLen> {
+    let op = "linear_attention";
+    let LinearAttentionShape {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        states: StateShape {
+            slots,
+            elements: row,
+        },
+        offset,
+        ..
+    } = shape;
+    require(
+        op,
+        key_heads > 0 && value_heads > 0 && value_heads.is_multiple_of(key_heads),
+        || format!("{value_heads} value heads over {key_heads} key heads"),
+    )?;
+    require(op, key_dim > 0 && value_dim > 0, || {
+        format!("keys of {key_dim} and values of {value_dim} elements, expected at least 1")
+    })?;
+    let part = elements(op, &[value_heads, key_dim, value_dim])?;
+    require(op, offset <= row && part <= row - offset, || {
+        format!("{part} elements from {offset} on do not fit a state of {row}")
+    })?;
+    let (keys, values) = (
+        elements(op, &[2, key_heads, key_dim])?,
+        elements(op, &[value_heads, value_dim])?,
+    );
+    let row_dim = keys.saturating_add(values);
+    let tokens = batch.shape.tokens;
+    let lens = LinearAttentionLen {
+        x: elements(op, &[tokens, row_dim])?,
+        gates: elements(op, &[tokens, shape.gate_dim()])?,
+        params: elements(op, &[3, value_heads])?,
+        states: elements(op, &[slots, row])?,
+        out: elements(op, &[tokens, values])?,
+    };
+    len(op, "x", inputs.x, lens.x)?;
+    len(op, "gates", inputs.gates, lens.gates)?;
+    len(op, "params", inputs.params, lens.params)?;
+    len(op, "states", states, lens.states)?;
+    len(op, "out", out, lens.out)?;
     kv::sequences(op, batch)?;
     len(op, "state_slots", &batch.state_slots, batch.shape.seqs)?;
     Ok(lens)

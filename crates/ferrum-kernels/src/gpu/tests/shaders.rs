@@ -26,6 +26,7 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
         &conv::CONV1D,
         &conv::CAUSAL_CONV1D,
         &conv::CAUSAL_CONV1D_STATE,
+        &conv::LINEAR_ATTENTION,
         &conv::CONV2D_PATCH,
         &sample::SAMPLE,
     ];
