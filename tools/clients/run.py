@@ -13,8 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "target/release/ferrum"
 
-# Each with its arguments, in which URL stands for the server's address, and SCRIPTED for the program that serves a
-# scripted model.
+# Each with its arguments, in which URL stands for the server's address, PROGRAM for FERRUM, and SCRIPTED for the program
+# that serves a scripted model.
 CLIENTS = [
     ("openai_client.py", ["URL/v1"]),
     ("anthropic_client.py", ["URL"]),
@@ -22,6 +22,7 @@ CLIENTS = [
     ("chat_page.py", ["URL"]),
     ("claude_code.py", ["--demo", "URL", "--scripted", "SCRIPTED"]),
     ("codex.py", ["--demo", "URL", "--scripted", "SCRIPTED"]),
+    ("encoders_client.py", ["PROGRAM"]),
 ]
 
 
@@ -47,7 +48,9 @@ def main():
 def run(name, arguments, address):
     print(f"== {name}", flush=True)
     scripted = str(Path(PROGRAM).parent / "examples" / "scripted")
-    arguments = [argument.replace("URL", address).replace("SCRIPTED", scripted) for argument in arguments]
+    words = {"URL": address, "SCRIPTED": scripted, "PROGRAM": PROGRAM}
+    for word, value in words.items():
+        arguments = [argument.replace(word, value) for argument in arguments]
     return subprocess.run([sys.executable, str(HERE / name), *arguments], check=False).returncode == 0
 
 

@@ -1,7 +1,10 @@
 //! [`Encoder`]: texts to vectors and scores, with the tokenizer around a [`TextEncoder`].
+//!
+//! [`EncoderTokenizer`] makes tokens of texts on any thread; the [`Encoder`] computes them, alone or on the thread of a
+//! [`TaskEngine`](crate::TaskEngine).
 
-use crate::BackendDispatch;
 use crate::dispatch::{DeviceJob, KvElement};
+use crate::{BackendDispatch, TaskModel};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::encoder::{
@@ -9,19 +12,214 @@ use ferrum_models::encoder::{
 };
 use ferrum_models::{LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// Tokens of the shortest pair: four special ones, and one of a text.
 const LEAST_TOKENS: usize = 5;
 
-/// An encoder on a device, and what makes tokens of texts for it.
-pub struct Encoder {
-    inner: Box<dyn TextEncoder>,
+/// Tokens of tasks that are computed together: more would keep the first one waiting for no gain.
+const TOKENS_TOGETHER: usize = 4096;
+
+/// What makes tokens of texts for an encoder.
+#[derive(Debug)]
+pub struct EncoderTokenizer {
     tokenizer: Tokenizer,
-    pooling: Option<Pooling>,
     max_tokens: usize,
+    vocab_size: usize,
     /// The special tokens at the beginning of a text, and behind each text of a pair.
     cls: TokenId,
     sep: TokenId,
+    /// Separators between the texts of a pair.
+    between: usize,
+}
+
+/// Tokens of a text or of a pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderInput {
+    tokens: Vec<TokenId>,
+    /// Where the second text of a pair begins.
+    second: usize,
+    /// Tokens that there would be if nothing had been cut off.
+    full: usize,
+}
+
+impl EncoderInput {
+    /// Its tokens, those that were added included.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Tokens that it would have if nothing had been cut off.
+    pub fn full_len(&self) -> usize {
+        self.full
+    }
+
+    /// Whether something was cut off.
+    pub fn is_cut(&self) -> bool {
+        self.full > self.tokens.len()
+    }
+
+    fn as_text(&self) -> TextInput<'_> {
+        TextInput {
+            tokens: &self.tokens,
+            second: self.second,
+        }
+    }
+}
+
+impl EncoderTokenizer {
+    /// Holds a tokenizer against the model that it is for.
+    fn new(model: &EncoderModel, tokenizer: Tokenizer) -> Result<Self> {
+        let special = tokenizer.special();
+        let found = (special.cls.or(special.bos), special.sep.or(special.eos));
+        let (Some(cls), Some(sep)) = found else {
+            return Err(Error::Model(
+                "tokenizer_config.json: found no cls_token and sep_token, which an encoder has around texts"
+                    .into(),
+            ));
+        };
+        let most = model.spec.max_tokens();
+        if most < LEAST_TOKENS {
+            return Err(Error::Model(format!(
+                "config.json: max_position_embeddings and pad_token_id leave room for {most} tokens, expected \
+                 {LEAST_TOKENS} at least: up to four special tokens, and one of a text"
+            )));
+        }
+        let cut_off = |len: usize| len.clamp(LEAST_TOKENS, most);
+        Ok(Self {
+            tokenizer,
+            max_tokens: model.max_seq_length.map_or(most, cut_off),
+            vocab_size: model.spec.vocab_size,
+            cls,
+            sep,
+            between: match model.spec.family {
+                "roberta" => 2,
+                _ => 1,
+            },
+        })
+    }
+
+    /// Tokens of the longest text, special ones included.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// Size of the model's vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// A text with the special tokens around it, of at most `most` tokens in all: its end is cut off.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub fn text(&self, text: &str, most: usize) -> Result<EncoderInput> {
+        let mut tokens = self.tokens(text)?;
+        let full = tokens.len() + 2;
+        tokens.truncate(most.min(self.max_tokens).saturating_sub(2));
+        tokens.insert(0, self.cls);
+        tokens.push(self.sep);
+        Ok(EncoderInput {
+            second: tokens.len(),
+            tokens,
+            full,
+        })
+    }
+
+    /// Tokens that somebody else made of a text, as they are; at most the first `most`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without a token, and for one that is not in the vocabulary.
+    pub fn given(&self, mut tokens: Vec<TokenId>, most: usize) -> Result<EncoderInput> {
+        if tokens.is_empty() {
+            return Err(Error::invalid("encode", "found no token"));
+        }
+        let size = self.vocab_size;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= size) {
+            let reason = format!("found token {token}, expected 0 to {}", size - 1);
+            return Err(Error::invalid("encode", reason));
+        }
+        let full = tokens.len();
+        tokens.truncate(most.min(self.max_tokens));
+        Ok(EncoderInput {
+            second: tokens.len(),
+            tokens,
+            full,
+        })
+    }
+
+    /// `[CLS] query [SEP] document [SEP]`, with two separators between them where the model has no segments (RoBERTa), of
+    /// at most `most` tokens. Of what is too long, the longer one loses tokens, as in `transformers`.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub fn pair(&self, query: &str, document: &str, most: usize) -> Result<EncoderInput> {
+        Ok(self.joined(&self.tokens(query)?, &self.tokens(document)?, most))
+    }
+
+    /// [`pair`](Self::pair) of one query with each document.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub fn pairs(
+        &self,
+        query: &str,
+        documents: &[impl AsRef<str>],
+        most: usize,
+    ) -> Result<Vec<EncoderInput>> {
+        let query = self.tokens(query)?;
+        let documents = documents.iter();
+        documents
+            .map(|document| Ok(self.joined(&query, &self.tokens(document.as_ref())?, most)))
+            .collect()
+    }
+
+    fn joined(&self, query: &[TokenId], document: &[TokenId], most: usize) -> EncoderInput {
+        let special = 2 + self.between;
+        let room = most.min(self.max_tokens).saturating_sub(special);
+        let (mut first, mut second) = (query.len(), document.len());
+        let full = first + second + special;
+        while first + second > room {
+            match first > second {
+                true => first -= 1,
+                false => second -= 1,
+            }
+        }
+        let mut tokens = Vec::with_capacity(first + second + special);
+        tokens.push(self.cls);
+        tokens.extend(&query[..first]);
+        tokens.resize(tokens.len() + self.between, self.sep);
+        let begins = tokens.len();
+        tokens.extend(&document[..second]);
+        tokens.push(self.sep);
+        EncoderInput {
+            tokens,
+            second: begins,
+            full,
+        }
+    }
+
+    /// The text of an input, special tokens included, for a log.
+    pub fn decode(&self, input: &EncoderInput) -> String {
+        self.tokenizer.decode(&input.tokens, false)
+    }
+
+    fn tokens(&self, text: &str) -> Result<Vec<TokenId>> {
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let tokens = self.tokenizer.encode(text, options);
+        tokens.map_err(|e| Error::invalid("encode", e.to_string()))
+    }
+}
+
+/// An encoder on a device, with what makes tokens of texts for it.
+pub struct Encoder {
+    inner: Box<dyn TextEncoder>,
+    tokenizer: Arc<EncoderTokenizer>,
+    pooling: Option<Pooling>,
 }
 
 /// What a text became.
@@ -46,19 +244,62 @@ impl Embedded {
     }
 }
 
-/// Tokens of a text or a pair.
-struct Input {
-    tokens: Vec<TokenId>,
-    second: usize,
-    cut: bool,
+/// What is wanted of texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderWant {
+    /// A vector of each, as the layers give it: not normalised.
+    Vectors(Pooling),
+    /// The logits of each.
+    Logits,
 }
 
-impl Input {
-    fn as_text(&self) -> TextInput<'_> {
-        TextInput {
-            tokens: &self.tokens,
-            second: self.second,
-        }
+/// Texts that are computed together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderTask {
+    /// The texts.
+    pub inputs: Vec<EncoderInput>,
+    /// What is wanted of them.
+    pub want: EncoderWant,
+}
+
+/// Vectors or logits, one of each input of an [`EncoderTask`].
+pub type EncoderAnswer = Vec<Vec<f32>>;
+
+impl TaskModel for Encoder {
+    type Task = EncoderTask;
+    type Answer = EncoderAnswer;
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn tokens(task: &EncoderTask) -> usize {
+        task.inputs.iter().map(|input| input.tokens.len()).sum()
+    }
+
+    fn joins(&self, first: &EncoderTask, next: &EncoderTask, tokens: usize) -> bool {
+        first.want == next.want && tokens + Self::tokens(next) <= TOKENS_TOGETHER
+    }
+
+    fn run(
+        &mut self,
+        tasks: &[EncoderTask],
+        _step: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Vec<EncoderAnswer>> {
+        let Some(first) = tasks.first() else {
+            return Ok(Vec::new());
+        };
+        let inputs = tasks.iter().flat_map(|task| &task.inputs);
+        let texts: Vec<_> = inputs.map(EncoderInput::as_text).collect();
+        let found = match first.want {
+            EncoderWant::Vectors(pooling) => self.inner.embed(&texts, pooling)?,
+            EncoderWant::Logits => self.inner.classify(&texts)?,
+        };
+        let mut found = found.into_iter();
+        let answers = tasks.iter();
+        Ok(answers
+            .map(|task| found.by_ref().take(task.inputs.len()).collect())
+            .collect())
     }
 }
 
@@ -74,36 +315,23 @@ impl Encoder {
         tokenizer: Tokenizer,
         progress: LoadProgress<'_>,
     ) -> Result<Self> {
-        let special = tokenizer.special();
-        let found = (special.cls.or(special.bos), special.sep.or(special.eos));
-        let (Some(cls), Some(sep)) = found else {
-            return Err(Error::Model(
-                "tokenizer_config.json: found no cls_token and sep_token, which an encoder has around texts"
-                    .into(),
-            ));
-        };
-        let most = model.spec.max_tokens();
-        if most < LEAST_TOKENS {
-            return Err(Error::Model(format!(
-                "config.json: max_position_embeddings and pad_token_id leave room for {most} tokens, expected \
-                 {LEAST_TOKENS} at least: up to four special tokens, and one of a text"
-            )));
-        }
+        let tokenizer = Arc::new(EncoderTokenizer::new(model, tokenizer)?);
         let load = Load { model, progress };
         let inner = match device {
             BackendDispatch::Cpu(device) => KvF32::on_cpu(device, keeps_blocks(model), load),
             BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
             BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
         }?;
-        let cut_off = |len: usize| len.clamp(LEAST_TOKENS, most);
         Ok(Self {
             inner,
             tokenizer,
             pooling: model.pooling,
-            max_tokens: model.max_seq_length.map_or(most, cut_off),
-            cls,
-            sep,
         })
+    }
+
+    /// What makes tokens of texts for it.
+    pub fn tokenizer(&self) -> &Arc<EncoderTokenizer> {
+        &self.tokenizer
     }
 
     /// How the model's files say that vectors are pooled; `None` for ways that are not known.
@@ -123,7 +351,7 @@ impl Encoder {
 
     /// Tokens of the longest text, special ones included; longer ones are cut off.
     pub fn max_tokens(&self) -> usize {
-        self.max_tokens
+        self.tokenizer.max_tokens
     }
 
     /// Name of the backend.
@@ -141,9 +369,12 @@ impl Encoder {
         pooling: Pooling,
         normalize: bool,
     ) -> Result<Vec<Embedded>> {
-        let inputs = texts.iter().map(|text| self.text(text.as_ref()));
+        let most = self.max_tokens();
+        let inputs = texts
+            .iter()
+            .map(|text| self.tokenizer.text(text.as_ref(), most));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let views: Vec<_> = inputs.iter().map(Input::as_text).collect();
+        let views: Vec<_> = inputs.iter().map(EncoderInput::as_text).collect();
         let vectors = self.inner.embed(&views, pooling)?;
         let embedded = vectors.into_iter().zip(inputs).map(|(mut vector, input)| {
             if normalize {
@@ -152,7 +383,7 @@ impl Encoder {
             Embedded {
                 vector,
                 tokens: input.tokens.len(),
-                cut: input.cut,
+                cut: input.is_cut(),
             }
         });
         Ok(embedded.collect())
@@ -173,72 +404,17 @@ impl Encoder {
             let reason = format!("the model gives {labels} scores to a pair, a reranker gives one");
             return Err(Error::invalid("rerank", reason));
         }
-        let query = self.tokens(query)?;
-        let inputs = documents.iter().map(|document| {
-            let document = self.tokens(document.as_ref())?;
-            Ok(self.pair(&query, document))
-        });
-        let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let views: Vec<_> = inputs.iter().map(Input::as_text).collect();
+        let inputs = self.tokenizer.pairs(query, documents, self.max_tokens())?;
+        let views: Vec<_> = inputs.iter().map(EncoderInput::as_text).collect();
         let logits = self.inner.classify(&views)?;
-        let sigmoid = |x: f32| (1.0 / (1.0 + f64::from(-x).exp())) as f32;
-        let scores = logits.iter().flatten().map(|&logit| sigmoid(logit));
-        let cut = inputs.iter().filter(|input| input.cut).count();
+        let scores = logits.iter().flatten().map(|&logit| Self::score(logit));
+        let cut = inputs.iter().filter(|input| input.is_cut()).count();
         Ok((scores.collect(), cut))
     }
 
-    fn tokens(&self, text: &str) -> Result<Vec<TokenId>> {
-        let options = EncodeOptions {
-            add_special: false,
-            parse_special: false,
-        };
-        let tokens = self.tokenizer.encode(text, options);
-        tokens.map_err(|e| Error::invalid("encode", e.to_string()))
-    }
-
-    fn text(&self, text: &str) -> Result<Input> {
-        let mut tokens = self.tokens(text)?;
-        let room = self.max_tokens - 2;
-        let cut = tokens.len() > room;
-        tokens.truncate(room);
-        tokens.insert(0, self.cls);
-        tokens.push(self.sep);
-        let second = tokens.len();
-        Ok(Input {
-            tokens,
-            second,
-            cut,
-        })
-    }
-
-    /// `[CLS] query [SEP] document [SEP]`, with two separators between them where the model has no segments (RoBERTa). Of what
-    /// is too long, the longer one loses tokens, as in `transformers`.
-    fn pair(&self, query: &[TokenId], document: Vec<TokenId>) -> Input {
-        let between = match self.inner.spec().family {
-            "roberta" => 2,
-            _ => 1,
-        };
-        let room = self.max_tokens - 2 - between;
-        let (mut first, mut second) = (query.len(), document.len());
-        let cut = first + second > room;
-        while first + second > room {
-            match first > second {
-                true => first -= 1,
-                false => second -= 1,
-            }
-        }
-        let mut tokens = Vec::with_capacity(first + second + 2 + between);
-        tokens.push(self.cls);
-        tokens.extend(&query[..first]);
-        tokens.resize(tokens.len() + between, self.sep);
-        let begins = tokens.len();
-        tokens.extend(&document[..second]);
-        tokens.push(self.sep);
-        Input {
-            tokens,
-            second: begins,
-            cut,
-        }
+    /// The score of a pair, from 0 to 1, that a logit means.
+    pub fn score(logit: f32) -> f32 {
+        (1.0 / (1.0 + f64::from(-logit).exp())) as f32
     }
 }
 

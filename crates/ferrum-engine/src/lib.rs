@@ -20,10 +20,13 @@ pub mod scheduler;
 mod session;
 mod stop;
 mod suffix;
+mod tasks;
 mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
-pub use encoder::{Embedded, Encoder};
+pub use encoder::{
+    Embedded, Encoder, EncoderAnswer, EncoderInput, EncoderTask, EncoderTokenizer, EncoderWant,
+};
 pub use engine::{
     DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,
     EventStream, Health, Request, Runners,
@@ -35,4 +38,5 @@ pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;
 pub use stop::StopMatcher;
+pub use tasks::{TaskAnswer, TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor};
 pub use weight_cache::{CacheOutcome, KeptWeights};

@@ -7,7 +7,7 @@ use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
 use crate::metrics::HttpCounts;
-use crate::models::{Lease, ModelLoader, Models};
+use crate::models::{AnyLease, Lease, ModelLoader, Models};
 use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::readers::Readers;
@@ -16,6 +16,7 @@ use crate::request::Body;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
 use crate::serve::Reserved;
+use crate::served::Served;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
@@ -75,6 +76,18 @@ impl App {
         self.parse(body, lease, parse).await
     }
 
+    /// Reads a request for a model of any kind; what `parse` keeps of its lease keeps it loaded.
+    pub(crate) async fn read_any<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        parse: impl FnOnce(&Self, &AnyLease, &mut Body) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let body = self.fields(request).await?;
+        let lease = self.lease_any(body.text("model")?.as_deref()).await?;
+        let (read, _) = self.parse(body, lease.sort(), parse).await?;
+        Ok(read)
+    }
+
     /// Reads a request that is to no model.
     pub(crate) async fn read_plain<T: Send + 'static>(
         &self,
@@ -109,7 +122,18 @@ impl App {
     }
 
     /// The model that a request asks for, as soon as it is there.
+    ///
+    /// # Errors
+    /// Those of [`Models::lease`].
     pub(crate) async fn lease(&self, asked: Option<&str>) -> Result<Lease, ApiError> {
+        self.lease_any(asked).await?.decoder()
+    }
+
+    /// The same, whatever it does.
+    ///
+    /// # Errors
+    /// Those of [`Models::lease_any`].
+    pub(crate) async fn lease_any(&self, asked: Option<&str>) -> Result<Lease<Served>, ApiError> {
         let record = RequestRecord::current();
         if let (Some(record), Some(asked)) = (&record, asked) {
             // Also where no model has this name.
@@ -124,7 +148,7 @@ impl App {
             trace.note("gen_ai.request.model", Attribute::Text(name.to_owned()));
         }
         let began = Instant::now();
-        let lease = self.models.lease(asked).await;
+        let lease = self.models.lease_any(asked).await;
         if let Some(trace) = trace
             && began.elapsed() >= NOTED_WAIT
         {
@@ -135,12 +159,12 @@ impl App {
 
     /// Reads a request, on a thread that may compute for a while: a long text has many tokens. What waits for
     /// its model has not been read, so it takes no more than its text.
-    pub(crate) async fn parse<T: Send + 'static>(
+    pub(crate) async fn parse<T: Send + 'static, L: Send + 'static>(
         self: &Arc<Self>,
         mut body: Body,
-        lease: Lease,
-        parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Lease), ApiError> {
+        lease: L,
+        parse: impl FnOnce(&Self, &L, &mut Body) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, L), ApiError> {
         let app = Arc::clone(self);
         let bytes = body.len();
         let work = move || {

@@ -109,6 +109,13 @@ impl ApiError {
         Self::new(status, "permission_error", message).coded("forbidden")
     }
 
+    /// 400 about a model of another kind than a route is for.
+    pub(crate) fn wrong_model(message: String) -> Self {
+        let error = Self::malformed(message);
+        let param = Some("model".into());
+        Self { param, ..error }.coded("unsupported_model")
+    }
+
     /// 404 about a model that a field names.
     pub(crate) fn no_model(param: &str, found: &str, served: &[String]) -> Self {
         let served = served.join(", ");

@@ -239,7 +239,7 @@ mod tests {
             add_space_prefix: Some(true),
             ..GgufVocab::default()
         };
-        let mut served = demo().model;
+        let mut served = demo().decoder();
         served.tokenizer = Arc::new(Tokenizer::from_gguf_vocab(&vocab).unwrap());
         let model = Model::new(served);
         let id = |text: &str| model.served.tokenizer.token_id(text).unwrap();

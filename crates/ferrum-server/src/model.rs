@@ -4,6 +4,7 @@ use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
 use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
+use crate::served::Kind;
 use crate::spelled::{self, SpelledTokens};
 use crate::template_limits::TemplateLimits;
 use ferrum_engine::engine::Pooling;
@@ -73,16 +74,22 @@ impl Model {
 
     /// What is known of it from now on.
     pub(crate) fn facts(&self) -> Facts {
-        let sampling = &self.served.sampling;
         Facts {
-            defaults: SamplingDefaults {
-                temperature: sampling.temperature,
-                top_p: sampling.top_p,
-                top_k: sampling.top_k,
-                min_p: sampling.min_p,
-            },
+            kind: Kind::Decoder,
+            defaults: Some(self.sampling_defaults()),
             context: self.served.context,
-            kv_tokens: self.served.engine.kv_tokens(),
+            kv_tokens: Some(self.served.engine.kv_tokens()),
+        }
+    }
+
+    /// The samplers that hold where a request names none.
+    pub(crate) fn sampling_defaults(&self) -> SamplingDefaults {
+        let sampling = &self.served.sampling;
+        SamplingDefaults {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
         }
     }
 

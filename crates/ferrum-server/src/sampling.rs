@@ -13,7 +13,9 @@ use crate::response::{SamplerSettings, Usage};
 use crate::structured::{self, Structured};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
-use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
+use ferrum_engine::{
+    Dry, DryBreakers, EncoderTokenizer, Generation, Mirostat, Request, SamplingParams, Xtc,
+};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use std::hash::{BuildHasher, RandomState};
@@ -61,7 +63,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// Reads the fields; the lease is what came of the model's name.
-    pub(crate) fn read(body: &mut Body, lease: &Lease) -> Result<Self> {
+    pub(crate) fn read<M>(body: &mut Body, lease: &Lease<M>) -> Result<Self> {
         let standing: Standing = body.part()?;
         Ok(Self {
             model: lease.named.clone(),
@@ -70,6 +72,16 @@ impl Place {
             tenant: standing.cache_salt,
             waited: lease.waited,
         })
+    }
+
+    /// Higher goes first.
+    pub(crate) fn priority(&self) -> i8 {
+        self.priority
+    }
+
+    /// Time that is left for the answer.
+    pub(crate) fn time_left(&self, config: &ServerConfig) -> Duration {
+        config.request_timeout.saturating_sub(self.waited)
     }
 
     /// A request to the engine.
@@ -83,7 +95,7 @@ impl Place {
             priority: self.priority,
             tenant: self.tenant.clone(),
             adapter: self.model.adapter,
-            timeout: Some(config.request_timeout.saturating_sub(self.waited)),
+            timeout: Some(self.time_left(config)),
             ..Request::new(prompt, generation)
         }
     }
@@ -209,6 +221,14 @@ impl Truncation {
                     Err(ApiError::invalid("truncate_prompt_tokens", reason))
                 }
             },
+        }
+    }
+
+    /// Most tokens of a text for an encoder, which keeps the first.
+    pub(crate) fn room(self, tokenizer: &EncoderTokenizer) -> usize {
+        match self {
+            Self::Nothing | Self::Overflow => tokenizer.max_tokens(),
+            Self::Last(most) => most,
         }
     }
 

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_is_spelled_out_is_text() {
-        let model = demo().model;
+        let model = demo().decoder();
         let tokenizer = &model.tokenizer;
         let special = (0..tokenizer.vocab_size() as TokenId).filter(|&id| tokenizer.is_special(id));
         let special: Vec<_> = special.collect();

@@ -7,12 +7,13 @@ use crate::ui::{self, Progress, show};
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::encoder::read_encoder;
+use ferrum_models::LoadProgress;
+use ferrum_models::encoder::{EncoderModel, read_encoder};
 use serde_json::json;
 use std::path::Path;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
-    let mut encoder = load(&args.model, &args.hub, &args.device)?;
+    let mut encoder = open(&args.model, &args.hub, &args.device)?;
     let texts = lines(&args.texts)?;
     let most = encoder.dimensions();
     let dimensions = args.dimensions.map_or(most, |n| n as usize);
@@ -48,7 +49,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
 }
 
 pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
-    let mut encoder = load(&args.model, &args.hub, &args.device)?;
+    let mut encoder = open(&args.model, &args.hub, &args.device)?;
     let documents = lines(&args.documents)?;
     let (scores, cut) = encoder.rerank(&args.query, &documents)?;
     tell_cut(cut, "pairs", encoder.max_tokens());
@@ -84,10 +85,20 @@ fn tell_cut(cut: usize, what: &str, most: usize) {
     }
 }
 
-fn load(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Encoder> {
+fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Encoder> {
     let model = read_encoder(open::source(path, hub)?)?;
+    let mut bar = Progress::bytes("loading");
+    load(&model, device, &mut |done, total| bar.set(done, total))
+}
+
+/// Loads an encoder with its tokenizer.
+pub(crate) fn load(
+    model: &EncoderModel,
+    device: &DeviceArgs,
+    progress: LoadProgress<'_>,
+) -> Outcome<Encoder> {
     let ModelSource::Hf(folder) = &model.source else {
-        return Err(Failure::new(format!("{}: not a folder", path.display())));
+        return Err(Failure::new("encoders are read from folders"));
     };
     let tokenizer = Tokenizer::from_hf_dir(&folder.dir)?;
     // Texts are short, and a GPU would wait for the host between batches; whoever has one names it.
@@ -96,7 +107,5 @@ fn load(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Encoder> {
         kind => kind,
     };
     let device = BackendDispatch::from_kind(kind, device.options())?;
-    let mut bar = Progress::bytes("loading");
-    let progress = &mut |done, total| bar.set(done, total);
-    Ok(Encoder::load(&device, &model, tokenizer, progress)?)
+    Ok(Encoder::load(&device, model, tokenizer, progress)?)
 }

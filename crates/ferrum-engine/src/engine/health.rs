@@ -88,7 +88,7 @@ fn micros(time: Duration) -> u64 {
 
 /// When the engine last ended a step, and since when it should have.
 #[derive(Debug)]
-pub(super) struct Pulse {
+pub(crate) struct Pulse {
     last_step: AtomicU64,
     /// When the first work came that no step has ended for; [`NEVER`]: there is none.
     work_since: AtomicU64,
@@ -97,7 +97,7 @@ pub(super) struct Pulse {
 }
 
 impl Pulse {
-    pub(super) fn new(now: Duration) -> Self {
+    pub(crate) fn new(now: Duration) -> Self {
         Self {
             last_step: AtomicU64::new(micros(now)),
             work_since: AtomicU64::new(NEVER),
@@ -105,31 +105,31 @@ impl Pulse {
         }
     }
 
-    pub(super) fn step_begins(&self, expected: Duration) {
+    pub(crate) fn step_begins(&self, expected: Duration) {
         self.expected.store(micros(expected), Ordering::Release);
     }
 
     /// What the step under way, or the last one, should take.
-    pub(super) fn expected(&self) -> Duration {
+    pub(crate) fn expected(&self) -> Duration {
         Duration::from_micros(self.expected.load(Ordering::Acquire))
     }
 
-    pub(super) fn work_came(&self, now: Duration) {
+    pub(crate) fn work_came(&self, now: Duration) {
         // Only the first counts.
         self.work_since.fetch_min(micros(now), Ordering::AcqRel);
     }
 
-    pub(super) fn step_ended(&self, now: Duration) {
+    pub(crate) fn step_ended(&self, now: Duration) {
         self.last_step.store(micros(now), Ordering::Release);
     }
 
-    pub(super) fn idle(&self) {
+    pub(crate) fn idle(&self) {
         self.work_since.store(NEVER, Ordering::Release);
         self.expected.store(0, Ordering::Release);
     }
 
     /// Time since the last step, and for how long a step is overdue.
-    pub(super) fn look(&self, now: Duration) -> (Duration, Option<Duration>) {
+    pub(crate) fn look(&self, now: Duration) -> (Duration, Option<Duration>) {
         let last = self.last_step.load(Ordering::Acquire);
         let work = self.work_since.load(Ordering::Acquire);
         let since = |at: u64| now.saturating_sub(Duration::from_micros(at));

@@ -59,7 +59,7 @@ use draft::DraftModel;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::RowOrder;
 use ferrum_types::AdapterId;
-use health::Pulse;
+pub(crate) use health::Pulse;
 use request::{Limits, Submission};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -130,7 +130,7 @@ pub struct EngineOffload {
 
 /// Where an engine is in its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
+pub(crate) enum Phase {
     Running,
     /// Ends what it has and takes nothing new.
     Draining,
@@ -140,7 +140,7 @@ enum Phase {
 
 impl Phase {
     /// Why nothing new is taken.
-    fn refusal(&self) -> Option<EngineError> {
+    pub(crate) fn refusal(&self) -> Option<EngineError> {
         match self {
             Phase::Running => None,
             Phase::Draining | Phase::Stopped => Some(EngineError::ShuttingDown),
@@ -395,7 +395,7 @@ impl Drop for Engine {
     }
 }
 
-fn panic_words(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn panic_words(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("it did not say why")

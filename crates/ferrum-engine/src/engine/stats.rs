@@ -17,7 +17,7 @@ pub struct StepSizes(pub [u64; STEP_TOKENS.len() + 1]);
 
 impl StepSizes {
     /// Counts a step.
-    pub(super) fn add(&mut self, tokens: usize) {
+    pub(crate) fn add(&mut self, tokens: usize) {
         self.0[STEP_TOKENS.partition_point(|&bound| bound < tokens)] += 1;
     }
 

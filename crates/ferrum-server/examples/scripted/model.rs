@@ -139,7 +139,7 @@ pub(crate) fn load(
         sampling: SamplingParams::default(),
         tokenizer,
     };
-    Ok(LoadedModel { engine, model })
+    Ok(LoadedModel::Decoder(engine, Box::new(model)))
 }
 
 /// A vocabulary of bytes, and of words and pieces of words of [`TEXTS`], in the form of a `tokenizer.json`. All have

@@ -5,6 +5,7 @@ use super::{Models, Named};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::served::{Kind, Served, ServedEncoder};
 use crate::slots::Slots;
 use std::fmt;
 use std::ops::Deref;
@@ -36,10 +37,11 @@ impl Drop for Hold {
     }
 }
 
-/// A loaded model that stays so, with what a request calls it.
+/// A loaded model that stays so, with what a request calls it. `M` is one that generates, one of another kind, or
+/// [`Served`] where that is still to be found out.
 #[derive(Clone)]
-pub(crate) struct Lease {
-    model: Arc<Model>,
+pub(crate) struct Lease<M = Arc<Model>> {
+    model: M,
     pub(crate) named: Named,
     /// How long the request waited for it.
     pub(crate) waited: Duration,
@@ -48,12 +50,52 @@ pub(crate) struct Lease {
     hold: Option<Hold>,
 }
 
+impl Lease<Served> {
+    /// The model as one that generates.
+    ///
+    /// # Errors
+    /// 400 for another kind.
+    pub(crate) fn decoder(self) -> Result<Lease, ApiError> {
+        match self.sort() {
+            AnyLease::Decoder(lease) => Ok(lease),
+            AnyLease::Encoder(lease) => Err(Kind::Encoder.refusal(&lease.named.name)),
+        }
+    }
+
+    /// The model as what it is.
+    pub(crate) fn sort(self) -> AnyLease {
+        match self.model.clone() {
+            Served::Decoder(model) => AnyLease::Decoder(self.with(model)),
+            Served::Encoder(model) => AnyLease::Encoder(self.with(model)),
+        }
+    }
+
+    fn with<M>(self, model: M) -> Lease<M> {
+        Lease {
+            model,
+            named: self.named,
+            waited: self.waited,
+            models: self.models,
+            index: self.index,
+            hold: self.hold,
+        }
+    }
+}
+
+/// A [`Lease`] by the kind of its model.
+pub(crate) enum AnyLease {
+    Decoder(Lease),
+    Encoder(Lease<Arc<ServedEncoder>>),
+}
+
 impl Lease {
     /// The model for those who look at it and start nothing.
     pub(crate) fn model(&self) -> Arc<Model> {
         Arc::clone(&self.model)
     }
+}
 
+impl<M> Lease<M> {
     /// Where its requests are counted.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.models.known[self.index].metrics
@@ -70,15 +112,15 @@ impl Lease {
     }
 }
 
-impl Deref for Lease {
-    type Target = Model;
+impl<M> Deref for Lease<Arc<M>> {
+    type Target = M;
 
-    fn deref(&self) -> &Model {
+    fn deref(&self) -> &M {
         &self.model
     }
 }
 
-impl fmt::Debug for Lease {
+impl<M> fmt::Debug for Lease<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Lease").field(&self.named).finish()
     }
@@ -106,7 +148,7 @@ impl Waiter {
     }
 
     /// Waits until the model is there.
-    pub(super) async fn wait(mut self) -> Result<Lease, ApiError> {
+    pub(super) async fn wait(mut self) -> Result<Lease<Served>, ApiError> {
         // Before the first question: what changes after it is not missed.
         let mut changes = self.models.changes.subscribe();
         let mut first = true;
@@ -121,7 +163,7 @@ impl Waiter {
     }
 
     /// Does what is to be done now; `None` when that is to wait.
-    fn ask(&mut self, first: bool) -> Option<Result<Lease, ApiError>> {
+    fn ask(&mut self, first: bool) -> Option<Result<Lease<Served>, ApiError>> {
         let models = Arc::clone(&self.models);
         let mut places = models.lock();
         let loaded = matches!(places.slots[self.index].state, State::Loaded(_));
@@ -137,7 +179,7 @@ impl Waiter {
                     index: self.index,
                 };
                 let model = places.slots[self.index].resident();
-                let model = model.map(|resident| Arc::clone(&resident.model));
+                let model = model.map(|resident| resident.model.clone());
                 drop(places);
                 let known = &models.known[self.index];
                 let lost = || ApiError::internal("a loaded model is not there");

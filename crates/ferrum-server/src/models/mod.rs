@@ -14,7 +14,7 @@ mod places;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use lease::Lease;
+pub(crate) use lease::{AnyLease, Lease};
 #[cfg(test)]
 pub(crate) use tests::demo;
 
@@ -22,11 +22,12 @@ use crate::adapters::{self, Adapter, Adapters};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::{Figures, Metrics};
-use crate::model::{Model, ServedModel, unix_time};
+use crate::model::unix_time;
 use crate::response::Slot;
+use crate::served::{EngineLife, Kind, LoadedModel, OwnedEngine, Served};
 use crate::slots::Slots;
+use ferrum_engine::Health;
 use ferrum_engine::engine::EngineStats;
-use ferrum_engine::{Engine, EngineHandle, Health};
 use ferrum_types::AdapterId;
 use lease::Waiter;
 use places::{Places, Resident as _, State};
@@ -37,14 +38,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
-
-/// A model with the engine that runs it, which is shut down when the model is unloaded.
-pub struct LoadedModel {
-    /// Runs it; [`ServedModel::engine`] is a handle of it.
-    pub engine: Engine,
-    /// What requests see of it.
-    pub model: ServedModel,
-}
 
 /// What happens to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,10 +115,12 @@ impl Known {
 /// What is known of a model once it was loaded: its sizes, and what it recommends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
+    pub(crate) kind: Kind,
     pub(crate) context: usize,
-    /// Tokens that the KV cache holds over all sequences.
-    pub(crate) kv_tokens: usize,
-    pub(crate) defaults: SamplingDefaults,
+    /// Tokens that the KV cache holds over all sequences, if it has one.
+    pub(crate) kv_tokens: Option<usize>,
+    /// For models that generate.
+    pub(crate) defaults: Option<SamplingDefaults>,
 }
 
 /// The samplers that hold where a request names none, as `/v1/models` shows them.
@@ -142,9 +137,9 @@ pub(crate) struct SamplingDefaults {
 pub struct ModelSummary {
     /// As requests call it.
     pub name: String,
-    /// Most tokens of a sequence, and tokens that the KV cache holds over all sequences; `None` for a model
-    /// that was never loaded.
-    pub sizes: Option<(usize, usize)>,
+    /// Most tokens of a sequence, and tokens that the KV cache holds over all sequences if the model has one; `None` for a
+    /// model that was never loaded.
+    pub sizes: Option<(usize, Option<usize>)>,
 }
 
 /// Where a model is in its life, as it is shown.
@@ -160,14 +155,14 @@ pub(crate) enum Status {
 
 /// A model that is in memory.
 struct Resident {
-    model: Arc<Model>,
+    model: Served,
     /// Gone when it is being unloaded.
-    engine: Option<Engine>,
+    engine: Option<OwnedEngine>,
 }
 
 impl places::Resident for Resident {
     fn has_failed(&self) -> bool {
-        self.model.served.engine.failure().is_some()
+        self.model.life().failure().is_some()
     }
 }
 
@@ -264,7 +259,7 @@ impl Models {
         let status = places.slots.iter().map(|slot| match &slot.state {
             State::Loading => Status::Loading,
             State::Unloading(_) => Status::Unloading,
-            State::Loaded(resident) => match resident.model.served.engine.failure() {
+            State::Loaded(resident) => match resident.model.life().failure() {
                 None => Status::Loaded,
                 Some(reason) => Status::Failed(reason),
             },
@@ -350,13 +345,19 @@ impl Models {
     /// 404 for a name that nothing has; 429 when too many wait for the model; 503 when it cannot be
     /// loaded, when no place for it became free in time, and when the server is ending; 504 when loading
     /// takes too long.
-    pub(crate) async fn lease(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease, ApiError> {
+    pub(crate) async fn lease_any(
+        self: &Arc<Self>,
+        asked: Option<&str>,
+    ) -> Result<Lease<Served>, ApiError> {
         let (index, adapter) = self.find(asked)?;
         let lease = async {
             let mut lease = Waiter::come(self, index).wait().await?;
             if let Some(name) = asked {
                 let adapter = match adapter {
-                    Some(adapter) => Some(self.reload_adapter(&lease, name, &adapter).await?),
+                    Some(adapter) => {
+                        let lease = lease.clone().decoder()?;
+                        Some(self.reload_adapter(&lease, name, &adapter).await?)
+                    }
                     None => None,
                 };
                 // Answers name the model as the request does, also where that is an alias.
@@ -371,6 +372,14 @@ impl Models {
             Ok(outcome) => outcome,
             Err(_) => Err(self.late(index)),
         }
+    }
+
+    /// [`lease_any`](Self::lease_any) of a model that generates.
+    ///
+    /// # Errors
+    /// Those of `lease_any`, and 400 for another kind of model.
+    pub(crate) async fn lease(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease, ApiError> {
+        self.lease_any(asked).await?.decoder()
     }
 
     /// Loads a model, however long it takes.
@@ -412,9 +421,9 @@ impl Models {
         let began = Instant::now();
         let load = || {
             self.loader.tell(&known.name, ModelEvent::Loading);
-            let LoadedModel { engine, model } = self.loader.load(&known.name)?;
+            let (engine, model) = self.loader.load(&known.name)?.split();
             Ok(Resident {
-                model: Arc::new(Model::new(model)),
+                model,
                 engine: Some(engine),
             })
         };
@@ -475,7 +484,7 @@ impl Models {
     fn end(&self, places: &mut Places<Resident>, index: usize) -> State<Resident> {
         let gone = places.unloaded(index);
         if let State::Unloading(resident) = &gone {
-            let stats = resident.model.served.engine.stats();
+            let stats = resident.model.life().stats();
             let past = self.known[index].past.lock();
             let mut past = past.unwrap_or_else(PoisonError::into_inner);
             *past = stats.after(&past);
@@ -602,8 +611,8 @@ impl Models {
     pub(crate) fn unload_adapter(&self, name: &str, given_too: bool) -> Result<(), ApiError> {
         let adapter = self.adapters.remove(name, given_too)?;
         let places = self.lock();
-        if let Some(resident) = places.slots[adapter.model].resident() {
-            let model = &resident.model;
+        let resident = places.slots[adapter.model].resident();
+        if let Some(model) = resident.and_then(|resident| resident.model.decoder()) {
             model.adapters.unload(&model.served.engine, adapter.key);
         }
         Ok(())
@@ -612,14 +621,14 @@ impl Models {
     // ---- Health, figures, the end
 
     /// The engines that there are, with their models' names.
-    pub(crate) fn engines(&self) -> Vec<(&str, EngineHandle)> {
+    pub(crate) fn engines(&self) -> Vec<(&str, EngineLife)> {
         let places = self.lock();
         let slots = self.known.iter().zip(&places.slots);
         let engines = slots.filter_map(|(known, slot)| {
             let resident = slot.resident()?;
             // One that was told to end is of interest only as long as it has not.
             let told = matches!(slot.state, State::Unloading(_));
-            let engine = resident.model.served.engine.clone();
+            let engine = resident.model.life();
             (!told || engine.health() != Health::Stopped).then_some((known.name.as_str(), engine))
         });
         engines.collect()
@@ -632,10 +641,11 @@ impl Models {
     pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Slot>, ApiError> {
         let (index, _) = self.find(asked)?;
         let known = &self.known[index];
-        let sizes = self.lock().slots[index].resident().map(|resident| {
-            let served = &resident.model.served;
-            (served.engine.max_seqs(), served.context)
-        });
+        let places = self.lock();
+        let model = places.slots[index].resident();
+        let model = model.and_then(|resident| resident.model.decoder());
+        let sizes = model.map(|model| (model.served.engine.max_seqs(), model.served.context));
+        drop(places);
         Ok(sizes.map_or_else(Vec::new, |(count, context)| {
             known.slots.list(count, context)
         }))
@@ -652,7 +662,7 @@ impl Models {
             let past = known.past.lock();
             let past = *past.unwrap_or_else(PoisonError::into_inner);
             let resident = slot.resident();
-            let stats = resident.map(|resident| resident.model.served.engine.stats());
+            let stats = resident.map(|resident| resident.model.life().stats());
             Figures {
                 model: &known.name,
                 loaded: matches!(&slot.state, State::Loaded(resident) if !resident.has_failed()),
@@ -702,7 +712,7 @@ impl Models {
         }
     }
 
-    fn take_engines(&self) -> Vec<Engine> {
+    fn take_engines(&self) -> Vec<OwnedEngine> {
         let mut places = self.lock();
         let slots = places.slots.iter_mut();
         let engines = slots.filter_map(|slot| match &mut slot.state {

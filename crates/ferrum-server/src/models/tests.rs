@@ -1,7 +1,8 @@
 use super::places::{Answer, Places, Resident, Ticket};
 use super::*;
 use crate::config::ServerConfig;
-use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, EngineConfig, KvDtype};
+use crate::model::ServedModel;
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
@@ -39,7 +40,7 @@ pub(crate) fn demo() -> LoadedModel {
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,
     };
-    LoadedModel { engine, model }
+    LoadedModel::Decoder(engine, Box::new(model))
 }
 
 // ---- Decisions

@@ -3,15 +3,15 @@
 use super::components::{Components, all_of, any_of};
 use crate::request::{
     Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, Infill, LoadAdapter,
-    Messaging, NativeCompletion, NativeOptions, Object, Respond, Sampling, Score, Source, Standing,
-    Template, Tokenize, Turns, UnloadAdapter,
+    Messaging, NativeCompletion, NativeOptions, Object, Rerank, Respond, Sampling, Score, Source,
+    Standing, Template, Tokenize, Turns, UnloadAdapter,
 };
 use crate::response::{
     AnthropicEvent, AnthropicMessage, AnthropicModel, AnthropicModelList, ChatCompletion,
     ChatCompletionChunk, DeletedResponse, Detokenized, EmbeddingList, ErrorBody, HealthReport,
     InputTokens, ModelCard, ModelList, NativeAnswer, NativeChunk, PoolingList, Props, Readiness,
-    Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList, Slot, Templated,
-    TextCompletion, Tokenized, Version,
+    RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList, Slot,
+    Templated, TextCompletion, Tokenized, Version,
 };
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
@@ -218,6 +218,8 @@ fn vllm(schemas: &mut Components) -> Vec<Operation> {
     let detokenize = (schemas.of::<Detokenize>(), schemas.of::<Detokenized>());
     let score = all_of!(schemas; Standing, Score);
     let score = (score, schemas.of::<ScoreList<'_>>());
+    let rerank = all_of!(schemas; Standing, Rerank);
+    let rerank = (rerank, schemas.of::<RerankList<'_>>());
     let pooling = all_of!(schemas; Standing, Embeddings);
     let pooling = (pooling, schemas.of::<PoolingList<'_>>());
     let version = schemas.of::<Version>();
@@ -227,6 +229,16 @@ fn vllm(schemas: &mut Components) -> Vec<Operation> {
         post("/tokenize", "Tokens of a text or a conversation.", tokenize),
         post("/detokenize", "Text of tokens.", detokenize),
         post("/v1/score", "How alike texts are.", score),
+        post(
+            "/v1/rerank",
+            "Documents by how well they answer a query.",
+            rerank.clone(),
+        ),
+        post(
+            "/v2/rerank",
+            "The same, for Cohere's newer clients.",
+            rerank,
+        ),
         post("/pooling", "Vectors of texts, as vLLM has them.", pooling),
         get("/version", "The version of the server.", version, &[]),
         text(

@@ -1,6 +1,6 @@
 //! Completions, embeddings, tokens and adapters.
 
-use super::{Alternatives, Anything, Limit, Natural, Prompts, Quantity};
+use super::{Alternatives, Anything, Document, Limit, Natural, Prompts, Quantity};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -46,6 +46,20 @@ pub(crate) struct Score {
     pub(crate) text_1: Prompts,
     #[serde(alias = "documents")]
     pub(crate) text_2: Prompts,
+    pub(crate) truncate_prompt_tokens: Option<Limit>,
+}
+
+/// `/v1/rerank`, as Cohere, Jina and vLLM have it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct Rerank {
+    pub(crate) query: String,
+    pub(crate) documents: Vec<Document>,
+    /// Only so many of the best; all where it is not said.
+    pub(crate) top_n: Option<Quantity>,
+    /// Whether results have the text of their document; false where it is not said.
+    pub(crate) return_documents: Option<bool>,
+    /// Only so many tokens of a pair; where it is not said, as many as fit.
     pub(crate) truncate_prompt_tokens: Option<Limit>,
 }
 

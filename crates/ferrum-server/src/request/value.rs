@@ -7,7 +7,8 @@ use super::{
 use ferrum_engine::engine::{MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
 use ferrum_engine::sampler::MAX_BAD_WORDS;
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Unexpected, Visitor};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -619,6 +620,40 @@ impl<'de> Deserialize<'de> for Strings {
     }
 }
 
+/// A document: its text, or an object with it, as Cohere's older clients send it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Document(pub(crate) String);
+
+/// The object of a [`Document`].
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct DocumentText {
+    text: String,
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct DocumentVisitor;
+        impl<'de> Visitor<'de> for DocumentVisitor {
+            type Value = Document;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
+                write!(f, "a string or an object with a text")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Document, E> {
+                Ok(Document(text.to_owned()))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                Ok(Document(DocumentText::deserialize(map)?.text))
+            }
+        }
+        from.deserialize_any(DocumentVisitor)
+    }
+}
+
 /// Types that are a string or an object: what the string may be, and the object.
 macro_rules! word_or {
     ($($type:ty, $name:literal, $words:expr, $object:ty;)*) => {$(
@@ -643,6 +678,7 @@ macro_rules! word_or {
 
 word_or! {
     Source, "Source", None, DocumentSource;
+    Document, "RerankDocument", None, DocumentText;
     ToolChoice, "ToolChoice", Some(&["none", "auto", "required", "any"]), ChosenTool;
     FunctionChoice, "FunctionChoice", Some(&["none", "auto"]), ChosenFunction;
 }

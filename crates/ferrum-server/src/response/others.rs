@@ -94,6 +94,31 @@ pub(crate) struct PairScore {
     pub(crate) score: f64,
 }
 
+/// Documents by how well they answer a query, the best first.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RerankList<'a> {
+    pub(crate) id: String,
+    pub(crate) model: &'a str,
+    pub(crate) usage: PromptUsage,
+    pub(crate) results: Vec<RankedDocument>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RankedDocument {
+    /// Its place in the request.
+    pub(crate) index: usize,
+    /// With `return_documents`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(crate) document: Option<RerankedText>,
+    pub(crate) relevance_score: f64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RerankedText {
+    pub(crate) text: String,
+}
+
 /// Tokens of a text or a conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Tokenized {

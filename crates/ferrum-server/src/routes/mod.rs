@@ -8,8 +8,10 @@ mod embeddings;
 mod messages;
 mod native;
 mod responses;
+mod scores;
 mod slots;
 mod status;
+mod texts;
 mod tokens;
 
 use crate::app::App;
@@ -91,8 +93,11 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             "/v1/responses/{id}/input_items",
             get(responses::input_items),
         ),
-        ("/v1/score", post(embeddings::score)),
-        ("/score", post(embeddings::score)),
+        ("/v1/score", post(scores::score)),
+        ("/score", post(scores::score)),
+        ("/v1/rerank", post(scores::rerank)),
+        ("/v2/rerank", post(scores::rerank)),
+        ("/rerank", post(scores::rerank)),
         ("/pooling", post(embeddings::pooling)),
         ("/apply-template", post(tokens::apply_template)),
         ("/props", get(status::props)),

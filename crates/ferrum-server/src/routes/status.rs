@@ -123,14 +123,13 @@ pub(crate) async fn version() -> Json<Version> {
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let lease = app.lease(None).await?;
     let served = &lease.served;
-    let facts = lease.facts();
     let tokenizer = &served.tokenizer;
     let text = |token: Option<TokenId>| {
         let bytes = token.map(|token| lease.token_bytes(token));
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     };
     let params = DefaultParams {
-        samplers: (&facts.defaults).into(),
+        samplers: (&lease.sampling_defaults()).into(),
         n_predict: -1,
     };
     Ok(Json(Props {
@@ -190,7 +189,8 @@ fn descriptions(app: &App) -> Vec<ModelCard> {
             max_model_len: facts.map(|facts| facts.context),
             status: status.into(),
             ferrum: ModelExtras {
-                defaults: facts.map(|facts| (&facts.defaults).into()),
+                kind: facts.map(|facts| facts.kind.word()),
+                defaults: facts.and_then(|facts| Some(facts.defaults.as_ref()?.into())),
             },
             parent: None,
             root: None,

@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn answers_are_of_the_form() {
-        let model = demo().model;
+        let model = demo().decoder();
         let tokenizer = &model.tokenizer;
         let compiler = GrammarCompiler::new(Arc::clone(tokenizer), tokenizer.vocab_size());
         let special = SpelledTokens::new(tokenizer);

@@ -2,7 +2,7 @@
 //! what a script has it say. `tools/clients/claude_code.py` and `codex.py` run the programs themselves.
 
 use super::scripted::{self, Script};
-use super::{Reply, Running};
+use super::{Reply, Running, handle_of};
 use ferrum_server::ServerConfig;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ fn server(turns: &[&str]) -> Running {
         otherwise: r#"{"title": "Count colours"}"#.to_owned(),
     };
     let loaded = scripted::load(script, CONTEXT).unwrap();
-    let handle = loaded.engine.handle();
+    let handle = handle_of(&loaded);
     let once = Mutex::new(Some(loaded));
     let loader = move |_: &str| once.lock().unwrap().take().ok_or_else(String::new);
     let mut running = Running::models(&["scripted"], Arc::new(loader), 1, ServerConfig::default());

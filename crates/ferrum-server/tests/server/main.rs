@@ -9,6 +9,7 @@ mod completions;
 mod cors;
 mod documented;
 mod embeddings;
+mod encoders;
 mod faults;
 mod hooked;
 mod infill;
@@ -113,7 +114,15 @@ fn load(
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,
     };
-    LoadedModel { engine, model }
+    LoadedModel::Decoder(engine, Box::new(model))
+}
+
+/// The engine of a model that generates.
+fn handle_of(loaded: &LoadedModel) -> EngineHandle {
+    match loaded {
+        LoadedModel::Decoder(engine, _) => engine.handle(),
+        LoadedModel::Encoder(..) => unreachable!("the test has a decoder"),
+    }
 }
 
 /// A server on a thread of its own, on a free port.
@@ -140,7 +149,7 @@ impl Running {
         wrap: impl FnOnce(Box<dyn StepRunner>) -> Box<dyn StepRunner>,
     ) -> Self {
         let loaded = load(model, text, engine, wrap);
-        let handle = loaded.engine.handle();
+        let handle = handle_of(&loaded);
         let once = Mutex::new(Some(loaded));
         let loader = move |_: &str| {
             let taken = once.lock().unwrap().take();

@@ -34,6 +34,7 @@ pub(super) fn announce(start: &Start) {
     );
     for model in &start.models {
         let (context, kv_tokens) = model.sizes.unzip();
+        let kv_tokens = kv_tokens.flatten();
         tracing::info!(model = model.name, context, kv_tokens, "model to serve");
     }
 }
@@ -60,9 +61,10 @@ impl Start {
         for model in &self.models {
             let name = &model.name;
             let row = match model.sizes {
-                Some((context, kv)) => {
+                Some((context, Some(kv))) => {
                     format!("{name}, context {context} tokens, KV cache {kv} tokens")
                 }
+                Some((context, None)) => format!("{name}, encoder, texts up to {context} tokens"),
                 None => format!("{name}, loaded when it is asked for"),
             };
             rows.push(("model", row));
@@ -101,7 +103,7 @@ mod tests {
         let here = Start {
             address: ([127, 0, 0, 1], 8000).into(),
             tls: false,
-            models: vec![model("ferrum-demo", Some((1024, 16384)))],
+            models: vec![model("ferrum-demo", Some((1024, Some(16384))))],
             layers: None,
             keys: 0,
             level: LevelFilter::INFO,
@@ -110,12 +112,16 @@ mod tests {
         let everywhere = Start {
             address: (Ipv6Addr::UNSPECIFIED, 443).into(),
             tls: true,
-            models: vec![model("small", Some((4096, 65536))), model("large", None)],
+            models: vec![
+                model("small", Some((4096, Some(65536)))),
+                model("bert", Some((512, None))),
+                model("large", None),
+            ],
             layers: None,
             keys: 2,
             level: LevelFilter::WARN,
         };
-        insta::assert_snapshot!("two_models_everywhere", everywhere.block());
+        insta::assert_snapshot!("three_models_everywhere", everywhere.block());
         let open = Start {
             address: ([192, 0, 2, 1], 80).into(),
             models: Vec::new(),

@@ -1,19 +1,21 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
 use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
-use crate::commands::run;
+use crate::commands::{encode, run};
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
 use crate::{hub, open};
-use ferrum_engine::engine::Pooling;
+use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::{
     DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype, KvOffload,
-    OffloadConfig, Placement, Runners, SamplingParams, StepRunner,
+    OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig, TaskEngine,
 };
+use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::DeviceMemory;
-use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig};
-use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedModel};
+use ferrum_models::encoder::{is_encoder, read_encoder};
+use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig, read_model};
+use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -216,7 +218,14 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         ..
     } = models;
     let places = *places;
-    let model = open::model(source, &args.hub)?;
+    let opened = source
+        .map(|path| open::source(path, &args.hub))
+        .transpose()?;
+    let model = match opened {
+        Some(source) if is_encoder(&source) => return start_encoder(args, source),
+        Some(source) => read_model(source)?,
+        None => open::model(None, &args.hub)?,
+    };
     let tokenizer = Arc::new(open::tokenizer_of(&model)?);
     let template = open::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
@@ -259,10 +268,45 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         sampling,
         tokenizer,
     };
-    Ok(LoadedModel {
-        engine,
-        model: served,
-    })
+    Ok(LoadedModel::Decoder(engine, Box::new(served)))
+}
+
+/// Refuses what a text encoder has no use for.
+fn check_encoder_flags(args: &ServeArgs) -> Outcome {
+    let flags = [
+        ("--draft-model", args.draft_model.is_some()),
+        ("--layers", args.device.layers.is_some()),
+        ("--lora", !args.lora.is_empty()),
+    ];
+    match flags.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Failure::new(format!(
+            "{flag} is for models that generate text, this one is a text encoder"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Loads a text encoder and starts its engine.
+fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
+    check_encoder_flags(args)?;
+    let model = read_encoder(source)?;
+    let encoder = encode::load(&model, &args.device.device, &mut |_, _| ())?;
+    let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
+    let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
+    let settings = TaskConfig {
+        max_waiting: args.max_waiting as usize,
+        stall_after: Duration::from_secs(args.stall_after.into()),
+        clock: Clock::system(),
+    };
+    let engine = TaskEngine::start(encoder, settings)?;
+    let served = ServedEncoder {
+        engine: engine.handle(),
+        tokenizer,
+        pooling,
+        hidden_size,
+        labels,
+    };
+    Ok(LoadedModel::Encoder(engine, served))
 }
 
 /// Loads the model that guesses onto the same device; where there are several, onto that which chooses tokens.
@@ -382,8 +426,6 @@ fn kv_that_fits(plan: &MemoryPlan, memory: Option<DeviceMemory>, places: u64) ->
 mod tests {
     use super::*;
     use ferrum_formats::Gguf;
-    use ferrum_formats::ModelSource;
-    use ferrum_models::read_model;
 
     #[test]
     fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {

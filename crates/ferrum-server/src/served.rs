@@ -1,0 +1,188 @@
+//! What kinds of models a server has, and what all of them have in common for it: a life, and figures.
+
+use crate::error::ApiError;
+use crate::model::{Model, ServedModel};
+use crate::models::Facts;
+use ferrum_engine::engine::{EngineStats, Pooling};
+use ferrum_engine::{
+    Encoder, EncoderTokenizer, Engine, EngineHandle, Health, TaskEngine, TaskHandle, TaskMonitor,
+};
+use std::sync::Arc;
+
+/// A text encoder that is loaded.
+#[derive(Debug)]
+pub struct ServedEncoder {
+    /// Runs it.
+    pub engine: TaskHandle<Encoder>,
+    /// Text to tokens.
+    pub tokenizer: Arc<EncoderTokenizer>,
+    /// How the vectors of a text's tokens become one; `None` where the model's files ask for a way that is not known
+    /// here.
+    pub pooling: Option<Pooling>,
+    /// Elements of an embedding.
+    pub hidden_size: usize,
+    /// Logits of a pair of texts; 0: it has no classifier, 1: it is a reranker.
+    pub labels: usize,
+}
+
+/// A model with the engine that runs it, which is shut down when the model is unloaded. What requests see of the model has
+/// a handle of that engine.
+pub enum LoadedModel {
+    /// Generates text.
+    Decoder(Engine, Box<ServedModel>),
+    /// Makes vectors and scores of texts.
+    Encoder(TaskEngine<Encoder>, ServedEncoder),
+}
+
+impl LoadedModel {
+    /// The model that generates, for tests that know that it does.
+    #[cfg(test)]
+    pub(crate) fn decoder(self) -> ServedModel {
+        match self {
+            Self::Decoder(_, model) => *model,
+            Self::Encoder(..) => unreachable!("the test has a decoder"),
+        }
+    }
+
+    pub(crate) fn split(self) -> (OwnedEngine, Served) {
+        match self {
+            Self::Decoder(engine, model) => {
+                let model = Served::Decoder(Arc::new(Model::new(*model)));
+                (OwnedEngine::Decoder(engine), model)
+            }
+            Self::Encoder(engine, model) => {
+                let model = Served::Encoder(Arc::new(model));
+                (OwnedEngine::Encoder(engine), model)
+            }
+        }
+    }
+}
+
+/// What ends with a model.
+#[expect(dead_code, reason = "dropping it shuts it down")]
+pub(crate) enum OwnedEngine {
+    Decoder(Engine),
+    Encoder(TaskEngine<Encoder>),
+}
+
+/// A loaded model of any kind.
+#[derive(Clone, Debug)]
+pub(crate) enum Served {
+    Decoder(Arc<Model>),
+    Encoder(Arc<ServedEncoder>),
+}
+
+/// What a model is for, as it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Decoder,
+    Encoder,
+}
+
+impl Kind {
+    /// What it is, and which routes take it.
+    fn described(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::Decoder => ("generates text", "/v1/chat/completions and /v1/completions"),
+            Kind::Encoder => (
+                "is a text encoder",
+                "/v1/embeddings, /v1/rerank and /v1/score",
+            ),
+        }
+    }
+
+    /// What is said to a request for something that such a model does not do.
+    pub(crate) fn refusal(self, model: &str) -> ApiError {
+        let (what, routes) = self.described();
+        ApiError::wrong_model(format!(
+            "model: {model:?} {what}, which this route is not for; it is asked at {routes}"
+        ))
+    }
+
+    /// In a word, for `/v1/models`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Kind::Decoder => "decoder",
+            Kind::Encoder => "encoder",
+        }
+    }
+}
+
+impl Served {
+    pub(crate) fn decoder(&self) -> Option<&Arc<Model>> {
+        match self {
+            Self::Decoder(model) => Some(model),
+            Self::Encoder(_) => None,
+        }
+    }
+
+    /// How its engine does.
+    pub(crate) fn life(&self) -> EngineLife {
+        match self {
+            Self::Decoder(model) => EngineLife::Steps(model.served.engine.clone()),
+            Self::Encoder(model) => {
+                let engine = model.engine.clone();
+                EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
+            }
+        }
+    }
+
+    /// What is known of it from now on.
+    pub(crate) fn facts(&self) -> Facts {
+        match self {
+            Self::Decoder(model) => model.facts(),
+            Self::Encoder(model) => Facts {
+                kind: Kind::Encoder,
+                context: model.tokenizer.max_tokens(),
+                kv_tokens: None,
+                defaults: None,
+            },
+        }
+    }
+}
+
+/// A handle of an engine of any kind, for those who look after it.
+#[derive(Clone)]
+pub(crate) enum EngineLife {
+    Steps(EngineHandle),
+    /// With what drains it.
+    Tasks(TaskMonitor, Arc<dyn Fn() + Send + Sync>),
+}
+
+impl EngineLife {
+    pub(crate) fn health(&self) -> Health {
+        match self {
+            Self::Steps(engine) => engine.health(),
+            Self::Tasks(engine, _) => engine.health(),
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<String> {
+        match self {
+            Self::Steps(engine) => engine.failure(),
+            Self::Tasks(engine, _) => engine.failure(),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> EngineStats {
+        match self {
+            Self::Steps(engine) => engine.stats(),
+            Self::Tasks(engine, _) => engine.stats(),
+        }
+    }
+
+    pub(crate) fn drain(&self) {
+        match self {
+            Self::Steps(engine) => engine.drain(),
+            Self::Tasks(_, drain) => drain(),
+        }
+    }
+
+    /// Waits until it has ended, for whatever reason.
+    pub(crate) async fn stopped(&self) {
+        match self {
+            Self::Steps(engine) => engine.stopped().await,
+            Self::Tasks(engine, _) => engine.stopped().await,
+        }
+    }
+}
