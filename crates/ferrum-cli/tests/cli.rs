@@ -570,7 +570,11 @@ fn wrong_use_is_one_clear_sentence() {
             "field \"rms_norm_eps\": found string \"NaN\"",
         ),
         (&["logits", "--prompt", ""], b"", "the prompt has no token"),
-        (&["run", "--backend", "cuda", "hi"], b"", "no CUDA backend"),
+        (
+            &["run", "--backend", "cuda", "--device", "99", "hi"],
+            b"",
+            "no cuda device: ",
+        ),
         (
             &["logits", "--tokens", "99999999"],
             b"",

@@ -6,7 +6,7 @@
 //! values, cases check that nothing past the shape is read or written, that a buffer too short is a
 //! shape error, and that the bits of a row do not depend on its company (other rows, chunks, blocks).
 //!
-//! [`run_reference`], [`run_cpu`] and [`run_gpu`] put a backend of the workspace through everything;
+//! [`run_reference`], [`run_cpu`], [`run_cuda`] and [`run_gpu`] put a backend of the workspace through everything;
 //! the other functions are the parts, for whoever has a backend of their own. What a backend does
 //! not implement is in the [`Report`] too, as skipped.
 //!
@@ -43,7 +43,7 @@ mod tests;
 pub use case::{Case, Filter};
 pub use report::{Counts, Outcome, Report, Row};
 pub use run::{
-    ops, run_absent, run_collective, run_core, run_cpu, run_gguf, run_gpu, run_graph, run_int8_kv,
-    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision, run_reference,
-    run_sample, run_state, run_timer, self_check,
+    ops, run_absent, run_collective, run_core, run_cpu, run_cuda, run_gguf, run_gpu, run_graph,
+    run_int8_kv, run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision,
+    run_reference, run_sample, run_state, run_timer, self_check,
 };

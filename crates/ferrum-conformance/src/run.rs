@@ -7,6 +7,7 @@ use crate::{
     collective, core, gguf, layers, linear_attention, marlin, moe, paged, runtime, sample, state,
 };
 use ferrum_kernels::cpu::CpuBackend;
+use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
 use ferrum_kernels::{
@@ -180,6 +181,32 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     run_moe(device, filter, &mut report);
     run_moe_gguf(device, filter, &mut report);
     run_moe_marlin(device, filter, &mut report);
+    run_graph(device, filter, &mut report);
+    run_sample(device, filter, &mut report);
+    run_collective(device, filter, &mut report);
+    run_timer(device, filter, &mut report);
+    report
+}
+
+/// The whole suite on the CUDA backend.
+pub fn run_cuda(device: &CudaBackend, filter: &Filter) -> Report {
+    let name = CudaBackend::NAME;
+    let mut report = Report::new(name);
+    run_core(device, filter, &mut report);
+    run_paged::<_, KvF32>(device, filter, &mut report);
+    run_paged::<_, KvFp16>(device, filter, &mut report);
+    run_paged::<_, KvBf16>(device, filter, &mut report);
+    run_paged::<_, KvFp8>(device, filter, &mut report);
+    run_paged::<_, KvInt8>(device, filter, &mut report);
+    run_int8_kv(device, filter, &mut report);
+    run_state(device, filter, &mut report);
+    let mut lacks = |cases| lacks(name, cases, filter, &mut report);
+    lacks(gguf::cases());
+    lacks(marlin::cases());
+    lacks(layers::cases());
+    lacks(moe::cases());
+    lacks(moe::gguf_cases());
+    lacks(moe::marlin_cases());
     run_graph(device, filter, &mut report);
     run_sample(device, filter, &mut report);
     run_collective(device, filter, &mut report);

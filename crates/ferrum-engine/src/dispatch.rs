@@ -2,6 +2,7 @@
 
 use crate::{Placement, Session};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -56,7 +57,12 @@ impl BackendKind {
             true => GpuApi::Metal,
             false => GpuApi::Vulkan,
         };
-        vec![CpuBackend::NAME, gpu.name(), ReferenceBackend::NAME]
+        vec![
+            CpuBackend::NAME,
+            CudaBackend::NAME,
+            gpu.name(),
+            ReferenceBackend::NAME,
+        ]
     }
 }
 
@@ -160,6 +166,8 @@ pub struct BackendOptions {
 pub enum BackendDispatch {
     /// Threads and SIMD.
     Cpu(CpuBackend),
+    /// NVIDIA.
+    Cuda(CudaBackend),
     /// Vulkan or Metal.
     Gpu(GpuBackend),
     /// Plain loops.
@@ -172,6 +180,10 @@ macro_rules! with_device {
         match $dispatch {
             $crate::BackendDispatch::Cpu($device) => {
                 type $B = ferrum_kernels::cpu::CpuBackend;
+                $body
+            }
+            $crate::BackendDispatch::Cuda($device) => {
+                type $B = ferrum_kernels::cuda::CudaBackend;
                 $body
             }
             $crate::BackendDispatch::Gpu($device) => {
@@ -258,25 +270,29 @@ impl BackendDispatch {
         match kind {
             BackendKind::Auto => {
                 let suits = |info: &DeviceInfo| demands.suit_gpu(info);
-                let best = may_have_gpu()
-                    .then(GpuBackend::devices)
-                    .and_then(|devices| devices.into_iter().find(suits));
-                match best.and_then(|info| GpuBackend::open(info.ordinal).ok()) {
-                    Some(device) => Ok(Self::Gpu(device)),
-                    None => Self::cpu(options),
+                match may_have_gpu() {
+                    true => Self::best_gpu(suits).map_or_else(|| Self::cpu(options), Ok),
+                    false => Self::cpu(options),
                 }
             }
             BackendKind::Cpu => Self::cpu(options),
             BackendKind::Gpu => GpuBackend::open(ordinal).map(Self::Gpu),
-            BackendKind::Cuda => Err(Error::NoDevice {
-                backend: "cuda",
-                reason: "this version has no CUDA backend".into(),
-                hint: "use --backend vulkan for an NVIDIA GPU, or --backend cpu".into(),
-            }),
+            BackendKind::Cuda => CudaBackend::open(ordinal).map(Self::Cuda),
             BackendKind::Metal => gpu(GpuApi::Metal),
             BackendKind::Vulkan => gpu(GpuApi::Vulkan),
             BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
         }
+    }
+
+    /// The first GPU that suits and opens; those of NVIDIA through their own driver.
+    fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool) -> Option<Self> {
+        let nvidia = CudaBackend::devices().into_iter().find(&suits);
+        let nvidia = nvidia.and_then(|info| CudaBackend::open(info.ordinal).ok());
+        if let Some(device) = nvidia {
+            return Some(Self::Cuda(device));
+        }
+        let other = GpuBackend::devices().into_iter().find(suits)?;
+        GpuBackend::open(other.ordinal).ok().map(Self::Gpu)
     }
 
     fn cpu(options: BackendOptions) -> Result<Self> {
@@ -297,6 +313,7 @@ impl BackendDispatch {
         match self {
             Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
             Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
+            Self::Cuda(_) => WeightPolicy::of::<CudaBackend, GpuForm>(),
             Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
             Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
         }
@@ -354,6 +371,7 @@ impl BackendDispatch {
     ) -> Result<J::Output> {
         match self {
             Self::Cpu(device) => K::on_cpu(device, model.keeps_blocks(), job),
+            Self::Cuda(device) => K::on_cuda(device, job),
             Self::Gpu(device) => K::on_gpu(device, job),
             Self::Reference(device) => K::on_reference(device, job),
         }
@@ -381,14 +399,17 @@ pub(crate) trait KvElement: KvDtypeKind {
     /// Does a job on a CPU, which keeps the blocks of models that are large enough.
     fn on_cpu<J: DeviceJob<Self>>(device: &CpuBackend, keeps: bool, job: J) -> Result<J::Output>;
 
-    /// Does a job on a GPU.
+    /// Does a job on a GPU of NVIDIA.
+    fn on_cuda<J: DeviceJob<Self>>(device: &CudaBackend, job: J) -> Result<J::Output>;
+
+    /// Does a job on another GPU.
     fn on_gpu<J: DeviceJob<Self>>(device: &GpuBackend, job: J) -> Result<J::Output>;
 
     /// Does a job on the reference backend.
     fn on_reference<J: DeviceJob<Self>>(device: &ReferenceBackend, job: J) -> Result<J::Output>;
 }
 
-/// A [`KvElement`] of the CPU and the reference backend, and what a GPU does with it.
+/// A [`KvElement`] of the CPU, CUDA and the reference backend, and what other GPUs do with it.
 macro_rules! kv_element {
     ($kv:ty, |$device:ident, $job:ident| $on_gpu:expr) => {
         impl KvElement for $kv {
@@ -403,6 +424,10 @@ macro_rules! kv_element {
                     true => job.run::<_, CpuNative>((device, running)),
                     false => job.run::<_, CpuExpanded>((device, running)),
                 }
+            }
+
+            fn on_cuda<J: DeviceJob<Self>>(device: &CudaBackend, job: J) -> Result<J::Output> {
+                job.run::<_, GpuForm>((device, device))
             }
 
             fn on_gpu<J: DeviceJob<Self>>($device: &GpuBackend, $job: J) -> Result<J::Output> {
@@ -464,7 +489,8 @@ fn may_have_gpu() -> bool {
 
 /// The devices of every backend, fastest first.
 pub fn list_devices() -> Vec<DeviceInfo> {
-    let mut all = GpuBackend::devices();
+    let mut all = CudaBackend::devices();
+    all.extend(GpuBackend::devices());
     all.sort_by_key(|info| info.software);
     let hardware = all.iter().take_while(|info| !info.software).count();
     let slow = all.split_off(hardware);
@@ -481,7 +507,12 @@ mod tests {
 
     #[test]
     fn a_backend_is_named_as_it_is_chosen() {
-        for name in [CpuBackend::NAME, GpuBackend::NAME, ReferenceBackend::NAME] {
+        for name in [
+            CpuBackend::NAME,
+            CudaBackend::NAME,
+            GpuBackend::NAME,
+            ReferenceBackend::NAME,
+        ] {
             let kind: BackendKind = name.parse().unwrap();
             assert_eq!(kind.to_string(), name);
         }

@@ -319,6 +319,7 @@ impl Encoder {
         let load = Load { model, progress };
         let inner = match device {
             BackendDispatch::Cpu(device) => KvF32::on_cpu(device, keeps_blocks(model), load),
+            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
             BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
             BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
         }?;

@@ -6,12 +6,14 @@
 //!
 //! * `reference`: plain loops with f64 sums; the meaning of every op.
 //! * `cpu`: threads and SIMD, chosen at start; its kernels are `ferrum-simd`.
+//! * `cuda`: NVIDIA GPUs through their driver, opened at run time.
 //! * `gpu`: compute shaders through wgpu (Vulkan, Metal).
 //!
 //! Nothing here knows what a model or a file is.
 
 pub mod backend;
 pub mod cpu;
+pub mod cuda;
 pub mod gpu;
 pub mod reference;
 

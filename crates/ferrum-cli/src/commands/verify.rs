@@ -11,6 +11,7 @@ pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
     let filter = Filter::new(args.filter.as_str());
     let report = match &dispatch {
         BackendDispatch::Cpu(device) => ferrum_conformance::run_cpu(device, &filter),
+        BackendDispatch::Cuda(device) => ferrum_conformance::run_cuda(device, &filter),
         BackendDispatch::Gpu(device) => ferrum_conformance::run_gpu(device, &filter),
         BackendDispatch::Reference(_) => ferrum_conformance::run_reference(&filter),
     };

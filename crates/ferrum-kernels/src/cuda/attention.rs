@@ -1,0 +1,165 @@
+//! Attention: one kernel core for contiguous, latent and paged caches; a block makes one query of one head.
+
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::heads::Layout;
+use crate::backend::check::{self, elements};
+use crate::backend::{AttnConfig, FlashShape, HeadLayout, HeadsShape, MlaShape};
+use ferrum_types::Result;
+
+/// Keys of a tile, and threads of a block.
+const TILE: usize = 128;
+
+/// What the kernel core needs to know of a call.
+pub(super) struct Call {
+    pub(super) tokens: usize,
+    pub(super) q: Layout,
+    pub(super) out: Layout,
+    pub(super) config: AttnConfig,
+}
+
+impl Call {
+    /// Queries of one layout.
+    pub(super) fn of(layout: HeadLayout, tokens: usize, config: &AttnConfig) -> Self {
+        let of = |head_dim| {
+            let queries = HeadsShape {
+                tokens,
+                heads: config.heads,
+                head_dim,
+            };
+            Layout::of(layout, queries)
+        };
+        Self {
+            tokens,
+            q: of(config.head_dim),
+            out: of(config.value_dim),
+            config: *config,
+        }
+    }
+
+    /// The parameters that all kernels begin with.
+    pub(super) fn args(&self, [out, q, sinks]: [Arg; 3]) -> [Arg; 15] {
+        let c = &self.config;
+        // No index is as high as this, so a larger window means the same.
+        let widest = i32::MAX as usize;
+        [
+            out,
+            q,
+            sinks,
+            Arg::Int(c.heads),
+            Arg::Int(c.heads / c.kv_heads),
+            Arg::Int(c.head_dim),
+            Arg::Int(c.value_dim),
+            Arg::Long(self.q.token),
+            Arg::Long(self.q.head),
+            Arg::Long(self.out.token),
+            Arg::Long(self.out.head),
+            Arg::Float(c.scale),
+            // Zero for none: a cap is positive.
+            Arg::Float(c.softcap.unwrap_or(0.0)),
+            c.causal.into(),
+            Arg::Int(c.sliding_window.unwrap_or(widest).min(widest)),
+        ]
+    }
+
+    /// A block for each query of each head, with room for the query, the sum of values and a tile's weights.
+    pub(super) fn grid(&self, op: &'static str) -> Result<(usize, u32, usize)> {
+        let c = &self.config;
+        let blocks = match c.value_dim {
+            0 => 0,
+            _ => elements(op, &[self.tokens, c.heads])?,
+        };
+        let floats = c.head_dim.saturating_add(c.value_dim).saturating_add(TILE);
+        Ok((blocks, TILE as u32, floats.saturating_mul(4)))
+    }
+}
+
+/// Where keys and values of a contiguous cache lie.
+struct Cache {
+    k: Arg,
+    v: Arg,
+    /// Tokens from one kv head to the next.
+    head_tokens: usize,
+    /// Elements from one key to the next, and from one value.
+    strides: [usize; 2],
+    kv_len: usize,
+    pos_offset: usize,
+}
+
+fn contiguous(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    call: &Call,
+    buffers: [Arg; 3],
+    cache: &Cache,
+) -> Result<()> {
+    // Key indices are signed and 32 bits wide.
+    let last = cache.pos_offset.saturating_add(call.tokens);
+    check::require(op, last < (i32::MAX / 2) as usize, || {
+        format!(
+            "queries at {} to {last} are beyond any context",
+            cache.pos_offset
+        )
+    })?;
+    let own = [
+        cache.k,
+        cache.v,
+        Arg::Long(cache.head_tokens),
+        Arg::Long(cache.strides[0]),
+        Arg::Long(cache.strides[1]),
+        Arg::Int(cache.kv_len),
+        Arg::Int(cache.pos_offset),
+    ];
+    let mut args = [Arg::At(0); 22];
+    args[..15].copy_from_slice(&call.args(buffers));
+    args[15..].copy_from_slice(&own);
+    let kernel = (In::Attention, "attention_contiguous");
+    ctx.launch(op, kernel, call.grid(op)?, args)
+}
+
+/// Attention over a contiguous head-major cache.
+pub(super) fn flash_attention(
+    ctx: &mut CudaContext,
+    q: &CudaBuffer<f32>,
+    (k, v): (&CudaBuffer<f32>, &CudaBuffer<f32>),
+    sinks: Option<&CudaBuffer<f32>>,
+    out: &mut CudaBuffer<f32>,
+    shape: FlashShape,
+    config: &AttnConfig,
+) -> Result<()> {
+    const OP: &str = "flash_attention";
+    check::flash_attention(q, (k, v), sinks, out, shape, config)?;
+    let call = Call::of(HeadLayout::HeadMajor, shape.q_len, config);
+    let cache = Cache {
+        k: k.into(),
+        v: v.into(),
+        head_tokens: shape.kv_seq_stride,
+        strides: [config.head_dim, config.value_dim],
+        kv_len: shape.kv_len,
+        pos_offset: shape.pos_offset,
+    };
+    contiguous(ctx, OP, &call, [out.into(), q.into(), sinks.into()], &cache)
+}
+
+/// Multi-head latent attention, absorbed.
+pub(super) fn mla_attention(
+    ctx: &mut CudaContext,
+    q: &CudaBuffer<f32>,
+    latent: &CudaBuffer<f32>,
+    out: &mut CudaBuffer<f32>,
+    shape: MlaShape,
+) -> Result<()> {
+    const OP: &str = "mla_attention";
+    check::mla_attention(q, latent, out, shape)?;
+    let call = Call::of(HeadLayout::TokenMajor, shape.q_len, &shape.config());
+    let cache = Cache {
+        k: latent.into(),
+        v: latent.into(),
+        head_tokens: 0,
+        strides: [shape.key_dim(); 2],
+        kv_len: shape.kv_len,
+        pos_offset: shape.pos_offset,
+    };
+    contiguous(ctx, OP, &call, [out.into(), q.into(), Arg::At(0)], &cache)
+}

@@ -1,0 +1,294 @@
+//! Kernels: CUDA C++ texts of this program, compiled by NVRTC for the architecture that is there.
+//!
+//! What was compiled is kept in a folder of the user's cache, by the hash of all texts and options, the architecture and
+//! NVRTC's version. Files appear there whole (written beside, then renamed); one that is damaged is compiled anew.
+
+use super::driver::{Driver, Module, failure, no_device};
+use cudarc::nvrtc::sys as nvrtc;
+use ferrum_types::{Error, Result};
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+const OP: &str = "load_kernels";
+
+/// A file of kernels.
+pub(super) struct Source {
+    pub(super) name: &'static str,
+    pub(super) text: &'static str,
+}
+
+macro_rules! sources {
+    ($($module:ident => $file:literal,)*) => {
+        /// Which file a kernel is in.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum In {
+            $(#[doc = $file] $module,)*
+        }
+        /// All files, in the order of [`In`].
+        pub(super) static SOURCES: &[Source] = &[
+            $(Source { name: $file, text: include_str!(concat!("kernels/", $file)) },)*
+        ];
+    };
+}
+sources! {
+    Elementwise => "elementwise.cu",
+    Norm => "norm.cu",
+    Rows => "rows.cu",
+    Gemm => "gemm.cu",
+    Heads => "heads.cu",
+    Conv => "conv.cu",
+    Attention => "attention.cu",
+    Kv => "kv.cu",
+}
+
+/// What sources include.
+pub(super) static HEADERS: [Source; 2] = [
+    Source {
+        name: "common.cuh",
+        text: include_str!("kernels/common.cuh"),
+    },
+    Source {
+        name: "intrinsics.cuh",
+        text: include_str!("kernels/intrinsics.cuh"),
+    },
+];
+
+/// The options of a compilation.
+pub(super) fn options(architecture: &str) -> [String; 2] {
+    [
+        format!("--gpu-architecture=sm_{architecture}"),
+        "--std=c++17".to_owned(),
+    ]
+}
+
+/// The name of what a device of this compute capability runs: features of one architecture alone have an `a`.
+pub(super) fn architecture((major, minor): (i32, i32)) -> String {
+    let own = if major >= 9 { "a" } else { "" };
+    format!("{major}{minor}{own}")
+}
+
+/// NVRTC's version, which also shows that it is there.
+fn version() -> Result<(i32, i32)> {
+    // SAFETY: opens libraries by their names, whose initialisers are NVRTC's.
+    if !unsafe { nvrtc::is_culib_present() } {
+        return Err(no_device(
+            "NVRTC (libnvrtc), which compiles the kernels, was not found",
+            "install the CUDA toolkit, or the Python package nvidia-cuda-nvrtc with its folder on the loader's path",
+        ));
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there; both outlive the call.
+    unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
+    Ok((major, minor))
+}
+
+/// Loads all kernels, in the order of [`SOURCES`]: those that are not in the cache are compiled, several at a time.
+pub(super) fn load_all(driver: &Arc<Driver>, capability: (i32, i32)) -> Result<Vec<Module>> {
+    let version = version()?;
+    let cache = cache_folder();
+    let load = |source: &Source| -> Result<Module> {
+        let path = cache
+            .as_ref()
+            .map(|folder| folder.join(file_name(source, &architecture(capability), version)));
+        let kept = path.as_ref().and_then(|path| read_kept(path));
+        if let Some(module) = kept.and_then(|cubin| Module::load(driver, &cubin).ok()) {
+            return Ok(module);
+        }
+        let cubin = compile(source, &architecture(capability))?;
+        if let Some(path) = path {
+            keep(&path, &cubin);
+        }
+        Module::load(driver, &cubin)
+    };
+    std::thread::scope(|scope| {
+        let loads: Vec<_> = SOURCES
+            .iter()
+            .map(|source| scope.spawn(|| load(source)))
+            .collect();
+        let panicked = |_| failure(OP, "a thread that loads kernels panicked");
+        loads
+            .into_iter()
+            .map(|load| load.join().map_err(panicked)?)
+            .collect()
+    })
+}
+
+/// The user's folder for what can be made again.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let home = match set("XDG_CACHE_HOME") {
+        Some(folder) => PathBuf::from(folder),
+        None => PathBuf::from(set("HOME").or_else(|| set("LOCALAPPDATA"))?).join(".cache"),
+    };
+    Some(home.join("ferrum").join("cuda-kernels"))
+}
+
+/// A name that another text, option, architecture or compiler does not have.
+fn file_name(source: &Source, architecture: &str, (major, minor): (i32, i32)) -> String {
+    let mut hasher = DefaultHasher::new();
+    for text in HEADERS.iter().chain([source]).map(|source| source.text) {
+        text.hash(&mut hasher);
+    }
+    options(architecture).hash(&mut hasher);
+    let hash = hasher.finish();
+    let name = source.name.trim_end_matches(".cu");
+    format!("{name}-sm_{architecture}-nvrtc{major}.{minor}-{hash:016x}")
+}
+
+/// A kept file without the hash of its bytes at its end; none where that is another.
+fn read_kept(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let end = bytes.len().checked_sub(8)?;
+    let hash = hash_of(&bytes[..end]).to_le_bytes();
+    (bytes[end..] == hash).then(|| {
+        bytes.truncate(end);
+        bytes
+    })
+}
+
+fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Keeps a file for the next start. Where that is not possible, it is compiled again then.
+fn keep(path: &Path, cubin: &[u8]) {
+    let whole = [cubin, &hash_of(cubin).to_le_bytes()].concat();
+    let beside = path.with_extension(format!("tmp{}", std::process::id()));
+    let written = path
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&beside, whole))
+        .and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+}
+
+/// A program of NVRTC's, destroyed with this.
+struct Program(nvrtc::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created by `nvrtcCreateProgram`, destroyed once.
+        unsafe { nvrtc::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn text(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|e| failure(OP, e.to_string()))
+}
+
+/// Machine code of a source for an architecture such as `90a`.
+pub(super) fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    let check = |code: nvrtc::nvrtcResult| match code {
+        nvrtc::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        code => Err(nvrtc_failure(source, code)),
+    };
+    let (body, name) = (text(source.text)?, text(source.name)?);
+    let headers = HEADERS.iter().map(|header| text(header.text));
+    let names = HEADERS.iter().map(|header| text(header.name));
+    let (headers, names) = (
+        headers.collect::<Result<Vec<_>>>()?,
+        names.collect::<Result<Vec<_>>>()?,
+    );
+    let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
+    let (header_texts, header_names) = (pointers(&headers), pointers(&names));
+    let options = options(architecture);
+    let options = options
+        .iter()
+        .map(|o| text(o))
+        .collect::<Result<Vec<_>>>()?;
+    let option_texts = pointers(&options);
+    let mut program = null_mut();
+    // SAFETY: all texts end with zero and outlive the calls; sizes are those that NVRTC says.
+    unsafe {
+        check(nvrtc::nvrtcCreateProgram(
+            &mut program,
+            body.as_ptr(),
+            name.as_ptr(),
+            HEADERS.len() as i32,
+            header_texts.as_ptr(),
+            header_names.as_ptr(),
+        ))?;
+        let program = Program(program);
+        let count = option_texts.len() as i32;
+        let done = nvrtc::nvrtcCompileProgram(program.0, count, option_texts.as_ptr());
+        if done != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            return Err(log_of(source, &program));
+        }
+        let mut size = 0;
+        check(nvrtc::nvrtcGetCUBINSize(program.0, &mut size))?;
+        let mut cubin = vec![0u8; size];
+        check(nvrtc::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()))?;
+        Ok(cubin)
+    }
+}
+
+fn nvrtc_failure(source: &Source, code: nvrtc::nvrtcResult) -> Error {
+    // SAFETY: NVRTC gives a text of its own that ends with zero.
+    let words = unsafe { CStr::from_ptr(nvrtc::nvrtcGetErrorString(code)) };
+    failure(OP, format!("{}: {}", source.name, words.to_string_lossy()))
+}
+
+/// What the compiler said.
+fn log_of(source: &Source, program: &Program) -> Error {
+    let mut size = 0;
+    // SAFETY: the program is held; the log has as many bytes as NVRTC says.
+    let log = unsafe {
+        nvrtc::nvrtcGetProgramLogSize(program.0, &mut size);
+        let mut log = vec![0u8; size];
+        nvrtc::nvrtcGetProgramLog(program.0, log.as_mut_ptr().cast());
+        log
+    };
+    let log = String::from_utf8_lossy(&log);
+    let log = log.trim_end_matches('\0').trim();
+    failure(OP, format!("{} does not compile: {log}", source.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_have_their_names() {
+        let all = [
+            ((8, 0), "80"),
+            ((8, 9), "89"),
+            ((9, 0), "90a"),
+            ((12, 0), "120a"),
+        ];
+        for (capability, name) in all {
+            assert_eq!(architecture(capability), name);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_not_taken() {
+        let folder = std::env::temp_dir().join(format!("ferrum-kernels-{}", std::process::id()));
+        let path = folder.join("kernel");
+        keep(&path, b"machine code");
+        assert_eq!(read_kept(&path).as_deref(), Some(&b"machine code"[..]));
+        fs::write(&path, b"machine bode12345678").unwrap();
+        assert_eq!(read_kept(&path), None);
+        fs::write(&path, b"short").unwrap();
+        assert_eq!(read_kept(&path), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn names_tell_compilers_and_architectures_apart() {
+        let name = |arch, version| file_name(&SOURCES[0], arch, version);
+        let names = [
+            name("80", (13, 0)),
+            name("90a", (13, 0)),
+            name("80", (12, 8)),
+        ];
+        assert!(names[0] != names[1] && names[0] != names[2], "{names:?}");
+    }
+}

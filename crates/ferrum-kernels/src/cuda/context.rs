@@ -1,0 +1,444 @@
+//! [`CudaContext`]: a stream, what goes up to it and comes back through pinned memory, and captured steps.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::core::{Shared, lock};
+use super::driver::{Event, Graph, Grid, Memory, Pinned, Stream};
+use crate::backend::{
+    BackendGraph, FinishRead, GraphKey, GraphRun, GroupRank, HostMemory, PendingRead, UploadPiece,
+    check,
+};
+use ferrum_types::{Element, Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Bytes that are copied between host and device at once.
+const STEP: usize = 8 << 20;
+
+/// Pieces of pinned memory of one size that may be on their way up at once.
+const MOST_SLOTS: usize = 16;
+
+/// A parameter of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Arg {
+    /// An address on the device; null for an absent argument.
+    At(u64),
+    /// A count or index of 32 bits.
+    Int(usize),
+    /// One of 64 bits.
+    Long(usize),
+    /// A number.
+    Float(f32),
+}
+
+impl<T: Element> From<&CudaBuffer<T>> for Arg {
+    fn from(buffer: &CudaBuffer<T>) -> Self {
+        Arg::At(buffer.memory.at)
+    }
+}
+
+impl<T: Element> From<&mut CudaBuffer<T>> for Arg {
+    fn from(buffer: &mut CudaBuffer<T>) -> Self {
+        Arg::At(buffer.memory.at)
+    }
+}
+
+impl<T: Element> From<Option<&CudaBuffer<T>>> for Arg {
+    fn from(buffer: Option<&CudaBuffer<T>>) -> Self {
+        buffer.map_or(Arg::At(0), Arg::from)
+    }
+}
+
+impl From<bool> for Arg {
+    fn from(flag: bool) -> Self {
+        Arg::Int(usize::from(flag))
+    }
+}
+
+/// Pinned memory and the event behind the last copy that used it.
+struct Slot {
+    memory: Pinned,
+    event: Event,
+}
+
+/// Pinned memory by size; a steady step makes none.
+#[derive(Default)]
+struct Slots {
+    up: Vec<Slot>,
+    /// For reads: free ones only.
+    down: Vec<Slot>,
+}
+
+/// Records work for one device, in a stream.
+///
+/// Dropping a context finishes what it has recorded.
+pub struct CudaContext {
+    // Dropped in this order: graphs before the stream, and the stream, which is finished then, before memory.
+    graphs: HashMap<GraphKey, Graph>,
+    stream: Stream,
+    pub(super) backend: CudaBackend,
+    slots: Arc<Mutex<Slots>>,
+    /// The last is in use; those before it may be part of captured work.
+    scratch: Vec<Memory>,
+    pub(super) group: Option<GroupRank>,
+}
+
+impl CudaContext {
+    pub(super) fn new(backend: CudaBackend) -> Result<Self> {
+        Ok(Self {
+            graphs: HashMap::new(),
+            stream: Stream::new(&backend.shared.driver)?,
+            backend,
+            slots: Arc::default(),
+            scratch: Vec::new(),
+            group: None,
+        })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.backend.shared
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    pub(super) fn finish(&mut self, op: &'static str) -> Result<()> {
+        self.stream.wait(op)
+    }
+
+    /// Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory; no block is no work.
+    ///
+    /// Kernels are part of this program, and their parameters are what the function that calls this says: memory
+    /// that its check has found to be long enough.
+    ///
+    /// # Errors
+    /// `InvalidArgument` in the name of `op` when a count does not fit its parameter.
+    pub(super) fn launch<const N: usize>(
+        &mut self,
+        op: &'static str,
+        kernel: (In, &'static str),
+        (blocks, threads, shared): (usize, u32, usize),
+        args: [Arg; N],
+    ) -> Result<()> {
+        const { assert!(N <= 40) };
+        if blocks == 0 {
+            return Ok(());
+        }
+        let too_large =
+            |size| Error::invalid(op, format!("the size {size} does not fit into 32 bits"));
+        let int = |size: usize| i32::try_from(size).map_err(|_| too_large(size));
+        if shared > self.shared().max_shared {
+            let most = self.shared().max_shared;
+            return Err(Error::Unsupported {
+                op,
+                backend: <CudaBackend as crate::Backend>::NAME,
+                reason: format!("it needs {shared} bytes of shared memory, the device has {most}"),
+                hint: "use --backend cpu".into(),
+            });
+        }
+        let mut words = [0u64; N];
+        for (word, arg) in words.iter_mut().zip(args) {
+            *word = match arg {
+                Arg::At(at) => at,
+                Arg::Long(size) => size as u64,
+                Arg::Int(size) => u64::from(int(size)?.cast_unsigned()),
+                Arg::Float(x) => u64::from(x.to_bits()),
+            };
+        }
+        let grid = Grid {
+            blocks: int(blocks)?.cast_unsigned(),
+            threads,
+            shared: shared as u32,
+        };
+        let function = self.shared().function(kernel)?;
+        // SAFETY: see above: kernels and the functions that launch them are written together, lengths are checked, and
+        // freeing memory waits for all work.
+        unsafe { self.stream.launch(op, function, grid, &mut words) }
+    }
+
+    /// Threads that make an element each.
+    pub(super) fn each<const N: usize>(
+        &mut self,
+        op: &'static str,
+        kernel: (In, &'static str),
+        total: usize,
+        args: [Arg; N],
+    ) -> Result<()> {
+        const THREADS: usize = 256;
+        let grid = (total.div_ceil(THREADS), THREADS as u32, 0);
+        self.launch(op, kernel, grid, args)
+    }
+
+    /// Memory for what an op needs for a moment; what is in it is anything, and the next op may overwrite it.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64> {
+        if self.scratch.last().is_none_or(|last| last.bytes < bytes) {
+            // Doubling bounds what earlier ones hold, which captured work may still use.
+            let bytes = bytes.next_power_of_two().max(1 << 16);
+            let memory = Memory::new(self.stream.driver(), bytes)?;
+            self.scratch.push(memory);
+        }
+        Ok(self.scratch.last().map_or(0, |last| last.at))
+    }
+
+    // ---- copies --------------------------------------------------------------------------------------
+
+    /// A slot that no copy uses, of at least `bytes`.
+    fn take_up(&mut self, bytes: usize) -> Result<Slot> {
+        let mut slots = lock(&self.slots);
+        let size = bytes.next_power_of_two().max(4 << 10);
+        let same = |slot: &Slot| slot.memory.bytes().len() == size;
+        if let Some(free) = slots
+            .up
+            .iter()
+            .position(|slot| same(slot) && slot.event.is_done())
+        {
+            return Ok(slots.up.swap_remove(free));
+        }
+        let most = if size == STEP { 2 } else { MOST_SLOTS };
+        if slots.up.iter().filter(|slot| same(slot)).count() >= most
+            && let Some(oldest) = slots.up.iter().position(same)
+        {
+            let slot = slots.up.remove(oldest);
+            slot.event.wait("write")?;
+            return Ok(slot);
+        }
+        drop(slots);
+        self.new_slot(size)
+    }
+
+    fn new_slot(&self, bytes: usize) -> Result<Slot> {
+        Ok(Slot {
+            memory: Pinned::new(self.stream.driver(), bytes)?,
+            event: Event::new(self.stream.driver())?,
+        })
+    }
+
+    /// Copies host bytes to `at`; they may be reused when this returns.
+    pub(super) fn upload(&mut self, op: &'static str, at: u64, bytes: &[u8]) -> Result<()> {
+        let mut at = at;
+        for piece in bytes.chunks(STEP) {
+            self.upload_with(op, piece.len(), |staged| staged.copy_from_slice(piece), at)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies to `at` what `fill` puts into pinned memory: `bytes` bytes, at most [`STEP`].
+    pub(super) fn upload_with(
+        &mut self,
+        op: &'static str,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]),
+        at: u64,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut slot = self.take_up(bytes)?;
+        fill(&mut slot.memory.bytes_mut()[..bytes]);
+        self.stream.upload(op, at, &slot.memory, 0, bytes)?;
+        self.stream.record(&slot.event)?;
+        lock(&self.slots).up.push(slot);
+        Ok(())
+    }
+
+    fn begin_download(&mut self, op: &'static str, at: u64, bytes: usize) -> Result<Download> {
+        let size = bytes.next_power_of_two().max(4 << 10);
+        let free = {
+            let mut slots = lock(&self.slots);
+            let fits = |slot: &Slot| slot.memory.bytes().len() == size;
+            let found = slots.down.iter().position(fits);
+            found.map(|index| slots.down.swap_remove(index))
+        };
+        let mut slot = match free {
+            Some(slot) => slot,
+            None => self.new_slot(size)?,
+        };
+        self.stream.download(op, &mut slot.memory, at, bytes)?;
+        self.stream.record(&slot.event)?;
+        Ok(Download {
+            slot: Some(slot),
+            slots: Arc::clone(&self.slots),
+            bytes,
+        })
+    }
+
+    /// Copies from `at` to the host, once everything recorded has run.
+    pub(super) fn download(&mut self, op: &'static str, at: u64, out: &mut [u8]) -> Result<()> {
+        let mut at = at;
+        for piece in out.chunks_mut(STEP) {
+            self.begin_download(op, at, piece.len())?
+                .finish_to(op, piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// A copy to the host that was begun.
+struct Download {
+    slot: Option<Slot>,
+    slots: Arc<Mutex<Slots>>,
+    bytes: usize,
+}
+
+impl Download {
+    fn finish_to(mut self, op: &'static str, out: &mut [u8]) -> Result<()> {
+        let Some(slot) = self.slot.take() else {
+            return Ok(());
+        };
+        slot.event.wait(op)?;
+        out.copy_from_slice(&slot.memory.bytes()[..out.len()]);
+        lock(&self.slots).down.push(slot);
+        Ok(())
+    }
+}
+
+impl FinishRead for Download {
+    fn finish(self: Box<Self>, out: &mut [u8]) -> Result<()> {
+        self.finish_to("read", out)
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+// ---- the contract's copies -------------------------------------------------------------------------------
+
+/// `dst[offset..] = src`.
+pub(super) fn write<T: Element>(
+    ctx: &mut CudaContext,
+    dst: &mut CudaBuffer<T>,
+    offset: usize,
+    src: &[T],
+) -> Result<()> {
+    check::range("write", "dst", dst, offset, src.len())?;
+    ctx.upload("write", dst.at(offset), bytemuck::cast_slice(src))
+}
+
+/// Pieces of one upload. All of it is staged once; each piece is a copy that the device makes by itself.
+pub(super) fn write_packed<'b, 'p>(
+    ctx: &mut CudaContext,
+    src: &[i32],
+    to: impl IntoIterator<Item = (&'b mut CudaBuffer<i32>, &'p [UploadPiece])>,
+) -> Result<()> {
+    let bytes: &[u8] = bytemuck::cast_slice(src);
+    if bytes.is_empty() || bytes.len() > STEP {
+        for (dst, pieces) in to {
+            for piece in pieces {
+                write(ctx, dst, piece.to, piece.of(src)?)?;
+            }
+        }
+        return Ok(());
+    }
+    let mut slot = ctx.take_up(bytes.len())?;
+    slot.memory.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    let done = to.into_iter().try_for_each(|(dst, pieces)| {
+        pieces.iter().try_for_each(|piece| {
+            let part = piece.of(src)?;
+            check::range("write", "dst", dst, piece.to, part.len())?;
+            let size = size_of_val(part);
+            match size {
+                0 => Ok(()),
+                _ => ctx.stream.upload(
+                    "write",
+                    dst.at(piece.to),
+                    &slot.memory,
+                    4 * piece.from,
+                    size,
+                ),
+            }
+        })
+    });
+    ctx.stream.record(&slot.event)?;
+    lock(&ctx.slots).up.push(slot);
+    done
+}
+
+/// `out = src[offset..][..out.len()]`.
+pub(super) fn read<T: Element>(
+    ctx: &mut CudaContext,
+    src: &CudaBuffer<T>,
+    offset: usize,
+    out: &mut [T],
+) -> Result<()> {
+    check::range("read", "src", src, offset, out.len())?;
+    if out.is_empty() {
+        return ctx.finish("read");
+    }
+    ctx.download("read", src.at(offset), bytemuck::cast_slice_mut(out))
+}
+
+/// [`read`], of which the host waits for the end later.
+pub(super) fn begin_read<T: Element>(
+    ctx: &mut CudaContext,
+    src: &CudaBuffer<T>,
+    offset: usize,
+    len: usize,
+) -> Result<PendingRead<T>> {
+    check::range("read", "src", src, offset, len)?;
+    if len == 0 {
+        return Ok(PendingRead::Ready(Vec::new()));
+    }
+    let download = ctx.begin_download("read", src.at(offset), len * size_of::<T>())?;
+    Ok(PendingRead::Later(Box::new(download)))
+}
+
+/// `dst[dst_offset..][..len] = src[src_offset..][..len]`.
+pub(super) fn copy_slice<T: Element>(
+    ctx: &mut CudaContext,
+    (src, src_offset): (&CudaBuffer<T>, usize),
+    (dst, dst_offset): (&mut CudaBuffer<T>, usize),
+    len: usize,
+) -> Result<()> {
+    check::copy_slice(src, src_offset, dst, dst_offset, len)?;
+    let (from, to) = (src.at(src_offset), dst.at(dst_offset));
+    ctx.stream
+        .copy("copy_slice", to, from, len * size_of::<T>())
+}
+
+// ---- captured steps ------------------------------------------------------------------------------------------
+
+impl BackendGraph for CudaBackend {
+    fn captures(&self) -> bool {
+        true
+    }
+
+    fn run_graph(
+        ctx: &mut CudaContext,
+        key: GraphKey,
+        body: &mut dyn FnMut(&mut CudaContext) -> Result<()>,
+    ) -> Result<GraphRun> {
+        if let Some(graph) = ctx.graphs.get(&key) {
+            ctx.stream.replay(graph)?;
+            return Ok(GraphRun::Replayed);
+        }
+        ctx.stream.begin_capture()?;
+        let ran = body(ctx);
+        // The capture has to end whatever the body says.
+        let graph = ctx.stream.end_capture();
+        ran?;
+        let graph = graph?;
+        ctx.stream.replay(&graph)?;
+        ctx.graphs.insert(key, graph);
+        Ok(GraphRun::Captured)
+    }
+
+    fn reset_graph(ctx: &mut CudaContext, key: GraphKey) -> Result<()> {
+        ctx.graphs.remove(&key);
+        Ok(())
+    }
+
+    fn reset_all_graphs(ctx: &mut CudaContext) -> Result<()> {
+        ctx.graphs.clear();
+        Ok(())
+    }
+}
+
+/// Pinned memory in the form of the contract.
+pub(super) fn host_memory(shared: &Shared, bytes: usize) -> Result<Box<dyn HostMemory>> {
+    Ok(Box::new(Pinned::new(&shared.driver, bytes)?))
+}

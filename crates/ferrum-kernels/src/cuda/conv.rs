@@ -1,0 +1,144 @@
+//! Convolutions: a thread makes one output and sums channels, then taps, in order.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use crate::backend::{
+    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, PatchShape, StateShape, check,
+};
+use ferrum_types::Result;
+
+/// `[c_in, len]` → `[c_out, out_len]`.
+pub(super) fn conv1d(
+    ctx: &mut CudaContext,
+    x: &CudaBuffer<f32>,
+    weight: &CudaBuffer<f32>,
+    bias: Option<&CudaBuffer<f32>>,
+    out: &mut CudaBuffer<f32>,
+    s: Conv1dShape,
+) -> Result<()> {
+    const OP: &str = "conv1d";
+    let total = check::conv1d(x, weight, bias, out, s)?.out;
+    let args = [
+        out.into(),
+        x.into(),
+        weight.into(),
+        bias.into(),
+        Arg::Long(total),
+        Arg::Long(s.out_len()),
+        Arg::Long(s.len),
+        Arg::Long(s.c_in / s.groups),
+        Arg::Long(s.c_out / s.groups),
+        Arg::Long(s.kernel),
+        Arg::Long(s.stride),
+        Arg::Long(s.padding),
+    ];
+    ctx.each(OP, (In::Conv, "conv1d"), total, args)
+}
+
+/// `[channels, height, width]` → `[patches, out]`.
+pub(super) fn conv2d_patch(
+    ctx: &mut CudaContext,
+    image: &CudaBuffer<f32>,
+    weight: &CudaBuffer<f32>,
+    bias: Option<&CudaBuffer<f32>>,
+    rows: &mut CudaBuffer<f32>,
+    s: PatchShape,
+) -> Result<()> {
+    const OP: &str = "conv2d_patch";
+    let total = check::conv2d_patch(image, weight, bias, rows, s)?.out;
+    let args = [
+        rows.into(),
+        image.into(),
+        weight.into(),
+        bias.into(),
+        Arg::Long(total),
+        Arg::Long(s.out),
+        Arg::Long(s.channels),
+        Arg::Long(s.height),
+        Arg::Long(s.width),
+        Arg::Long(s.patch),
+    ];
+    ctx.each(OP, (In::Conv, "conv2d_patch"), total, args)
+}
+
+impl BackendState for CudaBackend {
+    fn records_states(&self) -> bool {
+        true
+    }
+
+    fn copy_states(
+        ctx: &mut CudaContext,
+        states: &mut CudaBuffer<f32>,
+        pairs: &[(usize, usize)],
+        shape: StateShape,
+    ) -> Result<()> {
+        const OP: &str = "copy_states";
+        check::copy_states(states, pairs, shape)?;
+        let row = shape.elements;
+        for &(from, to) in pairs.iter().filter(|(from, to)| from != to) {
+            let (from, to) = (states.at(from * row), states.at(to * row));
+            ctx.stream().copy(OP, to, from, row * 4)?;
+        }
+        Ok(())
+    }
+
+    fn causal_conv1d(
+        ctx: &mut CudaContext,
+        x: &CudaBuffer<f32>,
+        (weight, bias): (&CudaBuffer<f32>, Option<&CudaBuffer<f32>>),
+        states: &mut CudaBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+        out: &mut CudaBuffer<f32>,
+        shape: CausalConvShape,
+    ) -> Result<()> {
+        const OP: &str = "causal_conv1d";
+        let weights = (weight, bias);
+        let lens = check::causal_conv1d::<Self>(x, weights, states, batch, out, shape)?;
+        let CausalConvShape {
+            channels,
+            kernel,
+            states: StateShape { slots, elements },
+            offset,
+        } = shape;
+        let seqs = batch.shape.seqs;
+        let [starts, of_seq] = [&batch.query_starts, &batch.state_slots].map(Arg::from);
+        let state = [Arg::Int(slots), Arg::Long(elements), Arg::Long(offset)];
+        let args = [
+            out.into(),
+            x.into(),
+            weight.into(),
+            bias.into(),
+            (&*states).into(),
+            starts,
+            of_seq,
+            Arg::Long(lens.x),
+            Arg::Long(channels),
+            Arg::Int(kernel),
+            Arg::Int(seqs),
+            state[0],
+            state[1],
+            state[2],
+        ];
+        ctx.each(OP, (In::Conv, "causal_conv1d"), lens.x, args)?;
+        if shape.state_len() == 0 {
+            return Ok(());
+        }
+        let total = check::elements(OP, &[seqs, channels])?;
+        let args = [
+            states.into(),
+            x.into(),
+            starts,
+            of_seq,
+            Arg::Long(total),
+            Arg::Long(channels),
+            Arg::Int(kernel - 1),
+            Arg::Int(batch.shape.tokens),
+            state[0],
+            state[1],
+            state[2],
+        ];
+        ctx.each(OP, (In::Conv, "causal_conv1d_state"), total, args)
+    }
+}

@@ -1,0 +1,154 @@
+//! Products with dense matrices, and rows by index.
+//!
+//! One scheme for any number of rows: a warp makes a column for one, four or eight rows, and the order of its sums does
+//! not depend on which. So a row has the same bits alone and among many.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::weight::{CudaWeight, row_stride};
+use crate::backend::check::{self, elements};
+use crate::backend::{Backend, DeviceBuffer, GemmShape, RowShape};
+use ferrum_types::{Element, Error, Result, SrcDtype};
+
+/// Columns of a block: one for each of its warps.
+const COLUMNS: usize = 4;
+
+/// The kernels by dtype, for one, four and eight rows.
+fn kernels(dtype: SrcDtype) -> [&'static str; 3] {
+    match dtype {
+        SrcDtype::F32 => ["gemm_f32_1", "gemm_f32_4", "gemm_f32_8"],
+        SrcDtype::F16 => ["gemm_f16_1", "gemm_f16_4", "gemm_f16_8"],
+        SrcDtype::BF16 => ["gemm_bf16_1", "gemm_bf16_4", "gemm_bf16_8"],
+    }
+}
+
+/// Which of a dtype's kernels, and its rows.
+pub(super) fn row_tile(rows: usize) -> (usize, usize) {
+    match rows {
+        0 | 1 => (0, 1),
+        2..=4 => (1, 4),
+        _ => (2, 8),
+    }
+}
+
+/// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
+pub(super) fn gemm(
+    ctx: &mut CudaContext,
+    x: &CudaBuffer<f32>,
+    weight: &CudaWeight,
+    out: &mut CudaBuffer<f32>,
+    shape: GemmShape,
+) -> Result<()> {
+    const OP: &str = "gemm";
+    let GemmShape { rows, n, k } = shape;
+    let lens = check::gemm(OP, x, weight.shape(), out, shape)?;
+    if k == 0 {
+        return ctx.stream().zero(OP, out.at(0), lens.out * 4);
+    }
+    let (kernel, tile) = row_tile(rows);
+    for slab in &weight.slabs {
+        let blocks = elements(OP, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
+        let args = [
+            (&mut *out).into(),
+            x.into(),
+            Arg::At(slab.memory.at),
+            Arg::Int(rows),
+            Arg::Int(k),
+            Arg::Long(row_stride(k)),
+            Arg::Int(slab.rows),
+            Arg::Long(slab.first_row),
+            Arg::Long(n),
+        ];
+        let kernel = (In::Gemm, kernels(slab.dtype)[kernel]);
+        ctx.launch(OP, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
+    }
+    Ok(())
+}
+
+/// `out[i, :] = table[ids[i], :]`, zeros for an id outside.
+pub(super) fn embedding_lookup(
+    ctx: &mut CudaContext,
+    table: &CudaWeight,
+    ids: &CudaBuffer<i32>,
+    out: &mut CudaBuffer<f32>,
+    shape: RowShape,
+) -> Result<()> {
+    const OP: &str = "embedding_lookup";
+    let total = check::embedding_lookup(OP, table.shape(), ids, out, shape)?;
+    if table.slabs.is_empty() {
+        return ctx.stream().zero(OP, out.at(0), total * 4);
+    }
+    for (i, slab) in table.slabs.iter().enumerate() {
+        let kernel = match slab.dtype {
+            SrcDtype::F32 => "embedding_f32",
+            SrcDtype::F16 => "embedding_f16",
+            SrcDtype::BF16 => "embedding_bf16",
+        };
+        let args = [
+            (&mut *out).into(),
+            Arg::At(slab.memory.at),
+            ids.into(),
+            Arg::Long(total),
+            Arg::Long(shape.dim),
+            Arg::Long(row_stride(shape.dim)),
+            Arg::Int(slab.first_row),
+            Arg::Int(slab.rows),
+            Arg::Int(table.rows),
+            (i == 0).into(),
+        ];
+        ctx.each(OP, (In::Rows, kernel), total, args)?;
+    }
+    Ok(())
+}
+
+/// `out[i, :] = src[rows[i], :]`, zeros for an index outside.
+pub(super) fn gather_rows<T: Element>(
+    ctx: &mut CudaContext,
+    src: &CudaBuffer<T>,
+    rows: &CudaBuffer<i32>,
+    out: &mut CudaBuffer<T>,
+    shape: RowShape,
+) -> Result<()> {
+    const OP: &str = "gather_rows";
+    let total = check::gather_rows(rows, out, shape)?;
+    if total == 0 {
+        return Ok(());
+    }
+    let kernel = match size_of::<T>() {
+        1 => "gather_rows_1",
+        2 => "gather_rows_2",
+        4 => "gather_rows_4",
+        size => {
+            return Err(Error::Unsupported {
+                op: OP,
+                backend: CudaBackend::NAME,
+                reason: format!("elements have {size} bytes, the kernels are for 1, 2 and 4"),
+                hint: String::new(),
+            });
+        }
+    };
+    let args = [
+        out.into(),
+        src.into(),
+        rows.into(),
+        Arg::Long(total),
+        Arg::Long(shape.dim),
+        Arg::Long(src.len() / shape.dim),
+    ];
+    ctx.each(OP, (In::Rows, kernel), total, args)
+}
+
+/// `out[i]` = lowest index of the largest element of row `i`.
+pub(super) fn argmax_rows(
+    ctx: &mut CudaContext,
+    x: &CudaBuffer<f32>,
+    out: &mut CudaBuffer<i32>,
+    shape: RowShape,
+) -> Result<()> {
+    const OP: &str = "argmax_rows";
+    check::argmax_rows(x, out, shape)?;
+    let args = [out.into(), x.into(), Arg::Int(shape.dim)];
+    ctx.launch(OP, (In::Rows, "argmax"), (shape.rows, 256, 0), args)
+}

@@ -1,0 +1,267 @@
+//! Heads: splitting a fused projection, norm and rotation of each head, layouts.
+//!
+//! Every layout is a pair of strides, so splitting, transposing and writing to a contiguous cache are one kernel, and so
+//! is norm and rotation with any of them as the destination.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use crate::backend::check::{self, elements};
+use crate::backend::{
+    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
+};
+use ferrum_types::Result;
+
+/// Where element 0 of head `h` of token `t` lies: `offset + t · token + h · head`.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) offset: usize,
+    pub(super) token: usize,
+    pub(super) head: usize,
+}
+
+impl Layout {
+    pub(super) fn of(layout: HeadLayout, shape: HeadsShape) -> Self {
+        let (token, head) = match layout {
+            HeadLayout::TokenMajor => (shape.heads * shape.head_dim, shape.head_dim),
+            HeadLayout::HeadMajor => (shape.head_dim, shape.tokens * shape.head_dim),
+        };
+        Layout {
+            offset: 0,
+            token,
+            head,
+        }
+    }
+
+    fn of_cache(span: CacheSpan, head_dim: usize) -> Self {
+        Layout {
+            offset: span.offset * head_dim,
+            token: head_dim,
+            head: span.capacity * head_dim,
+        }
+    }
+
+    pub(super) fn args(self) -> [Arg; 3] {
+        [self.offset, self.token, self.head].map(Arg::Long)
+    }
+}
+
+/// Heads somewhere: the address of their buffer and their layout in it.
+pub(super) type Heads = (Arg, Layout);
+
+/// Copies heads from one layout to another; the caller has checked that both are in bounds.
+fn copy_heads(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    (src, from): Heads,
+    (dst, to): Heads,
+    shape: HeadsShape,
+) -> Result<()> {
+    let total = shape.len();
+    let ([f0, f1, f2], [t0, t1, t2]) = (from.args(), to.args());
+    let (heads, dim) = (Arg::Int(shape.heads), Arg::Int(shape.head_dim));
+    let args = [
+        dst,
+        src,
+        Arg::Long(total),
+        heads,
+        dim,
+        f0,
+        f1,
+        f2,
+        t0,
+        t1,
+        t2,
+    ];
+    ctx.each(op, (In::Heads, "copy_heads"), total, args)
+}
+
+/// Norms and rotates heads on their way; the caller has checked all arguments.
+pub(super) fn transform_heads(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    (src, from): Heads,
+    (dst, to): Heads,
+    (norm, rope): (
+        Option<QkNorm<'_, CudaBackend>>,
+        Option<Rope<'_, CudaBackend>>,
+    ),
+    shape: HeadsShape,
+) -> Result<()> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let blocks = elements(op, &[shape.tokens, shape.heads])?;
+    let ([f0, f1, f2], [t0, t1, t2]) = (from.args(), to.args());
+    let null = Arg::At(0);
+    let (weight, eps) = norm.map_or((null, 0.0), |norm| (norm.weight.into(), norm.eps));
+    let interleaved = rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
+    // The kernel stays inside the tables whatever the rows say.
+    let last = rope.and_then(|rope| check::rope_table_rows(&rope));
+    let [cos, sin, rows] = rope.map_or([null; 3], |rope| {
+        [rope.cos.into(), rope.sin.into(), rope.rows.into()]
+    });
+    let args = [
+        dst,
+        src,
+        Arg::Int(shape.heads),
+        Arg::Int(shape.head_dim),
+        f0,
+        f1,
+        f2,
+        t0,
+        t1,
+        t2,
+        weight,
+        Arg::Float(eps),
+        cos,
+        sin,
+        rows,
+        Arg::Int(rope.map_or(0, |rope| rope.rot_dim)),
+        interleaved.into(),
+        Arg::Int(last.unwrap_or(0).saturating_sub(1)),
+    ];
+    let grid = (blocks, 128, shape.head_dim * 4);
+    ctx.launch(op, (In::Heads, "transform_heads"), grid, args)
+}
+
+/// In place: norm, then rotation of every head.
+pub(super) fn qk_norm_rope(
+    ctx: &mut CudaContext,
+    x: &mut CudaBuffer<f32>,
+    layout: HeadLayout,
+    norm: Option<QkNorm<'_, CudaBackend>>,
+    rope: Option<Rope<'_, CudaBackend>>,
+    shape: HeadsShape,
+) -> Result<()> {
+    check::qk_norm_rope(x, norm, rope, shape)?;
+    let heads = (Arg::from(x), Layout::of(layout, shape));
+    transform_heads(ctx, "qk_norm_rope", heads, heads, (norm, rope), shape)
+}
+
+/// Where q, k and v begin in a row of the fused projection.
+pub(super) fn in_row(shape: QkvShape) -> [Layout; 3] {
+    let part = |offset, head| Layout {
+        offset,
+        token: shape.row_dim(),
+        head,
+    };
+    [
+        part(0, shape.head_dim),
+        part(shape.q_dim(), shape.head_dim),
+        part(shape.q_dim() + shape.k_dim(), shape.value_dim),
+    ]
+}
+
+/// q and k of a fused projection, normed and rotated, to their destinations. The caller has checked all arguments.
+pub(super) fn split_qk(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    qkv: &CudaBuffer<f32>,
+    [q, k]: [Heads; 2],
+    transform: QkvTransform<'_, CudaBackend>,
+    shape: QkvShape,
+) -> Result<()> {
+    let QkvTransform {
+        q_norm,
+        k_norm,
+        rope,
+    } = transform;
+    let [q_from, k_from, _] = in_row(shape).map(|layout| (Arg::from(qkv), layout));
+    transform_heads(ctx, op, q_from, q, (q_norm, rope), shape.q())?;
+    transform_heads(ctx, op, k_from, k, (k_norm, rope), shape.k())
+}
+
+/// Rows of a fused projection → token-major q, k and v.
+pub(super) fn split_qkv(
+    ctx: &mut CudaContext,
+    qkv: &CudaBuffer<f32>,
+    [q, k, v]: [&mut CudaBuffer<f32>; 3],
+    shape: QkvShape,
+) -> Result<()> {
+    const OP: &str = "split_qkv";
+    let plain = QkvTransform::<CudaBackend>::none();
+    check::split_qkv(OP, qkv, [&*q, &*k, &*v], plain, shape)?;
+    let parts = [(q, shape.q()), (k, shape.k()), (v, shape.v())];
+    for (from, (dst, heads)) in in_row(shape).into_iter().zip(parts) {
+        let to = Layout::of(HeadLayout::TokenMajor, heads);
+        copy_heads(ctx, OP, (qkv.into(), from), (dst.into(), to), heads)?;
+    }
+    Ok(())
+}
+
+/// Split, norm, rotation; head-major q, k and v.
+pub(super) fn split_qkv_norm_rope(
+    ctx: &mut CudaContext,
+    qkv: &CudaBuffer<f32>,
+    [q, k, v]: [&mut CudaBuffer<f32>; 3],
+    transform: QkvTransform<'_, CudaBackend>,
+    shape: QkvShape,
+) -> Result<()> {
+    const OP: &str = "split_qkv_norm_rope";
+    check::split_qkv(OP, qkv, [&*q, &*k, &*v], transform, shape)?;
+    let head_major = |heads| Layout::of(HeadLayout::HeadMajor, heads);
+    let q_to = (q.into(), head_major(shape.q()));
+    let k_to = (k.into(), head_major(shape.k()));
+    split_qk(ctx, OP, qkv, [q_to, k_to], transform, shape)?;
+    let [_, _, v_from] = in_row(shape);
+    let v_to = (v.into(), head_major(shape.v()));
+    copy_heads(ctx, OP, (qkv.into(), v_from), v_to, shape.v())
+}
+
+/// Split, norm, rotation; k and v to a contiguous cache.
+pub(super) fn split_qkv_norm_rope_into_cache(
+    ctx: &mut CudaContext,
+    qkv: &CudaBuffer<f32>,
+    q: &mut CudaBuffer<f32>,
+    (k_cache, v_cache): (&mut CudaBuffer<f32>, &mut CudaBuffer<f32>),
+    span: CacheSpan,
+    transform: QkvTransform<'_, CudaBackend>,
+    shape: QkvShape,
+) -> Result<()> {
+    const OP: &str = "split_qkv_norm_rope_into_cache";
+    let caches = [&*k_cache, &*v_cache];
+    check::split_qkv_norm_rope_into_cache(qkv, q, caches, span, transform, shape)?;
+    let q_to = (q.into(), Layout::of(HeadLayout::HeadMajor, shape.q()));
+    let k_to = (k_cache.into(), Layout::of_cache(span, shape.head_dim));
+    let v_to = (v_cache.into(), Layout::of_cache(span, shape.value_dim));
+    split_qk(ctx, OP, qkv, [q_to, k_to], transform, shape)?;
+    let [_, _, v_from] = in_row(shape);
+    copy_heads(ctx, OP, (qkv.into(), v_from), v_to, shape.v())
+}
+
+/// Head-major k and v → a contiguous cache.
+pub(super) fn kv_cache_append_head_major(
+    ctx: &mut CudaContext,
+    k: &CudaBuffer<f32>,
+    v: &CudaBuffer<f32>,
+    (k_cache, v_cache): (&mut CudaBuffer<f32>, &mut CudaBuffer<f32>),
+    span: CacheSpan,
+    shape: HeadsShape,
+) -> Result<()> {
+    const OP: &str = "kv_cache_append_head_major";
+    check::kv_cache_append_head_major([k, v], [&*k_cache, &*v_cache], span, shape)?;
+    let from = Layout::of(HeadLayout::HeadMajor, shape);
+    let to = Layout::of_cache(span, shape.head_dim);
+    copy_heads(ctx, OP, (k.into(), from), (k_cache.into(), to), shape)?;
+    copy_heads(ctx, OP, (v.into(), from), (v_cache.into(), to), shape)
+}
+
+/// Transposes to the layout `to` from the other one.
+pub(super) fn transpose(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    src: &CudaBuffer<f32>,
+    dst: &mut CudaBuffer<f32>,
+    to: HeadLayout,
+    shape: HeadsShape,
+) -> Result<()> {
+    check::transpose(op, src, dst, shape)?;
+    let from = match to {
+        HeadLayout::HeadMajor => HeadLayout::TokenMajor,
+        HeadLayout::TokenMajor => HeadLayout::HeadMajor,
+    };
+    let (from, to) = (Layout::of(from, shape), Layout::of(to, shape));
+    copy_heads(ctx, op, (src.into(), from), (dst.into(), to), shape)
+}

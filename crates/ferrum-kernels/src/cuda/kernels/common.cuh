@@ -1,0 +1,150 @@
+// What all kernels share: elements in memory, sums over warps and blocks, the order of floats.
+#pragma once
+#include "intrinsics.cuh"
+
+#define KERNEL extern "C" __global__ void
+#define ALL_LANES 0xffffffffu
+
+// The number of this thread among all of the grid.
+__device__ __forceinline__ int64_t thread_number() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// ---- elements: a type for each, which reads and writes element i -----------------------------------------------------
+
+struct F32 {
+    typedef float Stored;
+    static __device__ __forceinline__ float read(const Stored* at) { return *at; }
+    static __device__ __forceinline__ Stored round(float x) { return x; }
+    // Eight elements at an address that is a multiple of 16 bytes.
+    static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
+        uint4 a = load16(at), b = load16(at + 4);
+        out[0] = __uint_as_float(a.x), out[1] = __uint_as_float(a.y);
+        out[2] = __uint_as_float(a.z), out[3] = __uint_as_float(a.w);
+        out[4] = __uint_as_float(b.x), out[5] = __uint_as_float(b.y);
+        out[6] = __uint_as_float(b.z), out[7] = __uint_as_float(b.w);
+    }
+};
+struct F16 {
+    typedef uint16_t Stored;
+    static __device__ __forceinline__ float read(const Stored* at) { return f16_to_f32(*at); }
+    static __device__ __forceinline__ Stored round(float x) { return f32_to_f16(x); }
+    static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
+        uint4 a = load16(at);
+        uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            out[2 * i] = f16_to_f32(uint16_t(words[i]));
+            out[2 * i + 1] = f16_to_f32(uint16_t(words[i] >> 16));
+        }
+    }
+};
+struct BF16 {
+    typedef uint16_t Stored;
+    static __device__ __forceinline__ float read(const Stored* at) { return bf16_to_f32(*at); }
+    static __device__ __forceinline__ Stored round(float x) { return f32_to_bf16(x); }
+    static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
+        uint4 a = load16(at);
+        uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            out[2 * i] = __uint_as_float(words[i] << 16);
+            out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    }
+};
+// FP8 E4M3: the nearest code, ties to even, saturating at ±448; NaN stays NaN.
+struct Fp8 {
+    typedef uint8_t Stored;
+    static __device__ __forceinline__ float read(const Stored* at) {
+        uint32_t code = *at, magnitude = code & 0x7f;
+        float x = magnitude == 0x7f ? __uint_as_float(0x7fc00000u)
+                  : magnitude < 8   ? float(magnitude) * (1.0f / 512.0f)
+                                    : __uint_as_float((magnitude << 20) + (120u << 23));
+        return code & 0x80 ? -x : x;
+    }
+    static __device__ __forceinline__ Stored round(float x) {
+        uint32_t all = __float_as_uint(x), sign = all >> 24 & 0x80, bits = all & 0x7fffffff;
+        if (bits > 0x7f800000) return uint8_t(sign | 0x7f);
+        bits = min(bits, 0x43e00000u);
+        // Below 2^-6 codes are multiples of 2^-9: a sum with 2^23 of them rounds to one.
+        if (bits < 121u << 23) {
+            float step = __uint_as_float(141u << 23);
+            return uint8_t(sign | (__float_as_uint(__fadd_rn(__uint_as_float(bits), step)) - __float_as_uint(step)));
+        }
+        uint32_t rounded = bits + 0x7ffff + (bits >> 20 & 1);
+        return uint8_t(sign | ((rounded >> 20) - (120u << 3)));
+    }
+};
+// Codes whose vector has a scale.
+struct Int8 {
+    typedef int8_t Stored;
+    static __device__ __forceinline__ float read(const Stored* at) { return float(*at); }
+};
+
+// ---- sums ----------------------------------------------------------------------------------------------------------------
+
+// The sum over a warp, in one order, in all its lanes.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int flip = 16; flip > 0; flip /= 2) x += __shfl_xor_sync(ALL_LANES, x, flip);
+    return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int flip = 16; flip > 0; flip /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, flip));
+    return x;
+}
+
+// The sum over a block of whole warps, in one order, in all its threads. `scratch` has 32 elements; behind this it may
+// be used again.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < int(blockDim.x) / 32; w++) sum += scratch[w];
+    __syncthreads();
+    return sum;
+}
+__device__ __forceinline__ float block_max(float x, float* scratch) {
+    x = warp_max(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    float most = scratch[0];
+    for (int w = 1; w < int(blockDim.x) / 32; w++) most = fmaxf(most, scratch[w]);
+    __syncthreads();
+    return most;
+}
+
+// A float's bits as an unsigned key of the same order; NaN is the key 0, and the two zeros are equal.
+__device__ __forceinline__ uint32_t key_of(uint32_t bits) {
+    uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return 0;
+    return bits > 0x80000000u ? 0x80000000u - magnitude : 0x80000000u + magnitude;
+}
+
+// ---- activation functions; the numbers are those of `elementwise::number` on the host ------------------------------------
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float activation(int kind, float x) {
+    switch (kind) {
+        case 0: return 0.5f * x * erfcf(-x * 0.70710678118654752f);
+        case 1: return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+        case 2: return silu(x);
+        case 3: return tanhf(x);
+        default: return x;
+    }
+}
+
+// ---- ragged batches -----------------------------------------------------------------------------------------------------------
+
+// The sequence of a token: the last that begins at it or before. Empty ones begin where the next does, so the last is
+// the one that has the token.
+__device__ __forceinline__ int sequence_of(const int* query_starts, int seqs, int token) {
+    int low = 0, high = seqs;
+    while (low + 1 < high) {
+        int middle = (low + high) / 2;
+        if (query_starts[middle] <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}

@@ -1,0 +1,293 @@
+//! The paged cache: writes through block tables, and attention over a ragged batch.
+//!
+//! A pool is `[blocks, kv_heads, block_size, dim]`, and scales `[blocks, kv_heads, block_size]`: a block's stored bytes
+//! lie together, as [`KvBlockBytes`] has them.
+//!
+//! Indices from the batch (block ids, lengths) are the engine's and live on the device, so they are not checked one by
+//! one; a write to a block that is not there is left out.
+
+use super::CudaBackend;
+use super::attention::Call;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::driver::Memory;
+use super::heads::{Heads, Layout, in_row, split_qk};
+use crate::backend::check::elements;
+use crate::backend::*;
+use ferrum_types::{BlockId, Result};
+use std::ops::Range;
+
+/// A cache element that the kernels can store.
+pub trait CudaKvKind: KvDtypeKind {
+    /// The kernels that write it and that read it.
+    const KERNELS: [&'static str; 2];
+}
+
+macro_rules! kv_kinds {
+    ($($kind:ty => $append:literal, $attention:literal;)*) => {$(
+        impl CudaKvKind for $kind {
+            const KERNELS: [&'static str; 2] = [$append, $attention];
+        }
+    )*};
+}
+kv_kinds! {
+    KvF32 => "append_f32", "attention_f32";
+    KvFp16 => "append_f16", "attention_f16";
+    KvBf16 => "append_bf16", "attention_bf16";
+    KvFp8 => "append_fp8", "attention_fp8";
+    KvInt8 => "append_int8", "attention_int8";
+}
+
+/// Keys or values of one layer.
+pub struct CudaKvBuffer {
+    memory: Memory,
+}
+
+/// Scales of one layer, of keys and of values; nothing where the element has none.
+#[derive(Default)]
+pub struct CudaKvScales {
+    of: Option<[Memory; 2]>,
+}
+
+impl CudaKvScales {
+    fn args(&self) -> [Arg; 2] {
+        let at = |i: usize| self.of.as_ref().map_or(0, |both| both[i].at);
+        [Arg::At(at(0)), Arg::At(at(1))]
+    }
+}
+
+/// Where a batch says that keys and values are.
+fn batch_args(batch: &DeviceBatch<CudaBackend>, group: usize) -> [Arg; 5] {
+    [
+        (&batch.query_starts).into(),
+        (&batch.kv_lens).into(),
+        (&batch.block_tables[group]).into(),
+        Arg::Int(batch.shape.seqs),
+        Arg::Int(batch.shape.table_stride),
+    ]
+}
+
+/// Writes the batch's tokens from heads in any layout; the caller has checked bounds.
+fn append<K: CudaKvKind>(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    kv: &mut KvLayer<CudaBackend, K>,
+    [(k, k_from), (v, v_from)]: [Heads; 2],
+    batch: &DeviceBatch<CudaBackend>,
+) -> Result<()> {
+    let shape = kv.shape;
+    let vectors = elements(op, &[batch.shape.tokens, shape.kv_heads])?;
+    let [k_scales, v_scales] = kv.scales.args();
+    let ([k0, k1, k2], [v0, v1, v2]) = (k_from.args(), v_from.args());
+    let [starts, lens, tables, seqs, stride] = batch_args(batch, kv.group);
+    let args = [
+        Arg::At(kv.k.memory.at),
+        Arg::At(kv.v.memory.at),
+        k_scales,
+        v_scales,
+        Arg::Int(batch.shape.tokens),
+        k,
+        v,
+        Arg::Int(shape.head_dim),
+        Arg::Int(shape.stored_value_dim()),
+        k0,
+        k1,
+        k2,
+        v0,
+        v1,
+        v2,
+        starts,
+        lens,
+        tables,
+        seqs,
+        stride,
+        Arg::Int(shape.block_size),
+        Arg::Int(shape.kv_heads),
+        Arg::Int(shape.blocks),
+    ];
+    // A warp for each vector.
+    let grid = (vectors.div_ceil(4), 128, 0);
+    ctx.launch(op, (In::Kv, K::KERNELS[0]), grid, args)
+}
+
+impl BackendPagedKv for CudaBackend {}
+
+/// The names of the INT8 cache come with the contract.
+impl BackendInt8KvOps for CudaBackend {}
+
+impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
+    type KvBuffer = CudaKvBuffer;
+    type KvScales = CudaKvScales;
+
+    fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
+        const OP: &str = "alloc_kv_layer";
+        let lens = check::kv_shape(OP, &shape)?;
+        let zeros = |dims: &[usize]| {
+            let memory = Memory::new(&self.shared.driver, elements(OP, dims)?)?;
+            self.shared.zero(memory.at, memory.bytes)?;
+            Ok::<_, ferrum_types::Error>(memory)
+        };
+        let of = match K::SCALED {
+            true => Some([zeros(&[lens.key_heads, 4])?, zeros(&[lens.value_heads, 4])?]),
+            false => None,
+        };
+        Ok(KvLayer {
+            k: CudaKvBuffer {
+                memory: zeros(&[lens.keys, K::DTYPE.size()])?,
+            },
+            v: CudaKvBuffer {
+                memory: zeros(&[lens.values, K::DTYPE.size()])?,
+            },
+            scales: CudaKvScales { of },
+            shape,
+            group: 0,
+        })
+    }
+
+    fn kv_append(
+        ctx: &mut CudaContext,
+        kv: &mut KvLayer<Self, K>,
+        k: &CudaBuffer<f32>,
+        v: &CudaBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        check::kv_append((kv.group, &kv.shape), k, v, batch)?;
+        let from = |head_dim| {
+            let heads = HeadsShape {
+                tokens: batch.shape.tokens,
+                heads: kv.shape.kv_heads,
+                head_dim,
+            };
+            Layout::of(HeadLayout::TokenMajor, heads)
+        };
+        let k = (k.into(), from(kv.shape.head_dim));
+        let v = (v.into(), from(kv.shape.stored_value_dim()));
+        append(ctx, "kv_append", kv, [k, v], batch)
+    }
+
+    fn kv_append_qkv(
+        ctx: &mut CudaContext,
+        input: PagedQkv<'_, Self>,
+        q: &mut CudaBuffer<f32>,
+        kv: &mut KvLayer<Self, K>,
+        batch: &DeviceBatch<Self>,
+    ) -> Result<()> {
+        const OP: &str = "kv_append_qkv";
+        let lens = check::kv_append_qkv((kv.group, &kv.shape), &input, q, batch)?;
+        let PagedQkv {
+            qkv,
+            transform,
+            shape,
+        } = input;
+        let token_major = |heads| Layout::of(HeadLayout::TokenMajor, heads);
+        let q = (q.into(), token_major(shape.q()));
+        let k = (
+            Arg::At(ctx.scratch(lens.k.saturating_mul(4))?),
+            token_major(shape.k()),
+        );
+        split_qk(ctx, OP, qkv, [q, k], transform, shape)?;
+        // Values go straight from the projection.
+        let [_, _, v_from] = in_row(shape);
+        append(ctx, OP, kv, [k, (qkv.into(), v_from)], batch)
+    }
+
+    fn kv_attention(
+        ctx: &mut CudaContext,
+        q: &CudaBuffer<f32>,
+        kv: &KvLayer<Self, K>,
+        sinks: Option<&CudaBuffer<f32>>,
+        batch: &DeviceBatch<Self>,
+        out: &mut CudaBuffer<f32>,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        const OP: &str = "kv_attention";
+        check::kv_attention((kv.group, &kv.shape), q, sinks, batch, out, config)?;
+        let call = Call::of(HeadLayout::TokenMajor, batch.shape.tokens, config);
+        let [k_scales, v_scales] = kv.scales.args();
+        let (values, scales, width) = match kv.shape.values_in_keys {
+            true => (kv.k.memory.at, k_scales, config.head_dim),
+            false => (kv.v.memory.at, v_scales, config.value_dim),
+        };
+        let mut args = [Arg::At(0); 27];
+        args[..15].copy_from_slice(&call.args([out.into(), q.into(), sinks.into()]));
+        args[15..19].copy_from_slice(&[Arg::At(kv.k.memory.at), Arg::At(values), k_scales, scales]);
+        args[19..24].copy_from_slice(&batch_args(batch, kv.group));
+        args[24..].copy_from_slice(&[kv.shape.block_size, kv.shape.kv_heads, width].map(Arg::Int));
+        ctx.launch(OP, (In::Attention, K::KERNELS[1]), call.grid(OP)?, args)
+    }
+
+    fn kv_copy_blocks(
+        ctx: &mut CudaContext,
+        kv: &mut KvLayer<Self, K>,
+        pairs: &[(BlockId, BlockId)],
+    ) -> Result<()> {
+        const OP: &str = "kv_copy_blocks";
+        check::kv_copy_blocks(kv.shape.blocks, pairs)?;
+        for (from, to) in pairs.iter().filter(|(from, to)| from != to) {
+            for (at, bytes) in pools(kv) {
+                let offset = |block: BlockId| at + u64::from(block.0) * bytes as u64;
+                ctx.stream().copy(OP, offset(*to), offset(*from), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kv_read_blocks(
+        ctx: &mut CudaContext,
+        kv: &KvLayer<Self, K>,
+        blocks: &mut [(BlockId, &mut [u8])],
+    ) -> Result<()> {
+        const OP: &str = "kv_read_blocks";
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
+        for (block, bytes) in blocks {
+            for ((at, size), part) in pools(kv).into_iter().zip(ranges(&parts)) {
+                let from = at + u64::from(block.0) * size as u64;
+                ctx.download(OP, from, &mut bytes[part])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kv_write_blocks(
+        ctx: &mut CudaContext,
+        kv: &mut KvLayer<Self, K>,
+        blocks: &[(BlockId, &[u8])],
+    ) -> Result<()> {
+        const OP: &str = "kv_write_blocks";
+        let lengths = blocks.iter().map(|(block, bytes)| (*block, bytes.len()));
+        let parts = kv.shape.check_block_bytes::<K>(OP, lengths)?;
+        for (block, bytes) in blocks {
+            for ((at, size), part) in pools(kv).into_iter().zip(ranges(&parts)) {
+                let to = at + u64::from(block.0) * size as u64;
+                ctx.upload(OP, to, &bytes[part])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keys, values and their scales: where they begin, and the bytes of a block.
+fn pools<K: CudaKvKind>(kv: &KvLayer<CudaBackend, K>) -> [(u64, usize); 4] {
+    let of = |memory: Option<&Memory>| {
+        memory.map_or((0, 0), |memory| (memory.at, memory.bytes / kv.shape.blocks))
+    };
+    let scales = |i: usize| of(kv.scales.of.as_ref().map(|both| &both[i]));
+    [
+        of(Some(&kv.k.memory)),
+        of(Some(&kv.v.memory)),
+        scales(0),
+        scales(1),
+    ]
+}
+
+/// What [`pools`] are of the bytes of a block.
+fn ranges(parts: &KvBlockBytes) -> [Range<usize>; 4] {
+    [
+        parts.keys.clone(),
+        parts.values.clone(),
+        parts.key_scales.clone(),
+        parts.value_scales.clone(),
+    ]
+}

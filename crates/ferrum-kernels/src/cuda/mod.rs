@@ -1,0 +1,470 @@
+//! The CUDA backend: NVIDIA GPUs from compute capability 8.0 on.
+//!
+//! Activations and sums are f32; dense weights keep the precision of the file and are widened in registers.
+//!
+//! * `driver.rs` is all that calls the driver, whose library is opened at run time; `compiler.rs` all that calls NVRTC.
+//! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
+//! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
+//! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
+//!   in `kernels/`, which NVRTC compiles for the device that is there when it is opened; the machine code is kept in the
+//!   user's cache.
+//!
+//! What goes wrong on the device is [`ferrum_types::Error::Device`] of the call that waits for it, and of all later ones.
+//!
+//! **What has been executed.** Tests run all of this, kernels included, under the stand-in driver of
+//! `tools/cuda-emulator`, and compile every kernel with NVIDIA's compiler where that is installed. On a real device
+//! nothing has been executed.
+
+mod attention;
+mod buffer;
+mod compiler;
+mod context;
+mod conv;
+mod core;
+mod driver;
+mod elementwise;
+mod gemm;
+mod heads;
+mod kv;
+mod norm;
+mod weight;
+
+pub use self::buffer::CudaBuffer;
+pub use self::context::CudaContext;
+pub use self::kv::{CudaKvBuffer, CudaKvKind, CudaKvScales};
+pub use self::weight::CudaWeight;
+
+use self::core::Shared;
+use crate::backend::*;
+use ferrum_types::{Element, FloatElement, Result};
+use std::sync::Arc;
+
+/// An NVIDIA GPU.
+#[derive(Clone)]
+pub struct CudaBackend {
+    shared: Arc<Shared>,
+}
+
+type Buf = CudaBuffer<f32>;
+type Ctx = CudaContext;
+
+impl Backend for CudaBackend {
+    const NAME: &'static str = "cuda";
+
+    type Act = f32;
+    type Residual = f32;
+    type Logit = f32;
+    type Buffer<T: Element> = CudaBuffer<T>;
+    type Weight = CudaWeight;
+    type Context = CudaContext;
+    type Timer = HostTimer<Self>;
+
+    fn devices() -> Vec<DeviceInfo> {
+        self::core::devices()
+    }
+
+    fn open(ordinal: usize) -> Result<Self> {
+        Ok(Self {
+            shared: Arc::new(self::core::open(ordinal)?),
+        })
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.shared.info()
+    }
+
+    fn new_context(&self) -> Result<CudaContext> {
+        CudaContext::new(self.clone())
+    }
+
+    fn device(ctx: &CudaContext) -> &Self {
+        &ctx.backend
+    }
+
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    fn sync(ctx: &mut CudaContext) -> Result<()> {
+        ctx.finish("sync")
+    }
+
+    fn alloc<T: Element>(&self, len: usize) -> Result<CudaBuffer<T>> {
+        CudaBuffer::zeros(&self.shared, len)
+    }
+
+    fn host_buffer<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        let bytes = check::elements("host_buffer", &[len, size_of::<T>()])?;
+        let memory = context::host_memory(&self.shared, bytes)?;
+        Ok(HostBuffer::of_device(memory, len))
+    }
+
+    fn from_slice<T: Element>(&self, data: &[T]) -> Result<CudaBuffer<T>> {
+        let mut buffer = CudaBuffer::unwritten(&self.shared, data.len())?;
+        let mut ctx = self.new_context()?;
+        context::write(&mut ctx, &mut buffer, 0, data)?;
+        ctx.finish("write")?;
+        Ok(buffer)
+    }
+
+    fn write<T: Element>(
+        ctx: &mut Ctx,
+        dst: &mut CudaBuffer<T>,
+        offset: usize,
+        src: &[T],
+    ) -> Result<()> {
+        context::write(ctx, dst, offset, src)
+    }
+
+    fn write_packed<'b, 'p>(
+        ctx: &mut Ctx,
+        src: &[i32],
+        to: impl IntoIterator<Item = (&'b mut CudaBuffer<i32>, &'p [UploadPiece])>,
+    ) -> Result<()> {
+        context::write_packed(ctx, src, to)
+    }
+
+    fn read<T: Element>(
+        ctx: &mut Ctx,
+        src: &CudaBuffer<T>,
+        offset: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        context::read(ctx, src, offset, out)
+    }
+
+    fn begin_read<T: Element>(
+        ctx: &mut Ctx,
+        src: &CudaBuffer<T>,
+        offset: usize,
+        len: usize,
+    ) -> Result<PendingRead<T>> {
+        context::begin_read(ctx, src, offset, len)
+    }
+
+    fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<CudaWeight> {
+        weight::load(self.new_context()?, "from_weight_parts", parts, cols)
+    }
+
+    fn copy_slice<T: Element>(
+        ctx: &mut Ctx,
+        src: &CudaBuffer<T>,
+        src_offset: usize,
+        dst: &mut CudaBuffer<T>,
+        dst_offset: usize,
+        len: usize,
+    ) -> Result<()> {
+        context::copy_slice(ctx, (src, src_offset), (dst, dst_offset), len)
+    }
+
+    fn gemm<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &Buf,
+        weight: &CudaWeight,
+        out: &mut CudaBuffer<T>,
+        shape: GemmShape,
+    ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm", out)?;
+        gemm::gemm(ctx, x, weight, out, shape)
+    }
+
+    fn embedding_lookup(
+        ctx: &mut Ctx,
+        table: &CudaWeight,
+        ids: &CudaBuffer<i32>,
+        out: &mut Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::embedding_lookup(ctx, table, ids, out, shape)
+    }
+
+    fn gather_rows<T: Element>(
+        ctx: &mut Ctx,
+        src: &CudaBuffer<T>,
+        rows: &CudaBuffer<i32>,
+        out: &mut CudaBuffer<T>,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::gather_rows(ctx, src, rows, out, shape)
+    }
+
+    fn argmax_rows(
+        ctx: &mut Ctx,
+        x: &Buf,
+        out: &mut CudaBuffer<i32>,
+        shape: RowShape,
+    ) -> Result<()> {
+        gemm::argmax_rows(ctx, x, out, shape)
+    }
+
+    fn rms_norm<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &CudaBuffer<T>,
+        weight: &Buf,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("rms_norm", x)?;
+        norm::rms_norm(ctx, x, weight, out, shape)
+    }
+
+    fn fused_add_rms_norm(
+        ctx: &mut Ctx,
+        residual: &mut Buf,
+        x: &Buf,
+        weight: &Buf,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        norm::fused_add_rms_norm(ctx, residual, x, weight, out, shape)
+    }
+
+    fn layer_norm<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &CudaBuffer<T>,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        out: &mut Buf,
+        shape: NormShape,
+    ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("layer_norm", x)?;
+        norm::layer_norm(ctx, x, weight, bias, out, shape)
+    }
+
+    fn activate<T: FloatElement>(
+        ctx: &mut Ctx,
+        activation: Activation,
+        x: &CudaBuffer<T>,
+        y: Option<&CudaBuffer<T>>,
+        out: &mut CudaBuffer<T>,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only::<Self, T, f32>("activate", x)?;
+        let y = y
+            .map(|y| check::only::<Self, T, f32>("activate", y))
+            .transpose()?;
+        let out = check::only_mut::<Self, T, f32>("activate", out)?;
+        elementwise::activate(ctx, activation, (x, y), out, len)
+    }
+
+    fn fused_silu_mul_split(
+        ctx: &mut Ctx,
+        gate_up: &Buf,
+        out: &mut Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        elementwise::gated(
+            ctx,
+            "fused_silu_mul_split",
+            Activation::Silu,
+            gate_up,
+            out,
+            shape,
+        )
+    }
+
+    fn fused_gelu_mul_split(
+        ctx: &mut Ctx,
+        gate_up: &Buf,
+        out: &mut Buf,
+        kind: GeluKind,
+        shape: RowShape,
+    ) -> Result<()> {
+        elementwise::gated(
+            ctx,
+            "fused_gelu_mul_split",
+            Activation::Gelu(kind),
+            gate_up,
+            out,
+            shape,
+        )
+    }
+
+    fn add_bias<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut CudaBuffer<T>,
+        bias: &Buf,
+        shape: RowShape,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_bias", x)?;
+        elementwise::add_bias(ctx, x, bias, shape)
+    }
+
+    fn add_inplace<T: FloatElement, U: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut CudaBuffer<T>,
+        y: &CudaBuffer<U>,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("add_inplace", y)?;
+        elementwise::scaled_add(ctx, "add_inplace", x, y, 1.0, len)
+    }
+
+    fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut CudaBuffer<T>,
+        y: &CudaBuffer<U>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scaled_add_inplace", x)?;
+        let y = check::only::<Self, U, f32>("scaled_add_inplace", y)?;
+        elementwise::scaled_add(ctx, "scaled_add_inplace", x, y, scale, len)
+    }
+
+    fn scale_inplace<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut CudaBuffer<T>,
+        scale: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("scale_inplace", x)?;
+        elementwise::scale_inplace(ctx, x, scale, len)
+    }
+
+    fn softcap<T: FloatElement>(
+        ctx: &mut Ctx,
+        x: &mut CudaBuffer<T>,
+        cap: f32,
+        len: usize,
+    ) -> Result<()> {
+        let x = check::only_mut::<Self, T, f32>("softcap", x)?;
+        elementwise::softcap(ctx, x, cap, len)
+    }
+
+    fn split_qkv(
+        ctx: &mut Ctx,
+        qkv: &Buf,
+        q: &mut Buf,
+        k: &mut Buf,
+        v: &mut Buf,
+        shape: QkvShape,
+    ) -> Result<()> {
+        heads::split_qkv(ctx, qkv, [q, k, v], shape)
+    }
+
+    fn qk_norm_rope(
+        ctx: &mut Ctx,
+        x: &mut Buf,
+        layout: HeadLayout,
+        norm: Option<QkNorm<'_, Self>>,
+        rope: Option<Rope<'_, Self>>,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::qk_norm_rope(ctx, x, layout, norm, rope, shape)
+    }
+
+    fn split_qkv_norm_rope(
+        ctx: &mut Ctx,
+        qkv: &Buf,
+        q: &mut Buf,
+        k: &mut Buf,
+        v: &mut Buf,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()> {
+        heads::split_qkv_norm_rope(ctx, qkv, [q, k, v], transform, shape)
+    }
+
+    fn split_qkv_norm_rope_into_cache(
+        ctx: &mut Ctx,
+        qkv: &Buf,
+        q: &mut Buf,
+        caches: (&mut Buf, &mut Buf),
+        span: CacheSpan,
+        transform: QkvTransform<'_, Self>,
+        shape: QkvShape,
+    ) -> Result<()> {
+        heads::split_qkv_norm_rope_into_cache(ctx, qkv, q, caches, span, transform, shape)
+    }
+
+    fn kv_cache_append_head_major(
+        ctx: &mut Ctx,
+        k: &Buf,
+        v: &Buf,
+        caches: (&mut Buf, &mut Buf),
+        span: CacheSpan,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        heads::kv_cache_append_head_major(ctx, k, v, caches, span, shape)
+    }
+
+    fn transpose_head_to_token(
+        ctx: &mut Ctx,
+        src: &Buf,
+        dst: &mut Buf,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        let to = HeadLayout::TokenMajor;
+        heads::transpose(ctx, "transpose_head_to_token", src, dst, to, shape)
+    }
+
+    fn transpose_token_to_head(
+        ctx: &mut Ctx,
+        src: &Buf,
+        dst: &mut Buf,
+        shape: HeadsShape,
+    ) -> Result<()> {
+        let to = HeadLayout::HeadMajor;
+        heads::transpose(ctx, "transpose_token_to_head", src, dst, to, shape)
+    }
+
+    fn flash_attention(
+        ctx: &mut Ctx,
+        q: &Buf,
+        kv: (&Buf, &Buf),
+        sinks: Option<&Buf>,
+        out: &mut Buf,
+        shape: FlashShape,
+        config: &AttnConfig,
+    ) -> Result<()> {
+        attention::flash_attention(ctx, q, kv, sinks, out, shape, config)
+    }
+
+    fn mla_attention(
+        ctx: &mut Ctx,
+        q: &Buf,
+        latent: &Buf,
+        out: &mut Buf,
+        shape: MlaShape,
+    ) -> Result<()> {
+        attention::mla_attention(ctx, q, latent, out, shape)
+    }
+
+    fn conv1d(
+        ctx: &mut Ctx,
+        x: &Buf,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        out: &mut Buf,
+        shape: Conv1dShape,
+    ) -> Result<()> {
+        conv::conv1d(ctx, x, weight, bias, out, shape)
+    }
+
+    fn conv2d_patch(
+        ctx: &mut Ctx,
+        image: &Buf,
+        weight: &Buf,
+        bias: Option<&Buf>,
+        rows: &mut Buf,
+        shape: PatchShape,
+    ) -> Result<()> {
+        conv::conv2d_patch(ctx, image, weight, bias, rows, shape)
+    }
+}
+
+/// The host chooses tokens.
+impl BackendSample for CudaBackend {}
+
+/// Ranks exchange what is read into host memory.
+impl BackendCollective for CudaBackend {
+    fn group(ctx: &Ctx) -> Option<&GroupRank> {
+        ctx.group.as_ref()
+    }
+
+    fn join(ctx: &mut Ctx, rank: GroupRank) -> Result<()> {
+        join_once(&mut ctx.group, rank)
+    }
+}

@@ -1,0 +1,110 @@
+//! Models as a whole on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: every family against
+//! `transformers`, and the same bits whole and in chunks.
+//!
+//! A program of its own, so that only this backend is compiled for it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "support/mod.rs"]
+mod support;
+
+use ferrum_kernels::cuda::CudaBackend;
+use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, KvInt8};
+use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, load_weights};
+use ferrum_types::Error;
+use std::path::Path;
+use support::{
+    expected, fixture_dirs, fixtures, greedy, logits_in_chunks, max_difference, open, runner_in,
+};
+
+/// `None`, said aloud, where the emulator cannot be built.
+fn device() -> Option<CudaBackend> {
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        println!("skipped: {reason}");
+        return None;
+    }
+    Some(CudaBackend::open(0).unwrap())
+}
+
+fn has_experts(model: &Model) -> bool {
+    let mut layers = model.spec.layers.iter();
+    layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
+}
+
+/// Logits of all positions, and as many greedy tokens as `steps`.
+fn check(
+    device: &CudaBackend,
+    path: &Path,
+    expectation: &Path,
+    steps: usize,
+) -> Result<(), String> {
+    let model = open(path);
+    if has_experts(&model) {
+        return match load_weights::<_, Expanded>(device, &model, &mut |_, _| ()) {
+            Err(Error::Unsupported { .. }) => Ok(()),
+            other => Err(format!("{}: {:?}", path.display(), other.err())),
+        };
+    }
+    let expected = expected(expectation);
+    let layout = KvLayout::Paged { block_size: 8 };
+    let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, layout);
+    let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
+    let difference = max_difference(&found, &expected.logits);
+    println!("{}: {difference:.1e}", path.display());
+    if difference.is_nan() || difference > 1e-4 {
+        return Err(format!("{}: logits differ by {difference}", path.display()));
+    }
+    let found = greedy(&mut runner, &expected.tokens[..8], steps);
+    match found == expected.greedy[..steps] {
+        true => Ok(()),
+        false => Err(format!("{}: greedy tokens {found:?}", path.display())),
+    }
+}
+
+/// All families; one of them with all 64 tokens, the others with fewer, as the emulator is no card.
+#[test]
+fn cuda_backend_equals_transformers() {
+    let Some(device) = device() else { return };
+    let cases = fixture_dirs();
+    let checked = cases.iter().map(|dir| {
+        let steps = if dir.ends_with("qwen3") { 64 } else { 12 };
+        check(&device, dir, &dir.join("expected.safetensors"), steps)
+    });
+    let failures: Vec<_> = checked.filter_map(Result::err).collect();
+    let (failed, all) = (failures.len(), cases.len());
+    assert!(
+        failures.is_empty(),
+        "{failed} of {all}:\n{}",
+        failures.join("\n")
+    );
+}
+
+fn same_bits<K: KvDtypeKind>(device: &CudaBackend, name: &str)
+where
+    CudaBackend: BackendKvDtype<K>,
+{
+    let model = open(&fixtures().join(name));
+    let tokens = expected(&fixtures().join(name).join("expected.safetensors")).tokens;
+    let of = |layout, chunks: &[usize]| {
+        let mut runner = runner_in::<_, K, Expanded>(device, &model, layout);
+        let logits = logits_in_chunks(&mut runner, &tokens, chunks);
+        logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    let whole = of(KvLayout::Contiguous, &[96]);
+    for (layout, chunks) in [
+        (KvLayout::Paged { block_size: 7 }, &[96usize][..]),
+        (KvLayout::Paged { block_size: 8 }, &[17, 1, 3]),
+    ] {
+        assert!(
+            of(layout, chunks) == whole,
+            "{name}: {layout:?} in {chunks:?}"
+        );
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_chunks_and_blocks() {
+    let Some(device) = device() else { return };
+    same_bits::<KvF32>(&device, "qwen3");
+    same_bits::<KvFp16>(&device, "gemma2");
+    same_bits::<KvInt8>(&device, "mistral-window");
+}

@@ -1,0 +1,10 @@
+#!/bin/sh
+# build.sh FOLDER: builds the stand-in driver into FOLDER (libcuda.so, libnvrtc.so, device/, modules/).
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+cp -r "$here/device" "$1"
+flags="-std=c++17 -O2 -Wall -Wextra -fPIC -shared"
+c++ $flags "$here/cpp/memory.cpp" "$here/cpp/execute.cpp" "$here/cpp/driver.cpp" \
+    -Wl,-soname,libcuda.so -o "$1/libcuda.so" -ldl
+c++ $flags "$here/cpp/nvrtc.cpp" -Wl,-soname,libnvrtc.so -o "$1/libnvrtc.so" -ldl

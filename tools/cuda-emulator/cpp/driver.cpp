@@ -1,0 +1,548 @@
+// The driver API, as far as Ferrum calls it.
+//
+// Work of a stream is put in a queue and runs as late as it may: when somebody waits for it. So whoever reads too
+// early, or gives a buffer back too early, finds out every time. At a draw of the seed some of it runs earlier.
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "emulator.hpp"
+
+using namespace emulator;
+
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr;
+typedef int CUdevice;
+
+namespace {
+
+enum : CUresult {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    LAUNCH_OUT_OF_RESOURCES = 701,
+    LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+};
+
+struct Event;
+struct Stream;
+
+struct Op {
+    std::function<std::string()> run;
+    // An event that has to have come before.
+    Event* event = nullptr;
+    uint64_t version = 0;
+};
+
+struct Event {
+    uint64_t recorded = 0, done = 0;
+    Stream* stream = nullptr;
+};
+
+struct Graph {
+    std::vector<Op> ops;
+};
+
+struct Stream {
+    std::deque<Op> queue;
+    bool capturing = false;
+    Graph captured;
+};
+
+struct Driver {
+    std::recursive_mutex mutex;
+    std::set<Stream*> streams;
+    std::map<std::string, Counters> counters;
+    std::set<Function*> functions;
+    CUresult sticky = SUCCESS;
+    std::string message;
+    unsigned contexts = 0;
+
+    ~Driver() {
+        for (Function* f : functions) add(*f);
+        write_counters(counters);
+    }
+    void add(Function& f) {
+        Counters& sum = counters[f.name];
+        sum.launches += f.counters.launches;
+        sum.threads += f.counters.threads;
+        sum.reads += f.counters.reads;
+        sum.writes += f.counters.writes;
+        sum.barriers += f.counters.barriers;
+        sum.warp_ops += f.counters.warp_ops;
+    }
+};
+
+Driver& driver() {
+    static Driver one;
+    return one;
+}
+
+CUresult fail(CUresult code, const std::string& message) {
+    Driver& d = driver();
+    d.message = message;
+    return code;
+}
+
+// What a card would answer to every later call.
+CUresult broken(const std::string& message) {
+    Driver& d = driver();
+    if (d.sticky == SUCCESS) {
+        std::fprintf(stderr, "cuda-emulator: %s\n", message.c_str());
+        d.sticky = LAUNCH_FAILED;
+        d.message = message;
+    }
+    return d.sticky;
+}
+
+CUresult run_until(Stream* stream, size_t left);
+
+CUresult run_one(Stream* stream) {
+    Op op = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    Driver& d = driver();
+    if (d.sticky != SUCCESS) return d.sticky;
+    while (op.event && op.event->done < op.version) {
+        Stream* other = op.event->stream;
+        if (!other || other->queue.empty()) return broken("a stream waits for an event that nobody records");
+        if (CUresult code = run_one(other)) return code;
+    }
+    if (!op.run) return SUCCESS;
+    std::string problem = op.run();
+    return problem.empty() ? SUCCESS : broken(problem);
+}
+
+CUresult run_until(Stream* stream, size_t left) {
+    while (stream->queue.size() > left)
+        if (CUresult code = run_one(stream)) return code;
+    return driver().sticky;
+}
+
+CUresult run_all() {
+    for (Stream* stream : driver().streams)
+        if (CUresult code = run_until(stream, 0)) return code;
+    return driver().sticky;
+}
+
+CUresult enqueue(Stream* stream, Op op) {
+    Driver& d = driver();
+    if (d.sticky != SUCCESS) return d.sticky;
+    if (!d.streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
+    if (stream->capturing) {
+        stream->captured.ops.push_back(std::move(op));
+        return SUCCESS;
+    }
+    stream->queue.push_back(std::move(op));
+    if (draw(16) == 0) return run_until(stream, draw(uint32_t(stream->queue.size())));
+    return SUCCESS;
+}
+
+bool any_capture() {
+    for (Stream* stream : driver().streams)
+        if (stream->capturing) return true;
+    return false;
+}
+
+struct Locked {
+    std::lock_guard<std::recursive_mutex> guard{driver().mutex};
+};
+
+CUresult launch(const Launch& what) {
+    std::string problem = execute(what);
+    return problem.empty() ? SUCCESS : broken(problem);
+}
+
+int on_module(struct dl_phdr_info* info, size_t, void* data) {
+    auto* module = static_cast<Module*>(data);
+    auto* map = static_cast<link_map*>(module->handle);
+    if (info->dlpi_addr != map->l_addr || module->begin) return 0;
+    uintptr_t begin = UINTPTR_MAX, end = 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
+        uintptr_t at = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        begin = std::min(begin, at);
+        end = std::max(end, at + info->dlpi_phdr[i].p_memsz);
+    }
+    module->begin = begin;
+    module->end = end;
+    return 0;
+}
+
+struct ModuleHandle {
+    std::shared_ptr<Module> module;
+    std::map<std::string, Function*> functions;
+};
+
+const char MAGIC[8] = {'C', 'U', 'D', 'A', 'E', 'M', 'U', '1'};
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuInit(unsigned) { return SUCCESS; }
+CUresult cuDriverGetVersion(int* version) {
+    *version = 13000;
+    return SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+    *count = 1;
+    return SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+    if (ordinal != 0) return fail(INVALID_DEVICE, "there is one device");
+    *device = 0;
+    return SUCCESS;
+}
+CUresult cuDeviceGetName(char* name, int len, CUdevice) {
+    std::snprintf(name, size_t(len), "CUDA emulator on the CPU");
+    return SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+    switch (attribute) {
+        case 1: *value = 1024; break;        // threads of a block
+        case 2: case 3: *value = 1024; break;
+        case 4: *value = 64; break;
+        case 5: *value = 2147483647; break;  // blocks of a grid
+        case 6: case 7: *value = 65535; break;
+        case 8: *value = 48 << 10; break;    // shared memory of a block
+        case 10: *value = 32; break;         // threads of a warp
+        case 16: *value = 4; break;          // multiprocessors
+        case 75: *value = 9; break;          // compute capability
+        case 76: *value = 0; break;
+        case 97: *value = 227 << 10; break;  // shared memory of a block that asks for it
+        default: return fail(INVALID_VALUE, "the emulator has no such attribute");
+    }
+    return SUCCESS;
+}
+CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+    *bytes = device_total();
+    return SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(void** context, CUdevice) {
+    Locked lock;
+    driver().contexts++;
+    *context = &driver();
+    return SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
+    Locked lock;
+    if (driver().contexts == 0) return fail(INVALID_CONTEXT, "the context was released more often than retained");
+    driver().contexts--;
+    return SUCCESS;
+}
+thread_local void* current_context = nullptr;
+CUresult cuCtxSetCurrent(void* context) {
+    current_context = context;
+    return SUCCESS;
+}
+#define NEEDS_CONTEXT \
+    Locked lock;      \
+    if (!current_context) return fail(INVALID_CONTEXT, "no context is current on this thread")
+
+CUresult cuGetErrorString(CUresult code, const char** text) {
+    Locked lock;
+    static thread_local std::string last;
+    last = driver().message.empty() ? "error " + std::to_string(code) : driver().message;
+    *text = last.c_str();
+    return SUCCESS;
+}
+
+// For tests that make errors.
+void emulator_reset() {
+    Locked lock;
+    for (Stream* stream : driver().streams) {
+        stream->queue.clear();
+        stream->capturing = false;
+    }
+    driver().sticky = SUCCESS;
+    driver().message.clear();
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+    NEEDS_CONTEXT;
+    *total = device_total();
+    *free = device_total() - device_used();
+    return SUCCESS;
+}
+CUresult cuMemAlloc_v2(CUdeviceptr* at, size_t bytes) {
+    NEEDS_CONTEXT;
+    if (bytes == 0) return fail(INVALID_VALUE, "an allocation of no bytes");
+    if (driver().sticky) return driver().sticky;
+    *at = device_alloc(bytes);
+    return *at ? SUCCESS : fail(OUT_OF_MEMORY, "out of memory");
+}
+CUresult cuMemFree_v2(CUdeviceptr at) {
+    NEEDS_CONTEXT;
+    // It waits for all that runs, and may not be called while something is captured.
+    if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "memory is freed while a stream is captured");
+    run_all();
+    return device_free(at) ? SUCCESS : fail(INVALID_VALUE, "no such allocation");
+}
+CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) {
+    NEEDS_CONTEXT;
+    *at = host_alloc(bytes);
+    return *at ? SUCCESS : fail(OUT_OF_MEMORY, "out of memory of the host");
+}
+CUresult cuMemFreeHost(void* at) {
+    NEEDS_CONTEXT;
+    run_all();
+    return host_free(at) ? SUCCESS : fail(INVALID_VALUE, "no such memory of the host");
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, Stream* stream) {
+    NEEDS_CONTEXT;
+    auto copy = [to, bytes](const void* source) {
+        std::string problem = check_range(to, bytes, false);
+        if (!problem.empty()) return "a copy to the device: " + problem;
+        std::memcpy(reinterpret_cast<void*>(to), source, bytes);
+        mark_written(to, bytes);
+        return std::string();
+    };
+    if (is_pinned(from, bytes)) return enqueue(stream, {[=] { return copy(from); }});
+    if (driver().streams.count(stream) && stream->capturing)
+        return fail(CAPTURE_UNSUPPORTED, "a copy from pageable memory is captured");
+    auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
+                                                      static_cast<const char*>(from) + bytes);
+    return enqueue(stream, {[=] { return copy(staged->data()); }});
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* stream) {
+    NEEDS_CONTEXT;
+    // Bytes that nothing has written may be read back: whoever does that sees what they are.
+    Op op = {[=] {
+        std::string problem = check_range(from, bytes, false);
+        if (!problem.empty()) return "a copy from the device: " + problem;
+        std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+        return std::string();
+    }};
+    CUresult code = enqueue(stream, std::move(op));
+    return code || is_pinned(to, bytes) || stream->capturing ? code : run_until(stream, 0);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, Stream* stream) {
+    NEEDS_CONTEXT;
+    return enqueue(stream, {[=] {
+        std::string problem = check_range(from, bytes, false);
+        if (problem.empty()) problem = check_range(to, bytes, false);
+        if (!problem.empty()) return "a copy on the device: " + problem;
+        if (to < from + bytes && from < to + bytes && to != from)
+            return std::string("a copy on the device between ranges that overlap");
+        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+        copy_shadow(to, from, bytes);
+        return std::string();
+    }});
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, Stream* stream) {
+    NEEDS_CONTEXT;
+    return enqueue(stream, {[=] {
+        std::string problem = check_range(to, bytes, false);
+        if (!problem.empty()) return "a fill: " + problem;
+        std::memset(reinterpret_cast<void*>(to), value, bytes);
+        mark_written(to, bytes);
+        return std::string();
+    }});
+}
+
+// ---- streams and events ----------------------------------------------------------------------------------------------------
+
+CUresult cuStreamCreate(Stream** stream, unsigned) {
+    NEEDS_CONTEXT;
+    *stream = new Stream;
+    driver().streams.insert(*stream);
+    return SUCCESS;
+}
+CUresult cuStreamDestroy_v2(Stream* stream) {
+    NEEDS_CONTEXT;
+    if (!driver().streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
+    run_until(stream, 0);
+    driver().streams.erase(stream);
+    delete stream;
+    return SUCCESS;
+}
+CUresult cuStreamSynchronize(Stream* stream) {
+    NEEDS_CONTEXT;
+    if (!driver().streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
+    if (stream->capturing) return fail(CAPTURE_UNSUPPORTED, "the host waits for a stream that is captured");
+    return run_until(stream, 0);
+}
+CUresult cuEventCreate(Event** event, unsigned) {
+    NEEDS_CONTEXT;
+    *event = new Event;
+    return SUCCESS;
+}
+CUresult cuEventDestroy_v2(Event* event) {
+    NEEDS_CONTEXT;
+    run_all();
+    delete event;
+    return SUCCESS;
+}
+CUresult cuEventRecord(Event* event, Stream* stream) {
+    NEEDS_CONTEXT;
+    uint64_t version = ++event->recorded;
+    event->stream = stream;
+    return enqueue(stream, {[=] {
+        event->done = version;
+        return std::string();
+    }});
+}
+CUresult cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    NEEDS_CONTEXT;
+    return enqueue(stream, {nullptr, event, event->recorded});
+}
+CUresult cuEventSynchronize(Event* event) {
+    NEEDS_CONTEXT;
+    while (event->done < event->recorded) {
+        if (!event->stream || event->stream->queue.empty()) break;
+        if (CUresult code = run_one(event->stream)) return code;
+    }
+    return driver().sticky;
+}
+CUresult cuEventQuery(Event* event) {
+    NEEDS_CONTEXT;
+    if (driver().sticky) return driver().sticky;
+    if (event->done < event->recorded && event->stream && !event->stream->queue.empty()) run_one(event->stream);
+    return event->done < event->recorded ? NOT_READY : driver().sticky;
+}
+
+// ---- modules and launches ----------------------------------------------------------------------------------------------------
+
+CUresult cuModuleLoadData(ModuleHandle** out, const void* image) {
+    NEEDS_CONTEXT;
+    const char* bytes = static_cast<const char*>(image);
+    if (std::memcmp(bytes, MAGIC, 8)) return fail(INVALID_IMAGE, "the image is none of the emulator's");
+    uint64_t size;
+    std::memcpy(&size, bytes + 8, 8);
+    // A file of its own: the loader takes one of a path that it knows for the same library.
+    const char* folder = std::getenv("TMPDIR");
+    std::string path = std::string(folder ? folder : "/tmp") + "/cuda-module-XXXXXX";
+    int file = mkstemp(path.data());
+    size_t written = 0;
+    while (file >= 0 && written < size) {
+        ssize_t n = write(file, bytes + 16 + written, size - written);
+        if (n <= 0) return fail(OUT_OF_MEMORY, "no room for the module");
+        written += size_t(n);
+    }
+    close(file);
+    auto module = std::make_shared<Module>();
+    module->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    unlink(path.c_str());
+    if (!module->handle) return fail(INVALID_IMAGE, dlerror());
+    module->shared_begin = reinterpret_cast<uintptr_t>(dlsym(module->handle, "emulator_shared_begin"));
+    if (auto* begin = reinterpret_cast<char* (*)()>(module->shared_begin)) module->shared_begin = uintptr_t(begin());
+    dl_iterate_phdr(on_module, module.get());
+    // Behind that section lie those of templates, which have none of their own.
+    module->shared_end = module->end;
+    *out = new ModuleHandle{module, {}};
+    return SUCCESS;
+}
+CUresult cuModuleUnload(ModuleHandle* handle) {
+    NEEDS_CONTEXT;
+    run_all();
+    for (auto& [name, function] : handle->functions) {
+        driver().add(*function);
+        driver().functions.erase(function);
+        delete function;
+    }
+    dlclose(handle->module->handle);
+    delete handle;
+    return SUCCESS;
+}
+CUresult cuModuleGetFunction(Function** out, ModuleHandle* handle, const char* name) {
+    NEEDS_CONTEXT;
+    Function*& found = handle->functions[name];
+    if (!found) {
+        std::string call = std::string("emulator_kernel_") + name, sizes = std::string("emulator_sizes_") + name;
+        auto* entry = reinterpret_cast<void (*)(void**)>(dlsym(handle->module->handle, call.c_str()));
+        auto* of_sizes = reinterpret_cast<unsigned (*)(const unsigned**)>(dlsym(handle->module->handle, sizes.c_str()));
+        if (!entry || !of_sizes) {
+            handle->functions.erase(name);
+            return fail(NOT_FOUND, std::string("the module has no kernel ") + name);
+        }
+        const unsigned* all;
+        unsigned count = of_sizes(&all);
+        found = new Function{handle->module, name, entry, {all, all + count}, 48 << 10, {}};
+        driver().functions.insert(found);
+    }
+    *out = found;
+    return SUCCESS;
+}
+CUresult cuFuncSetAttribute(Function* function, int attribute, int value) {
+    NEEDS_CONTEXT;
+    // Dynamic shared memory; a preference of how it is carved is taken without effect.
+    if (attribute == 8) {
+        if (value > 227 << 10) return fail(INVALID_VALUE, "more dynamic shared memory than a block may have");
+        function->max_dynamic_shared = size_t(value);
+    }
+    return SUCCESS;
+}
+CUresult cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, Stream* stream, void** params, void** extra) {
+    NEEDS_CONTEXT;
+    Launch what = {function, {gx, gy, gz}, {bx, by, bz}, shared, {}};
+    size_t threads = what.block.count();
+    if (extra || !what.grid.count() || gy > 65535 || gz > 65535 || !threads || threads > 1024)
+        return fail(INVALID_VALUE, function->name + ": a grid or block that no card takes");
+    if (shared > function->max_dynamic_shared)
+        return fail(LAUNCH_OUT_OF_RESOURCES, function->name + ": more dynamic shared memory than was asked for");
+    for (size_t i = 0; i < function->sizes.size(); i++) {
+        auto* bytes = static_cast<unsigned char*>(params[i]);
+        what.arguments.emplace_back(bytes, bytes + function->sizes[i]);
+    }
+    return enqueue(stream, {[what] {
+        CUresult code = launch(what);
+        return code ? driver().message : std::string();
+    }});
+}
+
+// ---- graphs --------------------------------------------------------------------------------------------------------------------
+
+CUresult cuStreamBeginCapture_v2(Stream* stream, int) {
+    NEEDS_CONTEXT;
+    if (!driver().streams.count(stream) || stream->capturing) return fail(INVALID_HANDLE, "no stream to be captured");
+    stream->capturing = true;
+    stream->captured = Graph();
+    return SUCCESS;
+}
+CUresult cuStreamEndCapture(Stream* stream, Graph** graph) {
+    NEEDS_CONTEXT;
+    if (!stream->capturing) return fail(INVALID_VALUE, "the stream is not captured");
+    stream->capturing = false;
+    *graph = new Graph(std::move(stream->captured));
+    return SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, unsigned long long) {
+    NEEDS_CONTEXT;
+    *exec = new Graph(*graph);
+    return SUCCESS;
+}
+CUresult cuGraphLaunch(Graph* exec, Stream* stream) {
+    NEEDS_CONTEXT;
+    for (const Op& op : exec->ops)
+        if (CUresult code = enqueue(stream, op)) return code;
+    return SUCCESS;
+}
+CUresult cuGraphExecDestroy(Graph* exec) {
+    NEEDS_CONTEXT;
+    run_all();
+    delete exec;
+    return SUCCESS;
+}
+CUresult cuGraphDestroy(Graph* graph) {
+    NEEDS_CONTEXT;
+    delete graph;
+    return SUCCESS;
+}
+}

@@ -1,0 +1,85 @@
+// What the parts of the stand-in driver share.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+struct Dim {
+    unsigned x, y, z;
+    size_t count() const { return size_t(x) * y * z; }
+};
+
+// ---- memory (memory.cpp) ---------------------------------------------------------------------------------------
+
+// Device memory lies in one range of addresses with as large a shadow, of a byte for each byte.
+enum Shadow : uint8_t { NO_MEMORY = 0, UNWRITTEN = 1, WRITTEN = 2 };
+
+// 0 when the device has not so much left.
+uintptr_t device_alloc(size_t bytes);
+// Whether `at` is the start of an allocation, which is gone then.
+bool device_free(uintptr_t at);
+size_t device_used();
+size_t device_total();
+// A sentence on what is wrong with a range of device memory; empty when it is all right.
+std::string check_range(uintptr_t at, size_t bytes, bool reads);
+void mark_written(uintptr_t at, size_t bytes);
+void copy_shadow(uintptr_t to, uintptr_t from, size_t bytes);
+
+void* host_alloc(size_t bytes);
+bool host_free(void* at);
+// Whether all of it is memory that `host_alloc` gave.
+bool is_pinned(const void* at, size_t bytes);
+
+// Whether an access of a kernel to device memory is all right, fast. `false` also for other memory.
+bool device_access(uintptr_t at, size_t bytes, bool write);
+bool in_device_range(uintptr_t at);
+std::string describe(uintptr_t at, size_t bytes, bool write);
+
+// ---- kernels (execute.cpp) ---------------------------------------------------------------------------------------
+
+struct Module {
+    void* handle = nullptr;
+    std::string name;
+    uintptr_t shared_begin = 0, shared_end = 0;
+    // What is mapped of it: constants may be read there.
+    uintptr_t begin = 0, end = 0;
+};
+
+struct Counters {
+    uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0;
+};
+
+struct Function {
+    std::shared_ptr<Module> module;
+    std::string name;
+    void (*call)(void**) = nullptr;
+    std::vector<unsigned> sizes;
+    size_t max_dynamic_shared = 48 << 10;
+    Counters counters;
+};
+
+// Arguments as they were when the kernel was launched.
+struct Launch {
+    Function* function;
+    Dim grid, block;
+    size_t shared;
+    std::vector<std::vector<unsigned char>> arguments;
+};
+
+// Runs a kernel to its end. Gives a sentence where it did what no kernel may, else nothing.
+std::string execute(const Launch& launch);
+
+// Pseudo-random numbers of the seed in CUDA_EMULATOR_SEED.
+uint32_t draw(uint32_t below);
+
+// Writes the counters of all functions to the file in CUDA_EMULATOR_COUNTERS, where there is one.
+void write_counters(const std::map<std::string, Counters>& all);
+
+}  // namespace emulator

@@ -1,0 +1,550 @@
+// Runs kernels: blocks one after the other, the threads of a block as fibers.
+//
+// A fiber runs until it waits for others: for its block at a barrier, or for its warp at a shuffle or a product of
+// matrices. Which warp goes first is drawn from the seed, so a result that depends on an order that nothing
+// guarantees differs from run to run; accesses to shared memory that no barrier orders are errors at once.
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <algorithm>
+
+#include "emulator.hpp"
+
+extern "C" {
+typedef void (*EmulatorWarpOp)(void* const* lanes, unsigned mask);
+void emulator_switch(void** from, void* to);
+void emulator_fiber_main();
+}
+
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl emulator_switch
+.type emulator_switch, @function
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+constexpr size_t SAVED_WORDS = 6;
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl emulator_switch
+.type emulator_switch, %function
+emulator_switch:
+    stp x19, x20, [sp, #-160]!
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    ldp x19, x20, [sp], #160
+    ret
+)");
+#else
+#error "fibers are written for x86-64 and AArch64"
+#endif
+
+namespace emulator {
+namespace {
+
+constexpr size_t STACK = 128 << 10;
+constexpr size_t DYNAMIC = 256 << 10;
+constexpr uint16_t MANY = 0xffff;
+
+std::mt19937& generator() {
+    static std::mt19937 one = [] {
+        const char* seed = std::getenv("CUDA_EMULATOR_SEED");
+        return std::mt19937(seed ? std::strtoul(seed, nullptr, 10) : 1);
+    }();
+    return one;
+}
+
+enum class State { NEW, READY, AT_BARRIER, AT_WARP, DONE };
+
+struct AsyncCopy {
+    uintptr_t to, from;
+    unsigned bytes;
+};
+
+struct Lane {
+    State state = State::NEW;
+    void* sp = nullptr;
+    char* stack = nullptr;
+    Dim thread{};
+    // At a collective of its warp.
+    unsigned mask = 0;
+    EmulatorWarpOp op = nullptr;
+    void* arg = nullptr;
+    // Copies that were begun; groups end where they were committed.
+    std::vector<AsyncCopy> copies;
+    std::vector<size_t> groups;
+};
+
+// Who touched a byte of shared memory last, and when.
+struct Touch {
+    uint32_t block = 0;
+    uint32_t write_epoch = 0, read_epoch = 0;
+    uint32_t write_warp_epoch = 0, read_warp_epoch = 0;
+    uint16_t writer = 0, reader = 0;
+    bool written = false, read = false;
+};
+
+struct Engine {
+    const Launch* launch = nullptr;
+    std::vector<Lane> lanes;
+    std::vector<uint32_t> warp_epochs;
+    std::vector<char*> stacks;
+    std::vector<void*> pointers;
+    void* scheduler = nullptr;
+    size_t current = 0;
+    Dim block{};
+    uint32_t block_number = 0, epoch = 0;
+    size_t alive = 0, waiting = 0;
+    std::string fault;
+    char* dynamic = nullptr;
+    std::vector<Touch> static_touch, dynamic_touch;
+    Counters* counters = nullptr;
+    bool running = false;
+
+    Lane& lane() { return lanes[current]; }
+};
+
+Engine& engine() {
+    static Engine one;
+    return one;
+}
+
+char* take_stack(Engine& e) {
+    if (!e.stacks.empty()) {
+        char* stack = e.stacks.back();
+        e.stacks.pop_back();
+        return stack;
+    }
+    void* at = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) std::abort();
+    return static_cast<char*>(at);
+}
+
+void start(Engine& e, Lane& lane) {
+    lane.stack = take_stack(e);
+    auto* top = reinterpret_cast<void**>(lane.stack + STACK - 64);
+#if defined(__x86_64__)
+    // A function begins 8 bytes off a multiple of 16, as behind a call.
+    top[-1] = nullptr;
+    top[-2] = reinterpret_cast<void*>(emulator_fiber_main);
+    lane.sp = top - 2 - SAVED_WORDS;
+#else
+    void** frame = top - 20;
+    std::memset(frame, 0, 160);
+    frame[11] = reinterpret_cast<void*>(emulator_fiber_main);
+    lane.sp = frame;
+#endif
+}
+
+void leave(Engine& e, State state) {
+    Lane& lane = e.lane();
+    lane.state = state;
+    emulator_switch(&lane.sp, e.scheduler);
+}
+
+void resume(Engine& e, size_t index) {
+    Lane& lane = e.lanes[index];
+    e.current = index;
+    if (lane.state == State::NEW) start(e, lane);
+    lane.state = State::READY;
+    emulator_switch(&e.scheduler, lane.sp);
+    if (lane.state == State::DONE) {
+        e.stacks.push_back(lane.stack);
+        lane.stack = nullptr;
+        e.alive--;
+    }
+}
+
+std::string place(const Engine& e) {
+    const Lane& lane = e.lanes[e.current];
+    char text[160];
+    std::snprintf(text, sizeof text, " in block (%u, %u, %u), thread (%u, %u, %u) of ", e.block.x, e.block.y, e.block.z,
+                  lane.thread.x, lane.thread.y, lane.thread.z);
+    return text + e.launch->function->name;
+}
+
+// Ends the launch: no fiber of it runs again.
+void fault(Engine& e, const std::string& reason) {
+    if (e.fault.empty()) e.fault = reason + place(e);
+    leave(e, State::DONE);
+}
+
+void release_barrier(Engine& e) {
+    for (Lane& lane : e.lanes)
+        if (lane.state == State::AT_BARRIER) lane.state = State::READY;
+    e.waiting = 0;
+    e.epoch++;
+    e.counters->barriers++;
+}
+
+void run_block(Engine& e) {
+    size_t count = e.lanes.size();
+    std::vector<size_t> warps((count + 31) / 32);
+    for (size_t i = 0; i < warps.size(); i++) warps[i] = i;
+    while (e.alive > 0 && e.fault.empty()) {
+        std::shuffle(warps.begin(), warps.end(), generator());
+        bool ran = false;
+        for (size_t warp : warps) {
+            size_t first = warp * 32, end = std::min(first + 32, count);
+            for (size_t i = first; i < end && e.fault.empty(); i++)
+                if (e.lanes[i].state == State::NEW || e.lanes[i].state == State::READY) {
+                    resume(e, i);
+                    ran = true;
+                }
+        }
+        if (e.alive > 0 && e.waiting == e.alive) {
+            release_barrier(e);
+            ran = true;
+        }
+        if (!ran && e.fault.empty()) {
+            size_t stuck = 0;
+            while (e.lanes[stuck].state == State::DONE) stuck++;
+            e.current = stuck;
+            bool barrier = e.lanes[stuck].state == State::AT_BARRIER;
+            e.fault = std::string("threads wait for ever: some are at ") +
+                      (barrier ? "a barrier of the block" : "a collective of their warp") + ", others never come" +
+                      place(e);
+        }
+    }
+}
+
+// ---- shared memory ---------------------------------------------------------------------------------------------------
+
+// Whether what `other` did in its epochs comes before what this lane does now.
+bool ordered(const Engine& e, uint32_t epoch, uint32_t warp_epoch, uint16_t other) {
+    if (other == e.current || epoch < e.epoch) return true;
+    if (other == MANY) return false;
+    return other / 32 == e.current / 32 && warp_epoch < e.warp_epochs[e.current / 32];
+}
+
+const char* touch(Engine& e, Touch& t, bool write) {
+    if (t.block != e.block_number) {
+        t = Touch();
+        t.block = e.block_number;
+    }
+    auto me = uint16_t(e.current);
+    uint32_t warp_epoch = e.warp_epochs[e.current / 32];
+    if (t.written && !ordered(e, t.write_epoch, t.write_warp_epoch, t.writer))
+        return write ? "two threads write the same shared memory with no barrier between them"
+                     : "a read of shared memory that another thread writes with no barrier between them";
+    if (write) {
+        if (t.read && !ordered(e, t.read_epoch, t.read_warp_epoch, t.reader))
+            return "a write of shared memory that another thread reads with no barrier between them";
+        t.written = true;
+        t.read = false;
+        t.writer = me;
+        t.write_epoch = e.epoch;
+        t.write_warp_epoch = warp_epoch;
+        return nullptr;
+    }
+    if (!t.written) return "a read of shared memory that nothing has written";
+    bool alone = !t.read || t.read_epoch < e.epoch || t.reader == me;
+    // Readers of one warp are told apart by its epoch alone.
+    bool same_warp = t.read && t.reader != MANY && t.reader / 32 == me / 32;
+    t.reader = alone || (same_warp && t.read_warp_epoch < warp_epoch) ? me : MANY;
+    t.read = true;
+    t.read_epoch = e.epoch;
+    t.read_warp_epoch = warp_epoch;
+    return nullptr;
+}
+
+bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char** problem) {
+    const Module& module = *e.launch->function->module;
+    auto dynamic = reinterpret_cast<uintptr_t>(e.dynamic);
+    std::vector<Touch>* touches;
+    size_t offset, size;
+    if (at - module.shared_begin < module.shared_end - module.shared_begin) {
+        touches = &e.static_touch;
+        offset = at - module.shared_begin;
+        size = module.shared_end - module.shared_begin;
+    } else if (at - dynamic < DYNAMIC) {
+        touches = &e.dynamic_touch;
+        offset = at - dynamic;
+        size = e.launch->shared;
+    } else {
+        return false;
+    }
+    if (offset + bytes > size) {
+        *problem = "an access behind the end of shared memory";
+        return true;
+    }
+    for (size_t i = 0; i < bytes && !*problem; i++) *problem = touch(e, (*touches)[offset + i], write);
+    return true;
+}
+
+void access(uintptr_t at, size_t bytes, size_t align, bool write) {
+    Engine& e = engine();
+    if (!e.running) return;
+    if (align > 1 && at % align) {
+        char text[96];
+        std::snprintf(text, sizeof text, "an access of %zu bytes at an address that is no multiple of %zu", bytes, align);
+        return fault(e, text);
+    }
+    if (device_access(at, bytes, write)) {
+        (write ? e.counters->writes : e.counters->reads) += bytes;
+        return;
+    }
+    const char* problem = nullptr;
+    if (shared_access(e, at, bytes, write, &problem)) {
+        if (problem) fault(e, problem);
+        return;
+    }
+    auto stack = reinterpret_cast<uintptr_t>(e.lane().stack);
+    if (at - stack < STACK) return;
+    const Module& module = *e.launch->function->module;
+    if (!write && at - module.begin < module.end - module.begin) return;
+    fault(e, describe(at, bytes, write));
+}
+
+// ---- collectives of a warp -------------------------------------------------------------------------------------------
+
+void no_op(void* const*, unsigned) {}
+
+void finish_copies(Engine& e, Lane& lane, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        AsyncCopy c = lane.copies[i];
+        access(c.from, c.bytes, c.bytes, false);
+        access(c.to, c.bytes, c.bytes, true);
+        std::memcpy(reinterpret_cast<void*>(c.to), reinterpret_cast<void*>(c.from), c.bytes);
+    }
+    lane.copies.erase(lane.copies.begin(), lane.copies.begin() + std::ptrdiff_t(count));
+    (void)e;
+}
+
+}  // namespace
+
+uint32_t draw(uint32_t below) { return std::uniform_int_distribution<uint32_t>(0, below - 1)(generator()); }
+
+std::string execute(const Launch& launch) {
+    Engine& e = engine();
+    if (!e.dynamic) {
+        e.dynamic = static_cast<char*>(std::aligned_alloc(4096, DYNAMIC));
+        e.dynamic_touch.resize(DYNAMIC);
+    }
+    const Module& module = *launch.function->module;
+    e.static_touch.assign(module.shared_end - module.shared_begin, Touch());
+    e.launch = &launch;
+    e.counters = &launch.function->counters;
+    e.counters->launches++;
+    e.fault.clear();
+    e.pointers.clear();
+    for (auto& argument : launch.arguments) e.pointers.push_back(const_cast<unsigned char*>(argument.data()));
+    size_t threads = launch.block.count(), blocks = launch.grid.count();
+    e.counters->threads += threads * blocks;
+    e.running = true;
+    // Blocks may run in any order; every other launch goes backwards.
+    bool backwards = draw(2) == 1;
+    for (size_t n = 0; n < blocks && e.fault.empty(); n++) {
+        size_t b = backwards ? blocks - 1 - n : n;
+        e.block = {unsigned(b % launch.grid.x), unsigned(b / launch.grid.x % launch.grid.y),
+                   unsigned(b / launch.grid.x / launch.grid.y)};
+        e.block_number++;
+        e.epoch = 1;
+        e.alive = threads;
+        e.waiting = 0;
+        e.lanes.resize(threads);
+        e.warp_epochs.assign((threads + 31) / 32, 1);
+        for (size_t i = 0; i < threads; i++) {
+            Lane& lane = e.lanes[i];
+            lane.state = State::NEW;
+            lane.thread = {unsigned(i % launch.block.x), unsigned(i / launch.block.x % launch.block.y),
+                           unsigned(i / launch.block.x / launch.block.y)};
+            lane.copies.clear();
+            lane.groups.clear();
+        }
+        run_block(e);
+    }
+    e.running = false;
+    for (Lane& lane : e.lanes) {
+        if (lane.stack && lane.state != State::DONE) e.stacks.push_back(lane.stack);
+        lane.stack = nullptr;
+    }
+    return e.fault;
+}
+
+void write_counters(const std::map<std::string, Counters>& all) {
+    const char* path = std::getenv("CUDA_EMULATOR_COUNTERS");
+    FILE* file = path ? std::fopen(path, "a") : nullptr;
+    if (!file) return;
+    for (auto& [name, c] : all)
+        if (c.launches)
+            std::fprintf(file, "%s launches %llu threads %llu read %llu written %llu barriers %llu warp_ops %llu\n",
+                         name.c_str(), (unsigned long long)c.launches, (unsigned long long)c.threads,
+                         (unsigned long long)c.reads, (unsigned long long)c.writes, (unsigned long long)c.barriers,
+                         (unsigned long long)c.warp_ops);
+    std::fclose(file);
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+extern "C" {
+
+void emulator_fiber_main() {
+    Engine& e = engine();
+    e.launch->function->call(e.pointers.data());
+    if (!e.lane().copies.empty()) fault(e, "a thread ends with asynchronous copies that it did not wait for");
+    leave(e, State::DONE);
+}
+
+struct EmulatorUint3 {
+    unsigned x, y, z;
+};
+EmulatorUint3 emulator_thread_idx() {
+    Dim d = engine().lane().thread;
+    return {d.x, d.y, d.z};
+}
+EmulatorUint3 emulator_block_idx() {
+    Dim d = engine().block;
+    return {d.x, d.y, d.z};
+}
+EmulatorUint3 emulator_block_dim() {
+    Dim d = engine().launch->block;
+    return {d.x, d.y, d.z};
+}
+EmulatorUint3 emulator_grid_dim() {
+    Dim d = engine().launch->grid;
+    return {d.x, d.y, d.z};
+}
+void* emulator_dynamic_shared() { return engine().dynamic; }
+void emulator_fault(const char* reason) { fault(engine(), reason); }
+
+void emulator_block_barrier() {
+    Engine& e = engine();
+    e.waiting++;
+    leave(e, State::AT_BARRIER);
+}
+
+void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg) {
+    Engine& e = engine();
+    size_t warp = e.current / 32, lane_index = e.current % 32;
+    if (!(mask >> lane_index & 1)) return fault(e, "a thread is not in the mask of its own collective");
+    Lane& me = e.lane();
+    me.mask = mask;
+    me.op = op;
+    me.arg = arg;
+    me.state = State::AT_WARP;
+    void* args[32] = {};
+    for (size_t i = 0; i < 32; i++) {
+        if (!(mask >> i & 1)) continue;
+        size_t index = warp * 32 + i;
+        if (index >= e.lanes.size() || e.lanes[index].state == State::DONE)
+            return fault(e, "a collective names a thread that is not there");
+        const Lane& other = e.lanes[index];
+        if (other.state != State::AT_WARP) return leave(e, State::AT_WARP);
+        if (other.mask != mask || other.op != op)
+            return fault(e, "threads of a warp meet at different collectives");
+        args[i] = other.arg;
+    }
+    e.counters->warp_ops++;
+    op(args, mask);
+    for (size_t i = 0; i < 32; i++)
+        if (mask >> i & 1) e.lanes[warp * 32 + i].state = State::READY;
+}
+
+void emulator_warp_barrier(unsigned mask) {
+    emulator_warp(mask, no_op, nullptr);
+    Engine& e = engine();
+    // The first that goes on opens the warp's next epoch; all others of the mask are behind the barrier, too.
+    Lane& me = e.lane();
+    size_t warp = e.current / 32;
+    if (me.op) {
+        for (size_t i = 0; i < 32; i++)
+            if (mask >> i & 1) e.lanes[warp * 32 + i].op = nullptr;
+        e.warp_epochs[warp]++;
+    }
+}
+
+void emulator_access(const void* at, unsigned bytes, unsigned align, int write) {
+    access(reinterpret_cast<uintptr_t>(at), bytes, align, write != 0);
+}
+
+void emulator_atomic(const void* at, unsigned bytes) {
+    // Atomics order themselves; only bounds and initialisation are looked at.
+    Engine& e = engine();
+    auto address = reinterpret_cast<uintptr_t>(at);
+    if (in_device_range(address)) {
+        access(address, bytes, bytes, false);
+        device_access(address, bytes, true);
+    }
+    (void)e;
+}
+
+void emulator_cp_async(void* dst, const void* src, unsigned bytes) {
+    Engine& e = engine();
+    auto to = reinterpret_cast<uintptr_t>(dst), from = reinterpret_cast<uintptr_t>(src);
+    if (to % bytes || from % bytes) return fault(e, "an asynchronous copy that is not aligned");
+    e.lane().copies.push_back({to, from, bytes});
+}
+
+void emulator_cp_async_commit() {
+    Lane& lane = engine().lane();
+    lane.groups.push_back(lane.copies.size());
+}
+
+void emulator_cp_async_wait(unsigned groups) {
+    Engine& e = engine();
+    Lane& lane = e.lane();
+    if (lane.groups.size() <= groups) return;
+    size_t done = lane.groups.size() - groups, count = lane.groups[done - 1];
+    lane.groups.erase(lane.groups.begin(), lane.groups.begin() + std::ptrdiff_t(done));
+    for (size_t& end : lane.groups) end -= count;
+    finish_copies(e, lane, count);
+}
+
+// What the host compiler calls for each access that others could see.
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+#define ACCESS(BYTES)                                                                                        \
+    void __tsan_read##BYTES(void* at) { access(reinterpret_cast<uintptr_t>(at), BYTES, BYTES, false); }      \
+    void __tsan_write##BYTES(void* at) { access(reinterpret_cast<uintptr_t>(at), BYTES, BYTES, true); }      \
+    void __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<uintptr_t>(at), BYTES, 1, false); } \
+    void __tsan_unaligned_write##BYTES(void* at) { access(reinterpret_cast<uintptr_t>(at), BYTES, 1, true); }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+void __tsan_read_range(void* at, size_t bytes) { access(reinterpret_cast<uintptr_t>(at), bytes, 1, false); }
+void __tsan_write_range(void* at, size_t bytes) { access(reinterpret_cast<uintptr_t>(at), bytes, 1, true); }
+}

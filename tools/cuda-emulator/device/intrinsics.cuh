@@ -1,0 +1,141 @@
+// The stand-in's form of ferrum-kernels' `intrinsics.cuh`, which it replaces: the same functions, without PTX.
+// Fragments have the layouts that the PTX manual gives for `ldmatrix` and `mma.sync`.
+#pragma once
+
+namespace emulator {
+
+EMULATOR_PLAIN inline float float_of_bf16(uint16_t bits) { return __uint_as_float(unsigned(bits) << 16); }
+
+EMULATOR_PLAIN inline float float_of_f16(uint16_t bits) {
+    unsigned sign = unsigned(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | fraction << 13);
+    if (exponent == 0) {
+        float x = std::ldexp(float(fraction), -24);
+        return sign ? -x : x;
+    }
+    return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+EMULATOR_PLAIN inline uint16_t bf16_of_float(float x) {
+    unsigned bits = __float_as_uint(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+EMULATOR_PLAIN inline uint16_t f16_of_float(float x) {
+    unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return 0x7fff;
+    if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (bits < 0x38800000) return uint16_t(sign | unsigned(std::nearbyint(std::ldexp(__uint_as_float(bits), 24))));
+    bits += 0xfff + (bits >> 13 & 1);
+    return uint16_t(sign | (bits - 0x38000000) >> 13);
+}
+
+struct Matrices {
+    const void* row;
+    uint32_t* out;
+};
+// Four 8 × 8 matrices of 16-bit elements; lanes 8i to 8i + 7 name the rows of matrix i.
+EMULATOR_PLAIN inline void ldmatrix_op(void* const* lanes, unsigned mask, bool transposed) {
+    if (mask != 0xffffffffu) return emulator_fault("ldmatrix needs all lanes of its warp");
+    uint16_t elements[4][8][8];
+    for (int i = 0; i < 32; i++) {
+        const void* row = static_cast<Matrices*>(lanes[i])->row;
+        std::memcpy(elements[i / 8][i % 8], row, 16);
+    }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4, col = lane % 4 * 2;
+            unsigned low = transposed ? elements[i][col][row] : elements[i][row][col];
+            unsigned high = transposed ? elements[i][col + 1][row] : elements[i][row][col + 1];
+            static_cast<Matrices*>(lanes[lane])->out[i] = low | high << 16;
+        }
+}
+EMULATOR_PLAIN inline void ldmatrix_plain(void* const* lanes, unsigned mask) { ldmatrix_op(lanes, mask, false); }
+EMULATOR_PLAIN inline void ldmatrix_transposed(void* const* lanes, unsigned mask) { ldmatrix_op(lanes, mask, true); }
+
+struct Product {
+    float* c;
+    const uint32_t* a;
+    uint32_t b[2];
+};
+// C[16, 8] += A[16, 16] · B[16, 8]: f32 sums of products of 16-bit elements.
+template <float (*ELEMENT)(uint16_t)>
+EMULATOR_PLAIN void mma_op(void* const* lanes, unsigned mask) {
+    if (mask != 0xffffffffu) return emulator_fault("mma.sync needs all lanes of its warp");
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const Product* p = static_cast<Product*>(lanes[lane]);
+        int group = lane / 4, pair = lane % 4 * 2;
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < 2; j++)
+                a[group + i % 2 * 8][pair + i / 2 * 8 + j] = ELEMENT(uint16_t(p->a[i] >> 16 * j));
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < 2; j++) b[pair + i * 8 + j][group] = ELEMENT(uint16_t(p->b[i] >> 16 * j));
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        float* c = static_cast<Product*>(lanes[lane])->c;
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+            double sum = c[i];
+            for (int k = 0; k < 16; k++) sum += double(a[row][k]) * b[k][col];
+            c[i] = float(sum);
+        }
+    }
+}
+
+}  // namespace emulator
+
+static inline float bf16_to_f32(uint16_t bits) { return emulator::float_of_bf16(bits); }
+static inline uint16_t f32_to_bf16(float x) { return emulator::bf16_of_float(x); }
+static inline float f16_to_f32(uint16_t bits) { return emulator::float_of_f16(bits); }
+static inline uint16_t f32_to_f16(float x) { return emulator::f16_of_float(x); }
+
+EMULATOR_PLAIN static inline uint4 load16(const void* at) {
+    emulator_access(at, 16, 16, 0);
+    uint4 out;
+    std::memcpy(&out, at, 16);
+    return out;
+}
+EMULATOR_PLAIN static inline uint2 load8(const void* at) {
+    emulator_access(at, 8, 8, 0);
+    uint2 out;
+    std::memcpy(&out, at, 8);
+    return out;
+}
+static inline uint4 load16_once(const void* at) { return load16(at); }
+EMULATOR_PLAIN static inline void store16(void* at, uint4 x) {
+    emulator_access(at, 16, 16, 1);
+    std::memcpy(at, &x, 16);
+}
+EMULATOR_PLAIN static inline void store8(void* at, uint2 x) {
+    emulator_access(at, 8, 8, 1);
+    std::memcpy(at, &x, 8);
+}
+
+EMULATOR_PLAIN static inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
+    emulator_access(row, 16, 16, 0);
+    emulator::Matrices arg = {row, out};
+    emulator_warp(0xffffffffu, emulator::ldmatrix_plain, &arg);
+}
+EMULATOR_PLAIN static inline void ldmatrix_x4_trans(uint32_t (&out)[4], const void* row) {
+    emulator_access(row, 16, 16, 0);
+    emulator::Matrices arg = {row, out};
+    emulator_warp(0xffffffffu, emulator::ldmatrix_transposed, &arg);
+}
+EMULATOR_PLAIN static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulator::Product arg = {c, a, {b0, b1}};
+    emulator_warp(0xffffffffu, emulator::mma_op<emulator::float_of_bf16>, &arg);
+}
+EMULATOR_PLAIN static inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulator::Product arg = {c, a, {b0, b1}};
+    emulator_warp(0xffffffffu, emulator::mma_op<emulator::float_of_f16>, &arg);
+}
+
+static inline void cp_async16(void* dst, const void* src) { emulator_cp_async(dst, src, 16); }
+static inline void cp_async_commit() { emulator_cp_async_commit(); }
+template <int GROUPS>
+static inline void cp_async_wait() {
+    emulator_cp_async_wait(GROUPS);
+}

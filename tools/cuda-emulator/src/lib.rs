@@ -1,0 +1,95 @@
+//! Builds the stand-in CUDA driver of this folder and makes it this process's `libcuda` and `libnvrtc`.
+//!
+//! The README says what it checks. A test calls [`load`] before the first call of CUDA; where there is no C++ compiler it
+//! says so, and the test prints that it was skipped.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const SOURCES: [&str; 8] = [
+    include_str!("../build.sh"),
+    include_str!("../cpp/emulator.hpp"),
+    include_str!("../cpp/memory.cpp"),
+    include_str!("../cpp/execute.cpp"),
+    include_str!("../cpp/driver.cpp"),
+    include_str!("../cpp/nvrtc.cpp"),
+    include_str!("../device/emulator.h"),
+    include_str!("../device/intrinsics.cuh"),
+];
+
+/// The folder with `libcuda.so` and `libnvrtc.so`, built if need be: for the loader's path of another process.
+///
+/// # Errors
+/// A sentence on why it cannot be built here.
+pub fn folder() -> Result<PathBuf, String> {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    FOLDER.get_or_init(build).clone()
+}
+
+fn build() -> Result<PathBuf, String> {
+    if !cfg!(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    )) {
+        return Err("the CUDA emulator is for Linux on x86-64 and AArch64".into());
+    }
+    let mut hasher = DefaultHasher::new();
+    SOURCES.hash(&mut hasher);
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let all = here.join("../../target/cuda-emulator");
+    let folder = all.join(format!("{:016x}", hasher.finish()));
+    if folder.join("libnvrtc.so").exists() {
+        return Ok(folder);
+    }
+    let beside = all.join(format!("build-{}", std::process::id()));
+    fs::create_dir_all(&beside).map_err(|e| format!("{}: {e}", beside.display()))?;
+    let output = Command::new("sh")
+        .arg(here.join("build.sh"))
+        .arg(&beside)
+        .output()
+        .map_err(|e| format!("no shell to build the CUDA emulator: {e}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("the CUDA emulator does not build: {}", said.trim()));
+    }
+    // Another process may have been faster; then its folder is the same.
+    if fs::rename(&beside, &folder).is_err() {
+        let _ = fs::remove_dir_all(&beside);
+    }
+    Ok(folder)
+}
+
+/// Makes the emulator the CUDA driver of this process: whoever opens `libcuda.so` from here on gets it.
+///
+/// # Errors
+/// A sentence on why there is none.
+pub fn load() -> Result<(), String> {
+    static LOADED: OnceLock<Result<[libloading::Library; 2], String>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(|| {
+        let folder = folder()?;
+        let open = |name: &str| {
+            // SAFETY: the library was built from this folder; its initialisers only register its own state.
+            unsafe { libloading::Library::new(folder.join(name)) }.map_err(|e| e.to_string())
+        };
+        Ok([open("libcuda.so")?, open("libnvrtc.so")?])
+    });
+    loaded.as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+/// Forgets an error that a kernel made, which would be the answer to every later call. The work that was queued is gone.
+pub fn reset() {
+    if let Ok(folder) = folder() {
+        // SAFETY: the library is loaded already, or runs nothing yet; the symbol is a function without arguments.
+        unsafe {
+            let library = libloading::Library::new(folder.join("libcuda.so"));
+            if let Ok(library) = library
+                && let Ok(reset) = library.get::<unsafe extern "C" fn()>(b"emulator_reset")
+            {
+                reset();
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! That the emulator computes what a card would, and finds what no kernel may do.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc;
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard};
+
+/// One device, one error at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct Device {
+    module: sys::CUmodule,
+    stream: sys::CUstream,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Panics unless a call of the driver gives success.
+fn ok(code: sys::CUresult) {
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "{}", words(code));
+}
+
+fn words(code: sys::CUresult) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the emulator gives a text that ends with zero.
+    unsafe {
+        sys::cuGetErrorString(code, &mut text);
+        std::ffi::CStr::from_ptr(text)
+            .to_string_lossy()
+            .into_owned()
+    }
+}
+
+/// The machine code of `kernels.cu`.
+fn compiled() -> Vec<u8> {
+    let (source, name) = (include_str!("kernels.cu"), "kernels.cu");
+    let [source, name, header, text] =
+        [source, name, "intrinsics.cuh", "#error replaced"].map(|t| CString::new(t).unwrap());
+    let mut program = null_mut();
+    // SAFETY: texts end with zero; sizes are those that are asked for.
+    unsafe {
+        nvrtc::nvrtcCreateProgram(
+            &mut program,
+            source.as_ptr(),
+            name.as_ptr(),
+            1,
+            &text.as_ptr(),
+            &header.as_ptr(),
+        );
+        let done = nvrtc::nvrtcCompileProgram(program, 0, std::ptr::null());
+        let mut size = 0;
+        nvrtc::nvrtcGetProgramLogSize(program, &mut size);
+        let mut log = vec![0u8; size];
+        nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+        let log = String::from_utf8_lossy(&log);
+        assert_eq!(done, nvrtc::nvrtcResult::NVRTC_SUCCESS, "{log}");
+        nvrtc::nvrtcGetCUBINSize(program, &mut size);
+        let mut cubin = vec![0u8; size];
+        nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast());
+        nvrtc::nvrtcDestroyProgram(&mut program);
+        cubin
+    }
+}
+
+impl Device {
+    /// `None`, said aloud, where the emulator cannot be built.
+    fn open() -> Option<Self> {
+        let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        if let Err(reason) = ferrum_cuda_emulator::load() {
+            println!("skipped: {reason}");
+            return None;
+        }
+        ferrum_cuda_emulator::reset();
+        let cubin = compiled();
+        let (mut context, mut module, mut stream) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: all outlive the calls.
+        unsafe {
+            ok(sys::cuInit(0));
+            ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
+            ok(sys::cuCtxSetCurrent(context));
+            ok(sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()));
+            ok(sys::cuStreamCreate(&mut stream, 1));
+        }
+        Some(Self {
+            module,
+            stream,
+            _alone: alone,
+        })
+    }
+
+    fn alloc(&self, bytes: usize) -> u64 {
+        let mut at = 0;
+        // SAFETY: `at` outlives the call.
+        ok(unsafe { sys::cuMemAlloc_v2(&mut at, bytes) });
+        at
+    }
+
+    fn upload<T: Copy>(&self, data: &[T]) -> u64 {
+        let at = self.alloc(size_of_val(data));
+        let from = data.as_ptr().cast();
+        // SAFETY: pageable memory is copied before the call returns.
+        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, size_of_val(data), self.stream) });
+        at
+    }
+
+    fn download(&self, at: u64, len: usize) -> Vec<f32> {
+        let mut out = vec![0f32; len];
+        let to = out.as_mut_ptr().cast();
+        // SAFETY: `out` has the bytes, and a copy to pageable memory ends before the call returns.
+        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, len * 4, self.stream) });
+        out
+    }
+
+    /// Launches a kernel and gives what went wrong.
+    fn run(&self, name: &str, blocks: u32, threads: u32, shared: u32, args: &mut [u64]) -> String {
+        let name = CString::new(name).unwrap();
+        let mut function = null_mut();
+        let mut places: Vec<_> = args
+            .iter_mut()
+            .map(|arg| std::ptr::from_mut(arg).cast::<c_void>())
+            .collect();
+        // SAFETY: the kernel has as many parameters; those that do wrong do it in the emulator, which finds it.
+        let code = unsafe {
+            ok(sys::cuModuleGetFunction(
+                &mut function,
+                self.module,
+                name.as_ptr(),
+            ));
+            let places = places.as_mut_ptr();
+            let stream = self.stream;
+            match sys::cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                stream,
+                places,
+                null_mut(),
+            ) {
+                sys::CUresult::CUDA_SUCCESS => sys::cuStreamSynchronize(self.stream),
+                code => code,
+            }
+        };
+        match code {
+            sys::CUresult::CUDA_SUCCESS => String::new(),
+            code => words(code),
+        }
+    }
+}
+
+fn float(x: f32) -> u64 {
+    u64::from(x.to_bits())
+}
+
+#[test]
+fn blocks_warps_and_shared_memory_compute() {
+    let Some(device) = Device::open() else { return };
+    let numbers: Vec<f32> = (0..256).map(|i| i as f32).collect();
+    let (x, out) = (device.upload(&numbers), device.alloc(4096));
+    assert_eq!(
+        device.run("add", 3, 100, 0, &mut [out, x, float(0.5), 256]),
+        ""
+    );
+    let expected: Vec<f32> = numbers.iter().map(|x| x + 0.5).collect();
+    assert_eq!(device.download(out, 256), expected);
+    assert_eq!(device.run("block_sum", 1, 128, 0, &mut [out, x, 256]), "");
+    assert_eq!(device.download(out, 1), [255.0 * 128.0]);
+    assert_eq!(device.run("async_copy", 1, 32, 512, &mut [out, x, 1]), "");
+    assert_eq!(device.download(out, 2), [124.0, 120.0]);
+}
+
+#[test]
+fn fragments_lie_as_the_manual_says() {
+    let Some(device) = Device::open() else { return };
+    let number = |i: usize, seed: usize| ((i * 7 + seed) % 13) as f32 - 6.0;
+    let a: Vec<f32> = (0..256).map(|i| number(i, 1)).collect();
+    let b: Vec<f32> = (0..128).map(|i| number(i, 5)).collect();
+    // Small integers are bf16 numbers with 16 zeros behind.
+    let bf16 = |all: &[f32]| -> Vec<u16> {
+        let upper = all.iter().map(|x| (x.to_bits() >> 16) as u16);
+        upper.collect()
+    };
+    let (da, db, out) = (
+        device.upload(&bf16(&a)),
+        device.upload(&bf16(&b)),
+        device.alloc(512),
+    );
+    assert_eq!(device.run("product", 1, 32, 0, &mut [out, da, db]), "");
+    let expected: Vec<f32> = (0..128)
+        .map(|i| (0..16).map(|k| a[i / 8 * 16 + k] * b[k * 8 + i % 8]).sum())
+        .collect();
+    assert_eq!(device.download(out, 128), expected);
+}
+
+#[test]
+fn what_no_kernel_may_do_is_an_error() {
+    let errors = [
+        ("add", 257, "out of bounds"),
+        ("add", 256, ""),
+        ("unwritten_memory", 0, "that nothing has written"),
+        ("missing_barrier", 0, "shared memory that"),
+        ("unwritten_shared", 0, "that nothing has written"),
+        ("behind_shared", 0, "behind the end of shared memory"),
+        ("write_race", 0, "two threads write the same shared memory"),
+        ("unaligned", 0, "no multiple of 16"),
+        ("split_barrier", 0, "wait for ever"),
+        ("lost_lane", 0, "a lane that takes no part"),
+        ("async_copy", 0, "nothing has written"),
+    ];
+    for (kernel, argument, expected) in errors {
+        let Some(device) = Device::open() else { return };
+        let (x, out) = (device.upload(&[1f32; 256]), device.alloc(4096));
+        let fresh = device.alloc(1024);
+        let mut args = match kernel {
+            "add" => vec![out, x, 0, argument],
+            "unwritten_memory" => vec![out, fresh],
+            _ => vec![out, x, 0],
+        };
+        let found = device.run(
+            kernel,
+            1,
+            if kernel == "add" { 288 } else { 64 },
+            1024,
+            &mut args,
+        );
+        match expected {
+            "" => assert_eq!(found, ""),
+            _ => assert!(
+                found.contains(expected) && found.contains(kernel),
+                "{kernel}: {found:?}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn freed_memory_is_gone() {
+    let Some(device) = Device::open() else { return };
+    let (x, out) = (device.upload(&[1f32; 64]), device.alloc(256));
+    // SAFETY: the use behind it is what the test is about; addresses of the emulator stay mapped.
+    ok(unsafe { sys::cuMemFree_v2(x) });
+    let found = device.run("add", 1, 64, 0, &mut [out, x, 0, 64]);
+    assert!(found.contains("that was freed"), "{found}");
+}
+
+#[test]
+fn captured_work_runs_when_it_is_replayed() {
+    let Some(device) = Device::open() else { return };
+    let x = device.upload(&[1f32; 4]);
+    let (mut graph, mut exec) = (null_mut(), null_mut());
+    // SAFETY: all outlive the calls.
+    unsafe {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok(sys::cuStreamBeginCapture_v2(device.stream, mode));
+        assert_ne!(
+            sys::cuStreamSynchronize(device.stream),
+            sys::CUresult::CUDA_SUCCESS
+        );
+        let mut args = [x, x, float(2.0), 4];
+        let mut function = null_mut();
+        ok(sys::cuModuleGetFunction(
+            &mut function,
+            device.module,
+            c"add".as_ptr(),
+        ));
+        let mut places = args
+            .each_mut()
+            .map(|arg| std::ptr::from_mut(arg).cast::<c_void>());
+        let stream = device.stream;
+        let places = places.as_mut_ptr();
+        ok(sys::cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            4,
+            1,
+            1,
+            0,
+            stream,
+            places,
+            null_mut(),
+        ));
+        ok(sys::cuStreamEndCapture(device.stream, &mut graph));
+        ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        assert_eq!(device.download(x, 4), [1.0; 4]);
+        ok(sys::cuGraphLaunch(exec, device.stream));
+        ok(sys::cuGraphLaunch(exec, device.stream));
+        assert_eq!(device.download(x, 4), [5.0; 4]);
+    }
+}

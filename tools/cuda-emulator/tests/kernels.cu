@@ -1,0 +1,90 @@
+// Kernels that are right, and kernels that each do one thing which no kernel may.
+#include "intrinsics.cuh"
+
+extern "C" __global__ void add(float* out, const float* x, float y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] + y;
+}
+
+// The sum of a block, through its warps and shared memory.
+extern "C" __global__ void block_sum(float* out, const float* x, int n) {
+    __shared__ float sums[32];
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    for (int flip = 16; flip > 0; flip /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, flip);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < blockDim.x / 32; w++) sum += sums[w];
+        *out = sum;
+    }
+}
+
+extern "C" __global__ void missing_barrier(float* out, const float* x) {
+    extern __shared__ float tile[];
+    tile[threadIdx.x] = x[threadIdx.x];
+    out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void unwritten_shared(float* out) {
+    __shared__ float tile[64];
+    if (threadIdx.x < 8) tile[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+extern "C" __global__ void unaligned(float* out, const float* x) {
+    uint4 v = load16(x + 1);
+    out[threadIdx.x] = __uint_as_float(v.x);
+}
+
+extern "C" __global__ void split_barrier(float* out) {
+    if (threadIdx.x < 32) __syncthreads();
+    else __shfl_sync(0xffffffffu, 1.0f, int(out[0]) * 0);
+    if (threadIdx.x == 40) __shfl_sync(1u << 8 | 1u << 9, 1.0f, 8);
+}
+
+// out[16, 8] = a[16, 16] · b[16, 8] of bf16, through ldmatrix and mma.sync.
+extern "C" __global__ void product(float* out, const unsigned short* a, const unsigned short* b) {
+    __shared__ unsigned short sa[16 * 16], sb[16 * 16];
+    int lane = threadIdx.x;
+    for (int i = lane; i < 256; i += 32) sa[i] = a[i];
+    for (int i = lane; i < 256; i += 32) sb[i] = i % 16 < 8 ? b[i / 16 * 8 + i % 16] : 0;
+    __syncwarp();
+    uint32_t fa[4], fb[4];
+    ldmatrix_x4(fa, sa + (lane % 16) * 16 + lane / 16 * 8);
+    ldmatrix_x4_trans(fb, sb + (lane % 16) * 16 + lane / 16 * 8);
+    float c[4] = {};
+    mma_bf16(c, fa, fb[0], fb[1]);
+    for (int i = 0; i < 4; i++) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+}
+
+extern "C" __global__ void async_copy(float* out, const float* x, int wait) {
+    extern __shared__ float tile[];
+    cp_async16(tile + threadIdx.x * 4, x + threadIdx.x * 4);
+    cp_async_commit();
+    if (wait) cp_async_wait<0>();
+    __syncthreads();
+    out[threadIdx.x] = tile[(blockDim.x - 1 - threadIdx.x) * 4];
+    if (!wait) cp_async_wait<0>();
+}
+
+extern "C" __global__ void unwritten_memory(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+
+extern "C" __global__ void behind_shared(float* out) {
+    extern __shared__ float tile[];
+    tile[256 + threadIdx.x] = 1;
+    out[threadIdx.x] = 1;
+}
+
+extern "C" __global__ void write_race(float* out) {
+    __shared__ float one[1];
+    one[0] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = one[0];
+}
+
+extern "C" __global__ void lost_lane(float* out) {
+    int lane = threadIdx.x % 32;
+    if (lane < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, 20);
+}
