@@ -25,7 +25,7 @@ fn floats(value: &Value) -> Vec<f64> {
 
 fn load_encoder(name: &str) -> LoadedModel {
     let model = read_encoder(ModelSource::open(fixture(name)).unwrap()).unwrap();
-    let tokenizer = Tokenizer::from_hf_dir(&fixture(name)).unwrap();
+    let tokenizer = Tokenizer::from_hf_dir(fixture(name)).unwrap();
     let options = BackendOptions {
         threads: Some(1),
         ..BackendOptions::default()
