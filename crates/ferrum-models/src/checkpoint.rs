@@ -65,10 +65,12 @@ pub(crate) fn check_scheme(folder: &HfFolder) -> Result<()> {
             Ok(())
         }
         QuantizationConfig::Fp8(_) => Ok(()),
+        // Of experts alone.
+        QuantizationConfig::Other(method) if method == "mxfp4" => Ok(()),
         other => refuse(
             "quant_method",
             &quoted(other.method()),
-            "gptq, awq, compressed-tensors or fp8",
+            "gptq, awq, compressed-tensors, fp8 or mxfp4",
         ),
     }
 }
@@ -211,7 +213,8 @@ impl<'a> Layer<'a, '_> {
     fn plain(&self) -> Result<QuantWeights<'a>> {
         let MatShape { rows, cols } = self.shape;
         let view = self.require("weight")?;
-        if view.shape != [rows, cols] {
+        // GGUF files have one row as a vector.
+        if view.shape != [rows, cols] && !(rows == 1 && view.shape == [cols]) {
             return Err(self.error(&format!(
                 "tensor \"{}\" has shape {:?}, expected [{rows}, {cols}] from the model's config",
                 view.name, view.shape

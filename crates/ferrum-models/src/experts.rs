@@ -3,21 +3,23 @@
 //! Only forms of weights with expert kernels ([`Moe`]) make [`Experts`]; the forward path sees those
 //! alone, so it is the same code on backends that have no such kernels.
 
+use crate::gathered::GatheredStack;
 use crate::linear::Place;
-use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
+use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertShape, GemmShape,
-    LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape, QuantPart, QuantWeights, ReduceOp,
-    Residual, RouteShape, RowShape, WeightPart,
+    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertMaps, ExpertScore,
+    ExpertShape, GemmShape, LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape, QuantPart,
+    QuantWeights, ReduceOp, Residual, RouteShape, RowShape, WeightPart,
 };
 use ferrum_types::{FloatElement, Result};
 use std::marker::PhantomData;
 
 /// The experts of one layer.
 pub trait Experts<B: Backend>: Send + Sync {
-    /// `out[tokens, hidden]` = the weighted sum of what the chosen experts make of `x` (the same
-    /// shape); the router's logits are in `scratch`.
+    /// `out[tokens, hidden]` = the weighted sum of what the chosen experts make of `x` (the same shape); the router's
+    /// logits are in `scratch`. What a shared expert gave is added: it is in `out`, or where it has a gate in
+    /// `scratch` with the gate's logits.
     fn forward(
         &self,
         ctx: &mut B::Context,
@@ -34,14 +36,17 @@ pub enum ExpertSource<'a> {
     Stack(QuantPart<'a>),
     /// A matrix, or a part of a tensor, for each expert.
     Each(Vec<QuantWeights<'a>>),
+    /// One tensor that has them in another order.
+    Gathered(GatheredStack<'a>),
 }
 
 impl ExpertSource<'_> {
-    /// Calls `f` with each tensor, or part of one.
+    /// Calls `f` with each tensor, or part of one; of a stack that is put together, with one of its format without bytes.
     pub(crate) fn each(&self, mut f: impl FnMut(QuantWeights<'_>)) {
         match self {
             ExpertSource::Stack(part) => f(QuantWeights::Gguf(*part)),
             ExpertSource::Each(all) => all.iter().for_each(|one| f(*one)),
+            ExpertSource::Gathered(stack) => f(stack.format()),
         }
     }
 
@@ -50,6 +55,7 @@ impl ExpertSource<'_> {
         match self {
             ExpertSource::Stack(part) => part.bytes.len() as u64,
             ExpertSource::Each(all) => all.iter().map(|one| one.stored_bytes() as u64).sum(),
+            ExpertSource::Gathered(stack) => stack.bytes(),
         }
     }
 }
@@ -89,6 +95,10 @@ fn load_expanded<B: BackendMoeFused>(
             return device.load_experts(bytes, dtype, shape);
         }
         ExpertSource::Each(all) => all,
+        ExpertSource::Gathered(stack) => {
+            let own = stack.gather()?;
+            return load_expanded(device, &ExpertSource::Stack(own.part()), shape);
+        }
     };
     let floats = all.iter().map(|one| Prepared::floats(one, shape.k));
     let floats = floats.collect::<Result<Vec<_>>>()?;
@@ -105,6 +115,7 @@ impl<B: MoeLlmBackend> StackForm<B> for Native {
         match source {
             ExpertSource::Stack(part) => B::is_native(part.ty),
             ExpertSource::Each(all) => all.iter().all(B::is_native_expert),
+            ExpertSource::Gathered(stack) => B::is_native(stack.ty()),
         }
     }
 
@@ -118,6 +129,11 @@ impl<B: MoeLlmBackend> StackForm<B> for Native {
                 load_expanded(device, source, shape)
             }
             ExpertSource::Each(all) => device.load_layer_experts(all, shape.k),
+            ExpertSource::Gathered(stack) => {
+                let own = stack.gather()?;
+                let stack = ExpertSource::Stack(own.part());
+                <Self as StackForm<B>>::load_stack(device, &stack, shape)
+            }
         }
     }
 }
@@ -172,31 +188,54 @@ where
         <W as StackForm<B>>::load_stack(device, source, shape)
     }
 
-    fn experts(stacks: ExpertStacks<B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {
+    fn experts(stacks: ExpertStacks<B, B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {
         let spec = spec.clone();
         Box::new(StackedExperts { stacks, spec })
     }
+
+    fn head_maps(stack: B::Experts, shape: ExpertShape) -> Box<dyn HeadMaps<B>> {
+        Box::new(StackedHeads { stack, shape })
+    }
 }
 
-/// The three stacks of a layer's experts.
-pub struct ExpertStacks<T> {
+/// The maps of a layer's experts, whose stacks are `T`.
+pub struct ExpertStacks<B: Backend, T> {
     /// `[experts, intermediate, hidden]`.
-    pub gate: T,
+    pub gate: ExpertStack<B, T>,
     /// `[experts, intermediate, hidden]`.
-    pub up: T,
+    pub up: ExpertStack<B, T>,
     /// `[experts, hidden, intermediate]`.
-    pub down: T,
+    pub down: ExpertStack<B, T>,
+    /// `[experts]`: what is added to scores where experts are chosen.
+    pub correction: Option<B::Buffer<f32>>,
     /// Elements of the residual stream.
     pub hidden: usize,
 }
 
+/// One map of all experts.
+pub struct ExpertStack<B: Backend, T> {
+    /// The matrices.
+    pub matrices: T,
+    /// `[experts, outputs]`.
+    pub bias: Option<B::Buffer<f32>>,
+}
+
+impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
+    fn maps(&self) -> ExpertMaps<'_, B> {
+        ExpertMaps {
+            matrices: &self.matrices,
+            bias: self.bias.as_ref(),
+        }
+    }
+}
+
 /// [`Experts`] by the kernels of a backend.
-struct StackedExperts<T> {
-    stacks: ExpertStacks<T>,
+struct StackedExperts<B: BackendMoeFused> {
+    stacks: ExpertStacks<B, B::Experts>,
     spec: MoeSpec,
 }
 
-impl<B: BackendMoeFused> Experts<B> for StackedExperts<B::Experts> {
+impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
     fn forward(
         &self,
         ctx: &mut B::Context,
@@ -206,14 +245,7 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B::Experts> {
         tokens: usize,
     ) -> Result<()> {
         let Self { stacks, spec } = self;
-        let ExpertRouting::Softmax { renormalize } = spec.routing;
-        let route = RouteShape {
-            tokens,
-            experts: spec.experts,
-            top_k: spec.top_k,
-            renormalize,
-            scale: 1.0,
-        };
+        let route = spec.route(tokens);
         let shape = |n, k| MoeShape {
             tokens,
             top_k: spec.top_k,
@@ -229,15 +261,101 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B::Experts> {
             routing,
             gated,
             pairs,
+            shared,
         } = scratch;
-        B::route_topk_softmax(ctx, logits, routing, route)?;
+        if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
+            shared.gate(ctx, out, tokens, hidden)?;
+        }
+        B::route_topk(ctx, logits, stacks.correction.as_ref(), routing, route)?;
         B::compute_ids_tpe(ctx, routing, route)?;
         // [tokens, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
-        let gate_up = (&stacks.gate, &stacks.up);
-        B::moe_gate_up_silu(ctx, x, gate_up, routing, gated, shape(inner, hidden))?;
+        let gate_up = [stacks.gate.maps(), stacks.up.maps()];
+        let wide = shape(inner, hidden);
+        B::moe_gate_up(ctx, x, gate_up, spec.activation, routing, gated, wide)?;
         let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
-        B::moe_gemm(ctx, gated, input, &stacks.down, routing, pairs, down)?;
+        B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
+        let out = (out, spec.shared.is_some());
         B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden)
+    }
+}
+
+/// What a shared expert with a gate needs for a moment.
+pub(crate) struct SharedScratch<B: Backend> {
+    /// `[tokens]`: of the gate.
+    pub(crate) logits: Logits<B>,
+    /// `[tokens, hidden]`: what the expert gave.
+    pub(crate) output: Act<B>,
+    /// That of one expert, whose weight is its score.
+    routing: MoeRouting<B>,
+}
+
+impl<B: BackendMoeFused> SharedScratch<B> {
+    /// `out = sigmoid(logits) · output`.
+    fn gate(
+        &mut self,
+        ctx: &mut B::Context,
+        out: &mut Act<B>,
+        tokens: usize,
+        hidden: usize,
+    ) -> Result<()> {
+        let one = RouteShape {
+            score: ExpertScore::Sigmoid,
+            ..RouteShape::softmax(tokens, 1, 1)
+        };
+        let Self {
+            logits,
+            output,
+            routing,
+        } = self;
+        B::route_topk(ctx, logits, None, routing, one)?;
+        B::moe_weighted_sum(ctx, output, routing, (out, false), one, hidden)
+    }
+}
+
+/// A matrix for each head, which a head's own vector of each token goes through.
+pub trait HeadMaps<B: Backend>: Send + Sync {
+    /// Brings the heads of so many tokens in the order in which their matrices are read. The routing says of each vector
+    /// which head it is of.
+    fn sort(&self, ctx: &mut B::Context, heads: &mut MoeRouting<B>, tokens: usize) -> Result<()>;
+
+    /// `out[tokens, heads, n] = x[tokens, heads, k] · matrix(head)ᵀ`.
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        heads: &MoeRouting<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()>;
+}
+
+/// [`HeadMaps`] by the kernels for experts: each token goes to all of them.
+struct StackedHeads<T> {
+    stack: T,
+    shape: ExpertShape,
+}
+
+impl<B: BackendMoeFused> HeadMaps<B> for StackedHeads<B::Experts> {
+    fn sort(&self, ctx: &mut B::Context, heads: &mut MoeRouting<B>, tokens: usize) -> Result<()> {
+        let count = self.shape.experts;
+        B::compute_ids_tpe(ctx, heads, RouteShape::softmax(tokens, count, count))
+    }
+
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        heads: &MoeRouting<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()> {
+        let shape = MoeShape {
+            tokens,
+            top_k: self.shape.experts,
+            experts: self.shape,
+        };
+        let maps = ExpertMaps::new(&self.stack);
+        B::moe_gemm(ctx, x, ExpertInput::PerPair, maps, heads, out, shape)
     }
 }
 
@@ -273,6 +391,8 @@ pub struct MoeScratch<B: Backend> {
     gated: Act<B>,
     /// `[pairs, hidden]`: what each expert gave.
     pairs: Act<B>,
+    /// For shared experts with a gate.
+    pub(crate) shared: Option<SharedScratch<B>>,
 }
 
 /// Largest sizes among the layers with experts.
@@ -284,6 +404,8 @@ pub(crate) struct MoeWidths {
     gated: usize,
     /// Elements of a token's pairs.
     pairs: usize,
+    /// Elements of the output of a shared expert with a gate.
+    shared: usize,
 }
 
 impl MoeWidths {
@@ -297,6 +419,9 @@ impl MoeWidths {
                 all.top_k = all.top_k.max(moe.top_k);
                 all.gated = all.gated.max(moe.top_k * moe.intermediate);
                 all.pairs = all.pairs.max(moe.top_k * spec.hidden_size);
+                if moe.has_shared_gate() {
+                    all.shared = spec.hidden_size;
+                }
             }
         }
         widths
@@ -304,7 +429,8 @@ impl MoeWidths {
 
     /// Elements that a token takes in [`MoeScratch`].
     pub(crate) fn elements(self) -> usize {
-        self.experts + 3 * self.top_k + self.gated + self.pairs
+        let shared = self.shared + 4 * usize::from(self.shared > 0);
+        self.experts + 3 * self.top_k + self.gated + self.pairs + shared
     }
 
     /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, and their
@@ -322,6 +448,14 @@ impl<B: Backend> MoeScratch<B> {
             routing: MoeRouting::alloc(device, max_tokens, widths.experts, widths.top_k)?,
             gated: alloc(widths.gated)?,
             pairs: alloc(widths.pairs)?,
+            shared: match widths.shared {
+                0 => None,
+                hidden => Some(SharedScratch {
+                    logits: device.alloc(max_tokens)?,
+                    output: alloc(hidden)?,
+                    routing: MoeRouting::alloc(device, max_tokens, 1, 1)?,
+                }),
+            },
         })
     }
 }

@@ -14,6 +14,7 @@ mod decode;
 pub mod encoder;
 mod experts;
 pub mod families;
+mod gathered;
 mod group;
 mod inventory;
 mod kv_blocks;
@@ -36,12 +37,16 @@ mod weights;
 pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch};
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
-pub use experts::{ExpertSource, ExpertStacks, Experts, Moe, MoeScratch, StackForm};
+pub use experts::{
+    ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, Moe, MoeScratch, StackForm,
+};
 pub use families::{Family, family_for};
+pub use gathered::GatheredStack;
 pub use group::RunnerGroup;
 pub use inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, JoinedNames, ProductRows, RankCut,
-    Stage, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, JoinedExperts, JoinedNames, MlaNames,
+    ProductRows, RankCut, SharedNames, StackLayout, Stage, TensorId, TensorLocation, TensorPart,
+    TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
@@ -56,7 +61,7 @@ pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GqaSpec,
-    LayerForm, LayerSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec, RopeScaling, RopeSpec, Scales,
-    ShortConvSpec,
+    LayerForm, LayerSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec, RopeScaling, RopeSpec,
+    Scales, SharedExpertSpec, ShortConvSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

@@ -5,15 +5,15 @@
 //! the whole.
 
 use crate::encoder::is_encoder;
-use crate::experts::{ExpertSource, ExpertStacks, RowParallelExperts};
+use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, HeadMaps, RowParallelExperts};
 use crate::families::{self, Family};
 use crate::inventory::{
     CutAxis, DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, TensorShape,
     WeightNames,
 };
 use crate::layer::{
-    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, MlpWeights, MoeWeights, Norm,
-    ShortConvWeights,
+    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, MlaWeights, MlpWeights,
+    MoeWeights, Norm, SharedExpertWeights, ShortConvWeights,
 };
 use crate::linear::{
     Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
@@ -22,14 +22,15 @@ use crate::linear::{
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MoeSpec, QkNormSpec,
-    ShortConvSpec,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MlaSpec, MoeSpec, QkNormSpec,
+    SharedExpertSpec, ShortConvSpec,
 };
 use crate::weights::{Prepared, WeightForm, no_experts};
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
-use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
+use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantPart, QuantWeights};
 use ferrum_types::{Dtype, Error, Result};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A model file that has been understood: what it is, and where its weights are.
@@ -182,7 +183,11 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
         let reason = "the stage is that of another model";
         return Err(Error::invalid("load_weights", reason));
     };
-    let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForwardSpec::Moe(_));
+    // Latent attention has a matrix for each head, by the same kernels.
+    let has_experts = |layer: &LayerSpec| {
+        matches!(layer.feed_forward, FeedForwardSpec::Moe(_))
+            || matches!(layer.attention, AttentionSpec::Mla(_))
+    };
     if !W::EXPERTS && layers.iter().any(has_experts) {
         return Err(no_experts::<B>());
     }
@@ -223,6 +228,9 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
         head,
     })
 }
+
+/// A stack in its file: what it is of, and its sizes.
+type StoredStack<'a> = (ExpertSource<'a>, DecoderTensor, ExpertShape);
 
 /// The matrices with a row for each token.
 struct Tables<B: LlmBackend> {
@@ -303,6 +311,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             post_ffn_norm,
             attention: match &spec.attention {
                 AttentionSpec::Gqa(gqa) => AttentionWeights::Gqa(self.gqa(index, gqa)?),
+                AttentionSpec::Mla(mla) => AttentionWeights::Mla(self.mla(index, mla)?),
                 AttentionSpec::ShortConv(conv) => {
                     AttentionWeights::ShortConv(self.short_conv(index, conv)?)
                 }
@@ -327,13 +336,65 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             None => head_norm(TensorRole::KeyNorm)?,
             Some(_) => None,
         };
+        let sinks = TensorId::in_layer(index, TensorRole::AttentionSinks);
+        let sinks = gqa.sinks.then(|| self.vector(sinks)).transpose()?;
         Ok(GqaWeights {
             qkv: self.projection(index, Projection::Qkv)?,
             q_norm,
             k_norm,
             projection_norms: self.cut.projection_norms(index),
+            sinks,
             out: self.projection(index, Projection::AttnOut)?,
         })
+    }
+
+    fn mla(&mut self, index: usize, mla: &MlaSpec) -> Result<MlaWeights<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        let (q_down, q): (_, Box<dyn Linear<B>>) = match mla.q_rank {
+            None => (None, self.projection(index, Projection::Qkv)?),
+            Some(_) => {
+                let down: Box<dyn Linear<B>> = Box::new(self.linear(&[at(TensorRole::QueryDown)])?);
+                let norm = self.vector(at(TensorRole::QueryDownNorm))?;
+                let up = self.linear(&[at(TensorRole::QueryUp)])?;
+                (Some((down, norm)), Box::new(up))
+            }
+        };
+        Ok(MlaWeights {
+            q_down,
+            q,
+            latent: Box::new(self.linear(&[at(TensorRole::LatentDown)])?),
+            latent_norm: self.vector(at(TensorRole::LatentNorm))?,
+            keys: self.head_maps(at(TensorRole::KeyUp))?,
+            values: self.head_maps(at(TensorRole::ValueUp))?,
+            out: self.projection(index, Projection::AttnOut)?,
+        })
+    }
+
+    /// This rank's heads of a stack of maps.
+    fn head_maps(&mut self, id: TensorId) -> Result<Box<dyn HeadMaps<B>>> {
+        let (source, tensor, shape) = self.experts(id)?;
+        let held = self.cut.slice(&tensor).range;
+        let part = ExpertShape {
+            experts: held.len(),
+            ..shape
+        };
+        let stack = match (self.cut.is_whole(), source) {
+            (true, source) => self.load_stack(&source, shape)?,
+            (false, ExpertSource::Each(all)) => {
+                let all = all[held].to_vec();
+                self.load_stack(&ExpertSource::Each(all), part)?
+            }
+            (false, ExpertSource::Stack(stack)) => {
+                let stack = some_matrices(&stack, shape, held);
+                self.load_stack(&ExpertSource::Stack(stack), part)?
+            }
+            (false, ExpertSource::Gathered(stack)) => {
+                let own = stack.gather()?;
+                let stack = some_matrices(&own.part(), shape, held);
+                self.load_stack(&ExpertSource::Stack(stack), part)?
+            }
+        };
+        Ok(W::head_maps(stack, part))
     }
 
     fn short_conv(&mut self, index: usize, conv: &ShortConvSpec) -> Result<ShortConvWeights<B>> {
@@ -357,6 +418,13 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn moe(&mut self, index: usize, moe: &MoeSpec) -> Result<MoeWeights<B>> {
         let at = |role| TensorId::in_layer(index, role);
         let router = Box::new(self.linear(&[at(TensorRole::Router)])?);
+        let shared = match moe.shared {
+            Some(shared) => Some(self.shared_expert(index, shared)?),
+            None => None,
+        };
+        let correction = moe.routing.correction;
+        let correction = correction.then(|| self.vector(at(TensorRole::ExpertCorrection)));
+        let correction = correction.transpose()?;
         // All are looked up before one is loaded.
         let roles = [
             TensorRole::ExpertGate,
@@ -367,9 +435,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let [gate, up, down] = [gate?, up?, down?];
         let hidden = self.model.spec.hidden_size;
         let stacks = ExpertStacks {
-            gate: self.stack(&gate)?,
-            up: self.stack(&up)?,
-            down: self.stack(&down)?,
+            gate: self.expert_maps(&gate)?,
+            up: self.expert_maps(&up)?,
+            down: self.expert_maps(&down)?,
+            correction,
             hidden,
         };
         let part = W::experts(stacks, moe);
@@ -381,14 +450,50 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 place: Place::of(self.cut),
             }),
         };
-        Ok(MoeWeights { router, experts })
+        Ok(MoeWeights {
+            router,
+            experts,
+            shared,
+        })
+    }
+
+    /// The expert of all tokens. What ranks give of it is summed with what experts give.
+    fn shared_expert(
+        &mut self,
+        index: usize,
+        spec: SharedExpertSpec,
+    ) -> Result<SharedExpertWeights<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        let gate_up = [TensorRole::SharedGate, TensorRole::SharedUp].map(at);
+        let gate: Option<Box<dyn LogitLinear<B>>> = match spec.gated {
+            true => Some(Box::new(self.linear(&[at(TensorRole::SharedRouter)])?)),
+            false => None,
+        };
+        Ok(SharedExpertWeights {
+            mlp: MlpWeights {
+                gate_up: Box::new(self.linear(&gate_up)?),
+                down: Box::new(self.linear(&[at(TensorRole::SharedDown)])?),
+            },
+            intermediate: spec.intermediate,
+            gate,
+        })
+    }
+
+    /// This rank's part of a map of all experts.
+    fn expert_maps(&mut self, stack: &StoredStack<'a>) -> Result<ExpertStack<B, W::Stack>> {
+        let (bias, is_sum) = (stack.1.id.bias(), stack.1.cut() == CutAxis::Columns);
+        let bias = match self.model.spec.tensor(bias) {
+            None => None,
+            // Of a sum over ranks, the first one adds it.
+            Some(_) if is_sum && self.cut.rank() > 0 => None,
+            Some(_) => Some(self.vector(bias)?),
+        };
+        let matrices = self.stack(stack)?;
+        Ok(ExpertStack { matrices, bias })
     }
 
     /// This rank's part of a stack.
-    fn stack(
-        &mut self,
-        (source, tensor, shape): &(ExpertSource<'a>, DecoderTensor, ExpertShape),
-    ) -> Result<W::Stack> {
+    fn stack(&mut self, (source, tensor, shape): &StoredStack<'a>) -> Result<W::Stack> {
         if self.cut.is_whole() {
             return self.load_stack(source, *shape);
         }
@@ -511,13 +616,11 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     /// All matrices of a stack, whole.
-    fn experts(&self, id: TensorId) -> Result<(ExpertSource<'a>, DecoderTensor, ExpertShape)> {
+    fn experts(&self, id: TensorId) -> Result<StoredStack<'a>> {
         let tensor = self.tensor(id)?;
         match tensor.shape {
             TensorShape::Stack(shape) => Ok((self.model.experts(&tensor, shape)?, tensor, shape)),
-            TensorShape::Vector(_) | TensorShape::Matrix(_) | TensorShape::Kernel { .. } => {
-                Err(not_of_the_spec(id))
-            }
+            _ => Err(not_of_the_spec(id)),
         }
     }
 
@@ -541,10 +644,21 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn values(&mut self, tensor: &DecoderTensor) -> Result<Vec<f32>> {
         let (mut values, bytes) = self.model.vector(tensor)?;
         self.advance(bytes);
-        let dims = tensor.shape.dims();
-        let (slice, row) = (self.cut.slice(tensor), dims[1..].iter().product::<usize>());
-        values.truncate(slice.range.end * row);
-        values.drain(..slice.range.start * row);
+        let (held, dims) = (self.cut.slice(tensor), tensor.shape.dims());
+        match tensor.shape {
+            TensorShape::Biases { n, .. } if held.dim == 1 => {
+                let rows = values.chunks_exact(n.max(1));
+                values = rows
+                    .flat_map(|row| &row[held.range.clone()])
+                    .copied()
+                    .collect();
+            }
+            _ => {
+                let row = dims[1..].iter().product::<usize>();
+                values.truncate(held.range.end * row);
+                values.drain(..held.range.start * row);
+            }
+        }
         Ok(values)
     }
 
@@ -552,6 +666,17 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         self.done += bytes;
         (self.progress)(self.done, self.total);
     }
+}
+
+/// Some of a stack's matrices.
+fn some_matrices<'a>(
+    stack: &QuantPart<'a>,
+    shape: ExpertShape,
+    held: Range<usize>,
+) -> QuantPart<'a> {
+    let each = stack.bytes.len() / shape.experts.max(1);
+    let bytes = &stack.bytes[held.start * each..held.end * each];
+    QuantPart::new(bytes, stack.ty, held.len() * shape.n)
 }
 
 /// The loader asks for what the inventory of the same spec lists, so this is a defect of one of them.

@@ -32,7 +32,7 @@ impl MatSlice {
         match tensor.cut() {
             CutAxis::Columns => Self { rows, cols: part },
             CutAxis::Rows | CutAxis::Vocabulary => Self { rows: part, cols },
-            CutAxis::Replicated => Self { rows, cols },
+            CutAxis::Matrices | CutAxis::Replicated => Self { rows, cols },
         }
     }
 
@@ -191,7 +191,16 @@ impl<'a> ExpertSlices<'a> {
                 return Ok(Self::Each(all.collect::<Result<_>>()?));
             }
             ExpertSource::Stack(part) => part,
+            ExpertSource::Gathered(stack) => {
+                let own = stack.gather()?;
+                return Self::of_stack(&own.part(), shape, at);
+            }
         };
+        Self::of_stack(part, shape, at)
+    }
+
+    /// The slice `at` of each matrix of a stack.
+    fn of_stack(part: &QuantPart<'_>, shape: ExpertShape, at: &MatSlice) -> Result<Self> {
         let each = part.bytes.len() / shape.experts.max(1);
         let (mut bytes, mut ty) = (Vec::new(), part.ty);
         for expert in part.bytes.chunks_exact(each.max(1)) {

@@ -3,6 +3,12 @@
 //! A layer is three choices: attention, feed-forward, and where norms stand. A new family fits by a new value, or by
 //! a new variant with its tensors in `inventory/` and its branch in `layer/`; nothing else changes.
 
+mod mla;
+mod moe;
+
+pub use mla::MlaSpec;
+pub use moe::{ExpertRouting, MoeSpec, SharedExpertSpec};
+
 use ferrum_kernels::{GeluKind, RopeStyle};
 use std::fmt;
 
@@ -148,6 +154,8 @@ pub enum CacheSpec {
 pub enum AttentionSpec {
     /// Grouped-query attention; multi-head and multi-query are its borders.
     Gqa(GqaSpec),
+    /// Multi-head latent attention (DeepSeek).
+    Mla(MlaSpec),
     /// A gated short convolution over time, without attention (LFM2).
     ShortConv(ShortConvSpec),
 }
@@ -184,6 +192,8 @@ pub struct GqaSpec {
     pub rope: Option<usize>,
     /// Bound of scores: `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Whether each head has a score more that takes a share of attention and gives nothing (GPT-OSS).
+    pub sinks: bool,
     /// What is RMS-normed of queries and keys before rotation.
     pub qk_norm: QkNormSpec,
     /// Whether q, k and v projections have biases.
@@ -212,32 +222,8 @@ pub enum FeedForwardSpec {
     GatedMlp(MlpSpec),
     /// `down(act(up(x)))`.
     Mlp(MlpSpec),
-    /// Mixture of experts: the weighted sum of some gated feed-forwards with SiLU, chosen for each
-    /// token.
+    /// A mixture of experts.
     Moe(MoeSpec),
-}
-
-/// A mixture of experts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MoeSpec {
-    /// Experts.
-    pub experts: usize,
-    /// Experts chosen for each token.
-    pub top_k: usize,
-    /// Elements between the projections of one expert.
-    pub intermediate: usize,
-    /// How a router's logits become a choice and weights.
-    pub routing: ExpertRouting,
-}
-
-/// How a router's logits become a choice of experts and their weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertRouting {
-    /// Softmax over all experts, of which the largest are taken.
-    Softmax {
-        /// Whether the weights of the chosen are divided by their sum.
-        renormalize: bool,
-    },
 }
 
 /// A feed-forward of linear maps.
@@ -437,6 +423,12 @@ impl LayerSpec {
     pub fn cache(&self) -> CacheSpec {
         let gqa = match &self.attention {
             AttentionSpec::Gqa(gqa) => gqa,
+            AttentionSpec::Mla(mla) => {
+                return CacheSpec::Latent {
+                    rank: mla.rank,
+                    rope_dim: mla.rope_dim,
+                };
+            }
             AttentionSpec::ShortConv(conv) => {
                 return CacheSpec::Recurrent {
                     conv: conv.kernel.saturating_sub(1) * conv.channels,
@@ -496,6 +488,21 @@ impl DecoderSpec {
             self.validate_layer(layer)
                 .and_then(|()| self.validate_shared(i))
                 .map_err(|reason| format!("layer {i}: {reason}"))?;
+        }
+        let latent = self
+            .layers
+            .iter()
+            .filter_map(|layer| match &layer.attention {
+                AttentionSpec::Mla(mla) => Some(mla.heads),
+                AttentionSpec::Gqa(_) | AttentionSpec::ShortConv(_) => None,
+            });
+        let mut latent = latent.peekable();
+        let first = latent.peek().copied();
+        if latent.any(|heads| Some(heads) != first) {
+            return Err(
+                "layers of latent attention with different numbers of heads are not supported"
+                    .into(),
+            );
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return Err(format!(
@@ -562,6 +569,10 @@ impl DecoderSpec {
     fn validate_layer(&self, layer: &LayerSpec) -> Result<(), String> {
         let gqa = match &layer.attention {
             AttentionSpec::Gqa(gqa) => gqa,
+            AttentionSpec::Mla(mla) => {
+                mla.validate(&self.ropes)?;
+                return layer.feed_forward.validate();
+            }
             AttentionSpec::ShortConv(conv) => {
                 let (channels, most) = (conv.channels, self.hidden_size);
                 if !(1..=most).contains(&channels) || !(1..=1 << 8).contains(&conv.kernel) {
@@ -619,16 +630,7 @@ impl FeedForwardSpec {
         let (experts, intermediate) = match self {
             FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => (1, mlp.intermediate),
             FeedForwardSpec::Moe(moe) => {
-                if !(1..=1 << 16).contains(&moe.experts) {
-                    let found = moe.experts;
-                    return Err(format!("{found} experts: expected 1 to 65536"));
-                }
-                if !(1..=moe.experts).contains(&moe.top_k) {
-                    let (found, most) = (moe.top_k, moe.experts);
-                    return Err(format!(
-                        "{found} experts for each token: expected 1 to {most}"
-                    ));
-                }
+                moe.validate()?;
                 (moe.experts, moe.intermediate)
             }
         };

@@ -2,9 +2,10 @@
 
 use crate::checkpoint::{Checkpoint, block_type};
 use crate::experts::ExpertSource;
+use crate::gathered::GatheredStack;
 use crate::inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, TensorId, TensorLocation, TensorPart,
-    TensorRole, TensorShape, of_expert,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, StackLayout, TensorId, TensorLocation,
+    TensorPart, TensorRole, TensorShape, of_expert,
 };
 use crate::load::Model;
 use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
@@ -16,6 +17,9 @@ use std::collections::BTreeMap;
 
 /// The first tensor of a matrix in checkpoints that hold it as several.
 const QUANTISED: [&str; 2] = ["qweight", "weight_packed"];
+
+/// What follows the name of a tensor whose numbers are stored as blocks of MXFP4: in those of blocks and of their scales.
+const MXFP4: [&str; 2] = ["_blocks", "_scales"];
 
 /// A tensor in its file.
 pub(crate) enum Stored<'a> {
@@ -86,7 +90,9 @@ impl Model {
     /// [`Error::Model`] names the tensor that is missing, or has another shape or type than expected.
     pub(crate) fn stored(&self, tensor: &DecoderTensor) -> Result<Stored<'_>> {
         match tensor.shape {
-            TensorShape::Vector(_) | TensorShape::Kernel { .. } => Ok(Stored::Vector),
+            TensorShape::Vector(_) | TensorShape::Biases { .. } | TensorShape::Kernel { .. } => {
+                Ok(Stored::Vector)
+            }
             TensorShape::Matrix(shape) => self.matrix(tensor, shape).map(Stored::Matrix),
             TensorShape::Stack(shape) => self.experts(tensor, shape).map(Stored::Experts),
         }
@@ -107,7 +113,9 @@ impl Model {
                 first,
                 height,
             } => (name, first, height),
-            TensorLocation::Whole(name) | TensorLocation::PerExpert(name) => (name, 0, shape.rows),
+            TensorLocation::Whole(name)
+            | TensorLocation::PerExpert(name)
+            | TensorLocation::Gathered { name, .. } => (name, 0, shape.rows),
         };
         let module = module.strip_suffix(".weight").unwrap_or(&module);
         let shape = MatShape {
@@ -161,6 +169,10 @@ impl Model {
                     experts * n,
                 )))
             }
+            TensorLocation::Gathered { name, layout } => {
+                let stack = self.gathered(&name, layout, shape)?;
+                Ok(ExpertSource::Gathered(stack))
+            }
             TensorLocation::Rows {
                 name,
                 first,
@@ -180,21 +192,54 @@ impl Model {
         }
     }
 
+    /// A stack that its file has in another order: as blocks of MXFP4, as a stack of floats, or as one matrix of all.
+    fn gathered(
+        &self,
+        name: &str,
+        layout: StackLayout,
+        shape: ExpertShape,
+    ) -> Result<GatheredStack<'_>> {
+        let (tensors, experts) = (self.tensors(), shape.experts);
+        let [blocks, scales] = MXFP4.map(|suffix| format!("{name}{suffix}"));
+        if tensors.get(&blocks).is_some() {
+            let in_row = shape.k / 32;
+            let blocks = require(tensors, &blocks, &[experts, layout.width, in_row, 16])?;
+            let scales = require(tensors, &scales, &[experts, layout.width, in_row])?;
+            return GatheredStack::of_mxfp4((blocks.bytes, scales.bytes), layout, shape);
+        }
+        let rows = experts * layout.height;
+        let weights = match name.strip_suffix(".weight") {
+            Some(module) => {
+                let cols = layout.width;
+                self.matrix_called(module, MatShape { rows, cols })?
+            }
+            None => {
+                let whole = require(tensors, name, &[experts, layout.height, layout.width])?;
+                let ty = float_type(tensors, &whole)?;
+                QuantWeights::Gguf(QuantPart::new(whole.bytes, ty, rows))
+            }
+        };
+        Ok(GatheredStack::of_rows(weights, layout, shape))
+    }
+
     /// The place that the file uses of those that its naming scheme knows: the last one where none is
     /// there, so that the error names what is usual.
     fn location(&self, tensor: &DecoderTensor) -> Result<TensorLocation> {
         let places = self.names.locations(tensor);
         let there = |place: &TensorLocation| match place {
-            TensorLocation::Rows { name, .. } => {
+            TensorLocation::Rows { name, .. } | TensorLocation::Gathered { name, .. } => {
                 let module = name.strip_suffix(".weight").unwrap_or(name);
                 let quantised = QUANTISED.map(|suffix| format!("{module}.{suffix}"));
-                let mut names = quantised.iter().chain([name]);
+                let blocks = MXFP4.map(|suffix| format!("{name}{suffix}"));
+                let mut names = quantised.iter().chain(&blocks).chain([name]);
                 names.any(|name| self.tensors().get(name).is_some())
             }
             TensorLocation::Whole(_) | TensorLocation::PerExpert(_) => true,
         };
-        let found = places.iter().find(|place| there(place)).or(places.last());
-        found.cloned().ok_or_else(|| self.unnamed(tensor.id))
+        // Where there is one place only, the error names it.
+        let only = places.len() == 1;
+        let found = places.into_iter().find(|place| only || there(place));
+        found.ok_or_else(|| self.unnamed(tensor.id))
     }
 
     /// All elements of a vector, and their bytes in the file.
@@ -203,13 +248,29 @@ impl Model {
     /// As [`stored`](Self::stored).
     pub(crate) fn vector(&self, tensor: &DecoderTensor) -> Result<(Vec<f32>, u64)> {
         let dims = tensor.shape.dims();
-        let (name, first, whole) = match self.location(tensor)? {
+        let location = self.location(tensor)?;
+        if let (TensorLocation::Gathered { name, layout }, TensorShape::Biases { experts, n }) =
+            (&location, tensor.shape)
+        {
+            let view = require(self.tensors(), name, &[experts, layout.width])?;
+            let all = to_f32(self.tensors(), &view)?;
+            let rows = all.chunks_exact(layout.width.max(1));
+            let of_row = |row: &[f32]| {
+                let values = row.iter().skip(layout.first).step_by(layout.step.max(1));
+                values.take(n).copied().collect::<Vec<_>>()
+            };
+            let bytes = (view.bytes.len() * n / layout.width.max(1)) as u64;
+            return Ok((rows.flat_map(of_row).collect(), bytes));
+        }
+        let (name, first, whole) = match location {
             TensorLocation::Rows {
                 name,
                 first,
                 height,
             } => (name, first, vec![height]),
-            TensorLocation::Whole(name) | TensorLocation::PerExpert(name) => (name, 0, dims),
+            TensorLocation::Whole(name)
+            | TensorLocation::PerExpert(name)
+            | TensorLocation::Gathered { name, .. } => (name, 0, dims),
         };
         let view = match tensor.shape {
             // GGUF files leave the one input of each channel out.
@@ -252,6 +313,7 @@ impl Model {
             tokens: self.borders_of(None, CutUnit::Tokens),
             channels: in_layers(CutUnit::Channels),
             intermediate: in_layers(CutUnit::Intermediate),
+            shared: in_layers(CutUnit::SharedIntermediate),
         };
         RankCut::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
@@ -368,7 +430,7 @@ impl TensorRole {
     /// Whether floats are loaded in f32 whatever the file has. Of a router: some levels of a processor
     /// round what they multiply by less, and a rounded score could choose other experts.
     pub(crate) fn widens_floats(self) -> bool {
-        self == Self::Router
+        matches!(self, Self::Router | Self::SharedRouter)
     }
 }
 

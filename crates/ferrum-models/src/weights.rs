@@ -6,7 +6,7 @@
 //!
 //! [`Embedding`]: crate::Embedding
 
-use crate::experts::{ExpertSource, ExpertStacks, Experts};
+use crate::experts::{ExpertSource, ExpertStacks, Experts, HeadMaps};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
@@ -63,7 +63,10 @@ pub trait WeightForm<B: Backend>: 'static {
     -> Result<Self::Stack>;
 
     /// The experts of one layer, of stacks that were loaded.
-    fn experts(stacks: ExpertStacks<Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
+    fn experts(stacks: ExpertStacks<B, Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
+
+    /// The maps of a layer's heads, of a stack that was loaded.
+    fn head_maps(stack: Self::Stack, shape: ExpertShape) -> Box<dyn HeadMaps<B>>;
 }
 
 /// What of a model's weights stays as its file has it on a device. The loader of a form decides by the
@@ -110,6 +113,7 @@ pub(crate) fn experts_are_floats(source: &ExpertSource<'_>) -> bool {
     match source {
         ExpertSource::Stack(part) => are_floats(&QuantWeights::Gguf(*part)),
         ExpertSource::Each(all) => all.iter().all(are_floats),
+        ExpertSource::Gathered(stack) => are_floats(&stack.format()),
     }
 }
 
@@ -138,8 +142,12 @@ macro_rules! without_experts {
             Err(no_experts::<$b>())
         }
 
-        fn experts(stacks: ExpertStacks<Infallible>, _: &MoeSpec) -> Box<dyn Experts<$b>> {
-            match stacks.gate {}
+        fn experts(stacks: ExpertStacks<$b, Infallible>, _: &MoeSpec) -> Box<dyn Experts<$b>> {
+            match stacks.gate.matrices {}
+        }
+
+        fn head_maps(stack: Infallible, _: ExpertShape) -> Box<dyn HeadMaps<$b>> {
+            match stack {}
         }
     };
 }

@@ -53,6 +53,9 @@ fn a_steady_decode_step_allocates_nothing() {
         "granite",
         "command-r",
         "gpt2",
+        "qwen2-moe",
+        "deepseek3",
+        "gpt-oss",
     ];
     for name in names {
         let model = open(&fixtures().join(name));
@@ -62,7 +65,11 @@ fn a_steady_decode_step_allocates_nothing() {
         let half = runner_in::<_, KvFp16, Moe<Expanded>>(&device, &model, layout);
         check(name, half);
     }
-    for name in ["llama-quantized", "qwen3-moe-quantized"] {
+    for name in [
+        "llama-quantized",
+        "qwen3-moe-quantized",
+        "deepseek2-quantized",
+    ] {
         let model = open(&fixtures().join(name).join("model-q4_0.gguf"));
         let layout = KvLayout::Paged { block_size: 16 };
         let native = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);

@@ -12,7 +12,7 @@ mod product;
 mod routing;
 mod sums;
 
-pub use product::{gate_up_silu, gemm};
+pub use product::{Stack, gate_up, gemm};
 pub use routing::route;
 pub use sums::{Pairs, weighted_sum, weighted_sum_norm};
 

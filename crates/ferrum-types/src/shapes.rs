@@ -291,6 +291,23 @@ impl MlaShape {
     }
 }
 
+/// Columns of rows that are copied to columns of other rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnsShape {
+    /// Rows.
+    pub rows: usize,
+    /// Columns that are copied.
+    pub len: usize,
+    /// The first of them in a row of the source.
+    pub src_first: usize,
+    /// Elements of a row of the source.
+    pub src_width: usize,
+    /// The first of them in a row of the destination.
+    pub dst_first: usize,
+    /// Elements of a row of the destination.
+    pub dst_width: usize,
+}
+
 /// One-dimensional convolution over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv1dShape {
@@ -346,6 +363,54 @@ pub struct ExpertShape {
     pub k: usize,
 }
 
+/// How the logit of an expert becomes its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertScore {
+    /// Its probability among all experts.
+    Softmax,
+    /// `1 / (1 + e^-logit)`, of each expert by itself.
+    Sigmoid,
+}
+
+/// What the score of a group of experts is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// Its best expert.
+    Best,
+    /// The sum of its best two.
+    BestTwo,
+}
+
+/// Groups of neighbouring experts, of which a token takes the best before it takes experts of these alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups, all of one size: at most [`MOST`](Self::MOST).
+    pub groups: usize,
+    /// Groups that a token takes.
+    pub top: usize,
+    /// By what they are taken.
+    pub score: GroupScore,
+}
+
+impl ExpertGroups {
+    /// The most groups that there may be.
+    pub const MOST: usize = 64;
+}
+
+/// What becomes of a pair's products with the gate and up matrices of its expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// `silu(gate) · up`.
+    Silu,
+    /// `g · sigmoid(alpha · g) · (u + 1)` with `g = min(gate, limit)` and `u` as `up` within `±limit` (GPT-OSS).
+    ClampedSwiglu {
+        /// Factor inside the sigmoid.
+        alpha: f32,
+        /// Bound.
+        limit: f32,
+    },
+}
+
 /// How tokens choose experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteShape {
@@ -355,6 +420,10 @@ pub struct RouteShape {
     pub experts: usize,
     /// Experts chosen for each token.
     pub top_k: usize,
+    /// How logits become scores.
+    pub score: ExpertScore,
+    /// Groups of experts, where a token takes experts of the best groups alone.
+    pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are divided by their sum.
     pub renormalize: bool,
     /// Factor on the weights, after renormalising.
@@ -362,6 +431,27 @@ pub struct RouteShape {
 }
 
 impl RouteShape {
+    /// A choice of all experts by their probabilities, which are the weights.
+    #[inline]
+    pub const fn softmax(tokens: usize, experts: usize, top_k: usize) -> Self {
+        Self {
+            tokens,
+            experts,
+            top_k,
+            score: ExpertScore::Softmax,
+            groups: None,
+            renormalize: false,
+            scale: 1.0,
+        }
+    }
+
+    /// Whether experts are ranked by their logits, as by scores: no bias is added to these, and they are not summed.
+    /// Scores of different logits may round to equal ones.
+    #[inline]
+    pub fn ranks_logits(&self, has_bias: bool) -> bool {
+        !has_bias && self.groups.is_none_or(|g| g.score == GroupScore::Best)
+    }
+
     /// Number of pairs.
     #[inline]
     pub fn pairs(&self) -> usize {

@@ -161,11 +161,23 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
             }
             FeedForwardSpec::Moe(moe) => {
                 let (top_k, all, size) = (moe.top_k, moe.experts, moe.intermediate);
-                (format!("{top_k} of {all} experts of {size}"), false)
+                let shared = moe.shared.map(|shared| shared.intermediate);
+                let shared = shared.map_or(String::new(), |n| format!(" and a shared one of {n}"));
+                (
+                    format!("{top_k} of {all} experts of {size}{shared}"),
+                    moe.bias,
+                )
             }
         };
         let (attention, mut notes) = match &layer.attention {
             AttentionSpec::Gqa(gqa) => describe_gqa(gqa),
+            AttentionSpec::Mla(mla) => (
+                format!(
+                    "{} heads of {} + {} over latent rows of {}",
+                    mla.heads, mla.nope_dim, mla.rope_dim, mla.rank
+                ),
+                Vec::new(),
+            ),
             AttentionSpec::ShortConv(conv) => (
                 format!("short convolution over {} tokens", conv.kernel),
                 Vec::new(),
@@ -205,6 +217,7 @@ fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
         },
         gqa.qkv_bias.then(|| "qkv bias".to_owned()),
         gqa.out_bias.then(|| "output bias".to_owned()),
+        gqa.sinks.then(|| "sinks".to_owned()),
         gqa.shared_kv
             .map(|owner| format!("keys and values of layer {owner}")),
         gqa.sliding_window

@@ -2,7 +2,7 @@
 
 use crate::case::{Cases, both};
 use crate::io::{Check, Refusals, Trouble, wrong};
-use ferrum_kernels::{Backend, DeviceBuffer, UploadPiece};
+use ferrum_kernels::{Backend, ColumnsShape, DeviceBuffer, UploadPiece};
 use ferrum_types::{Element, Error};
 use half::{bf16, f16};
 
@@ -180,6 +180,57 @@ fn copy_slice<B: Backend, T: Sample>(device: &B, refused: &mut Refusals) -> Chec
     Ok(())
 }
 
+fn copy_columns<B: Backend, T: Sample>(device: &B, refused: &mut Refusals) -> Check {
+    let mut ctx = device.new_context()?;
+    let data = samples::<T>(300, 600);
+    let src = device.from_slice(&data)?;
+    let shape = |rows, len, src, dst| {
+        let ((src_first, src_width), (dst_first, dst_width)) = (src, dst);
+        ColumnsShape {
+            rows,
+            len,
+            src_first,
+            src_width,
+            dst_first,
+            dst_width,
+        }
+    };
+    for s in [
+        shape(0, 3, (1, 4), (0, 3)),
+        shape(5, 0, (1, 4), (0, 3)),
+        shape(1, 7, (0, 7), (0, 7)),
+        shape(9, 5, (3, 8), (0, 5)),
+        shape(9, 5, (0, 5), (2, 9)),
+        shape(33, 11, (6, 17), (3, 15)),
+    ] {
+        let mut expected = samples::<T>(0, 500);
+        let mut dst = device.from_slice(&expected)?;
+        for row in 0..s.rows {
+            let from = &data[row * s.src_width + s.src_first..][..s.len];
+            expected[row * s.dst_width + s.dst_first..][..s.len].copy_from_slice(from);
+        }
+        B::copy_columns(&mut ctx, &src, &mut dst, s)?;
+        expect(
+            &format!("{s:?}: dst"),
+            &B::to_vec(&mut ctx, &dst)?,
+            &expected,
+        )?;
+    }
+    let mut dst = device.from_slice(&samples::<T>(0, 500))?;
+    for s in [
+        shape(2, 4, (1, 4), (0, 4)),
+        shape(2, 4, (0, 4), (1, 4)),
+        shape(101, 4, (0, 6), (0, 4)),
+        shape(101, 4, (0, 4), (0, 5)),
+        shape(2, usize::MAX, (1, 4), (1, 4)),
+        shape(usize::MAX, 4, (0, 4), (0, 4)),
+    ] {
+        let result = B::copy_columns(&mut ctx, &src, &mut dst, s);
+        refused.expect(&format!("{s:?}"), result)?;
+    }
+    Ok(())
+}
+
 /// Pieces of one slice, in any order and more than once, for several buffers.
 fn write_packed<B: Backend>(device: &B, refused: &mut Refusals) -> Check {
     let mut ctx = device.new_context()?;
@@ -310,5 +361,9 @@ fn typed<B: Backend, T: Sample>(cases: &mut Cases<B>) {
     cases.refuses(
         ("copy_slice", dtype, "at several offsets"),
         both!(copy_slice, T),
+    );
+    cases.refuses(
+        ("copy_columns", dtype, "of several widths"),
+        both!(copy_columns, T),
     );
 }

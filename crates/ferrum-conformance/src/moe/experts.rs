@@ -10,8 +10,8 @@ use crate::marlin::{Kind, Layer};
 use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
-    BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertInput, ExpertShape,
-    GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
+    BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertActivation, ExpertInput,
+    ExpertMaps, ExpertShape, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -147,6 +147,9 @@ struct Moe {
     stack: Stack,
     /// For gate and up.
     other: Stack,
+    /// `[experts, n]` of both maps.
+    biases: Option<[Vec<f32>; 2]>,
+    activation: ExpertActivation,
 }
 
 impl Moe {
@@ -173,19 +176,33 @@ impl Moe {
         &self.x[row * k..][..k]
     }
 
-    /// Each pair's product with its expert's matrix.
-    fn products(&self, stack: &Stack) -> Vec<f64> {
+    /// The biases of one of the maps on the device, where experts have some.
+    fn bias<B: BackendMoeFused>(
+        &self,
+        io: &mut Io<'_, B>,
+        name: &'static str,
+        map: usize,
+    ) -> Check<Option<B::Buffer<f32>>> {
+        let bias = self.biases.as_ref();
+        bias.map(|biases| io.floats(name, &biases[map])).transpose()
+    }
+
+    /// Each pair's product with its expert's matrix of a map, with its bias.
+    fn products(&self, stack: &Stack, map: usize) -> Vec<f64> {
         let ExpertShape { n, k, .. } = self.experts;
         let values = stack.values();
         let pairs = self.pairs.expert_ids.iter().enumerate();
         let product = |(pair, &expert): (usize, &i32)| {
-            naive::gemm(
-                self.row(pair),
-                &values[expert as usize * n * k..][..n * k],
-                1,
-                n,
-                k,
-            )
+            let expert = expert as usize;
+            let matrix = &values[expert * n * k..][..n * k];
+            let mut row = naive::gemm(self.row(pair), matrix, 1, n, k);
+            if let Some(biases) = &self.biases {
+                let bias = &biases[map][expert * n..][..n];
+                row.iter_mut()
+                    .zip(bias)
+                    .for_each(|(x, b)| *x += f64::from(*b));
+            }
+            row
         };
         pairs.flat_map(product).collect()
     }
@@ -212,11 +229,16 @@ fn gemm_of<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Expe
     let routing = routing(io, &data.pairs)?;
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
+    let bias = data.bias(io, "bias", 0)?;
+    let maps = ExpertMaps {
+        matrices: experts,
+        bias: bias.as_ref(),
+    };
     B::moe_gemm(
         &mut io.ctx,
         &x,
         data.input,
-        experts,
+        maps,
         &routing,
         &mut out,
         data.shape(),
@@ -225,7 +247,7 @@ fn gemm_of<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Expe
 }
 
 fn gemm_formula(data: &Moe) -> Vec<Vec<f64>> {
-    vec![data.products(&data.stack)]
+    vec![data.products(&data.stack, 0)]
 }
 
 /// Each token in a call of its own.
@@ -249,6 +271,8 @@ fn by_tokens<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -
             x,
             stack: none(),
             other: none(),
+            biases: data.biases.clone(),
+            activation: data.activation,
         };
         gemm_of(io, &one, &experts)?;
     }
@@ -261,10 +285,16 @@ fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> 
     let routing = routing(io, &data.pairs)?;
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
-    B::moe_gate_up_silu(
+    let biases = [data.bias(io, "gate bias", 0)?, data.bias(io, "up bias", 1)?];
+    let maps = |i: usize, matrices| ExpertMaps {
+        matrices,
+        bias: biases[i].as_ref(),
+    };
+    B::moe_gate_up(
         &mut io.ctx,
         &x,
-        (&gate, &up),
+        [maps(0, &gate), maps(1, &up)],
+        data.activation,
         &routing,
         &mut out,
         data.shape(),
@@ -273,11 +303,17 @@ fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> 
 }
 
 fn gate_up_formula(data: &Moe) -> Vec<Vec<f64>> {
-    let pairs = data
-        .products(&data.stack)
-        .into_iter()
-        .zip(data.products(&data.other));
-    vec![pairs.map(|(gate, up)| naive::silu(gate) * up).collect()]
+    let gates = data.products(&data.stack, 0).into_iter();
+    let pairs = gates.zip(data.products(&data.other, 1));
+    let activate = |(gate, up): (f64, f64)| match data.activation {
+        ExpertActivation::Silu => naive::silu(gate) * up,
+        ExpertActivation::ClampedSwiglu { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = gate.min(limit);
+            gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+        }
+    };
+    vec![pairs.map(activate).collect()]
 }
 
 /// Sizes of a product.
@@ -307,7 +343,21 @@ fn make(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe
         x: rng.acts(rows * shape.k, 1.0),
         stack: kind.stack(rng, shape),
         other: kind.stack(rng, shape),
+        biases: None,
+        activation: ExpertActivation::Silu,
     }
+}
+
+/// With biases, and the bounded activation, within whose bounds not all products are.
+fn make_biased(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe {
+    let mut moe = make(rng, sizes, kind, input);
+    let len = sizes.shape.experts * sizes.shape.n;
+    moe.biases = Some([rng.floats(len, 1.0), rng.floats(len, 1.0)]);
+    moe.activation = ExpertActivation::ClampedSwiglu {
+        alpha: 1.702,
+        limit: 0.75,
+    };
+    moe
 }
 
 /// The products of one kind of stack: `base`, changed.
@@ -330,7 +380,15 @@ where
             cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
         }
         let make = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerToken);
-        let case = label("moe_gate_up_silu", kind.dtype(), kind.tolerance(), text);
+        let case = label("moe_gate_up", kind.dtype(), kind.tolerance(), text);
+        cases.add(case, make, probe!(gate_up, L, gate_up_formula));
+        let biased = |text: &str| format!("{text}, biases");
+        let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
+        let case = label("moe_gemm", kind.dtype(), kind.tolerance(), biased(text));
+        cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
+        let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerToken);
+        let text = format!("{}, bounded", biased(text));
+        let case = label("moe_gate_up", kind.dtype(), kind.tolerance(), text);
         cases.add(case, make, probe!(gate_up, L, gate_up_formula));
     }
     let many = Sizes { tokens: 21, ..base };
@@ -340,10 +398,10 @@ where
         let id = ("moe_gemm", kind.dtype(), &*name);
         cases.same(id, make, moe_gemm::<B, L>, by_tokens::<B, L>);
     }
-    let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerPair);
+    let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerPair);
     cases.short(("moe_gemm", kind.dtype()), few, both!(moe_gemm, L));
-    let few = move |rng: &mut Rng| make(rng, base, kind, ExpertInput::PerToken);
-    cases.short(("moe_gate_up_silu", kind.dtype()), few, both!(gate_up, L));
+    let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerToken);
+    cases.short(("moe_gate_up", kind.dtype()), few, both!(gate_up, L));
 }
 
 const SMALL: Sizes = Sizes {

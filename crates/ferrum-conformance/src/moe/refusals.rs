@@ -3,21 +3,15 @@
 use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Refusals, wrong};
 use ferrum_kernels::{
-    Act, BackendMoeFused, ExpertInput, ExpertShape, Logits, MoeRouting, MoeShape, NormShape,
-    Residual, RouteShape, WeightPart,
+    Act, BackendMoeFused, ExpertActivation, ExpertGroups, ExpertInput, ExpertMaps, ExpertShape,
+    GroupScore, Logits, MoeRouting, MoeShape, NormShape, Residual, RouteShape, WeightPart,
 };
 use ferrum_types::{FloatElement, SrcDtype};
 
 /// More elements than there can be.
 const MANY: usize = usize::MAX / 2 + 1;
 
-const ROUTE: RouteShape = RouteShape {
-    tokens: 3,
-    experts: 4,
-    top_k: 2,
-    renormalize: true,
-    scale: 1.0,
-};
+const ROUTE: RouteShape = RouteShape::softmax(3, 4, 2);
 
 const STACK: ExpertShape = ExpertShape {
     experts: 4,
@@ -55,8 +49,33 @@ fn routing<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
     let mut routing = MoeRouting::alloc(device, ROUTE.tokens, ROUTE.experts, ROUTE.top_k)?;
     let logits: Logits<B> = device.alloc(12)?;
     let choices = [0, 5, MANY].map(|top_k| RouteShape { top_k, ..ROUTE });
-    for shape in wrong_routes().into_iter().chain(choices) {
-        let result = B::route_topk_softmax(&mut ctx, &logits, &mut routing, shape);
+    let groups = |groups, top, top_k| RouteShape {
+        groups: Some(ExpertGroups {
+            groups,
+            top,
+            score: GroupScore::Best,
+        }),
+        top_k,
+        ..ROUTE
+    };
+    let grouped = [
+        groups(0, 1, 2),
+        groups(3, 1, 2),
+        groups(2, 0, 2),
+        groups(2, 3, 2),
+        groups(4, 1, 2),
+        groups(MANY, 1, 2),
+        RouteShape {
+            experts: 130,
+            tokens: 0,
+            ..groups(65, 1, 2)
+        },
+    ];
+    let bias: B::Buffer<f32> = device.alloc(3)?;
+    let result = B::route_topk(&mut ctx, &logits, Some(&bias), &mut routing, ROUTE);
+    refused.expect("a bias of 3 for 4 experts", result)?;
+    for shape in wrong_routes().into_iter().chain(choices).chain(grouped) {
+        let result = B::route_topk(&mut ctx, &logits, None, &mut routing, shape);
         refused.expect(&format!("a routing of {shape:?}"), result)?;
     }
     for shape in wrong_routes() {
@@ -106,6 +125,7 @@ fn products<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
     let mut routing = MoeRouting::alloc(device, ROUTE.tokens, ROUTE.experts, ROUTE.top_k)?;
     let stack = device.load_experts(&[0; 240], SrcDtype::F32, STACK)?;
     let (x, mut out): (Act<B>, Act<B>) = (device.alloc(1000)?, device.alloc(1000)?);
+    let maps = ExpertMaps::new(&stack);
     B::compute_ids_tpe(&mut ctx, &mut routing, ROUTE)?;
     let shape = MoeShape {
         tokens: ROUTE.tokens,
@@ -141,11 +161,11 @@ fn products<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
         },
     ] {
         for input in [ExpertInput::PerToken, ExpertInput::PerPair] {
-            let result = B::moe_gemm(&mut ctx, &x, input, &stack, &routing, &mut out, shape);
+            let result = B::moe_gemm(&mut ctx, &x, input, maps, &routing, &mut out, shape);
             refused.expect(&format!("a product {input:?} of {shape:?}"), result)?;
         }
-        let both = (&stack, &stack);
-        let result = B::moe_gate_up_silu(&mut ctx, &x, both, &routing, &mut out, shape);
+        let silu = ExpertActivation::Silu;
+        let result = B::moe_gate_up(&mut ctx, &x, [maps; 2], silu, &routing, &mut out, shape);
         refused.expect(&format!("gate and up of {shape:?}"), result)?;
     }
     Ok(())
@@ -171,7 +191,7 @@ fn sums<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
         (ROUTE, MANY),
     ] {
         let case = |op: &str| format!("{op} of {shape:?} and rows of {dim}");
-        let result = B::moe_weighted_sum(&mut ctx, &x, &routing, &mut a, shape, dim);
+        let result = B::moe_weighted_sum(&mut ctx, &x, &routing, (&mut a, false), shape, dim);
         refused.expect(&case("a sum"), result)?;
         let result =
             B::moe_weighted_sum_residual(&mut ctx, &x, &routing, &mut residual, shape, dim);
@@ -208,7 +228,7 @@ fn sums<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
 pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
     let mut add = |op, name, runs| cases.refuses((op, act, name), runs);
-    add("route_topk_softmax", "sizes that cannot be", both!(routing));
+    add("route_topk", "sizes that cannot be", both!(routing));
     add("load_experts", "stacks that cannot be", both!(loads));
     add("moe_gemm", "sizes that cannot be", both!(products));
     add("moe_weighted_sum", "sizes that cannot be", both!(sums));

@@ -5,14 +5,17 @@ use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
 use crate::naive;
-use ferrum_kernels::{BackendMoeFused, MoeRouting, RouteShape};
+use ferrum_kernels::{
+    BackendMoeFused, ExpertGroups, ExpertScore, GroupScore, MoeRouting, RouteShape,
+};
 
 struct Route {
     shape: RouteShape,
     logits: Vec<f32>,
+    bias: Option<Vec<f32>>,
 }
 
-fn route_topk_softmax<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> Check {
+fn route_topk<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> Check {
     let pairs = data.shape.pairs();
     let logits = io.input_of::<B::Logit>("logits", &data.logits)?;
     let mut routing = MoeRouting {
@@ -22,40 +25,80 @@ fn route_topk_softmax<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> C
         tpe: io.exact(&[])?,
         offsets: io.exact(&[])?,
     };
-    B::route_topk_softmax(&mut io.ctx, &logits, &mut routing, data.shape)?;
+    let bias = data.bias.as_ref();
+    let bias = bias.map(|bias| io.floats("bias", bias)).transpose()?;
+    B::route_topk(
+        &mut io.ctx,
+        &logits,
+        bias.as_ref(),
+        &mut routing,
+        data.shape,
+    )?;
     io.take_indices("expert_ids", &routing.expert_ids, pairs)?;
     io.take_floats("weights", &routing.weights, pairs)
 }
 
-/// Probabilities of all experts; `top_k` times the first of the largest that is left.
+/// The first of the largest that is left, `count` times.
+fn taken(mut left: Vec<f64>, count: usize) -> Vec<usize> {
+    let take = |_| {
+        let best = left.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let place = left.iter().position(|&x| x == best).unwrap_or(0);
+        left[place] = f64::NEG_INFINITY;
+        place
+    };
+    (0..count).map(take).collect()
+}
+
+/// What experts are ranked by: `-∞` outside of the best groups.
+fn ranks(data: &Route, logits: &[f64], scores: &[f64]) -> Vec<f64> {
+    let shape = data.shape;
+    let mut ranks = match &data.bias {
+        None if shape.groups.is_none_or(|g| g.score == GroupScore::Best) => logits.to_vec(),
+        None => scores.to_vec(),
+        Some(bias) => {
+            let sums = scores.iter().zip(bias);
+            sums.map(|(score, bias)| score + f64::from(*bias)).collect()
+        }
+    };
+    if let Some(groups) = shape.groups {
+        let size = shape.experts / groups.groups;
+        let of_group = |group: &[f64]| {
+            let best = taken(group.to_vec(), size);
+            let second = best.get(1).filter(|_| groups.score == GroupScore::BestTwo);
+            group[best[0]] + second.map_or(0.0, |&e| group[e])
+        };
+        let best = taken(ranks.chunks(size).map(of_group).collect(), groups.top);
+        for (e, rank) in ranks.iter_mut().enumerate() {
+            if !best.contains(&(e / size)) {
+                *rank = f64::NEG_INFINITY;
+            }
+        }
+    }
+    ranks
+}
+
+/// Scores of all experts, and of the first of the largest the weights.
 fn route_formula(data: &Route) -> Vec<Vec<f64>> {
-    let RouteShape {
-        experts,
-        top_k,
-        renormalize,
-        scale,
-        ..
-    } = data.shape;
+    let shape = data.shape;
     let (mut ids, mut weights) = (vec![], vec![]);
-    for row in data.logits.chunks(experts) {
+    for row in data.logits.chunks(shape.experts) {
         let logits = naive::wide(row);
         let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = logits.iter().map(|x| (x - highest).exp()).sum();
-        let mut left = logits.clone();
-        let mut chosen = vec![];
-        for _ in 0..top_k {
-            let best = left.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let expert = left.iter().position(|&x| x == best).unwrap_or(0);
-            left[expert] = f64::NEG_INFINITY;
-            ids.push(expert as f64);
-            chosen.push((logits[expert] - highest).exp() / total);
-        }
-        let sum: f64 = if renormalize {
-            chosen.iter().sum()
+        let score = |x: &f64| match shape.score {
+            ExpertScore::Softmax => (x - highest).exp() / total,
+            ExpertScore::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        };
+        let scores: Vec<f64> = logits.iter().map(score).collect();
+        let chosen = taken(ranks(data, &logits, &scores), shape.top_k);
+        let sum: f64 = if shape.renormalize {
+            chosen.iter().map(|&e| scores[e]).sum()
         } else {
             1.0
         };
-        weights.extend(chosen.iter().map(|weight| weight / sum * f64::from(scale)));
+        ids.extend(chosen.iter().map(|&e| e as f64));
+        let weight = |&e: &usize| scores[e] / sum * f64::from(shape.scale);
+        weights.extend(chosen.iter().map(weight));
     }
     vec![ids, weights]
 }
@@ -84,13 +127,7 @@ impl Pairs {
             }
             expert_ids.extend(order[..top_k].iter().map(|&expert| expert as i32));
         }
-        let shape = RouteShape {
-            tokens,
-            experts,
-            top_k,
-            renormalize: true,
-            scale: 1.0,
-        };
+        let shape = RouteShape::softmax(tokens, experts, top_k);
         Pairs { shape, expert_ids }
     }
 
@@ -145,9 +182,49 @@ fn sort_formula(data: &Pairs) -> Vec<Vec<f64>> {
         .collect()
 }
 
+/// Scores of both kinds, with and without biases and groups.
+fn scored_cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
+    let (op, act) = ("route_topk", act_name::<B>());
+    let of = |groups, top, score| Some(ExpertGroups { groups, top, score });
+    for (score, called) in [
+        (ExpertScore::Softmax, "softmax"),
+        (ExpertScore::Sigmoid, "sigmoid"),
+    ] {
+        for (tokens, experts, top_k, groups) in [
+            (1, 1, 1, None),
+            (5, 37, 4, None),
+            (7, 40, 5, of(4, 2, GroupScore::Best)),
+            (7, 42, 4, of(6, 3, GroupScore::BestTwo)),
+            (3, 256, 8, of(8, 4, GroupScore::BestTwo)),
+            (2, 64, 6, of(64, 9, GroupScore::BestTwo)),
+            (4, 18, 18, of(1, 1, GroupScore::BestTwo)),
+        ] {
+            for (biased, renormalize, scale) in [(false, false, 1.5), (true, true, 2.5)] {
+                let shape = RouteShape {
+                    score,
+                    groups,
+                    renormalize,
+                    scale,
+                    ..RouteShape::softmax(tokens, experts, top_k)
+                };
+                let bias = if biased { ", a bias" } else { "" };
+                let name =
+                    format!("{called}, {tokens} tokens, {top_k} of {experts}, {groups:?}{bias}");
+                let make = move |rng: &mut Rng| Route {
+                    shape,
+                    logits: rng.acts(tokens * experts, 2.0),
+                    bias: biased.then(|| rng.floats(experts, 0.3)),
+                };
+                let case = label(op, act, Tolerance::ELEMENTWISE, name);
+                cases.add(case, make, probe!(route_topk, route_formula));
+            }
+        }
+    }
+}
+
 /// The cases of routing.
 pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
-    let (op, act) = ("route_topk_softmax", act_name::<B>());
+    let (op, act) = ("route_topk", act_name::<B>());
     for (tokens, experts, top_k) in [
         (0, 8, 2),
         (1, 1, 1),
@@ -160,48 +237,56 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     ] {
         for (renormalize, scale) in [(true, 1.0), (false, 1.0), (true, 2.5), (false, 16.0)] {
             let shape = RouteShape {
-                tokens,
-                experts,
-                top_k,
                 renormalize,
                 scale,
+                ..RouteShape::softmax(tokens, experts, top_k)
             };
             let norm = if renormalize { ", renormalised" } else { "" };
             let name = format!("{tokens} tokens, {top_k} of {experts}{norm}, times {scale}");
             let case = label(op, act, Tolerance::ELEMENTWISE, name);
             let make = move |rng: &mut Rng| {
                 let logits = rng.acts(tokens * experts, 2.0);
-                Route { shape, logits }
+                let bias = None;
+                Route {
+                    shape,
+                    logits,
+                    bias,
+                }
             };
-            cases.add(case, make, probe!(route_topk_softmax, route_formula));
+            cases.add(case, make, probe!(route_topk, route_formula));
         }
     }
+    scored_cases(cases);
     let shape = RouteShape {
-        tokens: 9,
-        experts: 40,
-        top_k: 6,
         renormalize: true,
-        scale: 1.0,
+        ..RouteShape::softmax(9, 40, 6)
     };
     let ties = move |rng: &mut Rng| {
         let logits = (0..9 * 40).map(|_| rng.below(3) as f32).collect();
-        Route { shape, logits }
+        let bias = None;
+        Route {
+            shape,
+            logits,
+            bias,
+        }
     };
     let case = label(op, act, Tolerance::ELEMENTWISE, "the lowest of equals");
-    cases.add(case, ties, probe!(route_topk_softmax, route_formula));
+    cases.add(case, ties, probe!(route_topk, route_formula));
     for (text, scale) in [("large logits", 1e4), ("zeros", 0.0)] {
         let make = move |rng: &mut Rng| Route {
             shape,
             logits: rng.acts(9 * 40, scale),
+            bias: None,
         };
         let case = label(op, act, Tolerance::ELEMENTWISE, text);
-        cases.add(case, make, probe!(route_topk_softmax, route_formula));
+        cases.add(case, make, probe!(route_topk, route_formula));
     }
     let few = move |rng: &mut Rng| Route {
         shape,
         logits: rng.acts(9 * 40, 1.0),
+        bias: Some(rng.floats(40, 1.0)),
     };
-    cases.short((op, act), few, both!(route_topk_softmax));
+    cases.short((op, act), few, both!(route_topk));
 
     let op = "compute_ids_tpe";
     for (tokens, experts, top_k) in [

@@ -56,7 +56,18 @@ fn weighted_sum<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) -> Check {
     let routing = data.routing(io)?;
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.size())?;
-    B::moe_weighted_sum(&mut io.ctx, &x, &routing, &mut out, data.shape, data.dim)?;
+    let (shape, dim) = (data.shape, data.dim);
+    B::moe_weighted_sum(&mut io.ctx, &x, &routing, (&mut out, false), shape, dim)?;
+    io.take("out", &out, data.size())
+}
+
+/// The sum added to what was there.
+fn added_sum<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Sums) -> Check {
+    let routing = data.routing(io)?;
+    let x = io.input("x", &data.x)?;
+    let mut out = io.inout_of::<B::Act>("out", &data.residual)?;
+    let (shape, dim) = (data.shape, data.dim);
+    B::moe_weighted_sum(&mut io.ctx, &x, &routing, (&mut out, true), shape, dim)?;
     io.take("out", &out, data.size())
 }
 
@@ -106,13 +117,7 @@ fn norm_formula(data: &Sums) -> Vec<Vec<f64>> {
 fn make_sums(rng: &mut Rng, tokens: usize, top_k: usize, dim: usize, scale: f32) -> Sums {
     let pairs = tokens * top_k;
     Sums {
-        shape: RouteShape {
-            tokens,
-            experts: 8,
-            top_k,
-            renormalize: true,
-            scale: 1.0,
-        },
+        shape: RouteShape::softmax(tokens, 8, top_k),
         dim,
         x: rng.acts(pairs * dim, scale),
         weights: (0..pairs).map(|_| rng.unit()).collect(),
@@ -129,6 +134,13 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         let case = |op, tolerance| label(op, act, tolerance, text.clone());
         let sums = probe!(weighted_sum, |data| vec![data.sums()]);
         cases.add(case("moe_weighted_sum", Tolerance::F32_SUMS), make, sums);
+        let added = probe!(added_sum, |data| vec![data.residuals()]);
+        let case_of = |op, tolerance| label(op, act, tolerance, format!("{text}, added"));
+        cases.add(
+            case_of("moe_weighted_sum", Tolerance::F32_SUMS),
+            make,
+            added,
+        );
         let residuals = probe!(weighted_sum_residual, |data| vec![data.residuals()]);
         cases.add(
             case("moe_weighted_sum_residual", Tolerance::F32_SUMS),

@@ -227,6 +227,23 @@ pub(super) fn kv_cache_append_head_major<B: Backend>(
     put_head_major::<B>(ctx, kv[1], v_cache, span, shape)
 }
 
+/// [`Backend::copy_columns`], row by row.
+pub(super) fn copy_columns<B: Backend, T: Element>(
+    ctx: &mut B::Context,
+    src: &B::Buffer<T>,
+    dst: &mut B::Buffer<T>,
+    shape: ColumnsShape,
+) -> Result<()> {
+    if check::copy_columns(src, &*dst, shape)? {
+        for row in 0..shape.rows {
+            let from = row * shape.src_width + shape.src_first;
+            let to = row * shape.dst_width + shape.dst_first;
+            B::copy_slice(ctx, src, from, dst, to, shape.len)?;
+        }
+    }
+    Ok(())
+}
+
 /// Copies head-major tokens to their place in a contiguous cache.
 fn put_head_major<B: Backend>(
     ctx: &mut B::Context,

@@ -286,6 +286,20 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         len: usize,
     ) -> Result<()>;
 
+    /// Columns of the rows of `src` to columns of the rows of `dst`, whose other columns stay as they are:
+    /// `dst[row, dst_first..][..len] = src[row, src_first..][..len]`. Rows are `[rows, src_width]` and
+    /// `[rows, dst_width]`.
+    ///
+    /// Provided: a [`copy_slice`](Self::copy_slice) for each row.
+    fn copy_columns<T: Element>(
+        ctx: &mut Self::Context,
+        src: &Self::Buffer<T>,
+        dst: &mut Self::Buffer<T>,
+        shape: ColumnsShape,
+    ) -> Result<()> {
+        compose::copy_columns::<Self, T>(ctx, src, dst, shape)
+    }
+
     // ---- matrices ------------------------------------------------------------------------------
 
     /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`, accumulated in at least f32.

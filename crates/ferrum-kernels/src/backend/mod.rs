@@ -50,7 +50,7 @@ pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::heads::{QkNorm, QkvTransform, Rope};
 pub use self::host::{HostBuffer, HostMemory};
 pub use self::kv::{KvCache, KvCacheQuant, KvLayer};
-pub use self::moe::{BackendMoeFused, MoeRouting};
+pub use self::moe::{BackendMoeFused, ExpertMaps, MoeRouting};
 pub use self::paged::{BackendInt8KvOps, BackendKvDtype, BackendPagedKv, DeviceBatch, PagedQkv};
 pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
@@ -65,11 +65,7 @@ pub use self::sample::{
 pub use self::state::{BackendState, LinearAttention};
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 pub use ferrum_types::{
-    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, Conv1dShape, DeviceMemory,
-    ExpertInput, ExpertShape, FlashShape, GeluKind, GemmShape, HeadLayout, HeadsShape, KvBf16,
-    KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule,
-    LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape,
-    QkvShape, RopeStyle, RouteShape, RowShape, StateShape, WeightPart,
+    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape, DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape, FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadsShape, KvBf16, KvBlockBytes, KvDtypeKind, KvF32, KvFp16, KvFp8, KvInt8, LinearAttentionRule, LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape, QkvShape, RopeStyle, RouteShape, RowShape, StateShape, WeightPart,
 };
 
 /// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.

@@ -34,6 +34,32 @@ impl<B: Backend> MoeRouting<B> {
     }
 }
 
+/// One linear map of all experts.
+pub struct ExpertMaps<'a, B: BackendMoeFused> {
+    /// The matrices.
+    pub matrices: &'a B::Experts,
+    /// `[experts, n]`: what is added to the products, if there is something.
+    pub bias: Option<&'a B::Buffer<f32>>,
+}
+
+impl<B: BackendMoeFused> Clone for ExpertMaps<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: BackendMoeFused> Copy for ExpertMaps<'_, B> {}
+
+impl<'a, B: BackendMoeFused> ExpertMaps<'a, B> {
+    /// Maps without biases.
+    pub fn new(matrices: &'a B::Experts) -> Self {
+        Self {
+            matrices,
+            bias: None,
+        }
+    }
+}
+
 /// Mixture-of-experts kernels.
 pub trait BackendMoeFused: Backend {
     /// A stack of expert matrices, dense or quantised.
@@ -67,11 +93,17 @@ pub trait BackendMoeFused: Backend {
     /// matrices of different sizes.
     fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<Self::Experts>;
 
-    /// Softmax over `logits[tokens, experts]`, then the `top_k` largest (lowest index of equals)
-    /// into `routing.expert_ids` and `routing.weights`.
-    fn route_topk_softmax(
+    /// The `top_k` experts of each token with the largest scores (the lowest index of equals; NaN comes last), best
+    /// first, into `routing.expert_ids` and `routing.weights`.
+    ///
+    /// `logits` is `[tokens, experts]`. Experts are ranked by their score and `bias[experts]`; where there are
+    /// [groups](RouteShape::groups), those of the best groups alone. The weight of one is its score without the bias,
+    /// divided by the sum over the chosen if weights are renormalised (of sigmoids, by that and 10⁻²⁰), times the
+    /// scale.
+    fn route_topk(
         ctx: &mut Self::Context,
         logits: &Logits<Self>,
+        bias: Option<&Self::Buffer<f32>>,
         routing: &mut MoeRouting<Self>,
         shape: RouteShape,
     ) -> Result<()>;
@@ -83,36 +115,37 @@ pub trait BackendMoeFused: Backend {
         shape: RouteShape,
     ) -> Result<()>;
 
-    /// `out[pair, n] = input · expert(pair)ᵀ`, all experts in one launch whose grid follows the
+    /// `out[pair, n] = input · expert(pair)ᵀ + bias(pair)`, all experts in one launch whose grid follows the
     /// device-side counts.
     fn moe_gemm(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         input: ExpertInput,
-        experts: &Self::Experts,
+        experts: ExpertMaps<'_, Self>,
         routing: &MoeRouting<Self>,
         out: &mut Act<Self>,
         shape: MoeShape,
     ) -> Result<()>;
 
-    /// `out[pair, n] = silu(x · gateᵀ) · (x · upᵀ)`; `x` is `[tokens, k]`. `gate_up` is
-    /// `(gate, up)`, both of `shape.experts`.
-    fn moe_gate_up_silu(
+    /// `out[pair, n] = activation(x · gateᵀ + bias, x · upᵀ + bias)`; `x` is `[tokens, k]`. `gate_up` is
+    /// `[gate, up]`, both of `shape.experts`.
+    fn moe_gate_up(
         ctx: &mut Self::Context,
         x: &Act<Self>,
-        gate_up: (&Self::Experts, &Self::Experts),
+        gate_up: [ExpertMaps<'_, Self>; 2],
+        activation: ExpertActivation,
         routing: &MoeRouting<Self>,
         out: &mut Act<Self>,
         shape: MoeShape,
     ) -> Result<()>;
 
-    /// `out[token, :] = Σ weights[pair] · x[pair, :]` over the token's pairs, in pair order.
-    /// `dim` is the row length.
+    /// `out[token, :] = Σ weights[pair] · x[pair, :]` over the token's pairs, in pair order; with `out.1`, that is
+    /// added to what was there. `dim` is the row length.
     fn moe_weighted_sum(
         ctx: &mut Self::Context,
         x: &Act<Self>,
         routing: &MoeRouting<Self>,
-        out: &mut Act<Self>,
+        out: (&mut Act<Self>, bool),
         shape: RouteShape,
         dim: usize,
     ) -> Result<()>;

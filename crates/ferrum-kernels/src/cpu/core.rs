@@ -275,6 +275,29 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn copy_columns<T: Element>(
+        ctx: &mut CpuContext,
+        src: &CpuBuffer<T>,
+        dst: &mut CpuBuffer<T>,
+        shape: ColumnsShape,
+    ) -> Result<()> {
+        if !check::copy_columns(src, dst, shape)? {
+            return Ok(());
+        }
+        let (src, dst) = (src.as_slice(), SharedMut::new(dst.as_mut_slice()));
+        // Moving an element costs less than an operation of arithmetic.
+        ctx.exec().spread(shape.rows, shape.len / 4, |rows, _| {
+            for row in rows {
+                let from = row * shape.src_width + shape.src_first;
+                let to = row * shape.dst_width + shape.dst_first;
+                // SAFETY: each row belongs to one task, and the check holds its columns inside of it.
+                let dst = unsafe { dst.part(to, shape.len) };
+                dst.copy_from_slice(&src[from..][..shape.len]);
+            }
+        });
+        Ok(())
+    }
+
     fn gemm<T: FloatElement>(
         ctx: &mut CpuContext,
         x: &Buf,

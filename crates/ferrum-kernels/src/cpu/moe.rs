@@ -21,6 +21,14 @@ fn pairs<'a>(x: &'a Buf, routing: &'a Routing, shape: RouteShape, dim: usize) ->
     }
 }
 
+/// The stack and the biases of experts' maps.
+fn stack(maps: ExpertMaps<'_, CpuBackend>) -> moe::Stack<'_> {
+    moe::Stack {
+        matrices: maps.matrices,
+        bias: maps.bias.map(CpuBuffer::as_slice),
+    }
+}
+
 /// A routing of `pairs` pairs, sorted by expert.
 fn sorted(routing: &Routing, pairs: usize, shape: MoeShape) -> check::SortedPairs<'_> {
     let experts = shape.experts.experts;
@@ -43,16 +51,18 @@ impl BackendMoeFused for CpuBackend {
         })
     }
 
-    fn route_topk_softmax(
+    fn route_topk(
         ctx: &mut CpuContext,
         logits: &Buf,
+        bias: Option<&Buf>,
         routing: &mut Routing,
         shape: RouteShape,
     ) -> Result<()> {
-        let pairs = check::route_topk_softmax(logits, routing, shape)?;
+        let pairs = check::route_topk(logits, bias, routing, shape)?;
         let ids = &mut routing.expert_ids.as_mut_slice()[..pairs];
         let weights = &mut routing.weights.as_mut_slice()[..pairs];
-        moe::route(ctx.exec(), logits.as_slice(), (ids, weights), shape);
+        let bias = bias.map(CpuBuffer::as_slice);
+        moe::route(ctx.exec(), (logits.as_slice(), bias), (ids, weights), shape);
         Ok(())
     }
 
@@ -64,48 +74,50 @@ impl BackendMoeFused for CpuBackend {
         ctx: &mut CpuContext,
         x: &Buf,
         input: ExpertInput,
-        experts: &CpuExperts,
+        experts: ExpertMaps<'_, Self>,
         routing: &Routing,
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
-        let stacks = [experts.shape()];
-        let lens = check::moe_product("moe_gemm", (x, input), &stacks, routing, out, shape)?;
+        let maps = [(experts, experts.matrices.shape())];
+        let lens = check::moe_product("moe_gemm", (x, input), &maps, routing, out, shape)?;
         let pairs = sorted(routing, lens.pairs, shape);
         let x = (&x.as_slice()[..lens.x], input);
         let out = &mut out.as_mut_slice()[..lens.out];
-        moe::gemm(ctx.parts(), x, experts, pairs, out, shape)
+        moe::gemm(ctx.parts(), x, stack(experts), pairs, out, shape)
     }
 
-    fn moe_gate_up_silu(
+    fn moe_gate_up(
         ctx: &mut CpuContext,
         x: &Buf,
-        (gate, up): (&CpuExperts, &CpuExperts),
+        gate_up: [ExpertMaps<'_, Self>; 2],
+        activation: ExpertActivation,
         routing: &Routing,
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
-        let (op, input) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
-        let stacks = [gate.shape(), up.shape()];
-        let lens = check::moe_product(op, input, &stacks, routing, out, shape)?;
+        let (op, input) = ("moe_gate_up", (x, ExpertInput::PerToken));
+        let maps = gate_up.map(|maps| (maps, maps.matrices.shape()));
+        let lens = check::moe_product(op, input, &maps, routing, out, shape)?;
         let pairs = sorted(routing, lens.pairs, shape);
         let x = &x.as_slice()[..lens.x];
         let out = &mut out.as_mut_slice()[..lens.out];
-        moe::gate_up_silu(ctx.parts(), x, (gate, up), pairs, out, shape)
+        let gate_up = (gate_up.map(stack), activation);
+        moe::gate_up(ctx.parts(), x, gate_up, pairs, out, shape)
     }
 
     fn moe_weighted_sum(
         ctx: &mut CpuContext,
         x: &Buf,
         routing: &Routing,
-        out: &mut Buf,
+        (out, add): (&mut Buf, bool),
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
         let op = "moe_weighted_sum";
         let lens = check::weighted_sum(op, x, routing, ("out", out), shape, dim)?;
         let out = &mut out.as_mut_slice()[..lens.out];
-        moe::weighted_sum(ctx.exec(), pairs(x, routing, shape, dim), out, false);
+        moe::weighted_sum(ctx.exec(), pairs(x, routing, shape, dim), out, add);
         Ok(())
     }
 

@@ -39,22 +39,61 @@ impl RefExperts {
     }
 }
 
-/// Softmax over each row of logits, then the `top_k` largest.
+/// A number to rank by: NaN ranks last.
+fn rank(x: f64) -> f64 {
+    // Adding 0 makes -0 equal to 0 for `total_cmp` too.
+    if x.is_nan() {
+        f64::NEG_INFINITY
+    } else {
+        x + 0.0
+    }
+}
+
+/// The `count` places of the largest numbers, best first, the lowest of equals.
+fn largest(values: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    // A stable sort keeps equals in the order of their indices.
+    order.sort_by(|&a, &b| rank(values[b]).total_cmp(&rank(values[a])));
+    order.truncate(count);
+    order
+}
+
+/// Puts experts outside of the best groups behind all others.
+fn keep_best_groups(values: &mut [f64], groups: ExpertGroups) {
+    let size = values.len() / groups.groups;
+    let summed = match groups.score {
+        GroupScore::Best => 1,
+        GroupScore::BestTwo => 2,
+    };
+    let rank_of = |group: &[f64]| {
+        let best = largest(group, summed);
+        best.iter().map(|&e| rank(group[e])).sum()
+    };
+    let ranks: Vec<f64> = values.chunks_exact(size).map(rank_of).collect();
+    let kept = largest(&ranks, groups.top);
+    for (group, values) in values.chunks_exact_mut(size).enumerate() {
+        if !kept.contains(&group) {
+            values.fill(f64::NAN);
+        }
+    }
+}
+
+/// Scores of each row of logits, then the `top_k` largest.
 ///
-/// Experts are ranked by their logits: probabilities of different logits may round to equal ones, and
-/// then the better logit still wins. NaN ranks last.
+/// Where nothing is added to scores, experts are ranked by their logits: scores of different logits may round to equal
+/// ones, and then the better logit still wins.
 fn route<P: Precision>(
     logits: &RefBuffer<P::Logit>,
+    bias: Option<&RefBuffer<f32>>,
     routing: &mut Routing<P>,
     shape: RouteShape,
 ) -> Result<()> {
-    let pairs = check::route_topk_softmax::<Reference<P>>(logits, routing, shape)?;
+    let pairs = check::route_topk::<Reference<P>>(logits, bias, routing, shape)?;
     let RouteShape {
         tokens,
         experts,
         top_k,
-        renormalize,
-        scale,
+        ..
     } = shape;
     let logits: Vec<f32> = logits.0[..tokens * experts]
         .iter()
@@ -64,30 +103,41 @@ fn route<P: Precision>(
     let weights = &mut routing.weights.0[..pairs];
 
     for (token, logits) in logits.chunks_exact(experts).enumerate() {
-        let rank = |e: usize| {
-            if logits[e].is_nan() {
-                f32::NEG_INFINITY
-            } else {
-                // Adding 0 makes -0 equal to 0 for `total_cmp` too.
-                logits[e] + 0.0
+        let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+        let best = logits.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(x));
+        let total: f64 = logits.iter().map(|x| (x - best).exp()).sum();
+        let score = |e: usize| match shape.score {
+            ExpertScore::Softmax => (logits[e] - best).exp() / total,
+            ExpertScore::Sigmoid => 1.0 / (1.0 + (-logits[e]).exp()),
+        };
+        let mut values = match shape.ranks_logits(bias.is_some()) {
+            true => logits.clone(),
+            false => {
+                let bias = |e: usize| bias.map_or(0.0, |bias| f64::from(bias.0[e]));
+                (0..experts).map(|e| score(e) + bias(e)).collect()
             }
         };
-        let mut order: Vec<usize> = (0..experts).collect();
-        // A stable sort keeps equals in the order of their indices.
-        order.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
-        let chosen = &order[..top_k];
-
-        let largest = f64::from(rank(order[0]));
-        let exp = |e: usize| (f64::from(logits[e]) - largest).exp();
-        let all: f64 = (0..experts).map(exp).sum();
-        let total = if renormalize {
-            chosen.iter().map(|&e| exp(e)).sum()
-        } else {
-            all
+        if let Some(groups) = shape.groups {
+            keep_best_groups(&mut values, groups);
+        }
+        let chosen = largest(&values, top_k);
+        // Of probabilities, the sum is that over the chosen from the start: their shares of all may round to 0.
+        let best = chosen
+            .iter()
+            .fold(f64::NEG_INFINITY, |m, &e| m.max(logits[e]));
+        let share = |e: usize| match (shape.score, shape.renormalize) {
+            (ExpertScore::Softmax, true) => (logits[e] - best).exp(),
+            _ => score(e),
+        };
+        let sum: f64 = chosen.iter().map(|&e| share(e)).sum();
+        let divisor = match (shape.renormalize, shape.score) {
+            (false, _) => 1.0,
+            (true, ExpertScore::Softmax) => sum,
+            (true, ExpertScore::Sigmoid) => sum + 1e-20,
         };
         for (i, &e) in chosen.iter().enumerate() {
             ids[token * top_k + i] = e as i32;
-            weights[token * top_k + i] = (exp(e) / total * f64::from(scale)) as f32;
+            weights[token * top_k + i] = (share(e) / divisor * f64::from(shape.scale)) as f32;
         }
     }
     Ok(())
@@ -138,18 +188,30 @@ fn sorted_pairs<P: Precision>(
     Ok(sorted)
 }
 
-/// `out[pair, i] = f(row i of the pair's expert in each stack · the pair's input)`.
+/// What a pair's products with gate and up become.
+fn activate(activation: ExpertActivation, gate: f64, up: f64) -> f64 {
+    match activation {
+        ExpertActivation::Silu => silu(gate) * up,
+        ExpertActivation::ClampedSwiglu { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+        }
+    }
+}
+
+/// `out[pair, i] = f(row i of the pair's expert in each stack · the pair's input + its bias)`.
 fn per_pair<P: Precision, const STACKS: usize>(
     op: &'static str,
     (x, input): (&RefBuffer<P::Act>, ExpertInput),
-    stacks: [&RefExperts; STACKS],
+    maps: [ExpertMaps<'_, Reference<P>>; STACKS],
     routing: &Routing<P>,
     out: &mut RefBuffer<P::Act>,
     shape: MoeShape,
     f: impl Fn([f64; STACKS]) -> f64,
 ) -> Result<()> {
-    let shapes = stacks.map(RefExperts::shape);
-    let lens = check::moe_product::<Reference<P>>(op, (x, input), &shapes, routing, out, shape)?;
+    let sized = maps.map(|maps| (maps, maps.matrices.shape()));
+    let lens = check::moe_product(op, (x, input), &sized, routing, out, shape)?;
     let ExpertShape { experts, n, k } = shape.experts;
     for (pair, expert) in sorted_pairs(op, routing, lens.pairs, experts)? {
         let row = match input {
@@ -158,7 +220,10 @@ fn per_pair<P: Precision, const STACKS: usize>(
         };
         let x = &x.0[row * k..][..k];
         for i in 0..n {
-            let products = stacks.map(|stack| dot(x, stack.matrices[expert].row(i)));
+            let products = maps.map(|ExpertMaps { matrices, bias }| {
+                let bias = bias.map_or(0.0, |bias| f64::from(bias.0[expert * n + i]));
+                dot(x, matrices.matrices[expert].row(i)) + bias
+            });
             out.0[pair * n + i] = narrow(f(products));
         }
     }
@@ -200,13 +265,14 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         Ok(RefExperts::from_values(&values, shape))
     }
 
-    fn route_topk_softmax(
+    fn route_topk(
         _: &mut RefContext<P>,
         logits: &RefBuffer<P::Logit>,
+        bias: Option<&RefBuffer<f32>>,
         routing: &mut Routing<P>,
         shape: RouteShape,
     ) -> Result<()> {
-        route::<P>(logits, routing, shape)
+        route::<P>(logits, bias, routing, shape)
     }
 
     fn compute_ids_tpe(
@@ -221,7 +287,7 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,
         input: ExpertInput,
-        experts: &RefExperts,
+        experts: ExpertMaps<'_, Self>,
         routing: &Routing<P>,
         out: &mut RefBuffer<P::Act>,
         shape: MoeShape,
@@ -237,17 +303,18 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         )
     }
 
-    fn moe_gate_up_silu(
+    fn moe_gate_up(
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,
-        (gate, up): (&RefExperts, &RefExperts),
+        gate_up: [ExpertMaps<'_, Self>; 2],
+        activation: ExpertActivation,
         routing: &Routing<P>,
         out: &mut RefBuffer<P::Act>,
         shape: MoeShape,
     ) -> Result<()> {
-        let (op, x) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
-        per_pair::<P, _>(op, x, [gate, up], routing, out, shape, |[gate, up]| {
-            silu(gate) * up
+        let (op, x) = ("moe_gate_up", (x, ExpertInput::PerToken));
+        per_pair::<P, _>(op, x, gate_up, routing, out, shape, |[gate, up]| {
+            activate(activation, gate, up)
         })
     }
 
@@ -255,15 +322,22 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,
         routing: &Routing<P>,
-        out: &mut RefBuffer<P::Act>,
+        (out, add): (&mut RefBuffer<P::Act>, bool),
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
-        check::weighted_sum::<Self>("moe_weighted_sum", x, routing, ("out", &*out), shape, dim)?;
-        let sums = weighted_sums::<P>(x, routing, shape, dim);
-        for (out, sum) in out.0.iter_mut().zip(sums) {
-            *out = narrow(sum);
+        let lens = check::weighted_sum::<Self>(
+            "moe_weighted_sum",
+            x,
+            routing,
+            ("out", &*out),
+            shape,
+            dim,
+        )?;
+        if !add {
+            out.0[..lens.out].fill(narrow(0.0));
         }
+        add_sums(out, weighted_sums::<P>(x, routing, shape, dim));
         Ok(())
     }
 

@@ -378,6 +378,7 @@ fn layer(
             sliding_window: None,
             rope: Some(0),
             softcap: None,
+            sinks: false,
             qk_norm: QkNormSpec::None,
             qkv_bias: false,
             out_bias: false,
@@ -418,7 +419,12 @@ pub(super) fn hf_layer_count(config: &HfConfig, field: &str) -> Result<usize> {
 }
 
 fn gguf_layer_count(gguf: &Gguf, field: &str) -> Result<usize> {
-    let found = gguf.require_u32(field)? as usize;
+    // Layers that predict further tokens are the last ones.
+    let arch = gguf.architecture()?;
+    let further = gguf.u32(&format!("{arch}.nextn_predict_layers"))?;
+    let found = gguf
+        .require_u32(field)?
+        .saturating_sub(further.unwrap_or(0)) as usize;
     if (1..=MAX_LAYERS).contains(&found) {
         return Ok(found);
     }

@@ -2,8 +2,11 @@
 
 use super::names::GGUF_NAMES;
 use crate::inventory::{TensorId, TensorRole};
-use crate::spec::{Activation, DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec};
+use crate::spec::{
+    Activation, DecoderSpec, ExpertRouting, FeedForwardSpec, MoeSpec, SharedExpertSpec,
+};
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
+use ferrum_kernels::{ExpertActivation, ExpertGroups, ExpertScore, GroupScore};
 use ferrum_types::{Error, Result};
 
 /// What `transformers` takes for keys that a `config.json` leaves out.
@@ -18,12 +21,16 @@ pub(super) struct HfExperts {
     pub(super) renormalize: bool,
 }
 
-/// Reads the experts of a `config.json` in the words of Qwen.
+/// Reads the experts of a `config.json` in the words of Qwen or DeepSeek: a softmax over all of them, without a shared
+/// one.
 pub(super) fn from_hf(config: &HfConfig, defaults: &HfExperts) -> Result<MoeSpec> {
-    let experts = match config.usize("num_experts")? {
-        Some(experts) => Some(experts),
-        None => config.usize("num_local_experts")?,
-    };
+    let mut experts = None;
+    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        experts = match experts {
+            Some(found) => Some(found),
+            None => config.usize(key)?,
+        };
+    }
     let renormalize = config.bool("norm_topk_prob")?;
     Ok(MoeSpec {
         experts: experts.unwrap_or(defaults.experts),
@@ -33,32 +40,135 @@ pub(super) fn from_hf(config: &HfConfig, defaults: &HfExperts) -> Result<MoeSpec
         intermediate: config
             .usize("moe_intermediate_size")?
             .unwrap_or(defaults.intermediate),
-        routing: ExpertRouting::Softmax {
-            renormalize: renormalize.unwrap_or(defaults.renormalize),
-        },
+        routing: ExpertRouting::softmax(renormalize.unwrap_or(defaults.renormalize)),
+        activation: ExpertActivation::Silu,
+        bias: false,
+        shared: None,
     })
 }
 
-/// Reads the experts of GGUF metadata, whose weights are renormalised unless `expert_weights_norm`
-/// says otherwise. `None` for a model without.
-pub(super) fn from_gguf(gguf: &Gguf) -> Result<Option<MoeSpec>> {
+/// What DeepSeek says beside it, as do those who followed it.
+pub(super) struct Grouped {
+    /// `routed_scaling_factor`.
+    pub(super) scale: f64,
+    /// `n_group` and `topk_group`.
+    pub(super) groups: (usize, usize),
+    /// `n_shared_experts`.
+    pub(super) shared: usize,
+}
+
+/// Adds to `moe` the factor, the shared experts and, if they are `used`, the groups that a `config.json` states.
+pub(super) fn grouped_from_hf(
+    config: &HfConfig,
+    moe: &mut MoeSpec,
+    defaults: &Grouped,
+    used: Option<GroupScore>,
+) -> Result<()> {
+    let scale = config.f64("routed_scaling_factor")?;
+    moe.routing.scale = scale.unwrap_or(defaults.scale) as f32;
+    let groups = config.usize("n_group")?.unwrap_or(defaults.groups.0);
+    let top = config.usize("topk_group")?.unwrap_or(defaults.groups.1);
+    // One group, or all of them, leave every expert to choose from.
+    moe.routing.groups = used
+        .filter(|_| groups > 1 && top != groups)
+        .map(|score| ExpertGroups { groups, top, score });
+    let shared = config.usize("n_shared_experts")?.unwrap_or(defaults.shared);
+    moe.shared = shared_of(shared, moe.intermediate);
+    Ok(())
+}
+
+/// So many shared experts of one width.
+fn shared_of(count: usize, each: usize) -> Option<SharedExpertSpec> {
+    (count > 0).then(|| SharedExpertSpec {
+        intermediate: count.saturating_mul(each),
+        gated: false,
+    })
+}
+
+/// Whether a layer has experts by `decoder_sparse_step` and `mlp_only_layers`, in the words of Qwen.
+pub(super) fn sparse_layers(config: &HfConfig, moe: &MoeSpec) -> Result<impl Fn(usize) -> bool> {
+    let dense = config.usizes("mlp_only_layers")?.unwrap_or_default();
+    let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
+    if step == 0 {
+        return Err(config
+            .field_error("decoder_sparse_step", "at least 1")
+            .into());
+    }
+    let experts = moe.experts;
+    Ok(move |i: usize| experts > 0 && (i + 1).is_multiple_of(step) && !dense.contains(&i))
+}
+
+/// Reads the experts of GGUF metadata. What it does not say of their routing is as in `defaults`. `None` for a model
+/// without.
+pub(super) fn from_gguf(gguf: &Gguf, defaults: ExpertRouting) -> Result<Option<MoeSpec>> {
     let arch = gguf.architecture()?;
     let key = |name: &str| format!("{arch}.{name}");
-    let experts = gguf.u32(&key("expert_count"))?.unwrap_or(0) as usize;
+    let size = |name: &str| Ok::<_, Error>(gguf.u32(&key(name))?.map(|n| n as usize));
+    let experts = size("expert_count")?.unwrap_or(0);
     if experts == 0 {
         return Ok(None);
     }
-    let renormalize = gguf.bool(&key("expert_weights_norm"))?.unwrap_or(true);
-    let intermediate = match gguf.u32(&key("expert_feed_forward_length"))? {
+    let intermediate = match size("expert_feed_forward_length")? {
         Some(intermediate) => intermediate,
-        None => gguf.require_u32(&key("feed_forward_length"))?,
+        None => gguf.require_u32(&key("feed_forward_length"))? as usize,
     };
+    let score = match gguf.u32(&key("expert_gating_func"))? {
+        Some(1) => ExpertScore::Softmax,
+        Some(2) => ExpertScore::Sigmoid,
+        // The softmax over the chosen alone is that over all, renormalised.
+        Some(3) => ExpertScore::Softmax,
+        _ => defaults.score,
+    };
+    let renormalize = gguf.bool(&key("expert_weights_norm"))?;
+    let scale = gguf.f32(&key("expert_weights_scale"))?;
+    let groups = size("expert_group_count")?.zip(size("expert_group_used_count")?);
+    let has = |role| in_some_layer(gguf, role).is_some();
+    let shared = match size("expert_shared_feed_forward_length")? {
+        Some(length) => shared_of(1, length),
+        None => shared_of(size("expert_shared_count")?.unwrap_or(0), intermediate),
+    };
+    let shared = shared.filter(|_| has(TensorRole::SharedDown));
     Ok(Some(MoeSpec {
         experts,
         top_k: gguf.require_u32(&key("expert_used_count"))? as usize,
-        intermediate: intermediate as usize,
-        routing: ExpertRouting::Softmax { renormalize },
+        intermediate,
+        routing: ExpertRouting {
+            score,
+            groups: groups
+                .filter(|&(groups, top)| groups > 1 && top != groups)
+                .map(|(groups, top)| ExpertGroups {
+                    groups,
+                    top,
+                    score: match score {
+                        ExpertScore::Softmax => GroupScore::Best,
+                        ExpertScore::Sigmoid => GroupScore::BestTwo,
+                    },
+                }),
+            correction: has(TensorRole::ExpertCorrection),
+            renormalize: renormalize.unwrap_or(defaults.renormalize),
+            // Some files have 0 for none.
+            scale: scale
+                .filter(|&scale| scale != 0.0)
+                .unwrap_or(defaults.scale),
+        },
+        activation: ExpertActivation::Silu,
+        bias: in_some_layer(gguf, TensorRole::ExpertDown).is_some_and(|id| {
+            GGUF_NAMES
+                .name(id.bias())
+                .is_some_and(|n| gguf.get(&n).is_some())
+        }),
+        shared: shared.map(|shared| SharedExpertSpec {
+            gated: has(TensorRole::SharedRouter),
+            ..shared
+        }),
     }))
+}
+
+/// The first layer's tensor of this role, if some layer has one.
+fn in_some_layer(gguf: &Gguf, role: TensorRole) -> Option<TensorId> {
+    let names = gguf.infos().map(|info| GGUF_NAMES.parse(&info.name));
+    let ids = names.flatten();
+    ids.filter(|id| id.role == role).min_by_key(|id| id.layer)
 }
 
 /// Gives experts to the layers for which `has` holds.
@@ -88,8 +198,12 @@ pub(super) fn place(
 }
 
 /// [`place`] in the layers of a GGUF file that have a router.
-pub(super) fn place_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
-    match from_gguf(gguf)? {
+pub(super) fn place_gguf(
+    gguf: &Gguf,
+    spec: &mut DecoderSpec,
+    defaults: ExpertRouting,
+) -> Result<()> {
+    match from_gguf(gguf, defaults)? {
         Some(moe) => place(spec, &moe, |i| {
             let router = GGUF_NAMES.name(TensorId::in_layer(i, TensorRole::Router));
             router.is_some_and(|name| gguf.get(&name).is_some())

@@ -1,8 +1,9 @@
-//! Granite 3: Llama with factors on embeddings, scores, what layers add, and logits.
+//! Granite 3: Llama with factors on embeddings, scores, what layers add, and logits; with experts in some models.
 
 use super::common::{self, HfDefaults};
+use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, names};
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, ExpertRouting};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
@@ -25,8 +26,41 @@ pub(super) static FAMILY: Family = Family {
     from_gguf,
 };
 
+pub(super) static GRANITE_MOE: Family = Family {
+    name: "granitemoe",
+    title: "Granite 3 MoE",
+    hf_architectures: &["GraniteMoeForCausalLM"],
+    hf_model_types: &["granitemoe"],
+    hf_names: &names::GRANITE_MOE_NAMES,
+    gguf_architectures: &["granitemoe"],
+    gguf_form: Some(GgufForm {
+        architecture: "granitemoe",
+        rope: RopeStyle::Interleaved,
+    }),
+    from_hf: moe_from_hf,
+    from_gguf: moe_from_gguf,
+    ..FAMILY
+};
+
 fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
-    let mut spec = common::from_hf("granite", config, &HfDefaults::LLAMA)?;
+    read_hf(config, FAMILY.name)
+}
+
+fn moe_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let mut spec = read_hf(config, GRANITE_MOE.name)?;
+    let defaults = HfExperts {
+        experts: 8,
+        top_k: 2,
+        intermediate: config.require_usize("intermediate_size")?,
+        renormalize: true,
+    };
+    let moe = experts::from_hf(config, &defaults)?;
+    experts::place(&mut spec, &moe, |_| true)?;
+    Ok(spec)
+}
+
+fn read_hf(config: &HfConfig, family: &'static str) -> Result<DecoderSpec> {
+    let mut spec = common::from_hf(family, config, &HfDefaults::LLAMA)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     common::attention_biases(&mut spec, bias);
     let bias = config.bool("mlp_bias")?.unwrap_or(false);
@@ -41,7 +75,17 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    let mut spec = common::from_gguf(&FAMILY, gguf)?;
+    read_gguf(&FAMILY, gguf)
+}
+
+fn moe_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+    let mut spec = read_gguf(&GRANITE_MOE, gguf)?;
+    experts::place_gguf(gguf, &mut spec, ExpertRouting::softmax(true))?;
+    Ok(spec)
+}
+
+fn read_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
+    let mut spec = common::from_gguf(family, gguf)?;
     // Here it is a divisor.
     spec.scales.logits = 1.0 / spec.scales.logits;
     Ok(spec)

@@ -3,7 +3,7 @@
 use super::common::{self, HfDefaults};
 use super::experts;
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, FeedForwardSpec};
+use crate::spec::{DecoderSpec, ExpertRouting, FeedForwardSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
@@ -52,6 +52,6 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 pub(super) fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     // Converters reorder the rows of q and k so that rotated pairs are neighbours.
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
-    experts::place_gguf(gguf, &mut spec)?;
+    experts::place_gguf(gguf, &mut spec, ExpertRouting::softmax(true))?;
     Ok(spec)
 }

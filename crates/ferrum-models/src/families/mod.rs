@@ -6,12 +6,15 @@
 
 mod cohere;
 mod common;
+mod deepseek;
 mod experts;
 mod falcon;
 mod gemma;
 mod gemma2;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod lfm2;
 mod llama;
@@ -22,6 +25,7 @@ mod olmo2;
 mod phi;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod rope;
@@ -91,6 +95,7 @@ pub static FAMILIES: &[&Family] = &[
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &qwen2::FAMILY,
+    &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
     &gemma::FAMILY,
@@ -102,10 +107,15 @@ pub static FAMILIES: &[&Family] = &[
     &olmo2::OLMO3,
     &smollm3::FAMILY,
     &granite::FAMILY,
+    &granite::GRANITE_MOE,
     &cohere::FAMILY,
     &cohere::COHERE2,
     &starcoder2::FAMILY,
     &glm4::FAMILY,
+    &glm4_moe::FAMILY,
+    &deepseek::FAMILY,
+    &deepseek::DEEPSEEK3,
+    &gpt_oss::FAMILY,
     &gpt2::FAMILY,
     &falcon::FAMILY,
     &lfm2::FAMILY,

@@ -1,6 +1,8 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
-use crate::inventory::{ExpertNames, JoinedNames, WeightNames};
+use crate::inventory::{
+    ExpertNames, JoinedExperts, JoinedNames, MlaNames, SharedNames, WeightNames,
+};
 
 /// Hugging Face names of Llama and those who followed it.
 pub(crate) static HF_NAMES: WeightNames = HF;
@@ -20,6 +22,16 @@ const HF: WeightNames = WeightNames {
     v: "self_attn.v_proj",
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
+    sinks: "self_attn.sinks",
+    mla: MlaNames {
+        q_down: "self_attn.q_a_proj",
+        q_down_norm: "self_attn.q_a_layernorm",
+        q_up: "self_attn.q_b_proj",
+        latent_down: "self_attn.kv_a_proj_with_mqa",
+        latent_norm: "self_attn.kv_a_layernorm",
+        up: "self_attn.kv_b_proj",
+        absorbed: None,
+    },
     attn_out: "self_attn.o_proj",
     post_attn_norm: None,
     conv: "conv.conv",
@@ -34,7 +46,19 @@ const HF: WeightNames = WeightNames {
         gate: "mlp.experts.{}.gate_proj",
         up: "mlp.experts.{}.up_proj",
         down: "mlp.experts.{}.down_proj",
-        joined: Some(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
+        joined: Some(JoinedExperts {
+            gate_up: "mlp.experts.gate_up_proj",
+            down: "mlp.experts.down_proj",
+            transposed: false,
+            interleaved: false,
+        }),
+        correction: "mlp.gate.e_score_correction_bias",
+        shared: SharedNames {
+            gate: "mlp.shared_experts.gate_proj",
+            up: "mlp.shared_experts.up_proj",
+            down: "mlp.shared_experts.down_proj",
+            router: "mlp.shared_expert_gate",
+        },
     },
     joined: JoinedNames {
         conv_in: Some("conv.in_proj"),
@@ -52,6 +76,51 @@ pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
         up: "block_sparse_moe.experts.{}.w3",
         down: "block_sparse_moe.experts.{}.w2",
         joined: None,
+        ..HF.experts
+    },
+    ..HF
+};
+
+/// Hugging Face names of Granite with experts.
+pub(super) static GRANITE_MOE_NAMES: WeightNames = WeightNames {
+    router: "block_sparse_moe.router.layer",
+    experts: ExpertNames {
+        joined: Some(JoinedExperts {
+            gate_up: "block_sparse_moe.input_linear.weight",
+            down: "block_sparse_moe.output_linear.weight",
+            transposed: false,
+            interleaved: false,
+        }),
+        ..HF.experts
+    },
+    ..HF
+};
+
+/// Hugging Face names of GPT-OSS, whose matrices of experts have a row for each input.
+pub(super) static GPT_OSS_NAMES: WeightNames = WeightNames {
+    router: "mlp.router",
+    experts: ExpertNames {
+        joined: Some(JoinedExperts {
+            gate_up: "mlp.experts.gate_up_proj",
+            down: "mlp.experts.down_proj",
+            transposed: true,
+            interleaved: true,
+        }),
+        ..HF.experts
+    },
+    ..HF
+};
+
+/// Hugging Face names of Qwen 2 with experts.
+pub(super) static QWEN2_MOE_NAMES: WeightNames = WeightNames {
+    experts: ExpertNames {
+        shared: SharedNames {
+            gate: "mlp.shared_expert.gate_proj",
+            up: "mlp.shared_expert.up_proj",
+            down: "mlp.shared_expert.down_proj",
+            ..HF.experts.shared
+        },
+        ..HF.experts
     },
     ..HF
 };
@@ -193,6 +262,16 @@ const GGUF: WeightNames = WeightNames {
     v: "attn_v",
     q_norm: "attn_q_norm",
     k_norm: "attn_k_norm",
+    sinks: "attn_sinks.weight",
+    mla: MlaNames {
+        q_down: "attn_q_a",
+        q_down_norm: "attn_q_a_norm",
+        q_up: "attn_q_b",
+        latent_down: "attn_kv_a_mqa",
+        latent_norm: "attn_kv_a_norm",
+        up: "attn_kv_b",
+        absorbed: Some(("attn_k_b", "attn_v_b")),
+    },
     attn_out: "attn_output",
     post_attn_norm: Some("post_attention_norm"),
     conv: "shortconv.conv",
@@ -208,6 +287,13 @@ const GGUF: WeightNames = WeightNames {
         up: "ffn_up_exps",
         down: "ffn_down_exps",
         joined: None,
+        correction: "exp_probs_b.bias",
+        shared: SharedNames {
+            gate: "ffn_gate_shexp",
+            up: "ffn_up_shexp",
+            down: "ffn_down_shexp",
+            router: "ffn_gate_inp_shexp",
+        },
     },
     joined: JoinedNames {
         qkv: Some("attn_qkv"),
@@ -224,6 +310,13 @@ pub(super) static GGUF_GATE_UP_NAMES: WeightNames = WeightNames {
         gate_up: Some("ffn_up"),
         ..GGUF.joined
     },
+    ..GGUF
+};
+
+/// Names in GGUF files of decoders whose norm before the feed-forward is said to stand behind attention.
+pub(super) static GGUF_POST_NORM_NAMES: WeightNames = WeightNames {
+    post_attn_norm: None,
+    ffn_norm: "post_attention_norm",
     ..GGUF
 };
 

@@ -4,7 +4,7 @@
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, QkNormSpec};
+use crate::spec::{DecoderSpec, ExpertRouting, QkNormSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
@@ -56,22 +56,14 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         renormalize: false,
     };
     let moe = experts::from_hf(config, &defaults)?;
-    let dense = config.usizes("mlp_only_layers")?.unwrap_or_default();
-    let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
-    if step == 0 {
-        return Err(config
-            .field_error("decoder_sparse_step", "at least 1")
-            .into());
-    }
-    experts::place(&mut spec, &moe, |i| {
-        moe.experts > 0 && (i + 1).is_multiple_of(step) && !dense.contains(&i)
-    })?;
+    let has = experts::sparse_layers(config, &moe)?;
+    experts::place(&mut spec, &moe, has)?;
     Ok(spec)
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
     common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::Heads);
-    experts::place_gguf(gguf, &mut spec)?;
+    experts::place_gguf(gguf, &mut spec, ExpertRouting::softmax(true))?;
     Ok(spec)
 }

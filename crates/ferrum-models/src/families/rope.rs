@@ -147,6 +147,21 @@ fn yarn_from_hf(kind: &RopeKind) -> RopeScaling {
     }
 }
 
+/// What DeepSeek multiplies scores with beside the size of heads: the square of YaRN's factor with `mscale_all_dim`.
+pub(super) fn yarn_score_factor(config: &HfConfig, defaults: &HfDefaults) -> Result<f64> {
+    let RopeConfigs::All(rope) = config.rope(defaults.theta)? else {
+        return Ok(1.0);
+    };
+    Ok(match rope.kind {
+        RopeKind::Yarn {
+            factor,
+            mscale_all_dim: Some(all),
+            ..
+        } if all != 0.0 => yarn_magnitude(factor, all).powi(2),
+        _ => 1.0,
+    })
+}
+
 /// LongRoPE's factor on sines and cosines, of the growth of the context.
 fn longrope_magnitude(factor: f64, original: usize) -> f64 {
     match factor <= 1.0 || original < 2 {

@@ -22,6 +22,8 @@ pub enum CutAxis {
     Rows,
     /// Input features: columns of a matrix, whose products are summed over ranks.
     Columns,
+    /// Whole matrices of a stack.
+    Matrices,
     /// Tokens: rows of a table.
     Vocabulary,
 }
@@ -37,6 +39,8 @@ pub enum CutUnit {
     Channels,
     /// Elements between the projections of a feed-forward.
     Intermediate,
+    /// Those of a shared expert.
+    SharedIntermediate,
     /// Tokens of the vocabulary.
     Tokens,
 }
@@ -56,24 +60,31 @@ impl TensorId {
                 | TensorRole::ConvOutputGate
                 | TensorRole::ConvInput
                 | TensorRole::ConvKernel
+                | TensorRole::QueryUp
+                | TensorRole::AttentionSinks
                 | TensorRole::Gate
                 | TensorRole::Up
                 | TensorRole::ExpertGate
-                | TensorRole::ExpertUp,
+                | TensorRole::ExpertUp
+                | TensorRole::SharedGate
+                | TensorRole::SharedUp,
                 _,
             ) => CutAxis::Rows,
+            (TensorRole::KeyUp | TensorRole::ValueUp, _) => CutAxis::Matrices,
             (
                 TensorRole::AttentionOutput
                 | TensorRole::ConvOutput
                 | TensorRole::Down
-                | TensorRole::ExpertDown,
+                | TensorRole::ExpertDown
+                | TensorRole::SharedDown,
                 TensorPart::Weight,
             ) => CutAxis::Columns,
             (
                 TensorRole::AttentionOutput
                 | TensorRole::ConvOutput
                 | TensorRole::Down
-                | TensorRole::ExpertDown,
+                | TensorRole::ExpertDown
+                | TensorRole::SharedDown,
                 TensorPart::Bias,
             ) => CutAxis::Replicated,
             (
@@ -84,10 +95,17 @@ impl TensorId {
                 | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
                 | TensorRole::PostFeedForwardNorm
+                // What all heads share.
+                | TensorRole::QueryDown
+                | TensorRole::QueryDownNorm
+                | TensorRole::LatentDown
+                | TensorRole::LatentNorm
                 // A row for each position, and small.
                 | TensorRole::PositionEmbedding
                 // Small, and every rank has to choose the same experts.
                 | TensorRole::Router
+                | TensorRole::ExpertCorrection
+                | TensorRole::SharedRouter
                 | TensorRole::FinalNorm,
                 _,
             ) => CutAxis::Replicated,
@@ -98,9 +116,13 @@ impl TensorId {
     fn unit(self) -> Option<CutUnit> {
         Some(match self.role {
             TensorRole::TokenEmbedding | TensorRole::Output => CutUnit::Tokens,
-            TensorRole::Query | TensorRole::QueryNorm | TensorRole::AttentionOutput => {
-                CutUnit::Heads
-            }
+            TensorRole::Query
+            | TensorRole::QueryNorm
+            | TensorRole::QueryUp
+            | TensorRole::KeyUp
+            | TensorRole::ValueUp
+            | TensorRole::AttentionSinks
+            | TensorRole::AttentionOutput => CutUnit::Heads,
             TensorRole::Key | TensorRole::KeyNorm | TensorRole::Value => CutUnit::KvHeads,
             TensorRole::ConvInputGate
             | TensorRole::ConvOutputGate
@@ -113,15 +135,24 @@ impl TensorId {
             | TensorRole::ExpertGate
             | TensorRole::ExpertUp
             | TensorRole::ExpertDown => CutUnit::Intermediate,
+            TensorRole::SharedGate | TensorRole::SharedUp | TensorRole::SharedDown => {
+                CutUnit::SharedIntermediate
+            }
             TensorRole::RopeDivisors
             | TensorRole::RopeLongDivisors
             | TensorRole::RopeShortDivisors
             | TensorRole::PositionEmbedding
             | TensorRole::AttentionNorm
+            | TensorRole::QueryDown
+            | TensorRole::QueryDownNorm
+            | TensorRole::LatentDown
+            | TensorRole::LatentNorm
             | TensorRole::PostAttentionNorm
             | TensorRole::FeedForwardNorm
             | TensorRole::PostFeedForwardNorm
             | TensorRole::Router
+            | TensorRole::ExpertCorrection
+            | TensorRole::SharedRouter
             | TensorRole::FinalNorm => return None,
         })
     }
@@ -146,6 +177,8 @@ pub struct CutBorders {
     pub channels: Vec<Vec<usize>>,
     /// For the elements between the projections of each layer's feed-forward.
     pub intermediate: Vec<Vec<usize>>,
+    /// For those of each layer's shared expert.
+    pub shared: Vec<Vec<usize>>,
 }
 
 /// What one rank of a group holds of a decoder.
@@ -167,6 +200,8 @@ struct LayerCut {
     owns_kv_heads: bool,
     channels: Range<usize>,
     intermediate: Range<usize>,
+    /// Of the shared expert.
+    shared: Range<usize>,
 }
 
 impl RankCut {
@@ -176,12 +211,14 @@ impl RankCut {
             let mut cut = LayerCut {
                 owns_kv_heads: true,
                 intermediate: 0..intermediate(&layer.feed_forward),
+                shared: 0..shared_intermediate(&layer.feed_forward),
                 ..LayerCut::default()
             };
             match &layer.attention {
                 AttentionSpec::Gqa(gqa) => {
                     (cut.heads, cut.kv_heads) = (0..gqa.heads, 0..gqa.kv_heads);
                 }
+                AttentionSpec::Mla(mla) => cut.heads = 0..mla.heads,
                 AttentionSpec::ShortConv(conv) => cut.channels = 0..conv.channels,
             }
             cut
@@ -224,6 +261,10 @@ impl RankCut {
             let cut = || -> Result<LayerCut, String> {
                 let mut cut = match &layer.attention {
                     AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks))?,
+                    AttentionSpec::Mla(mla) => LayerCut {
+                        heads: deal("attention", mla.heads, &[])?,
+                        ..LayerCut::default()
+                    },
                     AttentionSpec::ShortConv(conv) => LayerCut {
                         channels: deal("a convolution", conv.channels, &borders.channels)?,
                         ..LayerCut::default()
@@ -231,6 +272,10 @@ impl RankCut {
                 };
                 let inner = intermediate(&layer.feed_forward);
                 cut.intermediate = deal("a feed-forward", inner, &borders.intermediate)?;
+                let shared = shared_intermediate(&layer.feed_forward);
+                if shared > 0 {
+                    cut.shared = deal("a shared expert", shared, &borders.shared)?;
+                }
                 Ok(cut)
             };
             cut().map_err(|reason| format!("layer {index}: {reason}"))
@@ -284,13 +329,19 @@ impl RankCut {
                     gqa.heads = cut.heads.len();
                     gqa.kv_heads = cut.kv_heads.len();
                 }
+                AttentionSpec::Mla(mla) => mla.heads = cut.heads.len(),
                 AttentionSpec::ShortConv(conv) => conv.channels = cut.channels.len(),
             }
             match &mut layer.feed_forward {
                 FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => {
                     mlp.intermediate = cut.intermediate.len();
                 }
-                FeedForwardSpec::Moe(moe) => moe.intermediate = cut.intermediate.len(),
+                FeedForwardSpec::Moe(moe) => {
+                    moe.intermediate = cut.intermediate.len();
+                    if let Some(shared) = &mut moe.shared {
+                        shared.intermediate = cut.shared.len();
+                    }
+                }
             }
         }
         spec
@@ -314,8 +365,8 @@ impl RankCut {
         let dims = tensor.shape.dims();
         let dim = match (tensor.cut(), tensor.shape) {
             (CutAxis::Columns, _) => dims.len() - 1,
-            (CutAxis::Rows, TensorShape::Stack(_)) => 1,
-            (CutAxis::Replicated | CutAxis::Rows | CutAxis::Vocabulary, _) => 0,
+            (CutAxis::Rows, TensorShape::Stack(_) | TensorShape::Biases { .. }) => 1,
+            (CutAxis::Replicated | CutAxis::Rows | CutAxis::Matrices | CutAxis::Vocabulary, _) => 0,
         };
         let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
         let units = match (tensor.cut_unit(), layer) {
@@ -324,6 +375,7 @@ impl RankCut {
             (Some(CutUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
             (Some(CutUnit::Channels), Some(layer)) => layer.channels.clone(),
             (Some(CutUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
+            (Some(CutUnit::SharedIntermediate), Some(layer)) => layer.shared.clone(),
             (None, _) | (Some(_), None) => {
                 let range = 0..dims[dim];
                 return TensorSlice { dim, range };
@@ -361,6 +413,13 @@ fn intermediate(feed_forward: &FeedForwardSpec) -> usize {
     match feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
         FeedForwardSpec::Moe(moe) => moe.intermediate,
+    }
+}
+
+fn shared_intermediate(feed_forward: &FeedForwardSpec) -> usize {
+    match feed_forward {
+        FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => 0,
+        FeedForwardSpec::Moe(moe) => moe.shared_intermediate(),
     }
 }
 

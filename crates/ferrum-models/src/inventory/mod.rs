@@ -11,12 +11,15 @@ mod stage;
 
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
-pub use names::{ExpertNames, JoinedNames, TensorLocation, WeightNames};
+pub use names::{
+    ExpertNames, JoinedExperts, JoinedNames, MlaNames, SharedNames, StackLayout, TensorLocation,
+    WeightNames,
+};
 pub use stage::Stage;
 
 use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MlpSpec, MoeSpec, NormKind,
-    QkNormSpec, RopeScaling, ShortConvSpec,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MlaSpec, MlpSpec, MoeSpec,
+    NormKind, QkNormSpec, RopeScaling, SharedExpertSpec, ShortConvSpec,
 };
 use ferrum_kernels::{ExpertShape, MatShape};
 use std::fmt;
@@ -47,6 +50,22 @@ pub enum TensorRole {
     QueryNorm,
     /// Norm of each key head, or of all.
     KeyNorm,
+    /// Scores that take a share of attention and give nothing.
+    AttentionSinks,
+    /// Compression of queries.
+    QueryDown,
+    /// Norm of compressed queries.
+    QueryDownNorm,
+    /// Projection from compressed queries.
+    QueryUp,
+    /// Compression of keys and values, with the rotated part of keys.
+    LatentDown,
+    /// Norm of compressed keys and values.
+    LatentNorm,
+    /// From the queries of each head to what compressed rows are multiplied with.
+    KeyUp,
+    /// From compressed rows to the values of each head.
+    ValueUp,
     /// Attention's output projection.
     AttentionOutput,
     /// Norm behind attention.
@@ -79,6 +98,16 @@ pub enum TensorRole {
     ExpertUp,
     /// Down projections of all experts.
     ExpertDown,
+    /// What is added to the scores of experts where these are chosen.
+    ExpertCorrection,
+    /// Gate projection of a shared expert.
+    SharedGate,
+    /// Its up projection.
+    SharedUp,
+    /// Its down projection.
+    SharedDown,
+    /// The logit by whose sigmoid its output is multiplied.
+    SharedRouter,
     /// Norm after the last layer.
     FinalNorm,
     /// Output projection, where it is not the embedding table.
@@ -87,7 +116,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 29] = [
+    pub const ALL: [TensorRole; 42] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
@@ -99,6 +128,14 @@ impl TensorRole {
         Self::Value,
         Self::QueryNorm,
         Self::KeyNorm,
+        Self::AttentionSinks,
+        Self::QueryDown,
+        Self::QueryDownNorm,
+        Self::QueryUp,
+        Self::LatentDown,
+        Self::LatentNorm,
+        Self::KeyUp,
+        Self::ValueUp,
         Self::AttentionOutput,
         Self::PostAttentionNorm,
         Self::ConvInputGate,
@@ -115,6 +152,11 @@ impl TensorRole {
         Self::ExpertGate,
         Self::ExpertUp,
         Self::ExpertDown,
+        Self::ExpertCorrection,
+        Self::SharedGate,
+        Self::SharedUp,
+        Self::SharedDown,
+        Self::SharedRouter,
         Self::FinalNorm,
         Self::Output,
     ];
@@ -135,7 +177,12 @@ impl TensorRole {
 
     /// Whether it is a number for each element and no matrix.
     pub fn is_vector(self) -> bool {
-        self.is_norm() || self.is_rope() || self == Self::ConvKernel
+        self.is_norm() || self.is_rope() || self.is_named_whole() || self == Self::ConvKernel
+    }
+
+    /// Whether files call it by a name of its own, without `.weight` or `.bias`.
+    pub fn is_named_whole(self) -> bool {
+        matches!(self, Self::AttentionSinks | Self::ExpertCorrection)
     }
 
     /// Whether it is the weight of a norm.
@@ -145,6 +192,8 @@ impl TensorRole {
             Self::AttentionNorm
                 | Self::QueryNorm
                 | Self::KeyNorm
+                | Self::QueryDownNorm
+                | Self::LatentNorm
                 | Self::PostAttentionNorm
                 | Self::FeedForwardNorm
                 | Self::PostFeedForwardNorm
@@ -186,6 +235,14 @@ impl fmt::Display for TensorRole {
             Self::Value => "value projection",
             Self::QueryNorm => "query norm",
             Self::KeyNorm => "key norm",
+            Self::AttentionSinks => "attention sinks",
+            Self::QueryDown => "compression of queries",
+            Self::QueryDownNorm => "norm of compressed queries",
+            Self::QueryUp => "projection of compressed queries",
+            Self::LatentDown => "compression of keys and values",
+            Self::LatentNorm => "norm of compressed keys and values",
+            Self::KeyUp => "key maps of heads",
+            Self::ValueUp => "value maps of heads",
             Self::AttentionOutput => "attention output projection",
             Self::PostAttentionNorm => "norm behind attention",
             Self::ConvInputGate => "projection to a short convolution's input gate",
@@ -202,6 +259,11 @@ impl fmt::Display for TensorRole {
             Self::ExpertGate => "gate projections of experts",
             Self::ExpertUp => "up projections of experts",
             Self::ExpertDown => "down projections of experts",
+            Self::ExpertCorrection => "correction of the choice of experts",
+            Self::SharedGate => "shared expert's gate projection",
+            Self::SharedUp => "shared expert's up projection",
+            Self::SharedDown => "shared expert's down projection",
+            Self::SharedRouter => "shared expert's router",
             Self::FinalNorm => "final norm",
             Self::Output => "output projection",
         })
@@ -336,6 +398,13 @@ pub enum TensorShape {
     Matrix(MatShape),
     /// A matrix for each expert.
     Stack(ExpertShape),
+    /// So many elements for each expert.
+    Biases {
+        /// Experts.
+        experts: usize,
+        /// Elements of each.
+        n: usize,
+    },
     /// Taps of a convolution of each channel by itself.
     Kernel {
         /// Channels.
@@ -352,6 +421,7 @@ impl TensorShape {
             Self::Vector(len) => vec![len],
             Self::Matrix(MatShape { rows, cols }) => vec![rows, cols],
             Self::Stack(ExpertShape { experts, n, k }) => vec![experts, n, k],
+            Self::Biases { experts, n } => vec![experts, n],
             // One input channel for each output.
             Self::Kernel { channels, taps } => vec![channels, 1, taps],
         }
@@ -360,7 +430,7 @@ impl TensorShape {
     /// Rows and columns of a matrix, or of each matrix of a stack; `None` for a vector.
     pub(crate) fn matrix(&self) -> Option<MatShape> {
         match *self {
-            Self::Vector(_) | Self::Kernel { .. } => None,
+            Self::Vector(_) | Self::Biases { .. } | Self::Kernel { .. } => None,
             Self::Matrix(shape) => Some(shape),
             Self::Stack(ExpertShape { n, k, .. }) => Some(MatShape { rows: n, cols: k }),
         }
@@ -419,7 +489,10 @@ impl DecoderTensor {
     pub(crate) fn matrix(&self) -> Option<MatShape> {
         match self.shape {
             TensorShape::Matrix(shape) => Some(shape),
-            TensorShape::Vector(_) | TensorShape::Stack(_) | TensorShape::Kernel { .. } => None,
+            TensorShape::Vector(_)
+            | TensorShape::Stack(_)
+            | TensorShape::Biases { .. }
+            | TensorShape::Kernel { .. } => None,
         }
     }
 }
@@ -508,6 +581,7 @@ impl DecoderSpec {
         norm(&mut all, TensorRole::AttentionNorm, before);
         match attention {
             AttentionSpec::Gqa(gqa) => all.attention(gqa, hidden),
+            AttentionSpec::Mla(mla) => all.latent_attention(mla, hidden),
             AttentionSpec::ShortConv(conv) => all.short_conv(conv, hidden),
         }
         norm(&mut all, TensorRole::PostAttentionNorm, behind);
@@ -610,6 +684,9 @@ impl List {
                 of: gqa.shared_kv.map_or(shape.row_dim(), |_| shape.q_dim()),
             };
         }
+        if gqa.sinks {
+            self.vector(TensorRole::AttentionSinks, gqa.heads);
+        }
         let widths = match gqa.qk_norm {
             QkNormSpec::None => return,
             QkNormSpec::Heads => [gqa.head_dim; 2],
@@ -622,6 +699,47 @@ impl List {
         }
         let norms = self.tensors[first..].iter_mut();
         norms.for_each(|norm| norm.unit = gqa.head_dim);
+    }
+
+    fn latent_attention(&mut self, mla: &MlaSpec, hidden: usize) {
+        let (heads, rank) = (mla.heads, mla.rank);
+        let (nope, value) = (mla.nope_dim, mla.value_dim);
+        let queries = heads * mla.query_dim();
+        match mla.q_rank {
+            None => self.matrix(TensorRole::Query, (queries, hidden)),
+            Some(low) => {
+                self.linear(TensorRole::QueryDown, (low, hidden), mla.bias);
+                self.vector(TensorRole::QueryDownNorm, low);
+                self.matrix(TensorRole::QueryUp, (queries, low));
+            }
+        }
+        let latent = (mla.latent_dim(), hidden);
+        self.linear(TensorRole::LatentDown, latent, mla.bias);
+        self.vector(TensorRole::LatentNorm, rank);
+        for (role, n, k, first) in [
+            (TensorRole::KeyUp, rank, nope, 0),
+            (TensorRole::ValueUp, value, rank, nope),
+        ] {
+            let experts = heads;
+            let shape = TensorShape::Stack(ExpertShape { experts, n, k });
+            self.push(role, TensorPart::Weight, shape);
+            if let Some(tensor) = self.tensors.last_mut() {
+                // Where a head's rows are in a map to keys and values.
+                tensor.product = ProductRows {
+                    first,
+                    of: nope + value,
+                };
+            }
+        }
+        let out = (hidden, heads * value);
+        self.linear(TensorRole::AttentionOutput, out, mla.bias);
+        for tensor in &mut self.tensors {
+            match tensor.id.role {
+                TensorRole::Query | TensorRole::QueryUp => tensor.unit = mla.query_dim(),
+                TensorRole::AttentionOutput => tensor.unit = value,
+                _ => {}
+            }
+        }
     }
 
     fn short_conv(&mut self, conv: &ShortConvSpec, hidden: usize) {
@@ -668,7 +786,10 @@ impl List {
 
     fn experts(&mut self, moe: &MoeSpec, hidden: usize) {
         let (experts, inner) = (moe.experts, moe.intermediate);
-        self.matrix(TensorRole::Router, (experts, hidden));
+        self.linear(TensorRole::Router, (experts, hidden), moe.bias);
+        if moe.routing.correction {
+            self.vector(TensorRole::ExpertCorrection, experts);
+        }
         for (role, n, k) in [
             (TensorRole::ExpertGate, inner, hidden),
             (TensorRole::ExpertUp, inner, hidden),
@@ -676,6 +797,22 @@ impl List {
         ] {
             let shape = TensorShape::Stack(ExpertShape { experts, n, k });
             self.push(role, TensorPart::Weight, shape);
+            if moe.bias {
+                let bias = TensorShape::Biases { experts, n };
+                self.push(role, TensorPart::Bias, bias);
+            }
+        }
+        if let Some(SharedExpertSpec {
+            intermediate: inner,
+            gated,
+        }) = moe.shared
+        {
+            self.matrix(TensorRole::SharedGate, (inner, hidden));
+            self.matrix(TensorRole::SharedUp, (inner, hidden));
+            self.matrix(TensorRole::SharedDown, (hidden, inner));
+            if gated {
+                self.matrix(TensorRole::SharedRouter, (1, hidden));
+            }
         }
     }
 }

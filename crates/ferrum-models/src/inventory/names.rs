@@ -36,6 +36,10 @@ pub struct WeightNames {
     pub q_norm: &'static str,
     /// Norm of key heads.
     pub k_norm: &'static str,
+    /// Scores of attention that give nothing, a whole name.
+    pub sinks: &'static str,
+    /// The maps of latent attention.
+    pub mla: MlaNames,
     /// Attention's output projection.
     pub attn_out: &'static str,
     /// Norm behind attention, in files that hold it.
@@ -86,6 +90,66 @@ impl JoinedNames {
     };
 }
 
+/// Names of the maps of latent attention.
+#[derive(Debug)]
+pub struct MlaNames {
+    /// Compression of queries.
+    pub q_down: &'static str,
+    /// Its norm.
+    pub q_down_norm: &'static str,
+    /// Projection from compressed queries.
+    pub q_up: &'static str,
+    /// Compression of keys and values.
+    pub latent_down: &'static str,
+    /// Its norm.
+    pub latent_norm: &'static str,
+    /// From compressed rows to the keys and values of all heads, those of each together.
+    pub up: &'static str,
+    /// The stacks `(keys, values)` of absorbed maps, in files that hold them.
+    pub absorbed: Option<(&'static str, &'static str)>,
+}
+
+/// Stacks of experts that join gate and up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinedExperts {
+    /// The whole name of gate above up, `[experts, 2 · intermediate, hidden]`.
+    pub gate_up: &'static str,
+    /// The whole name of `[experts, hidden, intermediate]`.
+    pub down: &'static str,
+    /// Whether there is a row for each input instead.
+    pub transposed: bool,
+    /// Whether outputs of gate and up take turns.
+    pub interleaved: bool,
+}
+
+/// How the matrices of a stack lie in a tensor of `[matrices, height, width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackLayout {
+    /// Rows for each matrix.
+    pub height: usize,
+    /// Numbers of a row.
+    pub width: usize,
+    /// The row of the first output, or its column in a transposed one.
+    pub first: usize,
+    /// Rows, or columns, from an output to the next.
+    pub step: usize,
+    /// Whether there is a row for each input.
+    pub transposed: bool,
+}
+
+/// Names of an expert that all tokens go through.
+#[derive(Debug)]
+pub struct SharedNames {
+    /// Gate projection.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// The logit by whose sigmoid its output is multiplied.
+    pub router: &'static str,
+}
+
 /// Names of a layer's experts.
 #[derive(Debug)]
 pub struct ExpertNames {
@@ -95,8 +159,12 @@ pub struct ExpertNames {
     pub up: &'static str,
     /// Down projection.
     pub down: &'static str,
-    /// Stacks `(gate above up, down)`, whole names, that some files have instead.
-    pub joined: Option<(&'static str, &'static str)>,
+    /// What some files have instead.
+    pub joined: Option<JoinedExperts>,
+    /// What is added to the scores of experts, a whole name.
+    pub correction: &'static str,
+    /// The expert of all tokens.
+    pub shared: SharedNames,
 }
 
 /// Where a file holds a tensor.
@@ -107,6 +175,13 @@ pub enum TensorLocation {
     /// A matrix for each expert. The name lacks its `.weight`, as a quantised matrix is several tensors,
     /// and has `{}` for the expert's number.
     PerExpert(String),
+    /// In a tensor that has the matrices of a stack, or its biases, in another order.
+    Gathered {
+        /// The whole name.
+        name: String,
+        /// The order.
+        layout: StackLayout,
+    },
     /// In the tensor `name` of `height` rows, or in each matrix of the stack, `[experts, height, inputs]`, those from
     /// `first` on.
     Rows {
@@ -139,6 +214,14 @@ impl WeightNames {
             TensorRole::Value => self.v,
             TensorRole::QueryNorm => self.q_norm,
             TensorRole::KeyNorm => self.k_norm,
+            TensorRole::AttentionSinks => self.sinks,
+            TensorRole::QueryDown => self.mla.q_down,
+            TensorRole::QueryDownNorm => self.mla.q_down_norm,
+            TensorRole::QueryUp => self.mla.q_up,
+            TensorRole::LatentDown => self.mla.latent_down,
+            TensorRole::LatentNorm => self.mla.latent_norm,
+            TensorRole::KeyUp => return self.mla.absorbed.map(|(keys, _)| keys),
+            TensorRole::ValueUp => return self.mla.absorbed.map(|(_, values)| values),
             TensorRole::AttentionOutput => self.attn_out,
             TensorRole::PostAttentionNorm => return self.post_attn_norm,
             // Always joined.
@@ -156,12 +239,17 @@ impl WeightNames {
             TensorRole::ExpertGate => self.experts.gate,
             TensorRole::ExpertUp => self.experts.up,
             TensorRole::ExpertDown => self.experts.down,
+            TensorRole::ExpertCorrection => self.experts.correction,
+            TensorRole::SharedGate => self.experts.shared.gate,
+            TensorRole::SharedUp => self.experts.shared.up,
+            TensorRole::SharedDown => self.experts.shared.down,
+            TensorRole::SharedRouter => self.experts.shared.router,
             TensorRole::FinalNorm => self.final_norm,
             TensorRole::Output => self.lm_head,
         })
     }
 
-    /// The name of a tensor less `.weight` or `.bias`; `None` where such files do not hold it.
+    /// The name of a tensor less `.weight` or `.bias`, if it has one of these; `None` where such files do not hold it.
     pub fn module(&self, id: TensorId) -> Option<String> {
         let stem = self.stem(id.role)?;
         Some(match id.layer {
@@ -175,6 +263,9 @@ impl WeightNames {
     pub fn name(&self, id: TensorId) -> Option<String> {
         let stem = self.stem(id.role)?;
         let module = self.module(id).filter(|_| !stem.contains("{}"))?;
+        if id.role.is_named_whole() {
+            return (id.part == TensorPart::Weight).then_some(module);
+        }
         Some(format!("{module}.{}", id.part.suffix()))
     }
 
@@ -192,32 +283,93 @@ impl WeightNames {
     /// The place in a tensor that joins several.
     fn joined(&self, tensor: &DecoderTensor) -> Option<TensorLocation> {
         let layer = tensor.id.layer?;
-        let stack = || match tensor.shape {
-            TensorShape::Stack(ExpertShape { n, .. }) => self.experts.joined.map(|j| (j, n)),
-            _ => None,
-        };
         let (part, suffix) = (tensor.product, tensor.id.part.suffix());
-        let suffixed = |stem: &str| format!("{stem}.{suffix}");
-        let (stem, first, height) = match tensor.id.role {
-            TensorRole::Query | TensorRole::Key | TensorRole::Value => {
-                (suffixed(self.joined.qkv?), part.first, part.of)
+        let whole = |stem: &str| format!("{}.{stem}", of_expert(self.layer, layer));
+        let stem = match tensor.id.role {
+            TensorRole::Query | TensorRole::Key | TensorRole::Value => self.joined.qkv?,
+            TensorRole::Gate | TensorRole::Up => self.joined.gate_up?,
+            TensorRole::ExpertGate | TensorRole::ExpertUp | TensorRole::ExpertDown => {
+                return self.joined_experts(tensor, whole);
             }
             TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
-                (suffixed(self.joined.conv_in?), part.first, part.of)
+                self.joined.conv_in?
             }
-            TensorRole::Gate | TensorRole::Up => {
-                (suffixed(self.joined.gate_up?), part.first, part.of)
+            TensorRole::KeyUp | TensorRole::ValueUp => {
+                let (is_key, dims) = (tensor.id.role == TensorRole::KeyUp, tensor.shape.dims());
+                return Some(TensorLocation::Gathered {
+                    name: whole(&format!("{}.{suffix}", self.mla.up)),
+                    layout: StackLayout {
+                        height: part.of,
+                        width: if is_key { dims[1] } else { dims[2] },
+                        // Keys come first, so their map is turned in place.
+                        first: if is_key { 0 } else { part.first },
+                        step: 1,
+                        transposed: is_key,
+                    },
+                });
             }
-            TensorRole::ExpertGate => stack().map(|((name, _), n)| (name.to_owned(), 0, 2 * n))?,
-            TensorRole::ExpertUp => stack().map(|((name, _), n)| (name.to_owned(), n, 2 * n))?,
-            TensorRole::ExpertDown => stack().map(|((_, name), n)| (name.to_owned(), 0, n))?,
             _ => return None,
         };
-        let name = format!("{}.{stem}", of_expert(self.layer, layer));
         Some(TensorLocation::Rows {
-            name,
-            first,
-            height,
+            name: whole(&format!("{stem}.{suffix}")),
+            first: part.first,
+            height: part.of,
+        })
+    }
+
+    /// The place of experts' matrices, or their biases, where gate and up are joined.
+    fn joined_experts(
+        &self,
+        tensor: &DecoderTensor,
+        whole: impl Fn(&str) -> String,
+    ) -> Option<TensorLocation> {
+        let joined = self.experts.joined?;
+        let (n, inputs) = match tensor.shape {
+            TensorShape::Stack(ExpertShape { n, k, .. }) => (n, Some(k)),
+            TensorShape::Biases { n, .. } => (n, None),
+            _ => return None,
+        };
+        let (stem, place, of) = match tensor.id.role {
+            TensorRole::ExpertGate => (joined.gate_up, 0, 2),
+            TensorRole::ExpertUp => (joined.gate_up, 1, 2),
+            _ => (joined.down, 0, 1),
+        };
+        let (first, step) = match joined.interleaved {
+            true => (place, of),
+            false => (place * n, 1),
+        };
+        let Some(k) = inputs else {
+            return Some(TensorLocation::Gathered {
+                name: whole(&format!("{stem}_bias")),
+                layout: StackLayout {
+                    height: 1,
+                    width: of * n,
+                    first,
+                    step,
+                    transposed: true,
+                },
+            });
+        };
+        if !joined.transposed && step == 1 {
+            return Some(TensorLocation::Rows {
+                name: whole(stem),
+                first,
+                height: of * n,
+            });
+        }
+        let (height, width) = match joined.transposed {
+            true => (k, of * n),
+            false => (of * n, k),
+        };
+        Some(TensorLocation::Gathered {
+            name: whole(stem),
+            layout: StackLayout {
+                height,
+                width,
+                first,
+                step,
+                transposed: joined.transposed,
+            },
         })
     }
 
@@ -252,6 +404,11 @@ impl WeightNames {
     /// The tensor that a whole name is of; `None` for one that no decoder here has, and for an expert's
     /// own matrix.
     pub fn parse(&self, name: &str) -> Option<TensorId> {
+        if let Some((layer, part)) = self.layer_part(name)
+            && let Some(role) = self.role_in_layer(part).filter(|r| r.is_named_whole())
+        {
+            return Some(TensorId::in_layer(layer, role));
+        }
         let (stem, suffix) = name.rsplit_once('.')?;
         let parts = [TensorPart::Weight, TensorPart::Bias];
         let part = parts.into_iter().find(|part| part.suffix() == suffix)?;

@@ -19,6 +19,8 @@ pub(crate) struct GqaWeights<B: Backend> {
     pub(crate) k_norm: Option<B::Buffer<f32>>,
     /// Of norms over all heads of queries and of keys: elements, and whether this rank's count.
     pub(crate) projection_norms: [(usize, bool); 2],
+    /// A score of each head that gives nothing.
+    pub(crate) sinks: Option<B::Buffer<f32>>,
     pub(crate) out: Box<dyn Linear<B>>,
 }
 
@@ -36,16 +38,7 @@ impl<B: Backend> GqaWeights<B> {
         QkvTransform {
             q_norm: of_heads(&self.q_norm),
             k_norm: of_heads(&self.k_norm),
-            rope: gqa.rope.map(|index| {
-                let (tables, spec) = (&step.ropes[index], &step.spec.ropes[index]);
-                Rope {
-                    cos: &tables.cos,
-                    sin: &tables.sin,
-                    rows: &step.batch.rope_rows,
-                    rot_dim: spec.rot_dim,
-                    style: spec.style,
-                }
-            }),
+            rope: gqa.rope.map(|index| step.rope(index)),
         }
     }
 }
@@ -127,7 +120,8 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
     };
     // [tokens, heads, head_dim] → [tokens, heads, value_dim]
     profiler.measure(ctx, "attention", |ctx| {
-        B::paged_attention::<K>(ctx, q, kv, None, step.batch, attn, &config)
+        let sinks = weights.sinks.as_ref();
+        B::paged_attention::<K>(ctx, q, kv, sinks, step.batch, attn, &config)
     })?;
     // [tokens, heads · value_dim] → [tokens, hidden]
     profiler.measure(ctx, "attn_out", |ctx| {

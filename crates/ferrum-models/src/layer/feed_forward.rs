@@ -26,6 +26,46 @@ pub(crate) struct MoeWeights<B: Backend> {
     /// Gives a logit for each expert.
     pub(crate) router: Box<dyn LogitLinear<B>>,
     pub(crate) experts: Box<dyn Experts<B>>,
+    pub(crate) shared: Option<SharedExpertWeights<B>>,
+}
+
+/// Weights of the expert of all tokens. Of a rank, `down` gives a part of a sum that is made with the other experts'.
+pub(crate) struct SharedExpertWeights<B: Backend> {
+    pub(crate) mlp: MlpWeights<B>,
+    pub(crate) intermediate: usize,
+    /// Gives the logit by whose sigmoid its output is multiplied.
+    pub(crate) gate: Option<Box<dyn LogitLinear<B>>>,
+}
+
+impl<B: Backend> SharedExpertWeights<B> {
+    /// `normed` → `delta`, or to the output in the experts' scratch where it has a gate, beside the gate's logits.
+    fn forward(&self, ctx: &mut B::Context, rows: usize, scratch: &mut Scratch<B>) -> Result<()> {
+        let Scratch {
+            normed,
+            delta,
+            gate_up,
+            gated,
+            moe,
+            profiler,
+            ..
+        } = scratch;
+        let shared = moe.as_mut().and_then(|moe| moe.shared.as_mut());
+        profiler.measure(ctx, "shared_expert", |ctx| {
+            let out = match (&self.gate, shared) {
+                (Some(gate), Some(shared)) => {
+                    // [tokens, hidden] → [tokens, 1]
+                    gate.logits(ctx, normed, &mut shared.logits, rows)?;
+                    &mut shared.output
+                }
+                _ => delta,
+            };
+            let dim = self.intermediate;
+            // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
+            self.mlp.gate_up.forward(ctx, normed, gate_up, rows)?;
+            B::fused_silu_mul_split(ctx, gate_up, gated, RowShape { rows, dim })?;
+            self.mlp.down.forward(ctx, gated, out, rows)
+        })
+    }
 }
 
 /// `normed` → `delta` through experts.
@@ -35,6 +75,9 @@ pub(super) fn moe_forward<B: Backend>(
     rows: usize,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
+    if let Some(shared) = &weights.shared {
+        shared.forward(ctx, rows, scratch)?;
+    }
     let Scratch {
         normed,
         delta,

@@ -6,12 +6,14 @@
 
 mod attention;
 mod feed_forward;
+mod mla;
 mod norm;
 mod scratch;
 mod short_conv;
 
 pub(crate) use attention::GqaWeights;
-pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights};
+pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights};
+pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
 pub(crate) use scratch::{Scratch, scratch_widths};
 pub(crate) use short_conv::ShortConvWeights;
@@ -22,9 +24,10 @@ use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerS
 use attention::gqa_forward;
 use feed_forward::{mlp_forward, moe_forward};
 use ferrum_kernels::{
-    Backend, BackendKvDtype, DeviceBatch, KvDtypeKind, KvLayer, LlmBackend, StateShape,
+    Backend, BackendKvDtype, DeviceBatch, KvDtypeKind, KvLayer, LlmBackend, Rope, StateShape,
 };
 use ferrum_types::{Error, Result};
+use mla::mla_forward;
 use norm::{next_input, norm_output, parallel_input};
 use short_conv::short_conv_forward;
 
@@ -41,6 +44,7 @@ pub(crate) struct LayerWeights<B: Backend> {
 /// Weights of the part that mixes tokens, of the kind that the layer's spec says.
 pub(crate) enum AttentionWeights<B: Backend> {
     Gqa(GqaWeights<B>),
+    Mla(MlaWeights<B>),
     ShortConv(ShortConvWeights<B>),
 }
 
@@ -78,6 +82,20 @@ pub(crate) struct StepState<'a, B: Backend> {
     pub(crate) adapters: &'a Adapters<B>,
 }
 
+impl<'a, B: Backend> StepState<'a, B> {
+    /// The rotation of this step's tokens by a rotary embedding of the spec.
+    fn rope(&self, index: usize) -> Rope<'a, B> {
+        let (tables, spec) = (&self.ropes[index], &self.spec.ropes[index]);
+        Rope {
+            cos: &tables.cos,
+            sin: &tables.sin,
+            rows: &self.batch.rope_rows,
+            rot_dim: spec.rot_dim,
+            style: spec.style,
+        }
+    }
+}
+
 /// Runs layer number `index` of a stage. `scratch.residual` holds the stream before the previous layer's
 /// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage).
 pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
@@ -94,6 +112,9 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     match (&spec.attention, &weights.attention, cache) {
         (AttentionSpec::Gqa(gqa), AttentionWeights::Gqa(weights), CacheMut::Pool(kv)) => {
             gqa_forward(ctx, index, (gqa, weights), kv, step, scratch)?;
+        }
+        (AttentionSpec::Mla(mla), AttentionWeights::Mla(weights), CacheMut::Pool(kv)) => {
+            mla_forward(ctx, index, (mla, weights), kv, step, scratch)?;
         }
         (
             AttentionSpec::ShortConv(conv),

@@ -1,6 +1,7 @@
 //! [`Scratch`]: the activations of a step.
 
 use super::StepState;
+use super::mla::{MlaScratch, MlaWidths};
 use super::norm::add;
 use crate::experts::{MoeScratch, MoeWidths};
 use crate::lora::LoraScratch;
@@ -35,6 +36,8 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) positions: Residual<B>,
     /// Whether `normed` and `delta` have changed places.
     exchanged: bool,
+    /// For layers with latent attention, if there are any.
+    pub(crate) mla: Option<MlaScratch<B>>,
     /// For layers with experts, if there are any.
     pub(crate) moe: Option<MoeScratch<B>>,
     /// For adapters, once there has been one.
@@ -42,13 +45,16 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) profiler: Profiler<B>,
 }
 
-/// Elements per token of each scratch buffer but `moe` and `lora`, in the order of [`Scratch`]'s fields.
+/// Elements per token of each scratch buffer but `mla`, `moe` and `lora`, in the order of [`Scratch`]'s fields.
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
     let (mut q_dim, mut qkv_dim, mut out_dim) = (0, 0, 0);
     let (mut gate_up, mut intermediate) = (0, 0);
     let (mut heads, mut zeros) = ([0; 3], 0);
     let hidden = spec.hidden_size;
     for layer in &spec.layers {
+        if layer.form == LayerForm::PostNorm {
+            zeros = hidden;
+        }
         match &layer.feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => {
                 gate_up = gate_up.max(2 * mlp.intermediate);
@@ -58,10 +64,21 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
                 gate_up = gate_up.max(mlp.intermediate);
                 intermediate = intermediate.max(mlp.intermediate);
             }
-            FeedForwardSpec::Moe(_) => {}
+            FeedForwardSpec::Moe(moe) => {
+                let shared = moe.shared_intermediate();
+                gate_up = gate_up.max(2 * shared);
+                intermediate = intermediate.max(shared);
+            }
         }
         let (shape, out) = match &layer.attention {
             AttentionSpec::Gqa(gqa) => (gqa.qkv_shape(0), gqa.heads * gqa.value_dim),
+            AttentionSpec::Mla(mla) => {
+                q_dim = q_dim.max(mla.heads * mla.latent_dim());
+                out_dim = out_dim.max(mla.heads * mla.rank);
+                // Values are there when queries are not needed any more.
+                qkv_dim = qkv_dim.max(mla.heads * mla.query_dim().max(mla.value_dim));
+                continue;
+            }
             AttentionSpec::ShortConv(conv) => (conv.parts(0), conv.channels),
         };
         if let AttentionSpec::Gqa(gqa) = &layer.attention
@@ -69,9 +86,6 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
         {
             let widths = [shape.q_dim(), shape.k_dim(), shape.v_dim()];
             heads = std::array::from_fn(|i| heads[i].max(widths[i]));
-        }
-        if layer.form == LayerForm::PostNorm {
-            zeros = hidden;
         }
         q_dim = q_dim.max(shape.q_dim());
         out_dim = out_dim.max(out);
@@ -129,6 +143,9 @@ impl<B: Backend> Scratch<B> {
             zeros: alloc(zeros)?,
             positions: device.alloc(max_tokens * positions)?,
             exchanged: false,
+            mla: MlaWidths::of(spec)
+                .map(|widths| MlaScratch::alloc(device, widths, max_tokens))
+                .transpose()?,
             moe: MoeWidths::of(spec)
                 .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
                 .transpose()?,

@@ -2,11 +2,14 @@
 
 use super::recipe::Recipe;
 use super::source::{HfModel, hf_model};
-use crate::spec::{AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, NormKind, RopeScaling};
+use crate::spec::{
+    AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, MoeSpec, NormKind, RopeScaling,
+};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
 use ferrum_formats::tokenizer::GgufVocab;
 use ferrum_formats::{Gguf, Imatrix, ModelSource};
+use ferrum_kernels::ExpertScore;
 use ferrum_types::{Error, Result};
 
 /// Version of the block formats, `general.quantization_version`.
@@ -94,7 +97,7 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let config = &model.folder.config;
     let heads = spec.layers.iter().find_map(|layer| match &layer.attention {
         AttentionSpec::Gqa(gqa) => Some(gqa),
-        AttentionSpec::ShortConv(_) => None,
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => None,
     });
     let (Some(layer), Some(gqa)) = (spec.layers.first(), heads) else {
         let reason = "no layer has heads, which GGUF files say the sizes of";
@@ -143,7 +146,7 @@ fn kv_heads(out: &mut Writer, model: &HfModel<'_>, heads: usize) -> Result<()> {
     let layers = model.spec.layers.iter().map(|layer| &layer.attention);
     let conv = layers.clone().find_map(|attention| match attention {
         AttentionSpec::ShortConv(conv) => Some(conv),
-        AttentionSpec::Gqa(_) => None,
+        AttentionSpec::Gqa(_) | AttentionSpec::Mla(_) => None,
     });
     let name = "attention.head_count_kv";
     let Some(conv) = conv else {
@@ -152,7 +155,7 @@ fn kv_heads(out: &mut Writer, model: &HfModel<'_>, heads: usize) -> Result<()> {
     let all = layers.map(|attention| match attention {
         // Lists are of signed numbers.
         AttentionSpec::Gqa(gqa) => size(gqa.kv_heads).cast_signed(),
-        AttentionSpec::ShortConv(_) => 0,
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => 0,
     });
     set(out, model, name, &ArrayBuf::from_numbers(all))?;
     set(out, model, "shortconv.l_cache", size(conv.kernel))
@@ -205,7 +208,7 @@ fn scales(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result<()> {
     }
     let stated = match model.arch {
         // There, logits are divided by it.
-        "granite" => [scales.embedding, scales.residual, 1.0 / scales.logits],
+        "granite" | "granitemoe" => [scales.embedding, scales.residual, 1.0 / scales.logits],
         _ => [1.0, scales.residual, scales.logits],
     };
     for (name, scale) in ["embedding_scale", "residual_scale", "logit_scale"]
@@ -228,35 +231,77 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let Some(moe) = with else {
         return Ok(());
     };
-    if layers
+    let dense = layers
         .clone()
-        .any(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
-    {
+        .take_while(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
+        .count();
+    let says_dense = matches!(model.arch, "glm4moe");
+    let after = layers.skip(dense);
+    let mixed = after.filter(|layer| !matches!(layer, FeedForwardSpec::Moe(_)));
+    if mixed.count() > 0 || dense > 0 && !says_dense {
         return unsaid(
             model,
             "a model with experts in some layers",
             "experts in all",
         );
     }
-    // Readers take it for granted.
-    if moe.routing != (ExpertRouting::Softmax { renormalize: true }) {
-        return unsaid(
-            model,
-            "the routing of experts",
-            "a softmax and norm_topk_prob = true",
-        );
+    if says_dense {
+        set(out, model, "leading_dense_block_count", size(dense))?;
     }
+    routing(out, model, moe)?;
     set(out, model, "expert_count", size(moe.experts))?;
     set(out, model, "expert_used_count", size(moe.top_k))?;
     match model.arch {
         // The length of all feed-forwards.
-        "llama" => Ok(()),
+        "llama" | "granitemoe" => Ok(()),
         _ => set(
             out,
             model,
             "expert_feed_forward_length",
             size(moe.intermediate),
         ),
+    }
+}
+
+/// How experts are chosen, and those that all tokens go through.
+fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
+    let grouped = matches!(model.arch, "glm4moe");
+    let taken = match model.arch {
+        // Readers take it for granted.
+        "qwen2moe" => ExpertRouting::softmax(false),
+        _ => ExpertRouting::softmax(true),
+    };
+    if !grouped && moe.routing != taken {
+        let expected = format!("a softmax and norm_topk_prob = {}", taken.renormalize);
+        return unsaid(model, "the routing of experts", &expected);
+    }
+    let shared = moe.shared_intermediate();
+    if !grouped {
+        return match shared {
+            0 => Ok(()),
+            _ => set(
+                out,
+                model,
+                "expert_shared_feed_forward_length",
+                size(shared),
+            ),
+        };
+    }
+    let gating = match moe.routing.score {
+        ExpertScore::Softmax => 1u32,
+        ExpertScore::Sigmoid => 2,
+    };
+    set(out, model, "expert_gating_func", gating)?;
+    set(out, model, "expert_weights_scale", moe.routing.scale)?;
+    set(out, model, "expert_weights_norm", moe.routing.renormalize)?;
+    let count = shared / moe.intermediate.max(1);
+    set(out, model, "expert_shared_count", size(count))?;
+    match moe.routing.groups {
+        None => Ok(()),
+        Some(groups) => {
+            set(out, model, "expert_group_count", size(groups.groups))?;
+            set(out, model, "expert_group_used_count", size(groups.top))
+        }
     }
 }
 
@@ -267,7 +312,7 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let heads = model.spec.layers.iter().map(|layer| &layer.attention);
     let whole = heads.clone().all(|attention| match attention {
         AttentionSpec::Gqa(gqa) => gqa.head_dim == rope.rot_dim,
-        AttentionSpec::ShortConv(_) => true,
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => true,
     });
     if model.arch == "llama" || !whole {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
@@ -337,7 +382,7 @@ fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let windows: Vec<_> = layers
         .filter_map(|attention| match attention {
             AttentionSpec::Gqa(gqa) => Some(gqa.sliding_window),
-            AttentionSpec::ShortConv(_) => None,
+            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => None,
         })
         .collect();
     let Some(window) = windows.iter().copied().flatten().next() else {

@@ -219,8 +219,9 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             _ => 0,
         };
         let mut item = flipped(Item::of_tensor(name, info, pairs), id.layer.is_some());
-        if id.role == TensorRole::ConvKernel && id.part == TensorPart::Weight {
-            // The one input of each channel is not said.
+        let is_kernel = id.role == TensorRole::ConvKernel && id.part == TensorPart::Weight;
+        if is_kernel || id.role == TensorRole::SharedRouter {
+            // The one input of each channel, and the one output, are not said.
             item.shape.retain(|&size| size != 1);
         }
         items.push(item);
@@ -305,6 +306,8 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
         TensorLocation::Rows { name, .. } | TensorLocation::Whole(name) => {
             tensors.get(name).is_some()
         }
+        // Families whose files have such are not converted.
+        TensorLocation::Gathered { .. } => false,
         TensorLocation::PerExpert(_) => true,
     });
     let name = model.gguf_names.name(tensor.id);
@@ -322,7 +325,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             name: name.clone(),
             first: expert * height + first,
         },
-        TensorLocation::Whole(name) => Part {
+        TensorLocation::Whole(name) | TensorLocation::Gathered { name, .. } => Part {
             name: name.clone(),
             first: expert * n,
         },
@@ -332,7 +335,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
     };
     let expected = match place {
         TensorLocation::Rows { height, .. } => vec![experts, height, k],
-        TensorLocation::Whole(_) => vec![experts, n, k],
+        TensorLocation::Whole(_) | TensorLocation::Gathered { .. } => vec![experts, n, k],
         TensorLocation::PerExpert(_) => vec![n, k],
     };
     let parts: Vec<_> = (0..experts).map(part).collect();

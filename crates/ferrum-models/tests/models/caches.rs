@@ -4,8 +4,8 @@
 
 use crate::support::naive::{Attention, Naive, PLAIN, gqa, short_conv, tokens};
 use crate::support::{
-    config, exact_cpu, logits_in_chunks, logits_in_groups, logits_of, max_difference, runner_in,
-    staged_in,
+    config, exact_cpu, fixtures, logits_in_chunks, logits_in_groups, logits_of, max_difference,
+    open, runner_in, staged_in,
 };
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
@@ -418,4 +418,21 @@ fn states_and_pools_are_planned() {
     let refused = RankCut::new(&model.spec, &CutBorders::default(), (0, 25)).unwrap_err();
     let reason = "layer 0: found a convolution of 24 elements, expected at least 25";
     assert!(refused.contains(reason), "{refused}");
+}
+
+/// A token takes one compressed row and its rotated part in each layer, however many heads there are.
+#[test]
+fn latent_attention_keeps_one_row_of_a_token() {
+    let model = open(&fixtures().join("deepseek2"));
+    let config = RunnerConfig::single(64);
+    let plan = memory_plan::<KvF32>(&model, WeightPolicy::floats(), &config);
+    assert_eq!(plan.kv_per_token, 3 * (24 + 10) * 4);
+    for cache in config.layer_caches(&model.spec) {
+        let LayerCache::Pool { shape, .. } = cache else {
+            panic!("{cache:?}");
+        };
+        let row = (shape.kv_heads, shape.head_dim, shape.value_dim);
+        assert_eq!(row, (1, 34, 24));
+        assert!(shape.values_in_keys);
+    }
 }

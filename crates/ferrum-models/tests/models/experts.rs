@@ -1,11 +1,12 @@
 //! Experts in the other forms that files have them in, what configs mean, and what plans count.
 
-use crate::support::{expected, fixtures, logits_in_chunks, open, runner_in};
+use crate::support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::{Backend, KvF32};
+use ferrum_kernels::{Backend, GroupScore, KvF32};
 use ferrum_models::{
-    Expanded, FeedForwardSpec, KvLayout, Model, Moe, Stage, WeightPolicy, read_model,
+    Expanded, FeedForwardSpec, KvLayout, Model, Moe, MoeSpec, Native, Stage, WeightPolicy,
+    read_model,
 };
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -65,6 +66,66 @@ fn joined_stacks_are_the_same_model() {
         logits_in_chunks(&mut runner, &tokens, &[usize::MAX])
     };
     assert!(logits(&from) == logits(dir.path()));
+}
+
+/// Blocks of MXFP4 are computed on as they are, and are the same from either kind of file.
+#[test]
+fn published_mxfp4_is_that_of_ggml() {
+    let dir = fixtures().join("gpt-oss-blocks");
+    let device = CpuBackend::open(0).unwrap();
+    let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
+    let whole = expected(&dir.join("expected.safetensors"));
+    let logits = |path: &Path| {
+        let model = open(path);
+        assert_eq!(model.expanded(policy), Vec::<String>::new());
+        let layout = KvLayout::Contiguous;
+        let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, layout);
+        logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX])
+    };
+    let (folder, file) = (logits(&dir), logits(&dir.join("model.gguf")));
+    assert!(folder == file);
+    let (kl, same) = compare(&whole.logits, &folder, 259);
+    // Close, and not the same: then something was computed on integers.
+    assert!(kl > 1e-9 && kl < 1e-2 && same >= 0.8, "{kl}, {same}");
+}
+
+/// What configs of DeepSeek and those who followed it say of the choice of experts.
+#[test]
+fn groups_and_shared_experts_are_read() {
+    let moe = |fixture: &str, change: fn(&mut Value)| {
+        let model = changed(fixture, change).unwrap();
+        let last = model.spec.layers.last().unwrap().feed_forward.clone();
+        match last {
+            FeedForwardSpec::Moe(moe) => moe,
+            other => panic!("{other:?}"),
+        }
+    };
+    let groups = |found: &MoeSpec| found.routing.groups.map(|g| (g.groups, g.top, g.score));
+    let v3 = moe("deepseek3", |_| ());
+    assert_eq!(groups(&v3), Some((4, 2, GroupScore::BestTwo)));
+    assert!(v3.routing.correction && v3.routing.renormalize);
+    let all = moe("deepseek3", |config| config["topk_group"] = json!(4));
+    assert_eq!(groups(&all), None);
+    let v2 = moe("deepseek2", |_| ());
+    assert_eq!(groups(&v2), Some((2, 1, GroupScore::Best)));
+    assert_eq!(v2.shared.unwrap().intermediate, 44);
+    let greedy = moe("deepseek2", |config| {
+        config["topk_method"] = json!("greedy")
+    });
+    assert_eq!(groups(&greedy), None);
+    let none = moe("glm4-moe", |config| config["n_shared_experts"] = json!(0));
+    assert_eq!(none.shared, None);
+    for (fixture, key, value) in [
+        ("deepseek2", "topk_method", json!("best")),
+        ("deepseek2", "norm_topk_prob", json!(true)),
+        ("deepseek3", "n_group", json!(3)),
+        ("deepseek3", "topk_group", json!(1)),
+        ("deepseek3", "qk_rope_head_dim", json!(7)),
+        ("deepseek3", "kv_lora_rank", json!(0)),
+    ] {
+        let found = changed(fixture, |config| config[key] = value.clone());
+        assert!(found.is_err(), "{fixture}: {key} = {value}");
+    }
 }
 
 /// Opens a fixture whose config was changed.

@@ -19,8 +19,9 @@ const LAYOUTS: [KvLayout; 4] = [
     KvLayout::Paged { block_size: 32 },
 ];
 
-/// A family each, a window and length-dependent RoPE; norms behind parts, parts in parallel, learned positions.
-const MODELS: [&str; 14] = [
+/// A family each, a window and length-dependent RoPE; norms behind parts, parts in parallel, learned positions;
+/// shared experts, latent attention, sinks.
+const MODELS: [&str; 19] = [
     "llama3-tied",
     "mistral-window",
     "llama-dynamic",
@@ -35,6 +36,11 @@ const MODELS: [&str; 14] = [
     "granite",
     "command-r7b",
     "gpt2",
+    "qwen2-moe",
+    "glm4-moe",
+    "deepseek2-lite",
+    "deepseek3",
+    "gpt-oss",
 ];
 
 fn bits(x: &[f32]) -> Vec<u32> {

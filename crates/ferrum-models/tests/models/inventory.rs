@@ -40,12 +40,23 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
     let places = names.locations(tensor);
     let there = |place: &&TensorLocation| match place {
         TensorLocation::Rows { name, .. } => tensors.get(name).is_some(),
+        TensorLocation::Gathered { name, .. } => {
+            let blocks = format!("{name}_blocks");
+            [name, &blocks]
+                .iter()
+                .any(|name| tensors.get(name).is_some())
+        }
         _ => true,
     };
     match places.iter().find(there) {
         Some(TensorLocation::Whole(name)) => {
             if names.transposed && tensor.id.layer.is_some() {
                 dims.reverse();
+            }
+            // One row is a vector in GGUF files.
+            let is_gguf = matches!(model.source, ModelSource::Gguf(_));
+            if is_gguf && tensor.id.role == TensorRole::SharedRouter {
+                dims.remove(0);
             }
             if let (TensorShape::Kernel { .. }, ModelSource::Gguf(_)) =
                 (tensor.shape, &model.source)
@@ -73,6 +84,21 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             }
             all.insert(name.clone(), dims);
         }
+        Some(TensorLocation::Gathered { name, layout }) => {
+            let (experts, width) = (dims[0], layout.width);
+            let blocks = format!("{name}_blocks");
+            if tensors.get(&blocks).is_some() {
+                let in_row = dims[2] / 32;
+                all.insert(blocks, vec![experts, width, in_row, 16]);
+                all.insert(format!("{name}_scales"), vec![experts, width, in_row]);
+            } else if let TensorShape::Biases { .. } = tensor.shape {
+                all.insert(name.clone(), vec![experts, width]);
+            } else if name.ends_with(".weight") {
+                all.insert(name.clone(), vec![experts * layout.height, width]);
+            } else {
+                all.insert(name.clone(), vec![experts, layout.height, width]);
+            }
+        }
         // Follows from the config.
         None => assert!(tensor.id.role.is_rope()),
     }
@@ -94,7 +120,9 @@ fn found(model: &Model, expected: &Shapes) -> Shapes {
         }
         let (module, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
         let weight = format!("{module}.weight");
-        let part = !matches!(suffix, "weight" | "bias") && expected.contains_key(&weight);
+        let part = !matches!(suffix, "weight" | "bias")
+            && !expected.contains_key(name)
+            && expected.contains_key(&weight);
         if !part {
             all.insert(name.to_owned(), info.shape.clone());
         } else if SEVERAL.contains(&suffix) && model.tensors().get(&weight).is_none() {
@@ -118,13 +146,15 @@ fn check(model: &Model, path: &Path) {
         assert_eq!(model.spec.tensor(tensor.id), Some(tensor), "{path}");
         assert_eq!(tensor.id.role.is_in_layer(), tensor.id.layer.is_some());
         let taps = matches!(tensor.shape, TensorShape::Kernel { .. });
+        let biases = matches!(tensor.shape, TensorShape::Biases { .. });
         assert_eq!(
             tensor.id.role.is_vector() || tensor.id.part == TensorPart::Bias,
-            tensor.shape.dims().len() == 1 || taps
+            tensor.shape.dims().len() == 1 || taps || biases
         );
+        let heads = matches!(tensor.id.role, TensorRole::KeyUp | TensorRole::ValueUp);
         assert_eq!(
-            tensor.id.role.is_expert() || taps,
-            tensor.shape.dims().len() == 3,
+            tensor.id.role.is_expert() || heads || taps,
+            tensor.shape.dims().len() == 3 || biases,
             "{}",
             tensor.id
         );
@@ -224,8 +254,8 @@ fn what_adapters_name_are_the_linear_maps_outside_experts() {
 /// Every role of the fixtures' tensors, and how their weights and biases are cut.
 #[test]
 fn every_role_has_its_cut() {
-    use CutAxis::{Columns, Replicated, Rows, Vocabulary};
-    let table: [(&[TensorRole], CutAxis, CutAxis); 4] = [
+    use CutAxis::{Columns, Matrices, Replicated, Rows, Vocabulary};
+    let table: [(&[TensorRole], CutAxis, CutAxis); 5] = [
         (
             &[
                 TensorRole::Query,
@@ -239,6 +269,10 @@ fn every_role_has_its_cut() {
                 TensorRole::Up,
                 TensorRole::ExpertGate,
                 TensorRole::ExpertUp,
+                TensorRole::AttentionSinks,
+                TensorRole::QueryUp,
+                TensorRole::SharedGate,
+                TensorRole::SharedUp,
             ],
             Rows,
             Rows,
@@ -249,6 +283,7 @@ fn every_role_has_its_cut() {
                 TensorRole::ConvOutput,
                 TensorRole::Down,
                 TensorRole::ExpertDown,
+                TensorRole::SharedDown,
             ],
             Columns,
             Replicated,
@@ -269,10 +304,21 @@ fn every_role_has_its_cut() {
                 TensorRole::FeedForwardNorm,
                 TensorRole::PostFeedForwardNorm,
                 TensorRole::Router,
+                TensorRole::QueryDown,
+                TensorRole::QueryDownNorm,
+                TensorRole::LatentDown,
+                TensorRole::LatentNorm,
+                TensorRole::ExpertCorrection,
+                TensorRole::SharedRouter,
                 TensorRole::FinalNorm,
             ],
             Replicated,
             Replicated,
+        ),
+        (
+            &[TensorRole::KeyUp, TensorRole::ValueUp],
+            Matrices,
+            Matrices,
         ),
     ];
     let mut seen = BTreeSet::new();
@@ -370,7 +416,7 @@ fn slices_make_the_whole() {
             }
         }
     }
-    assert_eq!(cut.len(), 3 * 4, "{cut:?}");
+    assert_eq!(cut.len(), 3 * 5, "{cut:?}");
 }
 
 #[test]

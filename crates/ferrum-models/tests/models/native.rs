@@ -10,8 +10,13 @@ use ferrum_models::{
 };
 use std::path::Path;
 
-/// Fixtures with files of blocks; the second has experts.
-const NAMES: [&str; 2] = ["llama-quantized", "qwen3-moe-quantized"];
+/// Fixtures with files of blocks, most with experts.
+const NAMES: [&str; 4] = [
+    "llama-quantized",
+    "qwen3-moe-quantized",
+    "qwen2-moe-quantized",
+    "deepseek2-quantized",
+];
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 
 #[test]

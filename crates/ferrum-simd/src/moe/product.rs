@@ -20,8 +20,7 @@ use crate::quant::format::UNIT;
 use crate::quant::{self, Product, SomePanels};
 use crate::simd::Simd;
 use ferrum_types::check::{SortedPairs, elements};
-use ferrum_types::{ExpertInput, ExpertShape, MoeShape, Result};
-use std::marker::PhantomData;
+use ferrum_types::{ExpertActivation, ExpertInput, ExpertShape, MoeShape, Result};
 use std::ops::Range;
 
 /// Most panels of a task: a block of them as f32 stays in the second-level cache.
@@ -29,29 +28,60 @@ const MOST_PANELS: usize = 8;
 /// Tasks for each thread, when there are enough panels.
 const TASKS_PER_THREAD: usize = 4;
 
-/// What becomes of a pair's products with `STACKS` matrices.
-trait Finish<const STACKS: usize>: Send + Sync + 'static {
+/// One linear map of all experts.
+#[derive(Clone, Copy)]
+pub struct Stack<'a> {
+    /// The matrices.
+    pub matrices: &'a CpuExperts,
+    /// `[experts, n]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// What becomes of a pair's products with `STACKS` matrices, biases added.
+trait Finish<const STACKS: usize>: Copy + Send + Sync + 'static {
     /// All lanes.
-    fn lanes<S: Simd>(s: S, products: [S::V; STACKS]) -> S::V;
+    fn lanes<S: Simd>(self, s: S, products: [S::V; STACKS]) -> S::V;
 }
 
 /// The product itself.
+#[derive(Clone, Copy)]
 struct Plain;
 
 impl Finish<1> for Plain {
     #[inline(always)]
-    fn lanes<S: Simd>(_: S, [product]: [S::V; 1]) -> S::V {
+    fn lanes<S: Simd>(self, _: S, [product]: [S::V; 1]) -> S::V {
         product
     }
 }
 
 /// `silu(gate) · up`.
+#[derive(Clone, Copy)]
 struct Gated;
 
 impl Finish<2> for Gated {
     #[inline(always)]
-    fn lanes<S: Simd>(s: S, [gate, up]: [S::V; 2]) -> S::V {
+    fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
         s.mul(math::silu(s, gate), up)
+    }
+}
+
+/// `g · sigmoid(alpha · g) · (u + 1)` of the bounded `gate` and `up`.
+#[derive(Clone, Copy)]
+struct Clamped {
+    alpha: f32,
+    limit: f32,
+}
+
+impl Finish<2> for Clamped {
+    #[inline(always)]
+    fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
+        let (most, least) = (s.splat(self.limit), s.splat(-self.limit));
+        // The order of arguments keeps NaN.
+        let gate = s.min(most, gate);
+        let up = s.max(least, s.min(most, up));
+        let e = math::exp(s, s.mul(gate, s.splat(-self.alpha)));
+        let swish = s.div(gate, s.add(s.splat(1.0), e));
+        s.mul(swish, s.add(up, s.splat(1.0)))
     }
 }
 
@@ -92,7 +122,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// `out[pair, n]`: each pair's row times the matrix of its expert.
+/// `out[pair, n]`: each pair's row times the matrix of its expert, with its bias.
 ///
 /// # Errors
 /// `InvalidArgument` when the pairs are not sorted, [`OutOfMemory`](ferrum_types::Error::OutOfMemory) for scratch
@@ -103,31 +133,38 @@ impl<'a> Input<'a> {
 pub fn gemm(
     run: (&Exec, &mut Scratch),
     x: (&[f32], ExpertInput),
-    experts: &CpuExperts,
+    experts: Stack<'_>,
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
 ) -> Result<()> {
-    per_pair::<1, Plain>(run, "moe_gemm", x, [experts], routing, out, shape)
+    per_pair(run, "moe_gemm", x, ([experts], Plain), routing, out, shape)
 }
 
-/// `out[pair, n] = silu(gate) · up`, the products of each token's row with two matrices of each of its experts.
+/// `out[pair, n]`: what the activation makes of gate and up, the products of each token's row with two matrices of each of
+/// its experts.
 ///
 /// # Errors
 /// As [`gemm`](fn@gemm).
 ///
 /// # Panics
 /// As [`gemm`](fn@gemm).
-pub fn gate_up_silu(
+pub fn gate_up(
     run: (&Exec, &mut Scratch),
     x: &[f32],
-    (gate, up): (&CpuExperts, &CpuExperts),
+    (stacks, activation): ([Stack<'_>; 2], ExpertActivation),
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
 ) -> Result<()> {
-    let (op, x) = ("moe_gate_up_silu", (x, ExpertInput::PerToken));
-    per_pair::<2, Gated>(run, op, x, [gate, up], routing, out, shape)
+    let (op, x) = ("moe_gate_up", (x, ExpertInput::PerToken));
+    match activation {
+        ExpertActivation::Silu => per_pair(run, op, x, (stacks, Gated), routing, out, shape),
+        ExpertActivation::ClampedSwiglu { alpha, limit } => {
+            let clamped = Clamped { alpha, limit };
+            per_pair(run, op, x, (stacks, clamped), routing, out, shape)
+        }
+    }
 }
 
 /// `out[pair, n]` from the products of the pair's row with its expert's matrix in each stack.
@@ -135,12 +172,13 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     (exec, scratch): (&Exec, &mut Scratch),
     op: &'static str,
     (x, kind): (&[f32], ExpertInput),
-    stacks: [&CpuExperts; STACKS],
+    (maps, finish): ([Stack<'_>; STACKS], F),
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
 ) -> Result<()> {
-    let ExpertShape { n, k, .. } = shape.experts;
+    let ExpertShape { experts, n, k } = shape.experts;
+    let stacks = maps.map(|maps| maps.matrices);
     assert!(
         stacks.iter().all(|stack| stack.shape == shape.experts),
         "the stacks"
@@ -216,7 +254,8 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         buffer: needs.buffer,
         out: SharedMut::new(out),
         n,
-        finish: PhantomData,
+        biases: maps.map(|maps| maps.bias.map(|bias| &bias[..experts * n])),
+        finish,
     }
     .run();
     Ok(())
@@ -351,7 +390,9 @@ struct Work<'a, const STACKS: usize, F> {
     /// `[pairs, n]`.
     out: SharedMut<'a, f32>,
     n: usize,
-    finish: PhantomData<F>,
+    /// `[experts, n]` of each stack.
+    biases: [Option<&'a [f32]>; STACKS],
+    finish: F,
 }
 
 impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
@@ -388,14 +429,18 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
                 columns,
             );
         }
-        self.exec.level.run(Finished::<STACKS, F> {
+        let columns = panels.start * PANEL..(panels.end * PANEL).min(self.n);
+        let first = expert * self.n;
+        let held = first + columns.start..first + columns.end;
+        self.exec.level.run(Finished {
             ids: &self.input.ids[start..][..rows],
             start,
-            columns: panels.start * PANEL..(panels.end * PANEL).min(self.n),
             n: self.n,
             stages: self.stages,
+            biases: self.biases.map(|bias| bias.map(|bias| &bias[held.clone()])),
+            columns,
             out: self.out,
-            finish: PhantomData,
+            finish: self.finish,
         });
     }
 
@@ -451,8 +496,10 @@ struct Finished<'a, const STACKS: usize, F> {
     columns: Range<usize>,
     n: usize,
     stages: [SharedMut<'a, f32>; STACKS],
+    /// Those of the columns, of each stack.
+    biases: [Option<&'a [f32]>; STACKS],
     out: SharedMut<'a, f32>,
-    finish: PhantomData<F>,
+    finish: F,
 }
 
 impl<const STACKS: usize, F: Finish<STACKS>> Kernel for Finished<'_, STACKS, F> {
@@ -476,8 +523,11 @@ impl<const STACKS: usize, F: Finish<STACKS>> Kernel for Finished<'_, STACKS, F> 
                         // SAFETY: as above.
                         let stage = unsafe { self.stages[stack].part(place, len) };
                         *product = load_at(s, stage, at);
+                        if let Some(bias) = self.biases[stack] {
+                            *product = s.add(*product, load_at(s, bias, at));
+                        }
                     }
-                    store_at(s, out, at, F::lanes(s, products));
+                    store_at(s, out, at, self.finish.lanes(s, products));
                 },
             );
         }

@@ -1,7 +1,7 @@
 //! Copies, and the bytes of dense weights.
 
-use super::len;
-use crate::backend::{Backend, DeviceBuffer};
+use super::{elements, len, require};
+use crate::backend::{Backend, ColumnsShape, DeviceBuffer};
 use ferrum_types::{Element, Error, Result};
 use std::any::Any;
 use std::ops::Range;
@@ -54,6 +54,31 @@ fn other_element<B: Backend, T: Element, Only: Element>(op: &'static str) -> Err
         reason: format!("a buffer holds {found}, and the op exists for {only} alone"),
         hint: String::new(),
     }
+}
+
+/// [`Backend::copy_columns`](crate::Backend::copy_columns): whether there is something to copy.
+pub fn copy_columns(
+    src: &impl DeviceBuffer,
+    dst: &impl DeviceBuffer,
+    shape: ColumnsShape,
+) -> Result<bool> {
+    let op = "copy_columns";
+    let rows = shape.rows;
+    let sides = [
+        ("src", src.len(), shape.src_first, shape.src_width),
+        ("dst", dst.len(), shape.dst_first, shape.dst_width),
+    ];
+    for (what, found, first, width) in sides {
+        let fits = first.checked_add(shape.len).is_some_and(|end| end <= width);
+        require(op, fits, || {
+            format!(
+                "{} columns from {first} of rows of {width} in {what}",
+                shape.len
+            )
+        })?;
+        Error::check_len(op, what, found, elements(op, &[rows, width])?)?;
+    }
+    Ok(rows > 0 && shape.len > 0)
 }
 
 /// [`Backend::copy_slice`](crate::Backend::copy_slice): what is read and what is written.

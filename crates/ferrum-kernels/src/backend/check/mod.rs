@@ -34,10 +34,10 @@ pub use self::heads::{
 pub use self::kv::{
     PoolLen, kv_append, kv_append_qkv, kv_attention, kv_copy_blocks, kv_pool, kv_shape, latent_pool,
 };
-pub use self::memory::{copy_slice, only, only_mut, range};
+pub use self::memory::{copy_columns, copy_slice, only, only_mut, range};
 pub use self::moe::{
-    MoeLen, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product,
-    route_topk_softmax, weighted_sum, weighted_sum_norm,
+    MoeLen, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product, route_topk,
+    weighted_sum, weighted_sum_norm,
 };
 pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
 pub use self::state::{

@@ -2,8 +2,9 @@
 
 use super::{elements, len, require, weight_parts};
 use crate::backend::{
-    Act, Backend, DeviceBuffer, ExpertInput, ExpertShape, Logits, MoeRouting, MoeShape, NormShape,
-    QuantWeights, Residual, RouteShape, WeightPart,
+    Act, Backend, BackendMoeFused, DeviceBuffer, ExpertGroups, ExpertInput, ExpertMaps,
+    ExpertShape, Logits, MoeRouting, MoeShape, NormShape, QuantWeights, Residual, RouteShape,
+    WeightPart,
 };
 use ferrum_types::Result;
 
@@ -74,13 +75,14 @@ fn pairs(op: &'static str, tokens: usize, top_k: usize) -> Result<usize> {
     Ok(pairs)
 }
 
-/// [`route_topk_softmax`](crate::BackendMoeFused::route_topk_softmax): the number of pairs.
-pub fn route_topk_softmax<B: Backend>(
+/// [`route_topk`](crate::BackendMoeFused::route_topk): the number of pairs.
+pub fn route_topk<B: Backend>(
     logits: &Logits<B>,
+    bias: Option<&B::Buffer<f32>>,
     routing: &MoeRouting<B>,
     shape: RouteShape,
 ) -> Result<usize> {
-    let op = "route_topk_softmax";
+    let op = "route_topk";
     let RouteShape {
         tokens,
         experts,
@@ -93,11 +95,37 @@ pub fn route_topk_softmax<B: Backend>(
     require(op, i32::try_from(experts).is_ok(), || {
         format!("{experts} experts, expected at most {}", i32::MAX)
     })?;
+    if let Some(groups) = shape.groups {
+        expert_groups(op, groups, (experts, top_k))?;
+    }
     let pairs = pairs(op, tokens, top_k)?;
     len(op, "logits", logits, elements(op, &[tokens, experts])?)?;
+    if let Some(bias) = bias {
+        len(op, "bias", bias, experts)?;
+    }
     len(op, "expert_ids", &routing.expert_ids, pairs)?;
     len(op, "weights", &routing.weights, pairs)?;
     Ok(pairs)
+}
+
+/// Groups of so many experts, of which the best have enough for a token.
+fn expert_groups(
+    op: &'static str,
+    found: ExpertGroups,
+    (experts, top_k): (usize, usize),
+) -> Result<()> {
+    let ExpertGroups { groups, top, .. } = found;
+    let fits = (1..=ExpertGroups::MOST).contains(&groups)
+        && (1..=groups).contains(&top)
+        && experts.is_multiple_of(groups)
+        && top_k <= top * (experts / groups);
+    require(op, fits, || {
+        let most = ExpertGroups::MOST;
+        format!(
+            "{top} of {groups} groups of {experts} experts, expected at most {most} of equal size of which those taken \
+             have {top_k} experts"
+        )
+    })
 }
 
 /// [`compute_ids_tpe`](crate::BackendMoeFused::compute_ids_tpe): the number of pairs.
@@ -121,21 +149,24 @@ fn sorted<B: Backend>(
     len(op, "offsets", &routing.offsets, experts.saturating_add(1))
 }
 
-/// [`moe_gemm`](crate::BackendMoeFused::moe_gemm) and
-/// [`moe_gate_up_silu`](crate::BackendMoeFused::moe_gate_up_silu) with experts of the sizes `stacks`.
-pub fn moe_product<B: Backend>(
+/// [`moe_gemm`](crate::BackendMoeFused::moe_gemm) and [`moe_gate_up`](crate::BackendMoeFused::moe_gate_up) with these
+/// maps and the sizes of their matrices.
+pub fn moe_product<B: BackendMoeFused>(
     op: &'static str,
     (x, input): (&Act<B>, ExpertInput),
-    stacks: &[ExpertShape],
+    maps: &[(ExpertMaps<'_, B>, ExpertShape)],
     routing: &MoeRouting<B>,
     out: &Act<B>,
     shape: MoeShape,
 ) -> Result<MoeLen> {
     let ExpertShape { experts, n, k } = shape.experts;
-    for found in stacks {
+    for (maps, found) in maps {
         require(op, *found == shape.experts, || {
             format!("the stack is {found:?}, expected {:?}", shape.experts)
         })?;
+        if let Some(bias) = maps.bias {
+            len(op, "bias", bias, elements(op, &[experts, n])?)?;
+        }
     }
     let pairs = pairs(op, shape.tokens, shape.top_k)?;
     sorted(op, routing, pairs, experts)?;

@@ -130,11 +130,8 @@ impl Block {
 
     fn route(&self) -> RouteShape {
         RouteShape {
-            tokens: self.tokens,
-            experts: self.experts,
-            top_k: self.top_k,
             renormalize: true,
-            scale: 1.0,
+            ..RouteShape::softmax(self.tokens, self.experts, self.top_k)
         }
     }
 
@@ -170,11 +167,29 @@ impl Block {
             dim: self.hidden,
             eps: 1e-6,
         };
-        B::route_topk_softmax(ctx, &logits, &mut routing, route).unwrap();
+        B::route_topk(ctx, &logits, None, &mut routing, route).unwrap();
         B::compute_ids_tpe(ctx, &mut routing, route).unwrap();
-        B::moe_gate_up_silu(ctx, &x, (&gate, &up), &routing, &mut gated, wide).unwrap();
+        B::moe_gate_up(
+            ctx,
+            &x,
+            [&gate, &up].map(ExpertMaps::new),
+            ExpertActivation::Silu,
+            &routing,
+            &mut gated,
+            wide,
+        )
+        .unwrap();
         let input = ExpertInput::PerPair;
-        B::moe_gemm(ctx, &gated, input, &down, &routing, &mut each, narrow).unwrap();
+        B::moe_gemm(
+            ctx,
+            &gated,
+            input,
+            ExpertMaps::new(&down),
+            &routing,
+            &mut each,
+            narrow,
+        )
+        .unwrap();
         let (sum, to) = ((&weight, norm), &mut residual);
         B::moe_weighted_sum_residual_norm(ctx, &each, &routing, to, sum, &mut out, route).unwrap();
         let mut found = host::<B, _>(ctx, &out);
@@ -272,11 +287,19 @@ fn a_routing_that_is_not_sorted_is_refused() {
         let (logits, x) = (act(&device, &block.logits), act(&device, &block.x));
         let mut routing = MoeRouting::alloc(&device, 6, block.experts, block.top_k).unwrap();
         let mut out = poison(&device, shape.pairs() * block.inner);
-        CpuBackend::route_topk_softmax(&mut ctx, &logits, &mut routing, block.route()).unwrap();
+        CpuBackend::route_topk(&mut ctx, &logits, None, &mut routing, block.route()).unwrap();
         CpuBackend::compute_ids_tpe(&mut ctx, &mut routing, block.route()).unwrap();
         let mut gemm = |routing: &MoeRouting<CpuBackend>| {
             let input = ExpertInput::PerToken;
-            CpuBackend::moe_gemm(&mut ctx, &x, input, &gate, routing, &mut out, shape)
+            CpuBackend::moe_gemm(
+                &mut ctx,
+                &x,
+                input,
+                ExpertMaps::new(&gate),
+                routing,
+                &mut out,
+                shape,
+            )
         };
         gemm(&routing).unwrap();
         spoil(&mut routing);
