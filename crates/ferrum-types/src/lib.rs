@@ -20,6 +20,10 @@ pub use gguf_type::GgufQuantType;
 pub use ids::{AdapterId, BlockId, SeqId, StateSlot, TokenId};
 pub use kv::{KvBf16, KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, PagedKvShape};
 pub use shapes::{
-    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape, DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape, FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadsShape, LinearAttentionRule, LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape, QkvShape, RopeStyle, RouteShape, RowShape, StateShape,
+    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape,
+    DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape,
+    FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadsShape, LinearAttentionRule,
+    LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape, QkvShape, RopeStyle,
+    RouteShape, RowShape, StateShape,
 };
 pub use weight_part::WeightPart;

@@ -404,7 +404,7 @@ impl DecoderTensor {
     pub fn cut_unit(&self) -> Option<CutUnit> {
         match self.cut() {
             CutAxis::Replicated => None,
-            CutAxis::Rows | CutAxis::Columns | CutAxis::Vocabulary => self.id.unit(),
+            _ => self.id.unit(),
         }
     }
 }
