@@ -190,8 +190,7 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
 
 /// The whole suite on the CUDA backend.
 pub fn run_cuda(device: &CudaBackend, filter: &Filter) -> Report {
-    let name = CudaBackend::NAME;
-    let mut report = Report::new(name);
+    let mut report = Report::new(CudaBackend::NAME);
     run_core(device, filter, &mut report);
     run_paged::<_, KvF32>(device, filter, &mut report);
     run_paged::<_, KvFp16>(device, filter, &mut report);
@@ -200,13 +199,11 @@ pub fn run_cuda(device: &CudaBackend, filter: &Filter) -> Report {
     run_paged::<_, KvInt8>(device, filter, &mut report);
     run_int8_kv(device, filter, &mut report);
     run_state(device, filter, &mut report);
-    let mut lacks = |cases| lacks(name, cases, filter, &mut report);
-    lacks(gguf::cases());
-    lacks(marlin::cases());
-    lacks(layers::cases());
-    lacks(moe::cases());
-    lacks(moe::gguf_cases());
-    lacks(moe::marlin_cases());
+    run_gguf(device, filter, &mut report);
+    run_marlin(device, filter, &mut report);
+    run_moe(device, filter, &mut report);
+    run_moe_gguf(device, filter, &mut report);
+    run_moe_marlin(device, filter, &mut report);
     run_graph(device, filter, &mut report);
     run_sample(device, filter, &mut report);
     run_collective(device, filter, &mut report);

@@ -220,13 +220,14 @@ impl Demands {
         }
     }
 
-    /// Whether a GPU computes the model better than the CPU: it has no kernels for experts, and what is quantised
-    /// would take its size in f32.
+    /// Whether a GPU computes the model better than the CPU. Through wgpu there are no kernels for experts, and what is
+    /// quantised would take its size in f32.
     fn suit_gpu(self, info: &DeviceInfo) -> bool {
         // Weights, and headroom for KV.
         let needed = self.bytes.saturating_add(self.bytes / 2);
         let fits = info.memory.is_none_or(|memory| memory.free >= needed);
-        !info.software && fits && !self.experts && !self.quantised
+        let native = !self.experts && !self.quantised || info.backend == CudaBackend::NAME;
+        !info.software && fits && native
     }
 }
 
@@ -313,7 +314,7 @@ impl BackendDispatch {
         match self {
             Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
             Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
-            Self::Cuda(_) => WeightPolicy::of::<CudaBackend, GpuForm>(),
+            Self::Cuda(_) => WeightPolicy::of::<CudaBackend, CudaForm>(),
             Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
             Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
         }
@@ -427,7 +428,7 @@ macro_rules! kv_element {
             }
 
             fn on_cuda<J: DeviceJob<Self>>(device: &CudaBackend, job: J) -> Result<J::Output> {
-                job.run::<_, GpuForm>((device, device))
+                job.run::<_, CudaForm>((device, device))
             }
 
             fn on_gpu<J: DeviceJob<Self>>($device: &GpuBackend, $job: J) -> Result<J::Output> {
@@ -465,7 +466,10 @@ fn no_gpu_cache<K: KvDtypeKind>(device: &GpuBackend) -> Error {
 type CpuNative = Moe<Native>;
 type CpuExpanded = Moe<Expanded>;
 
-/// How GPUs load models: they have no kernels for blocks, nor for experts.
+/// How CUDA loads models: blocks and experts as they are.
+type CudaForm = Moe<Native>;
+
+/// How other GPUs load models: they have no kernels for blocks, nor for experts.
 type GpuForm = Expanded;
 
 /// How the reference backend loads models.
@@ -556,5 +560,11 @@ mod tests {
             let found = demands.suit_gpu(&info(software, memory));
             assert_eq!(found, suits, "{demands:?} {software} {memory:?}");
         }
+        // CUDA has kernels for blocks and experts.
+        let cuda = DeviceInfo {
+            backend: CudaBackend::NAME,
+            ..info(false, None)
+        };
+        assert!(quantised.suit_gpu(&cuda) && experts.suit_gpu(&cuda));
     }
 }

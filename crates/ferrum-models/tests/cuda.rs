@@ -9,11 +9,11 @@ mod support;
 
 use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, KvInt8};
-use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, load_weights};
-use ferrum_types::Error;
+use ferrum_models::{Expanded, KvLayout, Moe, Native};
 use std::path::Path;
 use support::{
-    expected, fixture_dirs, fixtures, greedy, logits_in_chunks, max_difference, open, runner_in,
+    compare, expected, fixture_dirs, fixtures, greedy, logits_in_chunks, max_difference, open,
+    runner_in,
 };
 
 /// `None`, said aloud, where the emulator cannot be built.
@@ -25,11 +25,6 @@ fn device() -> Option<CudaBackend> {
     Some(CudaBackend::open(0).unwrap())
 }
 
-fn has_experts(model: &Model) -> bool {
-    let mut layers = model.spec.layers.iter();
-    layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
-}
-
 /// Logits of all positions, and as many greedy tokens as `steps`.
 fn check(
     device: &CudaBackend,
@@ -38,15 +33,9 @@ fn check(
     steps: usize,
 ) -> Result<(), String> {
     let model = open(path);
-    if has_experts(&model) {
-        return match load_weights::<_, Expanded>(device, &model, &mut |_, _| ()) {
-            Err(Error::Unsupported { .. }) => Ok(()),
-            other => Err(format!("{}: {:?}", path.display(), other.err())),
-        };
-    }
     let expected = expected(expectation);
     let layout = KvLayout::Paged { block_size: 8 };
-    let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, layout);
+    let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(device, &model, layout);
     let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
     let difference = max_difference(&found, &expected.logits);
     println!("{}: {difference:.1e}", path.display());
@@ -78,6 +67,33 @@ fn cuda_backend_equals_transformers() {
     );
 }
 
+/// Weights as they are in their files, with activations of 8 bits: near the logits of the expanded ones.
+#[test]
+fn quantised_models_stay_near_what_they_are_expanded() {
+    let Some(device) = device() else { return };
+    let mut checked = 0;
+    for dir in fixture_dirs() {
+        for (file, expectation) in [
+            ("model-q8_0.gguf", "expected-q8_0.safetensors"),
+            ("model-q4_0.gguf", "expected-q4_0.safetensors"),
+        ] {
+            let path = dir.join(file);
+            if !path.exists() {
+                continue;
+            }
+            let (model, expected) = (open(&path), expected(&dir.join(expectation)));
+            let layout = KvLayout::Paged { block_size: 8 };
+            let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, layout);
+            let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
+            let (kl, same) = compare(&expected.logits, &found, model.spec.vocab_size);
+            println!("{}: KL {kl:.1e}, {same:.2} the same", path.display());
+            assert!(kl < 1e-2 && same > 0.8, "{}: {kl}, {same}", path.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 0);
+}
+
 fn same_bits<K: KvDtypeKind>(device: &CudaBackend, name: &str)
 where
     CudaBackend: BackendKvDtype<K>,
@@ -85,7 +101,7 @@ where
     let model = open(&fixtures().join(name));
     let tokens = expected(&fixtures().join(name).join("expected.safetensors")).tokens;
     let of = |layout, chunks: &[usize]| {
-        let mut runner = runner_in::<_, K, Expanded>(device, &model, layout);
+        let mut runner = runner_in::<_, K, Moe<Native>>(device, &model, layout);
         let logits = logits_in_chunks(&mut runner, &tokens, chunks);
         logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
     };

@@ -76,7 +76,6 @@ bool run(Program& program, const std::string& command, const std::string& log) {
 // Makes the shared object of a program in a folder of its own.
 bool build(Program& program, const std::string& source, const std::string& flags, const std::string& home,
            const std::string& folder) {
-    mkdir(folder.c_str(), 0777);
     for (auto& [name, text] : program.headers) {
         std::string own = home + "/device/" + name;
         write_file(folder + "/" + name, exists(own) ? read_file(own) : text);
@@ -103,9 +102,10 @@ bool compile(Program& program, const std::string& flags) {
     std::string modules = home + "/modules", object = modules + "/" + hash + ".so";
     mkdir(modules.c_str(), 0777);
     if (!exists(object)) {
-        std::string folder = modules + "/" + hash + "." + std::to_string(getpid());
+        // Others, threads of this process too, may be compiling the same.
+        std::string folder = modules + "/" + hash + ".XXXXXX";
+        if (!mkdtemp(folder.data())) return false;
         if (!build(program, source, flags, home, folder)) return false;
-        // Atomic: others may be compiling the same.
         if (std::rename((folder + "/kernel.so").c_str(), object.c_str())) return false;
         if (std::system(("rm -rf '" + folder + "'").c_str())) return false;
     }

@@ -246,6 +246,16 @@ static inline float __uint_as_float(unsigned bits) {
 }
 static inline int __float_as_int(float x) { return int(__float_as_uint(x)); }
 static inline float __int_as_float(int bits) { return __uint_as_float(unsigned(bits)); }
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t both = uint64_t(b) << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned byte = unsigned(both >> 8 * (selector >> 4 * i & 7)) & 255;
+        // The fourth bit of a selector spreads the byte's sign.
+        out |= (selector >> 4 * i & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+    }
+    return out;
+}
 static inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
     return c;

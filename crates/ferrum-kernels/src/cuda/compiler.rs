@@ -43,6 +43,8 @@ sources! {
     Conv => "conv.cu",
     Attention => "attention.cu",
     Kv => "kv.cu",
+    Quant => "quant.cu",
+    Moe => "moe.cu",
 }
 
 /// What sources include.

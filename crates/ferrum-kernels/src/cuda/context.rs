@@ -81,6 +81,8 @@ pub struct CudaContext {
     slots: Arc<Mutex<Slots>>,
     /// The last is in use; those before it may be part of captured work.
     scratch: Vec<Memory>,
+    /// The same for what has to stay beside other scratch memory.
+    beside: Vec<Memory>,
     pub(super) group: Option<GroupRank>,
 }
 
@@ -92,6 +94,7 @@ impl CudaContext {
             backend,
             slots: Arc::default(),
             scratch: Vec::new(),
+            beside: Vec::new(),
             group: None,
         })
     }
@@ -173,13 +176,12 @@ impl CudaContext {
 
     /// Memory for what an op needs for a moment; what is in it is anything, and the next op may overwrite it.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64> {
-        if self.scratch.last().is_none_or(|last| last.bytes < bytes) {
-            // Doubling bounds what earlier ones hold, which captured work may still use.
-            let bytes = bytes.next_power_of_two().max(1 << 16);
-            let memory = Memory::new(self.stream.driver(), bytes)?;
-            self.scratch.push(memory);
-        }
-        Ok(self.scratch.last().map_or(0, |last| last.at))
+        grown(&mut self.scratch, &self.stream, bytes)
+    }
+
+    /// The same, beside what [`scratch`](Self::scratch) gives.
+    pub(super) fn beside(&mut self, bytes: usize) -> Result<u64> {
+        grown(&mut self.beside, &self.stream, bytes)
     }
 
     // ---- copies --------------------------------------------------------------------------------------
@@ -275,6 +277,16 @@ impl CudaContext {
         }
         Ok(())
     }
+}
+
+/// The last of some memory, of at least `bytes`.
+fn grown(all: &mut Vec<Memory>, stream: &Stream, bytes: usize) -> Result<u64> {
+    if all.last().is_none_or(|last| last.bytes < bytes) {
+        // Doubling bounds what earlier ones hold, which captured work may still use.
+        let bytes = bytes.next_power_of_two().max(1 << 16);
+        all.push(Memory::new(stream.driver(), bytes)?);
+    }
+    Ok(all.last().map_or(0, |last| last.at))
 }
 
 /// A copy to the host that was begun.

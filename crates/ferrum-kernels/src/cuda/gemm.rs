@@ -7,13 +7,13 @@ use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
-use super::weight::{CudaWeight, row_stride};
+use super::weight::{CudaWeight, Slab, row_stride};
 use crate::backend::check::{self, elements};
 use crate::backend::{Backend, DeviceBuffer, GemmShape, RowShape};
 use ferrum_types::{Element, Error, Result, SrcDtype};
 
 /// Columns of a block: one for each of its warps.
-const COLUMNS: usize = 4;
+pub(super) const COLUMNS: usize = 4;
 
 /// The kernels by dtype, for one, four and eight rows.
 fn kernels(dtype: SrcDtype) -> [&'static str; 3] {
@@ -42,29 +42,40 @@ pub(super) fn gemm(
     shape: GemmShape,
 ) -> Result<()> {
     const OP: &str = "gemm";
-    let GemmShape { rows, n, k } = shape;
     let lens = check::gemm(OP, x, weight.shape(), out, shape)?;
-    if k == 0 {
+    if shape.k == 0 {
         return ctx.stream().zero(OP, out.at(0), lens.out * 4);
     }
-    let (kernel, tile) = row_tile(rows);
     for slab in &weight.slabs {
-        let blocks = elements(OP, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
-        let args = [
-            (&mut *out).into(),
-            x.into(),
-            Arg::At(slab.memory.at),
-            Arg::Int(rows),
-            Arg::Int(k),
-            Arg::Long(row_stride(k)),
-            Arg::Int(slab.rows),
-            Arg::Long(slab.first_row),
-            Arg::Long(n),
-        ];
-        let kernel = (In::Gemm, kernels(slab.dtype)[kernel]);
-        ctx.launch(OP, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
+        slab_product(ctx, OP, x, slab, out, shape)?;
     }
     Ok(())
+}
+
+/// The columns of one slab, in an output whose rows have those of all.
+pub(super) fn slab_product(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    x: &CudaBuffer<f32>,
+    slab: &Slab,
+    out: &mut CudaBuffer<f32>,
+    GemmShape { rows, n, k }: GemmShape,
+) -> Result<()> {
+    let (kernel, tile) = row_tile(rows);
+    let blocks = elements(op, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
+    let args = [
+        out.into(),
+        x.into(),
+        Arg::At(slab.memory.at),
+        Arg::Int(rows),
+        Arg::Int(k),
+        Arg::Long(row_stride(k)),
+        Arg::Int(slab.rows),
+        Arg::Long(slab.first_row),
+        Arg::Long(n),
+    ];
+    let kernel = (In::Gemm, kernels(slab.dtype)[kernel]);
+    ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)
 }
 
 /// `out[i, :] = table[ids[i], :]`, zeros for an id outside.
@@ -81,26 +92,45 @@ pub(super) fn embedding_lookup(
         return ctx.stream().zero(OP, out.at(0), total * 4);
     }
     for (i, slab) in table.slabs.iter().enumerate() {
-        let kernel = match slab.dtype {
-            SrcDtype::F32 => "embedding_f32",
-            SrcDtype::F16 => "embedding_f16",
-            SrcDtype::BF16 => "embedding_bf16",
-        };
-        let args = [
-            (&mut *out).into(),
-            Arg::At(slab.memory.at),
-            ids.into(),
-            Arg::Long(total),
-            Arg::Long(shape.dim),
-            Arg::Long(row_stride(shape.dim)),
-            Arg::Int(slab.first_row),
-            Arg::Int(slab.rows),
-            Arg::Int(table.rows),
-            (i == 0).into(),
-        ];
-        ctx.each(OP, (In::Rows, kernel), total, args)?;
+        slab_rows(
+            ctx,
+            OP,
+            (slab, table.rows, i == 0),
+            ids,
+            out,
+            (shape, total),
+        )?;
     }
     Ok(())
+}
+
+/// The rows that one slab has; with the flag, also zeros for ids that none has.
+pub(super) fn slab_rows(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    (slab, all, writes_zeros): (&Slab, usize, bool),
+    ids: &CudaBuffer<i32>,
+    out: &mut CudaBuffer<f32>,
+    (shape, total): (RowShape, usize),
+) -> Result<()> {
+    let kernel = match slab.dtype {
+        SrcDtype::F32 => "embedding_f32",
+        SrcDtype::F16 => "embedding_f16",
+        SrcDtype::BF16 => "embedding_bf16",
+    };
+    let args = [
+        out.into(),
+        Arg::At(slab.memory.at),
+        ids.into(),
+        Arg::Long(total),
+        Arg::Long(shape.dim),
+        Arg::Long(row_stride(shape.dim)),
+        Arg::Int(slab.first_row),
+        Arg::Int(slab.rows),
+        Arg::Int(all),
+        writes_zeros.into(),
+    ];
+    ctx.each(op, (In::Rows, kernel), total, args)
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside.

@@ -1,6 +1,7 @@
 //! The CUDA backend: NVIDIA GPUs from compute capability 8.0 on.
 //!
-//! Activations and sums are f32; dense weights keep the precision of the file and are widened in registers.
+//! Activations and sums are f32; dense weights keep the precision of the file and are widened in registers. Quantised
+//! weights stay integers (`pack.rs` says how they lie), and are multiplied with activations that were rounded to 8 bits.
 //!
 //! * `driver.rs` is all that calls the driver, whose library is opened at run time; `compiler.rs` all that calls NVRTC.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
@@ -26,12 +27,17 @@ mod elementwise;
 mod gemm;
 mod heads;
 mod kv;
+mod moe;
 mod norm;
+mod pack;
+mod quant;
 mod weight;
 
 pub use self::buffer::CudaBuffer;
 pub use self::context::CudaContext;
 pub use self::kv::{CudaKvBuffer, CudaKvKind, CudaKvScales};
+pub use self::moe::CudaExperts;
+pub use self::quant::CudaQuantWeight;
 pub use self::weight::CudaWeight;
 
 use self::core::Shared;

@@ -87,7 +87,7 @@ struct Contiguous {
     __device__ __forceinline__ float value_scale(int) const { return 1.0f; }
 };
 
-KERNEL __launch_bounds__(TILE)
+KERNEL __launch_bounds__(TILE, 8)
     attention_contiguous(CALL_PARAMS, const float* k, const float* v, int64_t head_tokens, int64_t key_stride,
                          int64_t value_stride, int keys, int first_index) {
     extern __shared__ float shared[];
@@ -116,7 +116,7 @@ struct Paged {
 };
 
 #define PAGED(NAME, E)                                                                                                  \
-    KERNEL __launch_bounds__(TILE)                                                                                      \
+    KERNEL __launch_bounds__(TILE, 8)                                                                                      \
         NAME(CALL_PARAMS, const E::Stored* k, const E::Stored* v, const float* k_scales, const float* v_scales,         \
              const int* query_starts, const int* kv_lens, const int* tables, int seqs, int table_stride,                \
              int block_size, int kv_heads, int value_width) {                                                           \

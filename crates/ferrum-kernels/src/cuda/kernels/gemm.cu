@@ -54,3 +54,45 @@ GEMM(gemm_f16_8, F16, 8)
 GEMM(gemm_bf16_1, BF16, 1)
 GEMM(gemm_bf16_4, BF16, 4)
 GEMM(gemm_bf16_8, BF16, 8)
+
+// One row alone, and one column.
+template <class E>
+__device__ __forceinline__ void product_of_row(float* out, const float* x, const typename E::Stored* w, int k, int lane) {
+    float sum = 0;
+    for (int at = lane * 8; at < k; at += 256) {
+        float a[8], b[8];
+        E::read8(w + at, a);
+        x8(x, at, k, k % 4 == 0 && at + 8 <= k, b);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum = fmaf(a[i], b[i], sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) *out = sum;
+}
+
+// ---- experts ---------------------------------------------------------------------------------------------------------
+
+// A warp makes a column of a pair, with the sums in the order of `product`. Pairs come in the order of their experts, so that
+// neighbours read the same weights. `share` pairs have one row of x.
+template <class E>
+__device__ __forceinline__ void pair_product(float* out, const float* x, const typename E::Stored* stack,
+                                             const int* expert_ids, const int* ids, int pairs, int k, int64_t stride,
+                                             int n, int experts, int share) {
+    int blocks = (n + 3) / 4;
+    int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
+    int pair = ids[int(blockIdx.x) / blocks];
+    if (column >= n || pair < 0 || pair >= pairs) return;
+    int expert = expert_ids[pair];
+    if (expert < 0 || expert >= experts) return;
+    product_of_row<E>(out + int64_t(pair) * n + column, x + int64_t(pair / share) * k,
+                      stack + (int64_t(expert) * n + column) * stride, k, lane);
+}
+#define MOE_GEMM(NAME, E)                                                                                               \
+    KERNEL __launch_bounds__(128) NAME(float* out, const float* x, const E::Stored* stack, const int* expert_ids,       \
+                                       const int* ids, int pairs, int k, int64_t stride, int n, int experts,            \
+                                       int share) {                                                                     \
+        pair_product<E>(out, x, stack, expert_ids, ids, pairs, k, stride, n, experts, share);                           \
+    }
+MOE_GEMM(moe_gemm_f32, F32)
+MOE_GEMM(moe_gemm_f16, F16)
+MOE_GEMM(moe_gemm_bf16, BF16)

@@ -1,0 +1,346 @@
+//! Mixtures of experts: routing, products of pairs with their experts, weighted sums. All of it follows what is on the
+//! device, and nothing is read back.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::gemm::COLUMNS;
+use super::quant::{CudaQuantWeight, QuantSlab, is_native_layer, kernels, quantise, weight_args};
+use super::weight::row_stride;
+use super::{norm, quant};
+use crate::backend::check::{self, elements};
+use crate::backend::*;
+use ferrum_quant::affine::group_order;
+use ferrum_types::{GgufQuantType, Result, SrcDtype};
+
+type Buf = CudaBuffer<f32>;
+type Routing = MoeRouting<CudaBackend>;
+
+/// A stack of matrices `[experts, n, k]`, kept as one of `experts · n` rows.
+pub struct CudaExperts {
+    slab: QuantSlab,
+    shape: ExpertShape,
+}
+
+impl CudaExperts {
+    /// Parts that become one slab; where they do not, all are expanded to f32.
+    fn load(
+        device: &CudaBackend,
+        op: &'static str,
+        parts: &[QuantWeights<'_>],
+        shape: ExpertShape,
+    ) -> Result<Self> {
+        let loaded = CudaQuantWeight::load(device, op, parts, shape.k)?;
+        if let Ok([slab]) = <[QuantSlab; 1]>::try_from(loaded.slabs) {
+            return Ok(Self { slab, shape });
+        }
+        let mut values = Vec::new();
+        for part in parts {
+            values.extend(part.expand(op, shape.k)?);
+        }
+        let rows = elements(op, &[shape.experts, shape.n])?;
+        let part = WeightPart::new(bytemuck::cast_slice(&values), SrcDtype::F32, rows);
+        Self::dense(device, op, &[part], shape)
+    }
+
+    /// Floats of one dtype, or of several, which become f32.
+    fn dense(
+        device: &CudaBackend,
+        op: &'static str,
+        parts: &[WeightPart<'_>],
+        shape: ExpertShape,
+    ) -> Result<Self> {
+        let ctx = device.new_context()?;
+        let mut weight = super::weight::load(ctx, op, parts, shape.k)?;
+        match (weight.slabs.pop(), weight.slabs.is_empty()) {
+            (Some(slab), true) => Ok(Self {
+                slab: QuantSlab::Dense(slab),
+                shape,
+            }),
+            _ => {
+                let blocks = |part: &WeightPart<'_>| {
+                    let ty = match part.dtype {
+                        SrcDtype::F32 => GgufQuantType::F32,
+                        SrcDtype::F16 => GgufQuantType::F16,
+                        SrcDtype::BF16 => GgufQuantType::BF16,
+                    };
+                    let mut bytes = Vec::new();
+                    let row_bytes = shape.k * part.dtype.size();
+                    (0..part.rows)
+                        .for_each(|row| bytes.extend_from_slice(part.row(row, row_bytes)));
+                    QuantPart::new(&bytes, ty, part.rows).expand(op, shape.k)
+                };
+                let values = parts
+                    .iter()
+                    .map(blocks)
+                    .collect::<Result<Vec<_>>>()?
+                    .concat();
+                let rows = elements(op, &[shape.experts, shape.n])?;
+                let part = WeightPart::new(bytemuck::cast_slice(&values), SrcDtype::F32, rows);
+                Self::dense(device, op, &[part], shape)
+            }
+        }
+    }
+}
+
+/// `out[pair, n] = x · expert(pair)ᵀ`, where `share` pairs have a row of x; the caller has checked all arguments.
+fn pair_product(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    (x, rows, share): (&Buf, usize, usize),
+    experts: &CudaExperts,
+    routing: &Routing,
+    (out, pairs): (Arg, usize),
+) -> Result<()> {
+    let ExpertShape {
+        experts: count,
+        n,
+        k,
+    } = experts.shape;
+    let blocks = elements(op, &[pairs, n.div_ceil(COLUMNS)])?;
+    let grid = (blocks, 32 * COLUMNS as u32, 0);
+    let [of_pair, ids] = [&routing.expert_ids, &routing.ids].map(Arg::from);
+    let ends = [Arg::Int(n), Arg::Int(count), Arg::Int(share.max(1))];
+    match &experts.slab {
+        QuantSlab::Dense(slab) => {
+            let kernel = match slab.dtype {
+                SrcDtype::F32 => "moe_gemm_f32",
+                SrcDtype::F16 => "moe_gemm_f16",
+                SrcDtype::BF16 => "moe_gemm_bf16",
+            };
+            let args = [
+                out,
+                x.into(),
+                Arg::At(slab.memory.at),
+                of_pair,
+                ids,
+                Arg::Int(pairs),
+                Arg::Int(k),
+                Arg::Long(row_stride(k)),
+                ends[0],
+                ends[1],
+                ends[2],
+            ];
+            ctx.launch(op, (In::Gemm, kernel), grid, args)
+        }
+        QuantSlab::Packed(slab) => {
+            let quant::Codes(codes) = quantise(ctx, op, x, Arg::At(0), (rows, k))?;
+            let mut args = [Arg::At(0); 18];
+            args[0] = out;
+            args[1..4].copy_from_slice(&codes);
+            args[4..11].copy_from_slice(&weight_args(slab));
+            args[11..15].copy_from_slice(&[
+                of_pair,
+                ids,
+                Arg::Int(pairs),
+                Arg::Int(k.div_ceil(32)),
+            ]);
+            args[15..].copy_from_slice(&ends);
+            ctx.launch(op, (In::Quant, kernels(slab.format.bits)[4]), grid, args)
+        }
+    }
+}
+
+/// `out[token, :] (+)= Σ weights[pair] · x[pair, :]`; the caller has checked all arguments.
+fn weighted_sum(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    (x, routing): (&Buf, &Routing),
+    (out, adds): (&mut Buf, bool),
+    shape: RouteShape,
+    (total, dim): (usize, usize),
+) -> Result<()> {
+    let args = [
+        out.into(),
+        x.into(),
+        (&routing.weights).into(),
+        Arg::Long(total),
+        Arg::Long(dim),
+        Arg::Int(shape.top_k),
+        adds.into(),
+    ];
+    ctx.each(op, (In::Moe, "weighted_sum"), total, args)
+}
+
+impl BackendMoeFused for CudaBackend {
+    type Experts = CudaExperts;
+
+    fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<CudaExperts> {
+        const OP: &str = "load_experts";
+        let shape = check::expert_parts(OP, parts, k)?;
+        CudaExperts::dense(self, OP, parts, shape)
+    }
+
+    fn route_topk_softmax(
+        ctx: &mut CudaContext,
+        logits: &Buf,
+        routing: &mut Routing,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::route_topk_softmax(logits, routing, shape)?;
+        let args = [
+            (&mut routing.expert_ids).into(),
+            (&mut routing.weights).into(),
+            logits.into(),
+            Arg::Int(shape.experts),
+            Arg::Int(shape.top_k),
+            shape.renormalize.into(),
+            Arg::Float(shape.scale),
+        ];
+        let tokens = if pairs == 0 { 0 } else { shape.tokens };
+        ctx.launch(
+            "route_topk_softmax",
+            (In::Moe, "route"),
+            (tokens, 32, 0),
+            args,
+        )
+    }
+
+    fn compute_ids_tpe(
+        ctx: &mut CudaContext,
+        routing: &mut Routing,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::compute_ids_tpe(routing, shape)?;
+        let args = [
+            (&mut routing.ids).into(),
+            (&mut routing.tpe).into(),
+            (&mut routing.offsets).into(),
+            (&routing.expert_ids).into(),
+            Arg::Int(pairs),
+            Arg::Int(shape.experts),
+        ];
+        ctx.launch(
+            "compute_ids_tpe",
+            (In::Moe, "sort_pairs"),
+            (1, 256, 0),
+            args,
+        )
+    }
+
+    fn moe_gemm(
+        ctx: &mut CudaContext,
+        x: &Buf,
+        input: ExpertInput,
+        experts: &CudaExperts,
+        routing: &Routing,
+        out: &mut Buf,
+        shape: MoeShape,
+    ) -> Result<()> {
+        const OP: &str = "moe_gemm";
+        let lens = check::moe_product(OP, (x, input), &[experts.shape], routing, out, shape)?;
+        let x = match input {
+            ExpertInput::PerToken => (x, shape.tokens, shape.top_k),
+            ExpertInput::PerPair => (x, lens.pairs, 1),
+        };
+        pair_product(ctx, OP, x, experts, routing, (out.into(), lens.pairs))
+    }
+
+    fn moe_gate_up_silu(
+        ctx: &mut CudaContext,
+        x: &Buf,
+        (gate, up): (&CudaExperts, &CudaExperts),
+        routing: &Routing,
+        out: &mut Buf,
+        shape: MoeShape,
+    ) -> Result<()> {
+        const OP: &str = "moe_gate_up_silu";
+        let (stacks, input) = ([gate.shape, up.shape], ExpertInput::PerToken);
+        let lens = check::moe_product(OP, (x, input), &stacks, routing, out, shape)?;
+        let x = (x, shape.tokens, shape.top_k);
+        let gated = ctx.beside(lens.out.saturating_mul(4))?;
+        pair_product(ctx, OP, x, gate, routing, (Arg::At(gated), lens.pairs))?;
+        pair_product(ctx, OP, x, up, routing, ((&mut *out).into(), lens.pairs))?;
+        let args = [out.into(), Arg::At(gated), Arg::Long(lens.out)];
+        ctx.each(OP, (In::Moe, "silu_mul"), lens.out, args)
+    }
+
+    fn moe_weighted_sum(
+        ctx: &mut CudaContext,
+        x: &Buf,
+        routing: &Routing,
+        out: &mut Buf,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()> {
+        const OP: &str = "moe_weighted_sum";
+        let lens = check::weighted_sum(OP, x, routing, ("out", out), shape, dim)?;
+        let sizes = (lens.out, dim);
+        weighted_sum(ctx, OP, (x, routing), (out, false), shape, sizes)
+    }
+
+    fn moe_weighted_sum_residual(
+        ctx: &mut CudaContext,
+        x: &Buf,
+        routing: &Routing,
+        residual: &mut Buf,
+        shape: RouteShape,
+        dim: usize,
+    ) -> Result<()> {
+        const OP: &str = "moe_weighted_sum_residual";
+        let lens = check::weighted_sum(OP, x, routing, ("residual", residual), shape, dim)?;
+        let sizes = (lens.out, dim);
+        weighted_sum(ctx, OP, (x, routing), (residual, true), shape, sizes)
+    }
+
+    fn moe_weighted_sum_residual_norm(
+        ctx: &mut CudaContext,
+        x: &Buf,
+        routing: &Routing,
+        residual: &mut Buf,
+        (weight, norm): (&Buf, NormShape),
+        out: &mut Buf,
+        shape: RouteShape,
+    ) -> Result<()> {
+        const OP: &str = "moe_weighted_sum_residual_norm";
+        let lens = check::weighted_sum_norm(x, routing, residual, (weight, norm), out, shape)?;
+        let sizes = (lens.out, norm.dim);
+        weighted_sum(ctx, OP, (x, routing), (residual, true), shape, sizes)?;
+        norm::rms_norm(ctx, residual, weight, out, norm)
+    }
+}
+
+impl BackendQuantExperts for CudaBackend {
+    fn load_quant_experts(
+        &self,
+        bytes: &[u8],
+        ty: GgufQuantType,
+        shape: ExpertShape,
+    ) -> Result<CudaExperts> {
+        const OP: &str = "load_quant_experts";
+        check::expert_stack(OP, shape)?;
+        let rows = elements(OP, &[shape.experts, shape.n])?;
+        let part = QuantWeights::Gguf(QuantPart::new(bytes, ty, rows));
+        CudaExperts::load(self, OP, &[part], shape)
+    }
+}
+
+impl BackendMarlinExperts for CudaBackend {
+    fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
+        // The activations of a token are in one order for all of its experts.
+        let in_order = match weights {
+            QuantWeights::Gptq(layer) => layer.groups_of_inputs(),
+            QuantWeights::Packed(layer) => layer.groups_of_inputs(),
+            _ => return is_native_layer(weights),
+        };
+        is_native_layer(weights) && in_order.is_ok_and(|of| group_order(&of).is_none())
+    }
+
+    fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<CudaExperts> {
+        const OP: &str = "load_layer_experts";
+        let shape = check::expert_layers(OP, experts, cols)?;
+        if experts.iter().all(Self::is_native_expert) {
+            return CudaExperts::load(self, OP, experts, shape);
+        }
+        let expanded = |layer: &QuantWeights<'_>| layer.expand(OP, cols);
+        let values = experts
+            .iter()
+            .map(expanded)
+            .collect::<Result<Vec<_>>>()?
+            .concat();
+        let rows = elements(OP, &[shape.experts, shape.n])?;
+        let part = WeightPart::new(bytemuck::cast_slice(&values), SrcDtype::F32, rows);
+        CudaExperts::dense(self, OP, &[part], shape)
+    }
+}

@@ -1,0 +1,347 @@
+//! Products with quantised weights: ggml blocks, and layers of quantised checkpoints.
+//!
+//! Activations become codes of 8 bits with a scale for each 32 numbers, each row by itself; products are sums of integers,
+//! and the f32 sums over groups have one order. So a row has the same bits alone and among many.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::gemm::{self, COLUMNS, row_tile};
+use super::pack::{Format, GROUP, PackedSlab, Source};
+use super::weight::{self, Slab};
+use crate::backend::check::{self, elements};
+use crate::backend::*;
+use ferrum_quant::affine::group_lengths;
+use ferrum_types::{FloatElement, GgufQuantType, Result, SrcDtype};
+
+/// A matrix `[rows, cols]` whose slabs are integers, or floats where a part is none.
+pub struct CudaQuantWeight {
+    pub(super) slabs: Vec<QuantSlab>,
+    rows: usize,
+    cols: usize,
+}
+
+pub(super) enum QuantSlab {
+    Packed(PackedSlab),
+    Dense(Slab),
+}
+
+impl CudaQuantWeight {
+    fn shape(&self) -> MatShape {
+        MatShape {
+            rows: self.rows,
+            cols: self.cols,
+        }
+    }
+
+    /// Loads parts, one after the other, in a context of its own.
+    pub(super) fn load(
+        device: &CudaBackend,
+        op: &'static str,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+    ) -> Result<Self> {
+        let mut ctx = CudaContext::new(device.clone())?;
+        let mut loaded = Self {
+            slabs: Vec::new(),
+            rows: 0,
+            cols,
+        };
+        let mut waiting: Vec<Source<'_>> = Vec::new();
+        for part in parts {
+            let source = match is_native_layer(part) {
+                true => Source::of(op, part, cols)?,
+                false => None,
+            };
+            let joins = match (&source, waiting.first()) {
+                (Some(source), Some(first)) => first.is_like(source),
+                (_, first) => first.is_none(),
+            };
+            if !joins {
+                loaded.add_packed(&mut ctx, op, &mut waiting)?;
+            }
+            match source {
+                Some(source) => waiting.push(source),
+                None => loaded.add_dense(device, op, part)?,
+            }
+        }
+        loaded.add_packed(&mut ctx, op, &mut waiting)?;
+        ctx.finish(op)?;
+        Ok(loaded)
+    }
+
+    fn add_packed(
+        &mut self,
+        ctx: &mut CudaContext,
+        op: &'static str,
+        sources: &mut Vec<Source<'_>>,
+    ) -> Result<()> {
+        let rows: usize = sources.iter().map(Source::rows).sum();
+        if rows > 0 && self.cols > 0 {
+            let slab = PackedSlab::load(ctx, op, sources, (self.rows, self.cols))?;
+            self.slabs.push(QuantSlab::Packed(slab));
+        }
+        self.rows += rows;
+        sources.clear();
+        Ok(())
+    }
+
+    /// Floats as they are, and all else expanded to f32.
+    fn add_dense(
+        &mut self,
+        device: &CudaBackend,
+        op: &'static str,
+        part: &QuantWeights<'_>,
+    ) -> Result<()> {
+        let ctx = CudaContext::new(device.clone())?;
+        let dense = match part.floats() {
+            Some(floats) => weight::load(ctx, op, &[floats], self.cols)?,
+            None => {
+                let values = part.expand(op, self.cols)?;
+                let bytes = bytemuck::cast_slice(&values);
+                let part = WeightPart::new(bytes, SrcDtype::F32, part.rows());
+                weight::load(ctx, op, &[part], self.cols)?
+            }
+        };
+        for slab in dense.slabs {
+            let first_row = self.rows + slab.first_row;
+            self.slabs
+                .push(QuantSlab::Dense(Slab { first_row, ..slab }));
+        }
+        self.rows += dense.rows;
+        Ok(())
+    }
+}
+
+/// Rows of activations as codes: where codes, scales and sums are.
+#[derive(Clone, Copy)]
+pub(super) struct Codes(pub(super) [Arg; 3]);
+
+/// Makes codes of `x`, in scratch memory.
+pub(super) fn quantise(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    x: &CudaBuffer<f32>,
+    order: Arg,
+    (rows, k): (usize, usize),
+) -> Result<Codes> {
+    let groups = k.div_ceil(32);
+    let all = elements(op, &[rows, groups])?;
+    // Codes, then a scale and two sums for each group.
+    let at = ctx.scratch(elements(op, &[all, 32 + 4 + 8])?)?;
+    let codes = Codes([0, 32, 36].map(|bytes| Arg::At(at + (all * bytes) as u64)));
+    let [q, scales, sums] = codes.0;
+    let (groups, k) = (Arg::Int(groups), Arg::Int(k));
+    let args = [q, scales, sums, x.into(), order, Arg::Long(all), groups, k];
+    let grid = (all.div_ceil(4), 128, 0);
+    ctx.launch(op, (In::Quant, "quantise_rows"), grid, args)?;
+    Ok(codes)
+}
+
+/// The kernels of a number of bits: for one, four and eight rows, for rows of a table, and for experts.
+pub(super) fn kernels(bits: u32) -> [&'static str; 5] {
+    macro_rules! of_bits {
+        ($($bits:literal),*) => {
+            match bits {
+                $($bits => [
+                    concat!("quant_gemm_", $bits, "_1"),
+                    concat!("quant_gemm_", $bits, "_4"),
+                    concat!("quant_gemm_", $bits, "_8"),
+                    concat!("quant_embedding_", $bits),
+                    concat!("quant_moe_", $bits),
+                ],)*
+                // Formats have no other numbers of bits.
+                _ => [
+                    "quant_gemm_8_1",
+                    "quant_gemm_8_4",
+                    "quant_gemm_8_8",
+                    "quant_embedding_8",
+                    "quant_moe_8",
+                ],
+            }
+        };
+    }
+    of_bits!(2, 3, 4, 5, 6)
+}
+
+/// The parameters that all kernels have of a weight.
+pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; 7] {
+    let Format {
+        zero,
+        table,
+        has_min,
+        ..
+    } = slab.format;
+    let [low, high, subs, d] = slab.planes().map(Arg::At);
+    [
+        low,
+        high,
+        subs,
+        d,
+        Arg::Int(zero),
+        has_min.into(),
+        Arg::Int(table),
+    ]
+}
+
+/// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
+fn product(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    x: &CudaBuffer<f32>,
+    weight: &CudaQuantWeight,
+    out: &mut CudaBuffer<f32>,
+    shape: GemmShape,
+) -> Result<()> {
+    let lens = check::gemm(op, x, weight.shape(), out, shape)?;
+    let GemmShape { rows, n, k } = shape;
+    if k == 0 {
+        return ctx.stream().zero(op, out.at(0), lens.out * 4);
+    }
+    // Activations in the order of the file, for as many slabs as take them so.
+    let mut plain: Option<Codes> = None;
+    for slab in &weight.slabs {
+        let slab = match slab {
+            QuantSlab::Dense(slab) => {
+                gemm::slab_product(ctx, op, x, slab, out, shape)?;
+                continue;
+            }
+            QuantSlab::Packed(slab) => slab,
+        };
+        let codes = match (&slab.order, plain) {
+            (None, Some(codes)) => codes,
+            (None, None) => *plain.insert(quantise(ctx, op, x, Arg::At(0), (rows, k))?),
+            (Some(order), _) => {
+                plain = None;
+                quantise(ctx, op, x, Arg::At(order.at), (rows, k))?
+            }
+        };
+        let (kernel, tile) = row_tile(rows);
+        let blocks = elements(op, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
+        let mut args = [Arg::At(0); 16];
+        args[0] = (&mut *out).into();
+        args[1..4].copy_from_slice(&codes.0);
+        args[4..11].copy_from_slice(&weight_args(slab));
+        args[11..].copy_from_slice(&[
+            Arg::Int(rows),
+            Arg::Int(k.div_ceil(32)),
+            Arg::Int(slab.rows),
+            Arg::Long(slab.first_row),
+            Arg::Long(n),
+        ]);
+        let kernel = (In::Quant, kernels(slab.format.bits)[kernel]);
+        ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
+    }
+    Ok(())
+}
+
+impl BackendQuantGguf for CudaBackend {
+    type GgufWeight = CudaQuantWeight;
+
+    fn is_native(ty: GgufQuantType) -> bool {
+        Format::of_blocks(ty).is_some()
+    }
+
+    fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<CudaQuantWeight> {
+        let parts: Vec<_> = parts.iter().copied().map(QuantWeights::Gguf).collect();
+        CudaQuantWeight::load(self, "load_quant", &parts, cols)
+    }
+
+    fn gemm_quant<T: FloatElement>(
+        ctx: &mut CudaContext,
+        x: &CudaBuffer<f32>,
+        weight: &CudaQuantWeight,
+        out: &mut CudaBuffer<T>,
+        shape: GemmShape,
+    ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm_quant", out)?;
+        product(ctx, "gemm_quant", x, weight, out, shape)
+    }
+
+    fn embedding_lookup_quant(
+        ctx: &mut CudaContext,
+        table: &CudaQuantWeight,
+        ids: &CudaBuffer<i32>,
+        out: &mut CudaBuffer<f32>,
+        shape: RowShape,
+    ) -> Result<()> {
+        const OP: &str = "embedding_lookup_quant";
+        let total = check::embedding_lookup(OP, table.shape(), ids, out, shape)?;
+        if table.slabs.is_empty() {
+            return ctx.stream().zero(OP, out.at(0), total * 4);
+        }
+        for (i, slab) in table.slabs.iter().enumerate() {
+            let slab = match slab {
+                QuantSlab::Dense(slab) => {
+                    let slab = (slab, table.rows, i == 0);
+                    gemm::slab_rows(ctx, OP, slab, ids, out, (shape, total))?;
+                    continue;
+                }
+                QuantSlab::Packed(slab) => slab,
+            };
+            let groups = shape.dim.div_ceil(32);
+            let each = elements(OP, &[shape.rows, groups])?;
+            let mut args = [Arg::At(0); 16];
+            args[..2].copy_from_slice(&[(&mut *out).into(), ids.into()]);
+            args[2..9].copy_from_slice(&weight_args(slab));
+            args[9..].copy_from_slice(&[
+                Arg::Long(each),
+                Arg::Int(groups),
+                Arg::Long(shape.dim),
+                Arg::Int(slab.first_row),
+                Arg::Int(slab.rows),
+                Arg::Int(table.rows),
+                (i == 0).into(),
+            ]);
+            let kernel = (In::Quant, kernels(slab.format.bits)[3]);
+            ctx.each(OP, kernel, each, args)?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that are integers, and group schemes whose groups are whole runs of 32 numbers.
+pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
+    let (bits, of_inputs) = match weights {
+        QuantWeights::Gguf(part) => return Format::of_blocks(part.ty).is_some(),
+        QuantWeights::Fp8(_) => return false,
+        QuantWeights::Awq(layer) => {
+            return layer.group_size.is_multiple_of(GROUP) && layer.validate().is_ok();
+        }
+        QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
+        QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
+    };
+    let whole = |of_inputs: Vec<usize>| {
+        let lengths = group_lengths(&of_inputs);
+        lengths.iter().all(|length| length.is_multiple_of(GROUP))
+    };
+    matches!(bits, 2 | 3 | 4 | 8) && of_inputs.is_ok_and(whole)
+}
+
+impl BackendQuantMarlin for CudaBackend {
+    type GptqWeight = CudaQuantWeight;
+
+    fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
+        is_native_layer(weights)
+    }
+
+    fn load_layers_fused(
+        &self,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+    ) -> Result<CudaQuantWeight> {
+        CudaQuantWeight::load(self, "load_layers", parts, cols)
+    }
+
+    fn gemm_gptq<T: FloatElement>(
+        ctx: &mut CudaContext,
+        x: &CudaBuffer<f32>,
+        weight: &CudaQuantWeight,
+        out: &mut CudaBuffer<T>,
+        shape: GemmShape,
+    ) -> Result<()> {
+        let out = check::only_mut::<Self, T, f32>("gemm_gptq", out)?;
+        product(ctx, "gemm_gptq", x, weight, out, shape)
+    }
+}
