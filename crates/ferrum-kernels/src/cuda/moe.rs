@@ -142,6 +142,29 @@ fn pair_product(
     }
 }
 
+/// `out[pair, :] += bias(pair)` of `total` products, if the experts have biases; the caller has checked all arguments.
+fn add_bias(
+    ctx: &mut CudaContext,
+    op: &'static str,
+    experts: ExpertMaps<'_, CudaBackend>,
+    routing: &Routing,
+    (out, total): (Arg, usize),
+) -> Result<()> {
+    let Some(bias) = experts.bias else {
+        return Ok(());
+    };
+    let ExpertShape { experts, n, .. } = experts.matrices.shape;
+    let args = [
+        out,
+        bias.into(),
+        (&routing.expert_ids).into(),
+        Arg::Long(total),
+        Arg::Long(n),
+        Arg::Int(experts),
+    ];
+    ctx.each(op, (In::Moe, "add_pair_bias"), total, args)
+}
+
 /// `out[token, :] (+)= Σ weights[pair] · x[pair, :]`; the caller has checked all arguments.
 fn weighted_sum(
     ctx: &mut CudaContext,
@@ -172,29 +195,34 @@ impl BackendMoeFused for CudaBackend {
         CudaExperts::dense(self, OP, parts, shape)
     }
 
-    fn route_topk_softmax(
+    fn route_topk(
         ctx: &mut CudaContext,
         logits: &Buf,
+        bias: Option<&Buf>,
         routing: &mut Routing,
         shape: RouteShape,
     ) -> Result<()> {
-        let pairs = check::route_topk_softmax(logits, routing, shape)?;
+        let pairs = check::route_topk::<Self>(logits, bias, routing, shape)?;
+        let (groups, top_groups, best_two) = shape.groups.map_or((0, 0, false), |of| {
+            (of.groups, of.top, of.score == GroupScore::BestTwo)
+        });
         let args = [
             (&mut routing.expert_ids).into(),
             (&mut routing.weights).into(),
             logits.into(),
+            bias.into(),
             Arg::Int(shape.experts),
             Arg::Int(shape.top_k),
             shape.renormalize.into(),
             Arg::Float(shape.scale),
+            (shape.score == ExpertScore::Sigmoid).into(),
+            shape.ranks_logits(bias.is_some()).into(),
+            Arg::Int(groups),
+            Arg::Int(top_groups),
+            best_two.into(),
         ];
         let tokens = if pairs == 0 { 0 } else { shape.tokens };
-        ctx.launch(
-            "route_topk_softmax",
-            (In::Moe, "route"),
-            (tokens, 32, 0),
-            args,
-        )
+        ctx.launch("route_topk", (In::Moe, "route"), (tokens, 32, 0), args)
     }
 
     fn compute_ids_tpe(
@@ -223,51 +251,76 @@ impl BackendMoeFused for CudaBackend {
         ctx: &mut CudaContext,
         x: &Buf,
         input: ExpertInput,
-        experts: &CudaExperts,
+        experts: ExpertMaps<'_, Self>,
         routing: &Routing,
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
         const OP: &str = "moe_gemm";
-        let lens = check::moe_product(OP, (x, input), &[experts.shape], routing, out, shape)?;
+        let maps = [(experts, experts.matrices.shape)];
+        let lens = check::moe_product(OP, (x, input), &maps, routing, out, shape)?;
         let x = match input {
             ExpertInput::PerToken => (x, shape.tokens, shape.top_k),
             ExpertInput::PerPair => (x, lens.pairs, 1),
         };
-        pair_product(ctx, OP, x, experts, routing, (out.into(), lens.pairs))
+        let to = ((&mut *out).into(), lens.pairs);
+        pair_product(ctx, OP, x, experts.matrices, routing, to)?;
+        add_bias(ctx, OP, experts, routing, (out.into(), lens.out))
     }
 
-    fn moe_gate_up_silu(
+    fn moe_gate_up(
         ctx: &mut CudaContext,
         x: &Buf,
-        (gate, up): (&CudaExperts, &CudaExperts),
+        [gate, up]: [ExpertMaps<'_, Self>; 2],
+        activation: ExpertActivation,
         routing: &Routing,
         out: &mut Buf,
         shape: MoeShape,
     ) -> Result<()> {
-        const OP: &str = "moe_gate_up_silu";
-        let (stacks, input) = ([gate.shape, up.shape], ExpertInput::PerToken);
-        let lens = check::moe_product(OP, (x, input), &stacks, routing, out, shape)?;
+        const OP: &str = "moe_gate_up";
+        let maps = [gate, up].map(|maps| (maps, maps.matrices.shape));
+        let input = ExpertInput::PerToken;
+        let lens = check::moe_product(OP, (x, input), &maps, routing, out, shape)?;
         let x = (x, shape.tokens, shape.top_k);
         let gated = ctx.beside(lens.out.saturating_mul(4))?;
-        pair_product(ctx, OP, x, gate, routing, (Arg::At(gated), lens.pairs))?;
-        pair_product(ctx, OP, x, up, routing, ((&mut *out).into(), lens.pairs))?;
-        let args = [out.into(), Arg::At(gated), Arg::Long(lens.out)];
-        ctx.each(OP, (In::Moe, "silu_mul"), lens.out, args)
+        pair_product(
+            ctx,
+            OP,
+            x,
+            gate.matrices,
+            routing,
+            (Arg::At(gated), lens.pairs),
+        )?;
+        add_bias(ctx, OP, gate, routing, (Arg::At(gated), lens.out))?;
+        let to = ((&mut *out).into(), lens.pairs);
+        pair_product(ctx, OP, x, up.matrices, routing, to)?;
+        add_bias(ctx, OP, up, routing, ((&mut *out).into(), lens.out))?;
+        let (alpha, limit) = match activation {
+            ExpertActivation::Silu => (0.0, 0.0),
+            ExpertActivation::ClampedSwiglu { alpha, limit } => (alpha, limit),
+        };
+        let args = [
+            out.into(),
+            Arg::At(gated),
+            Arg::Long(lens.out),
+            Arg::Float(alpha),
+            Arg::Float(limit),
+        ];
+        ctx.each(OP, (In::Moe, "activate_pairs"), lens.out, args)
     }
 
     fn moe_weighted_sum(
         ctx: &mut CudaContext,
         x: &Buf,
         routing: &Routing,
-        out: &mut Buf,
+        (out, adds): (&mut Buf, bool),
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
         const OP: &str = "moe_weighted_sum";
         let lens = check::weighted_sum(OP, x, routing, ("out", out), shape, dim)?;
         let sizes = (lens.out, dim);
-        weighted_sum(ctx, OP, (x, routing), (out, false), shape, sizes)
+        weighted_sum(ctx, OP, (x, routing), (out, adds), shape, sizes)
     }
 
     fn moe_weighted_sum_residual(

@@ -1,27 +1,81 @@
 // Mixtures of experts: routing, pairs by expert, weighted sums. The products are in gemm.cu and quant.cu.
 #include "common.cuh"
 
-// A NaN ranks with minus infinity.
-__device__ __forceinline__ uint32_t rank_of(float logit) {
-    return max(key_of(__float_as_uint(logit)), 0x00800000u);
+// A NaN ranks with minus infinity, and -0 with 0.
+__device__ __forceinline__ uint32_t rank_of(float value) {
+    return max(key_of(__float_as_uint(value + 0.0f)), 0x00800000u);
+}
+
+// A row of logits and what experts are ranked by.
+struct Scores {
+    const float* row;
+    const float* bias;
+    int experts;
+    int sigmoid;    // of each expert by itself, instead of its probability
+    int by_logit;   // ranked by logits
+    float best, all;
+
+    __device__ float score(int e) const {
+        return sigmoid ? 1.0f / (1.0f + expf(-row[e])) : expf(row[e] - best) / all;
+    }
+    __device__ float value(int e) const { return by_logit ? row[e] : score(e) + (bias ? bias[e] : 0.0f); }
+};
+
+// The groups that a token takes, a bit for each: those with the best expert, or the best sum of two. A warp.
+__device__ uint64_t best_groups(const Scores& scores, int groups, int top, int best_two) {
+    __shared__ float ranks[64];
+    const float least = __uint_as_float(0xff800000u);
+    int size = scores.experts / groups;
+    for (int g = threadIdx.x; g < groups; g += 32) {
+        float first = least, second = least;
+        for (int e = g * size; e < (g + 1) * size; e++) {
+            float value = fmaxf(scores.value(e), least);
+            if (value > first) second = first, first = value;
+            else if (value > second) second = value;
+        }
+        ranks[g] = best_two && size > 1 ? first + second : first;
+    }
+    __syncwarp();
+    uint64_t taken = 0;
+    for (int i = 0; i < top; i++) {
+        uint32_t best = 0;
+        int group = 0;
+        for (int g = 0; g < groups; g++) {
+            uint32_t key = rank_of(ranks[g]);
+            if (!(taken >> g & 1) && key > best) best = key, group = g;
+        }
+        taken |= uint64_t(1) << group;
+    }
+    return taken;
 }
 
 // A warp for each token. Experts are taken best first, of equals the lowest: the next is the best of those that come after
-// the last one in this order.
-KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float* logits, int experts, int top_k,
-                                   int renormalise, float scale) {
+// the last one in this order. Those of groups that are not taken rank with minus infinity.
+KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float* logits, const float* bias, int experts,
+                                   int top_k, int renormalise, float scale, int sigmoid, int by_logit, int groups,
+                                   int top_groups, int best_two) {
     int lane = threadIdx.x;
     const float* row = logits + int64_t(blockIdx.x) * experts;
     int* ids = expert_ids + int64_t(blockIdx.x) * top_k;
     float* out = weights + int64_t(blockIdx.x) * top_k;
+    float best_logit = __uint_as_float(0xff800000u), all = 0;
+    for (int e = lane; e < experts; e += 32) best_logit = fmaxf(best_logit, row[e]);
+#pragma unroll
+    for (int flip = 16; flip > 0; flip /= 2)
+        best_logit = fmaxf(best_logit, __shfl_xor_sync(ALL_LANES, best_logit, flip));
+    for (int e = lane; e < experts; e += 32) all += expf(row[e] - best_logit);
+    all = warp_sum(all);
+    Scores scores = {row, bias, experts, sigmoid, by_logit, best_logit, all};
+    uint64_t taken = groups ? best_groups(scores, groups, top_groups, best_two) : 0;
+    int size = groups ? experts / groups : experts;
     uint32_t last_key = 0xffffffffu;
     int last = -1;
-    float largest = 0, chosen = 0;
     for (int i = 0; i < top_k; i++) {
         uint32_t best = 0;
         int index = 0x7fffffff;
         for (int e = lane; e < experts; e += 32) {
-            uint32_t key = rank_of(row[e]);
+            bool is_taken = !groups || (taken >> (e / size) & 1);
+            uint32_t key = is_taken ? rank_of(scores.value(e)) : 0x00800000u;
             bool after = key < last_key || (key == last_key && e > last);
             if (after && key > best) best = key, index = e;
         }
@@ -32,18 +86,19 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
             if (key > best || (key == best && other < index)) best = key, index = other;
         }
         last_key = best, last = index;
-        float logit = row[index];
-        if (i == 0) largest = best == 0x00800000u ? __uint_as_float(0xff800000u) : logit;
-        float weight = expf(logit - largest);
-        chosen += weight;
-        if (lane == 0) ids[i] = index, out[i] = weight;
+        if (lane == 0) ids[i] = index;
     }
-    float all = 0;
-    for (int e = lane; e < experts; e += 32) all += expf(row[e] - largest);
-    all = warp_sum(all);
-    float factor = renormalise ? chosen : all;
-    if (lane == 0)
-        for (int i = 0; i < top_k; i++) out[i] = out[i] / factor * scale;
+    if (lane != 0) return;
+    // Of probabilities, the sum is that over the chosen from the start: their shares of all may round to 0.
+    bool among_chosen = renormalise && !sigmoid;
+    float most = __uint_as_float(0xff800000u), chosen = 0;
+    for (int i = 0; i < top_k; i++) most = fmaxf(most, row[ids[i]]);
+    for (int i = 0; i < top_k; i++) {
+        out[i] = among_chosen ? expf(row[ids[i]] - most) : scores.score(ids[i]);
+        chosen += out[i];
+    }
+    float factor = renormalise ? (sigmoid ? chosen + 1e-20f : chosen) : 1.0f;
+    for (int i = 0; i < top_k; i++) out[i] = out[i] / factor * scale;
 }
 
 // Pairs by expert, in their own order within one; a thread for each expert of a single block.
@@ -70,10 +125,25 @@ KERNEL __launch_bounds__(256) sort_pairs(int* ids, int* tpe, int* offsets, const
     }
 }
 
-// gate = silu(gate) · up, in place of `up`.
-KERNEL silu_mul(float* up, const float* gate, int64_t total) {
+// What a pair's products with gate and up become, in place of `up`: silu(gate) · up, or with a limit the bounded form of
+// GPT-OSS.
+KERNEL activate_pairs(float* up, const float* gate, int64_t total, float alpha, float limit) {
     int64_t i = thread_number();
-    if (i < total) up[i] = silu(gate[i]) * up[i];
+    if (i >= total) return;
+    if (limit == 0.0f) {
+        up[i] = silu(gate[i]) * up[i];
+        return;
+    }
+    float g = fminf(gate[i], limit), u = fminf(fmaxf(up[i], -limit), limit);
+    up[i] = g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+}
+
+// out[pair, d] += bias[expert of the pair, d].
+KERNEL add_pair_bias(float* out, const float* bias, const int* expert_ids, int64_t total, int64_t dim, int experts) {
+    int64_t i = thread_number();
+    if (i >= total) return;
+    int expert = expert_ids[i / dim];
+    if (expert >= 0 && expert < experts) out[i] += bias[expert * dim + i % dim];
 }
 
 // out[token, d] (+)= Σ weights[pair] · x[pair, d] over the token's pairs, in their order.
