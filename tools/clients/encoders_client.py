@@ -1,7 +1,7 @@
-"""Tries a server of text encoders with OpenAI's own client: `python tools/clients/encoders_client.py [FERRUM]`.
+"""Tries a server of text encoders and a speech model with OpenAI's own client: `python tools/clients/encoders_client.py [FERRUM]`.
 
-It serves the fixtures `bert` and `xlm-roberta-reranker` of `fixtures/encoders` with FERRUM (default:
-target/release/ferrum); their expected vectors and scores are those of `transformers`. Needs the package `openai`;
+It serves the fixtures `bert` and `xlm-roberta-reranker` of `fixtures/encoders` and `fixtures/speech/whisper` with FERRUM (default:
+target/release/ferrum); their expected vectors, scores and tokens are those of `transformers`. Needs the package `openai`;
 without it the script says so and ends well.
 """
 
@@ -20,7 +20,8 @@ except ImportError:
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "encoders"
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "target/release/ferrum"
-MODELS = [str(FIXTURES / name) for name in ["bert", "xlm-roberta-reranker"]]
+SPEECH = FIXTURES.parent / "speech"
+MODELS = [str(FIXTURES / name) for name in ["bert", "xlm-roberta-reranker"]] + [str(SPEECH / "whisper")]
 
 
 def cosine(a, b):
@@ -46,6 +47,26 @@ def rerank(client):
         answer = client.post("/rerank", body=body, cast_to=dict)
         score = 1 / (1 + math.exp(-pair["logits"][0]))
         assert abs(answer["results"][0]["relevance_score"] - score) < 1e-5, pair
+
+
+def speech(client):
+    expected = json.loads((SPEECH / "expected.json").read_text())
+    with (SPEECH / "sentence.wav").open("rb") as file:
+        whole = client.audio.transcriptions.create(
+            model="whisper", file=file, language="en", response_format="verbose_json"
+        )
+    assert [part.tokens for part in whole.segments] == [part["tokens"] for part in expected["timed"]]
+    for name in ["sentence.mp3", "sentence.flac", "sentence.ogg"]:
+        text = client.audio.translations.create(model="whisper", file=SPEECH / name)
+        assert isinstance(text.text, str)
+    vtt = client.audio.transcriptions.create(model="whisper", file=SPEECH / "sentence.wav", response_format="vtt")
+    assert vtt.startswith("WEBVTT"), vtt
+    try:
+        client.audio.transcriptions.create(model="whisper", file=Path(__file__))
+    except openai.BadRequestError as error:
+        assert error.param == "file", error.body
+    else:
+        raise AssertionError("a script was heard")
 
 
 def refusals(client):
@@ -82,7 +103,7 @@ def main():
                 break
         else:
             sys.exit(f"{PROGRAM} serve said no address: {said}")
-        for test in [embeddings, rerank, refusals]:
+        for test in [embeddings, rerank, speech, refusals]:
             test(client)
             print(f"{test.__name__}: fine")
     finally:

@@ -21,6 +21,7 @@ mod run;
 mod sampling;
 mod serve;
 mod text;
+mod transcribe;
 mod weight_cache;
 
 pub(crate) use bench::{BenchArgs, BenchCommand};
@@ -41,6 +42,7 @@ pub(crate) use run::RunArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed, look_back};
 pub(crate) use serve::{Preload, ServeArgs};
 pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
+pub(crate) use transcribe::{TranscribeArgs, TranscriptFormat};
 pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -73,6 +75,8 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     /// Score documents against a query, with a text encoder
     Rerank(RerankArgs),
+    /// Write what is said in a recording, with Whisper
+    Transcribe(TranscribeArgs),
     /// Fetch a model from a hub, or what is new or missing of it
     Pull(PullArgs),
     /// List the models that are in the cache

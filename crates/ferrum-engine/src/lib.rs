@@ -21,6 +21,7 @@ mod session;
 mod stop;
 mod suffix;
 mod tasks;
+pub mod transcribe;
 mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};

@@ -22,6 +22,7 @@ mod layer;
 mod linear;
 mod load;
 mod lora;
+mod named;
 mod plan;
 mod pooling;
 mod profile;
@@ -31,8 +32,10 @@ mod rope;
 mod runner;
 mod slice;
 mod spec;
+mod stack;
 mod stored;
 mod weights;
+pub mod whisper;
 
 pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch};
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};

@@ -26,6 +26,7 @@ use crate::spec::{
     SharedExpertSpec, ShortConvSpec,
 };
 use crate::weights::{Prepared, WeightForm, no_experts};
+use crate::whisper::is_whisper;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantPart, QuantWeights};
 use ferrum_types::{Dtype, Error, Result};
@@ -52,12 +53,14 @@ pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
 pub fn read_model(source: ModelSource) -> Result<Model> {
-    if let ModelSource::Hf(folder) = &source
-        && is_encoder(&source)
-    {
+    let other = match &source {
+        _ if is_encoder(&source) => Some(("a text encoder", "ferrum embed and ferrum rerank run")),
+        _ if is_whisper(&source) => Some(("a speech recogniser", "ferrum transcribe runs")),
+        _ => None,
+    };
+    if let (ModelSource::Hf(folder), Some((what, command))) = (&source, other) {
         return Err(Error::Model(format!(
-            "{}: field \"architectures\": \"{}\" is a text encoder, which writes no text\nhint: ferrum embed and ferrum \
-             rerank run it",
+            "{}: field \"architectures\": \"{}\" is {what}, not a model that generates text\nhint: {command} it",
             folder.config.path().display(),
             folder.config.architectures()?.join(", ")
         )));

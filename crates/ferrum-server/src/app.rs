@@ -8,6 +8,7 @@ use crate::cors;
 use crate::error::ApiError;
 use crate::metrics::HttpCounts;
 use crate::models::{AnyLease, Lease, ModelLoader, Models};
+use crate::multipart::{self, Form};
 use crate::otlp::Exporter;
 use crate::page::Page;
 use crate::readers::Readers;
@@ -176,14 +177,46 @@ impl App {
         Ok((read, lease))
     }
 
-    async fn body(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
+    /// A multipart form, with the body that its file is in.
+    pub(crate) async fn form(&self, request: Request) -> Result<(Bytes, Form, Paid), ApiError> {
         let headers = request.headers();
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // A page in a browser can send forms to a server on its own machine without asking.
+        let stranger = text("sec-fetch-site").is_some_and(|site| site == "cross-site");
+        if stranger && self.config.cors_origins.is_empty() {
+            let message = "this server takes no forms of other sites";
+            return Err(ApiError::forbidden(message));
+        }
+        let kind = text(CONTENT_TYPE.as_str()).unwrap_or_default();
+        let boundary = multipart::boundary(kind).map(str::to_owned);
+        let boundary = boundary.ok_or_else(ApiError::not_form)?;
+        let (bytes, paid) = self.bytes(request).await?;
+        let form = Form::read(&bytes, &boundary)?;
+        Ok((bytes, form, paid))
+    }
+
+    /// Does work on a body of `bytes` bytes, on a thread that may take its time.
+    pub(crate) async fn read_long<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.readers.run(bytes, work).await
+    }
+
+    async fn body(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
+        let kind = request.headers().get(CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
         // A page in a browser can send other types to a server on its own machine without asking.
-        let kind = text(CONTENT_TYPE).and_then(|kind| kind.split(';').next());
         if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
             return Err(ApiError::not_json());
         }
+        self.bytes(request).await
+    }
+
+    async fn bytes(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
+        let headers = request.headers();
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let limit = self.config.max_body_bytes;
         let length = text(CONTENT_LENGTH).and_then(|n| n.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {
@@ -196,7 +229,7 @@ impl App {
 }
 
 /// Tells the client, and the log, which fields are not followed.
-fn note_ignored(ignored: Vec<String>) {
+pub(crate) fn note_ignored(ignored: Vec<String>) {
     if let Some(record) = RequestRecord::current()
         && !ignored.is_empty()
     {

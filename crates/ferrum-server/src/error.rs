@@ -184,6 +184,12 @@ impl ApiError {
         Self::new(status, "invalid_request_error", message)
     }
 
+    pub(crate) fn not_form() -> Self {
+        let message = "expected a body with `Content-Type: multipart/form-data` and a boundary";
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", message)
+    }
+
     pub(crate) fn slow_body() -> Self {
         let message = "the body did not come in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)

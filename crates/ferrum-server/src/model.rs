@@ -77,7 +77,7 @@ impl Model {
         Facts {
             kind: Kind::Decoder,
             defaults: Some(self.sampling_defaults()),
-            context: self.served.context,
+            context: Some(self.served.context),
             kv_tokens: Some(self.served.engine.kv_tokens()),
         }
     }

@@ -4,6 +4,7 @@ use crate::error::ApiError;
 use crate::model::{Model, ServedModel};
 use crate::models::Facts;
 use ferrum_engine::engine::{EngineStats, Pooling};
+use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::{
     Encoder, EncoderTokenizer, Engine, EngineHandle, Health, TaskEngine, TaskHandle, TaskMonitor,
 };
@@ -25,6 +26,15 @@ pub struct ServedEncoder {
     pub labels: usize,
 }
 
+/// A model that writes what is said, and is loaded.
+#[derive(Debug)]
+pub struct ServedSpeech {
+    /// Runs it.
+    pub engine: TaskHandle<Transcriber>,
+    /// Codes of the languages that it knows; none for a model of one language.
+    pub languages: Vec<String>,
+}
+
 /// A model with the engine that runs it, which is shut down when the model is unloaded. What requests see of the model has
 /// a handle of that engine.
 pub enum LoadedModel {
@@ -32,6 +42,8 @@ pub enum LoadedModel {
     Decoder(Engine, Box<ServedModel>),
     /// Makes vectors and scores of texts.
     Encoder(TaskEngine<Encoder>, ServedEncoder),
+    /// Writes what is said.
+    Speech(TaskEngine<Transcriber>, ServedSpeech),
 }
 
 impl LoadedModel {
@@ -40,7 +52,7 @@ impl LoadedModel {
     pub(crate) fn decoder(self) -> ServedModel {
         match self {
             Self::Decoder(_, model) => *model,
-            Self::Encoder(..) => unreachable!("the test has a decoder"),
+            _ => unreachable!("the test has a decoder"),
         }
     }
 
@@ -54,6 +66,10 @@ impl LoadedModel {
                 let model = Served::Encoder(Arc::new(model));
                 (OwnedEngine::Encoder(engine), model)
             }
+            Self::Speech(engine, model) => {
+                let model = Served::Speech(Arc::new(model));
+                (OwnedEngine::Speech(engine), model)
+            }
         }
     }
 }
@@ -63,6 +79,7 @@ impl LoadedModel {
 pub(crate) enum OwnedEngine {
     Decoder(Engine),
     Encoder(TaskEngine<Encoder>),
+    Speech(TaskEngine<Transcriber>),
 }
 
 /// A loaded model of any kind.
@@ -70,6 +87,7 @@ pub(crate) enum OwnedEngine {
 pub(crate) enum Served {
     Decoder(Arc<Model>),
     Encoder(Arc<ServedEncoder>),
+    Speech(Arc<ServedSpeech>),
 }
 
 /// What a model is for, as it is shown.
@@ -77,6 +95,7 @@ pub(crate) enum Served {
 pub(crate) enum Kind {
     Decoder,
     Encoder,
+    Speech,
 }
 
 impl Kind {
@@ -87,6 +106,10 @@ impl Kind {
             Kind::Encoder => (
                 "is a text encoder",
                 "/v1/embeddings, /v1/rerank and /v1/score",
+            ),
+            Kind::Speech => (
+                "writes what is said",
+                "/v1/audio/transcriptions and /v1/audio/translations",
             ),
         }
     }
@@ -104,6 +127,7 @@ impl Kind {
         match self {
             Kind::Decoder => "decoder",
             Kind::Encoder => "encoder",
+            Kind::Speech => "speech",
         }
     }
 }
@@ -112,7 +136,7 @@ impl Served {
     pub(crate) fn decoder(&self) -> Option<&Arc<Model>> {
         match self {
             Self::Decoder(model) => Some(model),
-            Self::Encoder(_) => None,
+            Self::Encoder(_) | Self::Speech(_) => None,
         }
     }
 
@@ -121,6 +145,10 @@ impl Served {
         match self {
             Self::Decoder(model) => EngineLife::Steps(model.served.engine.clone()),
             Self::Encoder(model) => {
+                let engine = model.engine.clone();
+                EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
+            }
+            Self::Speech(model) => {
                 let engine = model.engine.clone();
                 EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
             }
@@ -133,7 +161,13 @@ impl Served {
             Self::Decoder(model) => model.facts(),
             Self::Encoder(model) => Facts {
                 kind: Kind::Encoder,
-                context: model.tokenizer.max_tokens(),
+                context: Some(model.tokenizer.max_tokens()),
+                kv_tokens: None,
+                defaults: None,
+            },
+            Self::Speech(_) => Facts {
+                kind: Kind::Speech,
+                context: None,
                 kv_tokens: None,
                 defaults: None,
             },

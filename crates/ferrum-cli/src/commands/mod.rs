@@ -15,6 +15,7 @@ mod run;
 mod serve;
 mod template;
 mod text;
+mod transcribe;
 mod verify;
 
 use crate::args::{CacheCommand, Command, VerifyCommand};
@@ -27,6 +28,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Serve(args) => serve::serve(&args),
         Command::Embed(args) => encode::embed(&args),
         Command::Rerank(args) => encode::rerank(&args),
+        Command::Transcribe(args) => transcribe::transcribe(&args),
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),

@@ -2,6 +2,7 @@
 
 use super::config::EncoderSpec;
 use crate::linear::{Embedding, Linear};
+use crate::named::LayerNorm;
 use crate::pooling::Pooling;
 use ferrum_kernels::{
     Act, Activation, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer,
@@ -70,12 +71,6 @@ pub trait TextEncoder: Send {
     /// # Errors
     /// Those of [`embed`](Self::embed); `InvalidArgument` for a model without a classifier.
     fn classify(&mut self, texts: &[TextInput<'_>]) -> Result<Vec<Vec<f32>>>;
-}
-
-/// A norm's weight and bias, `[hidden]`.
-pub(super) struct LayerNorm<B: LlmBackend> {
-    pub(super) weight: B::Buffer<f32>,
-    pub(super) bias: B::Buffer<f32>,
 }
 
 /// Weights of one layer.

@@ -1,52 +1,32 @@
 //! From an encoder's tensors to weights on a device.
 
 use super::config::EncoderModel;
-use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights, LayerNorm};
-use crate::checkpoint::Checkpoint;
-use crate::linear::MatrixLinear;
+use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights};
 use crate::load::LoadProgress;
-use crate::stored::{require, to_f32};
+use crate::named::{Bias, LayerNorm, NamedLoader};
 use crate::weights::WeightForm;
-use ferrum_formats::{ModelSource, TensorSource};
-use ferrum_kernels::{LlmBackend, MatShape};
-use ferrum_types::{Error, Result};
-use std::marker::PhantomData;
-use std::sync::Arc;
+use ferrum_kernels::LlmBackend;
+use ferrum_types::Result;
 
 /// Loads all weights of an encoder in the form `W`, with those of its classifier if it has one.
 ///
 /// # Errors
-/// [`Error::Model`] names the tensor that is missing or has the wrong shape or type; otherwise what the device says.
+/// [`Error::Model`](ferrum_types::Error::Model) names the tensor that is missing or has the wrong shape or type; otherwise what the device says.
 pub fn load_encoder<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &EncoderModel,
     progress: LoadProgress<'_>,
 ) -> Result<EncoderWeights<B>> {
-    let ModelSource::Hf(folder) = &model.source else {
-        return Err(Error::invalid("load_encoder", "it is not a folder"));
-    };
     let mut loader = Loader::<B, W> {
-        device,
-        tensors: &folder.tensors,
-        checkpoint: Checkpoint::new(&model.source),
+        named: NamedLoader::new(device, &model.source, progress)?,
         prefix: model.prefix,
-        done: 0,
-        total: folder.tensors.total_bytes(),
-        progress,
-        form: PhantomData,
     };
     loader.all(model)
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W: WeightForm<B>> {
-    device: &'a B,
-    tensors: &'a dyn TensorSource,
-    checkpoint: Checkpoint<'a>,
+    named: NamedLoader<'a, 'p, B, W>,
     prefix: &'static str,
-    done: u64,
-    total: u64,
-    progress: LoadProgress<'p>,
-    form: PhantomData<W>,
 }
 
 impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
@@ -55,7 +35,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let (hidden, inner) = (spec.hidden_size, spec.intermediate);
         let mut table = |name: &str, rows: usize| -> Result<_> {
             let name = format!("{}embeddings.{name}", self.prefix);
-            let map = self.maps(&[&name], [rows, hidden], false)?;
+            let map = self.named.maps(&[&name], [rows, hidden], Bias::None)?;
             Ok(Box::new(map) as Box<_>)
         };
         let words = table("word_embeddings", spec.vocab_size)?;
@@ -75,11 +55,11 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             let norms = ["attention.output.LayerNorm", "output.LayerNorm"]
                 .map(|part| format!("encoder.layer.{layer}.{part}"));
             layers.push(EncoderLayerWeights {
-                qkv: Box::new(self.maps(&qkv, [hidden, hidden], true)?),
-                out: Box::new(self.maps(&out, [hidden, hidden], true)?),
+                qkv: Box::new(self.named.maps(&qkv, [hidden, hidden], Bias::Each)?),
+                out: Box::new(self.named.maps(&out, [hidden, hidden], Bias::Each)?),
                 attention_norm: self.norm(&norms[0], hidden)?,
-                up: Box::new(self.maps(&up, [inner, hidden], true)?),
-                down: Box::new(self.maps(&down, [hidden, inner], true)?),
+                up: Box::new(self.named.maps(&up, [inner, hidden], Bias::Each)?),
+                down: Box::new(self.named.maps(&down, [hidden, inner], Bias::Each)?),
                 output_norm: self.norm(&norms[1], hidden)?,
             });
         }
@@ -94,11 +74,11 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
                 };
                 let pooler = format!("{body}{}", family.pooler);
                 Some(ClassifierWeights {
-                    pooler: Box::new(self.maps(&[pooler], [hidden, hidden], true)?),
-                    classifier: Box::new(self.maps(
+                    pooler: Box::new(self.named.maps(&[pooler], [hidden, hidden], Bias::Each)?),
+                    classifier: Box::new(self.named.maps(
                         &[family.classifier],
                         [labels, hidden],
-                        true,
+                        Bias::Each,
                     )?),
                 })
             }
@@ -113,54 +93,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         })
     }
 
-    /// Maps of equal shape `[rows, cols]`, one below the other.
-    fn maps(
-        &mut self,
-        names: &[impl AsRef<str>],
-        [rows, cols]: [usize; 2],
-        bias: bool,
-    ) -> Result<MatrixLinear<B, W>> {
-        let shape = MatShape { rows, cols };
-        let parts = names
-            .iter()
-            .map(|name| self.checkpoint.matrix(name.as_ref(), shape));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        let weight = Arc::new(W::load(self.device, &parts, cols)?);
-        self.tensors.release();
-        self.advance(parts.iter().map(|part| part.stored_bytes() as u64).sum());
-        let mut values = Vec::new();
-        for name in names.iter().filter(|_| bias) {
-            values.extend(self.vector(&format!("{}.bias", name.as_ref()), rows)?);
-        }
-        let bias = bias.then(|| self.device.from_slice(&values)).transpose()?;
-        let rows = rows * names.len();
-        Ok(MatrixLinear {
-            weight,
-            bias,
-            shape: MatShape { rows, cols },
-        })
-    }
-
     fn norm(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
-        let mut part = |part: &str| {
-            let values = self.vector(&format!("{}{name}.{part}", self.prefix), dim)?;
-            self.device.from_slice(&values)
-        };
-        Ok(LayerNorm {
-            weight: part("weight")?,
-            bias: part("bias")?,
-        })
-    }
-
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let view = require(self.tensors, name, &[len])?;
-        let values = to_f32(self.tensors, &view)?;
-        self.advance(view.bytes.len() as u64);
-        Ok(values)
-    }
-
-    fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
-        (self.progress)(self.done.min(self.total), self.total);
+        self.named.norm(&format!("{}{name}", self.prefix), dim)
     }
 }

@@ -18,4 +18,5 @@ mod parity;
 mod quantised;
 mod spec;
 mod stages;
+mod whisper;
 mod windows;

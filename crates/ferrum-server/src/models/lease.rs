@@ -5,7 +5,7 @@ use super::{Models, Named};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
-use crate::served::{Kind, Served, ServedEncoder};
+use crate::served::{Kind, Served, ServedEncoder, ServedSpeech};
 use crate::slots::Slots;
 use std::fmt;
 use std::ops::Deref;
@@ -58,7 +58,7 @@ impl Lease<Served> {
     pub(crate) fn decoder(self) -> Result<Lease, ApiError> {
         match self.sort() {
             AnyLease::Decoder(lease) => Ok(lease),
-            AnyLease::Encoder(lease) => Err(Kind::Encoder.refusal(&lease.named.name)),
+            other => Err(other.refusal()),
         }
     }
 
@@ -67,6 +67,7 @@ impl Lease<Served> {
         match self.model.clone() {
             Served::Decoder(model) => AnyLease::Decoder(self.with(model)),
             Served::Encoder(model) => AnyLease::Encoder(self.with(model)),
+            Served::Speech(model) => AnyLease::Speech(self.with(model)),
         }
     }
 
@@ -86,6 +87,18 @@ impl Lease<Served> {
 pub(crate) enum AnyLease {
     Decoder(Lease),
     Encoder(Lease<Arc<ServedEncoder>>),
+    Speech(Lease<Arc<ServedSpeech>>),
+}
+
+impl AnyLease {
+    /// What is said on a route that is not for such a model.
+    pub(crate) fn refusal(&self) -> ApiError {
+        match self {
+            Self::Decoder(lease) => Kind::Decoder.refusal(&lease.named.name),
+            Self::Encoder(lease) => Kind::Encoder.refusal(&lease.named.name),
+            Self::Speech(lease) => Kind::Speech.refusal(&lease.named.name),
+        }
+    }
 }
 
 impl Lease {

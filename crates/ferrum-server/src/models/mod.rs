@@ -116,7 +116,8 @@ impl Known {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) kind: Kind,
-    pub(crate) context: usize,
+    /// Tokens of the longest sequence or text; `None` where sequences are not texts.
+    pub(crate) context: Option<usize>,
     /// Tokens that the KV cache holds over all sequences, if it has one.
     pub(crate) kv_tokens: Option<usize>,
     /// For models that generate.
@@ -137,9 +138,12 @@ pub(crate) struct SamplingDefaults {
 pub struct ModelSummary {
     /// As requests call it.
     pub name: String,
-    /// Most tokens of a sequence, and tokens that the KV cache holds over all sequences if the model has one; `None` for a
-    /// model that was never loaded.
-    pub sizes: Option<(usize, Option<usize>)>,
+    /// What it is in a word (`decoder`, `encoder`, `speech`); `None` for a model that was never loaded.
+    pub kind: Option<&'static str>,
+    /// Most tokens of a sequence, if sequences are texts.
+    pub context: Option<usize>,
+    /// Tokens that the KV cache holds over all sequences, if there is one.
+    pub kv_tokens: Option<usize>,
 }
 
 /// Where a model is in its life, as it is shown.
@@ -274,12 +278,14 @@ impl Models {
 
     /// See [`ModelSummary`].
     pub(crate) fn summaries(&self) -> Vec<ModelSummary> {
-        let summary = |known: &Known| ModelSummary {
-            name: known.name.clone(),
-            sizes: known
-                .facts
-                .get()
-                .map(|facts| (facts.context, facts.kv_tokens)),
+        let summary = |known: &Known| {
+            let facts = known.facts.get();
+            ModelSummary {
+                name: known.name.clone(),
+                kind: facts.map(|facts| facts.kind.word()),
+                context: facts.and_then(|facts| facts.context),
+                kv_tokens: facts.and_then(|facts| facts.kv_tokens),
+            }
         };
         self.known.iter().map(summary).collect()
     }

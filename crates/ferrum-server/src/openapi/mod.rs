@@ -99,7 +99,8 @@ fn written(operation: &Operation, app: &App, components: &mut Components) -> Val
     }
     let mut written = json!({"summary": operation.summary, "responses": responses});
     if let Some(schema) = &operation.request {
-        written["requestBody"] = json!({"required": true, "content": {JSON: {"schema": schema}}});
+        written["requestBody"] =
+            json!({"required": true, "content": {operation.takes: {"schema": schema}}});
     }
     if open {
         written["security"] = json!([]);
@@ -116,7 +117,7 @@ fn meaning(status: u16) -> &'static str {
         404 => "There is no such thing.",
         408 => "The body did not come in time.",
         413 => "The body is too long.",
-        415 => "The body is not said to be JSON.",
+        415 => "The body is not of the type that the route takes.",
         429 => "The queue is full; `Retry-After` says when to come back.",
         503 => "The server is ending, its engine is not alive, or the model cannot be loaded.",
         504 => "The answer took too long.",

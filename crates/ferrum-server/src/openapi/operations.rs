@@ -11,7 +11,7 @@ use crate::response::{
     ChatCompletionChunk, DeletedResponse, Detokenized, EmbeddingList, ErrorBody, HealthReport,
     InputTokens, ModelCard, ModelList, NativeAnswer, NativeChunk, PoolingList, Props, Readiness,
     RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList, Slot,
-    Templated, TextCompletion, Tokenized, Version,
+    SpeechText, Templated, TextCompletion, Tokenized, VerboseSpeech, Version,
 };
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
@@ -22,6 +22,8 @@ pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) summary: &'static str,
     pub(super) request: Option<Value>,
+    /// Type of the request.
+    pub(super) takes: &'static str,
     /// Type and schema of each form of the answer.
     pub(super) answers: Vec<(&'static str, Value)>,
     /// Statuses of errors beside those that any route may have.
@@ -29,6 +31,8 @@ pub(super) struct Operation {
 }
 
 pub(super) const JSON: &str = "application/json";
+const FORM: &str = "multipart/form-data";
+const VTT: &str = "text/vtt; charset=utf-8";
 const EVENTS: &str = "text/event-stream";
 const HTML: &str = "text/html";
 const PLAIN: &str = "text/plain";
@@ -57,6 +61,7 @@ fn get(
         method: "get",
         summary,
         request: None,
+        takes: JSON,
         answers: vec![(JSON, answer)],
         errors,
     }
@@ -69,6 +74,30 @@ fn post(path: &'static str, summary: &'static str, (request, answer): (Value, Va
         request: Some(request),
         ..get(path, summary, answer, MODEL)
     }
+}
+
+/// It asks about a file, in a form.
+fn recording(path: &'static str, summary: &'static str, answer: Value) -> Operation {
+    let text = json!({"type": "string"});
+    let formats = json!({"type": "string", "enum": ["json", "text", "srt", "vtt", "verbose_json"]});
+    let form = json!({
+        "type": "object",
+        "required": ["file"],
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "model": text,
+            "language": text,
+            "response_format": formats,
+            "temperature": {"type": "number", "enum": [0]},
+            "timestamp_granularities[]": {"type": "array", "items": {"type": "string", "enum": ["segment"]}},
+        },
+    });
+    let mut operation = post(path, summary, (form, answer));
+    operation.takes = FORM;
+    for kind in [PLAIN, VTT] {
+        operation.answers.push((kind, text.clone()));
+    }
+    operation
 }
 
 /// Its answers can be streamed, too: events with data of this schema, which OpenAPI 3.1 has no better place for.
@@ -131,6 +160,7 @@ fn openai(schemas: &mut Components) -> Vec<Operation> {
     let chat_events = any_of!(schemas; ChatCompletionChunk<'_>, ErrorBody<'_>);
     let embeddings = all_of!(schemas; Standing, Embeddings);
     let embeddings = (embeddings, schemas.of::<EmbeddingList<'_>>());
+    let speech = any_of!(schemas; SpeechText, VerboseSpeech);
     vec![
         stream(
             text_events,
@@ -145,6 +175,16 @@ fn openai(schemas: &mut Components) -> Vec<Operation> {
             ),
         ),
         post("/v1/embeddings", "Vectors of texts.", embeddings),
+        recording(
+            "/v1/audio/transcriptions",
+            "What is said in a recording.",
+            speech.clone(),
+        ),
+        recording(
+            "/v1/audio/translations",
+            "What is said in a recording, in English.",
+            speech,
+        ),
     ]
 }
 

@@ -38,6 +38,7 @@ mod error;
 mod items;
 mod native;
 mod others;
+mod speech;
 mod status;
 mod value;
 
@@ -48,5 +49,6 @@ pub(crate) use error::*;
 pub(crate) use items::*;
 pub(crate) use native::*;
 pub(crate) use others::*;
+pub(crate) use speech::*;
 pub(crate) use status::*;
 pub(crate) use value::*;

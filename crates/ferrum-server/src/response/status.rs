@@ -152,7 +152,7 @@ pub(crate) enum ModelState {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelExtras {
-    /// `decoder` or `encoder`; null before the model is loaded for the first time.
+    /// `decoder`, `encoder` or `speech`; null before the model is loaded for the first time.
     #[schema(required)]
     pub(crate) kind: Option<&'static str>,
     /// Null before the model is loaded for the first time, and of models that generate nothing.

@@ -85,6 +85,7 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
     let most = match lease {
         AnyLease::Decoder(lease) => lease.served.hidden_size,
         AnyLease::Encoder(lease) => lease.hidden_size,
+        other @ AnyLease::Speech(_) => return Err(other.refusal()),
     };
     let dimensions = match fields.dimensions {
         Some(found) => within("dimensions", found.0, 1..=most)?,

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod anthropic;
+mod audio;
 mod chat;
 mod completions;
 mod embeddings;
@@ -95,6 +96,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ),
         ("/v1/score", post(scores::score)),
         ("/score", post(scores::score)),
+        ("/v1/audio/transcriptions", post(audio::transcriptions)),
+        ("/v1/audio/translations", post(audio::translations)),
         ("/v1/rerank", post(scores::rerank)),
         ("/v2/rerank", post(scores::rerank)),
         ("/rerank", post(scores::rerank)),

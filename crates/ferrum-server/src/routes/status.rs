@@ -186,7 +186,7 @@ fn descriptions(app: &App) -> Vec<ModelCard> {
             object: ModelObject,
             created,
             owned_by: "ferrum",
-            max_model_len: facts.map(|facts| facts.context),
+            max_model_len: facts.and_then(|facts| facts.context),
             status: status.into(),
             ferrum: ModelExtras {
                 kind: facts.map(|facts| facts.kind.word()),

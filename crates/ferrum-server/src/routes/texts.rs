@@ -75,6 +75,7 @@ impl Texts {
                     encoder_inputs(&lease.tokenizer, inputs, truncation, most)?,
                 ),
             ),
+            other @ AnyLease::Speech(_) => return Err(other.refusal()),
         };
         let Some(pooling) = pooling else {
             let reason = "its files ask for a pooling that is not known here";

@@ -22,6 +22,7 @@ mod responses;
 mod routes;
 #[path = "../../examples/scripted/model.rs"]
 mod scripted;
+mod speech;
 mod structured;
 mod tls;
 mod traces;
@@ -121,7 +122,7 @@ fn load(
 fn handle_of(loaded: &LoadedModel) -> EngineHandle {
     match loaded {
         LoadedModel::Decoder(engine, _) => engine.handle(),
-        LoadedModel::Encoder(..) => unreachable!("the test has a decoder"),
+        _ => unreachable!("the test has a decoder"),
     }
 }
 

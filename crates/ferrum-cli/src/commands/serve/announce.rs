@@ -33,8 +33,7 @@ pub(super) fn announce(start: &Start) {
         "serving"
     );
     for model in &start.models {
-        let (context, kv_tokens) = model.sizes.unzip();
-        let kv_tokens = kv_tokens.flatten();
+        let (context, kv_tokens) = (model.context, model.kv_tokens);
         tracing::info!(model = model.name, context, kv_tokens, "model to serve");
     }
 }
@@ -60,12 +59,15 @@ impl Start {
         }
         for model in &self.models {
             let name = &model.name;
-            let row = match model.sizes {
-                Some((context, Some(kv))) => {
+            let row = match (model.kind, model.context, model.kv_tokens) {
+                (None, ..) => format!("{name}, loaded when it is asked for"),
+                (_, Some(context), Some(kv)) => {
                     format!("{name}, context {context} tokens, KV cache {kv} tokens")
                 }
-                Some((context, None)) => format!("{name}, encoder, texts up to {context} tokens"),
-                None => format!("{name}, loaded when it is asked for"),
+                (Some(kind), Some(context), _) => {
+                    format!("{name}, {kind}, texts up to {context} tokens")
+                }
+                (Some(kind), ..) => format!("{name}, {kind}"),
             };
             rows.push(("model", row));
         }
@@ -96,14 +98,21 @@ mod tests {
 
     #[test]
     fn the_block_says_where_what_and_for_whom() {
-        let model = |name: &str, sizes| ModelSummary {
+        let model = |name: &str, kind, context, kv_tokens| ModelSummary {
             name: name.into(),
-            sizes,
+            kind,
+            context,
+            kv_tokens,
         };
         let here = Start {
             address: ([127, 0, 0, 1], 8000).into(),
             tls: false,
-            models: vec![model("ferrum-demo", Some((1024, Some(16384))))],
+            models: vec![model(
+                "ferrum-demo",
+                Some("decoder"),
+                Some(1024),
+                Some(16384),
+            )],
             layers: None,
             keys: 0,
             level: LevelFilter::INFO,
@@ -113,15 +122,16 @@ mod tests {
             address: (Ipv6Addr::UNSPECIFIED, 443).into(),
             tls: true,
             models: vec![
-                model("small", Some((4096, Some(65536)))),
-                model("bert", Some((512, None))),
-                model("large", None),
+                model("small", Some("decoder"), Some(4096), Some(65536)),
+                model("bert", Some("encoder"), Some(512), None),
+                model("whisper", Some("speech"), None, None),
+                model("large", None, None, None),
             ],
             layers: None,
             keys: 2,
             level: LevelFilter::WARN,
         };
-        insta::assert_snapshot!("three_models_everywhere", everywhere.block());
+        insta::assert_snapshot!("four_models_everywhere", everywhere.block());
         let open = Start {
             address: ([192, 0, 2, 1], 80).into(),
             models: Vec::new(),

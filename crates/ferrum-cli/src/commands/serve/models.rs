@@ -1,7 +1,7 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
 use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
-use crate::commands::{encode, run};
+use crate::commands::{encode, run, transcribe};
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
 use crate::{hub, open};
@@ -14,8 +14,11 @@ use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::DeviceMemory;
 use ferrum_models::encoder::{is_encoder, read_encoder};
+use ferrum_models::whisper::{is_whisper, read_whisper};
 use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig, read_model};
-use ferrum_server::{LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel};
+use ferrum_server::{
+    LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech,
+};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -223,6 +226,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         .transpose()?;
     let model = match opened {
         Some(source) if is_encoder(&source) => return start_encoder(args, source),
+        Some(source) if is_whisper(&source) => return start_speech(args, source),
         Some(source) => read_model(source)?,
         None => open::model(None, &args.hub)?,
     };
@@ -271,7 +275,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     Ok(LoadedModel::Decoder(engine, Box::new(served)))
 }
 
-/// Refuses what a text encoder has no use for.
+/// Refuses what a model that generates no text has no use for.
 fn check_encoder_flags(args: &ServeArgs) -> Outcome {
     let flags = [
         ("--draft-model", args.draft_model.is_some()),
@@ -280,9 +284,31 @@ fn check_encoder_flags(args: &ServeArgs) -> Outcome {
     ];
     match flags.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Failure::new(format!(
-            "{flag} is for models that generate text, this one is a text encoder"
+            "{flag} is for models that generate text, this one generates none"
         ))),
         None => Ok(()),
+    }
+}
+
+/// Loads a model that writes what is said, and starts its engine.
+fn start_speech(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
+    check_encoder_flags(args)?;
+    let model = read_whisper(source)?;
+    let transcriber = transcribe::load(&model, &args.device.device, &mut |_, _| ())?;
+    let languages = transcriber.languages().map(str::to_owned).collect();
+    let engine = TaskEngine::start(transcriber, task_config(args))?;
+    let served = ServedSpeech {
+        engine: engine.handle(),
+        languages,
+    };
+    Ok(LoadedModel::Speech(engine, served))
+}
+
+fn task_config(args: &ServeArgs) -> TaskConfig {
+    TaskConfig {
+        max_waiting: args.max_waiting as usize,
+        stall_after: Duration::from_secs(args.stall_after.into()),
+        clock: Clock::system(),
     }
 }
 
@@ -293,12 +319,7 @@ fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> 
     let encoder = encode::load(&model, &args.device.device, &mut |_, _| ())?;
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
-    let settings = TaskConfig {
-        max_waiting: args.max_waiting as usize,
-        stall_after: Duration::from_secs(args.stall_after.into()),
-        clock: Clock::system(),
-    };
-    let engine = TaskEngine::start(encoder, settings)?;
+    let engine = TaskEngine::start(encoder, task_config(args))?;
     let served = ServedEncoder {
         engine: engine.handle(),
         tokenizer,

@@ -1,0 +1,105 @@
+//! `ferrum transcribe`.
+
+use crate::args::{DeviceArgs, HubArgs, TranscribeArgs, TranscriptFormat};
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::ui::{Progress, show};
+use ferrum_engine::transcribe::{TranscribeOptions, Transcriber, Transcript, srt, vtt};
+use ferrum_engine::{BackendDispatch, BackendKind};
+use ferrum_formats::ModelSource;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_media::audio::{AudioLimits, RATE, decode};
+use ferrum_models::LoadProgress;
+use ferrum_models::whisper::{WhisperModel, read_whisper};
+use serde_json::json;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Bytes of the longest file.
+const MAX_FILE: u64 = 4 << 30;
+
+pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
+    // The file first: it is read sooner than a model is loaded.
+    let bytes = read(&args.file)?;
+    let audio = decode(bytes, RATE, AudioLimits::default());
+    let fail = |e| Failure::new(format!("{}: {e}", args.file.display()));
+    let audio = audio.map_err(fail)?;
+    let mut transcriber = open(&args.model, &args.hub, &args.device)?;
+    let options = TranscribeOptions {
+        language: args.language.clone(),
+        translate: args.translate,
+        timestamps: !args.no_timestamps,
+    };
+    let go_on = &mut || ControlFlow::Continue(());
+    let transcript = transcriber.transcribe(&audio.samples, &options, go_on)?;
+    let format = if args.json {
+        TranscriptFormat::Json
+    } else {
+        args.format
+    };
+    show(&match format {
+        TranscriptFormat::Text => format!("{}\n", transcript.text),
+        TranscriptFormat::Json => format!("{}\n", as_json(&transcript)),
+        TranscriptFormat::Srt => srt(&transcript),
+        TranscriptFormat::Vtt => vtt(&transcript),
+    })
+}
+
+fn as_json(transcript: &Transcript) -> serde_json::Value {
+    let segments = transcript.segments.iter().map(|segment| {
+        json!({
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "tokens": segment.tokens,
+        })
+    });
+    json!({
+        "text": transcript.text,
+        "language": transcript.language,
+        "duration": transcript.duration,
+        "segments": segments.collect::<Vec<_>>(),
+    })
+}
+
+fn read(path: &Path) -> Outcome<Vec<u8>> {
+    let fail = |e: std::io::Error| Failure::new(format!("{}: {e}", path.display()));
+    let file = std::fs::File::open(path).map_err(fail)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(fail)?;
+    match bytes.len() as u64 > MAX_FILE {
+        true => Err(Failure::new(format!(
+            "{}: it is longer than {MAX_FILE} bytes",
+            path.display()
+        ))),
+        false => Ok(bytes),
+    }
+}
+
+fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Transcriber> {
+    let model = read_whisper(open::source(path, hub)?)?;
+    let mut bar = Progress::bytes("loading");
+    load(&model, device, &mut |done, total| bar.set(done, total))
+}
+
+/// Loads a model with its tokenizer.
+pub(crate) fn load(
+    model: &WhisperModel,
+    device: &DeviceArgs,
+    progress: LoadProgress<'_>,
+) -> Outcome<Transcriber> {
+    let ModelSource::Hf(folder) = &model.source else {
+        return Err(Failure::new("speech models are read from folders"));
+    };
+    let tokenizer = Tokenizer::from_hf_dir(&folder.dir)?;
+    // Tokens come one by one, each read back by the host; whoever has a GPU names it.
+    let kind = match device.backend {
+        BackendKind::Auto => BackendKind::Cpu,
+        kind => kind,
+    };
+    let device = BackendDispatch::from_kind(kind, device.options())?;
+    Ok(Transcriber::load(&device, model, tokenizer, progress)?)
+}

@@ -1,0 +1,10 @@
+//! Audio files to samples at the rate of a model, and samples to a log-mel spectrogram.
+
+mod decode;
+mod fft;
+mod mel;
+mod resample;
+
+pub use decode::{Audio, AudioError, AudioLimits, decode};
+pub use mel::{HOP, LogMel, MelSpectrogram, RATE};
+pub use resample::resample;

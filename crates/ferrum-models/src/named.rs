@@ -1,0 +1,146 @@
+//! Tensors by their names in a Hugging Face folder, for models whose parts are not those of a decoder's inventory.
+
+use crate::checkpoint::Checkpoint;
+use crate::linear::MatrixLinear;
+use crate::load::LoadProgress;
+use crate::stored::{require, to_f32};
+use crate::weights::WeightForm;
+use ferrum_formats::{HfFolder, ModelSource, TensorSource};
+use ferrum_kernels::{LlmBackend, MatShape};
+use ferrum_types::{Error, Result, SrcDtype};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// A layer norm's weight and bias, `[hidden]`.
+pub(crate) struct LayerNorm<B: LlmBackend> {
+    pub(crate) weight: B::Buffer<f32>,
+    pub(crate) bias: B::Buffer<f32>,
+}
+
+/// What maps have beside their matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bias {
+    /// Nothing.
+    None,
+    /// A bias each.
+    Each,
+    /// A bias where the file has one, and zeros where it has none.
+    Some,
+}
+
+/// Loads tensors by name onto a device.
+pub(crate) struct NamedLoader<'a, 'p, B: LlmBackend, W: WeightForm<B>> {
+    device: &'a B,
+    tensors: &'a dyn TensorSource,
+    checkpoint: Checkpoint<'a>,
+    done: u64,
+    total: u64,
+    progress: LoadProgress<'p>,
+    form: PhantomData<W>,
+}
+
+/// The folder of a model that is read from folders only.
+pub(crate) fn folder(source: &ModelSource) -> Result<&HfFolder> {
+    match source {
+        ModelSource::Hf(folder) => Ok(folder),
+        ModelSource::Gguf(gguf) => {
+            let path = gguf.path().display();
+            Err(Error::Model(format!(
+                "{path}: encoders are read from Hugging Face folders, found a GGUF file"
+            )))
+        }
+    }
+}
+
+impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
+    pub(crate) fn new(
+        device: &'a B,
+        source: &'a ModelSource,
+        progress: LoadProgress<'p>,
+    ) -> Result<Self> {
+        let folder = folder(source)?;
+        Ok(Self {
+            device,
+            tensors: &folder.tensors,
+            checkpoint: Checkpoint::new(source),
+            done: 0,
+            total: folder.tensors.total_bytes(),
+            progress,
+            form: PhantomData,
+        })
+    }
+
+    /// The device that is loaded onto.
+    pub(crate) fn device(&self) -> &'a B {
+        self.device
+    }
+
+    /// Maps of equal shape `[rows, cols]`, one below the other.
+    pub(crate) fn maps(
+        &mut self,
+        names: &[impl AsRef<str>],
+        [rows, cols]: [usize; 2],
+        bias: Bias,
+    ) -> Result<MatrixLinear<B, W>> {
+        let shape = MatShape { rows, cols };
+        let parts = names
+            .iter()
+            .map(|name| self.checkpoint.matrix(name.as_ref(), shape));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let weight = Arc::new(W::load(self.device, &parts, cols)?);
+        self.tensors.release();
+        self.advance(parts.iter().map(|part| part.stored_bytes() as u64).sum());
+        let bias_name = |name: &str| format!("{name}.bias");
+        let has = |name: &str| self.tensors.get(&bias_name(name)).is_some();
+        let any = match bias {
+            Bias::None => false,
+            Bias::Each => true,
+            Bias::Some => names.iter().any(|name| has(name.as_ref())),
+        };
+        let mut values = Vec::new();
+        for name in names.iter().map(AsRef::as_ref).filter(|_| any) {
+            match bias == Bias::Some && self.tensors.get(&bias_name(name)).is_none() {
+                true => values.resize(values.len() + rows, 0.0),
+                false => values.extend(self.vector(&bias_name(name), &[rows])?),
+            }
+        }
+        let bias = any.then(|| self.device.from_slice(&values)).transpose()?;
+        let rows = rows * names.len();
+        Ok(MatrixLinear {
+            weight,
+            bias,
+            shape: MatShape { rows, cols },
+        })
+    }
+
+    /// The norm `name`.
+    pub(crate) fn norm(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
+        let mut part = |part: &str| {
+            let values = self.vector(&format!("{name}.{part}"), &[dim])?;
+            self.device.from_slice(&values)
+        };
+        Ok(LayerNorm {
+            weight: part("weight")?,
+            bias: part("bias")?,
+        })
+    }
+
+    /// All numbers of a tensor, which has to have this shape.
+    pub(crate) fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let view = require(self.tensors, name, shape)?;
+        let values = to_f32(self.tensors, &view)?;
+        self.advance(view.bytes.len() as u64);
+        Ok(values)
+    }
+
+    /// A matrix of numbers that were put in order here, in f32.
+    pub(crate) fn matrix(&self, values: &[f32], shape: MatShape) -> Result<B::Weight> {
+        let raw: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.device.from_weight_bytes(&raw, SrcDtype::F32, shape)
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        (self.progress)(self.done.min(self.total), self.total);
+    }
+}

@@ -1,0 +1,110 @@
+//! Whisper's encoder and decoder give what `transformers` gives, on every backend.
+
+use crate::support::exact_cpu;
+use ferrum_conformance::minimal::Minimal;
+use ferrum_formats::ModelSource;
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, LlmBackend};
+use ferrum_media::audio::{AudioLimits, MelSpectrogram, RATE, decode};
+use ferrum_models::whisper::{SpeechModel, WhisperRunner, is_whisper, load_whisper, read_whisper};
+use ferrum_models::{Expanded, read_model};
+use ferrum_types::{Error, TokenId};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/speech");
+    root.join(name)
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&std::fs::read(fixture("expected.json")).unwrap()).unwrap()
+}
+
+fn runner<B: LlmBackend>(device: &B) -> WhisperRunner<B> {
+    let source = ModelSource::open(fixture("whisper")).unwrap();
+    assert!(is_whisper(&source));
+    let model = read_whisper(source).unwrap();
+    let weights = load_whisper::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    WhisperRunner::new(device, model.spec, weights).unwrap()
+}
+
+fn mel() -> Vec<f32> {
+    let file = std::fs::read(fixture("sentence.wav")).unwrap();
+    let mut audio = decode(file, RATE, AudioLimits::default()).unwrap();
+    audio.samples.resize(30 * RATE as usize, 0.0);
+    MelSpectrogram::new(80).compute(&audio.samples).values
+}
+
+/// The largest difference of the encoder's states, as a share of the largest of them.
+fn difference(runner: &mut impl SpeechModel, expected: &Value) -> f64 {
+    runner.encode(&mel()).unwrap();
+    let found = runner.states().unwrap();
+    let pairs = expected["states"].as_array().unwrap().iter().map(|pair| {
+        let at = pair[0].as_u64().unwrap() as usize;
+        (f64::from(found[at]), pair[1].as_f64().unwrap())
+    });
+    let largest = pairs.clone().fold(0.0, |most, (_, x)| x.abs().max(most));
+    pairs.fold(0.0, |most, (a, b)| (a - b).abs().max(most)) / largest
+}
+
+#[test]
+fn states_are_those_of_transformers_on_every_backend() {
+    let expected = expected();
+    let mut cpu = runner(&exact_cpu());
+    let found = difference(&mut cpu, &expected);
+    assert!(found <= 2e-5, "cpu: {found}");
+    let mut reference = runner(&ReferenceBackend::open(0).unwrap());
+    let found = difference(&mut reference, &expected);
+    assert!(found <= 2e-5, "reference: {found}");
+    match GpuBackend::open(0) {
+        Ok(device) => {
+            let found = difference(&mut runner(&device), &expected);
+            assert!(found <= 5e-5, "gpu: {found}");
+        }
+        Err(e) => println!("skipped: {e}"),
+    }
+    // Activations of eight bits of precision.
+    let found = difference(&mut runner(&Minimal::default()), &expected);
+    assert!(found <= 0.25 && found > 1e-4, "bf16: {found}");
+}
+
+#[test]
+fn tokens_read_at_once_and_one_by_one_give_the_same() {
+    let mut model = runner(&exact_cpu());
+    model.encode(&mel()).unwrap();
+    let tokens: Vec<TokenId> = (0..20).map(|i| i * 13 % 250).collect();
+    let at_once = model.decode(&tokens, 0).unwrap();
+    let mut last = Vec::new();
+    for (position, token) in tokens.iter().enumerate() {
+        last = model.decode(&[*token], position).unwrap();
+    }
+    let most = at_once.iter().zip(&last).map(|(a, b)| (a - b).abs());
+    assert!(most.fold(0.0, f32::max) < 1e-4);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut model = runner(&exact_cpu());
+    assert!(matches!(
+        model.encode(&[0.0; 7]),
+        Err(Error::InvalidArgument { .. })
+    ));
+    for tokens in [&[][..], &[1_000_000]] {
+        assert!(matches!(
+            model.decode(tokens, 0),
+            Err(Error::InvalidArgument { .. })
+        ));
+    }
+    let overflow = Error::ContextOverflow {
+        requested: 65,
+        capacity: 64,
+    };
+    assert_eq!(model.decode(&[1], 64), Err(overflow));
+    let source = ModelSource::open(fixture("whisper")).unwrap();
+    let Err(Error::Model(reason)) = read_model(source) else {
+        panic!("it was read as a decoder");
+    };
+    assert!(reason.contains("ferrum transcribe runs it"), "{reason}");
+}

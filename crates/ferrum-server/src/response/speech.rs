@@ -1,0 +1,42 @@
+//! Transcripts.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// What is said in a recording.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SpeechText {
+    pub(crate) text: String,
+}
+
+/// The same with what is known of it (`verbose_json`).
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VerboseSpeech {
+    #[schema(inline)]
+    pub(crate) task: SpeechTask,
+    /// Its code; null for a model that knows one language.
+    #[schema(required)]
+    pub(crate) language: Option<String>,
+    /// Seconds.
+    pub(crate) duration: f64,
+    pub(crate) text: String,
+    pub(crate) segments: Vec<SpeechPart>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SpeechTask {
+    Transcribe,
+    Translate,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SpeechPart {
+    pub(crate) id: usize,
+    /// Seconds from the beginning.
+    pub(crate) start: f64,
+    /// Seconds from the beginning.
+    pub(crate) end: f64,
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+}
