@@ -254,13 +254,8 @@ impl Model {
         {
             let view = require(self.tensors(), name, &[experts, layout.width])?;
             let all = to_f32(self.tensors(), &view)?;
-            let rows = all.chunks_exact(layout.width.max(1));
-            let of_row = |row: &[f32]| {
-                let values = row.iter().skip(layout.first).step_by(layout.step.max(1));
-                values.take(n).copied().collect::<Vec<_>>()
-            };
             let bytes = (view.bytes.len() * n / layout.width.max(1)) as u64;
-            return Ok((rows.flat_map(of_row).collect(), bytes));
+            return Ok((layout.biases(&all, n), bytes));
         }
         let (name, first, whole) = match location {
             TensorLocation::Rows {
@@ -431,6 +426,18 @@ impl TensorRole {
     /// round what they multiply by less, and a rounded score could choose other experts.
     pub(crate) fn widens_floats(self) -> bool {
         matches!(self, Self::Router | Self::SharedRouter)
+    }
+}
+
+impl StackLayout {
+    /// Of each row, `n` biases.
+    pub(crate) fn biases(&self, all: &[f32], n: usize) -> Vec<f32> {
+        let of_row = |row: &[f32]| {
+            let values = row.iter().skip(self.first).step_by(self.step.max(1));
+            values.take(n).copied().collect::<Vec<_>>()
+        };
+        let rows = all.chunks_exact(self.width.max(1));
+        rows.flat_map(of_row).collect()
     }
 }
 

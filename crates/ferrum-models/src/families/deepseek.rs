@@ -4,7 +4,7 @@
 use super::common::{self, HfDefaults};
 use super::experts::{self, Grouped, HfExperts};
 use super::rope;
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{AttentionSpec, DecoderSpec, ExpertRouting, MlaSpec, RopeScaling};
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
@@ -22,7 +22,10 @@ pub(super) static FAMILY: Family = Family {
     gguf_names: &names::GGUF_NAMES,
     // Files of V3 say the same, and differ by values.
     gguf_architectures: &["deepseek2"],
-    gguf_form: None,
+    gguf_form: Some(GgufForm {
+        architecture: "deepseek2",
+        rope: RopeStyle::Interleaved,
+    }),
     from_hf: v2_from_hf,
     from_gguf,
 };

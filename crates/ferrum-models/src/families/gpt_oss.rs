@@ -3,7 +3,7 @@
 
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
-use super::{Family, names};
+use super::{Family, GgufForm, names};
 use crate::spec::{DecoderSpec, ExpertRouting, MoeSpec, RopeScaling};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::{ExpertActivation, RopeStyle};
@@ -19,7 +19,10 @@ pub(super) static FAMILY: Family = Family {
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_POST_NORM_NAMES,
     gguf_architectures: &["gpt-oss"],
-    gguf_form: None,
+    gguf_form: Some(GgufForm {
+        architecture: "gpt-oss",
+        rope: RopeStyle::HalfSplit,
+    }),
     from_hf,
     from_gguf,
 };

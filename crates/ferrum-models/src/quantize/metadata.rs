@@ -3,13 +3,13 @@
 use super::recipe::Recipe;
 use super::source::{HfModel, hf_model};
 use crate::spec::{
-    AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, MoeSpec, NormKind, RopeScaling,
+    AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, MlaSpec, MoeSpec, NormKind, RopeScaling,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
 use ferrum_formats::tokenizer::GgufVocab;
 use ferrum_formats::{Gguf, Imatrix, ModelSource};
-use ferrum_kernels::ExpertScore;
+use ferrum_kernels::{ExpertActivation, ExpertScore, RopeStyle};
 use ferrum_types::{Error, Result};
 
 /// Version of the block formats, `general.quantization_version`.
@@ -96,12 +96,17 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let spec = &model.spec;
     let config = &model.folder.config;
     let heads = spec.layers.iter().find_map(|layer| match &layer.attention {
-        AttentionSpec::Gqa(gqa) => Some(gqa),
-        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => None,
+        AttentionSpec::ShortConv(_) => None,
+        heads => Some(heads),
     });
-    let (Some(layer), Some(gqa)) = (spec.layers.first(), heads) else {
+    let (Some(layer), Some(attention)) = (spec.layers.first(), heads) else {
         let reason = "no layer has heads, which GGUF files say the sizes of";
         return Err(Error::invalid("quantize", reason));
+    };
+    let heads = match attention {
+        AttentionSpec::Gqa(gqa) => gqa.heads,
+        AttentionSpec::Mla(mla) => mla.heads,
+        AttentionSpec::ShortConv(_) => 0,
     };
     let inner = match &layer.feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
@@ -117,16 +122,15 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         ("context_length", context.unwrap_or(spec.context_length)),
         ("embedding_length", spec.hidden_size),
         ("feed_forward_length", inner),
-        ("attention.head_count", gqa.heads),
+        ("attention.head_count", heads),
     ];
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
     }
-    kv_heads(out, model, gqa.kv_heads)?;
-    let usual = [gqa.head_dim, gqa.value_dim].map(|dim| dim * gqa.heads == spec.hidden_size);
-    if config.has("head_dim") || usual != [true, true] {
-        set(out, model, "attention.key_length", size(gqa.head_dim))?;
-        set(out, model, "attention.value_length", size(gqa.value_dim))?;
+    match attention {
+        AttentionSpec::Gqa(gqa) => grouped_heads(out, model, gqa)?,
+        AttentionSpec::Mla(mla) => latent_heads(out, model, mla)?,
+        AttentionSpec::ShortConv(_) => {}
     }
     let eps = match spec.norm {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -136,9 +140,58 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     if model.arch == "llama" {
         set(out, model, "vocab_size", size(spec.vocab_size))?;
     }
-    check_layers(model, gqa)?;
-    scales(out, model, gqa)?;
+    scales(out, model)?;
     experts(out, model)
+}
+
+fn grouped_heads(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result<()> {
+    kv_heads(out, model, gqa.kv_heads)?;
+    let hidden = model.spec.hidden_size;
+    let usual = [gqa.head_dim, gqa.value_dim].map(|dim| dim * gqa.heads == hidden);
+    if model.folder.config.has("head_dim") || usual != [true, true] {
+        set(out, model, "attention.key_length", size(gqa.head_dim))?;
+        set(out, model, "attention.value_length", size(gqa.value_dim))?;
+    }
+    check_layers(model, gqa)?;
+    if gqa.scale != 1.0 / (gqa.head_dim as f32).sqrt() {
+        set(out, model, "attention.scale", gqa.scale)?;
+    }
+    match gqa.softcap {
+        Some(cap) => set(out, model, "attn_logit_softcapping", cap),
+        None => Ok(()),
+    }
+}
+
+/// Sizes of latent attention, whose maps are absorbed.
+fn latent_heads(out: &mut Writer, model: &HfModel<'_>, mla: &MlaSpec) -> Result<()> {
+    if model.spec.rope_style() != RopeStyle::Interleaved {
+        return unsaid(model, "a rotation of halves", "one of pairs");
+    }
+    let sizes = [
+        ("attention.head_count_kv", 1),
+        ("attention.kv_lora_rank", mla.rank),
+        ("attention.key_length", mla.latent_dim()),
+        ("attention.value_length", mla.rank),
+        ("attention.key_length_mla", mla.query_dim()),
+        ("attention.value_length_mla", mla.value_dim),
+    ];
+    for (name, value) in sizes {
+        set(out, model, name, size(value))?;
+    }
+    if let Some(rank) = mla.q_rank {
+        set(out, model, "attention.q_lora_rank", size(rank))?;
+    }
+    // Scores have the square of YaRN's factor of its `mscale_all_dim`, of which files have a tenth.
+    let rope = model.spec.ropes.get(mla.rope).map(|rope| &rope.scaling);
+    if let Some(RopeScaling::Yarn { factor, .. }) = rope {
+        let magnitude = (f64::from(mla.scale) * (mla.query_dim() as f64).sqrt()).sqrt();
+        let multiplier = (magnitude - 1.0) / f64::from(*factor).ln();
+        if multiplier.abs() > 1e-5 {
+            let name = "rope.scaling.yarn_log_multiplier";
+            set(out, model, name, multiplier as f32)?;
+        }
+    }
+    Ok(())
 }
 
 /// Key and value heads, and the length of convolutions in layers without.
@@ -193,18 +246,10 @@ fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
 }
 
 /// Factors and bounds. Those on embeddings are said only where architectures do not imply them.
-fn scales(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result<()> {
+fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let scales = &model.spec.scales;
-    if gqa.scale != 1.0 / (gqa.head_dim as f32).sqrt() {
-        set(out, model, "attention.scale", gqa.scale)?;
-    }
-    for (name, cap) in [
-        ("attn_logit_softcapping", gqa.softcap),
-        ("final_logit_softcapping", scales.logit_softcap),
-    ] {
-        if let Some(cap) = cap {
-            set(out, model, name, cap)?;
-        }
+    if let Some(cap) = scales.logit_softcap {
+        set(out, model, "final_logit_softcapping", cap)?;
     }
     let stated = match model.arch {
         // There, logits are divided by it.
@@ -235,7 +280,7 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         .clone()
         .take_while(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
         .count();
-    let says_dense = matches!(model.arch, "glm4moe");
+    let says_dense = matches!(model.arch, "glm4moe" | "deepseek2");
     let after = layers.skip(dense);
     let mixed = after.filter(|layer| !matches!(layer, FeedForwardSpec::Moe(_)));
     if mixed.count() > 0 || dense > 0 && !says_dense {
@@ -265,12 +310,23 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
 
 /// How experts are chosen, and those that all tokens go through.
 fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
-    let grouped = matches!(model.arch, "glm4moe");
+    let grouped = matches!(model.arch, "glm4moe" | "deepseek2");
     let taken = match model.arch {
         // Readers take it for granted.
         "qwen2moe" => ExpertRouting::softmax(false),
         _ => ExpertRouting::softmax(true),
     };
+    // Files of GPT-OSS do not say it.
+    let activation = match model.arch {
+        "gpt-oss" => ExpertActivation::ClampedSwiglu {
+            alpha: 1.702,
+            limit: 7.0,
+        },
+        _ => ExpertActivation::Silu,
+    };
+    if moe.activation != activation {
+        return unsaid(model, "another bound of experts", "a swiglu_limit of 7");
+    }
     if !grouped && moe.routing != taken {
         let expected = format!("a softmax and norm_topk_prob = {}", taken.renormalize);
         return unsaid(model, "the routing of experts", &expected);
@@ -312,7 +368,8 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let heads = model.spec.layers.iter().map(|layer| &layer.attention);
     let whole = heads.clone().all(|attention| match attention {
         AttentionSpec::Gqa(gqa) => gqa.head_dim == rope.rot_dim,
-        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => true,
+        AttentionSpec::Mla(_) => false,
+        AttentionSpec::ShortConv(_) => true,
     });
     if model.arch == "llama" || !whole {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
@@ -347,7 +404,7 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         }
         RopeScaling::Yarn {
             truncate: false, ..
-        } => unsaid("parameter truncate = false"),
+        } if model.arch != "gpt-oss" => unsaid("parameter truncate = false"),
         RopeScaling::Yarn {
             factor,
             attention_factor,

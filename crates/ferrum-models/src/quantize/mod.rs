@@ -254,9 +254,9 @@ impl<'m> Plan<'m> {
                 From::Rows {
                     parts,
                     pairs,
-                    transposed,
+                    columns,
                     ..
-                } => (parts, (*pairs, *transposed)),
+                } => (parts, (*pairs, *columns)),
             };
             let source = self.tensors_of_source();
             let views: Vec<_> = parts

@@ -1,6 +1,7 @@
 //! The rows of one tensor on their way from one type to another.
 
 use super::PlannedTensor;
+use super::source::Columns;
 use crate::rope::paired_row;
 use ferrum_quant::{Search, dequantize, encode_row};
 use ferrum_types::GgufQuantType;
@@ -18,8 +19,8 @@ pub(super) struct Rows<'a> {
     in_bytes: usize,
     out_bytes: usize,
     pairs: usize,
-    /// Whether the source has a row for each column.
-    transposed: bool,
+    /// Where the rows are columns of the source.
+    columns: Option<Columns>,
     importance: Option<&'a [f32]>,
 }
 
@@ -29,7 +30,7 @@ impl<'a> Rows<'a> {
     pub(super) fn new(
         tensor: &PlannedTensor,
         views: &[(&'a [u8], usize)],
-        (pairs, transposed): (usize, bool),
+        (pairs, columns): (usize, Option<Columns>),
         importance: Option<&'a [f32]>,
     ) -> Option<Self> {
         // A vector is a column of numbers where rows are reordered, else one row.
@@ -40,13 +41,23 @@ impl<'a> Rows<'a> {
         let count = tensor.elements().checked_div(cols)?;
         let from = tensor.from?;
         let in_bytes = from.bytes_for(cols)?;
-        let part_bytes = count.checked_div(views.len())?.checked_mul(in_bytes)?;
+        let each = count.checked_div(views.len())?;
+        // A row of the source, and how many of them a part is.
+        let (row_bytes, rows) = match columns {
+            None => (in_bytes, each),
+            Some(c) => {
+                let last = each.saturating_sub(1).checked_mul(c.step)?;
+                let inside = c.first.checked_add(last)? < c.width;
+                (from.bytes_for(c.width).filter(|_| inside)?, cols)
+            }
+        };
+        let part_bytes = rows.checked_mul(row_bytes)?;
         let part = |&(bytes, first): &(&'a [u8], usize)| {
-            let bytes = bytes.get(first.checked_mul(in_bytes)?..)?;
+            let bytes = bytes.get(first.checked_mul(row_bytes)?..)?;
             bytes.get(..part_bytes)
         };
         let parts = views.iter().map(part).collect::<Option<Vec<_>>>()?;
-        (part_bytes.checked_mul(parts.len())? == in_bytes.checked_mul(count)?).then_some(Rows {
+        (each.checked_mul(parts.len())? == count).then_some(Rows {
             parts,
             from,
             to: tensor.ty,
@@ -55,7 +66,7 @@ impl<'a> Rows<'a> {
             in_bytes,
             out_bytes: tensor.ty.bytes_for(cols)?,
             pairs,
-            transposed,
+            columns,
             importance,
         })
     }
@@ -81,8 +92,9 @@ impl<'a> Rows<'a> {
             let each = self.count / self.parts.len();
             let failed = |e: ferrum_quant::QuantError| format!("cannot be converted: {e}");
             let part = self.parts[from / each];
-            if self.transposed {
-                let column = self.column(part, from % each, each);
+            if let Some(columns) = self.columns {
+                let place = columns.first + from % each * columns.step;
+                let column = self.column(part, place, columns.width);
                 dequantize(self.from, &column, &mut values).map_err(failed)?;
             } else {
                 let bytes = &part[from % each * self.in_bytes..][..self.in_bytes];

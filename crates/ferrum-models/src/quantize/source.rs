@@ -8,7 +8,7 @@ use crate::inventory::{
 };
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
-use crate::stored::to_f32;
+use crate::stored::{require, to_f32};
 use ferrum_formats::{Gguf, HfFolder, ModelSource, TensorDtype, TensorInfo, TensorSource};
 use ferrum_kernels::{ExpertShape, RopeStyle};
 use ferrum_types::{Dtype, Error, GgufQuantType, Result};
@@ -42,11 +42,22 @@ pub(super) enum From {
         ty: Option<GgufQuantType>,
         /// Heads whose rows go from halves to pairs; 0: rows keep their order.
         pairs: usize,
-        /// Whether the source has a row for each column. Then it is a matrix of floats.
-        transposed: bool,
+        /// Where the rows are columns of the source, whose numbers are floats.
+        columns: Option<Columns>,
     },
     /// Computed.
     Values(Vec<f32>),
+}
+
+/// Columns of parts that become rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Columns {
+    /// Numbers of a row of the source.
+    pub(super) width: usize,
+    /// The first column.
+    pub(super) first: usize,
+    /// From a column to the next.
+    pub(super) step: usize,
 }
 
 /// Rows of a tensor of the source.
@@ -54,7 +65,7 @@ pub(super) enum From {
 pub(super) struct Part {
     /// Name of the tensor.
     pub(super) name: String,
-    /// The first row.
+    /// The first row. Where columns become rows, one of the source.
     pub(super) first: usize,
 }
 
@@ -170,8 +181,9 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             items.push(Item::of_values(name, divisors));
         }
     }
-    let stacks = expert_items(model)?;
-    let stacked: HashSet<&str> = stacks.iter().flat_map(Item::sources).collect();
+    let (stacks, biases) = (expert_items(model)?, bias_items(model)?);
+    let mut stacked: HashSet<&str> = stacks.iter().flat_map(Item::sources).collect();
+    stacked.extend(biases.iter().map(|(source, _)| source.as_str()));
     for info in model.folder.tensors.infos() {
         if stacked.contains(&*info.name) {
             continue;
@@ -236,6 +248,7 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         )));
     }
     items.extend(stacks);
+    items.extend(biases.into_iter().map(|(_, item)| item));
     Ok(items)
 }
 
@@ -249,16 +262,21 @@ impl Item {
                 parts: vec![Part::whole(&info.name)],
                 ty: number_type(info.dtype),
                 pairs,
-                transposed: false,
+                columns: None,
             },
         }
     }
 
     /// The same matrix with rows for columns.
     fn transposed(mut self) -> Self {
+        let width = self.shape.last().copied().unwrap_or(1);
         self.shape.reverse();
-        if let From::Rows { transposed, .. } = &mut self.from {
-            *transposed = true;
+        if let From::Rows { columns, .. } = &mut self.from {
+            *columns = Some(Columns {
+                width,
+                first: 0,
+                step: 1,
+            });
         }
         self
     }
@@ -282,12 +300,32 @@ impl Item {
     }
 }
 
-/// The experts of all layers in stacks.
+/// The biases of experts, each with the name of the tensor that has them.
+fn bias_items(model: &HfModel<'_>) -> Result<Vec<(String, Item)>> {
+    let mut items = Vec::new();
+    for tensor in model.spec.tensors() {
+        let TensorShape::Biases { experts, n } = tensor.shape else {
+            continue;
+        };
+        let place = model.names.locations(&tensor).into_iter().next();
+        let (Some(TensorLocation::Gathered { name, layout }), Some(gguf)) =
+            (place, model.gguf_names.name(tensor.id))
+        else {
+            continue;
+        };
+        let tensors = &model.folder.tensors;
+        let view = require(tensors, &name, &[experts, layout.width])?;
+        let values = layout.biases(&to_f32(tensors, &view)?, n);
+        let mut item = Item::of_values(gguf, values);
+        item.shape = vec![experts, n];
+        items.push((name, item));
+    }
+    Ok(items)
+}
+
+/// The experts of all layers, and the absorbed maps of heads, in stacks.
 fn expert_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
-    let experts = model
-        .spec
-        .tensors()
-        .filter(|tensor| tensor.id.role.is_expert());
+    let experts = model.spec.tensors();
     let items = experts.filter_map(|tensor| {
         let TensorShape::Stack(shape) = tensor.shape else {
             return None;
@@ -303,11 +341,9 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
     let ExpertShape { experts, n, k } = shape;
     let mut places = model.names.locations(tensor).into_iter();
     let place = places.find(|place| match place {
-        TensorLocation::Rows { name, .. } | TensorLocation::Whole(name) => {
-            tensors.get(name).is_some()
-        }
-        // Families whose files have such are not converted.
-        TensorLocation::Gathered { .. } => false,
+        TensorLocation::Rows { name, .. }
+        | TensorLocation::Whole(name)
+        | TensorLocation::Gathered { name, .. } => tensors.get(name).is_some(),
         TensorLocation::PerExpert(_) => true,
     });
     let name = model.gguf_names.name(tensor.id);
@@ -325,17 +361,37 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             name: name.clone(),
             first: expert * height + first,
         },
-        TensorLocation::Whole(name) | TensorLocation::Gathered { name, .. } => Part {
+        TensorLocation::Whole(name) => Part {
             name: name.clone(),
             first: expert * n,
+        },
+        TensorLocation::Gathered { name, layout } => Part {
+            name: name.clone(),
+            first: match layout.transposed {
+                true => expert * layout.height,
+                false => expert * layout.height + layout.first,
+            },
         },
         TensorLocation::PerExpert(pattern) => {
             Part::whole(&format!("{}.weight", of_expert(pattern, expert)))
         }
     };
-    let expected = match place {
-        TensorLocation::Rows { height, .. } => vec![experts, height, k],
-        TensorLocation::Whole(_) | TensorLocation::Gathered { .. } => vec![experts, n, k],
+    let columns = match &place {
+        TensorLocation::Gathered { layout, .. } if layout.transposed => Some(Columns {
+            width: layout.width,
+            first: layout.first,
+            step: layout.step,
+        }),
+        _ => None,
+    };
+    let expected = match &place {
+        TensorLocation::Rows { height, .. } => vec![experts, *height, k],
+        TensorLocation::Whole(_) => vec![experts, n, k],
+        // One matrix of all heads.
+        TensorLocation::Gathered { name, layout } if name.ends_with(".weight") => {
+            vec![experts * layout.height, layout.width]
+        }
+        TensorLocation::Gathered { layout, .. } => vec![experts, layout.height, layout.width],
         TensorLocation::PerExpert(_) => vec![n, k],
     };
     let parts: Vec<_> = (0..experts).map(part).collect();
@@ -346,7 +402,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             ty: type_of_parts(model, &parts, &expected)?,
             parts,
             pairs: 0,
-            transposed: false,
+            columns,
         },
     })
 }
