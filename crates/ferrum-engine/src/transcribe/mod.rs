@@ -103,6 +103,7 @@ impl Transcriber {
         let load = Load { model, progress };
         let inner = match device {
             BackendDispatch::Cpu(device) => KvF32::on_cpu(device, false, load),
+            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
             BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
             BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
         }?;
