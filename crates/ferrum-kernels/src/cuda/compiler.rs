@@ -45,6 +45,7 @@ sources! {
     Kv => "kv.cu",
     Quant => "quant.cu",
     Moe => "moe.cu",
+    Sample => "sample.cu",
 }
 
 /// What sources include.

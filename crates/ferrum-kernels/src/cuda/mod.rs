@@ -31,6 +31,7 @@ mod moe;
 mod norm;
 mod pack;
 mod quant;
+mod sample;
 mod weight;
 
 pub use self::buffer::CudaBuffer;
@@ -460,9 +461,6 @@ impl Backend for CudaBackend {
         conv::conv2d_patch(ctx, image, weight, bias, rows, shape)
     }
 }
-
-/// The host chooses tokens.
-impl BackendSample for CudaBackend {}
 
 /// Ranks exchange what is read into host memory.
 impl BackendCollective for CudaBackend {

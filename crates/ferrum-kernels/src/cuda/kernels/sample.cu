@@ -1,0 +1,333 @@
+// Chooses a token from each row, a block for each.
+//
+// Nothing is sorted. What is left in question is always the most likely tokens down to one of them, so it is said by a
+// bound: a key, and among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each bit.
+// Branches with barriers in them depend on settings only, which are the same for all threads of a block.
+#include "common.cuh"
+
+#define LANES 256
+// Words of settings and of a change, and what is told of a row.
+#define SETTINGS 16
+#define CHANGE 4
+#define BESIDE 33
+#define LOWEST 0xff800000u
+#define LOWEST_KEY 0x00800000u
+#define HIGHEST_KEY 0xff800000u
+
+struct Best {
+    uint32_t key;
+    uint32_t index;
+};
+
+// What all threads of a block see.
+struct Board {
+    float scratch[32];
+    float shares[LANES];
+    uint32_t keys[LANES];
+    uint32_t indices[LANES];
+    uint32_t found;
+    int last_is_listed;
+};
+
+struct Row {
+    uint32_t* logits;
+    const uint32_t* work;
+    Board* board;
+    uint32_t vocab, mask_begin, mask_end;
+    // Whether tokens outside the mask count as such.
+    bool bent;
+    uint32_t top_key;
+    float temperature;
+    // The last in question: its key, and the end of those of that key.
+    uint32_t bound_key, bound_end;
+
+    __device__ __forceinline__ uint32_t key_at(uint32_t i) const {
+        uint32_t word = mask_begin + i / 32;
+        if (bent && mask_end > mask_begin && (word >= mask_end || !(work[word] >> i % 32 & 1))) return LOWEST_KEY;
+        return key_of(logits[i]);
+    }
+    __device__ __forceinline__ bool is_left(uint32_t key, uint32_t i) const {
+        return key > bound_key || (key == bound_key && i < bound_end);
+    }
+};
+
+__device__ __forceinline__ float float_of_key(uint32_t key) {
+    return __uint_as_float(key >= 0x80000000u ? key - 0x80000000u : 0x80000000u | (0x80000000u - key));
+}
+__device__ __forceinline__ float weight(const Row& r, uint32_t key) {
+    if (key == r.top_key) return 1.0f;
+    if (key <= LOWEST_KEY || r.top_key >= HIGHEST_KEY) return 0.0f;
+    return expf((float_of_key(key) - float_of_key(r.top_key)) / r.temperature);
+}
+
+// What is left with at least this key: together, and how many.
+__device__ float mass_from(const Row& r, uint32_t least) {
+    float sum = 0;
+    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
+        uint32_t key = r.key_at(i);
+        if (key >= least && r.is_left(key, i)) sum += weight(r, key);
+    }
+    return block_sum(sum, r.board->scratch);
+}
+__device__ float count_from(const Row& r, uint32_t least) {
+    float count = 0;
+    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
+        uint32_t key = r.key_at(i);
+        count += key >= least && r.is_left(key, i) ? 1.0f : 0.0f;
+    }
+    return block_sum(count, r.board->scratch);
+}
+
+// The largest in the order of keys, of equals the lowest index, that comes after another in that order.
+__device__ Best best_after(const Row& r, Best before) {
+    Best best = {0, 0};
+    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
+        uint32_t key = r.key_at(i);
+        bool after = key < before.key || (key == before.key && i > before.index);
+        if (after && key > best.key) best = {key, i};
+    }
+#pragma unroll
+    for (int flip = 16; flip > 0; flip /= 2) {
+        uint32_t key = __shfl_xor_sync(ALL_LANES, best.key, flip), index = __shfl_xor_sync(ALL_LANES, best.index, flip);
+        if (key > best.key || (key == best.key && index < best.index)) best = {key, index};
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) r.board->keys[threadIdx.x / 32] = best.key, r.board->indices[threadIdx.x / 32] = best.index;
+    __syncthreads();
+    for (int w = 0; w < LANES / 32; w++) {
+        uint32_t key = r.board->keys[w], index = r.board->indices[w];
+        if (key > best.key || (key == best.key && index < best.index)) best = {key, index};
+    }
+    __syncthreads();
+    return best;
+}
+
+// A thread's share of the row in the order of indices.
+__device__ __forceinline__ uint32_t share_begin(const Row& r, uint32_t lane) {
+    return min(lane * ((r.vocab + LANES - 1) / LANES), r.vocab);
+}
+
+// The index of what is left of a key, number n of it from 1 on; the last if there are fewer.
+__device__ uint32_t tie(const Row& r, uint32_t key, uint32_t n) {
+    uint32_t lane = threadIdx.x, begin = share_begin(r, lane), end = share_begin(r, lane + 1), count = 0;
+    for (uint32_t i = begin; i < end; i++) count += r.key_at(i) == key && r.is_left(key, i);
+    __syncthreads();
+    r.board->keys[lane] = count;
+    if (lane == 0) r.board->found = 0;
+    __syncthreads();
+    uint32_t before = 0, all = 0;
+    for (uint32_t l = 0; l < LANES; l++) {
+        before += l < lane ? r.board->keys[l] : 0;
+        all += r.board->keys[l];
+    }
+    uint32_t wanted = min(max(n, 1u), all);
+    if (before < wanted && wanted <= before + count) {
+        uint32_t left = wanted - before;
+        for (uint32_t i = begin; i < end && left > 0; i++)
+            if (r.key_at(i) == key && r.is_left(key, i) && --left == 0) r.board->found = i;
+    }
+    __syncthreads();
+    uint32_t found = r.board->found;
+    __syncthreads();
+    return found;
+}
+
+// How many tokens of a key it takes from a mass before them to more than another.
+__device__ __forceinline__ uint32_t ties_for(const Row& r, uint32_t key, float missing) {
+    return uint32_t(fminf(fmaxf(missing / fmaxf(weight(r, key), 1e-37f), 0.0f), 16777216.0f));
+}
+
+__device__ void cut_to_k(Row& r, uint32_t k) {
+    uint32_t key = 0;
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t higher = key | 0x80000000u >> bit;
+        if (count_from(r, higher) >= float(k)) key = higher;
+    }
+    uint32_t above = uint32_t(count_from(r, key + 1));
+    uint32_t end = tie(r, key, k - min(above, k)) + 1;
+    r.bound_key = key;
+    r.bound_end = end;
+}
+
+__device__ void cut_to_p(Row& r, float share_of_all) {
+    float enough = share_of_all * mass_from(r, 0);
+    uint32_t key = 0;
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t higher = key | 0x80000000u >> bit;
+        float mass = mass_from(r, higher);
+        if (mass >= enough && mass > 0) key = higher;
+    }
+    float missing = enough - mass_from(r, key + 1);
+    uint32_t whole = ties_for(r, key, missing);
+    uint32_t end = tie(r, key, whole + (float(whole) * weight(r, key) < missing ? 1 : 0)) + 1;
+    r.bound_key = key;
+    r.bound_end = end;
+}
+
+__device__ uint32_t draw_by_rank(const Row& r, float unit) {
+    float all = mass_from(r, 0);
+    // Rounding must not leave anything over.
+    float aim = fminf(unit * all, all * 0.9999999f);
+    uint32_t key = 0;
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t higher = key | 0x80000000u >> bit;
+        if (mass_from(r, higher) > aim) key = higher;
+    }
+    float missing = aim - mass_from(r, key + 1);
+    return tie(r, key, ties_for(r, key, missing) + 1);
+}
+
+__device__ uint32_t draw_by_index(const Row& r, float unit) {
+    uint32_t lane = threadIdx.x, begin = share_begin(r, lane), end = share_begin(r, lane + 1);
+    float sum = 0;
+    for (uint32_t i = begin; i < end; i++) {
+        uint32_t key = r.key_at(i);
+        sum += r.is_left(key, i) ? weight(r, key) : 0.0f;
+    }
+    r.board->shares[lane] = sum;
+    if (lane == 0) r.board->found = 0;
+    __syncthreads();
+    float all = 0;
+    for (int l = 0; l < LANES; l++) all += r.board->shares[l];
+    float left = unit * all, start = 0, before = 0;
+    // The last share that is reached and has anything.
+    uint32_t chosen = 0;
+    for (uint32_t l = 0; l < LANES; l++) {
+        float of_lane = r.board->shares[l];
+        if (of_lane > 0 && before <= left) chosen = l, start = before;
+        before += of_lane;
+    }
+    if (lane == chosen) {
+        left -= start;
+        for (uint32_t i = begin; i < end; i++) {
+            uint32_t key = r.key_at(i);
+            float w = r.is_left(key, i) ? weight(r, key) : 0.0f;
+            if (w > 0) {
+                r.board->found = i;
+                left -= w;
+                if (left < 0) break;
+            }
+        }
+    }
+    __syncthreads();
+    uint32_t found = r.board->found;
+    __syncthreads();
+    return found;
+}
+
+// Of a key, when the best one is `top` and all weights together are `sum`.
+__device__ __forceinline__ float logprob(uint32_t key, uint32_t top, float sum) {
+    if (key == top) return -logf(sum);
+    if (key <= LOWEST_KEY || top >= HIGHEST_KEY) return __uint_as_float(LOWEST);
+    return float_of_key(key) - float_of_key(top) - logf(sum);
+}
+
+// A logit after bias and penalties. What is no finite number stays what it is.
+__device__ __forceinline__ uint32_t changed(const uint32_t* want, uint32_t bits, uint32_t bias, bool recent,
+                                            uint32_t generated) {
+    if (bias == LOWEST) return LOWEST;
+    uint32_t key = key_of(bits);
+    if (key <= LOWEST_KEY || key >= HIGHEST_KEY) return bits;
+    float x = __uint_as_float(bits) + __uint_as_float(bias);
+    float penalty = __uint_as_float(want[4]);
+    if (recent) x = x > 0 ? x / penalty : x * penalty;
+    if (generated > 0) x -= __uint_as_float(want[5]) + __uint_as_float(want[6]) * float(generated);
+    return __float_as_uint(x);
+}
+
+// What the model said, before anything is changed: its best key and the sum of weights, and the most likely tokens.
+__device__ __noinline__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, float& sum) {
+    Best none = {0xffffffffu, 0}, top = best_after(r, none), best = none;
+    r.top_key = top.key;
+    float temperature = r.temperature;
+    r.temperature = 1;
+    sum = mass_from(r, 0);
+    r.temperature = temperature;
+    for (uint32_t n = 1; n < wanted; n++) {
+        best = best_after(r, best);
+        if (threadIdx.x == 0) {
+            ranks[n] = best.key == 0 ? -1 : int(best.index);
+            logprobs[n] = logprob(best.key, top.key, sum);
+        }
+    }
+    for (uint32_t n = wanted + threadIdx.x; n < BESIDE; n += LANES) ranks[n] = -1;
+    return top;
+}
+
+// The token of what is left after top-k, top-p and min-p.
+__device__ __noinline__ uint32_t draw(Row& r, const uint32_t* want) {
+    bool by_k = want[1] > 0 && want[1] < r.vocab, by_p = want[14] & 1;
+    if (by_k) cut_to_k(r, want[1]);
+    if (by_p) cut_to_p(r, __uint_as_float(want[2]));
+    if ((want[14] & 2) && r.top_key > LOWEST_KEY && r.top_key < HIGHEST_KEY) {
+        // The logarithm is the host's.
+        float least = float_of_key(r.top_key) + r.temperature * __uint_as_float(want[3]);
+        uint32_t key = min(key_of(__float_as_uint(least)), r.top_key);
+        if (key > r.bound_key) r.bound_key = key, r.bound_end = r.vocab;
+    }
+    float unit = __uint_as_float(want[7]);
+    return by_k || by_p ? draw_by_rank(r, unit) : draw_by_index(r, unit);
+}
+
+KERNEL __launch_bounds__(LANES) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
+                                       float* all_logprobs, int vocab, int first) {
+    __shared__ Board board;
+    uint32_t lane = threadIdx.x, want[SETTINGS];
+    for (int i = 0; i < SETTINGS; i++) want[i] = work[int64_t(blockIdx.x) * SETTINGS + i];
+    int64_t out = int64_t(first) + blockIdx.x;
+    uint32_t* logits = all_logits + out * vocab;
+    int* ranks = all_ranks + out * BESIDE;
+    float* logprobs = all_logprobs + out * BESIDE;
+    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], false, 0, __uint_as_float(want[0]), 0, uint32_t(vocab)};
+    if (lane == 0) board.last_is_listed = 0;
+    __syncthreads();
+    float raw_sum = 0;
+    Best raw = {0, 0};
+    if (want[9] > 0) raw = tell_top(r, want[9], ranks, logprobs, raw_sum);
+
+    // Biases and penalties, and what was there before them.
+    int last = want[8] > 0 ? previous[want[8] - 1] : -1;
+    if (last >= vocab) last = -1;
+    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) {
+        uint32_t token = work[c], kept = logits[token];
+        bool once_more = int(token) == last;
+        if (once_more) board.last_is_listed = 1;
+        bool recent = (work[c + 2] & 1) || once_more;
+        logits[token] = changed(want, kept, work[c + 1], recent, (work[c + 2] >> 1) + (once_more ? 1 : 0));
+        work[c + 3] = kept;
+    }
+    __syncthreads();
+    bool last_alone = last >= 0 && !board.last_is_listed;
+    uint32_t kept_last = last_alone ? logits[last] : 0;
+    __syncthreads();
+    if (last_alone && lane == 0) logits[last] = changed(want, kept_last, 0, true, 1);
+    __syncthreads();
+    r.bent = true;
+    Best none = {0xffffffffu, 0}, best = best_after(r, none);
+    r.top_key = best.key;
+    float nans = 0;
+    for (uint32_t i = lane; i < r.vocab; i += LANES) nans += r.key_at(i) == 0 ? 1.0f : 0.0f;
+    nans = block_sum(nans, board.scratch);
+    uint32_t token = want[0] != 0 ? draw(r, want) : best.index;
+
+    // The row as it was.
+    __syncthreads();
+    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) logits[work[c]] = work[c + 3];
+    if (last_alone && lane == 0) logits[last] = kept_last;
+    __syncthreads();
+    r.bent = false;
+    if (want[9] > 0) {
+        uint32_t key = key_of(logits[token]);
+        float above = 0;
+        for (uint32_t i = lane; i < r.vocab; i += LANES) {
+            uint32_t other = key_of(logits[i]);
+            above += other > key || (other == key && i < token) ? 1.0f : 0.0f;
+        }
+        above = block_sum(above, board.scratch);
+        if (lane == 0) {
+            ranks[0] = int(above) + 1;
+            logprobs[0] = logprob(key, raw.key, raw_sum);
+        }
+    }
+    if (lane == 0) tokens[out] = best.key <= LOWEST_KEY ? (nans > 0 ? -1 : -2) : int(token);
+}

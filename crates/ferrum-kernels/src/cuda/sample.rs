@@ -1,0 +1,45 @@
+//! Choosing tokens: a block for each row.
+
+use super::CudaBackend;
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use crate::backend::{
+    BackendSample, DeviceBuffer, DeviceSampling, SampleBatch, SampleShape, Sampled,
+};
+use ferrum_types::{Error, Result};
+
+impl BackendSample for CudaBackend {
+    fn samples(&self) -> bool {
+        true
+    }
+
+    fn sampling_words(&self, batch: &SampleBatch, words: &mut Vec<i32>) {
+        batch.write_words(words);
+    }
+
+    fn sample_rows(
+        ctx: &mut CudaContext,
+        logits: &mut CudaBuffer<f32>,
+        shape: SampleShape,
+        sampling: &mut DeviceSampling<Self>,
+        previous: &CudaBuffer<i32>,
+        out: &mut Sampled<Self>,
+    ) -> Result<()> {
+        const OP: &str = "sample_rows";
+        let DeviceSampling { rows, words } = sampling;
+        rows.check::<Self>(logits, shape, previous, out)?;
+        Error::check_len(OP, "words", words.len(), rows.words_len())?;
+        let args = [
+            logits.into(),
+            words.into(),
+            previous.into(),
+            (&mut out.tokens).into(),
+            (&mut out.ranks).into(),
+            (&mut out.logprobs).into(),
+            Arg::Int(shape.vocab),
+            Arg::Int(shape.first),
+        ];
+        ctx.launch(OP, (In::Sample, "sample"), (rows.len(), 256, 0), args)
+    }
+}
