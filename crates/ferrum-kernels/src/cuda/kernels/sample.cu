@@ -236,7 +236,7 @@ __device__ __forceinline__ uint32_t changed(const uint32_t* want, uint32_t bits,
 }
 
 // What the model said, before anything is changed: its best key and the sum of weights, and the most likely tokens.
-__device__ __noinline__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, float& sum) {
+__device__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, float& sum) {
     Best none = {0xffffffffu, 0}, top = best_after(r, none), best = none;
     r.top_key = top.key;
     float temperature = r.temperature;
@@ -255,7 +255,7 @@ __device__ __noinline__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float
 }
 
 // The token of what is left after top-k, top-p and min-p.
-__device__ __noinline__ uint32_t draw(Row& r, const uint32_t* want) {
+__device__ uint32_t draw(Row& r, const uint32_t* want) {
     bool by_k = want[1] > 0 && want[1] < r.vocab, by_p = want[14] & 1;
     if (by_k) cut_to_k(r, want[1]);
     if (by_p) cut_to_p(r, __uint_as_float(want[2]));
@@ -269,18 +269,19 @@ __device__ __noinline__ uint32_t draw(Row& r, const uint32_t* want) {
     return by_k || by_p ? draw_by_rank(r, unit) : draw_by_index(r, unit);
 }
 
-KERNEL __launch_bounds__(LANES) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
+KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
                                        float* all_logprobs, int vocab, int first) {
     __shared__ Board board;
-    uint32_t lane = threadIdx.x, want[SETTINGS];
-    for (int i = 0; i < SETTINGS; i++) want[i] = work[int64_t(blockIdx.x) * SETTINGS + i];
+    __shared__ uint32_t want[SETTINGS];
+    uint32_t lane = threadIdx.x;
+    if (lane < SETTINGS) want[lane] = work[int64_t(blockIdx.x) * SETTINGS + lane];
+    if (lane == 0) board.last_is_listed = 0;
+    __syncthreads();
     int64_t out = int64_t(first) + blockIdx.x;
     uint32_t* logits = all_logits + out * vocab;
     int* ranks = all_ranks + out * BESIDE;
     float* logprobs = all_logprobs + out * BESIDE;
     Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], false, 0, __uint_as_float(want[0]), 0, uint32_t(vocab)};
-    if (lane == 0) board.last_is_listed = 0;
-    __syncthreads();
     float raw_sum = 0;
     Best raw = {0, 0};
     if (want[9] > 0) raw = tell_top(r, want[9], ranks, logprobs, raw_sum);
