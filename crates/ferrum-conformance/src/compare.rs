@@ -39,6 +39,11 @@ impl Tolerance {
     pub(crate) const QUANTIZED: Self = Self(5e-4);
     pub(crate) const TWICE_ROUNDED: Self = Self(1e-3);
 
+    /// The tolerance for products of two such results, whose errors add up.
+    pub(crate) fn of_product(self) -> Self {
+        Self(2.0 * self.0)
+    }
+
     /// The tolerance for results of this type.
     pub(crate) fn for_element(self, element: Dtype) -> Self {
         let rounding = match element {

@@ -341,8 +341,9 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
         let text = format!("{rule_name}: a sequence alone and in a batch");
         let make_base = move |rng: &mut Rng| make(rng, base);
         cases.same((op, act, &text), make_base, attention::<B>, one_by_one::<B>);
-        cases.short((op, act), make_base, both!(attention));
     }
+    let make_base = |rng: &mut Rng| make(rng, BASE);
+    cases.short((op, act), make_base, both!(attention));
     cases.refuses((op, act, "settings that do not fit"), both!(refusals));
     cases
 }

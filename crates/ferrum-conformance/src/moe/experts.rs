@@ -380,7 +380,12 @@ where
             cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
         }
         let make = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerToken);
-        let case = label("moe_gate_up", kind.dtype(), kind.tolerance(), text);
+        let case = label(
+            "moe_gate_up",
+            kind.dtype(),
+            kind.tolerance().of_product(),
+            text,
+        );
         cases.add(case, make, probe!(gate_up, L, gate_up_formula));
         let biased = |text: &str| format!("{text}, biases");
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
@@ -388,7 +393,12 @@ where
         cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerToken);
         let text = format!("{}, bounded", biased(text));
-        let case = label("moe_gate_up", kind.dtype(), kind.tolerance(), text);
+        let case = label(
+            "moe_gate_up",
+            kind.dtype(),
+            kind.tolerance().of_product(),
+            text,
+        );
         cases.add(case, make, probe!(gate_up, L, gate_up_formula));
     }
     let many = Sizes { tokens: 21, ..base };

@@ -105,7 +105,9 @@ fn step(
         let said = if is_delta { column(state, &key) } else { 0.0 };
         let update = share * (value - said);
         for (i, key) in key.iter().enumerate() {
-            state[i * values + c] += key * update;
+            let element = &mut state[i * values + c];
+            // As it is kept between steps, so that chunks change no bit.
+            *element = f64::from((*element + key * update) as f32);
         }
         out.push(column(state, &query) + skip * value);
     }

@@ -419,17 +419,16 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
             set(out, model, "rope.scaling.original_context_length", original)?;
             // What readers take when nothing is said.
             let magnitude = 1.0 + 0.1 * f64::from(factor).max(1.0).ln();
-            let numbers = [
-                ("yarn_attn_factor", attention_factor, magnitude as f32),
-                ("yarn_beta_fast", beta_fast, 32.0),
-                ("yarn_beta_slow", beta_slow, 1.0),
-            ];
-            for (name, value, default) in numbers {
-                if value != default {
-                    set(out, model, &format!("rope.scaling.{name}"), value)?;
-                }
+            if attention_factor != magnitude as f32 {
+                set(
+                    out,
+                    model,
+                    "rope.scaling.yarn_attn_factor",
+                    attention_factor,
+                )?;
             }
-            Ok(())
+            set(out, model, "rope.scaling.yarn_beta_fast", beta_fast)?;
+            set(out, model, "rope.scaling.yarn_beta_slow", beta_slow)
         }
     }
 }

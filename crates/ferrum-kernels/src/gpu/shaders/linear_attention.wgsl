@@ -93,9 +93,9 @@ fn main(at: Place) {
         var sum = params[2u * p.value_heads + head] * v;
         for (var i = 0u; i < p.key_dim; i++) {
             let place = state + i * p.value_dim;
-            let new = fma(x[key + i] * of_keys, update, decay * states[place]);
-            states[place] = new;
-            sum = fma(x[query + i] * of_query, new, sum);
+            let next = fma(x[key + i] * of_keys, update, decay * states[place]);
+            states[place] = next;
+            sum = fma(x[query + i] * of_query, next, sum);
         }
         out[t * values + head * p.value_dim + c] = sum;
     }
