@@ -1,0 +1,231 @@
+//! The tensors of each kind of part of a layer, as [`DecoderSpec::tensors`] lists them.
+
+use super::{
+    DecoderTensor, ProductRows, Projection, TensorId, TensorPart, TensorRole, TensorShape,
+};
+use crate::spec::{
+    DecoderSpec, GqaSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec, SharedExpertSpec,
+    ShortConvSpec,
+};
+use ferrum_kernels::{ExpertShape, MatShape};
+
+/// Tensors of one layer, or of none, as they are listed.
+pub(super) struct List {
+    layer: Option<usize>,
+    pub(super) tensors: Vec<DecoderTensor>,
+}
+
+impl List {
+    pub(super) fn new(layer: Option<usize>) -> Self {
+        Self {
+            layer,
+            tensors: Vec::new(),
+        }
+    }
+
+    pub(super) fn push(&mut self, role: TensorRole, part: TensorPart, shape: TensorShape) {
+        self.tensors.push(DecoderTensor {
+            id: TensorId {
+                layer: self.layer,
+                role,
+                part,
+            },
+            shape,
+            rotated_heads: 0,
+            unit: 1,
+            product: ProductRows {
+                first: 0,
+                of: shape.dims()[0],
+            },
+        });
+    }
+
+    /// A norm of the residual stream.
+    pub(super) fn norm(&mut self, role: TensorRole, spec: &DecoderSpec) {
+        self.vector(role, spec.hidden_size);
+        if spec.norm == (NormKind::Layer { bias: true }) {
+            let bias = TensorShape::Vector(spec.hidden_size);
+            self.push(role, TensorPart::Bias, bias);
+        }
+    }
+
+    pub(super) fn vector(&mut self, role: TensorRole, len: usize) {
+        self.push(role, TensorPart::Weight, TensorShape::Vector(len));
+    }
+
+    pub(super) fn matrix(&mut self, role: TensorRole, (rows, cols): (usize, usize)) {
+        let shape = MatShape { rows, cols };
+        self.push(role, TensorPart::Weight, TensorShape::Matrix(shape));
+    }
+
+    /// A linear map, with its bias if it has one.
+    fn linear(&mut self, role: TensorRole, (rows, cols): (usize, usize), bias: bool) {
+        self.matrix(role, (rows, cols));
+        if bias {
+            self.push(role, TensorPart::Bias, TensorShape::Vector(rows));
+        }
+    }
+
+    pub(super) fn attention(&mut self, gqa: &GqaSpec, hidden: usize) {
+        let first = self.tensors.len();
+        let shape = gqa.qkv_shape(0);
+        let out_dim = gqa.heads * gqa.value_dim;
+        self.linear(TensorRole::Query, (shape.q_dim(), hidden), gqa.qkv_bias);
+        if gqa.shared_kv.is_none() {
+            self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
+            self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
+        }
+        self.linear(TensorRole::AttentionOutput, (hidden, out_dim), gqa.out_bias);
+        for tensor in &mut self.tensors[first..] {
+            tensor.unit = match tensor.id.role {
+                TensorRole::Value | TensorRole::AttentionOutput => gqa.value_dim,
+                _ => gqa.head_dim,
+            };
+            tensor.rotated_heads = match tensor.id.role {
+                TensorRole::Query => gqa.heads,
+                TensorRole::Key => gqa.kv_heads,
+                _ => 0,
+            };
+            let rows = match tensor.id.role {
+                TensorRole::Query => 0,
+                TensorRole::Key => shape.q_dim(),
+                TensorRole::Value => shape.q_dim() + shape.k_dim(),
+                _ => continue,
+            };
+            tensor.product = ProductRows {
+                first: rows,
+                of: gqa.shared_kv.map_or(shape.row_dim(), |_| shape.q_dim()),
+            };
+        }
+        if gqa.sinks {
+            self.vector(TensorRole::AttentionSinks, gqa.heads);
+        }
+        let widths = match gqa.qk_norm {
+            QkNormSpec::None => return,
+            QkNormSpec::Heads => [gqa.head_dim; 2],
+            QkNormSpec::Projection => [shape.q_dim(), shape.k_dim()],
+        };
+        let first = self.tensors.len();
+        self.vector(TensorRole::QueryNorm, widths[0]);
+        if gqa.shared_kv.is_none() {
+            self.vector(TensorRole::KeyNorm, widths[1]);
+        }
+        let norms = self.tensors[first..].iter_mut();
+        norms.for_each(|norm| norm.unit = gqa.head_dim);
+    }
+
+    pub(super) fn latent_attention(&mut self, mla: &MlaSpec, hidden: usize) {
+        let (heads, rank) = (mla.heads, mla.rank);
+        let (nope, value) = (mla.nope_dim, mla.value_dim);
+        let queries = heads * mla.query_dim();
+        match mla.q_rank {
+            None => self.matrix(TensorRole::Query, (queries, hidden)),
+            Some(low) => {
+                self.linear(TensorRole::QueryDown, (low, hidden), mla.bias);
+                self.vector(TensorRole::QueryDownNorm, low);
+                self.matrix(TensorRole::QueryUp, (queries, low));
+            }
+        }
+        let latent = (mla.latent_dim(), hidden);
+        self.linear(TensorRole::LatentDown, latent, mla.bias);
+        self.vector(TensorRole::LatentNorm, rank);
+        for (role, n, k, first) in [
+            (TensorRole::KeyUp, rank, nope, 0),
+            (TensorRole::ValueUp, value, rank, nope),
+        ] {
+            let experts = heads;
+            let shape = TensorShape::Stack(ExpertShape { experts, n, k });
+            self.push(role, TensorPart::Weight, shape);
+            if let Some(tensor) = self.tensors.last_mut() {
+                // Where a head's rows are in a map to keys and values.
+                tensor.product = ProductRows {
+                    first,
+                    of: nope + value,
+                };
+            }
+        }
+        let out = (hidden, heads * value);
+        self.linear(TensorRole::AttentionOutput, out, mla.bias);
+        for tensor in &mut self.tensors {
+            match tensor.id.role {
+                TensorRole::Query | TensorRole::QueryUp => tensor.unit = mla.query_dim(),
+                TensorRole::AttentionOutput => tensor.unit = value,
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn short_conv(&mut self, conv: &ShortConvSpec, hidden: usize) {
+        let ShortConvSpec {
+            channels,
+            kernel: taps,
+            bias,
+        } = *conv;
+        for (i, &role) in Projection::ConvIn.roles().iter().enumerate() {
+            let first = self.tensors.len();
+            self.linear(role, (channels, hidden), bias);
+            let product = ProductRows {
+                first: i * channels,
+                of: 3 * channels,
+            };
+            self.tensors[first..]
+                .iter_mut()
+                .for_each(|map| map.product = product);
+        }
+        let kernel = TensorShape::Kernel { channels, taps };
+        self.push(TensorRole::ConvKernel, TensorPart::Weight, kernel);
+        if bias {
+            let bias = TensorShape::Vector(channels);
+            self.push(TensorRole::ConvKernel, TensorPart::Bias, bias);
+        }
+        self.linear(TensorRole::ConvOutput, (hidden, channels), bias);
+    }
+
+    pub(super) fn mlp(&mut self, mlp: &MlpSpec, gated: bool, hidden: usize) {
+        let (first, inner) = (self.tensors.len(), mlp.intermediate);
+        if gated {
+            self.linear(TensorRole::Gate, (inner, hidden), mlp.bias);
+        }
+        self.linear(TensorRole::Up, (inner, hidden), mlp.bias);
+        for tensor in &mut self.tensors[first..] {
+            let is_second = gated && tensor.id.role == TensorRole::Up;
+            tensor.product = ProductRows {
+                first: usize::from(is_second) * inner,
+                of: (1 + usize::from(gated)) * inner,
+            };
+        }
+        self.linear(TensorRole::Down, (hidden, inner), mlp.bias);
+    }
+
+    pub(super) fn experts(&mut self, moe: &MoeSpec, hidden: usize) {
+        let (experts, inner) = (moe.experts, moe.intermediate);
+        self.linear(TensorRole::Router, (experts, hidden), moe.bias);
+        if moe.routing.correction {
+            self.vector(TensorRole::ExpertCorrection, experts);
+        }
+        for (role, n, k) in [
+            (TensorRole::ExpertGate, inner, hidden),
+            (TensorRole::ExpertUp, inner, hidden),
+            (TensorRole::ExpertDown, hidden, inner),
+        ] {
+            let shape = TensorShape::Stack(ExpertShape { experts, n, k });
+            self.push(role, TensorPart::Weight, shape);
+            if moe.bias {
+                let bias = TensorShape::Biases { experts, n };
+                self.push(role, TensorPart::Bias, bias);
+            }
+        }
+        if let Some(SharedExpertSpec {
+            intermediate: inner,
+            gated,
+        }) = moe.shared
+        {
+            self.matrix(TensorRole::SharedGate, (inner, hidden));
+            self.matrix(TensorRole::SharedUp, (inner, hidden));
+            self.matrix(TensorRole::SharedDown, (hidden, inner));
+            if gated {
+                self.matrix(TensorRole::SharedRouter, (1, hidden));
+            }
+        }
+    }
+}
