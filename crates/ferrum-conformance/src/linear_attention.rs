@@ -6,7 +6,7 @@ use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals};
 use crate::state::batch;
 use ferrum_kernels::{
-    BackendState, LinearAttention, LinearAttentionRule, LinearAttentionShape, StateShape,
+    BackendState, HeadOrder, LinearAttention, LinearAttentionRule, LinearAttentionShape, StateShape,
 };
 use std::ops::Range;
 
@@ -18,6 +18,7 @@ struct Spec {
     heads: [usize; 2],
     /// Elements of a key's and of a value's head.
     dims: [usize; 2],
+    order: HeadOrder,
     /// Tokens of each sequence.
     seqs: &'static [usize],
     /// Of inputs and of gates.
@@ -28,6 +29,7 @@ const BASE: Spec = Spec {
     rule: LinearAttentionRule::GatedDelta,
     heads: [2, 6],
     dims: [12, 20],
+    order: HeadOrder::Grouped,
     seqs: &[5, 1, 0, 2, 33, 1, 3],
     scales: [1.0, 1.0],
 };
@@ -37,6 +39,9 @@ type Change = fn(&mut Spec);
 const SPECS: &[(&str, Change)] = &[
     ("prefill, chunks and decode, some empty", |_| {}),
     ("as many heads of keys as of values", |s| s.heads = [3, 3]),
+    ("heads that take turns", |s| {
+        s.order = HeadOrder::Interleaved
+    }),
     ("one head", |s| s.heads = [1, 1]),
     ("one element", |s| s.dims = [1, 1]),
     ("wide heads", |s| (s.dims, s.seqs) = ([128, 128], &[7, 1])),
@@ -95,6 +100,7 @@ fn make(rng: &mut Rng, spec: Spec) -> Step {
         rule: spec.rule,
         key_heads,
         value_heads,
+        order: spec.order,
         key_dim,
         value_dim,
         states: StateShape { slots, elements: 0 },
@@ -164,7 +170,10 @@ fn formula(data: &Step) -> Vec<Vec<f64>> {
     for (len, slot) in data.seqs.iter().zip(&data.slots) {
         for _ in 0..*len {
             for head in 0..heads {
-                let shared = head * shape.key_heads / heads;
+                let shared = match shape.order {
+                    HeadOrder::Grouped => head * shape.key_heads / heads,
+                    HeadOrder::Interleaved => head % shape.key_heads,
+                };
                 let first = *slot as usize * shape.states.elements + shape.offset;
                 let state = &mut states[first + head * keys * values..][..keys * values];
                 let gate = |i: usize| f64::from(data.gates[token * shape.gate_dim() + i]);

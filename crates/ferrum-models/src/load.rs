@@ -12,8 +12,8 @@ use crate::inventory::{
     WeightNames,
 };
 use crate::layer::{
-    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, MlaWeights, MlpWeights,
-    MoeWeights, Norm, SharedExpertWeights, ShortConvWeights,
+    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, LinearAttentionWeights,
+    MlaWeights, MlpWeights, MoeWeights, Norm, SharedExpertWeights, ShortConvWeights,
 };
 use crate::linear::{
     Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
@@ -22,8 +22,8 @@ use crate::linear::{
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, MlaSpec, MoeSpec, QkNormSpec,
-    SharedExpertSpec, ShortConvSpec,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerSpec, LinearAttentionSpec, MlaSpec,
+    MoeSpec, QkNormSpec, SharedExpertSpec, ShortConvSpec,
 };
 use crate::weights::{Prepared, WeightForm, no_experts};
 use crate::whisper::is_whisper;
@@ -318,6 +318,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 AttentionSpec::ShortConv(conv) => {
                     AttentionWeights::ShortConv(self.short_conv(index, conv)?)
                 }
+                AttentionSpec::Linear(linear) => {
+                    AttentionWeights::Linear(self.linear_attention(index, linear)?)
+                }
             },
             feed_forward: match &spec.feed_forward {
                 FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => {
@@ -347,6 +350,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             k_norm,
             projection_norms: self.cut.projection_norms(index),
             sinks,
+            gate: match gqa.gate {
+                true => Some(self.projection(index, Projection::AttnGate)?),
+                false => None,
+            },
             out: self.projection(index, Projection::AttnOut)?,
         })
     }
@@ -408,6 +415,40 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             kernel: self.vector(kernel)?,
             bias,
             out: self.projection(index, Projection::ConvOut)?,
+        })
+    }
+
+    fn linear_attention(
+        &mut self,
+        index: usize,
+        linear: &LinearAttentionSpec,
+    ) -> Result<LinearAttentionWeights<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        let kernel = at(TensorRole::LinearConv);
+        let bias = linear.conv_bias;
+        let conv_bias = bias.then(|| self.vector(kernel.bias())).transpose()?;
+        let mut params = Vec::with_capacity(3 * linear.value_heads);
+        for role in [
+            TensorRole::LinearDecay,
+            TensorRole::LinearStepBias,
+            TensorRole::LinearSkip,
+        ] {
+            match self.model.spec.tensor(at(role)) {
+                Some(tensor) => params.extend(self.values(&tensor)?),
+                None => params.resize(params.len() + linear.value_heads, 0.0),
+            }
+        }
+        let norm = self.tensor(at(TensorRole::LinearNorm))?;
+        let norm = self.values(&norm)?;
+        let groups = norm.chunks((linear.values() / linear.norm_rows()).max(1));
+        let groups = groups.map(|group| self.device.from_slice(group));
+        Ok(LinearAttentionWeights {
+            norms: groups.collect::<Result<_>>()?,
+            input: self.projection(index, Projection::LinearIn)?,
+            kernel: self.vector(kernel)?,
+            conv_bias,
+            params: self.device.from_slice(&params)?,
+            out: self.projection(index, Projection::LinearOut)?,
         })
     }
 
@@ -535,9 +576,12 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let rows = maps.iter().map(|(_, shape)| shape.rows).sum();
         let cols = maps.first().map_or(0, |(_, shape)| shape.cols);
         let bias = self.bias(ids)?;
-        let weights: Vec<_> = maps.iter().map(|(slice, _)| slice.weights()).collect();
+        let mut weights = Vec::with_capacity(maps.len());
+        for (&id, (slices, _)) in ids.iter().zip(&maps) {
+            weights.extend(slices.iter().map(|slice| (id, slice.weights())));
+        }
         Ok(MatrixLinear::<B, W> {
-            weight: self.load(ids, &weights, cols)?,
+            weight: self.load(&weights, cols)?,
             bias,
             shape: MatShape { rows, cols },
         })
@@ -566,8 +610,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     /// A table: rows are looked up, so it must be floats or ggml blocks.
     fn table(&mut self, role: TensorRole) -> Result<(Arc<W::Matrix>, MatShape)> {
         let id = TensorId::global(role);
-        let (slice, shape) = self.matrix(id)?;
-        let weights = slice.weights();
+        let (slices, shape) = self.matrix(id)?;
+        let Some(weights) = slices.first().map(Slice::weights) else {
+            return Err(not_of_the_spec(id));
+        };
         if !matches!(weights, QuantWeights::Gguf(_)) {
             let path = self.model.tensors().path_hint().display();
             let name = self.model.names.stem(role).unwrap_or_default();
@@ -576,24 +622,24 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 "{path}: layer \"{name}\" is quantised ({found}), expected an embedding table of floats"
             )));
         }
-        Ok((self.load(&[id], &[weights], shape.cols)?, shape))
+        Ok((self.load(&[(id, weights)], shape.cols)?, shape))
     }
 
     fn load(
         &mut self,
-        ids: &[TensorId],
-        weights: &[QuantWeights<'_>],
+        parts: &[(TensorId, QuantWeights<'_>)],
         cols: usize,
     ) -> Result<Arc<W::Matrix>> {
-        let prepared = ids.iter().zip(weights).map(|(id, weights)| {
+        let prepared = parts.iter().map(|(id, weights)| {
             let keep = !id.role.widens_floats() || weights.floats().is_none();
             Prepared::new(weights, cols, keep)
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
-        let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
-        let matrix = W::load(self.device, &parts, cols)?;
+        let weights: Vec<_> = prepared.iter().map(Prepared::weights).collect();
+        let matrix = W::load(self.device, &weights, cols)?;
         self.model.tensors().release();
-        self.advance(weights.iter().map(|part| part.stored_bytes() as u64).sum());
+        let stored = |(_, part): &(_, QuantWeights<'_>)| part.stored_bytes() as u64;
+        self.advance(parts.iter().map(stored).sum());
         Ok(Arc::new(matrix))
     }
 
@@ -603,12 +649,12 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         tensor.ok_or_else(|| not_of_the_spec(id))
     }
 
-    /// This rank's part of a matrix.
-    fn matrix(&self, id: TensorId) -> Result<(Slice<'a>, MatShape)> {
+    /// This rank's part of a matrix, as slices one below the other.
+    fn matrix(&self, id: TensorId) -> Result<(Vec<Slice<'a>>, MatShape)> {
         let (tensor, at) = self.held(id)?;
         let shape = tensor.matrix().ok_or_else(|| not_of_the_spec(id))?;
         let matrix = self.model.matrix(&tensor, shape)?;
-        Ok((matrix.slice(&at)?, at.shape()))
+        Ok((matrix.slices(&at)?, at.shape()))
     }
 
     /// What this rank holds of a matrix.

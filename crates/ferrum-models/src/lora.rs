@@ -16,7 +16,7 @@
 use crate::batch::StepBatch;
 use crate::families::{self, GGUF_NAMES, HF_NAMES};
 use crate::inventory::{
-    DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, WeightNames,
+    DecoderTensor, Projection, RankCut, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
 };
 use crate::layer::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
@@ -43,8 +43,8 @@ struct Target {
     part: usize,
     /// How the adapter pairs up the rows of a head that rotate together.
     style: RopeStyle,
-    /// Where the map's outputs begin among those of the pair, which may be one for several maps.
-    first: usize,
+    /// Which of the pair's outputs are the map's: it may be one for several maps.
+    rows: RowRuns,
 }
 
 /// What an adapter adds to one projection.
@@ -112,11 +112,11 @@ impl<B: LlmBackend> AdapterLoader<B> {
     }
 }
 
-/// A pair of matrices, how it pairs up rows of a head, and where a map's outputs begin in it.
-type Placed<'a> = (LoraPair<'a>, RopeStyle, usize);
+/// A pair of matrices, how it pairs up rows of a head, and which of its outputs are a map's.
+type Placed<'a> = (LoraPair<'a>, RopeStyle, RowRuns);
 
 /// The pairs of one projection, in the order of its maps.
-type Parts<'a> = [Option<Placed<'a>>; 3];
+type Parts<'a> = [Option<Placed<'a>>; Projection::MAPS];
 
 impl<B: LlmBackend> Adapter<B> {
     fn load(device: &B, (cut, stage): (&RankCut, &Stage), folder: &LoraFolder) -> Result<Self> {
@@ -131,7 +131,7 @@ impl<B: LlmBackend> Adapter<B> {
                     let reason = format!("is a second one for the {}", target.role);
                     return Err(wrong_module(folder, pair.module, &reason));
                 }
-                *place = Some((pair, target.style, target.first));
+                *place = Some((pair, target.style, target.rows));
             }
         }
         let mut layers = Vec::with_capacity(stage.layers().len());
@@ -234,28 +234,22 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
             "is of layer {index}, and the model has {layers} layers"
         ));
     }
-    let joined = module.names.joined_projection(module.part);
-    let own = module.names.role_in_layer(module.part);
-    let own = own.and_then(|role| Some((role.projection()?, vec![role])));
-    let roles = joined.map(|all| (all, all.roles().to_vec())).or(own);
-    let Some((projection, roles)) = roles else {
-        let known = Projection::ALL.iter().flat_map(|at| at.roles());
-        let known: Vec<_> = known.filter_map(|&role| module.names.stem(role)).collect();
-        return fail(format!(
-            "cannot be adapted, expected one of {}",
-            known.join(", ")
-        ));
+    let tensors = spec.layer_tensors(module.layer).into_iter();
+    let maps: Vec<_> = tensors
+        .filter(|tensor| tensor.id.part == TensorPart::Weight)
+        .filter_map(|tensor| Some((tensor, tensor.id.role.projection()?, tensor.matrix()?)))
+        .collect();
+    let in_module = |tensor: &DecoderTensor, shape: MatShape| {
+        let places = module.names.joined_rows(tensor).into_iter();
+        let mut places = places.filter(|(stem, ..)| *stem == module.part);
+        let joined = places.next().map(|(_, runs, rows)| (runs, rows));
+        let own = module.names.stem(tensor.id.role) == Some(module.part);
+        joined.or(own.then(|| (RowRuns::one(0, shape.rows), shape.rows)))
     };
-    let mut targets = Vec::with_capacity(roles.len());
-    for role in roles {
-        let tensor = spec.tensor(TensorId::in_layer(module.layer, role));
-        let Some((tensor, shape)) = tensor.and_then(|tensor| Some((tensor, tensor.matrix()?)))
-        else {
-            return fail("does not exist in this layer, which has other maps".into());
-        };
-        let (rows, first) = match joined {
-            Some(_) => (tensor.product.of, tensor.product.first),
-            None => (shape.rows, 0),
+    let mut targets = Vec::new();
+    for (tensor, projection, shape) in &maps {
+        let Some((runs, rows)) = in_module(tensor, *shape) else {
+            continue;
         };
         let found = (pair.up.shape.first(), pair.down.shape.get(1));
         if found != (Some(&rows), Some(&shape.cols)) {
@@ -270,14 +264,27 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
                     .map_or(String::new(), |base| format!(" ({})", base.escape_debug())),
             ));
         }
-        let part = projection.roles().iter().position(|&other| other == role);
+        let parts = projection.maps(spec, module.layer).into_iter();
+        let mut parts = parts.map(|part| part.id.role);
         targets.push(Target {
             layer: module.layer,
-            role,
-            projection,
-            part: part.unwrap_or(0),
+            role: tensor.id.role,
+            projection: *projection,
+            part: parts.position(|role| role == tensor.id.role).unwrap_or(0),
             style: module.style,
-            first,
+            rows: runs,
+        });
+    }
+    if targets.is_empty() {
+        return fail(match module.names.role_in_layer(module.part) {
+            Some(role) if role.projection().is_some() => {
+                "does not exist in this layer, which has other maps".into()
+            }
+            _ => {
+                let known = Projection::ALL.iter().flat_map(|at| at.roles());
+                let known: Vec<_> = known.filter_map(|&role| module.names.stem(role)).collect();
+                format!("cannot be adapted, expected one of {}", known.join(", "))
+            }
         });
     }
     Ok(targets)
@@ -306,7 +313,7 @@ fn fuse<B: LlmBackend>(
     let mut up = vec![0f32; rows * rank];
     let (mut first_row, mut first_rank) = (0, 0);
     for (pair, (shape, held, heads)) in pairs.iter().zip(&maps) {
-        if let Some((pair, from_style, first)) = pair {
+        if let Some((pair, from_style, runs)) = pair {
             let own = pair.down.shape[0];
             let values = to_f32(folder.tensors(), &pair.down)?;
             let inputs = values.chunks_exact(shape.cols);
@@ -322,7 +329,7 @@ fn fuse<B: LlmBackend>(
                     }
                     _ => row,
                 };
-                let from = &values[(first + from) * own..][..own];
+                let from = &values[runs.row(from) * own..][..own];
                 let to = &mut up[(first_row + to) * rank + first_rank..][..own];
                 for (to, from) in to.iter_mut().zip(from) {
                     *to = pair.scale * from;

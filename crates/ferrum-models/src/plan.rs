@@ -6,7 +6,7 @@
 use crate::cache::LayerCache;
 use crate::experts::{ExpertSource, MoeWidths};
 use crate::inventory::{DecoderTensor, RankCut, Stage, TensorRole, TensorShape};
-use crate::layer::{MlaWidths, scratch_widths};
+use crate::layer::{MlaWidths, gate_widths, scratch_widths};
 use crate::load::Model;
 use crate::runner::RunnerConfig;
 use crate::slice::MatSlice;
@@ -112,7 +112,8 @@ fn part_memory_plan<K: KvDtypeKind>(
     let packed = packed.max(moe.map_or(0, MoeWidths::packed));
     let moe = moe.map_or(0, MoeWidths::elements);
     let mla = MlaWidths::of(spec).map_or(0, MlaWidths::elements);
-    let widths = widths.iter().sum::<usize>() + mla + moe + packed;
+    let gates = gate_widths(spec).map_or(0, |[output, state]| output + state);
+    let widths = widths.iter().sum::<usize>() + mla + moe + gates + packed;
     // Logits are held on the device and once more where the sampler reads them.
     let logits = match stage.is_last() {
         true => 2 * config.max_logit_rows * spec.vocab_size,

@@ -3,9 +3,11 @@
 //! A layer is three choices: attention, feed-forward, and where norms stand. A new family fits by a new value, or by
 //! a new variant with its tensors in `inventory/` and its branch in `layer/`; nothing else changes.
 
+mod linear_attention;
 mod mla;
 mod moe;
 
+pub use linear_attention::LinearAttentionSpec;
 pub use mla::MlaSpec;
 pub use moe::{ExpertRouting, MoeSpec, SharedExpertSpec};
 
@@ -158,6 +160,8 @@ pub enum AttentionSpec {
     Mla(MlaSpec),
     /// A gated short convolution over time, without attention (LFM2).
     ShortConv(ShortConvSpec),
+    /// Linear attention over a state that decays (gated delta networks, Mamba-2).
+    Linear(LinearAttentionSpec),
 }
 
 /// `out(c · conv(b · x))` of a projection to `[b | c | x]`, where `conv` is a causal convolution of each channel by
@@ -200,6 +204,8 @@ pub struct GqaSpec {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
+    /// Whether attention's output is multiplied with the sigmoid of a projection of the layer's input (Qwen3-Next).
+    pub gate: bool,
     /// The earlier layer over whose keys and values this one attends; then it has no projections of its own for them.
     pub shared_kv: Option<usize>,
 }
@@ -435,6 +441,12 @@ impl LayerSpec {
                     state: 0,
                 };
             }
+            AttentionSpec::Linear(linear) => {
+                return CacheSpec::Recurrent {
+                    conv: linear.conv_state(),
+                    state: linear.shape(0).state_len(),
+                };
+            }
         };
         if let Some(owner) = gqa.shared_kv {
             return CacheSpec::SharedWith(owner);
@@ -494,7 +506,9 @@ impl DecoderSpec {
             .iter()
             .filter_map(|layer| match &layer.attention {
                 AttentionSpec::Mla(mla) => Some(mla.heads),
-                AttentionSpec::Gqa(_) | AttentionSpec::ShortConv(_) => None,
+                AttentionSpec::Gqa(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => {
+                    None
+                }
             });
         let mut latent = latent.peekable();
         let first = latent.peek().copied();
@@ -571,6 +585,13 @@ impl DecoderSpec {
             AttentionSpec::Gqa(gqa) => gqa,
             AttentionSpec::Mla(mla) => {
                 mla.validate(&self.ropes)?;
+                return layer.feed_forward.validate();
+            }
+            AttentionSpec::Linear(linear) => {
+                linear.validate()?;
+                if matches!(layer.form, LayerForm::Parallel { .. }) {
+                    return Err("linear attention beside a feed-forward is not supported".into());
+                }
                 return layer.feed_forward.validate();
             }
             AttentionSpec::ShortConv(conv) => {

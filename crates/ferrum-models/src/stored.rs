@@ -4,8 +4,8 @@ use crate::checkpoint::{Checkpoint, block_type};
 use crate::experts::ExpertSource;
 use crate::gathered::GatheredStack;
 use crate::inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, StackLayout, TensorId, TensorLocation,
-    TensorPart, TensorRole, TensorShape, of_expert,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, RowRuns, StackLayout, TensorId,
+    TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
 };
 use crate::load::Model;
 use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
@@ -39,42 +39,44 @@ pub(crate) struct StoredMatrix<'a> {
     /// Its sizes, with a row for each output.
     shape: MatShape,
     /// The rows of it that are the matrix.
-    first: usize,
-    rows: usize,
+    runs: RowRuns,
     /// Whether the file has a row for each input instead.
     transposed: bool,
 }
 
 impl<'a> StoredMatrix<'a> {
-    /// The place of a part of the matrix in the tensor.
-    fn place(&self, at: &MatSlice) -> MatSlice {
-        MatSlice {
-            rows: self.first + at.rows.start..self.first + at.rows.end,
-            cols: at.cols.clone(),
-        }
+    /// The places of a part of the matrix in the tensor.
+    fn places(&self, at: &MatSlice) -> impl Iterator<Item = MatSlice> {
+        let cols = at.cols.clone();
+        let rows = self.runs.places(at.rows.clone()).into_iter();
+        rows.map(move |rows| MatSlice {
+            rows,
+            cols: cols.clone(),
+        })
     }
 
-    /// A part of the matrix.
+    /// A part of the matrix, as slices one below the other.
     ///
     /// # Errors
     /// Those of [`Slice::new`].
-    pub(crate) fn slice(&self, at: &MatSlice) -> Result<Slice<'a>> {
-        let place = self.place(at);
-        match self.transposed {
+    pub(crate) fn slices(&self, at: &MatSlice) -> Result<Vec<Slice<'a>>> {
+        let slice = |place| match self.transposed {
             true => Slice::transposed(&self.weights, self.shape, &place),
             false => Slice::new(&self.weights, self.shape.cols, &place),
-        }
+        };
+        self.places(at).map(slice).collect()
     }
 
     /// Whether the part has the format of the file.
     pub(crate) fn keeps_format(&self, at: &MatSlice) -> bool {
-        self.transposed || self.place(at).keeps_format(&self.weights, self.shape.cols)
+        let mut places = self.places(at);
+        self.transposed || places.all(|place| place.keeps_format(&self.weights, self.shape.cols))
     }
 
     /// Bytes of it in the file.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let all = self.weights.stored_bytes() as u64;
-        all.saturating_mul(self.rows as u64) / self.shape.rows.max(1) as u64
+        all.saturating_mul((self.runs.count * self.runs.len) as u64) / self.shape.rows.max(1) as u64
     }
 
     /// Where its rows and columns can be cut.
@@ -107,15 +109,18 @@ impl Model {
         tensor: &DecoderTensor,
         shape: MatShape,
     ) -> Result<StoredMatrix<'_>> {
-        let (module, first, whole) = match self.location(tensor)? {
+        let (module, runs, whole) = match self.location(tensor)? {
             TensorLocation::Rows {
                 name,
                 first,
                 height,
-            } => (name, first, height),
+            } => (name, RowRuns::one(first, shape.rows), height),
+            TensorLocation::Runs { name, runs, height } => (name, runs, height),
             TensorLocation::Whole(name)
             | TensorLocation::PerExpert(name)
-            | TensorLocation::Gathered { name, .. } => (name, 0, shape.rows),
+            | TensorLocation::Gathered { name, .. } => {
+                (name, RowRuns::one(0, shape.rows), shape.rows)
+            }
         };
         let module = module.strip_suffix(".weight").unwrap_or(&module);
         let shape = MatShape {
@@ -133,8 +138,7 @@ impl Model {
         Ok(StoredMatrix {
             weights: self.matrix_called(module, in_file)?,
             shape,
-            first,
-            rows: tensor.shape.dims()[0],
+            runs,
             transposed,
         })
     }
@@ -155,6 +159,8 @@ impl Model {
     ) -> Result<ExpertSource<'_>> {
         let ExpertShape { experts, n, k } = shape;
         match self.location(tensor)? {
+            // No stack is in one.
+            TensorLocation::Runs { .. } => Err(self.unnamed(tensor.id)),
             TensorLocation::PerExpert(pattern) => {
                 let matrix = MatShape { rows: n, cols: k };
                 let all = 0..experts;
@@ -227,7 +233,9 @@ impl Model {
     fn location(&self, tensor: &DecoderTensor) -> Result<TensorLocation> {
         let places = self.names.locations(tensor);
         let there = |place: &TensorLocation| match place {
-            TensorLocation::Rows { name, .. } | TensorLocation::Gathered { name, .. } => {
+            TensorLocation::Rows { name, .. }
+            | TensorLocation::Runs { name, .. }
+            | TensorLocation::Gathered { name, .. } => {
                 let module = name.strip_suffix(".weight").unwrap_or(name);
                 let quantised = QUANTISED.map(|suffix| format!("{module}.{suffix}"));
                 let blocks = MXFP4.map(|suffix| format!("{name}{suffix}"));
@@ -257,15 +265,17 @@ impl Model {
             let bytes = (view.bytes.len() * n / layout.width.max(1)) as u64;
             return Ok((layout.biases(&all, n), bytes));
         }
-        let (name, first, whole) = match location {
+        let len = dims[0];
+        let (name, runs, whole) = match location {
             TensorLocation::Rows {
                 name,
                 first,
                 height,
-            } => (name, first, vec![height]),
+            } => (name, RowRuns::one(first, len), vec![height]),
+            TensorLocation::Runs { name, runs, height } => (name, runs, vec![height]),
             TensorLocation::Whole(name)
             | TensorLocation::PerExpert(name)
-            | TensorLocation::Gathered { name, .. } => (name, 0, dims),
+            | TensorLocation::Gathered { name, .. } => (name, RowRuns::one(0, len), dims),
         };
         let view = match tensor.shape {
             // GGUF files leave the one input of each channel out.
@@ -276,17 +286,28 @@ impl Model {
                     false => require(self.tensors(), &name, &whole)?,
                 }
             }
+            // GGUF files have those of a state space as columns, and its norm with a row for each group.
+            TensorShape::Vector(len) if tensor.id.role.is_of_linear_heads() => {
+                let view = self.tensors().require(&name)?;
+                match view.shape.iter().product::<usize>() == len {
+                    true => view,
+                    false => require(self.tensors(), &name, &whole)?,
+                }
+            }
             _ => require(self.tensors(), &name, &whole)?,
         };
         let mut values = to_f32(self.tensors(), &view)?;
         let bytes = view.bytes.len() / values.len().max(1);
         if let TensorShape::Vector(len) = tensor.shape {
-            values.truncate(first + len);
-            values.drain(..first);
+            let places = runs.places(0..len).into_iter();
+            values = places.flat_map(|rows| values[rows].to_vec()).collect();
         }
-        if tensor.id.role.is_norm() && tensor.id.part == TensorPart::Weight {
+        if tensor.id.role.has_norm_offset() && tensor.id.part == TensorPart::Weight {
             let offset = self.names.norm_offset;
             values.iter_mut().for_each(|value| *value += offset);
+        }
+        if tensor.id.role == TensorRole::LinearDecay && self.names.linear.log_decay {
+            values.iter_mut().for_each(|value| *value = -value.exp());
         }
         let bytes = (bytes * values.len()) as u64;
         Ok((values, bytes))
@@ -322,9 +343,11 @@ impl Model {
         let is_expanded = |tensor: &DecoderTensor| -> Result<bool> {
             Ok(match (self.stored(tensor)?, tensor.shape) {
                 (Stored::Matrix(weights), TensorShape::Matrix(shape)) => {
-                    let slice = weights.slice(&MatSlice::held(cut, tensor, shape))?;
-                    let expanded = matches!(slice, Slice::Values(..));
-                    policy.keeps(&weights.weights) && (expanded || !policy.keeps(&slice.weights()))
+                    let slices = weights.slices(&MatSlice::held(cut, tensor, shape))?;
+                    let expanded = |slice: &Slice<'_>| {
+                        matches!(slice, Slice::Values(..)) || !policy.keeps(&slice.weights())
+                    };
+                    policy.keeps(&weights.weights) && slices.iter().any(expanded)
                 }
                 (Stored::Experts(source), TensorShape::Stack(shape)) => {
                     let (rows, cols) = (shape.n, shape.k);

@@ -42,6 +42,8 @@ lane_op!(/// `gelu(x)`, tanh form.
     GeluTanh, 6, |self, s, x, _y| math::gelu_tanh(s, x));
 lane_op!(/// `silu(x)`.
     Silu, 6, |self, s, x, _y| math::silu(s, x));
+lane_op!(/// `sigmoid(x)`.
+    Sigmoid, 6, |self, s, x, _y| math::sigmoid(s, x));
 lane_op!(/// `x`.
     Identity, 1, |self, _s, x, _y| x);
 lane_op!(/// `x + y`.
@@ -175,6 +177,7 @@ pub fn activate(
                 spread_function(exec, GeluTanh, times, pointers, len)
             }
             Activation::Silu => spread_function(exec, Silu, times, pointers, len),
+            Activation::Sigmoid => spread_function(exec, Sigmoid, times, pointers, len),
             // A cap of one.
             Activation::Tanh => spread_function(exec, Softcap(1.0), times, pointers, len),
         }

@@ -54,6 +54,13 @@ pub fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(em1, s.add(em1, s.splat(2.0)))
 }
 
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.zero(), x))))
+}
+
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 pub fn silu<S: Simd>(s: S, x: S::V) -> S::V {

@@ -22,8 +22,8 @@ pub use kv::{KvBf16, KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, Pa
 pub use shapes::{
     Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape,
     DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape,
-    FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadsShape, LinearAttentionRule,
-    LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape, QkvShape, RopeStyle,
-    RouteShape, RowShape, StateShape,
+    FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadOrder, HeadsShape,
+    LinearAttentionRule, LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape,
+    QkvShape, RopeStyle, RouteShape, RowShape, StateShape,
 };
 pub use weight_part::WeightPart;

@@ -70,6 +70,8 @@ pub enum Activation {
     Silu,
     /// `tanh(x)`.
     Tanh,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
 }
 
 /// Vectors of `head_dim` elements, one for each token and head.
@@ -544,7 +546,16 @@ pub enum LinearAttentionRule {
     StateSpace,
 }
 
-/// Linear attention over states that decay. Value heads share key heads in order, equally many each.
+/// Which key head a value head reads. Equally many read each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// The value heads of a key head follow each other.
+    Grouped,
+    /// They are a number of key heads apart: value head `h` reads key head `h % key_heads`, as in GGUF files.
+    Interleaved,
+}
+
+/// Linear attention over states that decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearAttentionShape {
     /// The rule.
@@ -553,6 +564,8 @@ pub struct LinearAttentionShape {
     pub key_heads: usize,
     /// Heads of values: a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Which of the first a value head reads.
+    pub order: HeadOrder,
     /// Elements of a query's or key's head.
     pub key_dim: usize,
     /// Elements of a value's head.
@@ -600,7 +613,11 @@ impl LinearAttentionShape {
     /// Where the query, the key and the value of a value head begin in a row.
     #[inline]
     pub fn starts(self, head: usize) -> [usize; 3] {
-        let of_key = head / (self.value_heads / self.key_heads) * self.key_dim;
+        let key_head = match self.order {
+            HeadOrder::Grouped => head / (self.value_heads / self.key_heads),
+            HeadOrder::Interleaved => head % self.key_heads,
+        };
+        let of_key = key_head * self.key_dim;
         let (keys, value) = (self.keys(), head * self.value_dim);
         match self.rule {
             LinearAttentionRule::GatedDelta => [of_key, keys + of_key, 2 * keys + value],

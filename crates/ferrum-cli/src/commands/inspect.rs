@@ -8,7 +8,7 @@ use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype, PlacedStage, Placement};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{ModelSource, QuantizationConfig};
-use ferrum_kernels::RopeStyle;
+use ferrum_kernels::{LinearAttentionRule, RopeStyle};
 use ferrum_models::{
     AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, MemoryPlan, Model, QkNormSpec,
     RunnerConfig,
@@ -182,6 +182,23 @@ fn layer_groups(spec: &DecoderSpec) -> Vec<(usize, String)> {
                 format!("short convolution over {} tokens", conv.kernel),
                 Vec::new(),
             ),
+            AttentionSpec::Linear(linear) => {
+                let rule = match linear.rule {
+                    LinearAttentionRule::GatedDelta => "gated delta rule",
+                    LinearAttentionRule::StateSpace => "state space",
+                };
+                (
+                    format!(
+                        "{rule} of {} heads of {} x {} over {} of keys, convolution over {} tokens",
+                        linear.value_heads,
+                        linear.key_dim,
+                        linear.value_dim,
+                        linear.key_heads,
+                        linear.kernel
+                    ),
+                    Vec::new(),
+                )
+            }
         };
         if mlp_bias {
             notes.push("MLP bias".to_owned());

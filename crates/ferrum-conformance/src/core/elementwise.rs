@@ -64,12 +64,13 @@ macro_rules! maps {
 maps!(gelu, gelu_tanh, silu);
 
 /// Every activation, with what it is called.
-const ACTIVATIONS: [(Activation, &str); 5] = [
+const ACTIVATIONS: [(Activation, &str); 6] = [
     (Activation::Identity, "identity"),
     (Activation::Gelu(GeluKind::Exact), "exact gelu"),
     (Activation::Gelu(GeluKind::Tanh), "tanh gelu"),
     (Activation::Silu, "silu"),
     (Activation::Tanh, "tanh"),
+    (Activation::Sigmoid, "sigmoid"),
 ];
 
 fn activation(activation: Activation, x: f64) -> f64 {
@@ -78,6 +79,7 @@ fn activation(activation: Activation, x: f64) -> f64 {
         Activation::Gelu(kind) => naive::gelu(kind, x),
         Activation::Silu => naive::silu(x),
         Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }
 }
 

@@ -67,10 +67,10 @@ pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 pub use ferrum_types::{
     Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape,
     DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape,
-    FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadsShape, KvBf16, KvBlockBytes,
-    KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule, LinearAttentionShape, MatShape,
-    MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape, QkvShape, RopeStyle, RouteShape,
-    RowShape, StateShape, WeightPart,
+    FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadOrder, HeadsShape, KvBf16,
+    KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule,
+    LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape,
+    QkvShape, RopeStyle, RouteShape, RowShape, StateShape, WeightPart,
 };
 
 /// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.

@@ -5,7 +5,8 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use crate::backend::{
-    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, PatchShape, StateShape, check,
+    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, HeadOrder, LinearAttention,
+    LinearAttentionRule, LinearAttentionShape, PatchShape, StateShape, check,
 };
 use ferrum_types::Result;
 
@@ -140,5 +141,43 @@ impl BackendState for CudaBackend {
             state[2],
         ];
         ctx.each(OP, (In::Conv, "causal_conv1d_state"), total, args)
+    }
+
+    fn linear_attention(
+        ctx: &mut CudaContext,
+        inputs: LinearAttention<'_, Self>,
+        states: &mut CudaBuffer<f32>,
+        batch: &DeviceBatch<Self>,
+        out: &mut CudaBuffer<f32>,
+        shape: LinearAttentionShape,
+    ) -> Result<()> {
+        const OP: &str = "linear_attention";
+        // More columns than that go to a thread one after the other.
+        const MOST_THREADS: usize = 256;
+        check::linear_attention::<Self>(&inputs, states, batch, out, shape)?;
+        let blocks = check::elements(OP, &[batch.shape.seqs, shape.value_heads])?;
+        let threads = shape.value_dim.next_multiple_of(32).min(MOST_THREADS);
+        let shared = check::elements(OP, &[2 * size_of::<f32>(), shape.key_dim])?;
+        let args = [
+            out.into(),
+            inputs.x.into(),
+            inputs.gates.into(),
+            inputs.params.into(),
+            states.into(),
+            (&batch.query_starts).into(),
+            (&batch.state_slots).into(),
+            Arg::Int(shape.key_heads),
+            Arg::Int(shape.value_heads),
+            Arg::Int(shape.key_dim),
+            Arg::Int(shape.value_dim),
+            Arg::Int(batch.shape.tokens),
+            Arg::Int(shape.states.slots),
+            Arg::Long(shape.states.elements),
+            Arg::Long(shape.offset),
+            Arg::Int(usize::from(shape.rule == LinearAttentionRule::GatedDelta)),
+            Arg::Int(usize::from(shape.order == HeadOrder::Interleaved)),
+        ];
+        let grid = (blocks, threads as u32, shared);
+        ctx.launch(OP, (In::Conv, "linear_attention"), grid, args)
     }
 }

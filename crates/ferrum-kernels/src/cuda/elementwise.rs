@@ -14,6 +14,7 @@ pub(super) fn number(activation: Activation) -> usize {
         Activation::Silu => 2,
         Activation::Tanh => 3,
         Activation::Identity => 4,
+        Activation::Sigmoid => 5,
     }
 }
 

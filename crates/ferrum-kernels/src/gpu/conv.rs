@@ -6,8 +6,8 @@ use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, LANES, P};
 use super::pipeline::Kernel;
 use crate::backend::{
-    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, LinearAttention, LinearAttentionRule,
-    LinearAttentionShape, PatchShape, StateShape, check,
+    BackendState, CausalConvShape, Conv1dShape, DeviceBatch, HeadOrder, LinearAttention,
+    LinearAttentionRule, LinearAttentionShape, PatchShape, StateShape, check,
 };
 use ferrum_types::Result;
 
@@ -216,6 +216,7 @@ impl BackendState for GpuBackend {
             elements,
             shape.offset,
             usize::from(is_delta),
+            usize::from(shape.order == HeadOrder::Interleaved),
         ];
         let groups = lanes.div_ceil(LANES);
         ctx.run(

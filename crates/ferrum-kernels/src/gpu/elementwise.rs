@@ -81,6 +81,7 @@ pub(super) fn number(activation: Activation) -> u32 {
         Activation::Gelu(GeluKind::Tanh) => 1,
         Activation::Silu => 2,
         Activation::Tanh => 3,
+        Activation::Sigmoid => 5,
         Activation::Identity => 4,
     }
 }

@@ -59,6 +59,7 @@ pub(super) fn activate<T: FloatElement>(
             Activation::Gelu(kind) => gelu(kind, x),
             Activation::Silu => silu(x),
             Activation::Tanh => x.tanh(),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         };
         out.0[i] = match y {
             Some(y) => narrow(value * wide(y.0[i])),

@@ -140,7 +140,11 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         .u32(&key("attention.value_length"))?
         .map_or(head_dim, |n| n as usize);
     let context_length = size("context_length")?;
-    let inner = size("feed_forward_length")?;
+    // Models that have experts in all layers may leave it out.
+    let inner = match gguf.u32(&key("expert_feed_forward_length"))? {
+        Some(inner) if !gguf.has(&key("feed_forward_length")) => inner as usize,
+        _ => size("feed_forward_length")?,
+    };
     let mut layer = layer(heads, kv_heads, head_dim, inner, Activation::Silu);
     let names = family.gguf_names;
     let has_bias = |role: TensorRole| has_bias(gguf, names, role);
@@ -252,6 +256,11 @@ pub(super) fn attention_biases(spec: &mut DecoderSpec, bias: bool) {
 /// `ARCH.name` of a GGUF file.
 pub(super) fn gguf_f32(gguf: &Gguf, name: &str) -> Result<Option<f32>> {
     Ok(gguf.f32(&format!("{}.{name}", gguf.architecture()?))?)
+}
+
+/// [`gguf_f32`] of a whole number.
+pub(super) fn gguf_u32(gguf: &Gguf, name: &str) -> Result<Option<u32>> {
+    Ok(gguf.u32(&format!("{}.{name}", gguf.architecture()?))?)
 }
 
 /// Lets each `every`th layer see all tokens where a GGUF file does not say which of them slide.
@@ -382,6 +391,7 @@ fn layer(
             qk_norm: QkNormSpec::None,
             qkv_bias: false,
             out_bias: false,
+            gate: false,
             shared_kv: None,
         }),
         feed_forward: FeedForwardSpec::GatedMlp(MlpSpec {

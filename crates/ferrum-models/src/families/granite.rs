@@ -59,7 +59,7 @@ fn moe_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-fn read_hf(config: &HfConfig, family: &'static str) -> Result<DecoderSpec> {
+pub(super) fn read_hf(config: &HfConfig, family: &'static str) -> Result<DecoderSpec> {
     let mut spec = common::from_hf(family, config, &HfDefaults::LLAMA)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     common::attention_biases(&mut spec, bias);
@@ -84,7 +84,7 @@ fn moe_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-fn read_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
+pub(super) fn read_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(family, gguf)?;
     // Here it is a divisor.
     spec.scales.logits = 1.0 / spec.scales.logits;

@@ -16,7 +16,9 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod lfm2;
+mod linear;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -28,6 +30,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod smollm3;
 mod starcoder2;
@@ -98,6 +101,9 @@ pub static FAMILIES: &[&Family] = &[
     &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_next::QWEN3_5,
+    &qwen3_next::QWEN3_5_MOE,
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma2::GEMMA3,
@@ -108,6 +114,7 @@ pub static FAMILIES: &[&Family] = &[
     &smollm3::FAMILY,
     &granite::FAMILY,
     &granite::GRANITE_MOE,
+    &granite_hybrid::FAMILY,
     &cohere::FAMILY,
     &cohere::COHERE2,
     &starcoder2::FAMILY,

@@ -1,7 +1,8 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
 use crate::inventory::{
-    ExpertNames, JoinedExperts, JoinedNames, MlaNames, SharedNames, WeightNames,
+    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, SharedNames,
+    WeightNames,
 };
 
 /// Hugging Face names of Llama and those who followed it.
@@ -31,6 +32,18 @@ const HF: WeightNames = WeightNames {
         latent_norm: "self_attn.kv_a_layernorm",
         up: "self_attn.kv_b_proj",
         absorbed: None,
+    },
+    linear: LinearAttentionNames {
+        gate: "linear_attn.in_proj_z",
+        beta: "linear_attn.in_proj_b",
+        step: "linear_attn.in_proj_a",
+        conv: "linear_attn.conv1d",
+        decay: "linear_attn.A_log",
+        log_decay: true,
+        step_bias: "linear_attn.dt_bias",
+        skip: "linear_attn.D",
+        norm: "linear_attn.norm",
+        out: "linear_attn.out_proj",
     },
     attn_out: "self_attn.o_proj",
     post_attn_norm: None,
@@ -82,7 +95,9 @@ pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
 };
 
 /// Hugging Face names of Granite with experts.
-pub(super) static GRANITE_MOE_NAMES: WeightNames = WeightNames {
+pub(super) static GRANITE_MOE_NAMES: WeightNames = GRANITE_MOE;
+
+const GRANITE_MOE: WeightNames = WeightNames {
     router: "block_sparse_moe.router.layer",
     experts: ExpertNames {
         joined: Some(JoinedExperts {
@@ -94,6 +109,34 @@ pub(super) static GRANITE_MOE_NAMES: WeightNames = WeightNames {
         ..HF.experts
     },
     ..HF
+};
+
+/// Hugging Face names of Granite 4, whose dense feed-forward is called that of all tokens.
+pub(super) static GRANITE_HYBRID_NAMES: WeightNames = WeightNames {
+    linear: LinearAttentionNames {
+        conv: "mamba.conv1d",
+        decay: "mamba.A_log",
+        step_bias: "mamba.dt_bias",
+        skip: "mamba.D",
+        norm: "mamba.norm",
+        out: "mamba.out_proj",
+        ..HF.linear
+    },
+    down: "shared_mlp.output_linear",
+    experts: ExpertNames {
+        shared: SharedNames {
+            down: "shared_mlp.output_linear",
+            ..HF.experts.shared
+        },
+        ..GRANITE_MOE.experts
+    },
+    joined: JoinedNames {
+        linear_in: Some("mamba.in_proj"),
+        gate_up: Some("shared_mlp.input_linear"),
+        shared_gate_up: Some("shared_mlp.input_linear"),
+        ..JoinedNames::NONE
+    },
+    ..GRANITE_MOE
 };
 
 /// Hugging Face names of GPT-OSS, whose matrices of experts have a row for each input.
@@ -112,7 +155,9 @@ pub(super) static GPT_OSS_NAMES: WeightNames = WeightNames {
 };
 
 /// Hugging Face names of Qwen 2 with experts.
-pub(super) static QWEN2_MOE_NAMES: WeightNames = WeightNames {
+pub(super) static QWEN2_MOE_NAMES: WeightNames = QWEN2_MOE;
+
+const QWEN2_MOE: WeightNames = WeightNames {
     experts: ExpertNames {
         shared: SharedNames {
             gate: "mlp.shared_expert.gate_proj",
@@ -123,6 +168,28 @@ pub(super) static QWEN2_MOE_NAMES: WeightNames = WeightNames {
         ..HF.experts
     },
     ..HF
+};
+
+/// Hugging Face names of Qwen3-Next and Qwen 3.5, whose norms are stored less 1.
+pub(super) static QWEN3_NEXT_NAMES: WeightNames = QWEN3_NEXT;
+
+const QWEN3_NEXT: WeightNames = WeightNames {
+    joined: JoinedNames {
+        query_gate: Some("self_attn.q_proj"),
+        linear_qkv: Some("linear_attn.in_proj_qkv"),
+        linear_heads: Some(("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")),
+        ..JoinedNames::NONE
+    },
+    norm_offset: 1.0,
+    ..QWEN2_MOE
+};
+
+/// Hugging Face names of Qwen 3.5 in checkpoints that have its image tower, too.
+pub(super) static QWEN3_5_NAMES: WeightNames = WeightNames {
+    embedding: "model.language_model.embed_tokens",
+    final_norm: "model.language_model.norm",
+    layer: "model.language_model.layers.{}",
+    ..QWEN3_NEXT
 };
 
 /// Hugging Face names of Gemma 1, whose norms are stored less 1.
@@ -272,6 +339,18 @@ const GGUF: WeightNames = WeightNames {
         up: "attn_kv_b",
         absorbed: Some(("attn_k_b", "attn_v_b")),
     },
+    linear: LinearAttentionNames {
+        gate: "attn_gate",
+        beta: "ssm_beta",
+        step: "ssm_alpha",
+        conv: "ssm_conv1d",
+        decay: "ssm_a",
+        log_decay: false,
+        step_bias: "ssm_dt.bias",
+        skip: "ssm_d",
+        norm: "ssm_norm",
+        out: "ssm_out",
+    },
     attn_out: "attn_output",
     post_attn_norm: Some("post_attention_norm"),
     conv: "shortconv.conv",
@@ -298,7 +377,10 @@ const GGUF: WeightNames = WeightNames {
     joined: JoinedNames {
         qkv: Some("attn_qkv"),
         conv_in: Some("shortconv.in_proj"),
-        gate_up: None,
+        linear_qkv: Some("attn_qkv"),
+        linear_in: Some("ssm_in"),
+        linear_heads: Some(("ssm_in", "ssm_ba")),
+        ..JoinedNames::NONE
     },
     norm_offset: 0.0,
     transposed: false,
@@ -317,6 +399,17 @@ pub(super) static GGUF_GATE_UP_NAMES: WeightNames = WeightNames {
 pub(super) static GGUF_POST_NORM_NAMES: WeightNames = WeightNames {
     post_attn_norm: None,
     ffn_norm: "post_attention_norm",
+    ..GGUF
+};
+
+/// Names in GGUF files of Qwen3-Next and Qwen 3.5.
+pub(super) static GGUF_QWEN3_NEXT_NAMES: WeightNames = WeightNames {
+    post_attn_norm: None,
+    ffn_norm: "post_attention_norm",
+    joined: JoinedNames {
+        query_gate: Some("attn_q"),
+        ..GGUF.joined
+    },
     ..GGUF
 };
 

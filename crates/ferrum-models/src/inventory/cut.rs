@@ -56,6 +56,7 @@ impl TensorId {
                 | TensorRole::Value
                 | TensorRole::QueryNorm
                 | TensorRole::KeyNorm
+                | TensorRole::AttentionGate
                 | TensorRole::ConvInputGate
                 | TensorRole::ConvOutputGate
                 | TensorRole::ConvInput
@@ -100,6 +101,19 @@ impl TensorId {
                 | TensorRole::QueryDownNorm
                 | TensorRole::LatentDown
                 | TensorRole::LatentNorm
+                // Every rank has the whole state.
+                | TensorRole::LinearQuery
+                | TensorRole::LinearKey
+                | TensorRole::LinearValue
+                | TensorRole::LinearGate
+                | TensorRole::LinearBeta
+                | TensorRole::LinearStep
+                | TensorRole::LinearConv
+                | TensorRole::LinearDecay
+                | TensorRole::LinearStepBias
+                | TensorRole::LinearSkip
+                | TensorRole::LinearNorm
+                | TensorRole::LinearOutput
                 // A row for each position, and small.
                 | TensorRole::PositionEmbedding
                 // Small, and every rank has to choose the same experts.
@@ -122,6 +136,7 @@ impl TensorId {
             | TensorRole::KeyUp
             | TensorRole::ValueUp
             | TensorRole::AttentionSinks
+            | TensorRole::AttentionGate
             | TensorRole::AttentionOutput => CutUnit::Heads,
             TensorRole::Key | TensorRole::KeyNorm | TensorRole::Value => CutUnit::KvHeads,
             TensorRole::ConvInputGate
@@ -147,6 +162,18 @@ impl TensorId {
             | TensorRole::QueryDownNorm
             | TensorRole::LatentDown
             | TensorRole::LatentNorm
+            | TensorRole::LinearQuery
+            | TensorRole::LinearKey
+            | TensorRole::LinearValue
+            | TensorRole::LinearGate
+            | TensorRole::LinearBeta
+            | TensorRole::LinearStep
+            | TensorRole::LinearConv
+            | TensorRole::LinearDecay
+            | TensorRole::LinearStepBias
+            | TensorRole::LinearSkip
+            | TensorRole::LinearNorm
+            | TensorRole::LinearOutput
             | TensorRole::PostAttentionNorm
             | TensorRole::FeedForwardNorm
             | TensorRole::PostFeedForwardNorm
@@ -220,6 +247,7 @@ impl RankCut {
                 }
                 AttentionSpec::Mla(mla) => cut.heads = 0..mla.heads,
                 AttentionSpec::ShortConv(conv) => cut.channels = 0..conv.channels,
+                AttentionSpec::Linear(_) => {}
             }
             cut
         });
@@ -269,6 +297,7 @@ impl RankCut {
                         channels: deal("a convolution", conv.channels, &borders.channels)?,
                         ..LayerCut::default()
                     },
+                    AttentionSpec::Linear(_) => LayerCut::default(),
                 };
                 let inner = intermediate(&layer.feed_forward);
                 cut.intermediate = deal("a feed-forward", inner, &borders.intermediate)?;
@@ -331,6 +360,7 @@ impl RankCut {
                 }
                 AttentionSpec::Mla(mla) => mla.heads = cut.heads.len(),
                 AttentionSpec::ShortConv(conv) => conv.channels = cut.channels.len(),
+                AttentionSpec::Linear(_) => {}
             }
             match &mut layer.feed_forward {
                 FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => {

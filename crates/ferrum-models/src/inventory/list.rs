@@ -1,13 +1,13 @@
 //! The tensors of each kind of part of a layer, as [`DecoderSpec::tensors`] lists them.
 
 use super::{
-    DecoderTensor, ProductRows, Projection, TensorId, TensorPart, TensorRole, TensorShape,
+    DecoderTensor, HeadRows, ProductRows, Projection, TensorId, TensorPart, TensorRole, TensorShape,
 };
 use crate::spec::{
-    DecoderSpec, GqaSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec, SharedExpertSpec,
-    ShortConvSpec,
+    DecoderSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec,
+    SharedExpertSpec, ShortConvSpec,
 };
-use ferrum_kernels::{ExpertShape, MatShape};
+use ferrum_kernels::{ExpertShape, LinearAttentionRule, MatShape};
 
 /// Tensors of one layer, or of none, as they are listed.
 pub(super) struct List {
@@ -37,6 +37,7 @@ impl List {
                 first: 0,
                 of: shape.dims()[0],
             },
+            by_head: None,
         });
     }
 
@@ -75,11 +76,28 @@ impl List {
             self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
             self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
         }
+        if gqa.gate {
+            self.linear(TensorRole::AttentionGate, (out_dim, hidden), gqa.qkv_bias);
+        }
         self.linear(TensorRole::AttentionOutput, (hidden, out_dim), gqa.out_bias);
         for tensor in &mut self.tensors[first..] {
             tensor.unit = match tensor.id.role {
-                TensorRole::Value | TensorRole::AttentionOutput => gqa.value_dim,
+                TensorRole::Value | TensorRole::AttentionGate | TensorRole::AttentionOutput => {
+                    gqa.value_dim
+                }
                 _ => gqa.head_dim,
+            };
+            let in_head = |first| {
+                gqa.gate.then_some(HeadRows {
+                    heads: gqa.heads,
+                    first,
+                    of: gqa.head_dim + gqa.value_dim,
+                })
+            };
+            tensor.by_head = match tensor.id.role {
+                TensorRole::Query => in_head(0),
+                TensorRole::AttentionGate => in_head(gqa.head_dim),
+                _ => None,
             };
             tensor.rotated_heads = match tensor.id.role {
                 TensorRole::Query => gqa.heads,
@@ -181,6 +199,73 @@ impl List {
         self.linear(TensorRole::ConvOutput, (hidden, channels), bias);
     }
 
+    /// Linear attention, its projections in the order in which they are computed as one.
+    pub(super) fn linear_attention(&mut self, linear: &LinearAttentionSpec, hidden: usize) {
+        let LinearAttentionSpec {
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            bias,
+            ..
+        } = *linear;
+        let (keys, values) = (key_heads * key_dim, linear.values());
+        let shared = value_heads / key_heads;
+        let query = (TensorRole::LinearQuery, keys, key_dim);
+        let key = (TensorRole::LinearKey, keys, key_dim);
+        let value = (TensorRole::LinearValue, values, shared * value_dim);
+        let gate = (TensorRole::LinearGate, values, shared * value_dim);
+        let beta = (TensorRole::LinearBeta, value_heads, shared);
+        let step = (TensorRole::LinearStep, value_heads, shared);
+        // What files join. What those of the gated delta rule join by heads are other maps.
+        let (joined, by_head): (&[&[_]], &[&[_]]) = match linear.rule {
+            LinearAttentionRule::GatedDelta => (
+                &[&[query, key, value], &[gate], &[beta], &[step]],
+                &[&[query, key, value, gate], &[beta, step]],
+            ),
+            LinearAttentionRule::StateSpace => (&[&[gate, value, key, query, step]], &[]),
+        };
+        let begin = self.tensors.len();
+        for maps in joined {
+            let of = maps.iter().map(|map| map.1).sum();
+            let mut rows = 0;
+            for &(role, count, _) in *maps {
+                let first = self.tensors.len();
+                self.linear(role, (count, hidden), bias);
+                let product = ProductRows { first: rows, of };
+                let own = self.tensors[first..].iter_mut();
+                own.for_each(|tensor| tensor.product = product);
+                rows += count;
+            }
+        }
+        for maps in by_head {
+            let (of, mut first) = (maps.iter().map(|map| map.2).sum(), 0);
+            for &(role, _, rows) in *maps {
+                let own = self.tensors[begin..].iter_mut();
+                own.filter(|tensor| tensor.id.role == role)
+                    .for_each(|tensor| {
+                        let heads = key_heads;
+                        tensor.by_head = Some(HeadRows { heads, first, of });
+                    });
+                first += rows;
+            }
+        }
+        let (channels, taps) = (linear.row_dim(), linear.kernel);
+        let kernel = TensorShape::Kernel { channels, taps };
+        self.push(TensorRole::LinearConv, TensorPart::Weight, kernel);
+        if linear.conv_bias {
+            let bias = TensorShape::Vector(channels);
+            self.push(TensorRole::LinearConv, TensorPart::Bias, bias);
+        }
+        self.vector(TensorRole::LinearDecay, value_heads);
+        self.vector(TensorRole::LinearStepBias, value_heads);
+        if linear.rule == LinearAttentionRule::StateSpace {
+            self.vector(TensorRole::LinearSkip, value_heads);
+        }
+        self.vector(TensorRole::LinearNorm, linear.norm_dim());
+        self.linear(TensorRole::LinearOutput, (hidden, values), bias);
+    }
+
     pub(super) fn mlp(&mut self, mlp: &MlpSpec, gated: bool, hidden: usize) {
         let (first, inner) = (self.tensors.len(), mlp.intermediate);
         if gated {
@@ -220,8 +305,18 @@ impl List {
             gated,
         }) = moe.shared
         {
-            self.matrix(TensorRole::SharedGate, (inner, hidden));
-            self.matrix(TensorRole::SharedUp, (inner, hidden));
+            for (i, role) in [TensorRole::SharedGate, TensorRole::SharedUp]
+                .into_iter()
+                .enumerate()
+            {
+                self.matrix(role, (inner, hidden));
+                if let Some(tensor) = self.tensors.last_mut() {
+                    tensor.product = ProductRows {
+                        first: i * inner,
+                        of: 2 * inner,
+                    };
+                }
+            }
             self.matrix(TensorRole::SharedDown, (hidden, inner));
             if gated {
                 self.matrix(TensorRole::SharedRouter, (1, hidden));

@@ -13,8 +13,8 @@ mod stage;
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{
-    ExpertNames, JoinedExperts, JoinedNames, MlaNames, SharedNames, StackLayout, TensorLocation,
-    WeightNames,
+    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, RowRuns, SharedNames,
+    StackLayout, TensorLocation, WeightNames,
 };
 pub use stage::Stage;
 
@@ -65,6 +65,8 @@ pub enum TensorRole {
     KeyUp,
     /// From compressed rows to the values of each head.
     ValueUp,
+    /// Projection to what attention's output is multiplied with, before the sigmoid.
+    AttentionGate,
     /// Attention's output projection.
     AttentionOutput,
     /// Norm behind attention.
@@ -79,6 +81,30 @@ pub enum TensorRole {
     ConvKernel,
     /// A short convolution's output projection.
     ConvOutput,
+    /// Query projection of linear attention (`C` of a state space).
+    LinearQuery,
+    /// Key projection of linear attention (`B` of a state space).
+    LinearKey,
+    /// Value projection of linear attention (`x` of a state space).
+    LinearValue,
+    /// Projection to what its output is multiplied with, before SiLU.
+    LinearGate,
+    /// Projection to the share of a value that goes into the state, before the sigmoid.
+    LinearBeta,
+    /// Projection to the step that the state decays by.
+    LinearStep,
+    /// Taps of the convolution before linear attention.
+    LinearConv,
+    /// What a state decays with in a step of 1: a negative number of each head.
+    LinearDecay,
+    /// What is added to the step.
+    LinearStepBias,
+    /// What of a value is added to the output.
+    LinearSkip,
+    /// Norm of linear attention's output.
+    LinearNorm,
+    /// Linear attention's output projection.
+    LinearOutput,
     /// Norm before the feed-forward.
     FeedForwardNorm,
     /// Gate projection.
@@ -115,7 +141,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 42] = [
+    pub const ALL: [TensorRole; 55] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
@@ -135,6 +161,7 @@ impl TensorRole {
         Self::LatentNorm,
         Self::KeyUp,
         Self::ValueUp,
+        Self::AttentionGate,
         Self::AttentionOutput,
         Self::PostAttentionNorm,
         Self::ConvInputGate,
@@ -142,6 +169,18 @@ impl TensorRole {
         Self::ConvInput,
         Self::ConvKernel,
         Self::ConvOutput,
+        Self::LinearQuery,
+        Self::LinearKey,
+        Self::LinearValue,
+        Self::LinearGate,
+        Self::LinearBeta,
+        Self::LinearStep,
+        Self::LinearConv,
+        Self::LinearDecay,
+        Self::LinearStepBias,
+        Self::LinearSkip,
+        Self::LinearNorm,
+        Self::LinearOutput,
         Self::FeedForwardNorm,
         Self::Gate,
         Self::Up,
@@ -176,12 +215,24 @@ impl TensorRole {
 
     /// Whether it is a number for each element and no matrix.
     pub fn is_vector(self) -> bool {
-        self.is_norm() || self.is_rope() || self.is_named_whole() || self == Self::ConvKernel
+        self.is_norm() || self.is_rope() || self.is_named_whole() || self.is_conv()
+    }
+
+    /// Whether it is the taps of a convolution.
+    pub fn is_conv(self) -> bool {
+        matches!(self, Self::ConvKernel | Self::LinearConv)
     }
 
     /// Whether files call it by a name of its own, without `.weight` or `.bias`.
     pub fn is_named_whole(self) -> bool {
-        matches!(self, Self::AttentionSinks | Self::ExpertCorrection)
+        matches!(
+            self,
+            Self::AttentionSinks
+                | Self::ExpertCorrection
+                | Self::LinearDecay
+                | Self::LinearStepBias
+                | Self::LinearSkip
+        )
     }
 
     /// Whether it is the weight of a norm.
@@ -196,7 +247,22 @@ impl TensorRole {
                 | Self::PostAttentionNorm
                 | Self::FeedForwardNorm
                 | Self::PostFeedForwardNorm
+                | Self::LinearNorm
                 | Self::FinalNorm
+        )
+    }
+
+    /// Whether it is a norm that files of families with such norms hold less
+    /// [`norm_offset`](WeightNames::norm_offset).
+    pub fn has_norm_offset(self) -> bool {
+        self.is_norm() && self != Self::LinearNorm
+    }
+
+    /// Whether it is numbers of linear attention's heads, or the norm of what these give.
+    pub(crate) fn is_of_linear_heads(self) -> bool {
+        matches!(
+            self,
+            Self::LinearDecay | Self::LinearStepBias | Self::LinearSkip | Self::LinearNorm
         )
     }
 
@@ -242,6 +308,7 @@ impl fmt::Display for TensorRole {
             Self::LatentNorm => "norm of compressed keys and values",
             Self::KeyUp => "key maps of heads",
             Self::ValueUp => "value maps of heads",
+            Self::AttentionGate => "attention gate projection",
             Self::AttentionOutput => "attention output projection",
             Self::PostAttentionNorm => "norm behind attention",
             Self::ConvInputGate => "projection to a short convolution's input gate",
@@ -249,6 +316,18 @@ impl fmt::Display for TensorRole {
             Self::ConvInput => "short convolution's input projection",
             Self::ConvKernel => "short convolution",
             Self::ConvOutput => "short convolution's output projection",
+            Self::LinearQuery => "query projection of linear attention",
+            Self::LinearKey => "key projection of linear attention",
+            Self::LinearValue => "value projection of linear attention",
+            Self::LinearGate => "output gate projection of linear attention",
+            Self::LinearBeta => "update gate projection of linear attention",
+            Self::LinearStep => "step projection of linear attention",
+            Self::LinearConv => "convolution of linear attention",
+            Self::LinearDecay => "decay of linear attention",
+            Self::LinearStepBias => "step bias of linear attention",
+            Self::LinearSkip => "skip of linear attention",
+            Self::LinearNorm => "norm of linear attention",
+            Self::LinearOutput => "output projection of linear attention",
             Self::FeedForwardNorm => "feed-forward norm",
             Self::Gate => "gate projection",
             Self::Up => "up projection",
@@ -273,29 +352,39 @@ impl fmt::Display for TensorRole {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Projection {
     Qkv,
+    AttnGate,
     AttnOut,
     ConvIn,
     ConvOut,
+    LinearIn,
+    LinearOut,
     GateUp,
     Down,
 }
 
 impl Projection {
-    pub(crate) const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 9;
+
+    /// The most maps that one joins.
+    pub(crate) const MAPS: usize = 6;
 
     pub(crate) const ALL: [Projection; Self::COUNT] = [
         Self::Qkv,
+        Self::AttnGate,
         Self::AttnOut,
         Self::ConvIn,
         Self::ConvOut,
+        Self::LinearIn,
+        Self::LinearOut,
         Self::GateUp,
         Self::Down,
     ];
 
-    /// The maps that it joins, one below the other.
+    /// The maps that it joins.
     pub(crate) fn roles(self) -> &'static [TensorRole] {
         match self {
             Self::Qkv => &[TensorRole::Query, TensorRole::Key, TensorRole::Value],
+            Self::AttnGate => &[TensorRole::AttentionGate],
             Self::AttnOut => &[TensorRole::AttentionOutput],
             Self::ConvIn => &[
                 TensorRole::ConvInputGate,
@@ -303,18 +392,26 @@ impl Projection {
                 TensorRole::ConvInput,
             ],
             Self::ConvOut => &[TensorRole::ConvOutput],
+            Self::LinearIn => &[
+                TensorRole::LinearQuery,
+                TensorRole::LinearKey,
+                TensorRole::LinearValue,
+                TensorRole::LinearGate,
+                TensorRole::LinearBeta,
+                TensorRole::LinearStep,
+            ],
+            Self::LinearOut => &[TensorRole::LinearOutput],
             Self::GateUp => &[TensorRole::Gate, TensorRole::Up],
             Self::Down => &[TensorRole::Down],
         }
     }
 
-    /// Those that a layer has: none where it has experts instead, no gate where it has none.
+    /// Those that a layer has, one below the other: none where it has experts instead, no gate where it has none.
     pub(crate) fn maps(self, spec: &DecoderSpec, layer: usize) -> Vec<DecoderTensor> {
-        let ids = self
-            .roles()
-            .iter()
-            .map(|&role| TensorId::in_layer(layer, role));
-        ids.filter_map(|id| spec.tensor(id)).collect()
+        let all = spec.layer_tensors(layer).into_iter();
+        all.filter(|tensor| tensor.id.part == TensorPart::Weight)
+            .filter(|tensor| self.roles().contains(&tensor.id.role))
+            .collect()
     }
 }
 
@@ -457,6 +554,19 @@ pub struct DecoderTensor {
     pub unit: usize,
     /// Where its rows are in the product that it is computed in.
     pub product: ProductRows,
+    /// Where they are in a tensor that has all that belongs to a head together, in files with such tensors.
+    pub by_head: Option<HeadRows>,
+}
+
+/// Where the rows of a map are in a tensor that has a block of rows for each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRows {
+    /// Heads.
+    pub heads: usize,
+    /// The first row in a block.
+    pub first: usize,
+    /// Rows of a block.
+    pub of: usize,
 }
 
 /// Where the rows of a map are among those of the product that joins it with others. Some files store the product.
@@ -560,7 +670,7 @@ impl DecoderSpec {
     }
 
     /// The tensors of one layer; none for a layer that is not there.
-    fn layer_tensors(&self, index: usize) -> Vec<DecoderTensor> {
+    pub(crate) fn layer_tensors(&self, index: usize) -> Vec<DecoderTensor> {
         let mut all = List::new(Some(index));
         let Some(layer) = self.layers.get(index) else {
             return all.tensors;
@@ -582,6 +692,7 @@ impl DecoderSpec {
             AttentionSpec::Gqa(gqa) => all.attention(gqa, hidden),
             AttentionSpec::Mla(mla) => all.latent_attention(mla, hidden),
             AttentionSpec::ShortConv(conv) => all.short_conv(conv, hidden),
+            AttentionSpec::Linear(linear) => all.linear_attention(linear, hidden),
         }
         norm(&mut all, TensorRole::PostAttentionNorm, behind);
         norm(&mut all, TensorRole::FeedForwardNorm, before_ffn);

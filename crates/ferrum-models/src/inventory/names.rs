@@ -4,8 +4,9 @@
 //! name, or the tensor behind a name, asks here. What files of a scheme hold otherwise than a decoder computes with it
 //! (norms less 1, matrices the other way round) stands here, too.
 
-use super::{DecoderTensor, Projection, TensorId, TensorPart, TensorRole, TensorShape};
+use super::{DecoderTensor, HeadRows, TensorId, TensorPart, TensorRole, TensorShape};
 use ferrum_kernels::ExpertShape;
+use std::ops::Range;
 
 /// Names of a decoder's tensors in one kind of file. Names lack their `.weight` or `.bias`.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct WeightNames {
     pub sinks: &'static str,
     /// The maps of latent attention.
     pub mla: MlaNames,
+    /// What belongs to linear attention.
+    pub linear: LinearAttentionNames,
     /// Attention's output projection.
     pub attn_out: &'static str,
     /// Norm behind attention, in files that hold it.
@@ -77,8 +80,18 @@ pub struct JoinedNames {
     pub qkv: Option<&'static str>,
     /// Input gate, output gate and input of a short convolution.
     pub conv_in: Option<&'static str>,
+    /// Query and gate of attention, by heads.
+    pub query_gate: Option<&'static str>,
+    /// Query, key and value of linear attention.
+    pub linear_qkv: Option<&'static str>,
+    /// All projections of a state space: output gate, value, key, query and step.
+    pub linear_in: Option<&'static str>,
+    /// Those of the gated delta rule by key heads: query, key, value and output gate; and update gate and step.
+    pub linear_heads: Option<(&'static str, &'static str)>,
     /// Gate and up.
     pub gate_up: Option<&'static str>,
+    /// Those of a shared expert.
+    pub shared_gate_up: Option<&'static str>,
 }
 
 impl JoinedNames {
@@ -86,8 +99,82 @@ impl JoinedNames {
     pub const NONE: Self = Self {
         qkv: None,
         conv_in: None,
+        query_gate: None,
+        linear_qkv: None,
+        linear_in: None,
+        linear_heads: None,
         gate_up: None,
+        shared_gate_up: None,
     };
+}
+
+/// Names of what belongs to linear attention.
+#[derive(Debug)]
+pub struct LinearAttentionNames {
+    /// Projection to the output gate.
+    pub gate: &'static str,
+    /// Projection to the update gate.
+    pub beta: &'static str,
+    /// Projection to the step.
+    pub step: &'static str,
+    /// Taps of the convolution.
+    pub conv: &'static str,
+    /// The decay of each head, a whole name.
+    pub decay: &'static str,
+    /// Whether files have the logarithm of its opposite.
+    pub log_decay: bool,
+    /// What is added to the step, a whole name.
+    pub step_bias: &'static str,
+    /// The skip of each head, a whole name.
+    pub skip: &'static str,
+    /// Norm of the output.
+    pub norm: &'static str,
+    /// Output projection.
+    pub out: &'static str,
+}
+
+/// Runs of rows, equally long and equally far from each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowRuns {
+    /// The first row of the first.
+    pub first: usize,
+    /// Rows of each.
+    pub len: usize,
+    /// From the first row of one to that of the next.
+    pub step: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl RowRuns {
+    /// Rows that follow each other.
+    pub fn one(first: usize, len: usize) -> Self {
+        let (step, count) = (len, 1);
+        Self {
+            first,
+            len,
+            step,
+            count,
+        }
+    }
+
+    /// Where one of their rows is.
+    pub fn row(&self, row: usize) -> usize {
+        let len = self.len.max(1);
+        self.first + row / len * self.step + row % len
+    }
+
+    /// Where some of their rows are, in runs.
+    pub fn places(&self, rows: Range<usize>) -> Vec<Range<usize>> {
+        let len = self.len.max(1);
+        let runs = rows.start / len..rows.end.div_ceil(len);
+        let part = |run: usize| {
+            let (start, end) = (rows.start.max(run * len), rows.end.min((run + 1) * len));
+            let first = self.row(start);
+            first..first + (end - start)
+        };
+        runs.map(part).collect()
+    }
 }
 
 /// Names of the maps of latent attention.
@@ -192,6 +279,15 @@ pub enum TensorLocation {
         /// Rows of the tensor, or of a matrix of the stack.
         height: usize,
     },
+    /// In the tensor `name` of `height` rows, those of these runs.
+    Runs {
+        /// The whole name.
+        name: String,
+        /// Which rows.
+        runs: RowRuns,
+        /// Rows of the tensor.
+        height: usize,
+    },
 }
 
 /// The matrix of expert `expert` among those that a [`TensorLocation::PerExpert`] names.
@@ -222,6 +318,20 @@ impl WeightNames {
             TensorRole::LatentNorm => self.mla.latent_norm,
             TensorRole::KeyUp => return self.mla.absorbed.map(|(keys, _)| keys),
             TensorRole::ValueUp => return self.mla.absorbed.map(|(_, values)| values),
+            // Always joined.
+            TensorRole::AttentionGate
+            | TensorRole::LinearQuery
+            | TensorRole::LinearKey
+            | TensorRole::LinearValue => return None,
+            TensorRole::LinearGate => self.linear.gate,
+            TensorRole::LinearBeta => self.linear.beta,
+            TensorRole::LinearStep => self.linear.step,
+            TensorRole::LinearConv => self.linear.conv,
+            TensorRole::LinearDecay => self.linear.decay,
+            TensorRole::LinearStepBias => self.linear.step_bias,
+            TensorRole::LinearSkip => self.linear.skip,
+            TensorRole::LinearNorm => self.linear.norm,
+            TensorRole::LinearOutput => self.linear.out,
             TensorRole::AttentionOutput => self.attn_out,
             TensorRole::PostAttentionNorm => return self.post_attn_norm,
             // Always joined.
@@ -272,7 +382,7 @@ impl WeightNames {
     /// Where files may hold a tensor: the first place whose tensors are there counts. Empty where they do
     /// not hold it.
     pub fn locations(&self, tensor: &DecoderTensor) -> Vec<TensorLocation> {
-        let mut all: Vec<_> = self.joined(tensor).into_iter().collect();
+        let mut all = self.joined(tensor);
         all.extend(match self.name(tensor.id) {
             Some(name) => Some(TensorLocation::Whole(name)),
             None => self.module(tensor.id).map(TensorLocation::PerExpert),
@@ -280,23 +390,20 @@ impl WeightNames {
         all
     }
 
-    /// The place in a tensor that joins several.
-    fn joined(&self, tensor: &DecoderTensor) -> Option<TensorLocation> {
-        let layer = tensor.id.layer?;
+    /// The places in tensors that join several.
+    fn joined(&self, tensor: &DecoderTensor) -> Vec<TensorLocation> {
+        let Some(layer) = tensor.id.layer else {
+            return Vec::new();
+        };
         let (part, suffix) = (tensor.product, tensor.id.part.suffix());
         let whole = |stem: &str| format!("{}.{stem}", of_expert(self.layer, layer));
-        let stem = match tensor.id.role {
-            TensorRole::Query | TensorRole::Key | TensorRole::Value => self.joined.qkv?,
-            TensorRole::Gate | TensorRole::Up => self.joined.gate_up?,
+        match tensor.id.role {
             TensorRole::ExpertGate | TensorRole::ExpertUp | TensorRole::ExpertDown => {
-                return self.joined_experts(tensor, whole);
-            }
-            TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
-                self.joined.conv_in?
+                self.joined_experts(tensor, whole).into_iter().collect()
             }
             TensorRole::KeyUp | TensorRole::ValueUp => {
                 let (is_key, dims) = (tensor.id.role == TensorRole::KeyUp, tensor.shape.dims());
-                return Some(TensorLocation::Gathered {
+                vec![TensorLocation::Gathered {
                     name: whole(&format!("{}.{suffix}", self.mla.up)),
                     layout: StackLayout {
                         height: part.of,
@@ -306,15 +413,79 @@ impl WeightNames {
                         step: 1,
                         transposed: is_key,
                     },
-                });
+                }]
             }
-            _ => return None,
+            _ => {
+                let places = self.joined_rows(tensor).into_iter();
+                let place = |(stem, runs, height): (&str, RowRuns, usize)| {
+                    let name = whole(&format!("{stem}.{suffix}"));
+                    match runs {
+                        RowRuns {
+                            first, count: 1, ..
+                        } => TensorLocation::Rows {
+                            name,
+                            first,
+                            height,
+                        },
+                        runs => TensorLocation::Runs { name, runs, height },
+                    }
+                };
+                places.map(place).collect()
+            }
+        }
+    }
+
+    /// The modules of a layer that have the rows of a map among others, with these rows and how many there are.
+    pub(crate) fn joined_rows(
+        &self,
+        tensor: &DecoderTensor,
+    ) -> Vec<(&'static str, RowRuns, usize)> {
+        let (joined, rows) = (&self.joined, tensor.shape.dims()[0]);
+        let together = RowRuns::one(tensor.product.first, rows);
+        let together = |stem: Option<&'static str>| Some((stem?, together, tensor.product.of));
+        let by_head = |stem: Option<&'static str>| {
+            let HeadRows { heads, first, of } = tensor.by_head?;
+            let runs = RowRuns {
+                first,
+                len: rows / heads.max(1),
+                step: of,
+                count: heads,
+            };
+            Some((stem?, runs, heads * of))
         };
-        Some(TensorLocation::Rows {
-            name: whole(&format!("{stem}.{suffix}")),
-            first: part.first,
-            height: part.of,
-        })
+        let has_heads = tensor.by_head.is_some();
+        let places = match tensor.id.role {
+            TensorRole::Query | TensorRole::AttentionGate if has_heads => {
+                [by_head(joined.query_gate), None]
+            }
+            TensorRole::Query | TensorRole::Key | TensorRole::Value => [together(joined.qkv), None],
+            TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
+                [together(joined.conv_in), None]
+            }
+            TensorRole::LinearQuery | TensorRole::LinearKey | TensorRole::LinearValue
+                if has_heads =>
+            {
+                let heads = joined.linear_heads.map(|(first, _)| first);
+                [by_head(heads), together(joined.linear_qkv)]
+            }
+            TensorRole::LinearGate if has_heads => {
+                [by_head(joined.linear_heads.map(|(first, _)| first)), None]
+            }
+            TensorRole::LinearBeta | TensorRole::LinearStep if has_heads => {
+                [by_head(joined.linear_heads.map(|(_, second)| second)), None]
+            }
+            TensorRole::LinearQuery
+            | TensorRole::LinearKey
+            | TensorRole::LinearValue
+            | TensorRole::LinearGate
+            | TensorRole::LinearStep => [together(joined.linear_in), None],
+            TensorRole::Gate | TensorRole::Up => [together(joined.gate_up), None],
+            TensorRole::SharedGate | TensorRole::SharedUp => {
+                [together(joined.shared_gate_up), None]
+            }
+            _ => [None, None],
+        };
+        places.into_iter().flatten().collect()
     }
 
     /// The place of experts' matrices, or their biases, where gate and up are joined.
@@ -373,17 +544,6 @@ impl WeightNames {
         })
     }
 
-    /// The product that a module of a layer is all maps of, by what follows the layer's prefix.
-    pub(crate) fn joined_projection(&self, part: &str) -> Option<Projection> {
-        let all = [
-            (self.joined.qkv, Projection::Qkv),
-            (self.joined.conv_in, Projection::ConvIn),
-            (self.joined.gate_up, Projection::GateUp),
-        ];
-        let found = all.into_iter().find(|(name, _)| *name == Some(part));
-        found.map(|(_, projection)| projection)
-    }
-
     /// The name that the tensor `name` of this scheme, which joins maps, has in the scheme `other`; `None` for a tensor
     /// that joins none.
     pub(crate) fn joined_name_in(&self, name: &str, other: &Self) -> Option<String> {
@@ -392,6 +552,9 @@ impl WeightNames {
         let pairs = [
             (self.joined.qkv, other.joined.qkv),
             (self.joined.conv_in, other.joined.conv_in),
+            (self.joined.query_gate, other.joined.query_gate),
+            (self.joined.linear_qkv, other.joined.linear_qkv),
+            (self.joined.linear_in, other.joined.linear_in),
             (self.joined.gate_up, other.joined.gate_up),
         ];
         let found = pairs.into_iter().find(|(own, _)| *own == Some(stem))?.1?;

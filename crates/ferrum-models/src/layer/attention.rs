@@ -5,8 +5,8 @@ use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
 use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendCollective, BackendKvDtype, HeadLayout, KvDtypeKind, KvLayer,
-    NormShape, PagedQkv, ParallelNorm, QkNorm, QkvShape, QkvTransform, Rope,
+    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, HeadLayout,
+    KvDtypeKind, KvLayer, NormShape, PagedQkv, ParallelNorm, QkNorm, QkvShape, QkvTransform, Rope,
 };
 use ferrum_types::{Error, Result};
 
@@ -21,6 +21,8 @@ pub(crate) struct GqaWeights<B: Backend> {
     pub(crate) projection_norms: [(usize, bool); 2],
     /// A score of each head that gives nothing.
     pub(crate) sinks: Option<B::Buffer<f32>>,
+    /// To what the sigmoid of is multiplied with attention's output.
+    pub(crate) gate: Option<Box<dyn Linear<B>>>,
     pub(crate) out: Box<dyn Linear<B>>,
 }
 
@@ -73,6 +75,7 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         q,
         attn,
         heads,
+        gates,
         lora,
         profiler,
         ..
@@ -123,11 +126,23 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         let sinks = weights.sinks.as_ref();
         B::paged_attention::<K>(ctx, q, kv, sinks, step.batch, attn, &config)
     })?;
+    match (&weights.gate, gates) {
+        (Some(gate), Some(gates)) => profiler.measure(ctx, "attn_gate", |ctx| {
+            // [tokens, hidden] → [tokens, heads · value_dim]
+            gate.forward(ctx, normed, &mut gates.output, rows)?;
+            let (at, scratch) = ((index, Projection::AttnGate), &mut gates.output);
+            step.adapters.add(ctx, at, normed, scratch, lora)?;
+            let len = rows * gqa.heads * gqa.value_dim;
+            B::activate(ctx, Activation::Sigmoid, scratch, Some(attn), q, len)
+        }),
+        _ => Ok(()),
+    }?;
+    let attended = if weights.gate.is_some() { q } else { attn };
     // [tokens, heads · value_dim] → [tokens, hidden]
     profiler.measure(ctx, "attn_out", |ctx| {
-        weights.out.forward(ctx, attn, delta, rows)?;
+        weights.out.forward(ctx, attended, delta, rows)?;
         step.adapters
-            .add(ctx, (index, Projection::AttnOut), attn, delta, lora)
+            .add(ctx, (index, Projection::AttnOut), attended, delta, lora)
     })
 }
 

@@ -6,6 +6,7 @@
 
 mod attention;
 mod feed_forward;
+mod linear_attention;
 mod mla;
 mod norm;
 mod scratch;
@@ -13,6 +14,7 @@ mod short_conv;
 
 pub(crate) use attention::GqaWeights;
 pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights};
+pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
 pub(crate) use scratch::{Scratch, scratch_widths};
@@ -27,6 +29,7 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, DeviceBatch, KvDtypeKind, KvLayer, LlmBackend, Rope, StateShape,
 };
 use ferrum_types::{Error, Result};
+use linear_attention::linear_attention_forward;
 use mla::mla_forward;
 use norm::{next_input, norm_output, parallel_input};
 use short_conv::short_conv_forward;
@@ -46,6 +49,7 @@ pub(crate) enum AttentionWeights<B: Backend> {
     Gqa(GqaWeights<B>),
     Mla(MlaWeights<B>),
     ShortConv(ShortConvWeights<B>),
+    Linear(LinearAttentionWeights<B>),
 }
 
 /// The recurrent states of a layer, a row for each slot.
@@ -121,6 +125,11 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             AttentionWeights::ShortConv(weights),
             CacheMut::State(states),
         ) => short_conv_forward(ctx, index, (conv, weights), states, step, scratch)?,
+        (
+            AttentionSpec::Linear(linear),
+            AttentionWeights::Linear(weights),
+            CacheMut::State(states),
+        ) => linear_attention_forward(ctx, index, (linear, weights), states, step, scratch)?,
         _ => return Err(other_kind(index)),
     }
     let behind = weights.post_attn_norm.as_ref();

@@ -1,6 +1,7 @@
 //! [`Scratch`]: the activations of a step.
 
 use super::StepState;
+use super::linear_attention::{GateScratch, gate_widths};
 use super::mla::{MlaScratch, MlaWidths};
 use super::norm::add;
 use crate::experts::{MoeScratch, MoeWidths};
@@ -36,6 +37,8 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) positions: Residual<B>,
     /// Whether `normed` and `delta` have changed places.
     exchanged: bool,
+    /// For layers with gates, if there are any.
+    pub(crate) gates: Option<GateScratch<B>>,
     /// For layers with latent attention, if there are any.
     pub(crate) mla: Option<MlaScratch<B>>,
     /// For layers with experts, if there are any.
@@ -45,7 +48,7 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) profiler: Profiler<B>,
 }
 
-/// Elements per token of each scratch buffer but `mla`, `moe` and `lora`, in the order of [`Scratch`]'s fields.
+/// Elements per token of each scratch buffer but `gates`, `mla`, `moe` and `lora`, in the order of [`Scratch`]'s fields.
 pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
     let (mut q_dim, mut qkv_dim, mut out_dim) = (0, 0, 0);
     let (mut gate_up, mut intermediate) = (0, 0);
@@ -80,7 +83,19 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
                 continue;
             }
             AttentionSpec::ShortConv(conv) => (conv.parts(0), conv.channels),
+            AttentionSpec::Linear(linear) => {
+                q_dim = q_dim.max(linear.row_dim());
+                out_dim = out_dim.max(linear.values());
+                qkv_dim = qkv_dim.max(linear.projected());
+                continue;
+            }
         };
+        if let AttentionSpec::Gqa(gqa) = &layer.attention
+            && gqa.gate
+        {
+            // What the gate leaves of attention's output.
+            q_dim = q_dim.max(out);
+        }
         if let AttentionSpec::Gqa(gqa) = &layer.attention
             && gqa.qk_norm == QkNormSpec::Projection
         {
@@ -143,6 +158,9 @@ impl<B: Backend> Scratch<B> {
             zeros: alloc(zeros)?,
             positions: device.alloc(max_tokens * positions)?,
             exchanged: false,
+            gates: gate_widths(spec)
+                .map(|widths| GateScratch::alloc(device, widths, max_tokens))
+                .transpose()?,
             mla: MlaWidths::of(spec)
                 .map(|widths| MlaScratch::alloc(device, widths, max_tokens))
                 .transpose()?,

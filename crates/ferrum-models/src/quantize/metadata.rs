@@ -3,13 +3,14 @@
 use super::recipe::Recipe;
 use super::source::{HfModel, hf_model};
 use crate::spec::{
-    AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, MlaSpec, MoeSpec, NormKind, RopeScaling,
+    AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MoeSpec,
+    NormKind, RopeScaling,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
 use ferrum_formats::tokenizer::GgufVocab;
 use ferrum_formats::{Gguf, Imatrix, ModelSource};
-use ferrum_kernels::{ExpertActivation, ExpertScore, RopeStyle};
+use ferrum_kernels::{ExpertActivation, ExpertScore, LinearAttentionRule, RopeStyle};
 use ferrum_types::{Error, Result};
 
 /// Version of the block formats, `general.quantization_version`.
@@ -96,7 +97,7 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let spec = &model.spec;
     let config = &model.folder.config;
     let heads = spec.layers.iter().find_map(|layer| match &layer.attention {
-        AttentionSpec::ShortConv(_) => None,
+        AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => None,
         heads => Some(heads),
     });
     let (Some(layer), Some(attention)) = (spec.layers.first(), heads) else {
@@ -106,7 +107,7 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let heads = match attention {
         AttentionSpec::Gqa(gqa) => gqa.heads,
         AttentionSpec::Mla(mla) => mla.heads,
-        AttentionSpec::ShortConv(_) => 0,
+        AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => 0,
     };
     let inner = match &layer.feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
@@ -130,7 +131,7 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     match attention {
         AttentionSpec::Gqa(gqa) => grouped_heads(out, model, gqa)?,
         AttentionSpec::Mla(mla) => latent_heads(out, model, mla)?,
-        AttentionSpec::ShortConv(_) => {}
+        AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => {}
     }
     let eps = match spec.norm {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -194,24 +195,65 @@ fn latent_heads(out: &mut Writer, model: &HfModel<'_>, mla: &MlaSpec) -> Result<
     Ok(())
 }
 
-/// Key and value heads, and the length of convolutions in layers without.
+/// Key and value heads, and the sizes of layers without.
 fn kv_heads(out: &mut Writer, model: &HfModel<'_>, heads: usize) -> Result<()> {
     let layers = model.spec.layers.iter().map(|layer| &layer.attention);
+    let name = "attention.head_count_kv";
     let conv = layers.clone().find_map(|attention| match attention {
         AttentionSpec::ShortConv(conv) => Some(conv),
-        AttentionSpec::Gqa(_) | AttentionSpec::Mla(_) => None,
+        _ => None,
     });
-    let name = "attention.head_count_kv";
-    let Some(conv) = conv else {
+    let linear = layers.clone().find_map(|attention| match attention {
+        AttentionSpec::Linear(linear) => Some(linear),
+        _ => None,
+    });
+    if let Some(conv) = conv {
+        set(out, model, "shortconv.l_cache", size(conv.kernel))?;
+    }
+    if let Some(linear) = linear {
+        recurrent(out, model, linear)?;
+    }
+    // Where readers know otherwise which layers are recurrent, all have this number.
+    let by_layer = linear.is_some_and(|linear| linear.rule == LinearAttentionRule::StateSpace);
+    if conv.is_none() && !by_layer {
         return set(out, model, name, size(heads));
-    };
+    }
     let all = layers.map(|attention| match attention {
         // Lists are of signed numbers.
         AttentionSpec::Gqa(gqa) => size(gqa.kv_heads).cast_signed(),
-        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => 0,
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => 0,
     });
-    set(out, model, name, &ArrayBuf::from_numbers(all))?;
-    set(out, model, "shortconv.l_cache", size(conv.kernel))
+    set(out, model, name, &ArrayBuf::from_numbers(all))
+}
+
+/// Sizes of linear attention, and which layers have it or whether the others rotate.
+fn recurrent(out: &mut Writer, model: &HfModel<'_>, linear: &LinearAttentionSpec) -> Result<()> {
+    let sizes = [
+        ("ssm.conv_kernel", linear.kernel),
+        ("ssm.inner_size", linear.values()),
+        ("ssm.state_size", linear.key_dim),
+        ("ssm.time_step_rank", linear.value_heads),
+        ("ssm.group_count", linear.key_heads),
+    ];
+    for (name, value) in sizes {
+        set(out, model, name, size(value))?;
+    }
+    let layers = model.spec.layers.iter().map(|layer| &layer.attention);
+    match linear.rule {
+        LinearAttentionRule::GatedDelta => {
+            let all = layers.map(|attention| matches!(attention, AttentionSpec::Linear(_)));
+            let all = ArrayBuf::from_numbers(all);
+            set(out, model, "attention.recurrent_layers", &all)
+        }
+        LinearAttentionRule::StateSpace => {
+            let mut heads = layers.filter_map(|attention| match attention {
+                AttentionSpec::Gqa(gqa) => Some(gqa),
+                _ => None,
+            });
+            let rotates = heads.any(|gqa| gqa.rope.is_some());
+            set(out, model, "rope.scaling.finetuned", rotates)
+        }
+    }
 }
 
 fn unsaid(model: &HfModel<'_>, what: &str, expected: &str) -> Result<()> {
@@ -235,6 +277,8 @@ fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
             "smollm3" => !(i + 1).is_multiple_of(4),
             "cohere2" => gqa.sliding_window.is_some(),
             "gpt2" => false,
+            // A key says it.
+            "granitehybrid" => gqa.rope.is_some(),
             _ => true,
         };
         if gqa.rope.is_some() != rotates {
@@ -369,7 +413,7 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let whole = heads.clone().all(|attention| match attention {
         AttentionSpec::Gqa(gqa) => gqa.head_dim == rope.rot_dim,
         AttentionSpec::Mla(_) => false,
-        AttentionSpec::ShortConv(_) => true,
+        AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => true,
     });
     if model.arch == "llama" || !whole {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
@@ -438,7 +482,7 @@ fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let windows: Vec<_> = layers
         .filter_map(|attention| match attention {
             AttentionSpec::Gqa(gqa) => Some(gqa.sliding_window),
-            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => None,
+            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => None,
         })
         .collect();
     let Some(window) = windows.iter().copied().flatten().next() else {

@@ -8,6 +8,7 @@
 mod metadata;
 mod pipeline;
 mod recipe;
+mod recurrent;
 mod rows;
 mod source;
 
@@ -18,7 +19,7 @@ use ferrum_formats::gguf::Writer;
 use ferrum_formats::{Imatrix, ModelSource, TensorSource};
 use ferrum_types::{Error, GgufQuantType, Result};
 use pipeline::in_order;
-use rows::Rows;
+use rows::{Order, Rows};
 use source::{From, Item};
 use std::io::Write;
 use std::ops::Range;
@@ -255,8 +256,20 @@ impl<'m> Plan<'m> {
                     parts,
                     pairs,
                     columns,
+                    rows,
+                    cols,
                     ..
-                } => (parts, (*pairs, *columns)),
+                } => {
+                    let (pairs, columns) = (*pairs, *columns);
+                    let (rows, cols) = (rows.as_deref(), cols.as_deref());
+                    let order = Order {
+                        pairs,
+                        columns,
+                        rows,
+                        cols,
+                    };
+                    (parts, order)
+                }
             };
             let source = self.tensors_of_source();
             let views: Vec<_> = parts

@@ -7,6 +7,19 @@ use ferrum_quant::{Search, dequantize, encode_row};
 use ferrum_types::GgufQuantType;
 use std::ops::Range;
 
+/// How rows and their numbers lie in the source.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Order<'a> {
+    /// Heads whose rows go from halves to pairs; 0: they keep their order.
+    pub(super) pairs: usize,
+    /// Where the rows are columns of the source.
+    pub(super) columns: Option<Columns>,
+    /// Which row of the one part each row is.
+    pub(super) rows: Option<&'a [usize]>,
+    /// Which number of its row each number is.
+    pub(super) cols: Option<&'a [usize]>,
+}
+
 /// The rows of a tensor.
 pub(super) struct Rows<'a> {
     /// The bytes of as many rows each.
@@ -18,9 +31,7 @@ pub(super) struct Rows<'a> {
     /// Bytes of a row in the source and in the new file.
     in_bytes: usize,
     out_bytes: usize,
-    pairs: usize,
-    /// Where the rows are columns of the source.
-    columns: Option<Columns>,
+    order: Order<'a>,
     importance: Option<&'a [f32]>,
 }
 
@@ -30,11 +41,11 @@ impl<'a> Rows<'a> {
     pub(super) fn new(
         tensor: &PlannedTensor,
         views: &[(&'a [u8], usize)],
-        (pairs, columns): (usize, Option<Columns>),
+        order: Order<'a>,
         importance: Option<&'a [f32]>,
     ) -> Option<Self> {
         // A vector is a column of numbers where rows are reordered, else one row.
-        let cols = match (tensor.shape.as_slice(), pairs) {
+        let cols = match (tensor.shape.as_slice(), order.pairs) {
             ([_], 1..) => 1,
             (shape, _) => shape.last().copied().unwrap_or(1),
         };
@@ -42,8 +53,20 @@ impl<'a> Rows<'a> {
         let from = tensor.from?;
         let in_bytes = from.bytes_for(cols)?;
         let each = count.checked_div(views.len())?;
+        // Some of the rows of a part may be those of another tensor.
+        let each = match order.rows {
+            None => each,
+            Some(rows) if rows.len() == count && views.len() == 1 => rows.iter().max()? + 1,
+            Some(_) => return None,
+        };
+        if order
+            .cols
+            .is_some_and(|all| all.len() != cols || all.iter().any(|&c| c >= cols))
+        {
+            return None;
+        }
         // A row of the source, and how many of them a part is.
-        let (row_bytes, rows) = match columns {
+        let (row_bytes, rows) = match order.columns {
             None => (in_bytes, each),
             Some(c) => {
                 let last = each.saturating_sub(1).checked_mul(c.step)?;
@@ -57,7 +80,8 @@ impl<'a> Rows<'a> {
             bytes.get(..part_bytes)
         };
         let parts = views.iter().map(part).collect::<Option<Vec<_>>>()?;
-        (each.checked_mul(parts.len())? == count).then_some(Rows {
+        let is_whole = order.rows.is_some() || each.checked_mul(parts.len())? == count;
+        is_whole.then_some(Rows {
             parts,
             from,
             to: tensor.ty,
@@ -65,8 +89,7 @@ impl<'a> Rows<'a> {
             cols,
             in_bytes,
             out_bytes: tensor.ty.bytes_for(cols)?,
-            pairs,
-            columns,
+            order,
             importance,
         })
     }
@@ -88,17 +111,26 @@ impl<'a> Rows<'a> {
         let mut bytes = vec![0; rows.len() * self.out_bytes];
         let mut values = vec![0.0; self.cols];
         for (row, out) in rows.zip(bytes.chunks_exact_mut(self.out_bytes)) {
-            let from = paired_row(row, self.count, self.pairs);
-            let each = self.count / self.parts.len();
+            let (from, each) = match self.order.rows {
+                Some(rows) => (rows[row], usize::MAX),
+                None => {
+                    let from = paired_row(row, self.count, self.order.pairs);
+                    (from, self.count / self.parts.len())
+                }
+            };
             let failed = |e: ferrum_quant::QuantError| format!("cannot be converted: {e}");
             let part = self.parts[from / each];
-            if let Some(columns) = self.columns {
+            if let Some(columns) = self.order.columns {
                 let place = columns.first + from % each * columns.step;
                 let column = self.column(part, place, columns.width);
                 dequantize(self.from, &column, &mut values).map_err(failed)?;
             } else {
                 let bytes = &part[from % each * self.in_bytes..][..self.in_bytes];
                 dequantize(self.from, bytes, &mut values).map_err(failed)?;
+            }
+            if let Some(cols) = self.order.cols {
+                let turned = cols.iter().map(|&col| values[col]);
+                values = turned.collect();
             }
             self.check(row, &values)?;
             let importance = self.importance.map(|all| {

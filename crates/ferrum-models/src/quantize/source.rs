@@ -1,6 +1,7 @@
 //! The tensors of a model as a GGUF file has them, whatever kind of file they come from.
 
 use super::recipe::Shape;
+use super::recurrent;
 use crate::families::{self, FAMILIES, GGUF_NAMES};
 use crate::inventory::{
     DecoderTensor, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, WeightNames,
@@ -44,6 +45,10 @@ pub(super) enum From {
         pairs: usize,
         /// Where the rows are columns of the source, whose numbers are floats.
         columns: Option<Columns>,
+        /// Which row of the one part each row is; `None`: they keep their order.
+        rows: Option<Vec<usize>>,
+        /// Which number of its row each number is; `None`: they keep their order.
+        cols: Option<Vec<usize>>,
     },
     /// Computed.
     Values(Vec<f32>),
@@ -84,7 +89,7 @@ pub(super) struct HfModel<'m> {
     pub(super) spec: DecoderSpec,
     pub(super) names: &'static WeightNames,
     /// Those of the new file.
-    gguf_names: &'static WeightNames,
+    pub(super) gguf_names: &'static WeightNames,
     /// `general.architecture`.
     pub(super) arch: &'static str,
     /// How the rows of query and key heads pair up in the new file.
@@ -184,8 +189,11 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     let (stacks, biases) = (expert_items(model)?, bias_items(model)?);
     let mut stacked: HashSet<&str> = stacks.iter().flat_map(Item::sources).collect();
     stacked.extend(biases.iter().map(|(source, _)| source.as_str()));
+    let mut used = HashSet::new();
+    items.extend(recurrent::items(model, &mut used)?);
+    items.extend(parted_items(model, &mut used)?);
     for info in model.folder.tensors.infos() {
-        if stacked.contains(&*info.name) {
+        if stacked.contains(&*info.name) || used.contains(&info.name) {
             continue;
         }
         let names = model.gguf_names;
@@ -219,7 +227,7 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             continue;
         }
         let offset = model.names.norm_offset - names.norm_offset;
-        if id.role.is_norm() && offset != 0.0 {
+        if id.role.has_norm_offset() && offset != 0.0 {
             let view = model.folder.tensors.require(&info.name)?;
             let mut values = to_f32(&model.folder.tensors, &view)?;
             values.iter_mut().for_each(|value| *value += offset);
@@ -263,6 +271,8 @@ impl Item {
                 ty: number_type(info.dtype),
                 pairs,
                 columns: None,
+                rows: None,
+                cols: None,
             },
         }
     }
@@ -298,6 +308,41 @@ impl Item {
         };
         parts.iter().map(|part| &*part.name)
     }
+}
+
+/// Gates and maps beside them that the folder joins, where the new file does not.
+fn parted_items(model: &HfModel<'_>, used: &mut HashSet<String>) -> Result<Vec<Item>> {
+    let tensors = &model.folder.tensors;
+    let mut items = Vec::new();
+    for tensor in model.spec.tensors() {
+        let joined = match tensor.id.role {
+            TensorRole::Gate | TensorRole::Up => model.gguf_names.joined.gate_up,
+            TensorRole::SharedGate | TensorRole::SharedUp => model.gguf_names.joined.shared_gate_up,
+            _ => continue,
+        };
+        let place = model.names.locations(&tensor).into_iter().next();
+        let (Some(TensorLocation::Rows { name, first, .. }), None) = (place, joined) else {
+            continue;
+        };
+        let (Some(view), Some(gguf)) = (tensors.get(&name), model.gguf_names.name(tensor.id))
+        else {
+            continue;
+        };
+        used.insert(name.clone());
+        items.push(Item {
+            name: gguf,
+            shape: tensor.shape.dims(),
+            from: From::Rows {
+                ty: number_type(view.dtype),
+                parts: vec![Part { name, first }],
+                pairs: 0,
+                columns: None,
+                rows: None,
+                cols: None,
+            },
+        });
+    }
+    Ok(items)
 }
 
 /// The biases of experts, each with the name of the tensor that has them.
@@ -342,6 +387,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
     let mut places = model.names.locations(tensor).into_iter();
     let place = places.find(|place| match place {
         TensorLocation::Rows { name, .. }
+        | TensorLocation::Runs { name, .. }
         | TensorLocation::Whole(name)
         | TensorLocation::Gathered { name, .. } => tensors.get(name).is_some(),
         TensorLocation::PerExpert(_) => true,
@@ -361,7 +407,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             name: name.clone(),
             first: expert * height + first,
         },
-        TensorLocation::Whole(name) => Part {
+        TensorLocation::Whole(name) | TensorLocation::Runs { name, .. } => Part {
             name: name.clone(),
             first: expert * n,
         },
@@ -386,7 +432,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
     };
     let expected = match &place {
         TensorLocation::Rows { height, .. } => vec![experts, *height, k],
-        TensorLocation::Whole(_) => vec![experts, n, k],
+        TensorLocation::Whole(_) | TensorLocation::Runs { .. } => vec![experts, n, k],
         // One matrix of all heads.
         TensorLocation::Gathered { name, layout } if name.ends_with(".weight") => {
             vec![experts * layout.height, layout.width]
@@ -403,6 +449,8 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             parts,
             pairs: 0,
             columns,
+            rows: None,
+            cols: None,
         },
     })
 }
@@ -462,7 +510,7 @@ fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
     }
 }
 
-fn number_type(dtype: TensorDtype) -> Option<GgufQuantType> {
+pub(super) fn number_type(dtype: TensorDtype) -> Option<GgufQuantType> {
     match dtype {
         TensorDtype::Plain(Dtype::F32) => Some(GgufQuantType::F32),
         TensorDtype::Plain(Dtype::F16) => Some(GgufQuantType::F16),

@@ -39,7 +39,9 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
     let names = names_of(model);
     let places = names.locations(tensor);
     let there = |place: &&TensorLocation| match place {
-        TensorLocation::Rows { name, .. } => tensors.get(name).is_some(),
+        TensorLocation::Rows { name, .. } | TensorLocation::Runs { name, .. } => {
+            tensors.get(name).is_some()
+        }
         TensorLocation::Gathered { name, .. } => {
             let blocks = format!("{name}_blocks");
             [name, &blocks]
@@ -82,6 +84,13 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             if names.transposed {
                 dims.reverse();
             }
+            all.insert(name.clone(), dims);
+        }
+        Some(TensorLocation::Runs { name, runs, height }) => {
+            let rows = runs.count * runs.len;
+            assert_eq!(rows, dims[0], "{name}");
+            assert!(runs.row(rows - 1) < *height, "{name}");
+            dims[0] = *height;
             all.insert(name.clone(), dims);
         }
         Some(TensorLocation::Gathered { name, layout }) => {
@@ -261,6 +270,7 @@ fn every_role_has_its_cut() {
                 TensorRole::Query,
                 TensorRole::Key,
                 TensorRole::Value,
+                TensorRole::AttentionGate,
                 TensorRole::ConvInputGate,
                 TensorRole::ConvOutputGate,
                 TensorRole::ConvInput,
@@ -295,6 +305,18 @@ fn every_role_has_its_cut() {
         ),
         (
             &[
+                TensorRole::LinearQuery,
+                TensorRole::LinearKey,
+                TensorRole::LinearValue,
+                TensorRole::LinearGate,
+                TensorRole::LinearBeta,
+                TensorRole::LinearStep,
+                TensorRole::LinearConv,
+                TensorRole::LinearDecay,
+                TensorRole::LinearStepBias,
+                TensorRole::LinearSkip,
+                TensorRole::LinearNorm,
+                TensorRole::LinearOutput,
                 TensorRole::RopeDivisors,
                 TensorRole::RopeLongDivisors,
                 TensorRole::RopeShortDivisors,

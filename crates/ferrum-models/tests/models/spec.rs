@@ -33,7 +33,7 @@ fn windows(spec: &DecoderSpec) -> Vec<Option<usize>> {
     layers
         .map(|layer| match &layer.attention {
             AttentionSpec::Gqa(gqa) => gqa.sliding_window,
-            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => None,
+            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => None,
         })
         .collect()
 }

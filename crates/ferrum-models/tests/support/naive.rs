@@ -331,6 +331,8 @@ pub(crate) fn tokens(count: usize) -> Vec<TokenId> {
 pub(crate) fn gqa(spec: &mut DecoderSpec, layer: usize) -> &mut GqaSpec {
     match &mut spec.layers[layer].attention {
         AttentionSpec::Gqa(gqa) => gqa,
-        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => panic!("a layer without heads"),
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => {
+            panic!("a layer without heads")
+        }
     }
 }

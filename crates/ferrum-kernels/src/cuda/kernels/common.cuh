@@ -131,6 +131,7 @@ __device__ __forceinline__ float activation(int kind, float x) {
         case 1: return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
         case 2: return silu(x);
         case 3: return tanhf(x);
+        case 5: return 1.0f / (1.0f + expf(-x));
         default: return x;
     }
 }

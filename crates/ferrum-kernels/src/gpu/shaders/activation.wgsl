@@ -47,6 +47,9 @@ fn activation(kind: u32, x: f32) -> f32 {
         case 3u: {
             return tanh_of(x);
         }
+        case 5u: {
+            return 1.0 / (1.0 + exp(min(-x, 80.0)));
+        }
         default: {
             return x;
         }

@@ -12,6 +12,7 @@ struct Params {
     elements: u32, // of a state
     offset: u32,
     is_delta: u32,
+    is_interleaved: u32, // value head h reads key head h % key_heads
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -57,7 +58,8 @@ fn main(at: Place) {
         return;
     }
     let state = slot * p.elements + p.offset + head * p.key_dim * p.value_dim + c;
-    let of_key = head / (p.value_heads / p.key_heads) * p.key_dim;
+    let grouped = head / (p.value_heads / p.key_heads);
+    let of_key = select(grouped, head % p.key_heads, p.is_interleaved != 0u) * p.key_dim;
     for (var t = start; t < end; t++) {
         let row = t * (2u * keys + values);
         var query = row + of_key;

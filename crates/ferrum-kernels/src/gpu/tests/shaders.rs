@@ -41,6 +41,7 @@ fn all() -> Vec<(&'static Kernel, Vec<u32>)> {
         Activation::Gelu(GeluKind::Tanh),
         Activation::Silu,
         Activation::Tanh,
+        Activation::Sigmoid,
     ] {
         let constants = vec![elementwise::number(activation)];
         all.push((&elementwise::UNARY, constants.clone()));
