@@ -9,7 +9,7 @@ use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::weight::{CudaWeight, Slab, row_stride};
 use crate::backend::check::{self, elements};
-use crate::backend::{Backend, DeviceBuffer, GemmShape, RowShape};
+use crate::backend::{Backend, ColumnsShape, DeviceBuffer, GemmShape, RowShape};
 use ferrum_types::{Element, Error, Result, SrcDtype};
 
 /// Columns of a block: one for each of its warps.
@@ -146,19 +146,8 @@ pub(super) fn gather_rows<T: Element>(
     if total == 0 {
         return Ok(());
     }
-    let kernel = match size_of::<T>() {
-        1 => "gather_rows_1",
-        2 => "gather_rows_2",
-        4 => "gather_rows_4",
-        size => {
-            return Err(Error::Unsupported {
-                op: OP,
-                backend: CudaBackend::NAME,
-                reason: format!("elements have {size} bytes, the kernels are for 1, 2 and 4"),
-                hint: String::new(),
-            });
-        }
-    };
+    let kernels = ["gather_rows_1", "gather_rows_2", "gather_rows_4"];
+    let kernel = of_size::<T>(OP, kernels)?;
     let args = [
         out.into(),
         src.into(),
@@ -168,6 +157,48 @@ pub(super) fn gather_rows<T: Element>(
         Arg::Long(src.len() / shape.dim),
     ];
     ctx.each(OP, (In::Rows, kernel), total, args)
+}
+
+/// Columns of rows to columns of others.
+pub(super) fn copy_columns<T: Element>(
+    ctx: &mut CudaContext,
+    src: &CudaBuffer<T>,
+    dst: &mut CudaBuffer<T>,
+    shape: ColumnsShape,
+) -> Result<()> {
+    const OP: &str = "copy_columns";
+    if !check::copy_columns(src, dst, shape)? {
+        return Ok(());
+    }
+    let kernels = ["copy_columns_1", "copy_columns_2", "copy_columns_4"];
+    let kernel = of_size::<T>(OP, kernels)?;
+    let total = check::elements(OP, &[shape.rows, shape.len])?;
+    let args = [
+        dst.into(),
+        src.into(),
+        Arg::Long(total),
+        Arg::Long(shape.len),
+        Arg::Long(shape.src_first),
+        Arg::Long(shape.src_width),
+        Arg::Long(shape.dst_first),
+        Arg::Long(shape.dst_width),
+    ];
+    ctx.each(OP, (In::Rows, kernel), total, args)
+}
+
+/// The kernel for elements of the size of `T`, of those for 1, 2 and 4 bytes.
+fn of_size<T>(op: &'static str, kernels: [&'static str; 3]) -> Result<&'static str> {
+    match size_of::<T>() {
+        1 => Ok(kernels[0]),
+        2 => Ok(kernels[1]),
+        4 => Ok(kernels[2]),
+        size => Err(Error::Unsupported {
+            op,
+            backend: CudaBackend::NAME,
+            reason: format!("elements have {size} bytes, the kernels are for 1, 2 and 4"),
+            hint: String::new(),
+        }),
+    }
 }
 
 /// `out[i]` = lowest index of the largest element of row `i`.

@@ -164,6 +164,15 @@ impl Backend for CudaBackend {
         context::copy_slice(ctx, (src, src_offset), (dst, dst_offset), len)
     }
 
+    fn copy_columns<T: Element>(
+        ctx: &mut Ctx,
+        src: &CudaBuffer<T>,
+        dst: &mut CudaBuffer<T>,
+        shape: ColumnsShape,
+    ) -> Result<()> {
+        gemm::copy_columns(ctx, src, dst, shape)
+    }
+
     fn gemm<T: FloatElement>(
         ctx: &mut Ctx,
         x: &Buf,

@@ -21,6 +21,24 @@ KERNEL gather_rows_4(uint32_t* out, const uint32_t* src, const int* rows, int64_
     gather(out, src, rows, total, dim, src_rows);
 }
 
+// dst[row, dst_first..][..len] = src[row, src_first..][..len], a thread an element.
+template <class T>
+__device__ __forceinline__ void copy_part(T* dst, const T* src, int64_t total, int64_t len, int64_t src_first,
+                                          int64_t src_width, int64_t dst_first, int64_t dst_width) {
+    int64_t i = thread_number();
+    if (i >= total) return;
+    int64_t row = i / len, column = i % len;
+    dst[row * dst_width + dst_first + column] = src[row * src_width + src_first + column];
+}
+#define COPY_COLUMNS(NAME, T)                                                                                           \
+    KERNEL NAME(T* dst, const T* src, int64_t total, int64_t len, int64_t src_first, int64_t src_width,                 \
+                int64_t dst_first, int64_t dst_width) {                                                                 \
+        copy_part(dst, src, total, len, src_first, src_width, dst_first, dst_width);                                    \
+    }
+COPY_COLUMNS(copy_columns_1, uint8_t)
+COPY_COLUMNS(copy_columns_2, uint16_t)
+COPY_COLUMNS(copy_columns_4, uint32_t)
+
 // Rows of a table that lies in slabs: this one has `slab_rows` from `first_row` on. One of the slabs also writes the
 // zeros of ids that no slab has.
 template <class E>
