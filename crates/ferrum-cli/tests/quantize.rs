@@ -230,6 +230,11 @@ fn a_converted_folder_computes_what_the_folder_does() {
         "gemma2-scale",
         "gpt2",
         "lfm2-adjusted",
+        "qwen35",
+        "qwen35-moe",
+        "qwen3-next-gguf",
+        "granite-hybrid",
+        "granite-hybrid-moe",
     ] {
         let folder = fixture(name);
         let file = quantize(&dir, &folder, "f32", &[]);

@@ -22,11 +22,13 @@ use crate::layer::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
 use crate::slice::MatSlice;
-use crate::spec::DecoderSpec;
+use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
 use crate::weights::Expanded;
 use ferrum_formats::{LoraFolder, LoraPair};
-use ferrum_kernels::{Act, Backend, GemmShape, LlmBackend, MatShape, RopeStyle, WeightPart};
+use ferrum_kernels::{
+    Act, Backend, GemmShape, HeadOrder, LlmBackend, MatShape, RopeStyle, WeightPart,
+};
 use ferrum_types::{AdapterId, Error, Result, SrcDtype};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -45,6 +47,8 @@ struct Target {
     style: RopeStyle,
     /// Which of the pair's outputs are the map's: it may be one for several maps.
     rows: RowRuns,
+    /// Whether the adapter has the value heads of a key head together.
+    is_grouped: bool,
 }
 
 /// What an adapter adds to one projection.
@@ -112,8 +116,8 @@ impl<B: LlmBackend> AdapterLoader<B> {
     }
 }
 
-/// A pair of matrices, how it pairs up rows of a head, and which of its outputs are a map's.
-type Placed<'a> = (LoraPair<'a>, RopeStyle, RowRuns);
+/// A pair of matrices, and how it stands for a map.
+type Placed<'a> = (LoraPair<'a>, Target);
 
 /// The pairs of one projection, in the order of its maps.
 type Parts<'a> = [Option<Placed<'a>>; Projection::MAPS];
@@ -131,7 +135,7 @@ impl<B: LlmBackend> Adapter<B> {
                     let reason = format!("is a second one for the {}", target.role);
                     return Err(wrong_module(folder, pair.module, &reason));
                 }
-                *place = Some((pair, target.style, target.rows));
+                *place = Some((pair, target));
             }
         }
         let mut layers = Vec::with_capacity(stage.layers().len());
@@ -190,6 +194,8 @@ struct Module<'n> {
     part: &'n str,
     /// How files of this scheme pair up the rows of a head that rotate together.
     style: RopeStyle,
+    /// Whether it is that of the family's checkpoints.
+    is_hf: bool,
 }
 
 /// Reads the name of a module: that of the family's checkpoints, with or without what wraps the decoder in
@@ -200,23 +206,24 @@ fn module<'n>(spec: &DecoderSpec, name: &'n str) -> Option<Module<'n>> {
     let gguf_style = family
         .and_then(|family| family.gguf_form)
         .map(|form| form.rope);
-    let module = |(names, style), (layer, part)| Module {
+    let module = |(names, style, is_hf), (layer, part)| Module {
         names,
         layer,
         part,
         style,
+        is_hf,
     };
     let in_hf = hf
         .layer_part(name)
         .or_else(|| hf.unwrapped_layer_part(name));
     if let Some(found) = in_hf {
         let style = family.map_or(RopeStyle::HalfSplit, |family| family.hf_rope);
-        return Some(module((hf, style), found));
+        return Some(module((hf, style, true), found));
     }
     let gguf = family.map_or(&GGUF_NAMES, |family| family.gguf_names);
     let found = gguf.layer_part(name)?;
     Some(module(
-        (gguf, gguf_style.unwrap_or(spec.rope_style())),
+        (gguf, gguf_style.unwrap_or(spec.rope_style()), false),
         found,
     ))
 }
@@ -273,6 +280,7 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
             part: parts.position(|role| role == tensor.id.role).unwrap_or(0),
             style: module.style,
             rows: runs,
+            is_grouped: module.is_hf,
         });
     }
     if targets.is_empty() {
@@ -302,7 +310,9 @@ fn fuse<B: LlmBackend>(
         .iter()
         .filter_map(|map| {
             let shape = map.matrix()?;
-            Some((shape, MatSlice::held(cut, map, shape), map.rotated_heads))
+            let in_turns = heads_in_turns(cut.whole_spec(), map);
+            let held = MatSlice::held(cut, map, shape);
+            Some((shape, held, (map.rotated_heads, in_turns)))
         })
         .collect();
     let rows = maps.iter().map(|(_, held, _)| held.rows.len()).sum();
@@ -312,15 +322,24 @@ fn fuse<B: LlmBackend>(
     let mut down = Vec::with_capacity(rank * cols);
     let mut up = vec![0f32; rows * rank];
     let (mut first_row, mut first_rank) = (0, 0);
-    for (pair, (shape, held, heads)) in pairs.iter().zip(&maps) {
-        if let Some((pair, from_style, runs)) = pair {
+    for (pair, (shape, held, (heads, in_turns))) in pairs.iter().zip(&maps) {
+        if let Some((pair, target)) = pair {
             let own = pair.down.shape[0];
+            let is_output = target.role == TensorRole::LinearOutput;
+            let in_turns = in_turns.filter(|_| target.is_grouped);
+            let (of_rows, of_cols) = match is_output {
+                true => (None, in_turns),
+                false => (in_turns, None),
+            };
             let values = to_f32(folder.tensors(), &pair.down)?;
-            let inputs = values.chunks_exact(shape.cols);
-            down.extend(inputs.flat_map(|row| &row[held.cols.clone()]));
+            for row in values.chunks_exact(shape.cols) {
+                let place = |col| of_cols.map_or(col, |l| l.grouped_place(col, shape.cols));
+                down.extend(held.cols.clone().map(|col| row[place(col)]));
+            }
             let values = to_f32(folder.tensors(), &pair.up)?;
             for (to, row) in held.rows.clone().enumerate() {
-                let from = match (from_style, style) {
+                let row = of_rows.map_or(row, |l| l.grouped_place(row, shape.rows));
+                let from = match (target.style, style) {
                     (RopeStyle::HalfSplit, RopeStyle::Interleaved) => {
                         paired_row(row, shape.rows, *heads)
                     }
@@ -329,7 +348,7 @@ fn fuse<B: LlmBackend>(
                     }
                     _ => row,
                 };
-                let from = &values[runs.row(from) * own..][..own];
+                let from = &values[target.rows.row(from) * own..][..own];
                 let to = &mut up[(first_row + to) * rank + first_rank..][..own];
                 for (to, from) in to.iter_mut().zip(from) {
                     *to = pair.scale * from;
@@ -362,6 +381,27 @@ fn fuse<B: LlmBackend>(
         rank,
         cols,
     })
+}
+
+/// The linear attention of a map's value heads, if the model has these in turns of key heads.
+fn heads_in_turns<'s>(
+    spec: &'s DecoderSpec,
+    map: &DecoderTensor,
+) -> Option<&'s LinearAttentionSpec> {
+    let of_values = matches!(
+        map.id.role,
+        TensorRole::LinearValue
+            | TensorRole::LinearGate
+            | TensorRole::LinearBeta
+            | TensorRole::LinearStep
+            | TensorRole::LinearOutput
+    );
+    match &spec.layers.get(map.id.layer?)?.attention {
+        AttentionSpec::Linear(linear) if of_values => {
+            Some(linear).filter(|linear| linear.order == HeadOrder::Interleaved)
+        }
+        _ => None,
+    }
 }
 
 /// Consecutive rows of a step that want the same adapter.

@@ -565,7 +565,7 @@ impl WeightNames {
     }
 
     /// The tensor that a whole name is of; `None` for one that no decoder here has, and for an expert's
-    /// own matrix.
+    /// own matrix. Of two that no layer has both of, and files call the same, the first.
     pub fn parse(&self, name: &str) -> Option<TensorId> {
         if let Some((layer, part)) = self.layer_part(name)
             && let Some(role) = self.role_in_layer(part).filter(|r| r.is_named_whole())

@@ -78,7 +78,7 @@ impl Layer<'_, '_> {
         if let From::Rows { rows, cols, .. } = &mut out.from {
             let width = self.linear.values();
             *rows = None;
-            *cols = Some(self.turned(0, width, self.linear.value_dim));
+            *cols = Some(self.turned(0, width));
         }
         items.push(out);
         Ok(())
@@ -89,16 +89,12 @@ impl Layer<'_, '_> {
         self.model.spec.tensor(id)
     }
 
-    /// The place of each of `len` numbers, or rows, from `first` on, of which each value head has `unit`.
-    fn turned(&self, first: usize, len: usize, unit: usize) -> Vec<usize> {
-        let (keys, heads) = (self.linear.key_heads, self.linear.value_heads);
-        if !self.model.arch.starts_with("qwen35") {
-            return (first..first + len).collect();
-        }
-        let place = |at: usize| {
-            let (head, rest) = (at / unit, at % unit);
-            let from = head % keys * (heads / keys) + head / keys;
-            first + from * unit + rest
+    /// The place of each of `len` numbers, or rows, of value heads, which are behind the first `first`.
+    fn turned(&self, first: usize, len: usize) -> Vec<usize> {
+        let in_turns = self.model.arch.starts_with("qwen35");
+        let place = |at| match in_turns {
+            true => first + self.linear.grouped_place(at, len),
+            false => first + at,
         };
         (0..len).map(place).collect()
     }
@@ -125,13 +121,12 @@ impl Layer<'_, '_> {
                 continue;
             };
             let (name, places) = self.place(&tensor)?;
-            let unit = shape.rows / self.linear.value_heads.max(1);
             rows.extend(match role {
                 TensorRole::LinearValue
                 | TensorRole::LinearGate
                 | TensorRole::LinearBeta
                 | TensorRole::LinearStep => {
-                    let order = self.turned(0, shape.rows, unit).into_iter();
+                    let order = self.turned(0, shape.rows).into_iter();
                     order.map(|row| places[row]).collect()
                 }
                 _ => places,
@@ -187,7 +182,7 @@ impl Layer<'_, '_> {
         if self.linear.rule == LinearAttentionRule::GatedDelta {
             let first = channels - values;
             rows.truncate(first);
-            rows.extend(self.turned(first, values, self.linear.value_dim));
+            rows.extend(self.turned(first, values));
         }
         let role = TensorRole::LinearConv;
         let name = self.model.names.name(TensorId::in_layer(self.layer, role));
@@ -219,7 +214,7 @@ impl Layer<'_, '_> {
             values.iter_mut().for_each(|value| *value = -value.exp());
         }
         if values.len() == self.linear.value_heads {
-            let order = self.turned(0, values.len(), 1).into_iter();
+            let order = self.turned(0, values.len()).into_iter();
             values = order.map(|head| values[head]).collect();
         }
         self.used.insert(name);

@@ -310,7 +310,7 @@ impl Item {
     }
 }
 
-/// Gates and maps beside them that the folder joins, where the new file does not.
+/// Gates and maps beside them that the folder joins, where the new file does not, and maps that it calls as others.
 fn parted_items(model: &HfModel<'_>, used: &mut HashSet<String>) -> Result<Vec<Item>> {
     let tensors = &model.folder.tensors;
     let mut items = Vec::new();
@@ -318,11 +318,17 @@ fn parted_items(model: &HfModel<'_>, used: &mut HashSet<String>) -> Result<Vec<I
         let joined = match tensor.id.role {
             TensorRole::Gate | TensorRole::Up => model.gguf_names.joined.gate_up,
             TensorRole::SharedGate | TensorRole::SharedUp => model.gguf_names.joined.shared_gate_up,
+            TensorRole::SharedDown => None,
             _ => continue,
         };
         let place = model.names.locations(&tensor).into_iter().next();
-        let (Some(TensorLocation::Rows { name, first, .. }), None) = (place, joined) else {
-            continue;
+        let (name, first) = match (place, joined) {
+            (Some(TensorLocation::Rows { name, first, .. }), None) => (name, first),
+            (Some(TensorLocation::Whole(name)), None) => match model.names.parse(&name) {
+                Some(other) if other != tensor.id => (name, 0),
+                _ => continue,
+            },
+            _ => continue,
         };
         let (Some(view), Some(gguf)) = (tensors.get(&name), model.gguf_names.name(tensor.id))
         else {

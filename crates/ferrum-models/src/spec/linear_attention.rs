@@ -50,6 +50,16 @@ impl LinearAttentionSpec {
         shape
     }
 
+    /// Of `total` numbers that value heads have in turns of key heads, equally many each: where number `at` is when those
+    /// of a key head are together.
+    pub(crate) fn grouped_place(&self, at: usize, total: usize) -> usize {
+        let (keys, heads) = (self.key_heads, self.value_heads);
+        let unit = (total / heads).max(1);
+        let (head, rest) = (at / unit, at % unit);
+        let from = head % keys * (heads / keys) + head / keys;
+        from * unit + rest
+    }
+
     /// Elements of a token's queries, keys and values.
     pub(crate) fn row_dim(&self) -> usize {
         self.shape(0).row_dim()

@@ -247,6 +247,7 @@ fn adapters_are_cut_with_the_model() {
         ("qwen3-patterns", "qwen3"),
         ("lfm2-convolutions", "lfm2"),
         ("lfm2-convolutions", "lfm2/model.gguf"),
+        ("qwen35-hybrid", "qwen35/model.gguf"),
     ] {
         let dir = fixtures().join("../lora").join(name);
         let (tokens, expected) = read_expected(&dir.join("expected.safetensors"));

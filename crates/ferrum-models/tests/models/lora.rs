@@ -17,12 +17,13 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Adapter and the model that it was made for.
-const ADAPTERS: [(&str, &str); 5] = [
+const ADAPTERS: [(&str, &str); 6] = [
     ("llama-all", "llama3-tied"),
     ("llama-up", "llama3-tied"),
     ("qwen3-patterns", "qwen3"),
     ("phi3-joined", "phi3"),
     ("lfm2-convolutions", "lfm2"),
+    ("qwen35-hybrid", "qwen35"),
 ];
 
 const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
@@ -232,7 +233,7 @@ fn converted(name: &str, base: &str, arch: &str) -> (TempDir, LoraFolder) {
 #[test]
 fn gguf_adapters_equal_peft_on_every_kind_of_base() {
     // Joined maps have their own names there.
-    let joined = ["phi3", "lfm2"];
+    let joined = ["phi3", "lfm2", "qwen35"];
     let others = ADAPTERS
         .into_iter()
         .filter(|(_, base)| !joined.contains(base));
