@@ -7,6 +7,7 @@
 
 mod bench;
 mod bench_serve;
+mod classify;
 mod device;
 mod encode;
 mod evaluate;
@@ -26,6 +27,7 @@ mod weight_cache;
 
 pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
+pub(crate) use classify::ClassifyArgs;
 pub(crate) use device::{
     AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, PlacementArgs, VerifyCommand, VerifyOpsArgs,
 };
@@ -77,6 +79,8 @@ pub(crate) enum Command {
     Rerank(RerankArgs),
     /// Write what is said in a recording, with Whisper
     Transcribe(TranscribeArgs),
+    /// Score labels by how well they describe an image, with CLIP or SigLIP
+    Classify(ClassifyArgs),
     /// Fetch a model from a hub, or what is new or missing of it
     Pull(PullArgs),
     /// List the models that are in the cache

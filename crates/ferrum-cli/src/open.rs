@@ -271,11 +271,23 @@ fn read(path: &Path, most: u64) -> Outcome<String> {
     if path == Path::new("-") {
         return read_stdin();
     }
+    to_text(&path.display().to_string(), read_bytes(path, most)?, most)
+}
+
+/// All bytes of a file that is no longer than `most`.
+pub(crate) fn read_bytes(path: &Path, most: u64) -> Outcome<Vec<u8>> {
     let fail = |e: std::io::Error| Failure::new(format!("{}: {e}", path.display()));
     let file = std::fs::File::open(path).map_err(fail)?;
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes).map_err(fail)?;
-    to_text(&path.display().to_string(), bytes, most)
+    match bytes.len() as u64 > most {
+        true => Err(too_large(&path.display().to_string(), most)),
+        false => Ok(bytes),
+    }
+}
+
+fn too_large(name: &str, most: u64) -> Failure {
+    Failure::new(format!("{name} is larger than {most} bytes"))
 }
 
 /// All of standard input. Whoever started this program with a pipe and forgot it is told why nothing
@@ -305,8 +317,7 @@ fn read_all_of_stdin() -> Outcome<String> {
 
 fn to_text(name: &str, bytes: Vec<u8>, most: u64) -> Outcome<String> {
     if bytes.len() as u64 > most {
-        let message = format!("{name} is larger than {most} bytes");
-        return Err(Failure::new(message));
+        return Err(too_large(name, most));
     }
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();

@@ -4,6 +4,7 @@
 //! lies below is generic code without a branch on either; [`Placement`] says which devices have which layers. This crate knows nothing of HTTP or of how
 //! files are laid out.
 
+pub mod classify;
 mod dispatch;
 pub mod eager;
 mod encoder;

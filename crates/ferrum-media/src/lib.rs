@@ -1,7 +1,8 @@
-//! Sounds on their way into encoders: what files of people become before a model sees numbers.
+//! Sounds and pictures on their way into encoders: what files of people become before a model sees numbers.
 //!
 //! Files are hostile: their sizes, rates and lengths are checked before memory is taken for them, and a decoder that panics
 //! is an error like any other. This crate knows nothing of models; the numbers that it gives are those of the
-//! feature extractors of `transformers`.
+//! feature extractors and image processors of `transformers`.
 
 pub mod audio;
+pub mod image;

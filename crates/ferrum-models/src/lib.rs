@@ -10,6 +10,7 @@
 mod batch;
 mod cache;
 mod checkpoint;
+pub mod clip;
 mod decode;
 pub mod encoder;
 mod experts;

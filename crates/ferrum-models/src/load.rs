@@ -4,6 +4,7 @@
 //! before anything is allocated for them. A rank of a group loads its slices by the same functions; alone, a slice is
 //! the whole.
 
+use crate::clip::is_clip;
 use crate::encoder::is_encoder;
 use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, HeadMaps, RowParallelExperts};
 use crate::families::{self, Family};
@@ -56,6 +57,7 @@ pub fn read_model(source: ModelSource) -> Result<Model> {
     let other = match &source {
         _ if is_encoder(&source) => Some(("a text encoder", "ferrum embed and ferrum rerank run")),
         _ if is_whisper(&source) => Some(("a speech recogniser", "ferrum transcribe runs")),
+        _ if is_clip(&source) => Some(("an image and text encoder", "ferrum classify runs")),
         _ => None,
     };
     if let (ModelSource::Hf(folder), Some((what, command))) = (&source, other) {

@@ -18,12 +18,14 @@ pub(crate) struct LayerNorm<B: LlmBackend> {
 }
 
 /// What maps have beside their matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bias {
     /// Nothing.
     None,
     /// A bias each.
     Each,
+    /// A bias each, times this.
+    Times(f32),
     /// A bias where the file has one, and zeros where it has none.
     Some,
 }
@@ -94,7 +96,7 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         let has = |name: &str| self.tensors.get(&bias_name(name)).is_some();
         let any = match bias {
             Bias::None => false,
-            Bias::Each => true,
+            Bias::Each | Bias::Times(_) => true,
             Bias::Some => names.iter().any(|name| has(name.as_ref())),
         };
         let mut values = Vec::new();
@@ -103,6 +105,9 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
                 true => values.resize(values.len() + rows, 0.0),
                 false => values.extend(self.vector(&bias_name(name), &[rows])?),
             }
+        }
+        if let Bias::Times(factor) = bias {
+            values.iter_mut().for_each(|value| *value *= factor);
         }
         let bias = any.then(|| self.device.from_slice(&values)).transpose()?;
         let rows = rows * names.len();
@@ -115,8 +120,19 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
 
     /// The norm `name`.
     pub(crate) fn norm(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
+        self.norm_times(name, dim, 1.0)
+    }
+
+    /// A norm whose result is that of `name`, times a factor.
+    pub(crate) fn norm_times(
+        &mut self,
+        name: &str,
+        dim: usize,
+        factor: f32,
+    ) -> Result<LayerNorm<B>> {
         let mut part = |part: &str| {
-            let values = self.vector(&format!("{name}.{part}"), &[dim])?;
+            let mut values = self.vector(&format!("{name}.{part}"), &[dim])?;
+            values.iter_mut().for_each(|value| *value *= factor);
             self.device.from_slice(&values)
         };
         Ok(LayerNorm {
@@ -131,6 +147,13 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         let values = to_f32(self.tensors, &view)?;
         self.advance(view.bytes.len() as u64);
         Ok(values)
+    }
+
+    /// A tensor of one number, whatever its rank.
+    pub(crate) fn number(&mut self, name: &str) -> Result<f32> {
+        let shape = self.tensors.require(name)?.shape.len();
+        let values = self.vector(name, &[1, 1, 1, 1][..shape.min(4)])?;
+        Ok(values.first().copied().unwrap_or(0.0))
     }
 
     /// A matrix of numbers that were put in order here, in f32.

@@ -17,6 +17,35 @@ use ferrum_types::Result;
 /// Tokens of a block of a pool.
 pub(crate) const BLOCK_SIZE: usize = 32;
 
+/// The function `f(scale · x) / scale` of an activation `f`.
+///
+/// With SiLU and 1.702 it is CLIP's quick GELU, `x · sigmoid(1.702 x)`. It costs nothing: the norm before the first map
+/// and the map's bias carry the factor, and what comes of the second map is divided by it as it is added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StackActivation {
+    /// `f`.
+    pub function: Activation,
+    /// 1 for `f` itself.
+    pub scale: f32,
+}
+
+impl StackActivation {
+    /// The approximation of GELU by a sigmoid (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+    pub const QUICK_GELU: Self = Self {
+        function: Activation::Silu,
+        scale: 1.702,
+    };
+}
+
+impl From<Activation> for StackActivation {
+    fn from(function: Activation) -> Self {
+        Self {
+            function,
+            scale: 1.0,
+        }
+    }
+}
+
 /// What such layers are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StackSpec {
@@ -29,7 +58,7 @@ pub struct StackSpec {
     /// Elements between the maps of a feed-forward.
     pub intermediate: usize,
     /// Function between them.
-    pub activation: Activation,
+    pub activation: StackActivation,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// Whether a token sees only those before it.
@@ -133,9 +162,31 @@ pub(crate) struct StackNames {
     /// The maps of queries, keys and values.
     pub(crate) qkv: [&'static str; 3],
     pub(crate) out: &'static str,
-    pub(crate) mlp_norm: &'static str,
-    pub(crate) up: &'static str,
-    pub(crate) down: &'static str,
+    /// Norm and maps of the feed-forward.
+    pub(crate) mlp: [&'static str; 3],
+}
+
+/// Weights of a feed-forward with the norm before it.
+pub(crate) struct StackMlp<B: LlmBackend> {
+    norm: LayerNorm<B>,
+    up: Box<dyn Linear<B>>,
+    down: Box<dyn Linear<B>>,
+}
+
+impl<B: LlmBackend> StackMlp<B> {
+    /// The feed-forward of these names: norm, first and second map.
+    pub(crate) fn load<W: WeightForm<B>>(
+        loader: &mut NamedLoader<'_, '_, B, W>,
+        spec: &StackSpec,
+        [norm, up, down]: [String; 3],
+    ) -> Result<Self> {
+        let (hidden, inner, scale) = (spec.hidden, spec.intermediate, spec.activation.scale);
+        Ok(Self {
+            norm: loader.norm_times(&norm, hidden, scale)?,
+            up: Box::new(loader.maps(&[up], [inner, hidden], Bias::Times(scale))?),
+            down: Box::new(loader.maps(&[down], [hidden, inner], Bias::Times(scale))?),
+        })
+    }
 }
 
 /// Weights of one layer.
@@ -144,9 +195,7 @@ pub(crate) struct StackLayer<B: LlmBackend> {
     /// q, k and v as one projection.
     pub(crate) qkv: Box<dyn Linear<B>>,
     pub(crate) out: Box<dyn Linear<B>>,
-    pub(crate) mlp_norm: LayerNorm<B>,
-    pub(crate) up: Box<dyn Linear<B>>,
-    pub(crate) down: Box<dyn Linear<B>>,
+    pub(crate) mlp: StackMlp<B>,
 }
 
 impl<B: LlmBackend> StackLayer<B> {
@@ -157,16 +206,14 @@ impl<B: LlmBackend> StackLayer<B> {
         names: &StackNames,
         prefix: &str,
     ) -> Result<Self> {
-        let (hidden, inner) = (spec.hidden, spec.intermediate);
+        let hidden = spec.hidden;
         let name = |part: &str| format!("{prefix}.{part}");
         let qkv = names.qkv.map(name);
         Ok(Self {
             attention_norm: loader.norm(&name(names.attention_norm), hidden)?,
             qkv: Box::new(loader.maps(&qkv, [hidden, hidden], Bias::Some)?),
             out: Box::new(loader.maps(&[name(names.out)], [hidden, hidden], Bias::Each)?),
-            mlp_norm: loader.norm(&name(names.mlp_norm), hidden)?,
-            up: Box::new(loader.maps(&[name(names.up)], [inner, hidden], Bias::Each)?),
-            down: Box::new(loader.maps(&[name(names.down)], [hidden, inner], Bias::Each)?),
+            mlp: StackMlp::load(loader, spec, names.mlp.map(name))?,
         })
     }
 }
@@ -244,19 +291,39 @@ impl<B: LlmBackend> StackScratch<B> {
     pub(crate) fn feed_forward(
         &mut self,
         ctx: &mut B::Context,
-        (spec, layer): (&StackSpec, &StackLayer<B>),
+        (spec, mlp): (&StackSpec, &StackMlp<B>),
         x: &mut Residual<B>,
         rows: usize,
     ) -> Result<()> {
-        self.norm(ctx, x, &layer.mlp_norm, spec.norm(rows))?;
+        let StackActivation { function, scale } = spec.activation;
+        self.norm(ctx, x, &mlp.norm, spec.norm(rows))?;
         // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
-        layer.up.forward(ctx, &self.normed, &mut self.inner, rows)?;
-        let (function, len) = (spec.activation.function(), rows * spec.intermediate);
+        mlp.up.forward(ctx, &self.normed, &mut self.inner, rows)?;
+        let (function, len) = (function.function(), rows * spec.intermediate);
         B::activate(ctx, function, &self.inner, None, &mut self.activated, len)?;
-        layer
-            .down
+        mlp.down
             .forward(ctx, &self.activated, &mut self.delta, rows)?;
-        B::add_inplace(ctx, x, &self.delta, rows * spec.hidden)
+        let len = rows * spec.hidden;
+        match scale == 1.0 {
+            true => B::add_inplace(ctx, x, &self.delta, len),
+            false => B::scaled_add_inplace(ctx, x, &self.delta, 1.0 / scale, len),
+        }
+    }
+
+    /// All layers on `x`.
+    pub(crate) fn layers(
+        &mut self,
+        ctx: &mut B::Context,
+        (spec, layers): (&StackSpec, &[StackLayer<B>]),
+        x: &mut Residual<B>,
+        kv: &mut KvLayer<B, KvF32>,
+        batch: &DeviceBatch<B>,
+    ) -> Result<()> {
+        for layer in layers {
+            self.attend(ctx, (spec, layer), x, kv, batch)?;
+            self.feed_forward(ctx, (spec, &layer.mlp), x, batch.shape.tokens)?;
+        }
+        Ok(())
     }
 }
 

@@ -67,6 +67,18 @@ fn cuda_backend_equals_transformers() {
     );
 }
 
+#[test]
+fn images_and_texts_have_the_vectors_of_transformers() {
+    let Some(device) = device() else { return };
+    for name in support::clip::NAMES {
+        let (cosine, logit) = support::clip::compare(&device, name);
+        assert!(
+            cosine > 0.999_99 && logit < 1e-3,
+            "{name}: {cosine} {logit}"
+        );
+    }
+}
+
 /// Weights as they are in their files, with activations of 8 bits: near the logits of the expanded ones.
 #[test]
 fn quantised_models_stay_near_what_they_are_expanded() {

@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod chat;
+mod classify;
 mod devices;
 mod encode;
 mod hub;
@@ -29,6 +30,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Embed(args) => encode::embed(&args),
         Command::Rerank(args) => encode::rerank(&args),
         Command::Transcribe(args) => transcribe::transcribe(&args),
+        Command::Classify(args) => classify::classify(&args),
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),

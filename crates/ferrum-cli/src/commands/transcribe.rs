@@ -12,7 +12,6 @@ use ferrum_media::audio::{AudioLimits, RATE, decode};
 use ferrum_models::LoadProgress;
 use ferrum_models::whisper::{WhisperModel, read_whisper};
 use serde_json::json;
-use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -21,7 +20,7 @@ const MAX_FILE: u64 = 4 << 30;
 
 pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
     // The file first: it is read sooner than a model is loaded.
-    let bytes = read(&args.file)?;
+    let bytes = open::read_bytes(&args.file, MAX_FILE)?;
     let audio = decode(bytes, RATE, AudioLimits::default());
     let fail = |e| Failure::new(format!("{}: {e}", args.file.display()));
     let audio = audio.map_err(fail)?;
@@ -61,22 +60,6 @@ fn as_json(transcript: &Transcript) -> serde_json::Value {
         "duration": transcript.duration,
         "segments": segments.collect::<Vec<_>>(),
     })
-}
-
-fn read(path: &Path) -> Outcome<Vec<u8>> {
-    let fail = |e: std::io::Error| Failure::new(format!("{}: {e}", path.display()));
-    let file = std::fs::File::open(path).map_err(fail)?;
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE + 1)
-        .read_to_end(&mut bytes)
-        .map_err(fail)?;
-    match bytes.len() as u64 > MAX_FILE {
-        true => Err(Failure::new(format!(
-            "{}: it is longer than {MAX_FILE} bytes",
-            path.display()
-        ))),
-        false => Ok(bytes),
-    }
 }
 
 fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Transcriber> {

@@ -92,7 +92,7 @@ fn spec(config: &HfConfig) -> Result<WhisperSpec> {
             layers: config.require_usize(&format!("{part}_layers"))?,
             heads: config.require_usize(&format!("{part}_attention_heads"))?,
             intermediate: config.require_usize(&format!("{part}_ffn_dim"))?,
-            activation,
+            activation: activation.into(),
             norm_eps: 1e-5,
             causal,
         })

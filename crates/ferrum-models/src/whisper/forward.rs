@@ -188,7 +188,7 @@ impl<B: LlmBackend> Encoding<B> {
     ) -> Result<()> {
         let (frames, states, stack) = (spec.frames(), spec.positions, &spec.encoder);
         let hidden = stack.hidden;
-        let gelu = stack.activation.function();
+        let gelu = stack.activation.function.function();
         // [frames, mels · 3] → [frames, hidden]
         let Conv { shape, .. } = weights.conv1;
         product(
@@ -229,12 +229,9 @@ impl<B: LlmBackend> Encoding<B> {
         let positions = &weights.encoder_positions;
         positions.lookup(ctx, &self.positions, &mut self.x, rows)?;
         B::add_inplace(ctx, &mut self.x, &self.scratch.delta, states * hidden)?;
-        for layer in &weights.encoder {
-            let layer = (stack, layer);
-            let (kv, batch) = (&mut self.kv, &self.batch);
-            self.scratch.attend(ctx, layer, &mut self.x, kv, batch)?;
-            self.scratch.feed_forward(ctx, layer, &mut self.x, states)?;
-        }
+        let (kv, batch) = (&mut self.kv, &self.batch);
+        self.scratch
+            .layers(ctx, (stack, &weights.encoder), &mut self.x, kv, batch)?;
         let norm = &weights.encoder_norm;
         self.scratch.norm(ctx, &self.x, norm, stack.norm(states))
     }
@@ -326,11 +323,12 @@ impl<B: LlmBackend> Decoding<B> {
         places.lookup(ctx, positions, &mut self.embedded, shape)?;
         B::add_inplace(ctx, &mut self.x, &self.embedded, rows * dim)?;
         for (i, (layer, cross)) in weights.decoder.iter().enumerate() {
-            let layer = (stack, layer);
             let (kv, batch) = (&mut self.own[i], &self.batch);
-            self.scratch.attend(ctx, layer, &mut self.x, kv, batch)?;
+            self.scratch
+                .attend(ctx, (stack, layer), &mut self.x, kv, batch)?;
             self.look(ctx, spec, cross, i)?;
-            self.scratch.feed_forward(ctx, layer, &mut self.x, rows)?;
+            self.scratch
+                .feed_forward(ctx, (stack, &layer.mlp), &mut self.x, rows)?;
         }
         let norm = &weights.decoder_norm;
         self.scratch.norm(ctx, &self.x, norm, stack.norm(rows))?;

@@ -15,9 +15,7 @@ const NAMES: StackNames = StackNames {
     attention_norm: "self_attn_layer_norm",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     out: "self_attn.out_proj",
-    mlp_norm: "final_layer_norm",
-    up: "fc1",
-    down: "fc2",
+    mlp: ["final_layer_norm", "fc1", "fc2"],
 };
 
 /// Taps of both convolutions.

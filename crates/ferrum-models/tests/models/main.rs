@@ -6,6 +6,7 @@ mod support;
 
 mod caches;
 mod captured;
+mod clip;
 mod decode;
 mod encoders;
 mod experts;
