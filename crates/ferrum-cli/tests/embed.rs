@@ -61,6 +61,19 @@ fn vectors_of_texts_are_those_of_transformers() {
     }
 }
 
+/// Its tokenizer is that of llama.cpp, its matrices are in f16.
+#[test]
+fn a_gguf_file_gives_the_vectors_of_its_folder() {
+    let (folder, file) = (encoder("bert"), encoder("bert/model.gguf"));
+    let texts = ["a small cat sat on the mat", "Cats!", "klmn, the café"];
+    let of_folder = embed(&[&[&*folder], &texts[..]].concat());
+    let of_file = embed(&[&[&*file], &texts[..]].concat());
+    for ((a, b), text) in of_folder.iter().zip(&of_file).zip(texts) {
+        let like = cosine(a, b);
+        assert!(like > 0.999_99, "{text}: {like}");
+    }
+}
+
 #[test]
 fn texts_come_from_lines_and_go_to_lines() {
     let folder = encoder("bert");

@@ -60,11 +60,20 @@ pub fn read_model(source: ModelSource) -> Result<Model> {
         _ if is_clip(&source) => Some(("an image and text encoder", "ferrum classify runs")),
         _ => None,
     };
-    if let (ModelSource::Hf(folder), Some((what, command))) = (&source, other) {
+    if let Some((what, command)) = other {
+        let (path, field, found) = match &source {
+            ModelSource::Hf(folder) => {
+                let found = folder.config.architectures()?.join(", ");
+                (folder.config.path(), "architectures", found)
+            }
+            ModelSource::Gguf(gguf) => {
+                let found = gguf.architecture()?.to_owned();
+                (gguf.path(), "general.architecture", found)
+            }
+        };
         return Err(Error::Model(format!(
-            "{}: field \"architectures\": \"{}\" is {what}, not a model that generates text\nhint: {command} it",
-            folder.config.path().display(),
-            folder.config.architectures()?.join(", ")
+            "{}: field \"{field}\": \"{found}\" is {what}, not a model that generates text\nhint: {command} it",
+            path.display()
         )));
     }
     let (family, spec, names) = families::read_spec(&source)?;

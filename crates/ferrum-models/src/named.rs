@@ -48,7 +48,7 @@ pub(crate) fn folder(source: &ModelSource) -> Result<&HfFolder> {
         ModelSource::Gguf(gguf) => {
             let path = gguf.path().display();
             Err(Error::Model(format!(
-                "{path}: encoders are read from Hugging Face folders, found a GGUF file"
+                "{path}: models of this kind are read from Hugging Face folders, found a GGUF file"
             )))
         }
     }
@@ -60,13 +60,16 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         source: &'a ModelSource,
         progress: LoadProgress<'p>,
     ) -> Result<Self> {
-        let folder = folder(source)?;
+        let (tensors, total): (&dyn TensorSource, _) = match source {
+            ModelSource::Hf(folder) => (&folder.tensors, folder.tensors.total_bytes()),
+            ModelSource::Gguf(gguf) => (gguf, gguf.total_bytes()),
+        };
         Ok(Self {
             device,
-            tensors: &folder.tensors,
+            tensors,
             checkpoint: Checkpoint::new(source),
             done: 0,
-            total: folder.tensors.total_bytes(),
+            total,
             progress,
             form: PhantomData,
         })

@@ -29,7 +29,7 @@ impl From<PoolingArg> for Pooling {
 
 #[derive(Debug, Args)]
 pub(crate) struct EmbedArgs {
-    /// Hugging Face folder, or ORG/NAME of a hub: BERT, RoBERTa and their kin
+    /// Hugging Face folder, GGUF file, or ORG/NAME of a hub: BERT, RoBERTa and their kin
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
 
@@ -62,7 +62,7 @@ pub(crate) struct EmbedArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RerankArgs {
-    /// Hugging Face folder, or ORG/NAME of a hub: BERT, RoBERTa and their kin, with a classifier of one label
+    /// Hugging Face folder, GGUF file, or ORG/NAME of a hub: BERT, RoBERTa and their kin, with a classifier of one label
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
 

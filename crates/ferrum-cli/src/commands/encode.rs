@@ -97,10 +97,10 @@ pub(crate) fn load(
     device: &DeviceArgs,
     progress: LoadProgress<'_>,
 ) -> Outcome<Encoder> {
-    let ModelSource::Hf(folder) = &model.source else {
-        return Err(Failure::new("encoders are read from folders"));
+    let tokenizer = match &model.source {
+        ModelSource::Hf(folder) => Tokenizer::from_hf_dir(&folder.dir)?,
+        ModelSource::Gguf(gguf) => Tokenizer::from_gguf(gguf)?,
     };
-    let tokenizer = Tokenizer::from_hf_dir(&folder.dir)?;
     // Texts are short, and a GPU would wait for the host between batches; whoever has one names it.
     let kind = match device.backend {
         BackendKind::Auto => BackendKind::Cpu,

@@ -1,5 +1,6 @@
 //! What an encoder is, read from a Hugging Face folder.
 
+use super::gguf;
 use crate::pooling::Pooling;
 use crate::spec::Activation;
 use ferrum_formats::{HfConfig, HfFolder, ModelSource, TensorSource};
@@ -57,14 +58,12 @@ pub struct EncoderModel {
     pub pooling: Option<Pooling>,
     /// Tokens that sentence-transformers cuts texts off at, where it says so.
     pub max_seq_length: Option<usize>,
-    /// What the names of tensors begin with.
-    pub(super) prefix: &'static str,
-    pub(super) family: &'static EncoderFamily,
+    pub(super) names: EncoderNames,
 }
 
 /// Encoders whose checkpoints have the same names.
 #[derive(Debug)]
-pub(super) struct EncoderFamily {
+struct EncoderFamily {
     name: &'static str,
     architectures: &'static [&'static str],
     /// What names begin with in checkpoints that have a head.
@@ -72,11 +71,11 @@ pub(super) struct EncoderFamily {
     /// Positions count from behind the id of padding.
     positions_behind_padding: bool,
     /// The map before the classifier, whose result goes through tanh.
-    pub(super) pooler: &'static str,
+    pooler: &'static str,
     /// Whether `pooler` lies under the prefix.
-    pub(super) pooler_in_body: bool,
+    pooler_in_body: bool,
     /// The map to the logits.
-    pub(super) classifier: &'static str,
+    classifier: &'static str,
     /// What `transformers` takes for keys that a config leaves out.
     segments: usize,
     norm_eps: f64,
@@ -122,6 +121,65 @@ static FAMILIES: [EncoderFamily; 2] = [
     },
 ];
 
+/// Names of tensors, less `.weight` and `.bias`.
+#[derive(Debug)]
+pub(super) struct EncoderNames {
+    /// What those of `parts` begin with.
+    pub(super) prefix: &'static str,
+    /// The map before the classifier.
+    pub(super) pooler: String,
+    /// The map to the logits.
+    pub(super) classifier: &'static str,
+    pub(super) parts: &'static PartNames,
+}
+
+/// Names of what all encoders have.
+#[derive(Debug)]
+pub(super) struct PartNames {
+    /// Tables of words, positions and segments.
+    pub(super) tables: [&'static str; 3],
+    /// The norm behind them.
+    pub(super) norm: &'static str,
+    /// What stands before the number of a layer.
+    pub(super) layer: &'static str,
+    /// In a layer: the maps of queries, keys and values.
+    pub(super) qkv: [&'static str; 3],
+    /// In a layer: the map behind attention, and both of the feed-forward.
+    pub(super) maps: [&'static str; 3],
+    /// In a layer: the norms behind attention and behind the feed-forward.
+    pub(super) norms: [&'static str; 2],
+}
+
+static HF_PARTS: PartNames = PartNames {
+    tables: [
+        "embeddings.word_embeddings",
+        "embeddings.position_embeddings",
+        "embeddings.token_type_embeddings",
+    ],
+    norm: "embeddings.LayerNorm",
+    layer: "encoder.layer.",
+    qkv: [
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+    ],
+    maps: [
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    ],
+    norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+};
+
+impl EncoderNames {
+    /// Logits that the classifier gives; 0 where there is none.
+    pub(super) fn labels(&self, tensors: &dyn TensorSource) -> usize {
+        let weight = |name: &str| tensors.get(&format!("{name}.weight"));
+        let classifier = weight(&self.pooler).and(weight(self.classifier));
+        classifier.map_or(0, |weight| weight.shape.first().copied().unwrap_or(0))
+    }
+}
+
 fn family_of(config: &HfConfig) -> Option<&'static EncoderFamily> {
     let named = config.architectures().ok()?;
     let mut families = FAMILIES.iter();
@@ -135,7 +193,9 @@ fn family_of(config: &HfConfig) -> Option<&'static EncoderFamily> {
 pub fn is_encoder(source: &ModelSource) -> bool {
     match source {
         ModelSource::Hf(folder) => family_of(&folder.config).is_some(),
-        ModelSource::Gguf(_) => false,
+        ModelSource::Gguf(gguf) => gguf
+            .architecture()
+            .is_ok_and(|name| name == gguf::ARCHITECTURE),
     }
 }
 
@@ -147,10 +207,14 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
     let folder = match &source {
         ModelSource::Hf(folder) => folder,
         ModelSource::Gguf(gguf) => {
-            let path = gguf.path().display();
-            return Err(Error::Model(format!(
-                "{path}: encoders are read from Hugging Face folders, found a GGUF file"
-            )));
+            let (spec, names) = gguf::read(gguf)?;
+            return Ok(EncoderModel {
+                spec,
+                pooling: Pooling::of_model(&source, Pooling::Mean)?,
+                max_seq_length: None,
+                names,
+                source,
+            });
         }
     };
     let Some(family) = family_of(&folder.config) else {
@@ -173,18 +237,30 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
         true => "",
         false => family.prefix,
     };
-    let spec = spec(family, folder, prefix)?;
+    let names = EncoderNames {
+        prefix,
+        pooler: match family.pooler_in_body {
+            true => format!("{prefix}{}", family.pooler),
+            false => family.pooler.to_owned(),
+        },
+        classifier: family.classifier,
+        parts: &HF_PARTS,
+    };
+    let spec = spec(family, folder, &names)?;
     Ok(EncoderModel {
         spec,
         pooling: Pooling::of_model(&source, Pooling::Mean)?,
         max_seq_length: max_seq_length(folder)?,
-        prefix,
-        family,
+        names,
         source,
     })
 }
 
-fn spec(family: &'static EncoderFamily, folder: &HfFolder, prefix: &str) -> Result<EncoderSpec> {
+fn spec(
+    family: &'static EncoderFamily,
+    folder: &HfFolder,
+    names: &EncoderNames,
+) -> Result<EncoderSpec> {
     let config = &folder.config;
     let embedding = config.str("position_embedding_type")?.unwrap_or("absolute");
     if embedding != "absolute" {
@@ -198,15 +274,6 @@ fn spec(family: &'static EncoderFamily, folder: &HfFolder, prefix: &str) -> Resu
         true => padding.saturating_add(1),
         false => 0,
     };
-    let pooler = match family.pooler_in_body {
-        true => format!("{prefix}{}.weight", family.pooler),
-        false => format!("{}.weight", family.pooler),
-    };
-    let classifier = folder.tensors.get(&format!("{}.weight", family.classifier));
-    let labels = match folder.tensors.get(&pooler).and(classifier) {
-        Some(weight) => weight.shape.first().copied().unwrap_or(0),
-        None => 0,
-    };
     let spec = EncoderSpec {
         family: family.name,
         vocab_size: config.require_usize("vocab_size")?,
@@ -219,7 +286,7 @@ fn spec(family: &'static EncoderFamily, folder: &HfFolder, prefix: &str) -> Resu
         positions: config.require_usize("max_position_embeddings")?,
         first_position,
         segments: config.usize("type_vocab_size")?.unwrap_or(family.segments),
-        labels,
+        labels: names.labels(&folder.tensors),
     };
     validate(&spec)
         .map_err(|reason| Error::Model(format!("{}: {reason}", config.path().display())))?;
@@ -229,7 +296,7 @@ fn spec(family: &'static EncoderFamily, folder: &HfFolder, prefix: &str) -> Resu
 /// Most layers that a config may claim.
 const MAX_LAYERS: usize = 10_000;
 
-fn validate(spec: &EncoderSpec) -> std::result::Result<(), String> {
+pub(super) fn validate(spec: &EncoderSpec) -> std::result::Result<(), String> {
     let sizes = [
         ("vocab_size", spec.vocab_size),
         ("hidden_size", spec.hidden_size),

@@ -1,9 +1,9 @@
 //! From an encoder's tensors to weights on a device.
 
-use super::config::EncoderModel;
+use super::config::{EncoderModel, EncoderNames, EncoderSpec};
 use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights};
 use crate::load::LoadProgress;
-use crate::named::{Bias, LayerNorm, NamedLoader};
+use crate::named::{Bias, NamedLoader};
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
 use ferrum_types::Result;
@@ -19,67 +19,42 @@ pub fn load_encoder<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<EncoderWeights<B>> {
     let mut loader = Loader::<B, W> {
         named: NamedLoader::new(device, &model.source, progress)?,
-        prefix: model.prefix,
+        names: &model.names,
     };
-    loader.all(model)
+    loader.all(&model.spec)
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W: WeightForm<B>> {
     named: NamedLoader<'a, 'p, B, W>,
-    prefix: &'static str,
+    names: &'a EncoderNames,
 }
 
 impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
-    fn all(&mut self, model: &EncoderModel) -> Result<EncoderWeights<B>> {
-        let spec = &model.spec;
-        let (hidden, inner) = (spec.hidden_size, spec.intermediate);
+    fn all(&mut self, spec: &EncoderSpec) -> Result<EncoderWeights<B>> {
+        let names = self.names;
+        let hidden = spec.hidden_size;
         let mut table = |name: &str, rows: usize| -> Result<_> {
-            let name = format!("{}embeddings.{name}", self.prefix);
+            let name = format!("{}{name}", names.prefix);
             let map = self.named.maps(&[&name], [rows, hidden], Bias::None)?;
             Ok(Box::new(map) as Box<_>)
         };
-        let words = table("word_embeddings", spec.vocab_size)?;
-        let positions = table("position_embeddings", spec.positions)?;
-        let segments = table("token_type_embeddings", spec.segments)?;
-        let norm = self.norm("embeddings.LayerNorm", hidden)?;
-        let mut layers = Vec::with_capacity(spec.layers);
-        for layer in 0..spec.layers {
-            let name = |part: &str| format!("{}encoder.layer.{layer}.{part}", self.prefix);
-            let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
-            let [out, up, down] = [
-                "attention.output.dense",
-                "intermediate.dense",
-                "output.dense",
-            ]
-            .map(|part| [name(part)]);
-            let norms = ["attention.output.LayerNorm", "output.LayerNorm"]
-                .map(|part| format!("encoder.layer.{layer}.{part}"));
-            layers.push(EncoderLayerWeights {
-                qkv: Box::new(self.named.maps(&qkv, [hidden, hidden], Bias::Each)?),
-                out: Box::new(self.named.maps(&out, [hidden, hidden], Bias::Each)?),
-                attention_norm: self.norm(&norms[0], hidden)?,
-                up: Box::new(self.named.maps(&up, [inner, hidden], Bias::Each)?),
-                down: Box::new(self.named.maps(&down, [hidden, inner], Bias::Each)?),
-                output_norm: self.norm(&norms[1], hidden)?,
-            });
-        }
+        let [words, positions, segments] = names.parts.tables;
+        let words = table(words, spec.vocab_size)?;
+        let positions = table(positions, spec.positions)?;
+        let segments = table(segments, spec.segments)?;
+        let norm = format!("{}{}", names.prefix, names.parts.norm);
+        let norm = self.named.norm(&norm, hidden)?;
+        let layers = (0..spec.layers).map(|layer| self.layer(spec, layer));
+        let layers = layers.collect::<Result<_>>()?;
         let classifier = match spec.labels {
             0 => None,
             labels => {
-                let family = model.family;
-                let body = if family.pooler_in_body {
-                    self.prefix
-                } else {
-                    ""
-                };
-                let pooler = format!("{body}{}", family.pooler);
+                let (pooler, shape) = (&names.pooler, [labels, hidden]);
+                let pooler = self.named.maps(&[pooler], [hidden, hidden], Bias::Each)?;
+                let classifier = self.named.maps(&[names.classifier], shape, Bias::Each)?;
                 Some(ClassifierWeights {
-                    pooler: Box::new(self.named.maps(&[pooler], [hidden, hidden], Bias::Each)?),
-                    classifier: Box::new(self.named.maps(
-                        &[family.classifier],
-                        [labels, hidden],
-                        Bias::Each,
-                    )?),
+                    pooler: Box::new(pooler),
+                    classifier: Box::new(classifier),
                 })
             }
         };
@@ -93,7 +68,21 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         })
     }
 
-    fn norm(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
-        self.named.norm(&format!("{}{name}", self.prefix), dim)
+    fn layer(&mut self, spec: &EncoderSpec, layer: usize) -> Result<EncoderLayerWeights<B>> {
+        let (hidden, inner) = (spec.hidden_size, spec.intermediate);
+        let EncoderNames { prefix, parts, .. } = self.names;
+        let name = |part: &str| format!("{prefix}{}{layer}.{part}", parts.layer);
+        let qkv = parts.qkv.map(name);
+        let [out, up, down] = parts.maps.map(|part| [name(part)]);
+        let [attention_norm, output_norm] = parts.norms.map(name);
+        let named = &mut self.named;
+        Ok(EncoderLayerWeights {
+            qkv: Box::new(named.maps(&qkv, [hidden, hidden], Bias::Each)?),
+            out: Box::new(named.maps(&out, [hidden, hidden], Bias::Each)?),
+            attention_norm: named.norm(&attention_norm, hidden)?,
+            up: Box::new(named.maps(&up, [inner, hidden], Bias::Each)?),
+            down: Box::new(named.maps(&down, [hidden, inner], Bias::Each)?),
+            output_norm: named.norm(&output_norm, hidden)?,
+        })
     }
 }

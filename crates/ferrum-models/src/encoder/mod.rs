@@ -6,6 +6,7 @@
 
 mod config;
 mod forward;
+mod gguf;
 mod load;
 
 pub use config::{EncoderModel, EncoderSpec, is_encoder, read_encoder};

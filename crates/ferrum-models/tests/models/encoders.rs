@@ -124,6 +124,37 @@ fn vectors_and_scores_are_those_of_transformers() {
     }
 }
 
+/// The file has the matrices in f16.
+#[test]
+fn a_gguf_file_gives_the_vectors_of_its_folder() {
+    let source = ModelSource::open(folder("bert").join("model.gguf")).unwrap();
+    assert!(is_encoder(&source));
+    let model = read_encoder(source).unwrap();
+    let (expected, of_folder) = (expected("bert"), open("bert"));
+    assert_eq!(model.spec, of_folder.spec);
+    assert_eq!(model.pooling, Some(Pooling::Mean));
+    let texts = list(&expected, "texts");
+    let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
+    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
+    let limits = EncoderLimits::of(&model.spec);
+    let found = runner(&exact_cpu(), &model, limits).embed(&inputs, Pooling::Mean);
+    for (found, text) in found.unwrap().iter().zip(&texts) {
+        let off = max_difference(found, &floats(text, "mean"));
+        assert!(off < 1e-2, "{off}");
+    }
+    let error = read_model(ModelSource::open(folder("bert").join("model.gguf")).unwrap());
+    let error = error.err().unwrap().to_string();
+    assert!(
+        error.contains("ferrum embed and ferrum rerank run it"),
+        "{error}"
+    );
+    // A decoder's file is none.
+    let decoder = folder("../models/qwen3/model.gguf");
+    let error = read_encoder(ModelSource::open(decoder).unwrap());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("\"qwen3\" is no encoder"), "{error}");
+}
+
 /// Texts share a batch, or not: the same bits.
 #[test]
 fn texts_do_not_know_of_each_other() {
