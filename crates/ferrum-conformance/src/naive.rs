@@ -105,6 +105,7 @@ pub(crate) struct Scores {
     pub(crate) sink: Option<f32>,
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
+    pub(crate) chunked: bool,
 }
 
 impl Scores {
@@ -112,9 +113,10 @@ impl Scores {
     fn sees(self, i: usize, j: usize) -> bool {
         let (i, j) = (i as i64, j as i64);
         let past = !self.causal || j <= i;
-        past && self
-            .window
-            .is_none_or(|window| (i - j).unsigned_abs() < window as u64)
+        past && self.window.is_none_or(|window| match self.chunked {
+            true => i / window as i64 == j / window as i64,
+            false => (i - j).unsigned_abs() < window as u64,
+        })
     }
 }
 
@@ -192,6 +194,7 @@ mod tests {
             sink: None,
             causal: true,
             window: Some(1),
+            chunked: false,
         };
         let rows = vec![vec![1.0, 2.0], vec![3.0, -4.0], vec![5.0, 6.0]];
         assert_eq!(attend(&[0.1, 0.2], 1, &rows, &rows, 2, scores), [3.0, -4.0]);

@@ -209,6 +209,7 @@ const CONFIG: AttnConfig = AttnConfig {
     scale: 0.25,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: None,
 };
 const STEPS: usize = 9;

@@ -294,6 +294,7 @@ impl BackendDispatch {
             scale: settings.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
             causal: settings.causal,
             sliding_window: settings.sliding_window,
+            chunked: false,
             softcap: None,
         };
         let pos_offset = kv_len.saturating_sub(q_len);

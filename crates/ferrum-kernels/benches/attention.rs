@@ -20,6 +20,7 @@ const CONFIG: AttnConfig = AttnConfig {
     softcap: None,
     causal: true,
     sliding_window: None,
+    chunked: false,
 };
 const KEYS: usize = 8192;
 /// Layers: larger together than the caches.

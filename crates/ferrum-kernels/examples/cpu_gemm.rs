@@ -98,6 +98,7 @@ fn attention(device: &CpuBackend, q_len: usize, kv_len: usize) -> Result<()> {
         scale: 0.1,
         causal: true,
         sliding_window: None,
+        chunked: false,
         softcap: None,
     };
     let blocks = kv_len.div_ceil(16);

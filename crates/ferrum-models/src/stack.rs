@@ -113,6 +113,7 @@ impl StackSpec {
             scale: 1.0 / (self.head_dim() as f32).sqrt(),
             causal: self.causal,
             sliding_window: None,
+            chunked: false,
             softcap: None,
         }
     }

@@ -215,6 +215,9 @@ pub struct AttnConfig {
     /// attention is not causal (an encoder that counts the keys on each side has one more here); `None`:
     /// all.
     pub sliding_window: Option<usize>,
+    /// Whether windows lie side by side instead: a query at index `i` sees keys of its own window alone, which begins at
+    /// the last multiple of their length up to `i`.
+    pub chunked: bool,
     /// `cap · tanh(score / cap)` on the scaled score, before masking.
     pub softcap: Option<f32>,
 }
@@ -224,14 +227,17 @@ impl AttnConfig {
     #[inline(always)]
     pub fn visible(&self, at: usize, kv_len: usize) -> Range<usize> {
         let after = at.saturating_add(1);
-        let end = match self.sliding_window {
-            _ if self.causal => after,
-            Some(window) => at.saturating_add(window),
-            None => kv_len,
+        let (start, end) = match self.sliding_window {
+            None => (0, kv_len),
+            Some(window) if self.chunked => {
+                // A window of no keys is none.
+                let start = at.checked_rem(window).map_or(after, |into| at - into);
+                (start, start.saturating_add(window))
+            }
+            Some(window) => (after.saturating_sub(window), at.saturating_add(window)),
         };
+        let end = if self.causal { after } else { end };
         let end = end.min(kv_len);
-        let window = self.sliding_window;
-        let start = window.map_or(0, |window| after.saturating_sub(window));
         start.min(end)..end
     }
 }
@@ -288,6 +294,7 @@ impl MlaShape {
             scale: self.scale,
             causal: self.causal,
             sliding_window: None,
+            chunked: false,
             softcap: None,
         }
     }

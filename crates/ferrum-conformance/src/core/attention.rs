@@ -21,6 +21,7 @@ struct Spec {
     pos_offset: usize,
     causal: bool,
     window: Option<usize>,
+    chunked: bool,
     softcap: Option<f32>,
     sinks: bool,
     /// Size of q and k, and of v.
@@ -37,6 +38,7 @@ const BASE: Spec = Spec {
     pos_offset: 0,
     causal: true,
     window: None,
+    chunked: false,
     softcap: None,
     sinks: false,
     scales: (1.0, 1.0),
@@ -100,6 +102,17 @@ const LATER: &[(&str, Change)] = &[
     ("decode", |s| (s.q_len, s.kv_len) = (1, 41)),
     ("keys after the last query", |s| s.kv_len = 60),
     ("queries after the last key", |s| s.kv_len = 30),
+    ("chunks of 7", |s| {
+        (s.window, s.chunked, s.q_len, s.kv_len) = (Some(7), true, 20, 20);
+    }),
+    ("chunks of 32, queries from 40 on", |s| {
+        (s.window, s.chunked) = (Some(32), true);
+        (s.q_len, s.kv_len, s.pos_offset) = (60, 100, 40);
+    }),
+    ("chunks of 5, not causal", |s| {
+        (s.window, s.chunked, s.causal) = (Some(5), true, false);
+        (s.q_len, s.kv_len) = (13, 13);
+    }),
     ("window 1", |s| s.window = Some(1)),
     ("window 7", |s| s.window = Some(7)),
     ("window longer than the context", |s| s.window = Some(1000)),
@@ -226,6 +239,7 @@ fn make(rng: &mut Rng, spec: Spec) -> Flash {
             scale: 1.0 / (head_dim as f32).sqrt(),
             causal: spec.causal,
             sliding_window: spec.window,
+            chunked: spec.chunked,
             softcap: spec.softcap,
         },
         q: rng.acts(heads * q_len * head_dim, qk),
@@ -283,6 +297,7 @@ fn flash_formula(data: &Flash) -> Vec<Vec<f64>> {
                 sink: data.sinks.as_ref().map(|sinks| sinks[head]),
                 causal: data.config.causal,
                 window: data.config.sliding_window,
+                chunked: data.config.chunked,
             };
             let query = &data.q[(head * q_len + i) * head_dim..][..head_dim];
             out.extend(naive::attend(
@@ -389,6 +404,7 @@ fn mla_formula(data: &Mla) -> Vec<Vec<f64>> {
         sink: None,
         causal,
         window: None,
+        chunked: false,
     };
     let rows: Vec<Vec<f32>> = data
         .latent
@@ -523,7 +539,8 @@ mod tests {
     /// A kernel that reads the contract in another way fails at least one case.
     #[test]
     fn misreadings_are_noticed() {
-        let misreadings: [(&str, Misread); 11] = [
+        let misreadings: [(&str, Misread); 12] = [
+            ("a chunk that slides", |data| data.config.chunked = false),
             ("a window one longer", |data| {
                 data.config.sliding_window = data.config.sliding_window.map(|window| window + 1);
             }),

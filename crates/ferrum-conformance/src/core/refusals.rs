@@ -295,6 +295,7 @@ const CONFIG: AttnConfig = AttnConfig {
     scale: 0.3,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: None,
 };
 

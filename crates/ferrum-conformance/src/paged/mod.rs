@@ -57,6 +57,13 @@ const RAGGED: &[(&str, Change)] = &[
         (s.causal, s.window) = (false, Some(50));
         s.seqs = &[(0, 150), (90, 70), (200, 1)];
     }),
+    ("chunks of 9, blocks of 4", |s| {
+        (s.window, s.chunked, s.block_size) = (Some(9), true, 4);
+    }),
+    ("chunks of 40 of 150 and 70", |s| {
+        (s.window, s.chunked) = (Some(40), true);
+        s.seqs = &[(149, 1), (90, 70), (0, 150)];
+    }),
     ("window 1", |s| s.window = Some(1)),
     ("window 6", |s| s.window = Some(6)),
     ("window 20, blocks of 7", |s| {
@@ -224,6 +231,7 @@ fn attention_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
                 sink: data.sinks.as_ref().map(|sinks| sinks[head]),
                 causal: data.config.causal,
                 window: data.config.sliding_window,
+                chunked: data.config.chunked,
             };
             out.extend(naive::attend(
                 query,

@@ -23,6 +23,7 @@ pub(super) struct Spec {
     /// For each sequence: keys from former steps, and tokens of this one.
     pub(super) seqs: &'static [(usize, usize)],
     pub(super) window: Option<usize>,
+    pub(super) chunked: bool,
     pub(super) softcap: Option<f32>,
     pub(super) sinks: bool,
     pub(super) causal: bool,
@@ -54,6 +55,7 @@ pub(super) const BASE: Spec = Spec {
         (0, 33),
     ],
     window: None,
+    chunked: false,
     softcap: None,
     sinks: false,
     causal: true,
@@ -117,6 +119,7 @@ pub(super) fn make(rng: &mut Rng, spec: Spec) -> Paged {
             scale: 1.0 / (head_dim as f32).sqrt(),
             causal: spec.causal,
             sliding_window: spec.window,
+            chunked: spec.chunked,
             softcap: spec.softcap,
         },
         sinks: spec.sinks.then(|| rng.floats(heads, 2.0)),

@@ -198,6 +198,7 @@ pub trait BackendPagedKv: Backend {
             scale,
             causal: true,
             sliding_window: None,
+            chunked: false,
             softcap: None,
         };
         <Self as BackendKvDtype<K>>::kv_attention(ctx, q, kv, None, batch, out, &config)

@@ -39,7 +39,7 @@ impl Call {
     }
 
     /// The parameters that all kernels begin with.
-    pub(super) fn args(&self, [out, q, sinks]: [Arg; 3]) -> [Arg; 15] {
+    pub(super) fn args(&self, [out, q, sinks]: [Arg; 3]) -> [Arg; 16] {
         let c = &self.config;
         // No index is as high as this, so a larger window means the same.
         let widest = i32::MAX as usize;
@@ -60,6 +60,7 @@ impl Call {
             Arg::Float(c.softcap.unwrap_or(0.0)),
             c.causal.into(),
             Arg::Int(c.sliding_window.unwrap_or(widest).min(widest)),
+            c.chunked.into(),
         ]
     }
 
@@ -111,9 +112,9 @@ fn contiguous(
         Arg::Int(cache.kv_len),
         Arg::Int(cache.pos_offset),
     ];
-    let mut args = [Arg::At(0); 22];
-    args[..15].copy_from_slice(&call.args(buffers));
-    args[15..].copy_from_slice(&own);
+    let mut args = [Arg::At(0); 23];
+    args[..16].copy_from_slice(&call.args(buffers));
+    args[16..].copy_from_slice(&own);
     let kernel = (In::Attention, "attention_contiguous");
     ctx.launch(op, kernel, call.grid(op)?, args)
 }

@@ -209,11 +209,11 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
             true => (kv.k.memory.at, k_scales, config.head_dim),
             false => (kv.v.memory.at, v_scales, config.value_dim),
         };
-        let mut args = [Arg::At(0); 27];
-        args[..15].copy_from_slice(&call.args([out.into(), q.into(), sinks.into()]));
-        args[15..19].copy_from_slice(&[Arg::At(kv.k.memory.at), Arg::At(values), k_scales, scales]);
-        args[19..24].copy_from_slice(&batch_args(batch, kv.group));
-        args[24..].copy_from_slice(&[kv.shape.block_size, kv.shape.kv_heads, width].map(Arg::Int));
+        let mut args = [Arg::At(0); 28];
+        args[..16].copy_from_slice(&call.args([out.into(), q.into(), sinks.into()]));
+        args[16..20].copy_from_slice(&[Arg::At(kv.k.memory.at), Arg::At(values), k_scales, scales]);
+        args[20..25].copy_from_slice(&batch_args(batch, kv.group));
+        args[25..].copy_from_slice(&[kv.shape.block_size, kv.shape.kv_heads, width].map(Arg::Int));
         ctx.launch(OP, (In::Attention, K::KERNELS[1]), call.grid(OP)?, args)
     }
 

@@ -66,7 +66,7 @@ impl Call {
             P::U(usize::from(self.config.causal)),
             P::U(self.config.sliding_window.unwrap_or(widest).min(widest)),
             P::U(usize::from(self.has_sinks)),
-            P::U(0),
+            P::U(usize::from(self.config.chunked)),
             P::U(0),
         ]
     }

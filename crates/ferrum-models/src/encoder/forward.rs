@@ -338,6 +338,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
             scale: 1.0 / (spec.head_dim() as f32).sqrt(),
             causal: false,
             sliding_window: None,
+            chunked: false,
             softcap: None,
         };
         for layer in &weights.layers {

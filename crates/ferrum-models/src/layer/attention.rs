@@ -119,6 +119,7 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         scale: gqa.scale,
         causal: true,
         sliding_window: gqa.sliding_window,
+        chunked: false,
         softcap: gqa.softcap,
     };
     // [tokens, heads, head_dim] → [tokens, heads, value_dim]

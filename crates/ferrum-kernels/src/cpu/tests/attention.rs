@@ -20,6 +20,7 @@ const PLAIN: AttnConfig = AttnConfig {
     scale: 0.2,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: None,
 };
 

@@ -6,8 +6,9 @@
 // What the kernels of all caches are told, in the order of `Call` on the host.
 #define CALL_PARAMS                                                                                                     \
     float *out, const float *q, const float *sinks, int heads, int group, int key_dim, int value_dim, int64_t q_token,  \
-        int64_t q_head, int64_t out_token, int64_t out_head, float scale, float softcap, int causal, int window
-#define CALL {out, q, sinks, heads, group, key_dim, value_dim, q_token, q_head, out_token, out_head, scale, softcap, causal, window}
+        int64_t q_head, int64_t out_token, int64_t out_head, float scale, float softcap, int causal, int window,  \
+        int chunked
+#define CALL {out, q, sinks, heads, group, key_dim, value_dim, q_token, q_head, out_token, out_head, scale, softcap, causal, window, chunked}
 
 struct Call {
     float* out;
@@ -16,7 +17,7 @@ struct Call {
     int heads, group, key_dim, value_dim;
     int64_t q_token, q_head, out_token, out_head;
     float scale, softcap;
-    int causal, window;
+    int causal, window, chunked;
 };
 
 #define TILE 128
@@ -35,10 +36,15 @@ __device__ __forceinline__ void attend(const Call& c, const Cache& cache, int64_
     for (int d = threadIdx.x; d < c.key_dim; d += TILE) query[d] = from[d];
     for (int d = threadIdx.x; d < c.value_dim; d += TILE) sums[d] = 0;
     __syncthreads();
-    int64_t end = c.causal ? int64_t(index) + 1 : int64_t(index) + c.window;
-    if (!c.causal && c.window == 0x7fffffff) end = keys;
-    if (end > keys) end = keys;
     int start = max(index - c.window + 1, 0);
+    int64_t end = int64_t(index) + c.window;
+    if (c.chunked) {
+        start = c.window > 0 ? index - index % c.window : index + 1;
+        end = int64_t(start) + c.window;
+    }
+    if (c.window == 0x7fffffff) end = keys;
+    if (c.causal) end = int64_t(index) + 1;
+    if (end > keys) end = keys;
     float highest = LOWEST, total = 0;
     for (int tile = start / TILE * TILE; tile < end; tile += TILE) {
         int first = max(start - tile, 0), last = int(end - tile < TILE ? end - tile : TILE), mine = threadIdx.x;

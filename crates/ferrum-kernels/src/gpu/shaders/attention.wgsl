@@ -20,7 +20,8 @@ struct Call {
     is_causal: u32,
     window: u32,
     has_sinks: u32,
-    padding: vec2<u32>, // to 16 words
+    is_chunked: u32,
+    padding: u32, // to 16 words
 }
 
 // A query's own key index and the number of keys.
@@ -46,13 +47,22 @@ var<workgroup> range: vec2<i32>;
 // The keys from x on and before y that a query sees.
 fn visible(c: Call, at: Query) -> vec2<i32> {
     let window = i32(c.window);
+    var start = max(at.index + 1 - window, 0);
+    if c.is_chunked != 0u {
+        start = at.index + 1;
+        if window > 0 {
+            start = at.index - at.index % window;
+        }
+    }
+    // Where the keys of a window begin, counted from a query's own.
+    let first = select(at.index, start, c.is_chunked != 0u);
     var end = at.keys;
     if c.is_causal != 0u {
         end = min(at.index + 1, at.keys);
-    } else if at.keys - at.index > window {
-        end = at.index + window;
+    } else if at.keys - first > window {
+        end = first + window;
     }
-    return vec2<i32>(max(at.index + 1 - window, 0), end);
+    return vec2<i32>(start, end);
 }
 
 fn score(c: Call, place: u32) -> f32 {

@@ -67,6 +67,7 @@ const CONFIG: AttnConfig = AttnConfig {
     scale: 0.7,
     causal: true,
     sliding_window: Some(90),
+    chunked: false,
     softcap: None,
 };
 

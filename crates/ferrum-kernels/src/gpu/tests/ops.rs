@@ -420,6 +420,7 @@ fn flash_attention() {
         scale: 0.25,
         causal: true,
         sliding_window: None,
+        chunked: false,
         softcap: None,
     };
     let configs = [
@@ -512,6 +513,7 @@ fn scores_far_apart() {
         scale: 1000.0,
         causal: true,
         sliding_window: None,
+        chunked: false,
         softcap: None,
     };
     let shape = FlashShape {

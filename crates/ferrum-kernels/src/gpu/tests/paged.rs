@@ -160,6 +160,7 @@ fn ragged_batches_in_every_kind() {
             scale: 0.3,
             causal: true,
             sliding_window,
+            chunked: false,
             softcap: None,
         };
         // The tables of the two steps differ when a sequence grows into a new block, so that a few
@@ -217,6 +218,7 @@ where
         scale: 1.0,
         causal: true,
         sliding_window: None,
+        chunked: false,
         softcap: None,
     };
     let mut out = device.alloc(n)?;
@@ -266,6 +268,7 @@ fn blocks_are_copied_in_order() {
         scale: 1.0,
         causal: true,
         sliding_window: None,
+        chunked: false,
         softcap: None,
     };
     compare!("copied blocks", TIGHT, |dev, ctx| {

@@ -10,6 +10,7 @@ const PLAIN: AttnConfig = AttnConfig {
     scale: 1.0,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: None,
 };
 

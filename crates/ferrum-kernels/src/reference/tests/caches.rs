@@ -39,6 +39,7 @@ const CONFIG: AttnConfig = AttnConfig {
     scale: 1.0,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: None,
 };
 

@@ -47,6 +47,7 @@ const CONFIG: AttnConfig = AttnConfig {
     scale: 0.6,
     causal: true,
     sliding_window: None,
+    chunked: false,
     softcap: Some(5.0),
 };
 const Q_DIM: usize = 12;
