@@ -228,6 +228,9 @@ fn a_converted_folder_computes_what_the_folder_does() {
         "deepseek3",
         "gpt-oss",
         "gemma2-scale",
+        "gemma4-shared",
+        "llama4-experts",
+        "command-r-plus",
         "gpt2",
         "lfm2-adjusted",
         "qwen35",
@@ -510,6 +513,7 @@ fn sources_that_lose_are_refused_in_a_sentence() {
         ("gpt-oss-mxfp4", "quantised already"),
         ("smollm3-layers", "layers without rotation"),
         ("gpt2-layers", "scores"),
+        ("llama4", "chunks of 8192"),
     ] {
         let words = fails(&["quantize", text(&fixture(name)), text(&out), "-t", "q8_0"]);
         assert!(words.contains(part), "{name}: {words}");

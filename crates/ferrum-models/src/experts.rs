@@ -12,7 +12,7 @@ use ferrum_kernels::{
     ExpertShape, GemmShape, LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape, QuantPart,
     QuantWeights, ReduceOp, Residual, RouteShape, RowShape, WeightPart,
 };
-use ferrum_types::{FloatElement, Result};
+use ferrum_types::{Error, FloatElement, Result};
 use std::marker::PhantomData;
 
 /// The experts of one layer.
@@ -246,22 +246,18 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
     ) -> Result<()> {
         let Self { stacks, spec } = self;
         let route = spec.route(tokens);
-        let shape = |n, k| MoeShape {
-            tokens,
-            top_k: spec.top_k,
-            experts: ExpertShape {
-                experts: spec.experts,
-                n,
-                k,
-            },
-        };
+        let shape = |n, k| self.shape((tokens, spec.top_k), (n, k));
         let (hidden, inner) = (stacks.hidden, spec.intermediate);
+        if spec.input_scale {
+            return self.forward_scaled(ctx, x, scratch, out, tokens);
+        }
         let MoeScratch {
             logits,
             routing,
             gated,
             pairs,
             shared,
+            ..
         } = scratch;
         if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
             shared.gate(ctx, out, tokens, hidden)?;
@@ -276,6 +272,89 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
         B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
         let out = (out, spec.shared.is_some());
         B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden)
+    }
+}
+
+impl<B: BackendMoeFused> StackedExperts<B> {
+    /// Maps `[n, k]` of so many experts for each of so many rows.
+    fn shape(&self, (tokens, top_k): (usize, usize), (n, k): (usize, usize)) -> MoeShape {
+        let experts = self.spec.experts;
+        MoeShape {
+            tokens,
+            top_k,
+            experts: ExpertShape { experts, n, k },
+        }
+    }
+
+    /// The same where weights multiply what goes into experts: each pair is a row of its own, with one expert, and the
+    /// rows of a token are summed as they are.
+    fn forward_scaled(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        scratch: &mut MoeScratch<B>,
+        out: &mut Act<B>,
+        tokens: usize,
+    ) -> Result<()> {
+        let Self { stacks, spec } = self;
+        let MoeScratch {
+            logits,
+            routing,
+            gated,
+            pairs,
+            scaled,
+            ..
+        } = scratch;
+        let Some(scaled) = scaled.as_mut().filter(|all| all.top_k == spec.top_k) else {
+            let reason = "the scratch of a model with other experts".to_owned();
+            return Err(Error::invalid("experts", reason));
+        };
+        let (hidden, inner) = (stacks.hidden, spec.intermediate);
+        let rows = tokens * spec.top_k;
+        let route = spec.route(tokens);
+        B::route_topk(ctx, logits, stacks.correction.as_ref(), routing, route)?;
+        let single = RouteShape::softmax(rows, spec.experts, 1);
+        B::compute_ids_tpe(ctx, routing, single)?;
+        // [tokens, hidden] → [pairs, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
+        let dim = hidden;
+        B::gather_rows(ctx, x, &scaled.tokens, pairs, RowShape { rows, dim })?;
+        let inputs = (&mut scaled.inputs, false);
+        B::moe_weighted_sum(ctx, pairs, routing, inputs, single, hidden)?;
+        let gate_up = [stacks.gate.maps(), stacks.up.maps()];
+        let wide = self.shape((rows, 1), (inner, hidden));
+        let input = &scaled.inputs;
+        B::moe_gate_up(ctx, input, gate_up, spec.activation, routing, gated, wide)?;
+        let (input, down) = (ExpertInput::PerPair, self.shape((rows, 1), (hidden, inner)));
+        B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
+        let out = (out, spec.shared.is_some());
+        B::moe_weighted_sum(ctx, pairs, &scaled.ones, out, route, hidden)
+    }
+}
+
+/// What experts need for a moment whose weights multiply what goes into them.
+pub(crate) struct ScaledScratch<B: Backend> {
+    top_k: usize,
+    /// `[pairs, hidden]`: what goes into them.
+    inputs: Act<B>,
+    /// Weights of 1.
+    ones: MoeRouting<B>,
+    /// `[pairs]`: the token of each.
+    tokens: B::Buffer<i32>,
+}
+
+impl<B: Backend> ScaledScratch<B> {
+    fn alloc(device: &B, widths: MoeWidths, max_tokens: usize) -> Result<Self> {
+        let (top_k, pairs) = (widths.top_k, max_tokens * widths.top_k);
+        let tokens: Vec<_> = (0..pairs).map(|pair| (pair / top_k) as i32).collect();
+        Ok(Self {
+            top_k,
+            inputs: device.alloc(max_tokens * widths.scaled)?,
+            ones: MoeRouting {
+                weights: device.from_slice(&vec![1.0; pairs])?,
+                ..MoeRouting::alloc(device, max_tokens, widths.experts, top_k)?
+            },
+            tokens: device.from_slice(&tokens)?,
+        })
     }
 }
 
@@ -393,6 +472,8 @@ pub struct MoeScratch<B: Backend> {
     pairs: Act<B>,
     /// For shared experts with a gate.
     pub(crate) shared: Option<SharedScratch<B>>,
+    /// For experts whose inputs are multiplied.
+    scaled: Option<ScaledScratch<B>>,
 }
 
 /// Largest sizes among the layers with experts.
@@ -406,6 +487,8 @@ pub(crate) struct MoeWidths {
     pairs: usize,
     /// Elements of the output of a shared expert with a gate.
     shared: usize,
+    /// Elements of a token's pairs where their inputs are multiplied.
+    scaled: usize,
 }
 
 impl MoeWidths {
@@ -419,6 +502,9 @@ impl MoeWidths {
                 all.top_k = all.top_k.max(moe.top_k);
                 all.gated = all.gated.max(moe.top_k * moe.intermediate);
                 all.pairs = all.pairs.max(moe.top_k * spec.hidden_size);
+                if moe.input_scale {
+                    all.scaled = all.scaled.max(moe.top_k * spec.hidden_size);
+                }
                 if moe.has_shared_gate() {
                     all.shared = spec.hidden_size;
                 }
@@ -430,7 +516,8 @@ impl MoeWidths {
     /// Elements that a token takes in [`MoeScratch`].
     pub(crate) fn elements(self) -> usize {
         let shared = self.shared + 4 * usize::from(self.shared > 0);
-        self.experts + 3 * self.top_k + self.gated + self.pairs + shared
+        let scaled = self.scaled + 7 * self.top_k * usize::from(self.scaled > 0);
+        self.experts + 3 * self.top_k + self.gated + self.pairs + shared + scaled
     }
 
     /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, and their
@@ -448,6 +535,10 @@ impl<B: Backend> MoeScratch<B> {
             routing: MoeRouting::alloc(device, max_tokens, widths.experts, widths.top_k)?,
             gated: alloc(widths.gated)?,
             pairs: alloc(widths.pairs)?,
+            scaled: match widths.scaled {
+                0 => None,
+                _ => Some(ScaledScratch::alloc(device, widths, max_tokens)?),
+            },
             shared: match widths.shared {
                 0 => None,
                 hidden => Some(SharedScratch {

@@ -49,8 +49,9 @@ pub use gathered::GatheredStack;
 pub use group::RunnerGroup;
 pub use inventory::{
     CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, HeadRows, JoinedExperts, JoinedNames,
-    LinearAttentionNames, MlaNames, ProductRows, RankCut, RowRuns, SharedNames, StackLayout, Stage,
-    TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
+    LinearAttentionNames, MlaNames, PerLayerNames, ProductRows, RankCut, RowRuns, SharedNames,
+    StackLayout, Stage, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice,
+    WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
@@ -65,7 +66,7 @@ pub use rope::RopeTables;
 pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GqaSpec,
-    LayerForm, LayerSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec,
-    RopeScaling, RopeSpec, Scales, SharedExpertSpec, ShortConvSpec,
+    LayerForm, LayerSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, PerLayerSpec,
+    QkNormSpec, RopeScaling, RopeSpec, Scales, SharedExpertSpec, ShortConvSpec,
 };
 pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};

@@ -13,8 +13,9 @@ use crate::inventory::{
     WeightNames,
 };
 use crate::layer::{
-    AttentionWeights, FeedForwardWeights, GqaWeights, LayerWeights, LinearAttentionWeights,
-    MlaWeights, MlpWeights, MoeWeights, Norm, SharedExpertWeights, ShortConvWeights,
+    AttentionWeights, FeedForwardWeights, GqaWeights, HeadLayerNorm, LayerWeights,
+    LinearAttentionWeights, MlaWeights, MlpWeights, MoeWeights, Norm, PerLayerTables,
+    PerLayerWeights, SharedExpertWeights, ShortConvWeights,
 };
 use crate::linear::{
     Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
@@ -30,7 +31,7 @@ use crate::weights::{Prepared, WeightForm, no_experts};
 use crate::whisper::is_whisper;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantPart, QuantWeights};
-use ferrum_types::{Dtype, Error, Result};
+use ferrum_types::{Dtype, Error, FloatElement, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -235,6 +236,7 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
         body: BodyWeights {
             embedding: tables.embedding,
             positions: tables.positions,
+            per_layer: tables.per_layer,
             layers,
             cut: cut.clone(),
             stage: stage.clone(),
@@ -250,6 +252,7 @@ type StoredStack<'a> = (ExpertSource<'a>, DecoderTensor, ExpertShape);
 struct Tables<B: LlmBackend> {
     embedding: Option<Box<dyn Embedding<B>>>,
     positions: Option<Box<dyn Embedding<B>>>,
+    per_layer: Option<PerLayerTables<B>>,
     head: Option<Box<dyn LogitLinear<B>>>,
 }
 
@@ -274,6 +277,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let positions = match stage.is_first() && self.model.spec.learned_positions.is_some() {
             true => Some(self.table(TensorRole::PositionEmbedding)?),
             false => None,
+        };
+        let per_layer = match self.model.spec.per_layer {
+            Some(_) => Some(self.per_layer_tables()?),
+            None => None,
         };
         let of = |(weight, shape): &(Arc<W::Matrix>, MatShape)| MatrixLinear::<B, W> {
             weight: Arc::clone(weight),
@@ -301,12 +308,38 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 .as_ref()
                 .map(of)
                 .map(|table| -> Box<dyn Embedding<B>> { Box::new(table) }),
+            per_layer,
             head: head.map(|head| -> Box<dyn LogitLinear<B>> {
                 match cut.is_whole() {
                     true => Box::new(head),
                     false => Box::new(VocabParallelLinear::new(head, cut)),
                 }
             }),
+        })
+    }
+
+    fn per_layer_tables(&mut self) -> Result<PerLayerTables<B>> {
+        let (weight, shape) = self.table(TensorRole::PerLayerEmbedding)?;
+        let table = MatrixLinear::<B, W> {
+            weight,
+            bias: None,
+            shape,
+        };
+        let projection = TensorId::global(TensorRole::PerLayerProjection);
+        let norm = TensorId::global(TensorRole::PerLayerProjectionNorm);
+        Ok(PerLayerTables {
+            table: Box::new(table),
+            projection: Box::new(self.linear(&[projection])?),
+            norm: self.vector(norm)?,
+        })
+    }
+
+    fn per_layer(&mut self, index: usize) -> Result<PerLayerWeights<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        Ok(PerLayerWeights {
+            gate: Box::new(self.linear(&[at(TensorRole::PerLayerGate)])?),
+            out: Box::new(self.linear(&[at(TensorRole::PerLayerOutput)])?),
+            norm: self.norm(at(TensorRole::PerLayerNorm))?,
         })
     }
 
@@ -318,11 +351,21 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let post_attn_norm = norm(TensorRole::PostAttentionNorm, behind)?;
         let ffn_norm = norm(TensorRole::FeedForwardNorm, before_ffn)?;
         let post_ffn_norm = norm(TensorRole::PostFeedForwardNorm, behind_ffn)?;
+        let per_layer = match self.model.spec.per_layer {
+            Some(_) => Some(self.per_layer(index)?),
+            None => None,
+        };
+        let output_scale = match spec.output_scale {
+            true => self.number(TensorId::in_layer(index, TensorRole::OutputScale))?,
+            false => None,
+        };
         Ok(LayerWeights {
             attn_norm,
             post_attn_norm,
             ffn_norm,
             post_ffn_norm,
+            per_layer,
+            output_scale,
             attention: match &spec.attention {
                 AttentionSpec::Gqa(gqa) => AttentionWeights::Gqa(self.gqa(index, gqa)?),
                 AttentionSpec::Mla(mla) => AttentionWeights::Mla(self.mla(index, mla)?),
@@ -343,22 +386,32 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     fn gqa(&mut self, index: usize, gqa: &GqaSpec) -> Result<GqaWeights<B>> {
-        let mut head_norm = |role| {
-            let there = gqa.qk_norm != QkNormSpec::None;
-            let id = there.then(|| TensorId::in_layer(index, role));
-            id.map(|id| self.vector(id)).transpose()
+        let mut head_norm = |role| match gqa.qk_norm {
+            QkNormSpec::None => Ok(None),
+            QkNormSpec::Heads | QkNormSpec::Projection => {
+                self.vector(TensorId::in_layer(index, role)).map(Some)
+            }
+            QkNormSpec::LayerHeads | QkNormSpec::LayerEach => Ok(None),
+            QkNormSpec::Unweighted => {
+                let ones = vec![1.0; gqa.head_dim];
+                self.device.from_slice(&ones).map(Some)
+            }
         };
         let q_norm = head_norm(TensorRole::QueryNorm)?;
         let k_norm = match gqa.shared_kv {
             None => head_norm(TensorRole::KeyNorm)?,
             Some(_) => None,
         };
+        let v_norm = gqa.value_norm && gqa.shared_kv.is_none();
+        let v_norm = v_norm.then(|| self.device.from_slice(&vec![1.0; gqa.value_dim]));
         let sinks = TensorId::in_layer(index, TensorRole::AttentionSinks);
         let sinks = gqa.sinks.then(|| self.vector(sinks)).transpose()?;
         Ok(GqaWeights {
             qkv: self.projection(index, Projection::Qkv)?,
             q_norm,
             k_norm,
+            v_norm: v_norm.transpose()?,
+            layer_norms: self.head_layer_norms(index, gqa)?,
             projection_norms: self.cut.projection_norms(index),
             sinks,
             gate: match gqa.gate {
@@ -367,6 +420,39 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             },
             out: self.projection(index, Projection::AttnOut)?,
         })
+    }
+
+    /// Layer norms of query and key heads, if they have such.
+    fn head_layer_norms(
+        &mut self,
+        index: usize,
+        gqa: &GqaSpec,
+    ) -> Result<Option<[HeadLayerNorm<B>; 2]>> {
+        if !gqa.has_layer_norms() {
+            return Ok(None);
+        }
+        let each = gqa.qk_norm == QkNormSpec::LayerEach;
+        let mut norm = |role| -> Result<HeadLayerNorm<B>> {
+            let id = TensorId::in_layer(index, role);
+            if !each {
+                return Ok(HeadLayerNorm {
+                    weight: self.vector(id)?,
+                    bias: Some(self.vector(id.bias())?),
+                    factors: None,
+                });
+            }
+            let weights = self.values(&self.tensor(id)?)?;
+            let weights: Vec<_> = weights.into_iter().map(B::Act::from_f32).collect();
+            Ok(HeadLayerNorm {
+                weight: self.device.from_slice(&vec![1.0; gqa.head_dim])?,
+                bias: None,
+                factors: Some(self.device.from_slice(&weights)?),
+            })
+        };
+        Ok(Some([
+            norm(TensorRole::QueryNorm)?,
+            norm(TensorRole::KeyNorm)?,
+        ]))
     }
 
     fn mla(&mut self, index: usize, mla: &MlaSpec) -> Result<MlaWeights<B>> {
@@ -691,6 +777,12 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             weight: self.vector(id)?,
             bias: has_bias.then(|| self.vector(id.bias())).transpose()?,
         })
+    }
+
+    /// The only number of a vector.
+    fn number(&mut self, id: TensorId) -> Result<Option<f32>> {
+        let tensor = self.tensor(id)?;
+        Ok(self.values(&tensor)?.first().copied())
     }
 
     /// A vector on the device, in f32.

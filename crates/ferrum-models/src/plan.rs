@@ -10,7 +10,7 @@ use crate::layer::{MlaWidths, gate_widths, scratch_widths};
 use crate::load::Model;
 use crate::runner::RunnerConfig;
 use crate::slice::MatSlice;
-use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
+use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec, PerLayerSpec};
 use crate::stored::Stored;
 use crate::weights::WeightPolicy;
 use ferrum_kernels::{KvDtypeKind, QuantWeights};
@@ -113,7 +113,8 @@ fn part_memory_plan<K: KvDtypeKind>(
     let moe = moe.map_or(0, MoeWidths::elements);
     let mla = MlaWidths::of(spec).map_or(0, MlaWidths::elements);
     let gates = gate_widths(spec).map_or(0, |[output, state]| output + state);
-    let widths = widths.iter().sum::<usize>() + mla + moe + gates + packed;
+    let per_layer = spec.per_layer.as_ref().map_or(0, PerLayerSpec::elements);
+    let widths = widths.iter().sum::<usize>() + mla + moe + gates + per_layer + packed;
     // Logits are held on the device and once more where the sampler reads them.
     let logits = match stage.is_last() {
         true => 2 * config.max_logit_rows * spec.vocab_size,
@@ -180,7 +181,10 @@ impl Model {
             let role = tensor.id.role;
             !matches!(
                 role,
-                TensorRole::TokenEmbedding | TensorRole::PositionEmbedding | TensorRole::Output
+                TensorRole::TokenEmbedding
+                    | TensorRole::PositionEmbedding
+                    | TensorRole::PerLayerEmbedding
+                    | TensorRole::Output
             )
         });
         let used = tensors.map(|tensor| self.used_part(&tensor, tensor.shape.elements()));
@@ -199,7 +203,7 @@ impl Model {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
         let read = tensors.filter(|tensor| match tensor.id.role {
             TensorRole::TokenEmbedding => self.spec.tie_embeddings && stage.is_last(),
-            TensorRole::PositionEmbedding => false,
+            TensorRole::PositionEmbedding | TensorRole::PerLayerEmbedding => false,
             _ => stage.holds(&self.spec, tensor.id),
         });
         let bytes = read.map(|tensor| self.used_part(&tensor, self.loaded_bytes(&tensor, policy)));

@@ -62,6 +62,9 @@ pub(crate) fn fill_row(
         | RopeScaling::LongRope {
             attention_factor, ..
         } => attention_factor,
+        RopeScaling::Temperature { floor, scale } => {
+            ((position as f32 + 1.0) / floor).floor().ln_1p() * scale + 1.0
+        }
         _ => 1.0,
     };
     for ((c, s), &f) in cos.iter_mut().zip(sin).zip(frequencies) {
@@ -122,6 +125,7 @@ pub(crate) fn frequencies(spec: &RopeSpec, length: usize) -> Vec<f32> {
             plain(base).into_iter().map(scale).collect()
         }
         RopeScaling::Divisors(divisors) => divided(&plain(base), divisors),
+        RopeScaling::Temperature { .. } => vec![0.0; dim / 2],
         RopeScaling::LongRope {
             short,
             long,

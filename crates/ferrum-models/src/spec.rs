@@ -35,12 +35,27 @@ pub struct DecoderSpec {
     pub ropes: Vec<RopeSpec>,
     /// Rows of a learned table of positions, which are added to the embeddings.
     pub learned_positions: Option<usize>,
+    /// Embeddings that layers have of their own.
+    pub per_layer: Option<PerLayerSpec>,
     /// Factors outside of layers, and on what layers add.
     pub scales: Scales,
     /// Whether the output projection is the embedding table.
     pub tie_embeddings: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+}
+
+/// Embeddings of tokens that each layer has for itself, gated by the stream behind its feed-forward (Gemma 4).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PerLayerSpec {
+    /// Rows of the table.
+    pub vocab_size: usize,
+    /// Layers that it has a part for: all of the decoder.
+    pub layers: usize,
+    /// Elements of a part.
+    pub dim: usize,
+    /// Function on the gate.
+    pub activation: Activation,
 }
 
 /// Factors outside of layers, and on what layers add to the residual stream.
@@ -87,6 +102,8 @@ pub struct LayerSpec {
     pub feed_forward: FeedForwardSpec,
     /// Where norms stand.
     pub form: LayerForm,
+    /// Whether the stream behind the layer is multiplied with a number of its own (Gemma 4).
+    pub output_scale: bool,
 }
 
 /// Where the norms of a layer stand, and whether its parts follow each other.
@@ -192,13 +209,18 @@ pub struct GqaSpec {
     pub scale: f32,
     /// Keys that a query sees, itself included; `None`: all before it.
     pub sliding_window: Option<usize>,
+    /// Whether these windows lie side by side, so that a query sees keys of its own alone.
+    pub chunked: bool,
     /// The rotation of queries and keys, of [`DecoderSpec::ropes`]; `None`: they are not rotated.
     pub rope: Option<usize>,
+    /// What queries are multiplied with by their positions, of [`DecoderSpec::ropes`]: one of
+    /// [temperatures](RopeScaling::Temperature).
+    pub query_scale: Option<usize>,
     /// Bound of scores: `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Whether each head has a score more that takes a share of attention and gives nothing (GPT-OSS).
     pub sinks: bool,
-    /// What is RMS-normed of queries and keys before rotation.
+    /// What is normed of queries and keys before rotation.
     pub qk_norm: QkNormSpec,
     /// Whether q, k and v projections have biases.
     pub qkv_bias: bool,
@@ -208,17 +230,54 @@ pub struct GqaSpec {
     pub gate: bool,
     /// The earlier layer over whose keys and values this one attends; then it has no projections of its own for them.
     pub shared_kv: Option<usize>,
+    /// Whether values are the projection of keys, before their norm and rotation; then they have none of their own.
+    pub keys_are_values: bool,
+    /// Whether each value head is RMS-normed, without weights.
+    pub value_norm: bool,
 }
 
-/// What is RMS-normed of queries and keys.
+impl GqaSpec {
+    /// Outputs of the joined projection of queries, keys and values, of which it may lack some.
+    pub(crate) fn projected_dim(&self) -> usize {
+        let shape = self.qkv_shape(0);
+        match (self.shared_kv, self.keys_are_values) {
+            (Some(_), _) => shape.q_dim(),
+            (None, true) => shape.q_dim() + shape.k_dim(),
+            (None, false) => shape.row_dim(),
+        }
+    }
+
+    /// Whether queries and keys have layer norms.
+    pub(crate) fn has_layer_norms(&self) -> bool {
+        matches!(self.qk_norm, QkNormSpec::LayerHeads | QkNormSpec::LayerEach)
+    }
+
+    /// Whether queries, keys and values are parted before they are normed, rotated and kept, instead of all in one op.
+    pub(crate) fn parts_heads(&self) -> bool {
+        self.shared_kv.is_none()
+            && (self.keys_are_values
+                || self.value_norm
+                || self.query_scale.is_some()
+                || self.has_layer_norms()
+                || self.qk_norm == QkNormSpec::Projection)
+    }
+}
+
+/// What is normed of queries and keys: RMS-normed, if nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormSpec {
     /// Nothing.
     None,
     /// Each head by itself, with the same weights for all.
     Heads,
+    /// Each head by itself, without weights.
+    Unweighted,
     /// All heads of a token together.
     Projection,
+    /// Each head by itself, by a layer norm with the same weights and biases for all (Phi).
+    LayerHeads,
+    /// Each head by itself, by a layer norm with weights of its own and no biases (Command-R+).
+    LayerEach,
 }
 
 /// The part of a layer that looks at each token alone.
@@ -344,6 +403,13 @@ pub enum RopeScaling {
         /// Context of pre-training.
         original_max_position: usize,
     },
+    /// No rotation: a factor of `1 + scale · ln(1 + ⌊(position + 1) / floor⌋)` (Llama 4).
+    Temperature {
+        /// Tokens that the factor is the same for.
+        floor: f32,
+        /// Growth of the factor.
+        scale: f32,
+    },
 }
 
 impl fmt::Display for RopeScaling {
@@ -374,6 +440,9 @@ impl fmt::Display for RopeScaling {
                 "llama3, factor {factor} from {original_max_position}, low {low_freq_factor}, high {high_freq_factor}"
             ),
             RopeScaling::Divisors(_) => f.write_str("by a divisor for each frequency"),
+            RopeScaling::Temperature { floor, scale } => {
+                write!(f, "a factor on queries, {scale} for each {floor} tokens")
+            }
             RopeScaling::LongRope {
                 attention_factor,
                 original_max_position,
@@ -524,6 +593,20 @@ impl DecoderSpec {
                 self.norm_eps
             ));
         }
+        if let Some(PerLayerSpec {
+            vocab_size,
+            layers,
+            dim,
+            ..
+        }) = self.per_layer
+        {
+            let most = 1 << 30;
+            if !(1..=most).contains(&vocab_size) || !(1..=most / layers.max(1)).contains(&dim) {
+                return Err(format!(
+                    "embeddings of {vocab_size} tokens with {dim} elements for each layer are out of range"
+                ));
+            }
+        }
         if self.learned_positions.is_some() && self.depends_on_length() {
             return Err("learned positions beside frequencies by length are not supported".into());
         }
@@ -608,8 +691,18 @@ impl DecoderSpec {
                 return layer.feed_forward.validate();
             }
         };
-        if gqa.shared_kv.is_some() && gqa.qk_norm == QkNormSpec::Projection {
-            return Err("a norm over all query heads without keys is not supported".into());
+        let over_all = gqa.qk_norm == QkNormSpec::Projection;
+        if gqa.shared_kv.is_some() && (over_all || gqa.has_layer_norms()) {
+            return Err("such a norm of query heads without keys is not supported".into());
+        }
+        if (over_all || gqa.has_layer_norms()) && (gqa.keys_are_values || gqa.value_norm) {
+            return Err("such a norm of heads beside one of values is not supported".into());
+        }
+        if gqa.keys_are_values && gqa.value_dim != gqa.head_dim {
+            return Err(format!(
+                "values of {} elements that are keys of {}",
+                gqa.value_dim, gqa.head_dim
+            ));
         }
         if gqa.heads == 0 || gqa.kv_heads == 0 || !gqa.heads.is_multiple_of(gqa.kv_heads) {
             return Err(format!(
@@ -633,6 +726,12 @@ impl DecoderSpec {
                     "{rot_dim} rotated elements of a head of {}: expected an even number up to it",
                     gqa.head_dim
                 ));
+            }
+        }
+        if let Some(index) = gqa.query_scale {
+            let found = self.ropes.get(index).map(|rope| rope.rot_dim);
+            if found != Some(gqa.head_dim) || gqa.shared_kv.is_some() {
+                return Err("a factor on queries: expected one of whole heads".into());
             }
         }
         let positive = |x: f32| x.is_finite() && x > 0.0;

@@ -294,6 +294,14 @@ impl Model {
                     false => require(self.tensors(), &name, &whole)?,
                 }
             }
+            // Norms with weights of each head's own may have a row for each.
+            TensorShape::Vector(len) if len > tensor.unit && tensor.id.role.is_norm() => {
+                let view = self.tensors().require(&name)?;
+                match view.shape == [len / tensor.unit.max(1), tensor.unit] {
+                    true => view,
+                    false => require(self.tensors(), &name, &whole)?,
+                }
+            }
             _ => require(self.tensors(), &name, &whole)?,
         };
         let mut values = to_f32(self.tensors(), &view)?;

@@ -230,6 +230,9 @@ fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
         match gqa.qk_norm {
             QkNormSpec::None => None,
             QkNormSpec::Heads => Some("q/k norm".to_owned()),
+            QkNormSpec::Unweighted => Some("q/k norm without weights".to_owned()),
+            QkNormSpec::LayerHeads => Some("q/k layer norm".to_owned()),
+            QkNormSpec::LayerEach => Some("q/k layer norm for each head".to_owned()),
             QkNormSpec::Projection => Some("q/k norm over all heads".to_owned()),
         },
         gqa.qkv_bias.then(|| "qkv bias".to_owned()),
@@ -237,8 +240,14 @@ fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
         gqa.sinks.then(|| "sinks".to_owned()),
         gqa.shared_kv
             .map(|owner| format!("keys and values of layer {owner}")),
-        gqa.sliding_window
-            .map(|window| format!("window of {window}")),
+        gqa.keys_are_values.then(|| "values from keys".to_owned()),
+        gqa.value_norm.then(|| "v norm".to_owned()),
+        gqa.sliding_window.map(|window| match gqa.chunked {
+            true => format!("chunks of {window}"),
+            false => format!("window of {window}"),
+        }),
+        gqa.query_scale
+            .map(|_| "temperature by position".to_owned()),
         gqa.softcap.map(|cap| format!("scores up to {cap}")),
         match gqa.rope {
             None => Some("no rope".to_owned()),

@@ -1,17 +1,18 @@
-//! Command-R and Command-R7B: attention and feed-forward in parallel behind one norm without a bias.
+//! Command-R, Command-R+ and Command-R7B: attention and feed-forward in parallel behind one norm without a bias.
 //!
-//! Command-R7B has windows in three of four layers, and rotates only those.
+//! Command-R+ norms each head of queries and keys with weights of its own. Command-R7B has windows in three of four layers, and rotates only those.
 
 use super::common::{self, HfDefaults};
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, LayerForm, NormKind};
-use ferrum_formats::{Gguf, HfConfig};
+use crate::inventory::{TensorId, TensorRole};
+use crate::spec::{DecoderSpec, LayerForm, NormKind, QkNormSpec};
+use ferrum_formats::{Gguf, HfConfig, TensorSource};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
 
 pub(super) static FAMILY: Family = Family {
     name: "cohere",
-    title: "Command-R",
+    title: "Command-R, Command-R+",
     hf_architectures: &["CohereForCausalLM"],
     hf_model_types: &["cohere"],
     hf_names: &names::HF_NAMES,
@@ -46,11 +47,11 @@ pub(super) static COHERE2: Family = Family {
 };
 
 fn cohere_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let mut spec = read_hf(config, (FAMILY.name, 500_000.0), None)?;
     if config.bool("use_qk_norm")?.unwrap_or(false) {
-        let expected = "false: norms with weights for each head are not supported";
-        return Err(config.field_error("use_qk_norm", expected).into());
+        common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::LayerEach);
     }
-    read_hf(config, (FAMILY.name, 500_000.0), None)
+    Ok(spec)
 }
 
 fn cohere2_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
@@ -95,7 +96,13 @@ fn rotate_windows(spec: &mut DecoderSpec) {
 }
 
 fn cohere_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
-    read_gguf(&FAMILY, gguf)
+    let mut spec = read_gguf(&FAMILY, gguf)?;
+    let norm = TensorId::in_layer(0, TensorRole::QueryNorm);
+    let norm = FAMILY.gguf_names.name(norm);
+    if norm.is_some_and(|name| gguf.get(&name).is_some()) {
+        common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::LayerEach);
+    }
+    Ok(spec)
 }
 
 fn cohere2_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {

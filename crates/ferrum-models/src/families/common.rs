@@ -115,6 +115,7 @@ pub(super) fn of_sizes(
         norm_eps: config.f64(eps)?.map_or(default_eps, |eps| eps as f32),
         ropes,
         learned_positions: None,
+        per_layer: None,
         scales: Scales::NONE,
         tie_embeddings: tied.unwrap_or(defaults.tied),
         output_bias: false,
@@ -131,7 +132,7 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
     let hidden_size = size("embedding_length")?;
     let heads = size("attention.head_count")?;
-    let kv_heads = gguf_kv_heads(gguf, heads)?;
+    let (kv_heads, kv_heads_of) = gguf_kv_heads(gguf, heads)?;
     let head_dim = match gguf.u32(&key("attention.key_length"))? {
         Some(head_dim) => head_dim as usize,
         None => hidden_size.checked_div(heads).unwrap_or(0),
@@ -140,12 +141,17 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         .u32(&key("attention.value_length"))?
         .map_or(head_dim, |n| n as usize);
     let context_length = size("context_length")?;
-    // Models that have experts in all layers may leave it out.
-    let inner = match gguf.u32(&key("expert_feed_forward_length"))? {
-        Some(inner) if !gguf.has(&key("feed_forward_length")) => inner as usize,
-        _ => size("feed_forward_length")?,
+    let inner = gguf.u32_per_layer(&key("feed_forward_length"))?;
+    let first = inner.as_ref().and_then(|inner| inner.get(0));
+    let first = match first {
+        Some(first) => first as usize,
+        // Models that have experts in all layers may leave it out.
+        None => match gguf.u32(&key("expert_feed_forward_length"))? {
+            Some(inner) => inner as usize,
+            None => size("feed_forward_length")?,
+        },
     };
-    let mut layer = layer(heads, kv_heads, head_dim, inner, Activation::Silu);
+    let mut layer = layer(heads, kv_heads, head_dim, first, Activation::Silu);
     let names = family.gguf_names;
     let has_bias = |role: TensorRole| has_bias(gguf, names, role);
     if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
@@ -176,6 +182,7 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         },
         ropes: vec![rope::from_gguf(gguf, head_dim, context_length, style)?],
         learned_positions: None,
+        per_layer: None,
         scales: Scales::NONE,
         tie_embeddings: !has(output),
         output_bias: has(output.bias()),
@@ -188,28 +195,31 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         logit_softcap: gguf.f32(&key("final_logit_softcapping"))?,
     };
     gguf_windows(gguf, &mut spec)?;
+    each_gqa(&mut spec, |i, gqa| {
+        let stated = kv_heads_of.as_ref().and_then(|all| all.get(i));
+        gqa.kv_heads = stated.map_or(gqa.kv_heads, |n| n as usize);
+    });
+    if let Some(PerLayer::Each(all)) = inner {
+        let mut all = all.into_iter();
+        each_mlp(&mut spec, |mlp| {
+            mlp.intermediate = all.next().map_or(mlp.intermediate, |n| n as usize);
+        });
+    }
     Ok(spec)
 }
 
-/// Key and value heads of all layers that have some.
-fn gguf_kv_heads(gguf: &Gguf, heads: usize) -> Result<usize> {
+/// Key and value heads of the first layer that has some, and of each layer where a file says them of each. Layers that
+/// do not attend have 0.
+fn gguf_kv_heads(gguf: &Gguf, heads: usize) -> Result<(usize, Option<PerLayer<u32>>)> {
     let key = format!("{}.attention.head_count_kv", gguf.architecture()?);
-    let found = match gguf.u32_per_layer(&key)? {
-        None => return Ok(heads),
-        Some(PerLayer::All(found)) => found,
+    Ok(match gguf.u32_per_layer(&key)? {
+        None => (heads, None),
+        Some(PerLayer::All(found)) => (found as usize, None),
         Some(PerLayer::Each(all)) => {
-            let mut some = all.iter().copied().filter(|&n| n > 0);
-            let first = some.next().unwrap_or(0);
-            if some.any(|n| n != first) {
-                return Err(Error::Model(format!(
-                    "{}: field \"{key}\": found different numbers, expected one number of all layers that attend",
-                    gguf.path().display()
-                )));
-            }
-            first
+            let first = all.iter().copied().find(|&n| n > 0);
+            (first.unwrap_or(0) as usize, Some(PerLayer::Each(all)))
         }
-    };
-    Ok(found as usize)
+    })
 }
 
 /// Whether the map has a bias in the first layer, or the tensor that joins it with others.
@@ -280,6 +290,37 @@ pub(super) fn ropes_by_window(spec: &mut DecoderSpec) {
     each_gqa(spec, |_, gqa| {
         gqa.rope = Some(gqa.sliding_window.map_or(0, |_| local));
     });
+}
+
+/// Lets each of the last `count` layers attend over the keys and values of the last one of its kind before them.
+pub(super) fn share_last(spec: &mut DecoderSpec, count: usize) -> Result<(), String> {
+    let layers = spec.layers.len();
+    let Some(first) = layers.checked_sub(count).filter(|&first| first > 0) else {
+        return Err(format!("less than {layers}, the number of layers"));
+    };
+    let mut owners = [None; 2];
+    each_gqa(spec, |i, gqa| {
+        let owner = &mut owners[usize::from(gqa.sliding_window.is_some())];
+        match i < first {
+            true => *owner = Some(i),
+            false => {
+                gqa.shared_kv = Some(owner.unwrap_or(usize::MAX));
+                gqa.keys_are_values = false;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Elements of a head in the first layer that slides, or in the first that does not.
+pub(super) fn head_dim_of(spec: &mut DecoderSpec, slides: bool) -> usize {
+    let mut found = None;
+    each_gqa(spec, |_, gqa| {
+        if gqa.sliding_window.is_some() == slides {
+            found.get_or_insert(gqa.head_dim);
+        }
+    });
+    found.unwrap_or(2)
 }
 
 /// Changes the attention of every layer that has heads.
@@ -385,7 +426,9 @@ fn layer(
             value_dim: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             sliding_window: None,
+            chunked: false,
             rope: Some(0),
+            query_scale: None,
             softcap: None,
             sinks: false,
             qk_norm: QkNormSpec::None,
@@ -393,6 +436,8 @@ fn layer(
             out_bias: false,
             gate: false,
             shared_kv: None,
+            keys_are_values: false,
+            value_norm: false,
         }),
         feed_forward: FeedForwardSpec::GatedMlp(MlpSpec {
             intermediate,
@@ -400,6 +445,7 @@ fn layer(
             bias: false,
         }),
         form: LayerForm::PreNorm,
+        output_scale: false,
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) fn from_hf(config: &HfConfig, defaults: &HfExperts) -> Result<MoeSpec
         routing: ExpertRouting::softmax(renormalize.unwrap_or(defaults.renormalize)),
         activation: ExpertActivation::Silu,
         bias: false,
+        input_scale: false,
         shared: None,
     })
 }
@@ -157,6 +158,7 @@ pub(super) fn from_gguf(gguf: &Gguf, defaults: ExpertRouting) -> Result<Option<M
                 .name(id.bias())
                 .is_some_and(|n| gguf.get(&n).is_some())
         }),
+        input_scale: false,
         shared: shared.map(|shared| SharedExpertSpec {
             gated: has(TensorRole::SharedRouter),
             ..shared

@@ -11,6 +11,7 @@ mod experts;
 mod falcon;
 mod gemma;
 mod gemma2;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -20,6 +21,7 @@ mod granite_hybrid;
 mod lfm2;
 mod linear;
 mod llama;
+mod llama4;
 mod mistral;
 mod mixtral;
 mod names;
@@ -95,6 +97,7 @@ pub(crate) fn named(name: &str) -> Option<&'static Family> {
 /// Every family.
 pub static FAMILIES: &[&Family] = &[
     &llama::FAMILY,
+    &llama4::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &qwen2::FAMILY,
@@ -107,6 +110,7 @@ pub static FAMILIES: &[&Family] = &[
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma2::GEMMA3,
+    &gemma4::FAMILY,
     &phi::FAMILY,
     &phi3::FAMILY,
     &olmo2::FAMILY,

@@ -1,12 +1,21 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
 use crate::inventory::{
-    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, SharedNames,
-    WeightNames,
+    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames,
+    SharedNames, WeightNames,
 };
 
 /// Hugging Face names of Llama and those who followed it.
 pub(crate) static HF_NAMES: WeightNames = HF;
+
+const PER_LAYER: PerLayerNames = PerLayerNames {
+    table: "model.embed_tokens_per_layer",
+    projection: "model.per_layer_model_projection",
+    projection_norm: "model.per_layer_projection_norm",
+    gate: "per_layer_input_gate",
+    out: "per_layer_projection",
+    norm: "post_per_layer_input_norm",
+};
 
 const HF: WeightNames = WeightNames {
     embedding: "model.embed_tokens",
@@ -14,6 +23,7 @@ const HF: WeightNames = WeightNames {
     rope_divisors: None,
     rope_long_short: None,
     positions: None,
+    per_layer: PER_LAYER,
     final_norm: "model.norm",
     lm_head: "lm_head",
     layer: "model.layers.{}",
@@ -54,6 +64,7 @@ const HF: WeightNames = WeightNames {
     up: "mlp.up_proj",
     down: "mlp.down_proj",
     post_ffn_norm: None,
+    output_scale: "layer_scalar",
     router: "mlp.gate",
     experts: ExpertNames {
         gate: "mlp.experts.{}.gate_proj",
@@ -154,6 +165,44 @@ pub(super) static GPT_OSS_NAMES: WeightNames = WeightNames {
     ..HF
 };
 
+/// Hugging Face names of Llama 4, whose matrices of experts have a row for each input.
+pub(super) static LLAMA4_NAMES: WeightNames = LLAMA4;
+
+const LLAMA4: WeightNames = WeightNames {
+    gate: "feed_forward.gate_proj",
+    up: "feed_forward.up_proj",
+    down: "feed_forward.down_proj",
+    router: "feed_forward.router",
+    experts: ExpertNames {
+        gate: "feed_forward.experts.{}.gate_proj",
+        up: "feed_forward.experts.{}.up_proj",
+        down: "feed_forward.experts.{}.down_proj",
+        joined: Some(JoinedExperts {
+            gate_up: "feed_forward.experts.gate_up_proj",
+            down: "feed_forward.experts.down_proj",
+            transposed: true,
+            interleaved: false,
+        }),
+        shared: SharedNames {
+            gate: "feed_forward.shared_expert.gate_proj",
+            up: "feed_forward.shared_expert.up_proj",
+            down: "feed_forward.shared_expert.down_proj",
+            ..HF.experts.shared
+        },
+        ..HF.experts
+    },
+    ..HF
+};
+
+/// Those of Llama 4 inside of a model that also sees.
+pub(super) static LLAMA4_NESTED_NAMES: WeightNames = WeightNames {
+    embedding: "language_model.model.embed_tokens",
+    final_norm: "language_model.model.norm",
+    lm_head: "language_model.lm_head",
+    layer: "language_model.model.layers.{}",
+    ..LLAMA4
+};
+
 /// Hugging Face names of Qwen 2 with experts.
 pub(super) static QWEN2_MOE_NAMES: WeightNames = QWEN2_MOE;
 
@@ -208,8 +257,25 @@ pub(super) static GEMMA2_NAMES: WeightNames = WeightNames {
     ..GEMMA
 };
 
-/// Hugging Face names of OLMo 2 and 3, which have no norm before a part.
+/// Hugging Face names of OLMo 2 and 3, which have no norm before a part, and of Gemma 4, which has.
 pub(super) static OLMO2_NAMES: WeightNames = WeightNames {
+    post_attn_norm: Some("post_attention_layernorm"),
+    ffn_norm: "pre_feedforward_layernorm",
+    post_ffn_norm: Some("post_feedforward_layernorm"),
+    ..HF
+};
+
+/// Hugging Face names of Gemma 4 inside of a model that also sees or hears.
+pub(super) static GEMMA4_NESTED_NAMES: WeightNames = WeightNames {
+    embedding: "model.language_model.embed_tokens",
+    per_layer: PerLayerNames {
+        table: "model.language_model.embed_tokens_per_layer",
+        projection: "model.language_model.per_layer_model_projection",
+        projection_norm: "model.language_model.per_layer_projection_norm",
+        ..PER_LAYER
+    },
+    final_norm: "model.language_model.norm",
+    layer: "model.language_model.layers.{}",
     post_attn_norm: Some("post_attention_layernorm"),
     ffn_norm: "pre_feedforward_layernorm",
     post_ffn_norm: Some("post_feedforward_layernorm"),
@@ -247,6 +313,8 @@ pub(super) static STARCODER2_NAMES: WeightNames = WeightNames {
 /// Hugging Face names of Phi 1 and 2.
 pub(super) static PHI_NAMES: WeightNames = WeightNames {
     final_norm: "model.final_layernorm",
+    q_norm: "self_attn.q_layernorm",
+    k_norm: "self_attn.k_layernorm",
     attn_out: "self_attn.dense",
     up: "mlp.fc1",
     down: "mlp.fc2",
@@ -320,6 +388,14 @@ const GGUF: WeightNames = WeightNames {
     rope_divisors: Some("rope_freqs"),
     rope_long_short: Some(("rope_factors_long", "rope_factors_short")),
     positions: Some("position_embd"),
+    per_layer: PerLayerNames {
+        table: "per_layer_token_embd",
+        projection: "per_layer_model_proj",
+        projection_norm: "per_layer_proj_norm",
+        gate: "inp_gate",
+        out: "proj",
+        norm: "post_norm",
+    },
     final_norm: "output_norm",
     lm_head: "output",
     layer: "blk.{}",
@@ -360,6 +436,7 @@ const GGUF: WeightNames = WeightNames {
     up: "ffn_up",
     down: "ffn_down",
     post_ffn_norm: Some("post_ffw_norm"),
+    output_scale: "layer_output_scale.weight",
     router: "ffn_gate_inp",
     experts: ExpertNames {
         gate: "ffn_gate_exps",

@@ -2,7 +2,7 @@
 
 use super::common::{self, HfDefaults};
 use super::{Family, GgufForm, names};
-use crate::spec::{Activation, DecoderSpec, LayerForm, NormKind};
+use crate::spec::{Activation, DecoderSpec, LayerForm, NormKind, QkNormSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
@@ -33,14 +33,13 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         norm: NormKind::Layer { bias: true },
         ..HfDefaults::LLAMA
     };
-    if config.bool("qk_layernorm")?.unwrap_or(false) {
-        let expected = "false: layer norms of queries and keys are not supported";
-        return Err(config.field_error("qk_layernorm", expected).into());
-    }
     let mut spec = common::from_hf("phi", config, &defaults)?;
     common::attention_biases(&mut spec, true);
     common::each_mlp(&mut spec, |mlp| mlp.bias = true);
     spec.output_bias = true;
+    if config.bool("qk_layernorm")?.unwrap_or(false) {
+        common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::LayerHeads);
+    }
     parallel(&mut spec);
     Ok(spec)
 }

@@ -8,6 +8,9 @@ use ferrum_formats::{Gguf, HfConfig, RopeConfig, RopeConfigs, RopeKind, TensorSo
 use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
 
+/// The divisor of frequencies that turn nothing, as GGUF files have it.
+const UNTURNED: f32 = 1e30;
+
 /// Reads either spelling of `config.json`: the rotary embedding of all layers, or where layers have different ones,
 /// that of layers which see all tokens and that of layers with a window.
 pub(super) fn from_hf(
@@ -32,7 +35,7 @@ pub(super) fn from_hf(
     }
 }
 
-fn one_from_hf(
+pub(super) fn one_from_hf(
     config: &HfConfig,
     head_dim: usize,
     rope: &RopeConfig,
@@ -88,13 +91,23 @@ fn one_from_hf(
                 original_max_position: *original_max_position,
             }
         }
-        RopeKind::Proportional { .. } => return Err(unsupported(config, "proportional")),
+        RopeKind::Proportional { factor } => {
+            // The first pairs have the frequencies of whole heads, the others are not turned.
+            let turned = (rope.partial_rotary_factor * (head_dim / 2) as f64) as usize;
+            let divisor = |pair| match pair < turned {
+                true => *factor as f32,
+                false => UNTURNED,
+            };
+            RopeScaling::Divisors((0..head_dim / 2).map(divisor).collect())
+        }
         _ => return Err(unsupported(config, "an unknown one")),
     };
     // As in transformers, these families rotate whole heads whatever the file says; with a scaling,
     // its models cannot run either.
     let whole = defaults.rotary_share.is_none();
-    if whole && rope.partial_rotary_factor != 1.0 && scaling != RopeScaling::None {
+    let proportional = matches!(rope.kind, RopeKind::Proportional { .. });
+    let ignored = whole && !proportional && rope.partial_rotary_factor != 1.0;
+    if ignored && scaling != RopeScaling::None {
         let expected = "1 together with this RoPE scaling in this architecture";
         return Err(config.field_error("partial_rotary_factor", expected).into());
     }
@@ -275,7 +288,7 @@ fn longrope_from_gguf(gguf: &Gguf, context: usize) -> Result<Option<RopeScaling>
 
 fn unsupported(config: &HfConfig, kind: &str) -> Error {
     Error::Model(format!(
-        "{}: RoPE type {kind}: expected default, linear, dynamic, yarn, llama3 or longrope for this architecture",
+        "{}: RoPE type {kind}: expected default, linear, dynamic, yarn, llama3, longrope or proportional for this architecture",
         config.path().display()
     ))
 }

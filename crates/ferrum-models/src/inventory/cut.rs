@@ -96,6 +96,14 @@ impl TensorId {
                 | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
                 | TensorRole::PostFeedForwardNorm
+                | TensorRole::OutputScale
+                // Narrow, or looked up.
+                | TensorRole::PerLayerEmbedding
+                | TensorRole::PerLayerProjection
+                | TensorRole::PerLayerProjectionNorm
+                | TensorRole::PerLayerGate
+                | TensorRole::PerLayerOutput
+                | TensorRole::PerLayerNorm
                 // What all heads share.
                 | TensorRole::QueryDown
                 | TensorRole::QueryDownNorm
@@ -177,6 +185,13 @@ impl TensorId {
             | TensorRole::PostAttentionNorm
             | TensorRole::FeedForwardNorm
             | TensorRole::PostFeedForwardNorm
+            | TensorRole::OutputScale
+            | TensorRole::PerLayerEmbedding
+            | TensorRole::PerLayerProjection
+            | TensorRole::PerLayerProjectionNorm
+            | TensorRole::PerLayerGate
+            | TensorRole::PerLayerOutput
+            | TensorRole::PerLayerNorm
             | TensorRole::Router
             | TensorRole::ExpertCorrection
             | TensorRole::SharedRouter

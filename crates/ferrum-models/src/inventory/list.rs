@@ -4,8 +4,8 @@ use super::{
     DecoderTensor, HeadRows, ProductRows, Projection, TensorId, TensorPart, TensorRole, TensorShape,
 };
 use crate::spec::{
-    DecoderSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, QkNormSpec,
-    SharedExpertSpec, ShortConvSpec,
+    DecoderSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, PerLayerSpec,
+    QkNormSpec, SharedExpertSpec, ShortConvSpec,
 };
 use ferrum_kernels::{ExpertShape, LinearAttentionRule, MatShape};
 
@@ -74,6 +74,8 @@ impl List {
         self.linear(TensorRole::Query, (shape.q_dim(), hidden), gqa.qkv_bias);
         if gqa.shared_kv.is_none() {
             self.linear(TensorRole::Key, (shape.k_dim(), hidden), gqa.qkv_bias);
+        }
+        if gqa.shared_kv.is_none() && !gqa.keys_are_values {
             self.linear(TensorRole::Value, (shape.v_dim(), hidden), gqa.qkv_bias);
         }
         if gqa.gate {
@@ -112,24 +114,45 @@ impl List {
             };
             tensor.product = ProductRows {
                 first: rows,
-                of: gqa.shared_kv.map_or(shape.row_dim(), |_| shape.q_dim()),
+                of: gqa.projected_dim(),
             };
         }
         if gqa.sinks {
             self.vector(TensorRole::AttentionSinks, gqa.heads);
         }
         let widths = match gqa.qk_norm {
-            QkNormSpec::None => return,
-            QkNormSpec::Heads => [gqa.head_dim; 2],
-            QkNormSpec::Projection => [shape.q_dim(), shape.k_dim()],
+            QkNormSpec::None | QkNormSpec::Unweighted => return,
+            QkNormSpec::Heads | QkNormSpec::LayerHeads => [gqa.head_dim; 2],
+            QkNormSpec::Projection | QkNormSpec::LayerEach => [shape.q_dim(), shape.k_dim()],
         };
         let first = self.tensors.len();
-        self.vector(TensorRole::QueryNorm, widths[0]);
-        if gqa.shared_kv.is_none() {
-            self.vector(TensorRole::KeyNorm, widths[1]);
+        let roles = [TensorRole::QueryNorm, TensorRole::KeyNorm];
+        for (role, width) in roles.into_iter().zip(widths) {
+            if role == TensorRole::QueryNorm || gqa.shared_kv.is_none() {
+                self.vector(role, width);
+            }
+            if gqa.qk_norm == QkNormSpec::LayerHeads {
+                self.push(role, TensorPart::Bias, TensorShape::Vector(width));
+            }
         }
         let norms = self.tensors[first..].iter_mut();
         norms.for_each(|norm| norm.unit = gqa.head_dim);
+    }
+
+    /// What embeddings for each layer need outside of layers.
+    pub(super) fn per_layer_tables(&mut self, spec: &PerLayerSpec, hidden: usize) {
+        let width = spec.width();
+        self.matrix(TensorRole::PerLayerEmbedding, (spec.vocab_size, width));
+        self.matrix(TensorRole::PerLayerProjection, (width, hidden));
+        self.vector(TensorRole::PerLayerProjectionNorm, spec.dim);
+    }
+
+    /// And in each.
+    pub(super) fn per_layer(&mut self, spec: &PerLayerSpec, decoder: &DecoderSpec) {
+        let hidden = decoder.hidden_size;
+        self.matrix(TensorRole::PerLayerGate, (spec.dim, hidden));
+        self.matrix(TensorRole::PerLayerOutput, (hidden, spec.dim));
+        self.norm(TensorRole::PerLayerNorm, decoder);
     }
 
     pub(super) fn latent_attention(&mut self, mla: &MlaSpec, hidden: usize) {

@@ -13,8 +13,8 @@ mod stage;
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{
-    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, RowRuns, SharedNames,
-    StackLayout, TensorLocation, WeightNames,
+    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames,
+    RowRuns, SharedNames, StackLayout, TensorLocation, WeightNames,
 };
 pub use stage::Stage;
 
@@ -37,6 +37,12 @@ pub enum TensorRole {
     RopeShortDivisors,
     /// Table of learned positions.
     PositionEmbedding,
+    /// Table of embeddings that layers have of their own.
+    PerLayerEmbedding,
+    /// Projection of embeddings to these.
+    PerLayerProjection,
+    /// Norm behind that.
+    PerLayerProjectionNorm,
     /// Norm before attention.
     AttentionNorm,
     /// Query projection.
@@ -115,6 +121,14 @@ pub enum TensorRole {
     Down,
     /// Norm behind the feed-forward.
     PostFeedForwardNorm,
+    /// Gate of the layer's own embeddings.
+    PerLayerGate,
+    /// Projection of these to the stream.
+    PerLayerOutput,
+    /// Norm behind that.
+    PerLayerNorm,
+    /// What the stream behind the layer is multiplied with.
+    OutputScale,
     /// Router of a mixture of experts.
     Router,
     /// Gate projections of all experts.
@@ -141,12 +155,15 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 55] = [
+    pub const ALL: [TensorRole; 62] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
         Self::RopeShortDivisors,
         Self::PositionEmbedding,
+        Self::PerLayerEmbedding,
+        Self::PerLayerProjection,
+        Self::PerLayerProjectionNorm,
         Self::AttentionNorm,
         Self::Query,
         Self::Key,
@@ -186,6 +203,10 @@ impl TensorRole {
         Self::Up,
         Self::Down,
         Self::PostFeedForwardNorm,
+        Self::PerLayerGate,
+        Self::PerLayerOutput,
+        Self::PerLayerNorm,
+        Self::OutputScale,
         Self::Router,
         Self::ExpertGate,
         Self::ExpertUp,
@@ -208,6 +229,9 @@ impl TensorRole {
                 | Self::RopeLongDivisors
                 | Self::RopeShortDivisors
                 | Self::PositionEmbedding
+                | Self::PerLayerEmbedding
+                | Self::PerLayerProjection
+                | Self::PerLayerProjectionNorm
                 | Self::FinalNorm
                 | Self::Output
         )
@@ -229,6 +253,7 @@ impl TensorRole {
             self,
             Self::AttentionSinks
                 | Self::ExpertCorrection
+                | Self::OutputScale
                 | Self::LinearDecay
                 | Self::LinearStepBias
                 | Self::LinearSkip
@@ -248,6 +273,8 @@ impl TensorRole {
                 | Self::FeedForwardNorm
                 | Self::PostFeedForwardNorm
                 | Self::LinearNorm
+                | Self::PerLayerProjectionNorm
+                | Self::PerLayerNorm
                 | Self::FinalNorm
         )
     }
@@ -294,6 +321,9 @@ impl fmt::Display for TensorRole {
             Self::RopeLongDivisors => "rope divisors of long sequences",
             Self::RopeShortDivisors => "rope divisors of short sequences",
             Self::PositionEmbedding => "position embedding",
+            Self::PerLayerEmbedding => "embeddings for each layer",
+            Self::PerLayerProjection => "projection to embeddings for each layer",
+            Self::PerLayerProjectionNorm => "norm of projected embeddings for each layer",
             Self::AttentionNorm => "attention norm",
             Self::Query => "query projection",
             Self::Key => "key projection",
@@ -333,6 +363,10 @@ impl fmt::Display for TensorRole {
             Self::Up => "up projection",
             Self::Down => "down projection",
             Self::PostFeedForwardNorm => "norm behind the feed-forward",
+            Self::PerLayerGate => "gate of the layer's own embeddings",
+            Self::PerLayerOutput => "projection of the layer's own embeddings",
+            Self::PerLayerNorm => "norm behind the layer's own embeddings",
+            Self::OutputScale => "factor on the layer's output",
             Self::Router => "router",
             Self::ExpertGate => "gate projections of experts",
             Self::ExpertUp => "up projections of experts",
@@ -651,6 +685,9 @@ impl DecoderSpec {
         if let Some(rows) = self.learned_positions {
             all.matrix(TensorRole::PositionEmbedding, (rows, self.hidden_size));
         }
+        if let Some(per_layer) = &self.per_layer {
+            all.per_layer_tables(per_layer, self.hidden_size);
+        }
         all.tensors
     }
 
@@ -679,6 +716,7 @@ impl DecoderSpec {
             attention,
             feed_forward,
             form,
+            output_scale,
         } = layer;
         let [before, behind, before_ffn, behind_ffn] = form.norms();
         let hidden = self.hidden_size;
@@ -702,6 +740,12 @@ impl DecoderSpec {
             FeedForwardSpec::Moe(moe) => all.experts(moe, hidden),
         }
         norm(&mut all, TensorRole::PostFeedForwardNorm, behind_ffn);
+        if let Some(per_layer) = &self.per_layer {
+            all.per_layer(per_layer, self);
+        }
+        if *output_scale {
+            all.vector(TensorRole::OutputScale, 1);
+        }
         all.tensors
     }
 }

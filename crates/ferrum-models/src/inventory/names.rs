@@ -19,6 +19,8 @@ pub struct WeightNames {
     pub rope_long_short: Option<(&'static str, &'static str)>,
     /// Learned positions.
     pub positions: Option<&'static str>,
+    /// Embeddings that layers have of their own.
+    pub per_layer: PerLayerNames,
     /// Norm after the last layer.
     pub final_norm: &'static str,
     /// Output projection.
@@ -61,6 +63,8 @@ pub struct WeightNames {
     pub down: &'static str,
     /// Norm behind the feed-forward, in files that hold it.
     pub post_ffn_norm: Option<&'static str>,
+    /// Factor on the stream behind the layer, a whole name.
+    pub output_scale: &'static str,
     /// Router of experts.
     pub router: &'static str,
     /// The experts.
@@ -175,6 +179,23 @@ impl RowRuns {
         };
         runs.map(part).collect()
     }
+}
+
+/// Names of embeddings that layers have of their own.
+#[derive(Debug)]
+pub struct PerLayerNames {
+    /// The table, a whole name but for its suffix.
+    pub table: &'static str,
+    /// Projection of embeddings to the same width, likewise.
+    pub projection: &'static str,
+    /// Norm behind that, likewise.
+    pub projection_norm: &'static str,
+    /// Gate in a layer.
+    pub gate: &'static str,
+    /// Projection to the stream.
+    pub out: &'static str,
+    /// Norm behind that.
+    pub norm: &'static str,
 }
 
 /// Names of the maps of latent attention.
@@ -304,6 +325,12 @@ impl WeightNames {
             TensorRole::RopeLongDivisors => return self.rope_long_short.map(|(long, _)| long),
             TensorRole::RopeShortDivisors => return self.rope_long_short.map(|(_, short)| short),
             TensorRole::PositionEmbedding => return self.positions,
+            TensorRole::PerLayerEmbedding => self.per_layer.table,
+            TensorRole::PerLayerProjection => self.per_layer.projection,
+            TensorRole::PerLayerProjectionNorm => self.per_layer.projection_norm,
+            TensorRole::PerLayerGate => self.per_layer.gate,
+            TensorRole::PerLayerOutput => self.per_layer.out,
+            TensorRole::PerLayerNorm => self.per_layer.norm,
             TensorRole::AttentionNorm => self.attn_norm,
             TensorRole::Query => self.q,
             TensorRole::Key => self.k,
@@ -345,6 +372,7 @@ impl WeightNames {
             TensorRole::Up => self.up,
             TensorRole::Down => self.down,
             TensorRole::PostFeedForwardNorm => return self.post_ffn_norm,
+            TensorRole::OutputScale => self.output_scale,
             TensorRole::Router => self.router,
             TensorRole::ExpertGate => self.experts.gate,
             TensorRole::ExpertUp => self.experts.up,

@@ -36,6 +36,10 @@ impl Stage {
                 "found a stage of layers {start} to {end} (exclusive), the model has {of} layers"
             ));
         }
+        if spec.per_layer.is_some() && layers.len() < of {
+            let reason = "layers with embeddings of their own, expected all in one stage";
+            return Err(reason.into());
+        }
         for layer in layers.clone() {
             if let CacheSpec::SharedWith(owner) = spec.layers[layer].cache()
                 && !layers.contains(&owner)

@@ -5,8 +5,9 @@ use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
 use ferrum_kernels::{
-    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, HeadLayout,
-    KvDtypeKind, KvLayer, NormShape, PagedQkv, ParallelNorm, QkNorm, QkvShape, QkvTransform, Rope,
+    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, ColumnsShape,
+    HeadLayout, HeadsShape, KvDtypeKind, KvLayer, NormShape, PagedQkv, ParallelNorm, QkNorm,
+    QkvShape, QkvTransform, Rope, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -17,6 +18,10 @@ pub(crate) struct GqaWeights<B: Backend> {
     /// Of each head, or of all heads of a token.
     pub(crate) q_norm: Option<B::Buffer<f32>>,
     pub(crate) k_norm: Option<B::Buffer<f32>>,
+    /// Of query and key heads.
+    pub(crate) layer_norms: Option<[HeadLayerNorm<B>; 2]>,
+    /// Ones, where value heads are normed.
+    pub(crate) v_norm: Option<B::Buffer<f32>>,
     /// Of norms over all heads of queries and of keys: elements, and whether this rank's count.
     pub(crate) projection_norms: [(usize, bool); 2],
     /// A score of each head that gives nothing.
@@ -24,6 +29,40 @@ pub(crate) struct GqaWeights<B: Backend> {
     /// To what the sigmoid of is multiplied with attention's output.
     pub(crate) gate: Option<Box<dyn Linear<B>>>,
     pub(crate) out: Box<dyn Linear<B>>,
+}
+
+/// A layer norm of each head.
+pub(crate) struct HeadLayerNorm<B: Backend> {
+    /// `[head_dim]`: the same for all heads, or ones.
+    pub(crate) weight: B::Buffer<f32>,
+    pub(crate) bias: Option<B::Buffer<f32>>,
+    /// `[heads, head_dim]`: weights of each head's own.
+    pub(crate) factors: Option<B::Buffer<B::Act>>,
+}
+
+impl<B: Backend> HeadLayerNorm<B> {
+    /// `x` → `out`, with `spare` of the same length in between.
+    fn forward(
+        &self,
+        ctx: &mut B::Context,
+        (x, spare, out): (&mut Act<B>, &mut Act<B>, &mut Act<B>),
+        first_rows: &B::Buffer<i32>,
+        (shape, eps): (HeadsShape, f32),
+    ) -> Result<()> {
+        let norm = NormShape {
+            rows: shape.tokens * shape.heads,
+            dim: shape.head_dim,
+            eps,
+        };
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        let Some(factors) = &self.factors else {
+            return B::layer_norm(ctx, x, weight, bias, out, norm);
+        };
+        B::layer_norm(ctx, x, weight, bias, spare, norm)?;
+        let (rows, dim) = (shape.tokens, shape.heads * shape.head_dim);
+        B::gather_rows(ctx, factors, first_rows, x, RowShape { rows, dim })?;
+        B::mul(ctx, spare, x, out, rows * dim)
+    }
 }
 
 impl<B: Backend> GqaWeights<B> {
@@ -34,8 +73,11 @@ impl<B: Backend> GqaWeights<B> {
             eps: step.spec.norm_eps,
         };
         let of_heads = |norm: &'a Option<B::Buffer<f32>>| match gqa.qk_norm {
-            QkNormSpec::Heads => norm.as_ref().map(head_norm),
-            QkNormSpec::None | QkNormSpec::Projection => None,
+            QkNormSpec::Heads | QkNormSpec::Unweighted => norm.as_ref().map(head_norm),
+            QkNormSpec::None
+            | QkNormSpec::Projection
+            | QkNormSpec::LayerHeads
+            | QkNormSpec::LayerEach => None,
         };
         QkvTransform {
             q_norm: of_heads(&self.q_norm),
@@ -75,6 +117,7 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         q,
         attn,
         heads,
+        first_rows,
         gates,
         lora,
         profiler,
@@ -98,6 +141,10 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
             let parts = (&mut *qkv, &mut *q, heads);
             append_normed::<B, K>(ctx, weights, (transform.rope, shape), parts, (kv, step))
         })?,
+        (None, _) if gqa.parts_heads() => profiler.measure(ctx, "rope_kv_append", |ctx| {
+            let parts = (&mut *qkv, &mut *q, heads, &*first_rows);
+            append_parted::<B, K>(ctx, (gqa, weights), (transform, shape), parts, (kv, step))
+        })?,
         (None, _) => profiler.measure(ctx, "rope_kv_append", |ctx| {
             let input = PagedQkv {
                 qkv,
@@ -119,7 +166,7 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         scale: gqa.scale,
         causal: true,
         sliding_window: gqa.sliding_window,
-        chunked: false,
+        chunked: gqa.chunked,
         softcap: gqa.softcap,
     };
     // [tokens, heads, head_dim] → [tokens, heads, value_dim]
@@ -178,4 +225,70 @@ fn append_normed<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
         B::qk_norm_rope(ctx, qkv, HeadLayout::TokenMajor, None, rope, shape.k())?;
     }
     <B as BackendKvDtype<K>>::kv_append(ctx, kv, qkv, values, step.batch)
+}
+
+/// A fused projection, where queries go, room for the three parts, and a row number for each token.
+type PartedHeads<'a, B> = (
+    &'a mut Act<B>,
+    &'a mut Act<B>,
+    &'a mut [Act<B>; 3],
+    &'a <B as Backend>::Buffer<i32>,
+);
+
+/// Parts a fused projection into queries, keys and values, norms and rotates each, and writes keys and values to the pool.
+fn append_parted<B: BackendKvDtype<K>, K: KvDtypeKind>(
+    ctx: &mut B::Context,
+    (gqa, weights): (&GqaSpec, &GqaWeights<B>),
+    (transform, shape): (QkvTransform<'_, B>, QkvShape),
+    (qkv, q, [queries, keys, values], first_rows): PartedHeads<'_, B>,
+    (kv, step): (&mut KvLayer<B, K>, &StepState<'_, B>),
+) -> Result<()> {
+    if let Some([q_norm, k_norm]) = &weights.layer_norms {
+        B::split_qkv(ctx, qkv, queries, keys, values, shape)?;
+        let eps = step.spec.norm_eps;
+        // [tokens, q_dim] → [tokens, q_dim]
+        let parts = (&mut *queries, &mut *qkv, &mut *q);
+        q_norm.forward(ctx, parts, first_rows, (shape.q(), eps))?;
+        // [tokens, k_dim] → [tokens, k_dim]; queries are in their place.
+        let parts = (&mut *keys, &mut *qkv, &mut *queries);
+        k_norm.forward(ctx, parts, first_rows, (shape.k(), eps))?;
+        B::copy_slice(ctx, queries, 0, keys, 0, shape.tokens * shape.k_dim())?;
+    } else if gqa.keys_are_values {
+        let (q_dim, k_dim) = (shape.q_dim(), shape.k_dim());
+        // [tokens, q | k] → [tokens, q], [tokens, k]
+        for (part, first, len) in [(&mut *q, 0, q_dim), (&mut *keys, q_dim, k_dim)] {
+            let columns = ColumnsShape {
+                rows: shape.tokens,
+                len,
+                src_first: first,
+                src_width: gqa.projected_dim(),
+                dst_first: 0,
+                dst_width: len,
+            };
+            B::copy_columns(ctx, qkv, part, columns)?;
+        }
+        B::copy_slice(ctx, keys, 0, values, 0, shape.tokens * k_dim)?;
+    } else {
+        B::split_qkv(ctx, qkv, q, keys, values, shape)?;
+    }
+    let QkvTransform {
+        q_norm,
+        k_norm,
+        rope,
+    } = transform;
+    let v_norm = weights.v_norm.as_ref().map(|weight| QkNorm {
+        weight,
+        eps: step.spec.norm_eps,
+    });
+    let layout = HeadLayout::TokenMajor;
+    B::qk_norm_rope(ctx, q, layout, q_norm, rope, shape.q())?;
+    B::qk_norm_rope(ctx, keys, layout, k_norm, rope, shape.k())?;
+    if let Some(index) = gqa.query_scale {
+        // A rotation by nothing, whose cosines are the factor.
+        B::qk_norm_rope(ctx, q, layout, None, Some(step.rope(index)), shape.q())?;
+    }
+    if v_norm.is_some() {
+        B::qk_norm_rope(ctx, values, layout, v_norm, None, shape.v())?;
+    }
+    <B as BackendKvDtype<K>>::kv_append(ctx, kv, keys, values, step.batch)
 }

@@ -9,14 +9,16 @@ mod feed_forward;
 mod linear_attention;
 mod mla;
 mod norm;
+mod per_layer;
 mod scratch;
 mod short_conv;
 
-pub(crate) use attention::GqaWeights;
+pub(crate) use attention::{GqaWeights, HeadLayerNorm};
 pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights};
 pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
+pub(crate) use per_layer::{PerLayerTables, PerLayerWeights, per_layer_inputs};
 pub(crate) use scratch::{Scratch, scratch_widths};
 pub(crate) use short_conv::ShortConvWeights;
 
@@ -31,7 +33,8 @@ use ferrum_kernels::{
 use ferrum_types::{Error, Result};
 use linear_attention::linear_attention_forward;
 use mla::mla_forward;
-use norm::{next_input, norm_output, parallel_input};
+use norm::{next_input, norm_output, parallel_input, scale_output};
+use per_layer::per_layer_forward;
 use short_conv::short_conv_forward;
 
 /// Weights of one layer, with the norms that its [`LayerForm`] has.
@@ -42,6 +45,8 @@ pub(crate) struct LayerWeights<B: Backend> {
     pub(crate) ffn_norm: Option<Norm<B>>,
     pub(crate) feed_forward: FeedForwardWeights<B>,
     pub(crate) post_ffn_norm: Option<Norm<B>>,
+    pub(crate) per_layer: Option<PerLayerWeights<B>>,
+    pub(crate) output_scale: Option<f32>,
 }
 
 /// Weights of the part that mixes tokens, of the kind that the layer's spec says.
@@ -155,7 +160,11 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         _ => return Err(other_kind(index)),
     }
     let behind = weights.post_ffn_norm.as_ref();
-    norm_output(ctx, "post_ffn_norm", behind, step, scratch)
+    norm_output(ctx, "post_ffn_norm", behind, step, scratch)?;
+    if let Some(weights) = &weights.per_layer {
+        per_layer_forward(ctx, index, weights, step, scratch)?;
+    }
+    scale_output(ctx, weights.output_scale, step, scratch)
 }
 
 /// Weights are loaded by the spec, so this is a runner made of two different models.

@@ -149,3 +149,26 @@ pub(super) fn norm_output<B: Backend>(
     scratch.exchange();
     Ok(())
 }
+
+/// Multiplies the stream behind a layer, of which a part is pending.
+pub(super) fn scale_output<B: Backend>(
+    ctx: &mut B::Context,
+    scale: Option<f32>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let Some(scale) = scale else {
+        return Ok(());
+    };
+    let len = step.batch.shape.tokens * step.spec.hidden_size;
+    let Scratch {
+        residual,
+        delta,
+        profiler,
+        ..
+    } = scratch;
+    profiler.measure(ctx, "output_scale", |ctx| {
+        B::scale_inplace(ctx, residual, scale, len)?;
+        B::scale_inplace(ctx, delta, scale, len)
+    })
+}

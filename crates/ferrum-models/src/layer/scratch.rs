@@ -4,6 +4,7 @@ use super::StepState;
 use super::linear_attention::{GateScratch, gate_widths};
 use super::mla::{MlaScratch, MlaWidths};
 use super::norm::add;
+use super::per_layer::PerLayerScratch;
 use crate::experts::{MoeScratch, MoeWidths};
 use crate::lora::LoraScratch;
 use crate::profile::Profiler;
@@ -29,18 +30,22 @@ pub(crate) struct Scratch<B: Backend> {
     pub(crate) gate_up: Act<B>,
     /// `[tokens, intermediate]`.
     pub(crate) gated: Act<B>,
-    /// `[tokens, q_dim]`, `[tokens, k_dim]` and `[tokens, v_dim]`: for layers that norm whole projections.
+    /// `[tokens, q_dim]`, `[tokens, k_dim]` and `[tokens, v_dim]`: for layers whose heads are parted first.
     pub(crate) heads: [Act<B>; 3],
     /// `[tokens, hidden]`: for layers without a norm before their parts.
     pub(crate) zeros: Act<B>,
     /// `[tokens, hidden]`: for learned positions.
     pub(crate) positions: Residual<B>,
+    /// `[tokens]` zeros, where weights of all heads are repeated for each token.
+    pub(crate) first_rows: B::Buffer<i32>,
     /// Whether `normed` and `delta` have changed places.
     exchanged: bool,
     /// For layers with gates, if there are any.
     pub(crate) gates: Option<GateScratch<B>>,
     /// For layers with latent attention, if there are any.
     pub(crate) mla: Option<MlaScratch<B>>,
+    /// For layers with embeddings of their own, if they have some.
+    pub(crate) per_layer: Option<PerLayerScratch<B>>,
     /// For layers with experts, if there are any.
     pub(crate) moe: Option<MoeScratch<B>>,
     /// For adapters, once there has been one.
@@ -97,7 +102,7 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
             q_dim = q_dim.max(out);
         }
         if let AttentionSpec::Gqa(gqa) = &layer.attention
-            && gqa.qk_norm == QkNormSpec::Projection
+            && gqa.parts_heads()
         {
             let widths = [shape.q_dim(), shape.k_dim(), shape.v_dim()];
             heads = std::array::from_fn(|i| heads[i].max(widths[i]));
@@ -108,6 +113,9 @@ pub(crate) fn scratch_widths(spec: &DecoderSpec) -> [usize; 13] {
     }
     let [queries, keys, values] = heads;
     let positions = spec.learned_positions.map_or(0, |_| hidden);
+    if spec.per_layer.is_some() {
+        zeros = hidden;
+    }
     [
         hidden,
         hidden,
@@ -145,6 +153,11 @@ impl<B: Backend> Scratch<B> {
         ] = scratch_widths(spec);
         let [queries, keys, values, zeros, positions] = others;
         let alloc = |width: usize| device.alloc::<B::Act>(max_tokens * width);
+        let repeats = spec.layers.iter().any(|layer| match &layer.attention {
+            AttentionSpec::Gqa(gqa) => gqa.qk_norm == QkNormSpec::LayerEach,
+            _ => false,
+        });
+        let repeated = usize::from(repeats) * max_tokens;
         Ok(Self {
             residual: device.alloc(max_tokens * residual)?,
             normed: alloc(normed)?,
@@ -157,6 +170,7 @@ impl<B: Backend> Scratch<B> {
             heads: [alloc(queries)?, alloc(keys)?, alloc(values)?],
             zeros: alloc(zeros)?,
             positions: device.alloc(max_tokens * positions)?,
+            first_rows: device.alloc(repeated)?,
             exchanged: false,
             gates: gate_widths(spec)
                 .map(|widths| GateScratch::alloc(device, widths, max_tokens))
@@ -164,6 +178,10 @@ impl<B: Backend> Scratch<B> {
             mla: MlaWidths::of(spec)
                 .map(|widths| MlaScratch::alloc(device, widths, max_tokens))
                 .transpose()?,
+            per_layer: match &spec.per_layer {
+                Some(per_layer) => Some(PerLayerScratch::alloc(device, per_layer, max_tokens)?),
+                None => None,
+            },
             moe: MoeWidths::of(spec)
                 .map(|widths| MoeScratch::alloc(device, widths, max_tokens))
                 .transpose()?,

@@ -4,7 +4,7 @@ use super::recipe::Recipe;
 use super::source::{HfModel, hf_model};
 use crate::spec::{
     AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MoeSpec,
-    NormKind, RopeScaling,
+    NormKind, QkNormSpec, RopeScaling, RopeSpec,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::gguf::{ArrayBuf, Value, Writer};
@@ -95,7 +95,7 @@ fn size(n: usize) -> u32 {
 
 fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let spec = &model.spec;
-    let config = &model.folder.config;
+    let config = &model.folder.config.text_config()?;
     let heads = spec.layers.iter().find_map(|layer| match &layer.attention {
         AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => None,
         heads => Some(heads),
@@ -112,9 +112,13 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let inner = match &layer.feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
         // That of layers without experts, which is said though there are none.
-        FeedForwardSpec::Moe(moe) => config
-            .usize("intermediate_size")?
-            .unwrap_or(moe.intermediate),
+        FeedForwardSpec::Moe(moe) => {
+            let key = match model.arch {
+                "llama4" => "intermediate_size_mlp",
+                _ => "intermediate_size",
+            };
+            config.usize(key)?.unwrap_or(moe.intermediate)
+        }
     };
     // As trained: readers stretch it themselves.
     let context = config.usize("max_position_embeddings")?;
@@ -122,12 +126,12 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         ("block_count", spec.layers.len()),
         ("context_length", context.unwrap_or(spec.context_length)),
         ("embedding_length", spec.hidden_size),
-        ("feed_forward_length", inner),
         ("attention.head_count", heads),
     ];
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
     }
+    widths(out, model, inner)?;
     match attention {
         AttentionSpec::Gqa(gqa) => grouped_heads(out, model, gqa)?,
         AttentionSpec::Mla(mla) => latent_heads(out, model, mla)?,
@@ -138,15 +142,35 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         NormKind::Layer { .. } => "attention.layer_norm_epsilon",
     };
     set(out, model, eps, spec.norm_eps)?;
-    if model.arch == "llama" {
+    if matches!(model.arch, "llama" | "llama4") {
         set(out, model, "vocab_size", size(spec.vocab_size))?;
     }
     scales(out, model)?;
     experts(out, model)
 }
 
+/// The size of feed-forwards, or a list where layers have different ones.
+fn widths(out: &mut Writer, model: &HfModel<'_>, first: usize) -> Result<()> {
+    let layers = model.spec.layers.iter().map(|layer| &layer.feed_forward);
+    let all = layers.map(|layer| match layer {
+        FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
+        FeedForwardSpec::Moe(_) => first,
+    });
+    let name = "feed_forward_length";
+    match all.clone().all(|found| found == first) {
+        true => set(out, model, name, size(first)),
+        false => {
+            let all = all.map(|found| size(found).cast_signed());
+            set(out, model, name, &ArrayBuf::from_numbers(all))
+        }
+    }
+}
+
 fn grouped_heads(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result<()> {
     kv_heads(out, model, gqa.kv_heads)?;
+    if model.arch == "gemma4" {
+        return heads_by_window(out, model);
+    }
     let hidden = model.spec.hidden_size;
     let usual = [gqa.head_dim, gqa.value_dim].map(|dim| dim * gqa.heads == hidden);
     if model.folder.config.has("head_dim") || usual != [true, true] {
@@ -161,6 +185,45 @@ fn grouped_heads(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result
         Some(cap) => set(out, model, "attn_logit_softcapping", cap),
         None => Ok(()),
     }
+}
+
+/// Sizes of heads that layers with a window have otherwise than the others, and how many of the last layers share keys
+/// and values.
+fn heads_by_window(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let layers = model.spec.layers.iter().map(|layer| &layer.attention);
+    let all: Vec<_> = layers
+        .filter_map(|attention| match attention {
+            AttentionSpec::Gqa(gqa) => Some(gqa),
+            _ => None,
+        })
+        .collect();
+    for (slides, suffix) in [(false, ""), (true, "_swa")] {
+        let mut of_kind = all
+            .iter()
+            .filter(|gqa| gqa.sliding_window.is_some() == slides);
+        let Some(first) = of_kind.next() else {
+            continue;
+        };
+        if of_kind.any(|gqa| gqa.head_dim != first.head_dim) {
+            return unsaid(model, "a size of heads for each layer", "one for each kind");
+        }
+        let rope = first.rope.and_then(|index| model.spec.ropes.get(index));
+        let sizes = [
+            ("attention.key_length", first.head_dim),
+            ("attention.value_length", first.value_dim),
+            (
+                "rope.dimension_count",
+                rope.map_or(first.head_dim, |rope| rope.rot_dim),
+            ),
+        ];
+        for (name, value) in sizes {
+            set(out, model, &format!("{name}{suffix}"), size(value))?;
+        }
+    }
+    let shared = all.iter().filter(|gqa| gqa.shared_kv.is_some()).count();
+    set(out, model, "attention.shared_kv_layers", size(shared))?;
+    let own = model.spec.per_layer.as_ref().map_or(0, |own| own.dim);
+    set(out, model, "embedding_length_per_layer_input", size(own))
 }
 
 /// Sizes of latent attention, whose maps are absorbed.
@@ -199,31 +262,37 @@ fn latent_heads(out: &mut Writer, model: &HfModel<'_>, mla: &MlaSpec) -> Result<
 fn kv_heads(out: &mut Writer, model: &HfModel<'_>, heads: usize) -> Result<()> {
     let layers = model.spec.layers.iter().map(|layer| &layer.attention);
     let name = "attention.head_count_kv";
-    let conv = layers.clone().find_map(|attention| match attention {
-        AttentionSpec::ShortConv(conv) => Some(conv),
-        _ => None,
-    });
-    let linear = layers.clone().find_map(|attention| match attention {
-        AttentionSpec::Linear(linear) => Some(linear),
-        _ => None,
-    });
-    if let Some(conv) = conv {
-        set(out, model, "shortconv.l_cache", size(conv.kernel))?;
-    }
-    if let Some(linear) = linear {
-        recurrent(out, model, linear)?;
-    }
-    // Where readers know otherwise which layers are recurrent, all have this number.
-    let by_layer = linear.is_some_and(|linear| linear.rule == LinearAttentionRule::StateSpace);
-    if conv.is_none() && !by_layer {
-        return set(out, model, name, size(heads));
-    }
-    let all = layers.map(|attention| match attention {
+    let all = layers.clone().map(|attention| {
+        let heads = match attention {
+            AttentionSpec::Gqa(gqa) => gqa.kv_heads,
+            // Where readers know otherwise which layers are recurrent, all have this number.
+            AttentionSpec::Linear(linear) => match linear.rule {
+                LinearAttentionRule::GatedDelta => heads,
+                LinearAttentionRule::StateSpace => 0,
+            },
+            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) => 0,
+        };
         // Lists are of signed numbers.
-        AttentionSpec::Gqa(gqa) => size(gqa.kv_heads).cast_signed(),
-        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => 0,
+        size(heads).cast_signed()
     });
-    set(out, model, name, &ArrayBuf::from_numbers(all))
+    match all.clone().all(|found| found == size(heads).cast_signed()) {
+        true => set(out, model, name, size(heads))?,
+        false => set(out, model, name, &ArrayBuf::from_numbers(all))?,
+    }
+    let mut layers = layers;
+    let other = layers.find(|attention| {
+        matches!(
+            attention,
+            AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_)
+        )
+    });
+    match other {
+        Some(AttentionSpec::ShortConv(conv)) => {
+            set(out, model, "shortconv.l_cache", size(conv.kernel))
+        }
+        Some(AttentionSpec::Linear(linear)) => recurrent(out, model, linear),
+        _ => Ok(()),
+    }
 }
 
 /// Sizes of linear attention, and which layers have it or whether the others rotate.
@@ -276,6 +345,7 @@ fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
         let rotates = match model.arch {
             "smollm3" => !(i + 1).is_multiple_of(4),
             "cohere2" => gqa.sliding_window.is_some(),
+            "llama4" => continue,
             "gpt2" => false,
             // A key says it.
             "granitehybrid" => gqa.rope.is_some(),
@@ -324,10 +394,14 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         .clone()
         .take_while(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
         .count();
+    if model.arch == "llama4" {
+        set(out, model, "interleave_moe_layer_step", size(dense + 1))?;
+    }
     let says_dense = matches!(model.arch, "glm4moe" | "deepseek2");
     let after = layers.skip(dense);
     let mixed = after.filter(|layer| !matches!(layer, FeedForwardSpec::Moe(_)));
-    if mixed.count() > 0 || dense > 0 && !says_dense {
+    let interleaved = model.arch == "llama4" && is_interleaved(model, dense + 1);
+    if !interleaved && (mixed.count() > 0 || dense > 0 && !says_dense) {
         return unsaid(
             model,
             "a model with experts in some layers",
@@ -352,12 +426,24 @@ fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     }
 }
 
+/// Whether each `step`th layer, and no other, has experts.
+fn is_interleaved(model: &HfModel<'_>, step: usize) -> bool {
+    let layers = model.spec.layers.iter().enumerate();
+    let mut layers = layers.map(|(i, layer)| (i, &layer.feed_forward));
+    layers
+        .all(|(i, layer)| matches!(layer, FeedForwardSpec::Moe(_)) == (i + 1).is_multiple_of(step))
+}
+
 /// How experts are chosen, and those that all tokens go through.
 fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
     let grouped = matches!(model.arch, "glm4moe" | "deepseek2");
     let taken = match model.arch {
         // Readers take it for granted.
         "qwen2moe" => ExpertRouting::softmax(false),
+        "llama4" => ExpertRouting {
+            score: ExpertScore::Sigmoid,
+            ..ExpertRouting::softmax(false)
+        },
         _ => ExpertRouting::softmax(true),
     };
     // Files of GPT-OSS do not say it.
@@ -415,11 +501,13 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         AttentionSpec::Mla(_) => false,
         AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => true,
     });
-    if model.arch == "llama" || !whole {
+    let stated = matches!(model.arch, "llama" | "llama4");
+    if stated || !whole && model.arch != "gemma4" {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
     }
     set(out, model, "rope.freq_base", rope.theta)?;
-    if let Some(local) = model.spec.ropes.get(1) {
+    let turns = |rope: &&RopeSpec| !matches!(rope.scaling, RopeScaling::Temperature { .. });
+    if let Some(local) = model.spec.ropes.get(1).filter(turns) {
         set(out, model, "rope.freq_base_swa", local.theta)?;
     }
     let unsaid = |what: &str| {
@@ -442,6 +530,7 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
             set(out, model, "rope.scaling.attn_factor", attention_factor)
         }
         RopeScaling::Dynamic { .. } => unsaid("scaling of type dynamic"),
+        RopeScaling::Temperature { .. } => Ok(()),
         RopeScaling::Linear { factor } => {
             set(out, model, "rope.scaling.type", "linear")?;
             set(out, model, "rope.scaling.factor", factor)
@@ -477,7 +566,62 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     }
 }
 
+/// Chunks of Llama 4, of which files say nothing but that there are none.
+fn chunks(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    let layers = model.spec.layers.iter().enumerate();
+    let gqas: Vec<_> = layers
+        .filter_map(|(i, layer)| match &layer.attention {
+            AttentionSpec::Gqa(gqa) => Some((i, gqa)),
+            _ => None,
+        })
+        .collect();
+    let experts = model
+        .spec
+        .layers
+        .iter()
+        .find_map(|layer| match &layer.feed_forward {
+            FeedForwardSpec::Moe(moe) => Some(moe.experts),
+            _ => None,
+        });
+    let norm = match experts {
+        Some(128) => QkNormSpec::None,
+        _ => QkNormSpec::Unweighted,
+    };
+    if gqas
+        .iter()
+        .all(|(_, gqa)| gqa.rope.is_some() && gqa.sliding_window.is_none() && gqa.qk_norm == norm)
+    {
+        return set(out, model, "attention.sliding_window", 0u32);
+    }
+    let usual = RopeScaling::Temperature {
+        floor: 8192.0,
+        scale: 0.1,
+    };
+    let fits = gqas.iter().all(|(i, gqa)| match (i + 1) % 4 {
+        0 => {
+            let factor = gqa
+                .query_scale
+                .and_then(|index| model.spec.ropes.get(index));
+            gqa.rope.is_none()
+                && gqa.sliding_window.is_none()
+                && factor.is_some_and(|factor| factor.scaling == usual)
+        }
+        _ => gqa.rope.is_some() && gqa.sliding_window == Some(8192) && gqa.qk_norm == norm,
+    });
+    match fits {
+        true => Ok(()),
+        false => unsaid(
+            model,
+            "the choice of layers, or of chunks and factors",
+            "chunks of 8192 tokens in three of four layers",
+        ),
+    }
+}
+
 fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
+    if model.arch == "llama4" {
+        return chunks(out, model);
+    }
     let layers = model.spec.layers.iter().map(|layer| &layer.attention);
     let windows: Vec<_> = layers
         .filter_map(|attention| match attention {

@@ -508,6 +508,7 @@ fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
             let divisors = plain.iter().zip(&scaled).map(|(p, s)| p / s).collect();
             vec![(TensorRole::RopeDivisors, divisors)]
         }
+        RopeScaling::Divisors(all) => vec![(TensorRole::RopeDivisors, all.clone())],
         RopeScaling::LongRope { short, long, .. } => vec![
             (TensorRole::RopeLongDivisors, long.clone()),
             (TensorRole::RopeShortDivisors, short.clone()),

@@ -12,7 +12,7 @@ use super::weights::BodyWeights;
 use crate::batch::StepBatch;
 use crate::cache::CacheGroup;
 use crate::inventory::Stage;
-use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward};
+use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward, per_layer_inputs};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
@@ -449,6 +449,9 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 None => Ok(()),
             }
         })?;
+    }
+    if let Some(tables) = &weights.per_layer {
+        per_layer_inputs(ctx, tables, step, scratch)?;
     }
     let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
     for (index, (layer, place)) in layers.enumerate() {

@@ -1,7 +1,7 @@
 //! [`DecoderWeights`]: what a runner computes with.
 
 use crate::inventory::{RankCut, Stage};
-use crate::layer::{LayerWeights, Norm};
+use crate::layer::{LayerWeights, Norm, PerLayerTables};
 use crate::linear::{Embedding, LogitLinear};
 use ferrum_kernels::LlmBackend;
 
@@ -18,6 +18,8 @@ pub(crate) struct BodyWeights<B: LlmBackend> {
     pub(crate) embedding: Option<Box<dyn Embedding<B>>>,
     /// Learned positions, where there are any: of the first stage.
     pub(crate) positions: Option<Box<dyn Embedding<B>>>,
+    /// Embeddings that layers have of their own.
+    pub(crate) per_layer: Option<PerLayerTables<B>>,
     pub(crate) layers: Vec<LayerWeights<B>>,
     /// What of each tensor they are.
     pub(crate) cut: RankCut,

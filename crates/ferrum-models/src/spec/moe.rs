@@ -18,6 +18,8 @@ pub struct MoeSpec {
     pub activation: ExpertActivation,
     /// Whether the router and the projections of experts have biases.
     pub bias: bool,
+    /// Whether weights multiply what goes into experts instead of what comes out.
+    pub input_scale: bool,
     /// The expert of all tokens.
     pub shared: Option<SharedExpertSpec>,
 }

@@ -21,7 +21,7 @@ const LAYOUTS: [KvLayout; 4] = [
 
 /// A family each, a window and length-dependent RoPE; norms behind parts, parts in parallel, learned positions;
 /// shared experts, latent attention, sinks.
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 23] = [
     "llama3-tied",
     "mistral-window",
     "llama-dynamic",
@@ -41,6 +41,10 @@ const MODELS: [&str; 19] = [
     "deepseek2-lite",
     "deepseek3",
     "gpt-oss",
+    "gemma4",
+    "gemma4-shared",
+    "llama4",
+    "command-r-plus",
 ];
 
 fn bits(x: &[f32]) -> Vec<u32> {

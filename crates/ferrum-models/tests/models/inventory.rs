@@ -61,6 +61,11 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             if is_gguf && tensor.id.role == TensorRole::SharedRouter {
                 dims.remove(0);
             }
+            // Norms with weights of each head's own have a row for each in some files.
+            let rows = tensors.get(name).is_some_and(|view| view.shape.len() == 2);
+            if matches!(tensor.shape, TensorShape::Vector(_)) && rows {
+                dims = vec![dims[0] / tensor.unit, tensor.unit];
+            }
             if let (TensorShape::Kernel { .. }, ModelSource::Gguf(_)) =
                 (tensor.shape, &model.source)
             {
@@ -350,6 +355,13 @@ fn every_role_has_its_cut() {
                 TensorRole::PostAttentionNorm,
                 TensorRole::FeedForwardNorm,
                 TensorRole::PostFeedForwardNorm,
+                TensorRole::OutputScale,
+                TensorRole::PerLayerEmbedding,
+                TensorRole::PerLayerProjection,
+                TensorRole::PerLayerProjectionNorm,
+                TensorRole::PerLayerGate,
+                TensorRole::PerLayerOutput,
+                TensorRole::PerLayerNorm,
                 TensorRole::Router,
                 TensorRole::QueryDown,
                 TensorRole::QueryDownNorm,

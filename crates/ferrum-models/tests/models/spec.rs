@@ -1,13 +1,14 @@
 //! What configs mean where two readings are possible: that of `transformers`.
 
-use crate::support::{exact_cpu, fixtures, open};
+use crate::support::{exact_cpu, fixtures, logits_in_chunks, open, runner_in};
 use ferrum_formats::ModelSource;
 use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
 use ferrum_models::{
-    AttentionSpec, DecoderSpec, Expanded, ModelRunner, RopeScaling, RunnerConfig, load_weights,
-    read_model,
+    AttentionSpec, DecoderSpec, Expanded, KvLayout, ModelRunner, Moe, RopeScaling, RunnerConfig,
+    load_weights, read_model,
 };
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -131,4 +132,50 @@ fn the_documentation_lists_every_family() {
         readme.join(" ").contains(&titles),
         "README.md: expected\n{titles}"
     );
+}
+
+/// The text model of one that also sees lies one level deeper, in the config and in the names of its tensors.
+#[test]
+fn a_text_model_inside_of_another_is_the_same() {
+    let cases = [
+        (
+            "gemma4",
+            "Gemma4ForConditionalGeneration",
+            "model.language_model.",
+        ),
+        (
+            "llama4",
+            "Llama4ForConditionalGeneration",
+            "language_model.model.",
+        ),
+    ];
+    for (fixture, class, prefix) in cases {
+        let from = fixtures().join(fixture);
+        let plain = open(&from);
+        let dir = tempfile::tempdir().unwrap();
+        let config = std::fs::read(from.join("config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let config = json!({"architectures": [class], "text_config": config});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let nested = file.iter().map(|(name, view)| {
+            let name = match name.strip_prefix("model.") {
+                Some(rest) => format!("{prefix}{rest}"),
+                None => format!("language_model.{name}"),
+            };
+            (name, view)
+        });
+        let to = dir.path().join("model.safetensors");
+        safetensors::serialize_to_file(nested, None, &to).unwrap();
+        let nested = open(dir.path());
+        assert_eq!(nested.spec, plain.spec, "{fixture}");
+        let device = exact_cpu();
+        let logits = [&plain, &nested].map(|model| {
+            let layout = KvLayout::Contiguous;
+            let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, model, layout);
+            logits_in_chunks(&mut runner, &[1, 2, 3, 4, 5, 6, 7, 8], &[8])
+        });
+        assert_eq!(logits[0], logits[1], "{fixture}");
+    }
 }

@@ -31,7 +31,8 @@ const TOLERANCE: f32 = 1e-4;
 fn cases() -> Vec<(PathBuf, Vec<TokenId>)> {
     let mut cases = Vec::new();
     for dir in fixture_dirs() {
-        if open(&dir).spec.layers.len() < 2 {
+        let spec = open(&dir).spec;
+        if spec.layers.len() < 2 || spec.per_layer.is_some() {
             continue;
         }
         let tokens = expected(&dir.join("expected.safetensors")).tokens;
@@ -205,6 +206,16 @@ fn cpu_and_gpu_stages_give_the_logits_of_one() {
     let some: Vec<_> = cases().into_iter().step_by(5).collect();
     check_pair::<_, _, Expanded, Moe<Expanded>>((&gpu, &cpu), &some);
     check_pair::<_, _, Expanded, Expanded>((&gpu, &gpu), &some[..2]);
+}
+
+/// Embeddings of their own are computed from tokens, which later stages do not get.
+#[test]
+fn layers_with_embeddings_of_their_own_are_one_stage() {
+    let spec = open(&fixtures().join("gemma4-shared")).spec;
+    let layers = spec.layers.len();
+    assert!(Stage::new(&spec, 0..layers).is_ok());
+    let refused = Stage::new(&spec, 0..2).unwrap_err();
+    assert!(refused.contains("embeddings of their own"), "{refused}");
 }
 
 /// A stage of a backend without kernels for experts is refused for the layers that it would have.
