@@ -291,6 +291,46 @@ fn a_filter_that_matches_nothing_fails() {
 }
 
 #[test]
+fn a_model_is_held_against_another_computation_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("activations.safetensors");
+    let fixture = root().join("fixtures/models/qwen35");
+    let (model, saved) = (fixture.to_str().unwrap(), saved.to_str().unwrap());
+    let cpu = ["verify", "model", model, "--backend", "cpu"];
+    let report = json(
+        &[
+            &cpu[..],
+            &["--tokens", "5,6,7,8", "--save", saved, "--json"],
+        ]
+        .concat(),
+    );
+    assert_eq!(report["agrees"], true, "{report}");
+    assert_eq!(report["layers"].as_array().unwrap().len(), 5);
+    assert_eq!(report["top1"], 1.0);
+    // The same computation has the same bits.
+    let folder = dir.path().to_str().unwrap();
+    let report = json(
+        &[
+            &cpu[..],
+            &["--against", folder, "--tolerance", "0", "--json"],
+        ]
+        .concat(),
+    );
+    assert_eq!(report["logits"]["max"], 0.0, "{report}");
+    // What transformers computed, of which the fixture has the logits.
+    let expected = fixture.join("expected.safetensors");
+    let text = ok(&[&cpu[..], &["--against", expected.to_str().unwrap()]].concat());
+    assert!(text.contains("best token the same at 100.0 %"), "{text}");
+    let sentence = fails(&[&cpu[..], &["--tolerance", "0"]].concat(), b"");
+    assert!(
+        sentence.contains("is the first that differs from reference by more than 0"),
+        "{sentence}"
+    );
+    let sentence = fails(&[&cpu[..], &["--against", "nowhere"]].concat(), b"");
+    assert!(sentence.contains("nowhere"), "{sentence}");
+}
+
+#[test]
 fn no_share_of_bandwidth_where_a_cache_holds_the_model() {
     let args = [
         "bench",

@@ -22,6 +22,7 @@ mod session;
 mod stop;
 mod suffix;
 mod tasks;
+mod trace;
 pub mod transcribe;
 mod weight_cache;
 
@@ -41,4 +42,5 @@ pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;
 pub use stop::StopMatcher;
 pub use tasks::{TaskAnswer, TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor};
+pub use trace::{Comparison, Difference, LayerDifference, Trace};
 pub use weight_cache::{CacheOutcome, KeptWeights};

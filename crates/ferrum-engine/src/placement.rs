@@ -170,6 +170,26 @@ impl Placement {
         }
     }
 
+    /// Each layer of a model in a stage of its own on one device; all of them in one where the model cannot be parted.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a model without layers.
+    pub fn by_layer(device: BackendDispatch, model: &Model) -> Result<Self> {
+        if model.spec.per_layer.is_some() {
+            return Ok(Self::on(device, model));
+        }
+        let stages = (0..model.spec.layers.len()).map(|layer| {
+            let stage = Stage::new(&model.spec, layer..layer + 1);
+            let stage = stage.map_err(|reason| Error::invalid("layers", reason))?;
+            let device = device.clone();
+            Ok(PlacedStage { device, stage })
+        });
+        let mut earlier = stages.collect::<Result<Vec<_>>>()?;
+        let last = earlier.pop();
+        let last = last.ok_or_else(|| Error::invalid("layers", "there is no stage"))?;
+        Ok(Self { earlier, last })
+    }
+
     /// Opens the devices for a model: those of `layers`, or else one of `kind` as [`BackendDispatch::for_model`] does.
     /// Stages that name the same device share it.
     ///

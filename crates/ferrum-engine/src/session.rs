@@ -223,7 +223,7 @@ impl Session {
         let keep = if goes_back && there { keep } else { 0 };
         self.cached.truncate(keep);
         self.prompt_len = prompt.len();
-        let rows = (LogitRows::Last, wanted);
+        let rows = (LogitRows::Last, wanted, &[][..]);
         self.feed(&prompt[keep..], rows, &mut |_, _| Ok(()))?;
         Ok(prompt.len() - keep)
     }
@@ -233,7 +233,7 @@ impl Session {
     /// # Errors
     /// [`Error::ContextOverflow`].
     pub fn decode(&mut self, token: TokenId, wanted: Readback) -> Result<()> {
-        let rows = (LogitRows::Last, wanted);
+        let rows = (LogitRows::Last, wanted, &[][..]);
         self.feed(&[token], rows, &mut |_, _| Ok(()))
     }
 
@@ -293,15 +293,42 @@ impl Session {
         }
         self.cached.clear();
         self.prompt_len = tokens.len();
-        self.feed(tokens, (LogitRows::All, Readback::Logits), each)
+        let rows = (LogitRows::All, Readback::Logits, &[][..]);
+        let each = &mut |first, output: &StepOutput| each(first, output.logits());
+        self.feed(tokens, rows, each)
+    }
+
+    /// Runs `tokens` as a new sequence in one step, and hands over the logits of every position and what is
+    /// [tapped](StepOutput::tapped) of all of them behind each of `layers`, `[layers, positions, hidden]`.
+    ///
+    /// # Errors
+    /// Those of [`prefill`](Self::prefill), and of `each`; `InvalidArgument` for more tokens than fit a step, and for a
+    /// layer that is not the last of a stage.
+    pub fn trace(
+        &mut self,
+        tokens: &[TokenId],
+        layers: &[usize],
+        each: &mut dyn FnMut(&StepOutput) -> Result<()>,
+    ) -> Result<()> {
+        let config = self.runner.config();
+        let most = config.max_tokens.min(config.max_logit_rows);
+        if tokens.is_empty() || tokens.len() > most {
+            let found = tokens.len();
+            let reason = format!("found {found} tokens, expected 1 to {most}");
+            return Err(Error::invalid("trace", reason));
+        }
+        self.cached.clear();
+        self.prompt_len = tokens.len();
+        let rows = (LogitRows::All, Readback::Logits, layers);
+        self.feed(tokens, rows, &mut |_, output| each(output))
     }
 
     /// Appends `tokens` in chunks that fit a step.
     fn feed(
         &mut self,
         tokens: &[TokenId],
-        (logits, wanted): (LogitRows, Readback),
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+        (logits, wanted, taps): (LogitRows, Readback, &[usize]),
+        each: &mut dyn FnMut(usize, &StepOutput) -> Result<()>,
     ) -> Result<()> {
         let requested = self.cached.len() + tokens.len();
         if requested > self.capacity() {
@@ -338,6 +365,9 @@ impl Session {
                 logits: rows,
                 adapter: self.adapter,
             })?;
+            for &layer in taps {
+                self.batch.tap_last(layer, rows);
+            }
             for (group, table) in self.tables.iter().enumerate().skip(1) {
                 self.batch.add_table(group, &table.blocks)?;
             }
@@ -353,7 +383,7 @@ impl Session {
                 .run(&self.batch, &self.wanted, &mut self.output)?;
             self.cached.extend_from_slice(part);
             if rows == LogitRows::All {
-                each(start, self.output.logits())?;
+                each(start, &self.output)?;
             }
         }
         Ok(())

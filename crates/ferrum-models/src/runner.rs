@@ -28,6 +28,7 @@ use ferrum_kernels::{
     BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Residual, Span,
 };
 use ferrum_types::{AdapterId, Error, Result};
+use head::taps_behind;
 use read::{Choices, SubmittedStep, WantedRows, is_sampled};
 pub(crate) use stages::AnyStage;
 use stages::{no_ranks, other_runner};
@@ -382,8 +383,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let limits = [
             ("rows to be read", read, self.config().max_tokens),
             (
-                "rows to be tapped",
-                batch.taps.len(),
+                "rows to be tapped behind the last layer",
+                taps_behind(batch, self.last_layer()).count(),
                 self.config().max_tokens,
             ),
             ("tokens", batch.tokens.len(), self.config().max_tokens),

@@ -1,6 +1,6 @@
 //! Arguments about where and with what beside its weights a model runs, and commands about devices.
 
-use super::whole;
+use super::{HubArgs, ModelArgs, token_id, whole};
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype, Placement, StageList};
@@ -99,6 +99,54 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum VerifyCommand {
     /// Run every op of a backend against its meaning
     Ops(VerifyOpsArgs),
+    /// Compare what a model computes, layer by layer, with another backend or with stored activations
+    Model(Box<VerifyModelArgs>),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyModelArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The backend to compare with; reference computes every op by its definition, slowly
+    #[arg(long, value_name = "BACKEND", default_value_t = BackendKind::Reference, conflicts_with = "against")]
+    pub(crate) reference: BackendKind,
+
+    /// Stored activations to compare with: a safetensors file with tokens [n] (I64), logits [n, vocab] and, of the first
+    /// layers or all, hidden [layers, n, hidden] (F32), or a folder with such an activations.safetensors
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["prompt", "tokens"])]
+    pub(crate) against: Option<PathBuf>,
+
+    /// Store what was computed, for --against
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save: Option<PathBuf>,
+
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id, conflicts_with = "prompt")]
+    pub(crate) tokens: Vec<u32>,
+
+    /// Text instead of ids; special tokens are added
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+    )]
+    pub(crate) prompt: String,
+
+    /// What the difference of a layer may be, as a part of the length of what is expected [default: 0.001, where
+    /// weights are quantised 0.1]
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) tolerance: Option<f64>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 #[derive(Debug, Args)]

@@ -46,6 +46,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Bench(args) => bench::bench(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Verify(VerifyCommand::Ops(args)) => verify::ops(&args),
+        Command::Verify(VerifyCommand::Model(args)) => verify::model(&args),
         Command::Completions(args) => program::completions(&args),
         Command::Man(args) => program::man(&args),
     }

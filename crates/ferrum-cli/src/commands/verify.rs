@@ -1,10 +1,22 @@
-//! `ferrum verify ops`: every op of a backend against its meaning.
+//! `ferrum verify`: every op of a backend against its meaning, and a model's layers against another computation of them.
 
-use crate::args::VerifyOpsArgs;
+use crate::args::{VerifyModelArgs, VerifyOpsArgs};
 use crate::failure::{Failure, Outcome};
-use crate::ui::{show, show_json};
+use crate::open;
+use crate::ui::{Progress, show, show_json};
 use ferrum_conformance::Filter;
-use ferrum_engine::BackendDispatch;
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Comparison, Difference, Trace};
+use ferrum_formats::tokenizer::EncodeOptions;
+use ferrum_models::Model;
+use ferrum_types::TokenId;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What a layer's difference may be by default, where all numbers are floats, and where some are quantised.
+const TOLERANCES: [f64; 2] = [1e-3, 0.1];
+
+/// The file of stored activations in a folder.
+const ACTIVATIONS: &str = "activations.safetensors";
 
 pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
     let dispatch = BackendDispatch::from_kind(args.device.backend, args.device.options())?;
@@ -38,4 +50,113 @@ fn nothing_matches(filter: &str) -> Failure {
     Failure::new(format!(
         "no case has \"{filter}\" in its op, dtype or name\nhint: the ops are {ops}"
     ))
+}
+
+pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
+    let model = open::model(args.model.path(), &args.hub)?;
+    let stored = args.against.as_deref().map(stored).transpose()?;
+    let tokens = match &stored {
+        Some(stored) => stored.tokens.clone(),
+        None if args.tokens.is_empty() => {
+            open::tokenizer_of(&model)?.encode(&args.prompt, EncodeOptions::WRITTEN)?
+        }
+        None => args.tokens.clone(),
+    };
+    open::check_tokens(&tokens, model.spec.vocab_size)?;
+    let found = compute(
+        &model,
+        (args.device.backend, args.device.options()),
+        &tokens,
+    )?;
+    if let Some(path) = &args.save {
+        found.write(path)?;
+    }
+    let (expected, name) = match (stored, &args.against) {
+        (Some(stored), Some(path)) => (stored, path.display().to_string()),
+        _ => {
+            let options = BackendOptions::default();
+            let kind = args.reference;
+            (compute(&model, (kind, options), &tokens)?, kind.to_string())
+        }
+    };
+    let default = TOLERANCES[usize::from(model.has_integers())];
+    let comparison = found.compare(&expected, args.tolerance.unwrap_or(default))?;
+    match args.json {
+        true => show_json(&as_json(&comparison, tokens.len()))?,
+        false => show(&table(&comparison, tokens.len(), &name))?,
+    }
+    match (comparison.agrees(), comparison.first_diverging) {
+        (true, _) => Ok(()),
+        (false, Some(layer)) => Err(Failure::new(format!(
+            "layer {layer} is the first that differs from {name} by more than {}",
+            comparison.tolerance
+        ))),
+        (false, None) => Err(Failure::new(format!(
+            "no layer differs from {name} by more than {}, but logits do",
+            comparison.tolerance
+        ))),
+    }
+}
+
+fn stored(path: &Path) -> Outcome<Trace> {
+    let file = match path.is_dir() {
+        true => path.join(ACTIVATIONS),
+        false => path.to_owned(),
+    };
+    Ok(Trace::read(&file)?)
+}
+
+fn compute(
+    model: &Model,
+    (kind, options): (BackendKind, BackendOptions),
+    tokens: &[TokenId],
+) -> Outcome<Trace> {
+    let device = BackendDispatch::for_model(kind, model, options)?;
+    let mut bar = Progress::bytes(&format!("loading on {}", device.info().backend));
+    let progress = &mut |done, total| bar.set(done, total);
+    Ok(Trace::compute(model, device, tokens, progress)?)
+}
+
+fn table(comparison: &Comparison, tokens: usize, name: &str) -> String {
+    let row = |what: &str, of: Difference, is_first: bool| {
+        let mark = if is_first { "  first to diverge" } else { "" };
+        let Difference { max, relative } = of;
+        format!("{what:<10} {max:>10.2e} {relative:>10.2e}{mark}")
+    };
+    let head = [
+        format!("{tokens} tokens, against {name}"),
+        format!("{:<10} {:>10} {:>10}", "layer", "max", "relative"),
+    ];
+    let layers = comparison.layers.iter().map(|layer| {
+        let is_first = comparison.first_diverging == Some(layer.layer);
+        row(&layer.layer.to_string(), layer.difference, is_first)
+    });
+    let share = 100.0 * comparison.top1;
+    let end = [
+        row("logits", comparison.logits, false),
+        format!(
+            "KL {:.2e}, best token the same at {share:.1} % of positions\n",
+            comparison.kl
+        ),
+    ];
+    let lines: Vec<_> = head.into_iter().chain(layers).chain(end).collect();
+    lines.join("\n")
+}
+
+fn as_json(comparison: &Comparison, tokens: usize) -> Value {
+    let difference = |of: &Difference| json!({"max": of.max, "relative": of.relative});
+    let layers = comparison.layers.iter().map(|layer| {
+        let Difference { max, relative } = layer.difference;
+        json!({"layer": layer.layer, "max": max, "relative": relative})
+    });
+    json!({
+        "tokens": tokens,
+        "layers": layers.collect::<Vec<_>>(),
+        "logits": difference(&comparison.logits),
+        "kl": comparison.kl,
+        "top1": comparison.top1,
+        "tolerance": comparison.tolerance,
+        "first_diverging_layer": comparison.first_diverging,
+        "agrees": comparison.agrees(),
+    })
 }
