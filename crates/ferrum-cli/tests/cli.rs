@@ -470,8 +470,8 @@ fn wrong_use_is_one_clear_sentence() {
             "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0],
         });
     });
-    let proportional = copy_fixture(dir.path(), "proportional", |c| {
-        c["rope_parameters"] = serde_json::json!({ "rope_type": "proportional" });
+    let unknown_rope = copy_fixture(dir.path(), "unknown-rope", |c| {
+        c["rope_parameters"] = serde_json::json!({ "rope_type": "spiral" });
     });
     let not_a_number = copy_fixture(dir.path(), "nan", |c| c["rms_norm_eps"] = "NaN".into());
     let config = Path::new(&not_a_number).join("config.json");
@@ -560,9 +560,9 @@ fn wrong_use_is_one_clear_sentence() {
             "config.json: short_factor: found 1 factors, expected 10 non-zero ones",
         ),
         (
-            &["logits", "--model", &proportional, "--tokens", "1"],
+            &["logits", "--model", &unknown_rope, "--tokens", "1"],
             b"",
-            "config.json: RoPE type proportional",
+            "config.json: RoPE type spiral",
         ),
         (
             &["logits", "--model", &not_a_number, "--tokens", "1"],

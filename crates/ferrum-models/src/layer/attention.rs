@@ -26,7 +26,7 @@ pub(crate) struct GqaWeights<B: Backend> {
     pub(crate) projection_norms: [(usize, bool); 2],
     /// A score of each head that gives nothing.
     pub(crate) sinks: Option<B::Buffer<f32>>,
-    /// To what the sigmoid of is multiplied with attention's output.
+    /// Projection to the gate, by whose sigmoid attention's output is multiplied.
     pub(crate) gate: Option<Box<dyn Linear<B>>>,
     pub(crate) out: Box<dyn Linear<B>>,
 }
