@@ -63,7 +63,7 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             }
             // Norms with weights of each head's own have a row for each in some files.
             let rows = tensors.get(name).is_some_and(|view| view.shape.len() == 2);
-            if matches!(tensor.shape, TensorShape::Vector(_)) && rows {
+            if matches!(tensor.shape, TensorShape::Vector(_)) && rows && tensor.unit > 1 {
                 dims = vec![dims[0] / tensor.unit, tensor.unit];
             }
             if let (TensorShape::Kernel { .. }, ModelSource::Gguf(_)) =
