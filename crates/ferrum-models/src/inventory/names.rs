@@ -583,6 +583,10 @@ impl WeightNames {
             (self.joined.query_gate, other.joined.query_gate),
             (self.joined.linear_qkv, other.joined.linear_qkv),
             (self.joined.linear_in, other.joined.linear_in),
+            (
+                self.joined.linear_heads.map(|(_, second)| second),
+                other.joined.linear_heads.map(|(_, second)| second),
+            ),
             (self.joined.gate_up, other.joined.gate_up),
         ];
         let found = pairs.into_iter().find(|(own, _)| *own == Some(stem))?.1?;
