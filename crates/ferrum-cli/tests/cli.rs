@@ -562,7 +562,7 @@ fn wrong_use_is_one_clear_sentence() {
         (
             &["logits", "--model", &unknown_rope, "--tokens", "1"],
             b"",
-            "config.json: RoPE type spiral",
+            "found string \"spiral\", expected default, linear, dynamic, yarn",
         ),
         (
             &["logits", "--model", &not_a_number, "--tokens", "1"],

@@ -367,7 +367,9 @@ fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     }
     let stated = match model.arch {
         // There, logits are divided by it.
-        "granite" | "granitemoe" => [scales.embedding, scales.residual, 1.0 / scales.logits],
+        "granite" | "granitemoe" | "granitehybrid" => {
+            [scales.embedding, scales.residual, 1.0 / scales.logits]
+        }
         _ => [1.0, scales.residual, scales.logits],
     };
     for (name, scale) in ["embedding_scale", "residual_scale", "logit_scale"]
