@@ -308,8 +308,9 @@ fn divergence(expected: &[f32], found: &[f32]) -> f64 {
             false => p.exp() * (p - q),
         }
     });
-    // Rounding may leave less than 0 of nothing.
-    terms.sum::<f64>().max(0.0)
+    // Rounding may leave less than 0 of nothing; a NaN stays.
+    let sum: f64 = terms.sum();
+    if sum < 0.0 { 0.0 } else { sum }
 }
 
 #[cfg(test)]
@@ -339,6 +340,9 @@ mod tests {
         let broken = trace(&[f32::NAN, 1.0, 1.0], &[0.0, 1.0, 0.5, 0.0]);
         let comparison = broken.compare(&expected, 1e-3).unwrap();
         assert_eq!(comparison.first_diverging, Some(0));
+        let broken = trace(&[1.0, 1.0, 1.0], &[f32::NAN, 1.0, 0.5, 0.0]);
+        let comparison = broken.compare(&expected, 1e-3).unwrap();
+        assert!(!comparison.agrees() && comparison.kl.is_nan());
         let mut other = expected.clone();
         other.tokens[0] = 7;
         assert!(other.compare(&expected, 1e-3).is_err());

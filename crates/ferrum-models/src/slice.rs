@@ -727,6 +727,8 @@ mod tests {
             "llama-quantized/model-q8_0.gguf",
             "llama-quantized/model-q4_0.gguf",
             "qwen2",
+            "qwen35",
+            "qwen3-next",
             "mixtral",
             "mixtral/model.gguf",
             "qwen3-moe-gptq4-order",
