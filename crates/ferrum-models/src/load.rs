@@ -343,13 +343,13 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     fn layer(&mut self, index: usize, spec: &LayerSpec) -> Result<LayerWeights<B>> {
-        let [before, behind, before_ffn, behind_ffn] = spec.form.norms();
-        let at = |role, there: bool| there.then(|| TensorId::in_layer(index, role));
-        let mut norm = |role, there| at(role, there).map(|id| self.norm(id)).transpose();
-        let attn_norm = norm(TensorRole::AttentionNorm, before)?;
-        let post_attn_norm = norm(TensorRole::PostAttentionNorm, behind)?;
-        let ffn_norm = norm(TensorRole::FeedForwardNorm, before_ffn)?;
-        let post_ffn_norm = norm(TensorRole::PostFeedForwardNorm, behind_ffn)?;
+        let [before, behind, before_ffn, behind_ffn] = spec.form.norm_roles();
+        let at = |role: Option<_>| role.map(|role| TensorId::in_layer(index, role));
+        let mut norm = |role| at(role).map(|id| self.norm(id)).transpose();
+        let attn_norm = norm(before)?;
+        let post_attn_norm = norm(behind)?;
+        let ffn_norm = norm(before_ffn)?;
+        let post_ffn_norm = norm(behind_ffn)?;
         let per_layer = match self.model.spec.per_layer {
             Some(_) => Some(self.per_layer(index)?),
             None => None,

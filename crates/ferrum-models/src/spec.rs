@@ -122,18 +122,6 @@ pub enum LayerForm {
     },
 }
 
-impl LayerForm {
-    /// Whether there are norms before attention, behind it, before the feed-forward and behind it.
-    pub fn norms(self) -> [bool; 4] {
-        match self {
-            Self::PreNorm => [true, false, true, false],
-            Self::PostNorm => [false, true, false, true],
-            Self::Sandwich => [true; 4],
-            Self::Parallel { shared_norm } => [true, false, !shared_norm, false],
-        }
-    }
-}
-
 /// What a layer keeps of the tokens that it has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheSpec {

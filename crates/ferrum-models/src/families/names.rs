@@ -63,6 +63,7 @@ const HF: WeightNames = WeightNames {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
+    parallel_norms: None,
     post_ffn_norm: None,
     output_scale: "layer_scalar",
     router: "mlp.gate",
@@ -356,11 +357,12 @@ pub(super) static FALCON_NAMES: WeightNames = WeightNames {
     embedding: "transformer.word_embeddings",
     final_norm: "transformer.ln_f",
     layer: "transformer.h.{}",
+    parallel_norms: Some(("ln_attn", "ln_mlp")),
     attn_out: "self_attention.dense",
     up: "mlp.dense_h_to_4h",
     down: "mlp.dense_4h_to_h",
     joined: JoinedNames {
-        qkv: Some("self_attention.query_key_value"),
+        qkv_heads: Some("self_attention.query_key_value"),
         ..JoinedNames::NONE
     },
     ..HF
@@ -432,6 +434,8 @@ const GGUF: WeightNames = WeightNames {
     conv: "shortconv.conv",
     conv_out: "shortconv.out_proj",
     ffn_norm: "ffn_norm",
+    // Those of Falcon of 40 billion parameters, which alone has two.
+    parallel_norms: Some(("attn_norm_2", "attn_norm")),
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",

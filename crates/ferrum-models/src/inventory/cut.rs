@@ -95,6 +95,8 @@ impl TensorId {
                 | TensorRole::AttentionNorm
                 | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
+                | TensorRole::ParallelAttentionNorm
+                | TensorRole::ParallelFeedForwardNorm
                 | TensorRole::PostFeedForwardNorm
                 | TensorRole::OutputScale
                 // Narrow, or looked up.
@@ -184,6 +186,8 @@ impl TensorId {
             | TensorRole::LinearOutput
             | TensorRole::PostAttentionNorm
             | TensorRole::FeedForwardNorm
+            | TensorRole::ParallelAttentionNorm
+            | TensorRole::ParallelFeedForwardNorm
             | TensorRole::PostFeedForwardNorm
             | TensorRole::OutputScale
             | TensorRole::PerLayerEmbedding

@@ -90,15 +90,26 @@ impl List {
                 _ => gqa.head_dim,
             };
             let in_head = |first| {
-                gqa.gate.then_some(HeadRows {
+                Some(HeadRows {
                     heads: gqa.heads,
                     first,
                     of: gqa.head_dim + gqa.value_dim,
                 })
             };
-            tensor.by_head = match tensor.id.role {
-                TensorRole::Query => in_head(0),
-                TensorRole::AttentionGate => in_head(gqa.head_dim),
+            let queries = gqa.heads / gqa.kv_heads.max(1) * gqa.head_dim;
+            let of_key_head = |first| {
+                Some(HeadRows {
+                    heads: gqa.kv_heads,
+                    first,
+                    of: queries + gqa.head_dim + gqa.value_dim,
+                })
+            };
+            tensor.by_head = match (tensor.id.role, gqa.gate) {
+                (TensorRole::Query, true) => in_head(0),
+                (TensorRole::AttentionGate, true) => in_head(gqa.head_dim),
+                (TensorRole::Query, false) => of_key_head(0),
+                (TensorRole::Key, false) => of_key_head(queries),
+                (TensorRole::Value, false) => of_key_head(queries + gqa.head_dim),
                 _ => None,
             };
             tensor.rotated_heads = match tensor.id.role {

@@ -18,7 +18,7 @@ pub use names::{
 };
 pub use stage::Stage;
 
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, RopeScaling};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerSpec, RopeScaling};
 use ferrum_kernels::{ExpertShape, MatShape};
 use list::List;
 use std::fmt;
@@ -113,6 +113,10 @@ pub enum TensorRole {
     LinearOutput,
     /// Norm before the feed-forward.
     FeedForwardNorm,
+    /// Norm before attention, beside a feed-forward with a norm of its own.
+    ParallelAttentionNorm,
+    /// Norm before the feed-forward, beside attention with a norm of its own.
+    ParallelFeedForwardNorm,
     /// Gate projection.
     Gate,
     /// Up projection.
@@ -155,7 +159,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 62] = [
+    pub const ALL: [TensorRole; 64] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
@@ -199,6 +203,8 @@ impl TensorRole {
         Self::LinearNorm,
         Self::LinearOutput,
         Self::FeedForwardNorm,
+        Self::ParallelAttentionNorm,
+        Self::ParallelFeedForwardNorm,
         Self::Gate,
         Self::Up,
         Self::Down,
@@ -271,6 +277,8 @@ impl TensorRole {
                 | Self::LatentNorm
                 | Self::PostAttentionNorm
                 | Self::FeedForwardNorm
+                | Self::ParallelAttentionNorm
+                | Self::ParallelFeedForwardNorm
                 | Self::PostFeedForwardNorm
                 | Self::LinearNorm
                 | Self::PerLayerProjectionNorm
@@ -359,6 +367,8 @@ impl fmt::Display for TensorRole {
             Self::LinearNorm => "norm of linear attention",
             Self::LinearOutput => "output projection of linear attention",
             Self::FeedForwardNorm => "feed-forward norm",
+            Self::ParallelAttentionNorm => "attention norm beside the feed-forward's",
+            Self::ParallelFeedForwardNorm => "feed-forward norm beside attention's",
             Self::Gate => "gate projection",
             Self::Up => "up projection",
             Self::Down => "down projection",
@@ -612,6 +622,27 @@ pub struct ProductRows {
     pub of: usize,
 }
 
+impl LayerForm {
+    /// The norms before attention, behind it, before the feed-forward and behind it, where it has them.
+    pub fn norm_roles(self) -> [Option<TensorRole>; 4] {
+        let (attention, ffn) = (TensorRole::AttentionNorm, TensorRole::FeedForwardNorm);
+        let behind = TensorRole::PostAttentionNorm;
+        let behind_ffn = TensorRole::PostFeedForwardNorm;
+        match self {
+            Self::PreNorm => [Some(attention), None, Some(ffn), None],
+            Self::PostNorm => [None, Some(behind), None, Some(behind_ffn)],
+            Self::Sandwich => [attention, behind, ffn, behind_ffn].map(Some),
+            Self::Parallel { shared_norm: true } => [Some(attention), None, None, None],
+            Self::Parallel { shared_norm: false } => [
+                Some(TensorRole::ParallelAttentionNorm),
+                None,
+                Some(TensorRole::ParallelFeedForwardNorm),
+                None,
+            ],
+        }
+    }
+}
+
 impl DecoderTensor {
     /// Whether training changes it. The others follow from the config.
     pub fn is_parameter(&self) -> bool {
@@ -718,28 +749,28 @@ impl DecoderSpec {
             form,
             output_scale,
         } = layer;
-        let [before, behind, before_ffn, behind_ffn] = form.norms();
+        let [before, behind, before_ffn, behind_ffn] = form.norm_roles();
         let hidden = self.hidden_size;
-        let norm = |all: &mut List, role, there: bool| {
-            if there {
+        let norm = |all: &mut List, role: Option<TensorRole>| {
+            if let Some(role) = role {
                 all.norm(role, self);
             }
         };
-        norm(&mut all, TensorRole::AttentionNorm, before);
+        norm(&mut all, before);
         match attention {
             AttentionSpec::Gqa(gqa) => all.attention(gqa, hidden),
             AttentionSpec::Mla(mla) => all.latent_attention(mla, hidden),
             AttentionSpec::ShortConv(conv) => all.short_conv(conv, hidden),
             AttentionSpec::Linear(linear) => all.linear_attention(linear, hidden),
         }
-        norm(&mut all, TensorRole::PostAttentionNorm, behind);
-        norm(&mut all, TensorRole::FeedForwardNorm, before_ffn);
+        norm(&mut all, behind);
+        norm(&mut all, before_ffn);
         match feed_forward {
             FeedForwardSpec::GatedMlp(mlp) => all.mlp(mlp, true, hidden),
             FeedForwardSpec::Mlp(mlp) => all.mlp(mlp, false, hidden),
             FeedForwardSpec::Moe(moe) => all.experts(moe, hidden),
         }
-        norm(&mut all, TensorRole::PostFeedForwardNorm, behind_ffn);
+        norm(&mut all, behind_ffn);
         if let Some(per_layer) = &self.per_layer {
             all.per_layer(per_layer, self);
         }

@@ -61,6 +61,8 @@ pub struct WeightNames {
     pub up: &'static str,
     /// Down projection.
     pub down: &'static str,
+    /// Norms before attention and before the feed-forward where both run at once, each with its own.
+    pub parallel_norms: Option<(&'static str, &'static str)>,
     /// Norm behind the feed-forward, in files that hold it.
     pub post_ffn_norm: Option<&'static str>,
     /// Factor on the stream behind the layer, a whole name.
@@ -82,6 +84,8 @@ pub struct WeightNames {
 pub struct JoinedNames {
     /// Query, key and value.
     pub qkv: Option<&'static str>,
+    /// Query, key and value, by key heads.
+    pub qkv_heads: Option<&'static str>,
     /// Input gate, output gate and input of a short convolution.
     pub conv_in: Option<&'static str>,
     /// Query and gate of attention, by heads.
@@ -102,6 +106,7 @@ impl JoinedNames {
     /// None.
     pub const NONE: Self = Self {
         qkv: None,
+        qkv_heads: None,
         conv_in: None,
         query_gate: None,
         linear_qkv: None,
@@ -368,6 +373,12 @@ impl WeightNames {
             TensorRole::ConvKernel => self.conv,
             TensorRole::ConvOutput => self.conv_out,
             TensorRole::FeedForwardNorm => self.ffn_norm,
+            TensorRole::ParallelAttentionNorm => {
+                return self.parallel_norms.map(|(first, _)| first);
+            }
+            TensorRole::ParallelFeedForwardNorm => {
+                return self.parallel_norms.map(|(_, second)| second);
+            }
             TensorRole::Gate => self.gate,
             TensorRole::Up => self.up,
             TensorRole::Down => self.down,
@@ -483,10 +494,14 @@ impl WeightNames {
         };
         let has_heads = tensor.by_head.is_some();
         let places = match tensor.id.role {
-            TensorRole::Query | TensorRole::AttentionGate if has_heads => {
-                [by_head(joined.query_gate), None]
+            TensorRole::AttentionGate => [by_head(joined.query_gate), None],
+            TensorRole::Query => {
+                let heads = joined.query_gate.or(joined.qkv_heads);
+                [by_head(heads), together(joined.qkv)]
             }
-            TensorRole::Query | TensorRole::Key | TensorRole::Value => [together(joined.qkv), None],
+            TensorRole::Key | TensorRole::Value => {
+                [by_head(joined.qkv_heads), together(joined.qkv)]
+            }
             TensorRole::ConvInputGate | TensorRole::ConvOutputGate | TensorRole::ConvInput => {
                 [together(joined.conv_in), None]
             }

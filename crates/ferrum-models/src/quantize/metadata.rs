@@ -131,6 +131,10 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
     }
+    if model.arch == "falcon" {
+        // Queries, keys and values one kind after the other, as llama.cpp has them.
+        set(out, model, "tensor_data_layout", "jploski")?;
+    }
     widths(out, model, inner)?;
     match attention {
         AttentionSpec::Gqa(gqa) => grouped_heads(out, model, gqa)?,

@@ -4,8 +4,8 @@ use super::recipe::Shape;
 use super::recurrent;
 use crate::families::{self, FAMILIES, GGUF_NAMES};
 use crate::inventory::{
-    DecoderTensor, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, WeightNames,
-    of_expert,
+    DecoderTensor, RowRuns, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape,
+    WeightNames, of_expert,
 };
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
@@ -192,6 +192,7 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     let mut used = HashSet::new();
     items.extend(recurrent::items(model, &mut used)?);
     items.extend(parted_items(model, &mut used)?);
+    items.extend(head_items(model, &mut used)?);
     for info in model.folder.tensors.infos() {
         if stacked.contains(&*info.name) || used.contains(&info.name) {
             continue;
@@ -308,6 +309,57 @@ impl Item {
         };
         parts.iter().map(|part| &*part.name)
     }
+}
+
+/// Queries, keys and values that the folder joins by key heads, one kind after the other.
+fn head_items(model: &HfModel<'_>, used: &mut HashSet<String>) -> Result<Vec<Item>> {
+    let joined = (model.names.joined.qkv_heads, model.gguf_names.joined.qkv);
+    let (Some(_), Some(stem)) = joined else {
+        return Ok(Vec::new());
+    };
+    let mut items: Vec<Item> = Vec::new();
+    for tensor in model.spec.tensors() {
+        let TensorId { layer, role, part } = tensor.id;
+        let kinds = [TensorRole::Query, TensorRole::Key, TensorRole::Value];
+        let is_kind = kinds.contains(&role) && part == TensorPart::Weight;
+        let (Some(layer), true) = (layer, is_kind) else {
+            continue;
+        };
+        let rows = tensor.shape.dims()[0];
+        let (name, runs) = match model.names.locations(&tensor).into_iter().next() {
+            Some(TensorLocation::Rows { name, first, .. }) => (name, RowRuns::one(first, rows)),
+            Some(TensorLocation::Runs { name, runs, .. }) => (name, runs),
+            _ => continue,
+        };
+        let Some(view) = model.folder.tensors.get(&name) else {
+            continue;
+        };
+        let places = (0..rows).map(|row| runs.row(row));
+        let layer = of_expert(model.gguf_names.layer, layer);
+        let new = format!("{layer}.{stem}.{}", part.suffix());
+        let known = items.last_mut().filter(|item| item.name == new);
+        if let Some(From::Rows {
+            rows: Some(rows), ..
+        }) = known.map(|item| &mut item.from)
+        {
+            rows.extend(places);
+            continue;
+        }
+        used.insert(name.clone());
+        items.push(Item {
+            name: new,
+            shape: view.shape.to_vec(),
+            from: From::Rows {
+                parts: vec![Part { name, first: 0 }],
+                ty: number_type(view.dtype),
+                pairs: 0,
+                columns: None,
+                rows: Some(places.collect()),
+                cols: None,
+            },
+        });
+    }
+    Ok(items)
 }
 
 /// Gates and maps beside them that the folder joins, where the new file does not, and maps that it calls as others.

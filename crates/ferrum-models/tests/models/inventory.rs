@@ -246,7 +246,15 @@ fn names_lead_back_to_the_tensor() {
                     // Granite 4 calls its dense feed-forward as its shared expert.
                     let found = names.parse(&name).unwrap();
                     assert_eq!(names.name(found), Some(name.clone()), "{name}");
-                    let shared = found.role == TensorRole::Down && role == TensorRole::SharedDown;
+                    // Falcon's norm before both parts is that before the feed-forward where there are two.
+                    let shared = matches!(
+                        (found.role, role),
+                        (TensorRole::Down, TensorRole::SharedDown)
+                            | (
+                                TensorRole::AttentionNorm,
+                                TensorRole::ParallelFeedForwardNorm
+                            )
+                    );
                     assert!(found == id || shared, "{name}: {found}");
                 }
             }
@@ -354,6 +362,8 @@ fn every_role_has_its_cut() {
                 TensorRole::AttentionNorm,
                 TensorRole::PostAttentionNorm,
                 TensorRole::FeedForwardNorm,
+                TensorRole::ParallelAttentionNorm,
+                TensorRole::ParallelFeedForwardNorm,
                 TensorRole::PostFeedForwardNorm,
                 TensorRole::OutputScale,
                 TensorRole::PerLayerEmbedding,
