@@ -59,6 +59,7 @@ pub use load::{
     LoadProgress, Model, load_rank_weights, load_stage_weights, load_weights, read_model,
 };
 pub use lora::{AdapterLoader, LoadedAdapter};
+pub use named::WeightDtype;
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use pooling::Pooling;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};

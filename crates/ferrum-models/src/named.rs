@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::linear::MatrixLinear;
 use crate::load::LoadProgress;
 use crate::stored::{require, to_f32};
-use crate::weights::WeightForm;
+use crate::weights::{Prepared, WeightForm};
 use ferrum_formats::{HfFolder, ModelSource, TensorSource};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::{Error, Result, SrcDtype};
@@ -15,6 +15,17 @@ use std::sync::Arc;
 pub(crate) struct LayerNorm<B: LlmBackend> {
     pub(crate) weight: B::Buffer<f32>,
     pub(crate) bias: B::Buffer<f32>,
+}
+
+/// In what type the matrices of an encoder are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightDtype {
+    /// As its file has them.
+    #[default]
+    Stored,
+    /// Those of f32 rounded to bf16, which processors with products of bf16 compute about twice as fast. Vectors have a
+    /// cosine of about 0.9999 with those of f32.
+    Bf16,
 }
 
 /// What maps have beside their matrix.
@@ -35,6 +46,7 @@ pub(crate) struct NamedLoader<'a, 'p, B: LlmBackend, W: WeightForm<B>> {
     device: &'a B,
     tensors: &'a dyn TensorSource,
     checkpoint: Checkpoint<'a>,
+    dtype: WeightDtype,
     done: u64,
     total: u64,
     progress: LoadProgress<'p>,
@@ -58,6 +70,7 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
     pub(crate) fn new(
         device: &'a B,
         source: &'a ModelSource,
+        dtype: WeightDtype,
         progress: LoadProgress<'p>,
     ) -> Result<Self> {
         let (tensors, total): (&dyn TensorSource, _) = match source {
@@ -68,6 +81,7 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
             device,
             tensors,
             checkpoint: Checkpoint::new(source),
+            dtype,
             done: 0,
             total,
             progress,
@@ -92,7 +106,13 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
             .iter()
             .map(|name| self.checkpoint.matrix(name.as_ref(), shape));
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        let weight = Arc::new(W::load(self.device, &parts, cols)?);
+        let kept = parts.iter().map(|part| match self.dtype {
+            WeightDtype::Stored => Ok(Prepared::Kept(*part)),
+            WeightDtype::Bf16 => Prepared::rounded(part, cols),
+        });
+        let kept = kept.collect::<Result<Vec<_>>>()?;
+        let kept: Vec<_> = kept.iter().map(Prepared::weights).collect();
+        let weight = Arc::new(W::load(self.device, &kept, cols)?);
         self.tensors.release();
         self.advance(parts.iter().map(|part| part.stored_bytes() as u64).sum());
         let bias_name = |name: &str| format!("{name}.bias");

@@ -12,7 +12,8 @@ use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
     Residual, RowShape, WeightPart,
 };
-use ferrum_types::{Error, FloatElement, GgufQuantType, Result};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
+use half::bf16;
 use std::convert::Infallible;
 
 /// How matrices are loaded and used.
@@ -285,6 +286,8 @@ pub(crate) enum Prepared<'a> {
     Kept(QuantWeights<'a>),
     /// Expanded: numbers and rows.
     Expanded(Vec<f32>, usize),
+    /// Rounded: numbers and rows.
+    Rounded(Vec<bf16>, usize),
 }
 
 impl<'a> Prepared<'a> {
@@ -302,6 +305,19 @@ impl<'a> Prepared<'a> {
         Self::new(weights, cols, are_floats(weights))
     }
 
+    /// Floats of 32 bits rounded to bf16, the rest as it is.
+    pub(crate) fn rounded(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+        let wide = weights
+            .floats()
+            .is_some_and(|part| part.dtype == SrcDtype::F32);
+        if !wide {
+            return Ok(Self::Kept(*weights));
+        }
+        let values = weights.expand("load_weights", cols)?;
+        let values = values.into_iter().map(bf16::from_f32).collect();
+        Ok(Self::Rounded(values, weights.rows()))
+    }
+
     /// The weight, expanded or not.
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match self {
@@ -309,6 +325,11 @@ impl<'a> Prepared<'a> {
             Self::Expanded(values, rows) => QuantWeights::Gguf(QuantPart::new(
                 bytemuck::cast_slice(values),
                 GgufQuantType::F32,
+                *rows,
+            )),
+            Self::Rounded(values, rows) => QuantWeights::Gguf(QuantPart::new(
+                bytemuck::cast_slice(values),
+                GgufQuantType::BF16,
                 *rows,
             )),
         }

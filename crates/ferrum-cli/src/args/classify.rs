@@ -1,7 +1,7 @@
 //! Arguments of `classify`.
 
 use super::HubArgs;
-use super::device::DeviceArgs;
+use super::device::{DeviceArgs, DtypeArgs};
 use clap::Args;
 use ferrum_engine::classify::TEMPLATE;
 use std::path::PathBuf;
@@ -26,6 +26,9 @@ pub(crate) struct ClassifyArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) dtype: DtypeArgs,
 
     /// Print JSON, the best first: {"labels":[…],"scores":[…]}
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! Arguments of commands that run text encoders: `embed` and `rerank`.
 
-use super::device::DeviceArgs;
+use super::device::{DeviceArgs, DtypeArgs};
 use super::{HubArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_models::Pooling;
@@ -52,6 +52,9 @@ pub(crate) struct EmbedArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    #[command(flatten)]
+    pub(crate) dtype: DtypeArgs,
+
     /// Print JSON: {"embeddings":[[…],…]}
     #[arg(long)]
     pub(crate) json: bool,
@@ -76,6 +79,9 @@ pub(crate) struct RerankArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) dtype: DtypeArgs,
 
     /// Print JSON, in the order of the documents: {"scores":[…]}
     #[arg(long)]

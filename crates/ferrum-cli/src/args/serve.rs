@@ -1,6 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
+use super::{CacheArgs, DtypeArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -178,6 +178,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) device: PlacementArgs,
+
+    #[command(flatten)]
+    pub(crate) dtype: DtypeArgs,
 
     #[command(flatten)]
     pub(crate) weights: WeightCacheArgs,

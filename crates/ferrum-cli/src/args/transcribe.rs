@@ -1,7 +1,7 @@
 //! Arguments of `transcribe`.
 
 use super::HubArgs;
-use super::device::DeviceArgs;
+use super::device::{DeviceArgs, DtypeArgs};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -46,6 +46,9 @@ pub(crate) struct TranscribeArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) dtype: DtypeArgs,
 
     /// Print JSON: {"text":…,"segments":[{"start","end","text"},…]}
     #[arg(long, conflicts_with = "format")]

@@ -51,7 +51,8 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
 }
 
 fn load(args: &ClassifyArgs) -> Outcome<ImageClassifier> {
-    let model = read_clip(open::source(&args.model, &args.hub)?)?;
+    let mut model = read_clip(open::source(&args.model, &args.hub)?)?;
+    model.dtype = args.dtype.into();
     // One image and a few sentences are sooner computed than a GPU is opened; whoever wants it names it.
     let kind = match args.device.backend {
         BackendKind::Auto => BackendKind::Cpu,

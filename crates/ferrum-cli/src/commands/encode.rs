@@ -1,6 +1,6 @@
 //! `ferrum embed` and `ferrum rerank`.
 
-use crate::args::{DeviceArgs, EmbedArgs, HubArgs, RerankArgs};
+use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, HubArgs, RerankArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::ui::{self, Progress, show};
@@ -13,7 +13,7 @@ use serde_json::json;
 use std::path::Path;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
-    let mut encoder = open(&args.model, &args.hub, &args.device)?;
+    let mut encoder = open(&args.model, &args.hub, &args.device, args.dtype)?;
     let texts = lines(&args.texts)?;
     let most = encoder.dimensions();
     let dimensions = args.dimensions.map_or(most, |n| n as usize);
@@ -49,7 +49,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
 }
 
 pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
-    let mut encoder = open(&args.model, &args.hub, &args.device)?;
+    let mut encoder = open(&args.model, &args.hub, &args.device, args.dtype)?;
     let documents = lines(&args.documents)?;
     let (scores, cut) = encoder.rerank(&args.query, &documents)?;
     tell_cut(cut, "pairs", encoder.max_tokens());
@@ -85,8 +85,9 @@ fn tell_cut(cut: usize, what: &str, most: usize) {
     }
 }
 
-fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Encoder> {
-    let model = read_encoder(open::source(path, hub)?)?;
+fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs, dtype: DtypeArgs) -> Outcome<Encoder> {
+    let mut model = read_encoder(open::source(path, hub)?)?;
+    model.dtype = dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, device, &mut |done, total| bar.set(done, total))
 }

@@ -1,6 +1,6 @@
 //! `ferrum transcribe`.
 
-use crate::args::{DeviceArgs, HubArgs, TranscribeArgs, TranscriptFormat};
+use crate::args::{DeviceArgs, TranscribeArgs, TranscriptFormat};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::ui::{Progress, show};
@@ -13,7 +13,6 @@ use ferrum_models::LoadProgress;
 use ferrum_models::whisper::{WhisperModel, read_whisper};
 use serde_json::json;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 /// Bytes of the longest file.
 const MAX_FILE: u64 = 4 << 30;
@@ -24,7 +23,7 @@ pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
     let audio = decode(bytes, RATE, AudioLimits::default());
     let fail = |e| Failure::new(format!("{}: {e}", args.file.display()));
     let audio = audio.map_err(fail)?;
-    let mut transcriber = open(&args.model, &args.hub, &args.device)?;
+    let mut transcriber = open(args)?;
     let options = TranscribeOptions {
         language: args.language.clone(),
         translate: args.translate,
@@ -62,10 +61,13 @@ fn as_json(transcript: &Transcript) -> serde_json::Value {
     })
 }
 
-fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs) -> Outcome<Transcriber> {
-    let model = read_whisper(open::source(path, hub)?)?;
+fn open(args: &TranscribeArgs) -> Outcome<Transcriber> {
+    let mut model = read_whisper(open::source(&args.model, &args.hub)?)?;
+    model.dtype = args.dtype.into();
     let mut bar = Progress::bytes("loading");
-    load(&model, device, &mut |done, total| bar.set(done, total))
+    load(&model, &args.device, &mut |done, total| {
+        bar.set(done, total)
+    })
 }
 
 /// Loads a model with its tokenizer.

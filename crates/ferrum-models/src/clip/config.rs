@@ -1,5 +1,6 @@
 //! What a CLIP or SigLIP checkpoint is, read from a Hugging Face folder.
 
+use crate::named::WeightDtype;
 use crate::named::folder;
 use crate::spec::Activation;
 use crate::stack::{StackActivation, StackSpec};
@@ -80,6 +81,8 @@ pub struct ClipModel {
     pub source: ModelSource,
     /// What the forward path needs to know of it.
     pub spec: ClipSpec,
+    /// In what type its matrices are kept on a device.
+    pub dtype: WeightDtype,
 }
 
 /// Architectures, and what `transformers` takes for keys that their configs leave out.
@@ -151,7 +154,11 @@ pub fn read_clip(source: ModelSource) -> Result<ClipModel> {
     let spec = spec(opened, defaults)?;
     validate(&spec)
         .map_err(|reason| Error::Model(format!("{}: {reason}", config.path().display())))?;
-    Ok(ClipModel { source, spec })
+    Ok(ClipModel {
+        source,
+        spec,
+        dtype: WeightDtype::default(),
+    })
 }
 
 fn spec(folder: &HfFolder, defaults: &Defaults) -> Result<ClipSpec> {

@@ -69,7 +69,7 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<ClipWeights<B>> {
     let spec = &model.spec;
     let clip = spec.kind == ClipKind::Clip;
-    let loader = &mut NamedLoader::<B, W>::new(device, &model.source, progress)?;
+    let loader = &mut NamedLoader::<B, W>::new(device, &model.source, model.dtype, progress)?;
     let text_hidden = spec.text.stack.hidden;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
         let name = format!("text_model.embeddings.{name}");

@@ -1,6 +1,7 @@
 //! What an encoder is, read from a Hugging Face folder.
 
 use super::gguf;
+use crate::named::WeightDtype;
 use crate::pooling::Pooling;
 use crate::spec::Activation;
 use ferrum_formats::{HfConfig, HfFolder, ModelSource, TensorSource};
@@ -58,6 +59,8 @@ pub struct EncoderModel {
     pub pooling: Option<Pooling>,
     /// Tokens that sentence-transformers cuts texts off at, where it says so.
     pub max_seq_length: Option<usize>,
+    /// In what type its matrices are kept on a device.
+    pub dtype: WeightDtype,
     pub(super) names: EncoderNames,
 }
 
@@ -212,6 +215,7 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
                 spec,
                 pooling: Pooling::of_model(&source, Pooling::Mean)?,
                 max_seq_length: None,
+                dtype: WeightDtype::default(),
                 names,
                 source,
             });
@@ -251,6 +255,7 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
         spec,
         pooling: Pooling::of_model(&source, Pooling::Mean)?,
         max_seq_length: max_seq_length(folder)?,
+        dtype: WeightDtype::default(),
         names,
         source,
     })

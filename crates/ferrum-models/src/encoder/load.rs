@@ -18,7 +18,7 @@ pub fn load_encoder<B: LlmBackend, W: WeightForm<B>>(
     progress: LoadProgress<'_>,
 ) -> Result<EncoderWeights<B>> {
     let mut loader = Loader::<B, W> {
-        named: NamedLoader::new(device, &model.source, progress)?,
+        named: NamedLoader::new(device, &model.source, model.dtype, progress)?,
         names: &model.names,
     };
     loader.all(&model.spec)

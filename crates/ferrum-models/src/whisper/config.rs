@@ -1,5 +1,6 @@
 //! What a Whisper checkpoint is, read from a Hugging Face folder.
 
+use crate::named::WeightDtype;
 use crate::named::folder;
 use crate::spec::Activation;
 use crate::stack::StackSpec;
@@ -38,6 +39,8 @@ pub struct WhisperModel {
     pub source: ModelSource,
     /// What the forward path needs to know of it.
     pub spec: WhisperSpec,
+    /// In what type its matrices are kept on a device.
+    pub dtype: WeightDtype,
 }
 
 const ARCHITECTURE: &str = "WhisperForConditionalGeneration";
@@ -69,7 +72,11 @@ pub fn read_whisper(source: ModelSource) -> Result<WhisperModel> {
     let spec = spec(config)?;
     validate(&spec)
         .map_err(|reason| Error::Model(format!("{}: {reason}", config.path().display())))?;
-    Ok(WhisperModel { source, spec })
+    Ok(WhisperModel {
+        source,
+        spec,
+        dtype: WeightDtype::default(),
+    })
 }
 
 fn spec(config: &HfConfig) -> Result<WhisperSpec> {

@@ -33,7 +33,7 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<WhisperWeights<B>> {
     let spec = &model.spec;
     let hidden = spec.encoder.hidden;
-    let mut loader = NamedLoader::<B, W>::new(device, &model.source, progress)?;
+    let mut loader = NamedLoader::<B, W>::new(device, &model.source, model.dtype, progress)?;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
         loader.maps(&[name], [rows, hidden], Bias::None)
     };

@@ -10,7 +10,7 @@ use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
     read_encoder,
 };
-use ferrum_models::{Expanded, Pooling, read_model};
+use ferrum_models::{Expanded, Pooling, WeightDtype, read_model};
 use ferrum_types::{Error, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -69,9 +69,19 @@ fn second(model: &EncoderModel, ids: &[TokenId]) -> usize {
 
 /// Largest difference of all vectors and logits of a model from those of `transformers`.
 fn difference<B: LlmBackend>(device: &B, name: &str, limits: Option<EncoderLimits>) -> f32 {
-    let (model, expected) = (open(name), expected(name));
+    difference_of(device, &open(name), name, limits)
+}
+
+/// That of an opened model.
+fn difference_of<B: LlmBackend>(
+    device: &B,
+    model: &EncoderModel,
+    name: &str,
+    limits: Option<EncoderLimits>,
+) -> f32 {
+    let expected = expected(name);
     let limits = limits.unwrap_or(EncoderLimits::of(&model.spec));
-    let mut runner = runner(device, &model, limits);
+    let mut runner = runner(device, model, limits);
     let texts = list(&expected, "texts");
     let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
     let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
@@ -89,7 +99,7 @@ fn difference<B: LlmBackend>(device: &B, name: &str, limits: Option<EncoderLimit
         let tokens: Vec<_> = pairs.iter().map(|pair| ids(pair)).collect();
         let inputs = tokens.iter().map(|tokens| TextInput {
             tokens,
-            second: second(&model, tokens),
+            second: second(model, tokens),
         });
         let found = runner.classify(&inputs.collect::<Vec<_>>()).unwrap();
         for (found, pair) in found.iter().zip(&pairs) {
@@ -121,6 +131,23 @@ fn vectors_and_scores_are_those_of_transformers() {
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name, None);
         assert!(found <= 0.25 && found > 1e-4, "{name} in bf16: {found}");
+    }
+}
+
+#[test]
+fn matrices_rounded_to_bf16_change_little_and_something() {
+    for name in NAMES {
+        let mut model = open(name);
+        model.dtype = WeightDtype::Bf16;
+        let cpu = difference_of(&exact_cpu(), &model, name, None);
+        let reference = difference_of(&ReferenceBackend::new(), &model, name, None);
+        for found in [cpu, reference] {
+            assert!(found <= 0.1 && found > 1e-4, "{name}: {found}");
+        }
+        assert!(
+            (cpu - reference).abs() <= 2e-5,
+            "{name}: {cpu} and {reference}"
+        );
     }
 }
 

@@ -293,7 +293,8 @@ fn check_encoder_flags(args: &ServeArgs) -> Outcome {
 /// Loads a model that writes what is said, and starts its engine.
 fn start_speech(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
     check_encoder_flags(args)?;
-    let model = read_whisper(source)?;
+    let mut model = read_whisper(source)?;
+    model.dtype = args.dtype.into();
     let transcriber = transcribe::load(&model, &args.device.device, &mut |_, _| ())?;
     let languages = transcriber.languages().map(str::to_owned).collect();
     let engine = TaskEngine::start(transcriber, task_config(args))?;
@@ -315,7 +316,8 @@ fn task_config(args: &ServeArgs) -> TaskConfig {
 /// Loads a text encoder and starts its engine.
 fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
     check_encoder_flags(args)?;
-    let model = read_encoder(source)?;
+    let mut model = read_encoder(source)?;
+    model.dtype = args.dtype.into();
     let encoder = encode::load(&model, &args.device.device, &mut |_, _| ())?;
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
