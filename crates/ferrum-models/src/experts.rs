@@ -208,6 +208,8 @@ pub struct ExpertStacks<B: Backend, T> {
     pub down: ExpertStack<B, T>,
     /// `[experts]`: what is added to scores where experts are chosen.
     pub correction: Option<B::Buffer<f32>>,
+    /// `[experts]`: what the output of each is multiplied with.
+    pub scale: Option<B::Buffer<f32>>,
     /// Elements of the residual stream.
     pub hidden: usize,
 }
@@ -257,6 +259,7 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
             gated,
             pairs,
             shared,
+            scaled,
             ..
         } = scratch;
         if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
@@ -270,8 +273,20 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
         B::moe_gate_up(ctx, x, gate_up, spec.activation, routing, gated, wide)?;
         let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
         B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
-        let out = (out, spec.shared.is_some());
-        B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden)
+        // What a branch of its own gave is added behind a norm.
+        let out = (out, spec.shared.is_some() && !spec.norms);
+        let Some(factors) = &stacks.scale else {
+            return B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden);
+        };
+        let scaled = ScaledScratch::of(scaled, spec)?;
+        // Each pair is a row of its own, whose weight is the factor of its expert.
+        let rows = tokens * spec.top_k;
+        let (ids, each) = (&routing.expert_ids, RowShape { rows, dim: 1 });
+        B::gather_rows(ctx, factors, ids, &mut scaled.each.weights, each)?;
+        let single = RouteShape::softmax(rows, spec.experts, 1);
+        let products = (&mut scaled.rows, false);
+        B::moe_weighted_sum(ctx, pairs, &scaled.each, products, single, hidden)?;
+        B::moe_weighted_sum(ctx, &scaled.rows, routing, out, route, hidden)
     }
 }
 
@@ -305,10 +320,7 @@ impl<B: BackendMoeFused> StackedExperts<B> {
             scaled,
             ..
         } = scratch;
-        let Some(scaled) = scaled.as_mut().filter(|all| all.top_k == spec.top_k) else {
-            let reason = "the scratch of a model with other experts".to_owned();
-            return Err(Error::invalid("experts", reason));
-        };
+        let scaled = ScaledScratch::of(scaled, spec)?;
         let (hidden, inner) = (stacks.hidden, spec.intermediate);
         let rows = tokens * spec.top_k;
         let route = spec.route(tokens);
@@ -318,38 +330,44 @@ impl<B: BackendMoeFused> StackedExperts<B> {
         // [tokens, hidden] → [pairs, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
         let dim = hidden;
         B::gather_rows(ctx, x, &scaled.tokens, pairs, RowShape { rows, dim })?;
-        let inputs = (&mut scaled.inputs, false);
+        let inputs = (&mut scaled.rows, false);
         B::moe_weighted_sum(ctx, pairs, routing, inputs, single, hidden)?;
         let gate_up = [stacks.gate.maps(), stacks.up.maps()];
         let wide = self.shape((rows, 1), (inner, hidden));
-        let input = &scaled.inputs;
+        let input = &scaled.rows;
         B::moe_gate_up(ctx, input, gate_up, spec.activation, routing, gated, wide)?;
         let (input, down) = (ExpertInput::PerPair, self.shape((rows, 1), (hidden, inner)));
         B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
         let out = (out, spec.shared.is_some());
-        B::moe_weighted_sum(ctx, pairs, &scaled.ones, out, route, hidden)
+        B::moe_weighted_sum(ctx, pairs, &scaled.each, out, route, hidden)
     }
 }
 
-/// What experts need for a moment whose weights multiply what goes into them.
+/// What experts need for a moment whose inputs or outputs are multiplied.
 pub(crate) struct ScaledScratch<B: Backend> {
     top_k: usize,
-    /// `[pairs, hidden]`: what goes into them.
-    inputs: Act<B>,
-    /// Weights of 1.
-    ones: MoeRouting<B>,
+    /// `[pairs, hidden]`: what goes into them, or comes out.
+    rows: Act<B>,
+    /// Weights of 1 where inputs are multiplied, else the factors.
+    each: MoeRouting<B>,
     /// `[pairs]`: the token of each.
     tokens: B::Buffer<i32>,
 }
 
 impl<B: Backend> ScaledScratch<B> {
+    /// That of experts of this spec.
+    fn of<'s>(scratch: &'s mut Option<Self>, spec: &MoeSpec) -> Result<&'s mut Self> {
+        let own = scratch.as_mut().filter(|own| own.top_k == spec.top_k);
+        own.ok_or_else(|| Error::invalid("experts", "the scratch of a model with other experts"))
+    }
+
     fn alloc(device: &B, widths: MoeWidths, max_tokens: usize) -> Result<Self> {
         let (top_k, pairs) = (widths.top_k, max_tokens * widths.top_k);
         let tokens: Vec<_> = (0..pairs).map(|pair| (pair / top_k) as i32).collect();
         Ok(Self {
             top_k,
-            inputs: device.alloc(max_tokens * widths.scaled)?,
-            ones: MoeRouting {
+            rows: device.alloc(max_tokens * widths.scaled)?,
+            each: MoeRouting {
                 weights: device.from_slice(&vec![1.0; pairs])?,
                 ..MoeRouting::alloc(device, max_tokens, widths.experts, top_k)?
             },
@@ -472,7 +490,9 @@ pub struct MoeScratch<B: Backend> {
     pairs: Act<B>,
     /// For shared experts with a gate.
     pub(crate) shared: Option<SharedScratch<B>>,
-    /// For experts whose inputs are multiplied.
+    /// `[tokens, hidden]`: what a shared expert in a branch of its own gave.
+    pub(crate) branch: Act<B>,
+    /// For experts whose inputs or outputs are multiplied.
     scaled: Option<ScaledScratch<B>>,
 }
 
@@ -487,8 +507,10 @@ pub(crate) struct MoeWidths {
     pairs: usize,
     /// Elements of the output of a shared expert with a gate.
     shared: usize,
-    /// Elements of a token's pairs where their inputs are multiplied.
+    /// Elements of a token's pairs where their inputs or outputs are multiplied.
     scaled: usize,
+    /// Elements of the output of a shared expert in a branch of its own.
+    branch: usize,
 }
 
 impl MoeWidths {
@@ -502,7 +524,10 @@ impl MoeWidths {
                 all.top_k = all.top_k.max(moe.top_k);
                 all.gated = all.gated.max(moe.top_k * moe.intermediate);
                 all.pairs = all.pairs.max(moe.top_k * spec.hidden_size);
-                if moe.input_scale {
+                if moe.norms {
+                    all.branch = spec.hidden_size;
+                }
+                if moe.input_scale || moe.output_scale {
                     all.scaled = all.scaled.max(moe.top_k * spec.hidden_size);
                 }
                 if moe.has_shared_gate() {
@@ -517,7 +542,7 @@ impl MoeWidths {
     pub(crate) fn elements(self) -> usize {
         let shared = self.shared + 4 * usize::from(self.shared > 0);
         let scaled = self.scaled + 7 * self.top_k * usize::from(self.scaled > 0);
-        self.experts + 3 * self.top_k + self.gated + self.pairs + shared + scaled
+        self.experts + 3 * self.top_k + self.gated + self.pairs + shared + scaled + self.branch
     }
 
     /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, and their
@@ -535,6 +560,7 @@ impl<B: Backend> MoeScratch<B> {
             routing: MoeRouting::alloc(device, max_tokens, widths.experts, widths.top_k)?,
             gated: alloc(widths.gated)?,
             pairs: alloc(widths.pairs)?,
+            branch: alloc(widths.branch)?,
             scaled: match widths.scaled {
                 0 => None,
                 _ => Some(ScaledScratch::alloc(device, widths, max_tokens)?),

@@ -48,10 +48,10 @@ pub use families::{Family, family_for};
 pub use gathered::GatheredStack;
 pub use group::RunnerGroup;
 pub use inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, HeadRows, JoinedExperts, JoinedNames,
-    LinearAttentionNames, MlaNames, PerLayerNames, ProductRows, RankCut, RowRuns, SharedNames,
-    StackLayout, Stage, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice,
-    WeightNames,
+    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, ExpertNormNames, HeadRows,
+    JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames, ProductRows,
+    RankCut, RowRuns, SharedNames, StackLayout, Stage, TensorId, TensorLocation, TensorPart,
+    TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};

@@ -15,7 +15,7 @@ use crate::inventory::{
     WeightNames,
 };
 use crate::layer::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, MlpWeights, MoeWeights, Norm,
+    AttentionWeights, ExpertNorms, FeedForwardWeights, LayerWeights, MlpWeights, MoeWeights, Norm,
     PerLayerTables, PerLayerWeights, SharedExpertWeights,
 };
 use crate::linear::{
@@ -395,7 +395,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let at = |role| TensorId::in_layer(index, role);
         let router = Box::new(self.linear(&[at(TensorRole::Router)])?);
         let shared = match moe.shared {
-            Some(shared) => Some(self.shared_expert(index, shared)?),
+            Some(shared) => Some(self.shared_expert(index, shared, moe.norms)?),
             None => None,
         };
         let correction = moe.routing.correction;
@@ -415,7 +415,15 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             up: self.expert_maps(&up)?,
             down: self.expert_maps(&down)?,
             correction,
+            scale: match moe.output_scale {
+                true => Some(self.vector(at(TensorRole::ExpertScale))?),
+                false => None,
+            },
             hidden,
+        };
+        let norms = match moe.norms {
+            true => Some(self.expert_norms(index)?),
+            false => None,
         };
         let part = W::experts(stacks, moe);
         let experts = match self.cut.is_whole() {
@@ -430,16 +438,44 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             router,
             experts,
             shared,
+            norms,
         })
     }
 
-    /// The expert of all tokens. What ranks give of it is summed with what experts give.
+    fn expert_norms(&mut self, index: usize) -> Result<ExpertNorms<B>> {
+        let at = |role| TensorId::in_layer(index, role);
+        let router = self.tensor(at(TensorRole::RouterNorm))?;
+        let divisor = (self.model.spec.hidden_size as f32).sqrt();
+        let mut weight = self.values(&router)?;
+        weight.iter_mut().for_each(|value| *value /= divisor);
+        Ok(ExpertNorms {
+            router: Norm {
+                weight: self.device.from_slice(&weight)?,
+                bias: None,
+            },
+            experts: self.norm(at(TensorRole::ExpertNorm))?,
+            post_experts: self.norm(at(TensorRole::PostExpertNorm))?,
+            post_shared: self.norm(at(TensorRole::PostSharedNorm))?,
+        })
+    }
+
+    /// The expert of all tokens. What ranks give of it is summed with what experts give, unless a norm stands behind it.
     fn shared_expert(
         &mut self,
         index: usize,
         spec: SharedExpertSpec,
+        normed: bool,
     ) -> Result<SharedExpertWeights<B>> {
         let at = |role| TensorId::in_layer(index, role);
+        let down = self.linear(&[at(TensorRole::SharedDown)])?;
+        let down: Box<dyn Linear<B>> = match normed && !self.cut.is_whole() {
+            true => Box::new(RowParallelLinear {
+                part: down,
+                bias: None,
+                place: Place::of(self.cut),
+            }),
+            false => Box::new(down),
+        };
         let gate_up = [TensorRole::SharedGate, TensorRole::SharedUp].map(at);
         let gate: Option<Box<dyn LogitLinear<B>>> = match spec.gated {
             true => Some(Box::new(self.linear(&[at(TensorRole::SharedRouter)])?)),
@@ -448,8 +484,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         Ok(SharedExpertWeights {
             mlp: MlpWeights {
                 gate_up: Box::new(self.linear(&gate_up)?),
-                down: Box::new(self.linear(&[at(TensorRole::SharedDown)])?),
+                down,
             },
+            activation: spec.activation.function(),
             intermediate: spec.intermediate,
             gate,
         })

@@ -411,6 +411,8 @@ impl ExpertGroups {
 pub enum ExpertActivation {
     /// `silu(gate) · up`.
     Silu,
+    /// `gelu(gate) · up`, in the tanh form (Gemma 4).
+    GeluTanh,
     /// `g · sigmoid(alpha · g) · (u + 1)` with `g = min(gate, limit)` and `u` as `up` within `±limit` (GPT-OSS).
     ClampedSwiglu {
         /// Factor inside the sigmoid.

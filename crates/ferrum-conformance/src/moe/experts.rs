@@ -11,7 +11,7 @@ use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertActivation, ExpertInput,
-    ExpertMaps, ExpertShape, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
+    ExpertMaps, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -307,6 +307,7 @@ fn gate_up_formula(data: &Moe) -> Vec<Vec<f64>> {
     let pairs = gates.zip(data.products(&data.other, 1));
     let activate = |(gate, up): (f64, f64)| match data.activation {
         ExpertActivation::Silu => naive::silu(gate) * up,
+        ExpertActivation::GeluTanh => naive::gelu(GeluKind::Tanh, gate) * up,
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let gate = gate.min(limit);
@@ -387,6 +388,14 @@ where
             text,
         );
         cases.add(case, make, probe!(gate_up, L, gate_up_formula));
+        let of_gelu = move |rng: &mut Rng| Moe {
+            activation: ExpertActivation::GeluTanh,
+            ..make(rng)
+        };
+        let name = format!("{text}, gelu");
+        let tolerance = kind.tolerance().of_product();
+        let case = label("moe_gate_up", kind.dtype(), tolerance, name);
+        cases.add(case, of_gelu, probe!(gate_up, L, gate_up_formula));
         let biased = |text: &str| format!("{text}, biases");
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
         let case = label("moe_gemm", kind.dtype(), kind.tolerance(), biased(text));

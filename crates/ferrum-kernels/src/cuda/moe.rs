@@ -8,7 +8,7 @@ use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
 use super::quant::{CudaQuantWeight, QuantSlab, is_native_layer, kernels, quantise, weight_args};
 use super::weight::row_stride;
-use super::{norm, quant};
+use super::{elementwise, norm, quant};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
 use ferrum_quant::affine::group_order;
@@ -297,6 +297,18 @@ impl BackendMoeFused for CudaBackend {
         add_bias(ctx, OP, up, routing, ((&mut *out).into(), lens.out))?;
         let (alpha, limit) = match activation {
             ExpertActivation::Silu => (0.0, 0.0),
+            ExpertActivation::GeluTanh => {
+                let kind = elementwise::number(Activation::Gelu(GeluKind::Tanh));
+                let (kind, total) = (Arg::Int(kind), Arg::Long(lens.out));
+                let args = [
+                    (&mut *out).into(),
+                    Arg::At(gated),
+                    (&mut *out).into(),
+                    kind,
+                    total,
+                ];
+                return ctx.each(OP, (In::Elementwise, "unary_mul"), lens.out, args);
+            }
             ExpertActivation::ClampedSwiglu { alpha, limit } => (alpha, limit),
         };
         let args = [

@@ -2,7 +2,7 @@
 
 use super::buffer::RefBuffer;
 use super::core::RefContext;
-use super::elementwise::silu;
+use super::elementwise::{gelu, silu};
 use super::gemm::{RefWeight, decode, dot};
 use super::norm::rms_rows;
 use super::precision::{narrow, wide};
@@ -192,6 +192,7 @@ fn sorted_pairs<P: Precision>(
 fn activate(activation: ExpertActivation, gate: f64, up: f64) -> f64 {
     match activation {
         ExpertActivation::Silu => silu(gate) * up,
+        ExpertActivation::GeluTanh => gelu(GeluKind::Tanh, gate) * up,
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));

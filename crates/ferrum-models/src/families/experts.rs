@@ -45,6 +45,8 @@ pub(super) fn from_hf(config: &HfConfig, defaults: &HfExperts) -> Result<MoeSpec
         bias: false,
         input_scale: false,
         shared: None,
+        output_scale: false,
+        norms: false,
     })
 }
 
@@ -82,6 +84,7 @@ pub(super) fn grouped_from_hf(
 fn shared_of(count: usize, each: usize) -> Option<SharedExpertSpec> {
     (count > 0).then(|| SharedExpertSpec {
         intermediate: count.saturating_mul(each),
+        activation: Activation::Silu,
         gated: false,
     })
 }
@@ -159,6 +162,8 @@ pub(super) fn from_gguf(gguf: &Gguf, defaults: ExpertRouting) -> Result<Option<M
                 .is_some_and(|n| gguf.get(&n).is_some())
         }),
         input_scale: false,
+        output_scale: false,
+        norms: false,
         shared: shared.map(|shared| SharedExpertSpec {
             gated: has(TensorRole::SharedRouter),
             ..shared
@@ -171,6 +176,26 @@ fn in_some_layer(gguf: &Gguf, role: TensorRole) -> Option<TensorId> {
     let names = gguf.infos().map(|info| GGUF_NAMES.parse(&info.name));
     let ids = names.flatten();
     ids.filter(|id| id.role == role).min_by_key(|id| id.layer)
+}
+
+/// Puts experts beside the feed-forward of each layer, in branches with norms of their own (Gemma 4).
+pub(super) fn place_beside(spec: &mut DecoderSpec, moe: &MoeSpec) {
+    for layer in &mut spec.layers {
+        if let FeedForwardSpec::GatedMlp(mlp) = &layer.feed_forward {
+            let shared = SharedExpertSpec {
+                intermediate: mlp.intermediate,
+                activation: mlp.activation,
+                gated: false,
+            };
+            layer.feed_forward = FeedForwardSpec::Moe(MoeSpec {
+                activation: ExpertActivation::GeluTanh,
+                shared: Some(shared),
+                output_scale: true,
+                norms: true,
+                ..moe.clone()
+            });
+        }
+    }
 }
 
 /// Gives experts to the layers for which `has` holds.

@@ -1,14 +1,14 @@
-//! The dense text models of Gemma 4: Gemma 3 with wider heads in layers that see all tokens, normed values, values that
-//! may be keys, last layers that share the keys and values of earlier ones, and a factor behind each layer.
-//!
-//! Experts are not read.
+//! The text models of Gemma 4: Gemma 3 with wider heads in layers that see all tokens, normed values, values that
+//! may be keys, last layers that share the keys and values of earlier ones, experts beside the feed-forward, and a factor
+//! behind each layer.
 
 use super::common::{self, HfDefaults};
+use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, gemma, names, rope};
 use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{
-    Activation, AttentionSpec, DecoderSpec, LayerForm, PerLayerSpec, QkNormSpec, RopeScaling,
-    RopeSpec,
+    Activation, AttentionSpec, DecoderSpec, ExpertRouting, LayerForm, PerLayerSpec, QkNormSpec,
+    RopeScaling, RopeSpec,
 };
 use ferrum_formats::{Gguf, HfConfig, RopeConfig, RopeConfigs, RopeKind, TensorSource};
 use ferrum_kernels::RopeStyle;
@@ -16,13 +16,13 @@ use ferrum_types::{Error, Result};
 
 pub(super) static FAMILY: Family = Family {
     name: "gemma4",
-    title: "Gemma 4 (text, dense)",
+    title: "Gemma 4 (text)",
     hf_architectures: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     hf_model_types: &["gemma4_text", "gemma4"],
-    hf_names: &names::OLMO2_NAMES,
+    hf_names: &names::GEMMA4_NAMES,
     hf_base_names: Some(&names::GEMMA4_NESTED_NAMES),
     hf_rope: RopeStyle::HalfSplit,
-    gguf_names: &names::GGUF_NAMES,
+    gguf_names: &names::GGUF_GEMMA4_NAMES,
     gguf_architectures: &["gemma4"],
     gguf_form: Some(GgufForm {
         architecture: "gemma4",
@@ -30,6 +30,14 @@ pub(super) static FAMILY: Family = Family {
     }),
     from_hf,
     from_gguf,
+};
+
+/// What configs state; sizes that are not are those of 26B-A4B.
+const EXPERTS: HfExperts = HfExperts {
+    experts: 128,
+    top_k: 8,
+    intermediate: 704,
+    renormalize: true,
 };
 
 const PER_LAYER: &str = "hidden_size_per_layer_input";
@@ -81,6 +89,11 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     };
     let rows = config.usize("vocab_size_per_layer_input")?;
     add_per_layer(&mut spec, dim, rows.unwrap_or(262_144));
+    if config.bool("enable_moe_block")?.unwrap_or(false) {
+        let mut moe = experts::from_hf(config, &EXPERTS)?;
+        moe.top_k = config.usize("top_k_experts")?.unwrap_or(moe.top_k);
+        experts::place_beside(&mut spec, &moe);
+    }
     spec.scales.logit_softcap = config.f64("final_logit_softcapping")?.map(|cap| cap as f32);
     finish(&mut spec);
     Ok(spec)
@@ -98,26 +111,13 @@ fn add_per_layer(spec: &mut DecoderSpec, dim: usize, vocab_size: usize) {
 }
 
 fn check_supported(config: &HfConfig) -> Result<()> {
-    let both_ways = config.value("use_bidirectional_attention");
+    let key = "use_bidirectional_attention";
+    let both_ways = config.value(key);
     let both_ways = both_ways.is_some_and(|found| found.as_str() == Some("all"));
-    let experts = config.bool("enable_moe_block")?.unwrap_or(false);
-    for (key, found, expected) in [
-        (
-            "enable_moe_block",
-            experts,
-            "false: its experts are not supported",
-        ),
-        (
-            "use_bidirectional_attention",
-            both_ways,
-            "null or \"vision\"",
-        ),
-    ] {
-        if found {
-            return Err(config.field_error(key, expected).into());
-        }
+    match both_ways {
+        true => Err(config.field_error(key, "null or \"vision\"").into()),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Heads of layers that see all tokens: stated for each layer, or once for all of them.
@@ -194,16 +194,13 @@ fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let size = |name: &str| -> Result<Option<usize>> {
         Ok(gguf.u32(&format!("gemma4.{name}"))?.map(|n| n as usize))
     };
-    if let Some(found) = size("expert_count")?.filter(|&n| n > 0) {
-        return Err(Error::Model(format!(
-            "{}: field \"gemma4.expert_count\": found {found}, expected 0: experts are not supported",
-            gguf.path().display()
-        )));
-    }
     let dim = size("embedding_length_per_layer_input")?.unwrap_or(0);
     let rows = spec.vocab_size;
     add_per_layer(&mut spec, dim, rows);
     common::each_mlp(&mut spec, |mlp| mlp.activation = Activation::GeluTanh);
+    if let Some(moe) = experts::from_gguf(gguf, ExpertRouting::softmax(true))? {
+        experts::place_beside(&mut spec, &moe);
+    }
     let (keys, values) = (
         size("attention.key_length_swa")?,
         size("attention.value_length_swa")?,

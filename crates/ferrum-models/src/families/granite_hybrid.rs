@@ -6,7 +6,7 @@ use super::experts::{self, HfExperts};
 use super::granite::{self, GRANITE_MOE};
 use super::linear::{self, Recurrent};
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, ExpertRouting, LinearAttentionSpec, SharedExpertSpec};
+use crate::spec::{Activation, DecoderSpec, ExpertRouting, LinearAttentionSpec, SharedExpertSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::{HeadOrder, LinearAttentionRule, RopeStyle};
 use ferrum_types::{Error, Result};
@@ -44,6 +44,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     let mut moe = experts::from_hf(config, &defaults)?;
     moe.shared = Some(SharedExpertSpec {
         intermediate: shared,
+        activation: Activation::Silu,
         gated: false,
     });
     let has_experts = moe.experts > 0;

@@ -7,7 +7,8 @@ use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, names};
 use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{
-    DecoderSpec, ExpertRouting, MoeSpec, QkNormSpec, RopeScaling, RopeSpec, SharedExpertSpec,
+    Activation, DecoderSpec, ExpertRouting, MoeSpec, QkNormSpec, RopeScaling, RopeSpec,
+    SharedExpertSpec,
 };
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
 use ferrum_kernels::{ExpertScore, RopeStyle};
@@ -166,6 +167,7 @@ fn scale_inputs(moe: &mut MoeSpec) {
     };
     moe.shared = Some(SharedExpertSpec {
         intermediate: moe.intermediate,
+        activation: Activation::Silu,
         gated: false,
     });
 }

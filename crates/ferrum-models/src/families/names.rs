@@ -1,8 +1,8 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
 use crate::inventory::{
-    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames,
-    SharedNames, WeightNames,
+    ExpertNames, ExpertNormNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames,
+    PerLayerNames, SharedNames, WeightNames,
 };
 
 /// Hugging Face names of Llama and those who followed it.
@@ -84,6 +84,7 @@ const HF: WeightNames = WeightNames {
             down: "mlp.shared_experts.down_proj",
             router: "mlp.shared_expert_gate",
         },
+        norms: None,
     },
     joined: JoinedNames {
         conv_in: Some("conv.in_proj"),
@@ -258,12 +259,44 @@ pub(super) static GEMMA2_NAMES: WeightNames = WeightNames {
     ..GEMMA
 };
 
-/// Hugging Face names of OLMo 2 and 3, which have no norm before a part, and of Gemma 4, which has.
-pub(super) static OLMO2_NAMES: WeightNames = WeightNames {
+/// Hugging Face names of OLMo 2 and 3, which have no norm before a part.
+pub(super) static OLMO2_NAMES: WeightNames = OLMO2;
+
+const OLMO2: WeightNames = WeightNames {
     post_attn_norm: Some("post_attention_layernorm"),
     ffn_norm: "pre_feedforward_layernorm",
     post_ffn_norm: Some("post_feedforward_layernorm"),
     ..HF
+};
+
+/// Hugging Face names of Gemma 4, whose feed-forward is beside its experts.
+pub(super) static GEMMA4_NAMES: WeightNames = GEMMA4;
+
+const GEMMA4: WeightNames = WeightNames {
+    router: "router.proj",
+    experts: ExpertNames {
+        joined: Some(JoinedExperts {
+            gate_up: "experts.gate_up_proj",
+            down: "experts.down_proj",
+            transposed: false,
+            interleaved: false,
+        }),
+        shared: SharedNames {
+            gate: "mlp.gate_proj",
+            up: "mlp.up_proj",
+            down: "mlp.down_proj",
+            ..HF.experts.shared
+        },
+        norms: Some(ExpertNormNames {
+            router: "router.scale",
+            experts: "pre_feedforward_layernorm_2",
+            post_experts: "post_feedforward_layernorm_2",
+            post_shared: "post_feedforward_layernorm_1",
+            scale: "router.per_expert_scale",
+        }),
+        ..HF.experts
+    },
+    ..OLMO2
 };
 
 /// Hugging Face names of Gemma 4 inside of a model that also sees or hears.
@@ -277,10 +310,7 @@ pub(super) static GEMMA4_NESTED_NAMES: WeightNames = WeightNames {
     },
     final_norm: "model.language_model.norm",
     layer: "model.language_model.layers.{}",
-    post_attn_norm: Some("post_attention_layernorm"),
-    ffn_norm: "pre_feedforward_layernorm",
-    post_ffn_norm: Some("post_feedforward_layernorm"),
-    ..HF
+    ..GEMMA4
 };
 
 /// Hugging Face names of Phi 3.
@@ -454,6 +484,7 @@ const GGUF: WeightNames = WeightNames {
             down: "ffn_down_shexp",
             router: "ffn_gate_inp_shexp",
         },
+        norms: None,
     },
     joined: JoinedNames {
         qkv: Some("attn_qkv"),
@@ -495,6 +526,34 @@ pub(super) static GGUF_QWEN3_NEXT_NAMES: WeightNames = WeightNames {
 };
 
 /// Names in GGUF files of LFM2.
+/// Names in GGUF files of Gemma 4.
+pub(super) static GGUF_GEMMA4_NAMES: WeightNames = WeightNames {
+    experts: ExpertNames {
+        joined: Some(JoinedExperts {
+            gate_up: "ffn_gate_up_exps.weight",
+            down: "ffn_down_exps.weight",
+            transposed: false,
+            interleaved: false,
+        }),
+        shared: SharedNames {
+            gate: "ffn_gate",
+            up: "ffn_up",
+            down: "ffn_down",
+            ..GGUF.experts.shared
+        },
+        norms: Some(ExpertNormNames {
+            router: "ffn_gate_inp.scale",
+            experts: "pre_ffw_norm_2",
+            post_experts: "post_ffw_norm_2",
+            post_shared: "post_ffw_norm_1",
+            scale: "ffn_down_exps.scale",
+        }),
+        ..GGUF.experts
+    },
+    ..GGUF
+};
+
+/// Names in GGUF files of LFM2, whose last norm is named after the embedding.
 pub(super) static GGUF_LFM2_NAMES: WeightNames = WeightNames {
     final_norm: "token_embd_norm",
     ..GGUF

@@ -4,7 +4,7 @@
 use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, ExpertRouting, SharedExpertSpec};
+use crate::spec::{Activation, DecoderSpec, ExpertRouting, SharedExpertSpec};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
@@ -52,6 +52,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     let shared = config.usize("shared_expert_intermediate_size")?;
     moe.shared = Some(SharedExpertSpec {
         intermediate: shared.unwrap_or(5632),
+        activation: Activation::Silu,
         gated: true,
     });
     let has = experts::sparse_layers(config, &moe)?;

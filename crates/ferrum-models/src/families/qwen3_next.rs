@@ -5,7 +5,9 @@ use super::common::{self, HfDefaults};
 use super::experts::{self, HfExperts};
 use super::linear::{self, Recurrent};
 use super::{Family, GgufForm, names};
-use crate::spec::{DecoderSpec, ExpertRouting, LinearAttentionSpec, QkNormSpec, SharedExpertSpec};
+use crate::spec::{
+    Activation, DecoderSpec, ExpertRouting, LinearAttentionSpec, QkNormSpec, SharedExpertSpec,
+};
 use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::{HeadOrder, LinearAttentionRule, RopeStyle};
 use ferrum_types::Result;
@@ -102,6 +104,7 @@ fn hf_with_experts(
     let shared = config.usize("shared_expert_intermediate_size")?;
     moe.shared = Some(SharedExpertSpec {
         intermediate: shared.unwrap_or(512),
+        activation: Activation::Silu,
         gated: true,
     });
     let has = experts::sparse_layers(config, &moe)?;

@@ -129,6 +129,11 @@ impl TensorId {
                 // Small, and every rank has to choose the same experts.
                 | TensorRole::Router
                 | TensorRole::ExpertCorrection
+                | TensorRole::RouterNorm
+                | TensorRole::ExpertNorm
+                | TensorRole::PostExpertNorm
+                | TensorRole::PostSharedNorm
+                | TensorRole::ExpertScale
                 | TensorRole::SharedRouter
                 | TensorRole::FinalNorm,
                 _,
@@ -198,6 +203,11 @@ impl TensorId {
             | TensorRole::PerLayerNorm
             | TensorRole::Router
             | TensorRole::ExpertCorrection
+            | TensorRole::RouterNorm
+            | TensorRole::ExpertNorm
+            | TensorRole::PostExpertNorm
+            | TensorRole::PostSharedNorm
+            | TensorRole::ExpertScale
             | TensorRole::SharedRouter
             | TensorRole::FinalNorm => return None,
         })

@@ -322,6 +322,19 @@ impl List {
         if moe.routing.correction {
             self.vector(TensorRole::ExpertCorrection, experts);
         }
+        if moe.norms {
+            for role in [
+                TensorRole::RouterNorm,
+                TensorRole::ExpertNorm,
+                TensorRole::PostExpertNorm,
+                TensorRole::PostSharedNorm,
+            ] {
+                self.vector(role, hidden);
+            }
+        }
+        if moe.output_scale {
+            self.vector(TensorRole::ExpertScale, experts);
+        }
         for (role, n, k) in [
             (TensorRole::ExpertGate, inner, hidden),
             (TensorRole::ExpertUp, inner, hidden),
@@ -337,6 +350,7 @@ impl List {
         if let Some(SharedExpertSpec {
             intermediate: inner,
             gated,
+            ..
         }) = moe.shared
         {
             for (i, role) in [TensorRole::SharedGate, TensorRole::SharedUp]

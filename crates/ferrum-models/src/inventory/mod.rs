@@ -13,8 +13,8 @@ mod stage;
 pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{
-    ExpertNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames,
-    RowRuns, SharedNames, StackLayout, TensorLocation, WeightNames,
+    ExpertNames, ExpertNormNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames,
+    PerLayerNames, RowRuns, SharedNames, StackLayout, TensorLocation, WeightNames,
 };
 pub use stage::Stage;
 
@@ -143,6 +143,16 @@ pub enum TensorRole {
     ExpertDown,
     /// What is added to the scores of experts where these are chosen.
     ExpertCorrection,
+    /// Norm before the router, of experts with norms of their own.
+    RouterNorm,
+    /// Norm before the experts, likewise.
+    ExpertNorm,
+    /// Norm behind the experts.
+    PostExpertNorm,
+    /// Norm behind the shared expert beside them.
+    PostSharedNorm,
+    /// What the output of each expert is multiplied with.
+    ExpertScale,
     /// Gate projection of a shared expert.
     SharedGate,
     /// Its up projection.
@@ -159,7 +169,7 @@ pub enum TensorRole {
 
 impl TensorRole {
     /// Every role.
-    pub const ALL: [TensorRole; 64] = [
+    pub const ALL: [TensorRole; 69] = [
         Self::TokenEmbedding,
         Self::RopeDivisors,
         Self::RopeLongDivisors,
@@ -218,6 +228,11 @@ impl TensorRole {
         Self::ExpertUp,
         Self::ExpertDown,
         Self::ExpertCorrection,
+        Self::RouterNorm,
+        Self::ExpertNorm,
+        Self::PostExpertNorm,
+        Self::PostSharedNorm,
+        Self::ExpertScale,
         Self::SharedGate,
         Self::SharedUp,
         Self::SharedDown,
@@ -259,6 +274,8 @@ impl TensorRole {
             self,
             Self::AttentionSinks
                 | Self::ExpertCorrection
+                | Self::RouterNorm
+                | Self::ExpertScale
                 | Self::OutputScale
                 | Self::LinearDecay
                 | Self::LinearStepBias
@@ -280,6 +297,10 @@ impl TensorRole {
                 | Self::ParallelAttentionNorm
                 | Self::ParallelFeedForwardNorm
                 | Self::PostFeedForwardNorm
+                | Self::RouterNorm
+                | Self::ExpertNorm
+                | Self::PostExpertNorm
+                | Self::PostSharedNorm
                 | Self::LinearNorm
                 | Self::PerLayerProjectionNorm
                 | Self::PerLayerNorm
@@ -382,6 +403,11 @@ impl fmt::Display for TensorRole {
             Self::ExpertUp => "up projections of experts",
             Self::ExpertDown => "down projections of experts",
             Self::ExpertCorrection => "correction of the choice of experts",
+            Self::RouterNorm => "norm before the router",
+            Self::ExpertNorm => "norm before the experts",
+            Self::PostExpertNorm => "norm behind the experts",
+            Self::PostSharedNorm => "norm behind the shared expert",
+            Self::ExpertScale => "factors of experts",
             Self::SharedGate => "shared expert's gate projection",
             Self::SharedUp => "shared expert's up projection",
             Self::SharedDown => "shared expert's down projection",

@@ -263,6 +263,21 @@ pub struct SharedNames {
     pub router: &'static str,
 }
 
+/// Names of the norms of experts beside a feed-forward, and of their factors.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertNormNames {
+    /// Before the router, a whole name.
+    pub router: &'static str,
+    /// Before the experts.
+    pub experts: &'static str,
+    /// Behind the experts.
+    pub post_experts: &'static str,
+    /// Behind the feed-forward beside them.
+    pub post_shared: &'static str,
+    /// The factor of each expert, a whole name.
+    pub scale: &'static str,
+}
+
 /// Names of a layer's experts.
 #[derive(Debug)]
 pub struct ExpertNames {
@@ -278,6 +293,8 @@ pub struct ExpertNames {
     pub correction: &'static str,
     /// The expert of all tokens.
     pub shared: SharedNames,
+    /// Their norms, in files that hold such.
+    pub norms: Option<ExpertNormNames>,
 }
 
 /// Where a file holds a tensor.
@@ -389,6 +406,13 @@ impl WeightNames {
             TensorRole::ExpertUp => self.experts.up,
             TensorRole::ExpertDown => self.experts.down,
             TensorRole::ExpertCorrection => self.experts.correction,
+            TensorRole::RouterNorm => return self.experts.norms.map(|norms| norms.router),
+            TensorRole::ExpertNorm => return self.experts.norms.map(|norms| norms.experts),
+            TensorRole::PostExpertNorm => {
+                return self.experts.norms.map(|norms| norms.post_experts);
+            }
+            TensorRole::PostSharedNorm => return self.experts.norms.map(|norms| norms.post_shared),
+            TensorRole::ExpertScale => return self.experts.norms.map(|norms| norms.scale),
             TensorRole::SharedGate => self.experts.shared.gate,
             TensorRole::SharedUp => self.experts.shared.up,
             TensorRole::SharedDown => self.experts.shared.down,

@@ -1,11 +1,12 @@
 //! The part of a layer that looks at each token alone.
 
+use super::norm::Norm;
 use super::{Scratch, StepState};
 use crate::experts::Experts;
 use crate::inventory::Projection;
 use crate::linear::{Linear, LogitLinear};
 use crate::spec::MlpSpec;
-use ferrum_kernels::{Activation, Backend, RowShape};
+use ferrum_kernels::{Act, Activation, Backend, RowShape};
 use ferrum_types::{Error, Result};
 
 /// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
@@ -27,11 +28,21 @@ pub(crate) struct MoeWeights<B: Backend> {
     pub(crate) router: Box<dyn LogitLinear<B>>,
     pub(crate) experts: Box<dyn Experts<B>>,
     pub(crate) shared: Option<SharedExpertWeights<B>>,
+    pub(crate) norms: Option<ExpertNorms<B>>,
+}
+
+/// Norms of experts that stand beside a shared one, each in a branch of its own.
+pub(crate) struct ExpertNorms<B: Backend> {
+    pub(crate) router: Norm<B>,
+    pub(crate) experts: Norm<B>,
+    pub(crate) post_experts: Norm<B>,
+    pub(crate) post_shared: Norm<B>,
 }
 
 /// Weights of the expert of all tokens. Of a rank, `down` gives a part of a sum that is made with the other experts'.
 pub(crate) struct SharedExpertWeights<B: Backend> {
     pub(crate) mlp: MlpWeights<B>,
+    pub(crate) activation: Activation,
     pub(crate) intermediate: usize,
     /// Gives the logit by whose sigmoid its output is multiplied.
     pub(crate) gate: Option<Box<dyn LogitLinear<B>>>,
@@ -62,23 +73,40 @@ impl<B: Backend> SharedExpertWeights<B> {
             let dim = self.intermediate;
             // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
             self.mlp.gate_up.forward(ctx, normed, gate_up, rows)?;
-            B::fused_silu_mul_split(ctx, gate_up, gated, RowShape { rows, dim })?;
+            gate::<B>(ctx, self.activation, gate_up, gated, RowShape { rows, dim })?;
             self.mlp.down.forward(ctx, gated, out, rows)
         })
     }
 }
 
-/// `normed` → `delta` through experts.
+/// `[rows, gate | up]` → `activation(gate) · up`.
+fn gate<B: Backend>(
+    ctx: &mut B::Context,
+    activation: Activation,
+    gate_up: &Act<B>,
+    out: &mut Act<B>,
+    shape: RowShape,
+) -> Result<()> {
+    match activation {
+        Activation::Gelu(kind) => B::fused_gelu_mul_split(ctx, gate_up, out, kind, shape),
+        _ => B::fused_silu_mul_split(ctx, gate_up, out, shape),
+    }
+}
+
+/// `normed` → `delta` through experts, and through the shared one if there is one. In branches, what `normed` has is for the
+/// shared one alone, and the others read the stream.
 pub(super) fn moe_forward<B: Backend>(
     ctx: &mut B::Context,
     weights: &MoeWeights<B>,
-    rows: usize,
+    step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
+    let (spec, rows) = (step.spec, step.batch.shape.tokens);
     if let Some(shared) = &weights.shared {
         shared.forward(ctx, rows, scratch)?;
     }
     let Scratch {
+        residual,
         normed,
         delta,
         moe,
@@ -89,6 +117,23 @@ pub(super) fn moe_forward<B: Backend>(
         let reason = "the scratch of a model without experts".to_owned();
         return Err(Error::invalid("layer", reason));
     };
+    if let Some(norms) = &weights.norms {
+        profiler.measure(ctx, "router", |ctx| {
+            norms
+                .post_shared
+                .norm(ctx, spec, delta, &mut moe.branch, rows)?;
+            norms.router.norm(ctx, spec, residual, normed, rows)?;
+            weights.router.logits(ctx, normed, &mut moe.logits, rows)
+        })?;
+        profiler.measure(ctx, "experts", |ctx| {
+            norms.experts.norm(ctx, spec, residual, normed, rows)?;
+            weights.experts.forward(ctx, normed, moe, delta, rows)?;
+            norms.post_experts.norm(ctx, spec, delta, normed, rows)?;
+            B::add_inplace(ctx, normed, &moe.branch, rows * spec.hidden_size)
+        })?;
+        scratch.exchange();
+        return Ok(());
+    }
     // [tokens, hidden] → [tokens, experts]
     profiler.measure(ctx, "router", |ctx| {
         weights.router.logits(ctx, normed, &mut moe.logits, rows)
@@ -128,12 +173,9 @@ pub(super) fn mlp_forward<B: Backend>(
     })?;
     profiler.measure(ctx, "activation", |ctx| {
         let function = mlp.activation.function();
-        match (gated, function) {
-            (false, _) => B::activate(ctx, function, gate_up, None, inner, rows * shape.dim),
-            (true, Activation::Gelu(kind)) => {
-                B::fused_gelu_mul_split(ctx, gate_up, inner, kind, shape)
-            }
-            (true, _) => B::fused_silu_mul_split(ctx, gate_up, inner, shape),
+        match gated {
+            false => B::activate(ctx, function, gate_up, None, inner, rows * shape.dim),
+            true => gate::<B>(ctx, function, gate_up, inner, shape),
         }
     })?;
     profiler.measure(ctx, "down", |ctx| {

@@ -14,7 +14,9 @@ mod scratch;
 mod short_conv;
 
 pub(crate) use attention::{GqaWeights, HeadLayerNorm};
-pub(crate) use feed_forward::{FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights};
+pub(crate) use feed_forward::{
+    ExpertNorms, FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights,
+};
 pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
@@ -155,7 +157,7 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             mlp_forward(ctx, index, (mlp, gated, weights), step, scratch)?;
         }
         (FeedForwardSpec::Moe(_), FeedForwardWeights::Moe(weights)) => {
-            moe_forward(ctx, weights, step.batch.shape.tokens, scratch)?;
+            moe_forward(ctx, weights, step, scratch)?;
         }
         _ => return Err(other_kind(index)),
     }

@@ -30,7 +30,7 @@ impl<B: Backend> Norm<B> {
     }
 
     /// Rows of the width of the stream, normed in `out`.
-    fn norm<T: FloatElement>(
+    pub(super) fn norm<T: FloatElement>(
         &self,
         ctx: &mut B::Context,
         spec: &DecoderSpec,

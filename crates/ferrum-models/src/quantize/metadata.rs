@@ -458,6 +458,7 @@ fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
             alpha: 1.702,
             limit: 7.0,
         },
+        "gemma4" => ExpertActivation::GeluTanh,
         _ => ExpertActivation::Silu,
     };
     if moe.activation != activation {
@@ -467,7 +468,12 @@ fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
         let expected = format!("a softmax and norm_topk_prob = {}", taken.renormalize);
         return unsaid(model, "the routing of experts", &expected);
     }
-    let shared = moe.shared_intermediate();
+    // Where that has norms of its own, it is the length of the feed-forward.
+    let shared = if moe.norms {
+        0
+    } else {
+        moe.shared_intermediate()
+    };
     if !grouped {
         return match shared {
             0 => Ok(()),

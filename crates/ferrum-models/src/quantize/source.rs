@@ -433,9 +433,33 @@ fn expert_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         let TensorShape::Stack(shape) = tensor.shape else {
             return None;
         };
-        Some(expert_item(model, &tensor, shape))
+        let item = expert_item(model, &tensor, shape);
+        match joined_gate_up(model, &tensor) {
+            None => Some(item),
+            // The rows of up follow those of gate in both kinds of file.
+            Some(name) if tensor.id.role == TensorRole::ExpertGate => Some(item.map(|item| Item {
+                name,
+                shape: vec![shape.experts, 2 * shape.n, shape.k],
+                ..item
+            })),
+            Some(_) => None,
+        }
     });
     items.collect()
+}
+
+/// The tensor of the new file that a stack is joined to another in, where the folder joins them as well.
+fn joined_gate_up(model: &HfModel<'_>, tensor: &DecoderTensor) -> Option<String> {
+    let TensorId { layer, role, .. } = tensor.id;
+    let is_part = matches!(role, TensorRole::ExpertGate | TensorRole::ExpertUp);
+    let (layer, joined) = (layer?, model.gguf_names.experts.joined.filter(|_| is_part)?);
+    let place = model.names.locations(tensor).into_iter().next()?;
+    match place {
+        TensorLocation::Rows { name, .. } => model.folder.tensors.get(&name).map(drop)?,
+        _ => return None,
+    }
+    let layer = of_expert(model.gguf_names.layer, layer);
+    Some(format!("{layer}.{}", joined.gate_up))
 }
 
 /// One stack, of whatever the folder has.

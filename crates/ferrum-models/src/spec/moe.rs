@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+use super::Activation;
 use ferrum_kernels::{ExpertActivation, ExpertGroups, ExpertScore, RouteShape};
 
 /// A mixture of experts: the weighted sum of some gated feed-forwards, chosen for each token, and of one that every token
@@ -22,6 +23,11 @@ pub struct MoeSpec {
     pub input_scale: bool,
     /// The expert of all tokens.
     pub shared: Option<SharedExpertSpec>,
+    /// Whether what an expert gives is multiplied with a number of its own.
+    pub output_scale: bool,
+    /// Whether the router and the experts read the stream through norms of their own, that of the router divided by √hidden, and what
+    /// experts and the shared expert give is normed before it is added (Gemma 4).
+    pub norms: bool,
 }
 
 /// How a router's logits become a choice of experts and their weights. See
@@ -53,11 +59,13 @@ impl ExpertRouting {
     }
 }
 
-/// A gated feed-forward with SiLU beside experts. Several of one width are one of their widths together.
+/// A gated feed-forward beside experts. Several of one width are one of their widths together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpertSpec {
     /// Elements between the projections.
     pub intermediate: usize,
+    /// What becomes of the gate.
+    pub activation: Activation,
     /// Whether what it gives is multiplied with the sigmoid of a logit of the token.
     pub gated: bool,
 }
@@ -116,11 +124,20 @@ impl MoeSpec {
         }
         let finite = |x: f32| x.is_finite() && x > 0.0;
         let bounds = match self.activation {
-            ExpertActivation::Silu => true,
+            ExpertActivation::Silu | ExpertActivation::GeluTanh => true,
             ExpertActivation::ClampedSwiglu { alpha, limit } => finite(alpha) && finite(limit),
         };
         if !finite(self.routing.scale) || !bounds {
             return Err("factors and bounds of experts: expected positive numbers".into());
+        }
+        if self.input_scale && self.output_scale {
+            return Err("experts whose inputs and outputs are multiplied are not supported".into());
+        }
+        if self.norms && self.shared.is_none_or(|shared| shared.gated) {
+            return Err(
+                "norms of experts without a shared expert, or with a gated one, are not supported"
+                    .into(),
+            );
         }
         if self.shared.is_some() && !(1..=1 << 30).contains(&self.shared_intermediate()) {
             return Err(format!(

@@ -243,13 +243,15 @@ fn names_lead_back_to_the_tensor() {
             };
             for id in [id, id.bias()] {
                 if let Some(name) = names.name(id) {
-                    // Granite 4 calls its dense feed-forward as its shared expert.
+                    // Granite 4 and Gemma 4 call their dense feed-forward as a shared expert.
                     let found = names.parse(&name).unwrap();
                     assert_eq!(names.name(found), Some(name.clone()), "{name}");
                     // Falcon's norm before both parts is that before the feed-forward where there are two.
                     let shared = matches!(
                         (found.role, role),
-                        (TensorRole::Down, TensorRole::SharedDown)
+                        (TensorRole::Gate, TensorRole::SharedGate)
+                            | (TensorRole::Up, TensorRole::SharedUp)
+                            | (TensorRole::Down, TensorRole::SharedDown)
                             | (
                                 TensorRole::AttentionNorm,
                                 TensorRole::ParallelFeedForwardNorm
@@ -378,6 +380,11 @@ fn every_role_has_its_cut() {
                 TensorRole::LatentDown,
                 TensorRole::LatentNorm,
                 TensorRole::ExpertCorrection,
+                TensorRole::RouterNorm,
+                TensorRole::ExpertNorm,
+                TensorRole::PostExpertNorm,
+                TensorRole::PostSharedNorm,
+                TensorRole::ExpertScale,
                 TensorRole::SharedRouter,
                 TensorRole::FinalNorm,
             ],

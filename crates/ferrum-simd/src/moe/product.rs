@@ -65,6 +65,17 @@ impl Finish<2> for Gated {
     }
 }
 
+/// `gelu(gate) · up`, in the tanh form.
+#[derive(Clone, Copy)]
+struct GeluGated;
+
+impl Finish<2> for GeluGated {
+    #[inline(always)]
+    fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
+        s.mul(math::gelu_tanh(s, gate), up)
+    }
+}
+
 /// `g · sigmoid(alpha · g) · (u + 1)` of the bounded `gate` and `up`.
 #[derive(Clone, Copy)]
 struct Clamped {
@@ -160,6 +171,9 @@ pub fn gate_up(
     let (op, x) = ("moe_gate_up", (x, ExpertInput::PerToken));
     match activation {
         ExpertActivation::Silu => per_pair(run, op, x, (stacks, Gated), routing, out, shape),
+        ExpertActivation::GeluTanh => {
+            per_pair(run, op, x, (stacks, GeluGated), routing, out, shape)
+        }
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let clamped = Clamped { alpha, limit };
             per_pair(run, op, x, (stacks, clamped), routing, out, shape)
