@@ -4,6 +4,7 @@
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
 use crate::cache::{CacheGroup, StateSlots};
+use crate::images::ImageRows;
 use ferrum_kernels::SampleBatch;
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 use std::ops::Range;
@@ -118,6 +119,8 @@ pub struct StepBatch {
     pub hidden_rows: Vec<u32>,
     /// Rows whose residual stream is wanted where a stage of the runner ends, beside whatever else they want.
     pub taps: Vec<HiddenTap>,
+    /// Rows whose embeddings are given: those of images, in order. See [`add_image`](Self::add_image).
+    pub images: Vec<ImageRows>,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
     pub choices: Vec<ChosenToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
@@ -173,6 +176,7 @@ impl StepBatch {
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.taps.clear();
+        self.images.clear();
         self.choices.clear();
         self.sampling.clear();
     }

@@ -17,6 +17,7 @@ mod experts;
 pub mod families;
 mod gathered;
 mod group;
+mod images;
 mod inventory;
 mod kv_blocks;
 mod layer;
@@ -35,6 +36,7 @@ mod slice;
 mod spec;
 mod stack;
 mod stored;
+pub mod vision;
 mod weights;
 pub mod whisper;
 
@@ -47,6 +49,7 @@ pub use experts::{
 pub use families::{Family, family_for};
 pub use gathered::GatheredStack;
 pub use group::RunnerGroup;
+pub use images::{ImageRows, ImageSpan, image_cut_by};
 pub use inventory::{
     CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, ExpertNormNames, HeadRows,
     JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames, ProductRows,

@@ -435,6 +435,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 });
             }
         }
+        batch.check_images(&self.spec)?;
         batch.check_states(self.state_slots)?;
         batch.check_tables(self.cache_groups())
     }

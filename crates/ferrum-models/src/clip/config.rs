@@ -172,10 +172,6 @@ fn spec(folder: &HfFolder, defaults: &Defaults) -> Result<ClipSpec> {
     let size = |config: &HfConfig, key: &str, default: usize| -> Result<usize> {
         Ok(config.usize(key)?.unwrap_or(default))
     };
-    if size(&image, "num_channels", 3)? != 3 {
-        let expected = "3, red, green and blue";
-        return Err(image.field_error("num_channels", expected).into());
-    }
     if image.bool("vision_use_head")? == Some(false) {
         let expected = "true, as nothing else pools the image";
         return Err(image.field_error("vision_use_head", expected).into());
@@ -196,17 +192,32 @@ fn spec(folder: &HfFolder, defaults: &Defaults) -> Result<ClipSpec> {
     Ok(ClipSpec {
         kind: defaults.kind,
         dimensions: head.shape.first().copied().unwrap_or(0),
-        image: ImageSpec {
-            stack: stack(&image, defaults, defaults.image, false)?,
-            side: size(&image, "image_size", 224)?,
-            patch: size(&image, "patch_size", defaults.patch)?,
-        },
+        image: image_spec(&image, defaults)?,
         text: TextSpec {
             stack: stack(&text, defaults, defaults.text, clip)?,
             vocab_size: size(&text, "vocab_size", defaults.vocab_size)?,
             positions: size(&text, "max_position_embeddings", defaults.positions)?,
             end,
         },
+    })
+}
+
+/// The image tower of SigLIP by itself, as other models have it.
+pub(crate) fn siglip_image(config: &HfConfig) -> Result<ImageSpec> {
+    image_spec(config, &KNOWN[1])
+}
+
+fn image_spec(config: &HfConfig, defaults: &Defaults) -> Result<ImageSpec> {
+    let size =
+        |key: &str, default: usize| -> Result<usize> { Ok(config.usize(key)?.unwrap_or(default)) };
+    if size("num_channels", 3)? != 3 {
+        let expected = "3, red, green and blue";
+        return Err(config.field_error("num_channels", expected).into());
+    }
+    Ok(ImageSpec {
+        stack: stack(config, defaults, defaults.image, false)?,
+        side: size("image_size", 224)?,
+        patch: size("patch_size", defaults.patch)?,
     })
 }
 

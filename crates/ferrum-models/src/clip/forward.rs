@@ -1,6 +1,6 @@
 //! Pictures through their tower, and texts through theirs.
 
-use super::config::{ClipKind, ClipSpec};
+use super::config::{ClipKind, ClipSpec, ImageSpec};
 use super::load::{ClipWeights, ImageHead, ProbeHead};
 use super::tower::{Tower, read_rows};
 use crate::stack::{batch, upload};
@@ -180,7 +180,7 @@ impl<B: LlmBackend> ClipRunner<B> {
         tower.upload(ctx, &vec![own; count])?;
         let mut values = Vec::with_capacity(rows * 3 * spec.image.patch * spec.image.patch);
         for image in images {
-            unfold(spec, image, &mut values);
+            unfold(&spec.image, spec.kind == ClipKind::Clip, image, &mut values);
         }
         B::write(ctx, patches, 0, &values)?;
         let places = &weights.image_positions;
@@ -252,9 +252,14 @@ fn text_end(spec: &ClipSpec, text: &[TokenId]) -> usize {
 }
 
 /// Appends the patches of a picture, `[patches, 3 · patch · patch]`, behind a row of zeros where there is a class token.
-fn unfold<T: FloatElement>(spec: &ClipSpec, image: &[f32], rows: &mut Vec<T>) {
-    let (side, patch, grid) = (spec.image.side, spec.image.patch, spec.image.grid());
-    if spec.kind == ClipKind::Clip {
+pub(crate) fn unfold<T: FloatElement>(
+    spec: &ImageSpec,
+    has_class: bool,
+    image: &[f32],
+    rows: &mut Vec<T>,
+) {
+    let (side, patch, grid) = (spec.side, spec.patch, spec.grid());
+    if has_class {
         rows.resize(rows.len() + 3 * patch * patch, T::from_f32(0.0));
     }
     for (down, right) in (0..grid).flat_map(|y| (0..grid).map(move |x| (y, x))) {

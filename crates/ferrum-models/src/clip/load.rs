@@ -10,7 +10,7 @@ use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
 
-const NAMES: StackNames = StackNames {
+pub(crate) const NAMES: StackNames = StackNames {
     attention_norm: "layer_norm1",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     out: "self_attn.out_proj",
@@ -80,7 +80,7 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
         false => ("text_model.head", Bias::Each),
     };
     Ok(ClipWeights {
-        stem: stem(loader, spec)?,
+        stem: stem(loader, &spec.image, "vision_model", !clip)?,
         image_positions: image_positions(loader, spec)?,
         image: layers(loader, &spec.image.stack, "vision_model")?,
         image_norm: loader.norm("vision_model.post_layernorm", spec.image.stack.hidden)?,
@@ -98,7 +98,8 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
     })
 }
 
-fn layers<B: LlmBackend, W: WeightForm<B>>(
+/// The layers of a tower.
+pub(crate) fn layers<B: LlmBackend, W: WeightForm<B>>(
     loader: &mut NamedLoader<'_, '_, B, W>,
     spec: &StackSpec,
     tower: &str,
@@ -110,7 +111,7 @@ fn layers<B: LlmBackend, W: WeightForm<B>>(
 }
 
 /// A map of numbers that were put in order here.
-fn map<B: LlmBackend, W: WeightForm<B>>(
+pub(crate) fn map<B: LlmBackend, W: WeightForm<B>>(
     loader: &NamedLoader<'_, '_, B, W>,
     values: &[f32],
     bias: Option<&[f32]>,
@@ -128,17 +129,19 @@ fn map<B: LlmBackend, W: WeightForm<B>>(
     })
 }
 
-fn stem<B: LlmBackend, W: WeightForm<B>>(
+/// The convolution over patches, as a product.
+pub(crate) fn stem<B: LlmBackend, W: WeightForm<B>>(
     loader: &mut NamedLoader<'_, '_, B, W>,
-    spec: &ClipSpec,
+    ImageSpec { stack, patch, .. }: &ImageSpec,
+    tower: &str,
+    has_bias: bool,
 ) -> Result<Box<dyn Linear<B>>> {
-    let ImageSpec { stack, patch, .. } = &spec.image;
-    let name = "vision_model.embeddings.patch_embedding";
+    let name = format!("{tower}.embeddings.patch_embedding");
     let shape = [stack.hidden, 3, *patch, *patch];
     let weight = loader.vector(&format!("{name}.weight"), &shape)?;
-    let bias = match spec.kind {
-        ClipKind::Clip => None,
-        ClipKind::Siglip => Some(loader.vector(&format!("{name}.bias"), &[stack.hidden])?),
+    let bias = match has_bias {
+        true => Some(loader.vector(&format!("{name}.bias"), &[stack.hidden])?),
+        false => None,
     };
     let stem = map(loader, &weight, bias.as_deref(), 3 * patch * patch)?;
     Ok(Box::new(stem))

@@ -10,6 +10,11 @@ mod forward;
 mod load;
 mod tower;
 
+pub(crate) use config::siglip_image;
+pub(crate) use forward::unfold;
+pub(crate) use load::{layers, map, stem};
+pub(crate) use tower::{Tower, read_rows};
+
 pub use config::{ClipKind, ClipModel, ClipSpec, ImageSpec, TextSpec, is_clip, read_clip};
 pub use forward::{ClipRunner, ImageTextModel};
 pub use load::{ClipWeights, load_clip};

@@ -7,18 +7,18 @@ use ferrum_kernels::{Act, DeviceBatch, KvF32, KvLayer, LlmBackend, Residual, Row
 use ferrum_types::{FloatElement, Result};
 
 /// Buffers for so many tokens in so many sequences.
-pub(super) struct Tower<B: LlmBackend> {
+pub(crate) struct Tower<B: LlmBackend> {
     /// `[tokens, hidden]`.
-    pub(super) x: Residual<B>,
-    pub(super) scratch: StackScratch<B>,
-    pub(super) kv: KvLayer<B, KvF32>,
-    pub(super) batch: DeviceBatch<B>,
+    pub(crate) x: Residual<B>,
+    pub(crate) scratch: StackScratch<B>,
+    pub(crate) kv: KvLayer<B, KvF32>,
+    pub(crate) batch: DeviceBatch<B>,
     /// `[tokens]`: each token's place in its sequence.
-    pub(super) positions: B::Buffer<i32>,
+    pub(crate) positions: B::Buffer<i32>,
     /// `[seqs]`: the row of each sequence that is read.
     chosen: B::Buffer<i32>,
     /// `[seqs, hidden]`.
-    pub(super) pooled: Act<B>,
+    pub(crate) pooled: Act<B>,
     /// `[seqs, dimensions]`.
     vectors: Act<B>,
     dimensions: usize,
@@ -26,7 +26,7 @@ pub(super) struct Tower<B: LlmBackend> {
 
 impl<B: LlmBackend> Tower<B> {
     /// For sequences of at most `longest` tokens, which become vectors of `dimensions` elements.
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &B,
         spec: &StackSpec,
         (tokens, seqs, longest): (usize, usize, usize),
@@ -46,7 +46,7 @@ impl<B: LlmBackend> Tower<B> {
     }
 
     /// Uploads that sequences have these lengths.
-    pub(super) fn upload(&mut self, ctx: &mut B::Context, lens: &[usize]) -> Result<()> {
+    pub(crate) fn upload(&mut self, ctx: &mut B::Context, lens: &[usize]) -> Result<()> {
         let seqs: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
         let positions: Vec<i32> = lens.iter().flat_map(|&len| 0..len as i32).collect();
         B::write(ctx, &mut self.positions, 0, &positions)?;
@@ -54,7 +54,7 @@ impl<B: LlmBackend> Tower<B> {
     }
 
     /// All layers, and the norm behind them; `scratch.normed` has the states then.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         ctx: &mut B::Context,
         (spec, layers): (&StackSpec, &[StackLayer<B>]),
@@ -68,7 +68,7 @@ impl<B: LlmBackend> Tower<B> {
     }
 
     /// Gathers rows of the states to `pooled`.
-    pub(super) fn pool(&mut self, ctx: &mut B::Context, rows: &[i32], dim: usize) -> Result<()> {
+    pub(crate) fn pool(&mut self, ctx: &mut B::Context, rows: &[i32], dim: usize) -> Result<()> {
         B::write(ctx, &mut self.chosen, 0, rows)?;
         let shape = RowShape {
             rows: rows.len(),
@@ -79,7 +79,7 @@ impl<B: LlmBackend> Tower<B> {
     }
 
     /// The vectors that a map makes of the first rows of `pooled`.
-    pub(super) fn project(
+    pub(crate) fn project(
         &mut self,
         ctx: &mut B::Context,
         map: &dyn Linear<B>,
@@ -91,7 +91,7 @@ impl<B: LlmBackend> Tower<B> {
 }
 
 /// The first rows of a buffer.
-pub(super) fn read_rows<B: LlmBackend, T: FloatElement>(
+pub(crate) fn read_rows<B: LlmBackend, T: FloatElement>(
     ctx: &mut B::Context,
     buffer: &B::Buffer<T>,
     rows: usize,

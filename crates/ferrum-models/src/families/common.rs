@@ -20,6 +20,8 @@ const MAX_LAYERS: usize = 10_000;
 pub(super) struct HfDefaults {
     /// `num_key_value_heads`; `None`: as many as query heads.
     pub(super) kv_heads: Option<usize>,
+    /// `vocab_size`; `None`: it has to be stated.
+    pub(super) vocab_size: Option<usize>,
     /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
     /// `max_position_embeddings`.
@@ -42,6 +44,7 @@ impl HfDefaults {
     /// Those of Llama.
     pub(super) const LLAMA: Self = Self {
         kv_heads: None,
+        vocab_size: None,
         head_dim: None,
         max_position: 2048,
         eps: ("rms_norm_eps", 1e-6),
@@ -107,7 +110,10 @@ pub(super) fn of_sizes(
     let tied = config.bool("tie_word_embeddings")?;
     Ok(DecoderSpec {
         family,
-        vocab_size: config.require_usize("vocab_size")?,
+        vocab_size: match (config.usize("vocab_size")?, defaults.vocab_size) {
+            (None, Some(usual)) => usual,
+            _ => config.require_usize("vocab_size")?,
+        },
         hidden_size,
         context_length: stretched.max().unwrap_or(trained),
         layers: vec![layer; sizes.layers],

@@ -1,9 +1,9 @@
-//! Gemma 2 and the text models of Gemma 3: norms before and behind both parts, and windows in most layers.
+//! Gemma 2 and the decoders of Gemma 3: norms before and behind both parts, and windows in most layers.
 //!
 //! Gemma 2 bounds scores and logits; Gemma 3 norms queries and keys in its place, and rotates layers with a window by
 //! frequencies of their own.
 
-use super::common::{self, HfDefaults};
+use super::common::{self, HfDefaults, HfSizes};
 use super::{Family, GgufForm, gemma, names};
 use crate::spec::{Activation, DecoderSpec, LayerForm, QkNormSpec, RopeScaling, RopeSpec};
 use ferrum_formats::{Gguf, HfConfig};
@@ -46,6 +46,22 @@ pub(super) static GEMMA3: Family = Family {
     from_gguf: gemma3_from_gguf,
 };
 
+/// Gemma 3 with the tower that [vision](crate::vision) reads.
+pub(super) static GEMMA3_VISION: Family = Family {
+    name: "gemma3-vision",
+    title: "Gemma 3 (images and text)",
+    hf_architectures: &["Gemma3ForConditionalGeneration"],
+    hf_model_types: &["gemma3"],
+    hf_names: &names::GEMMA3_VISION_NAMES,
+    hf_base_names: Some(&names::GEMMA3_NESTED_NAMES),
+    hf_rope: RopeStyle::HalfSplit,
+    gguf_names: &names::GGUF_NAMES,
+    gguf_architectures: &[],
+    gguf_form: GEMMA3.gguf_form,
+    from_hf: gemma3_from_hf,
+    from_gguf: gemma3_from_gguf,
+};
+
 fn gemma2_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     let mut spec = from_hf(config, (FAMILY.name, 10_000.0), 2)?;
     let cap = |key: &str, default: f32| match config.has(key) {
@@ -59,6 +75,7 @@ fn gemma2_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 }
 
 fn gemma3_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+    let config = &config.text_config()?;
     let pattern = match config.usize("sliding_window_pattern")? {
         Some(every) => Some(every),
         None => config.usize("_sliding_window_pattern")?,
@@ -83,10 +100,23 @@ fn from_hf(
         max_position: if theta > 10_000.0 { 131_072 } else { 8192 },
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
         tied: true,
+        vocab_size: (family == GEMMA3.name).then_some(262_208),
         theta,
         ..HfDefaults::LLAMA
     };
-    let mut spec = common::from_hf(family, config, &defaults)?;
+    let heads = match config.usize("num_attention_heads")? {
+        // The configs of Gemma 3 beside an image tower leave out what is usual.
+        None if family == GEMMA3.name => 8,
+        _ => config.require_usize("num_attention_heads")?,
+    };
+    let sizes = HfSizes {
+        hidden_size: config.require_usize("hidden_size")?,
+        heads,
+        kv_heads: config.usize("num_key_value_heads")?.unwrap_or(4),
+        intermediate: config.require_usize("intermediate_size")?,
+        layers: common::hf_layer_count(config, "num_hidden_layers")?,
+    };
+    let mut spec = common::of_sizes(family, config, &sizes, &defaults)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     common::attention_biases(&mut spec, bias);
     let window = match config.has("sliding_window") {

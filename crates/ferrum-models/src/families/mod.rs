@@ -110,6 +110,7 @@ pub static FAMILIES: &[&Family] = &[
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma2::GEMMA3,
+    &gemma2::GEMMA3_VISION,
     &gemma4::FAMILY,
     &phi::FAMILY,
     &phi3::FAMILY,

@@ -252,11 +252,30 @@ const GEMMA: WeightNames = WeightNames {
 };
 
 /// Hugging Face names of Gemma 2 and 3.
-pub(super) static GEMMA2_NAMES: WeightNames = WeightNames {
+pub(super) static GEMMA2_NAMES: WeightNames = GEMMA2;
+
+const GEMMA2: WeightNames = WeightNames {
     post_attn_norm: Some("post_attention_layernorm"),
     ffn_norm: "pre_feedforward_layernorm",
     post_ffn_norm: Some("post_feedforward_layernorm"),
     ..GEMMA
+};
+
+/// Hugging Face names of Gemma 3 in checkpoints that have its image tower, too.
+pub(super) static GEMMA3_VISION_NAMES: WeightNames = WeightNames {
+    embedding: "language_model.model.embed_tokens",
+    final_norm: "language_model.model.norm",
+    lm_head: "language_model.lm_head",
+    layer: "language_model.model.layers.{}",
+    ..GEMMA2
+};
+
+/// The same as `transformers` has them in memory.
+pub(super) static GEMMA3_NESTED_NAMES: WeightNames = WeightNames {
+    embedding: "model.language_model.embed_tokens",
+    final_norm: "model.language_model.norm",
+    layer: "model.language_model.layers.{}",
+    ..GEMMA2
 };
 
 /// Hugging Face names of OLMo 2 and 3, which have no norm before a part.

@@ -174,6 +174,12 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
         let sinks = weights.sinks.as_ref();
         B::paged_attention::<K>(ctx, q, kv, sinks, step.batch, attn, &config)
     })?;
+    if let Some(images) = step.images {
+        profiler.measure(ctx, "image_attention", |ctx| {
+            let cache = (&*kv, weights.sinks.as_ref());
+            images.attend::<K>(ctx, (&mut *q, &mut *qkv), cache, attn, &config)
+        })?;
+    }
     match (&weights.gate, gates) {
         (Some(gate), Some(gates)) => profiler.measure(ctx, "attn_gate", |ctx| {
             // [tokens, hidden] → [tokens, heads · value_dim]

@@ -24,6 +24,7 @@ pub(crate) use per_layer::{PerLayerTables, PerLayerWeights, per_layer_inputs};
 pub(crate) use scratch::{Scratch, scratch_widths};
 pub(crate) use short_conv::ShortConvWeights;
 
+use crate::images::StepImages;
 use crate::lora::Adapters;
 use crate::rope::RopeTables;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerSpec};
@@ -91,6 +92,8 @@ pub(crate) struct StepState<'a, B: Backend> {
     /// Of each rotary embedding of the spec.
     pub(crate) ropes: &'a [RopeTables<B>],
     pub(crate) adapters: &'a Adapters<B>,
+    /// Where the step has some.
+    pub(crate) images: Option<&'a StepImages<B>>,
 }
 
 impl<'a, B: Backend> StepState<'a, B> {

@@ -54,6 +54,7 @@ impl StepLayout {
         // What adapters add depends on which rows want them, which no key says.
         let plain = batch.hidden_rows.is_empty()
             && batch.taps.is_empty()
+            && batch.images.is_empty()
             && batch.adapters.iter().all(Option::is_none);
         let decodes = batch.logit_rows.len() == shape.tokens && shape.tokens > 0;
         if !plain || !decodes || shape.max_query_len > MOST_QUERIES {

@@ -11,6 +11,7 @@ use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::StepBatch;
 use crate::cache::CacheGroup;
+use crate::images::StepImages;
 use crate::inventory::Stage;
 use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward, per_layer_inputs};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
@@ -43,6 +44,8 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
     adapters: Adapters<B>,
+    /// Those of the last step that had some.
+    images: Option<StepImages<B>>,
     /// Of each rotary embedding of the spec.
     ropes: Vec<RopeTables<B>>,
     pub(super) batch: DeviceBatch<B>,
@@ -135,6 +138,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             cache_of,
             scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
             adapters: Adapters::new(),
+            images: None,
             staging: Staging {
                 tokens: device.host_buffer(config.max_logit_rows)?,
                 cos: device.host_buffer(rope_staging)?,
@@ -185,6 +189,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         chosen: bool,
         end: &mut StageEnd<'_, B>,
     ) -> Result<()> {
+        if !batch.images.is_empty() {
+            let tables = (&*self.groups, self.batch.shape.table_stride);
+            let old = self.images.take();
+            self.images = Some(StepImages::upload(&mut self.ctx, old, batch, tables)?);
+        }
         self.copy_states(
             batch
                 .state_starts
@@ -229,6 +238,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             cache_of,
             scratch,
             adapters,
+            images,
             ropes,
             batch: state,
             layout,
@@ -241,6 +251,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 batch: state,
                 ropes,
                 adapters,
+                images: images.as_ref().filter(|_| !batch.images.is_empty()),
             };
             let caches = (&mut *kv, &mut **states, &**cache_of);
             forward(ctx, weights, caches, &step, scratch)?;
@@ -449,6 +460,9 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
                 None => Ok(()),
             }
         })?;
+        if let Some(images) = step.images {
+            images.place(ctx, residual, shape.dim)?;
+        }
     }
     if let Some(tables) = &weights.per_layer {
         per_layer_inputs(ctx, tables, step, scratch)?;

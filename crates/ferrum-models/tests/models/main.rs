@@ -19,5 +19,6 @@ mod parity;
 mod quantised;
 mod spec;
 mod stages;
+mod vision;
 mod whisper;
 mod windows;

@@ -1,0 +1,467 @@
+//! Decoders that see images give what `transformers` gives.
+
+use crate::support::{
+    exact_cpu, grouped_table, logits_of, max_difference, open, read_expected, runner_in,
+};
+use ferrum_conformance::minimal::Minimal;
+use ferrum_formats::ModelSource;
+use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::reference::ReferenceBackend;
+use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, LlmBackend};
+use ferrum_media::image::{Filter, ImageLimits, ImageTransform, Resize, decode};
+use ferrum_models::vision::{ImageEncoder, VisionRunner, has_vision, load_vision, read_vision};
+use ferrum_models::{
+    Expanded, ImageSpan, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch,
+};
+use ferrum_types::{BlockId, TokenId};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A picture of the fixture: some of its pixels with their places, all of them, and its features.
+struct Picture {
+    some: Vec<(usize, f32)>,
+    pixels: Vec<f32>,
+    features: Vec<f32>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn folder() -> PathBuf {
+    root().join("vision/gemma3")
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&std::fs::read(folder().join("expected.json")).unwrap()).unwrap()
+}
+
+fn float(value: &Value) -> f32 {
+    value.as_f64().unwrap() as f32
+}
+
+fn pixels(name: &str) -> Vec<f32> {
+    let transform = ImageTransform {
+        resize: Resize::Exact([37; 2]),
+        filter: Filter::Bilinear,
+        crop: None,
+        scale: 1.0 / 255.0,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+    };
+    let file = std::fs::read(root().join("images/files").join(name)).unwrap();
+    let image = decode(&file, ImageLimits::default()).unwrap();
+    transform.apply(&image, [37; 2]).unwrap()
+}
+
+fn pictures() -> Vec<Picture> {
+    let expected = expected();
+    let images = expected["images"].as_object().unwrap();
+    let all = images.iter().map(|(name, image)| {
+        let some = image["pixels"].as_array().unwrap().iter();
+        Picture {
+            some: some
+                .map(|one| (one[0].as_u64().unwrap() as usize, float(&one[1])))
+                .collect(),
+            pixels: pixels(name),
+            features: image["features"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(float)
+                .collect(),
+        }
+    });
+    all.collect()
+}
+
+fn encoder<B: LlmBackend>(device: &B, dir: &Path) -> VisionRunner<B> {
+    let source = ModelSource::open(dir).unwrap();
+    assert!(has_vision(&source));
+    let model = read_vision(source).unwrap();
+    let weights = load_vision::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    VisionRunner::new(device, model.spec, weights).unwrap()
+}
+
+/// The largest difference of a feature.
+fn compare<B: LlmBackend>(device: &B, dir: &Path) -> f32 {
+    let mut encoder = encoder(device, dir);
+    let differences = pictures().into_iter().map(|picture| {
+        let found = encoder.encode(&picture.pixels).unwrap();
+        max_difference(&found, &picture.features)
+    });
+    differences.fold(0.0, f32::max)
+}
+
+#[test]
+fn features_are_those_of_transformers() {
+    for picture in pictures() {
+        for (place, value) in picture.some {
+            assert!((picture.pixels[place] - value).abs() < 1e-6);
+        }
+    }
+    for (backend, difference) in [
+        ("reference", compare(&ReferenceBackend::new(), &folder())),
+        ("cpu", compare(&exact_cpu(), &folder())),
+    ] {
+        assert!(difference < 2e-5, "{backend}: {difference}");
+    }
+    match GpuBackend::open(0) {
+        Ok(device) => {
+            let difference = compare(&device, &folder());
+            assert!(difference < 1e-3, "wgpu: {difference}");
+        }
+        Err(e) => println!("skipped: {e}"),
+    }
+    // Activations of eight bits of precision.
+    let difference = compare(&Minimal::default(), &folder());
+    assert!(difference > 1e-4 && difference < 0.2, "bf16: {difference}");
+}
+
+/// A copy of the fixture with other names of tensors, or another config.
+fn changed(rename: impl Fn(&str) -> String, edit: impl Fn(&mut Value)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::read(folder().join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let views = tensors.tensors();
+    let views = views.iter().map(|(name, view)| {
+        let view = TensorView::new(view.dtype(), view.shape().to_vec(), view.data());
+        (rename(name), view.unwrap())
+    });
+    let out = safetensors::serialize(views, None).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), out).unwrap();
+    let text = std::fs::read(folder().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    edit(&mut config);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn towers_have_several_names() {
+    let plain = |name: &str| name.replace("vision_tower.vision_model", "vision_tower");
+    let nested = |name: &str| match name.strip_prefix("language_model.model") {
+        Some(rest) => format!("model.language_model{rest}"),
+        None => format!("model.{}", plain(name)),
+    };
+    for dir in [changed(plain, |_| ()), changed(nested, |_| ())] {
+        let difference = compare(&exact_cpu(), dir.path());
+        assert!(difference < 2e-5, "{difference}");
+        let model = open(dir.path());
+        ferrum_models::load_weights::<_, Expanded>(&exact_cpu(), &model, &mut |_, _| ()).unwrap();
+    }
+}
+
+#[test]
+fn configs_of_towers_that_cannot_be_are_refused() {
+    let keep = str::to_owned;
+    let found = |section: Option<&str>, key: &str, value: i64| {
+        let dir = changed(keep, |config| match section {
+            Some(section) => config[section][key] = value.into(),
+            None => config[key] = value.into(),
+        });
+        let model = read_vision(ModelSource::open(dir.path()).unwrap());
+        let loaded = model.and_then(|model| {
+            let device = ReferenceBackend::open(0)?;
+            load_vision::<_, Expanded>(&device, &model, &mut |_, _| ()).map(|_| ())
+        });
+        loaded.err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    assert_eq!(found(None, "more", 1), "");
+    for (section, key, value, words) in [
+        (
+            None,
+            "mm_tokens_per_image",
+            8,
+            "mm_tokens_per_image: found 8",
+        ),
+        (
+            None,
+            "mm_tokens_per_image",
+            0,
+            "mm_tokens_per_image: found 0",
+        ),
+        (
+            None,
+            "mm_tokens_per_image",
+            25,
+            "mm_tokens_per_image: found 25",
+        ),
+        (Some("text_config"), "sliding_window", 8, "at most the 8"),
+        (Some("vision_config"), "image_size", 4, "patch_size"),
+        (
+            Some("vision_config"),
+            "image_size",
+            40,
+            "mm_tokens_per_image",
+        ),
+        (
+            Some("vision_config"),
+            "image_size",
+            34,
+            "position_embedding",
+        ),
+        (
+            Some("vision_config"),
+            "num_attention_heads",
+            3,
+            "multiple of the 3 heads",
+        ),
+        (
+            Some("vision_config"),
+            "num_hidden_layers",
+            3,
+            "encoder.layers.2",
+        ),
+        (
+            Some("text_config"),
+            "hidden_size",
+            35,
+            "mm_input_projection_weight",
+        ),
+    ] {
+        let found = found(section, key, value);
+        assert!(found.contains(words), "{section:?}.{key}: {found}");
+    }
+    let text = root().join("models/gemma3");
+    let error = read_vision(ModelSource::open(text).unwrap()).err().unwrap();
+    assert!(error.to_string().contains("no image tower"), "{error}");
+}
+
+/// Tokens of a prompt with images in it, where the images are, and the logits of all of them.
+struct Prompt {
+    tokens: Vec<TokenId>,
+    images: Vec<ImageSpan>,
+    logits: Vec<f32>,
+}
+
+/// The token of embeddings.
+const SOFT: TokenId = 304;
+
+/// The images of a chat, as its tokens and pictures say.
+fn spans(tokens: &[TokenId], names: &[Value]) -> Vec<ImageSpan> {
+    let expected = expected();
+    let begins = (1..tokens.len()).filter(|&i| tokens[i] == SOFT && tokens[i - 1] != SOFT);
+    let image = |(start, name): (usize, &Value)| {
+        let features = &expected["images"][name.as_str().unwrap()]["features"];
+        let embeddings: Vec<f32> = features.as_array().unwrap().iter().map(float).collect();
+        ImageSpan {
+            start,
+            tokens: 9,
+            embeddings: embeddings.into(),
+        }
+    };
+    let images: Vec<_> = begins.zip(names).map(image).collect();
+    assert_eq!(images.len(), names.len());
+    images
+}
+
+fn prompt() -> Prompt {
+    let (tokens, logits) = read_expected(&folder().join("expected.safetensors"));
+    let expected = expected();
+    let names = expected["chats"][2]["images"].as_array().unwrap();
+    Prompt {
+        images: spans(&tokens, names),
+        tokens,
+        logits,
+    }
+}
+
+/// Logits of all positions, in steps that end with these tokens.
+fn logits_in_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    prompt: &Prompt,
+    ends: &[usize],
+) -> Vec<f32> {
+    let groups = runner.cache_groups().to_vec();
+    let (mut found, mut start) = (Vec::new(), 0);
+    for &end in ends {
+        let mut batch = StepBatch::default();
+        let chunk = runner.config().max_tokens;
+        let table = |group| grouped_table(group, start, end, chunk);
+        push_part(
+            &mut batch,
+            &prompt.tokens[start..end],
+            start,
+            &table(&groups[0]),
+        );
+        for (index, group) in groups.iter().enumerate().skip(1) {
+            batch.add_table(index, &table(group)).unwrap();
+        }
+        for image in &prompt.images {
+            batch.add_image(image).unwrap();
+        }
+        found.extend(logits_of(runner, &batch));
+        start = end;
+    }
+    found
+}
+
+fn push_part(batch: &mut StepBatch, tokens: &[TokenId], start: usize, blocks: &[BlockId]) {
+    let step = SeqStep {
+        tokens,
+        start,
+        prompt_len: start + tokens.len(),
+        blocks,
+        hidden: false,
+        logits: LogitRows::All,
+        adapter: None,
+    };
+    batch.push(step).unwrap();
+}
+
+/// The whole prompt at once, in parts between images, and in one that begins inside of an image that is in the cache.
+fn ways(prompt: &Prompt) -> [Vec<usize>; 3] {
+    let len = prompt.tokens.len();
+    let ends = prompt.images.iter().map(|image| image.positions().end);
+    let between: Vec<usize> = prompt.images.iter().map(|image| image.start - 1).collect();
+    let behind = ends.flat_map(|end| [end, end + 2]).chain([len]).collect();
+    [
+        vec![len],
+        behind,
+        between.into_iter().chain([len]).collect(),
+    ]
+}
+
+fn check_logits<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(device: &B, most: f32) {
+    let (model, prompt) = (open(&folder()), prompt());
+    for layout in [
+        KvLayout::Paged { block_size: 16 },
+        KvLayout::Grouped { block_size: 5 },
+    ] {
+        for ends in ways(&prompt) {
+            let mut runner = runner_in::<B, K, Expanded>(device, &model, layout);
+            let found = logits_in_steps(&mut runner, &prompt, &ends);
+            let difference = max_difference(&found, &prompt.logits);
+            assert!(
+                difference < most,
+                "{} {layout:?} {ends:?}: {difference}",
+                B::NAME
+            );
+        }
+    }
+}
+
+#[test]
+fn logits_of_prompts_with_images_are_those_of_transformers() {
+    check_logits::<_, KvF32>(&ReferenceBackend::new(), 1e-4);
+    check_logits::<_, KvF32>(&exact_cpu(), 1e-4);
+    match GpuBackend::open(0) {
+        Ok(device) => check_logits::<_, KvF32>(&device, 2e-3),
+        Err(e) => println!("skipped: {e}"),
+    }
+    // Without the images they are others.
+    let (model, mut prompt) = (open(&folder()), prompt());
+    prompt.images.clear();
+    let layout = KvLayout::Paged { block_size: 16 };
+    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let ends = [prompt.tokens.len()];
+    let found = logits_in_steps(&mut runner, &prompt, &ends);
+    assert!(max_difference(&found, &prompt.logits) > 0.1);
+}
+
+/// An image whose first tokens are in the cache, and one beside a text in the same step: the same bits.
+#[test]
+fn images_share_steps_and_caches() {
+    let (model, prompt) = (open(&folder()), prompt());
+    let layout = KvLayout::Paged { block_size: 16 };
+    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let (len, vocab) = (prompt.tokens.len(), model.spec.vocab_size);
+    let whole = logits_in_steps(&mut runner, &prompt, &[len]);
+    let table: Vec<_> = (0..8).map(BlockId).collect();
+    for start in prompt
+        .images
+        .iter()
+        .flat_map(|i| [i.start + 4, i.start + 8])
+    {
+        let mut batch = StepBatch::default();
+        push_part(&mut batch, &prompt.tokens[start..], start, &table);
+        for image in &prompt.images {
+            batch.add_image(image).unwrap();
+        }
+        let found = logits_of(&mut runner, &batch);
+        assert_eq!(found, whole[start * vocab..], "{start}");
+    }
+    // A text, the first image, the same tokens with another image.
+    let first = &prompt.images[0];
+    let tokens = &prompt.tokens[..first.positions().end + 1];
+    let other = ImageSpan {
+        start: first.start,
+        ..prompt.images[1].clone()
+    };
+    let cases = [None, Some(first), Some(&other)];
+    let add = |batch: &mut StepBatch, slot: u32, image: Option<&ImageSpan>| {
+        let blocks: Vec<_> = (0..4).map(|i| BlockId(4 * slot + i)).collect();
+        push_part(batch, tokens, 0, &blocks);
+        image
+            .iter()
+            .for_each(|image| batch.add_image(image).unwrap());
+    };
+    let alone = cases.map(|image| {
+        let mut batch = StepBatch::default();
+        add(&mut batch, 0, image);
+        logits_of(&mut runner, &batch)
+    });
+    let mut batch = StepBatch::default();
+    for (slot, image) in cases.into_iter().enumerate() {
+        add(&mut batch, slot as u32, image);
+    }
+    let together = logits_of(&mut runner, &batch);
+    assert_eq!(together, alone.concat());
+    assert!(max_difference(&alone[0], &alone[1]) > 0.1);
+    assert!(max_difference(&alone[1], &alone[2]) > 0.1);
+    assert_eq!(alone[1], whole[..alone[1].len()]);
+}
+
+#[test]
+fn images_that_do_not_fit_a_step_are_refused() {
+    let (model, prompt) = (open(&folder()), prompt());
+    let layout = KvLayout::Paged { block_size: 16 };
+    let first = &prompt.images[0];
+    let blocks: Vec<_> = (0..8).map(BlockId).collect();
+    let batch = |end: usize, image: &ImageSpan| {
+        let mut batch = StepBatch::default();
+        push_part(&mut batch, &prompt.tokens[..end], 0, &blocks);
+        batch.add_image(image).map(|()| batch)
+    };
+    let end = first.positions().end;
+    let error = batch(end - 1, first).unwrap_err().to_string();
+    assert!(error.contains("inside an image"), "{error}");
+    assert_eq!(batch(first.start, first).unwrap().images, []);
+    let short = ImageSpan {
+        embeddings: first.embeddings[1..].into(),
+        ..first.clone()
+    };
+    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let wide = ImageSpan {
+        tokens: 12,
+        start: 0,
+        embeddings: vec![0.0; 12 * 36].into(),
+    };
+    for (image, words) in [
+        (&short, "embeddings of 323"),
+        (&wide, "12 tokens, a layer sees 11"),
+    ] {
+        let batch = batch(end, image).unwrap();
+        let wanted = vec![Readback::Nothing; batch.logit_rows.len()];
+        let error = runner.submit(&batch, &wanted).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let folder = root().join("models/lfm2");
+    let model = open(&folder);
+    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let tokens = [1; 9];
+    let mut batch = StepBatch::default();
+    push_part(&mut batch, &tokens, 0, &blocks);
+    batch
+        .add_image(&ImageSpan {
+            start: 0,
+            ..first.clone()
+        })
+        .unwrap();
+    let wanted = vec![Readback::Nothing; 9];
+    let error = runner.submit(&batch, &wanted).unwrap_err().to_string();
+    assert!(error.contains("cannot see images"), "{error}");
+}
