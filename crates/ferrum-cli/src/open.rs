@@ -196,14 +196,14 @@ pub(crate) fn load_adapted(
     adapter: &AdapterArgs,
     config: RunnerConfig,
     kv: KvDtype,
-) -> Outcome<Loaded> {
+) -> Outcome<(Loaded, Placement)> {
     // A wrong folder is told before a large model is loaded.
     let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
-    let (mut loaded, _) = load(model, device, config, kv)?;
+    let (mut loaded, placement) = load(model, device, config, kv)?;
     if let Some(folder) = &folder {
         loaded.session.use_adapter(folder)?;
     }
-    Ok(loaded)
+    Ok((loaded, placement))
 }
 
 /// Loads the model onto open devices, with a progress bar on a terminal.

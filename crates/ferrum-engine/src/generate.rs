@@ -1,6 +1,7 @@
 //! Prompt in, text out, for one sequence.
 
 use crate::sampler::NoToken;
+use crate::vision::PromptImage;
 use crate::{Sampler, SamplingParams, Session, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::{Error, Result, TokenId};
@@ -86,12 +87,26 @@ pub fn generate(
     wanted: &Generation,
     on_text: &mut dyn FnMut(&str) -> bool,
 ) -> Result<GenerationStats> {
+    generate_with_images(session, tokenizer, (prompt, &[]), wanted, on_text)
+}
+
+/// The same after a prompt with images in it.
+///
+/// # Errors
+/// Those of [`generate`]; `InvalidArgument` for images that a step has no room for.
+pub fn generate_with_images(
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    (prompt, images): (&[TokenId], &[PromptImage]),
+    wanted: &Generation,
+    on_text: &mut dyn FnMut(&str) -> bool,
+) -> Result<GenerationStats> {
     let mut sampler = wanted.sampler(prompt.len(), 0)?;
     let mut stops = wanted.stop_matcher();
     let mut text = tokenizer.decode_stream(!wanted.show_special_tokens);
     let start = Instant::now();
     let wanted_row = session.readback(&mut sampler, prompt);
-    let computed_tokens = session.prefill(prompt, wanted_row)?;
+    let computed_tokens = session.prefill_with_images((prompt, images), wanted_row)?;
     let mut history = prompt.to_vec();
     let mut next = choose(session, &mut sampler, &history)?;
     let prefill = start.elapsed();

@@ -24,6 +24,7 @@ mod suffix;
 mod tasks;
 mod trace;
 pub mod transcribe;
+pub mod vision;
 mod weight_cache;
 
 pub use dispatch::{BackendDispatch, BackendKind, BackendOptions, KvDtype, list_devices};
@@ -34,7 +35,7 @@ pub use engine::{
     DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,
     EventStream, Health, Request, Runners,
 };
-pub use generate::{FinishReason, Generation, GenerationStats, generate};
+pub use generate::{FinishReason, Generation, GenerationStats, generate, generate_with_images};
 pub use offload::{KvOffload, OffloadConfig, OffloadStats};
 pub use placement::{PlacedStage, Placement, StageList};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};

@@ -2,9 +2,13 @@
 
 use crate::StepRunner;
 use crate::sampler::{NoToken, Sampler};
+use crate::vision::PromptImage;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{SampleBatch, Span};
-use ferrum_models::{CacheGroup, DecoderSpec, LogitRows, Readback, SeqStep, StepBatch, StepOutput};
+use ferrum_models::{
+    CacheGroup, DecoderSpec, ImageSpan, LogitRows, Readback, SeqStep, StepBatch, StepOutput,
+    image_cut_by,
+};
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 use std::ops::Range;
 
@@ -16,6 +20,8 @@ pub struct Session {
     tables: Vec<SessionTable>,
     /// Tokens in the cache.
     cached: Vec<TokenId>,
+    /// Images of the prompt that the cached tokens began with.
+    images: Vec<ImageSpan>,
     /// The most tokens that were in the cache since it was empty.
     reached: usize,
     /// Length of the prompt that the cached tokens began with.
@@ -97,6 +103,7 @@ impl Session {
             batch: StepBatch::default(),
             tables,
             cached: Vec::with_capacity(context),
+            images: Vec::new(),
             reached: 0,
             prompt_len: 0,
             adapter: None,
@@ -115,7 +122,7 @@ impl Session {
         let adapter = self.runner.adapter_loader().load(folder)?;
         self.runner.add_adapter(id, adapter)?;
         self.adapter = Some(id);
-        self.cached.clear();
+        self.clear();
         Ok(())
     }
 
@@ -134,7 +141,7 @@ impl Session {
 
     /// Says after which tokens the cache has all that is [needed](Self::needed_blocks), and nothing else.
     pub(crate) fn set_cached(&mut self, tokens: &[TokenId]) {
-        self.cached.clear();
+        self.clear();
         self.cached.extend_from_slice(tokens);
         self.reached = tokens.len();
         for table in &mut self.tables {
@@ -199,6 +206,18 @@ impl Session {
     /// # Errors
     /// `InvalidArgument` for an empty prompt; [`Error::ContextOverflow`].
     pub fn prefill(&mut self, prompt: &[TokenId], wanted: Readback) -> Result<usize> {
+        self.prefill_with_images((prompt, &[]), wanted)
+    }
+
+    /// The same with images in the prompt.
+    ///
+    /// # Errors
+    /// Those of [`prefill`](Self::prefill); `InvalidArgument` for images that a step has no room for.
+    pub fn prefill_with_images(
+        &mut self,
+        (prompt, images): (&[TokenId], &[PromptImage]),
+        wanted: Readback,
+    ) -> Result<usize> {
         if prompt.is_empty() {
             return Err(Error::invalid("prefill", "the prompt has no token"));
         }
@@ -208,6 +227,9 @@ impl Session {
             .zip(prompt)
             .take_while(|(a, b)| a == b)
             .count();
+        let images: Vec<_> = images.iter().map(PromptImage::span).collect();
+        let common = common.min(equal_images(&self.images, &images));
+        self.images = images;
         // Frequencies that depend on the prompt's length make cached keys useless for another prompt.
         let depends = self.spec().depends_on_length();
         let keep = if depends {
@@ -291,7 +313,7 @@ impl Session {
         if tokens.is_empty() {
             return Err(Error::invalid("score", "there is no token"));
         }
-        self.cached.clear();
+        self.clear();
         self.prompt_len = tokens.len();
         let rows = (LogitRows::All, Readback::Logits, &[][..]);
         let each = &mut |first, output: &StepOutput| each(first, output.logits());
@@ -317,10 +339,31 @@ impl Session {
             let reason = format!("found {found} tokens, expected 1 to {most}");
             return Err(Error::invalid("trace", reason));
         }
-        self.cached.clear();
+        self.clear();
         self.prompt_len = tokens.len();
         let rows = (LogitRows::All, Readback::Logits, layers);
         self.feed(tokens, rows, &mut |_, output| each(output))
+    }
+
+    /// Empties the cache.
+    fn clear(&mut self) {
+        self.cached.clear();
+        self.images.clear();
+    }
+
+    /// Of the next `tokens` tokens those before an image that would be cut.
+    fn whole_images(&self, tokens: usize) -> Result<usize> {
+        let start = self.cached.len();
+        let Some(image) = image_cut_by(&self.images, start + tokens) else {
+            return Ok(tokens);
+        };
+        let before = image.start.saturating_sub(start);
+        if before == 0 {
+            let found = image.len();
+            let reason = format!("an image has {found} tokens, a step has room for {tokens}");
+            return Err(Error::invalid("prefill", reason));
+        }
+        Ok(before)
     }
 
     /// Appends `tokens` in chunks that fit a step.
@@ -343,8 +386,11 @@ impl Session {
             _ => config.max_tokens,
         };
         let has_states = self.runner.state_slots().is_some();
-        for part in tokens.chunks(chunk) {
+        let mut rest = tokens;
+        while !rest.is_empty() {
             let start = self.cached.len();
+            let (part, behind) = rest.split_at(self.whole_images(chunk.min(rest.len()))?);
+            rest = behind;
             if start == 0 {
                 self.reached = 0;
             }
@@ -374,6 +420,9 @@ impl Session {
             if has_states {
                 self.batch.add_state(StateSlot(0));
             }
+            for image in &self.images {
+                self.batch.add_image(image)?;
+            }
             self.wanted.clear();
             self.wanted.resize(self.batch.logit_rows.len(), wanted);
             if self.wanted.contains(&Readback::SAMPLED) {
@@ -388,4 +437,14 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// The position up to which prompts have the same images.
+fn equal_images(cached: &[ImageSpan], wanted: &[ImageSpan]) -> usize {
+    let pairs = cached.iter().zip(wanted);
+    let equal = pairs
+        .take_while(|(cached, wanted)| cached == wanted)
+        .count();
+    let others = [cached.get(equal), wanted.get(equal)].into_iter().flatten();
+    others.map(|image| image.start).min().unwrap_or(usize::MAX)
 }

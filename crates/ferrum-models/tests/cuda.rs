@@ -136,3 +136,12 @@ fn a_row_has_the_same_bits_in_chunks_and_blocks() {
     same_bits::<KvFp16>(&device, "gemma2");
     same_bits::<KvInt8>(&device, "mistral-window");
 }
+
+/// Features of images, and logits of a prompt that has some, in one step and in several.
+#[test]
+fn images_are_seen_as_transformers_sees_them() {
+    let Some(device) = device() else { return };
+    let difference = support::vision::compare(&device, &support::vision::folder());
+    assert!(difference < 5e-5, "{difference}");
+    support::vision::check_logits::<_, KvF32>(&device, 1e-4);
+}

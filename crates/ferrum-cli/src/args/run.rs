@@ -65,6 +65,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
+    /// PNG or JPEG file that the question is about, for models that see; can be given several times
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "session"])]
+    pub(crate) image: Vec<PathBuf>,
+
     /// Continue the prompt as it is, without a chat template
     #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,

@@ -30,7 +30,7 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
         ..RunnerConfig::single(context)
     };
     let device = (&args.device, &args.weights);
-    let mut loaded = open::load_adapted(&model, device, &args.adapter, config, args.kv_dtype)?;
+    let (mut loaded, _) = open::load_adapted(&model, device, &args.adapter, config, args.kv_dtype)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if args.json {
         write!(

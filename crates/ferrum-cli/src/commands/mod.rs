@@ -7,6 +7,7 @@ mod classify;
 mod devices;
 mod encode;
 mod hub;
+mod images;
 mod inspect;
 mod logits;
 mod perplexity;

@@ -39,7 +39,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
     };
     let kv = open::kv_dtype(&model, &args.cache);
     let device = (&args.device, &args.weights);
-    let mut loaded = open::load_adapted(&model, device, &args.adapter, config, kv)?;
+    let (mut loaded, _) = open::load_adapted(&model, device, &args.adapter, config, kv)?;
     let (mut sum, mut count) = (0f64, 0usize);
     let mut bar = Progress::bytes("reading");
     for (i, part) in tokens.chunks(window).enumerate() {

@@ -1,12 +1,16 @@
 //! `ferrum run`: answer a prompt.
 
 use super::chat::{self, KeptSession, Start, Turn, Window};
+use super::images::Images;
 use crate::args::{RunArgs, SamplingArgs, Seed, look_back};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
 use crate::open::Loaded;
 use crate::{open, ui};
-use ferrum_engine::{Generation, GenerationStats, SamplingParams, Session, generate};
+use ferrum_engine::vision::PromptImage;
+use ferrum_engine::{
+    Generation, GenerationStats, Placement, SamplingParams, Session, generate_with_images,
+};
 use ferrum_formats::ModelSource;
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
@@ -28,16 +32,25 @@ impl Prompter {
         Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
     }
 
-    /// The tokens of a conversation, up to where the answer begins.
-    pub(super) fn chat(&self, messages: &[Value]) -> Outcome<Vec<TokenId>> {
+    /// A conversation as the template writes it, up to where the answer begins.
+    pub(super) fn written(&self, messages: &[Value]) -> Outcome<String> {
         let Some(template) = &self.template else {
             return Err(Failure::new(
                 "this model has no chat template\nhint: use --raw",
             ));
         };
         let messages = Value::Array(messages.to_vec());
-        let text = template.render(&ChatInput::new(&messages))?;
-        Ok(self.tokenizer.encode(&text, EncodeOptions::PROMPT)?)
+        Ok(template.render(&ChatInput::new(&messages))?)
+    }
+
+    /// The tokens of a conversation, up to where the answer begins.
+    pub(super) fn chat(&self, messages: &[Value]) -> Outcome<Vec<TokenId>> {
+        self.rendered(&self.written(messages)?)
+    }
+
+    /// The tokens of a prompt as the template wrote it.
+    pub(super) fn rendered(&self, text: &str) -> Outcome<Vec<TokenId>> {
+        Ok(self.tokenizer.encode(text, EncodeOptions::PROMPT)?)
     }
 
     fn has_template(&self) -> bool {
@@ -87,10 +100,16 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
     let kept = kept.transpose()?;
     match (prompt, kept) {
         (Some(prompt), Some(kept)) => go_on(&args, &model, &prompter, &wanted, (kept, &prompt)),
+        (Some(prompt), None) if !args.image.is_empty() => {
+            look(&args, &model, &prompter, &wanted, &prompt)
+        }
         (Some(prompt), None) => answer(&args, &model, &prompter, &wanted, &prompt),
+        (None, _) if !args.image.is_empty() => Err(Failure::new(
+            "--image is for a question about it\nhint: give one as an argument or through a pipe",
+        )),
         (None, kept) => {
             let context = open::context(&model, args.cache.context, 0);
-            let mut loaded = load(&args, &model, context)?;
+            let (mut loaded, _) = load(&args, &model, context)?;
             let model = match &words.model {
                 Some(path) => path.display().to_string(),
                 None => "the demo model".to_owned(),
@@ -165,8 +184,37 @@ fn answer(
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
-    let mut loaded = load(args, model, context)?;
-    let stats = speak(&mut loaded.session, &prompter.tokenizer, &tokens, wanted)?;
+    let (mut loaded, _) = load(args, model, context)?;
+    let prompt = (&tokens[..], &[][..]);
+    let stats = speak(&mut loaded.session, &prompter.tokenizer, prompt, wanted)?;
+    ui::show("\n")?;
+    ui::detail(&speed(&stats));
+    loaded.finish();
+    Ok(())
+}
+
+/// One prompt about images, one answer.
+fn look(
+    args: &RunArgs,
+    model: &Model,
+    prompter: &Prompter,
+    wanted: &Generation,
+    prompt: &str,
+) -> Outcome {
+    let files = Images::open(&args.image, model, &prompter.tokenizer)?;
+    let system = args.system.iter().map(|text| message("system", text));
+    let question = json!({"role": "user", "content": files.parts(prompt)});
+    let messages: Vec<_> = system.chain([question]).collect();
+    let tokens = files.tokens(prompter, &messages)?;
+    let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
+    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most));
+    if tokens.len() > context {
+        return Err(overflow(tokens.len(), context));
+    }
+    let (mut loaded, placement) = load(args, model, context)?;
+    let images = files.embed(&placement, &tokens)?;
+    let prompt = (&tokens[..], &images[..]);
+    let stats = speak(&mut loaded.session, &prompter.tokenizer, prompt, wanted)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
     loaded.finish();
@@ -190,7 +238,7 @@ fn go_on(
     let new = prompter.raw(prompt)?.len().saturating_mul(2);
     let length = kept.tokens().len().saturating_add(new);
     let context = open::context(model, args.cache.context, length.saturating_add(most));
-    let mut loaded = load(args, model, context)?;
+    let (mut loaded, _) = load(args, model, context)?;
     kept.restore(&mut loaded.session)?;
     let tokens = if raw {
         match kept.tokens() {
@@ -215,7 +263,8 @@ fn go_on(
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
-    let stats = speak(&mut loaded.session, &prompter.tokenizer, &tokens, wanted)?;
+    let all = (&tokens[..], &[][..]);
+    let stats = speak(&mut loaded.session, &prompter.tokenizer, all, wanted)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
     let answer = prompter.tokenizer.decode(&stats.tokens, true);
@@ -239,7 +288,7 @@ fn overflow(requested: usize, capacity: usize) -> Failure {
     .into()
 }
 
-fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {
+fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<(Loaded, Placement)> {
     let kv = open::kv_dtype(model, &args.cache);
     let config = RunnerConfig::single(context);
     let device = (&args.device, &args.weights);
@@ -250,11 +299,11 @@ fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<Loaded> {
 fn speak(
     session: &mut Session,
     tokenizer: &Tokenizer,
-    prompt: &[TokenId],
+    prompt: (&[TokenId], &[PromptImage]),
     wanted: &Generation,
 ) -> Outcome<GenerationStats> {
     let mut shown = Ok(());
-    let stats = generate(session, tokenizer, prompt, wanted, &mut |text| {
+    let stats = generate_with_images(session, tokenizer, prompt, wanted, &mut |text| {
         shown = ui::show(text);
         shown.is_ok()
     })?;

@@ -4,7 +4,7 @@
 //! The steps and the numbers are those of the zero-shot image classification of `transformers`: each label is put into a
 //! sentence, and the sentences compete for the picture.
 
-mod preprocessor;
+pub(crate) mod preprocessor;
 mod texts;
 
 use crate::BackendDispatch;

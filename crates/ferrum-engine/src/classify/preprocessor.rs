@@ -11,15 +11,24 @@ const MAX_SIDE: usize = 1 << 13;
 /// Reads `preprocessor_config.json`, or the same object inside of `processor_config.json`. Keys that are left out mean what
 /// the image processor of this kind of model takes for them.
 pub(super) fn read(folder: &HfFolder, kind: ClipKind) -> Result<ImageTransform> {
+    read_with(folder, kind, 3)
+}
+
+/// The same for the image tower of a decoder.
+pub(crate) fn of_vision(folder: &HfFolder) -> Result<ImageTransform> {
+    read_with(folder, ClipKind::Siglip, 2)
+}
+
+fn read_with(folder: &HfFolder, kind: ClipKind, resample: usize) -> Result<ImageTransform> {
     let path = folder.dir.join("preprocessor_config.json");
     if path.is_file() {
-        return transform(&HfConfig::open(path)?, kind);
+        return transform(&HfConfig::open(path)?, kind, resample);
     }
     let whole = folder.dir.join("processor_config.json");
     if whole.is_file()
         && let Some(section) = HfConfig::open(whole)?.section("image_processor")?
     {
-        return transform(&section, kind);
+        return transform(&section, kind, resample);
     }
     Err(Error::Model(format!(
         "{}: found no preprocessor_config.json, which says how images are resized",
@@ -27,13 +36,17 @@ pub(super) fn read(folder: &HfFolder, kind: ClipKind) -> Result<ImageTransform> 
     )))
 }
 
-fn transform(config: &HfConfig, kind: ClipKind) -> Result<ImageTransform> {
+fn transform(config: &HfConfig, kind: ClipKind, resample: usize) -> Result<ImageTransform> {
     let flag =
         |key: &str, otherwise: bool| -> Result<bool> { Ok(config.bool(key)?.unwrap_or(otherwise)) };
     let clip = kind == ClipKind::Clip;
     if flag("do_pad", false)? {
         let expected = "false, as nothing here pads";
         return Err(config.field_error("do_pad", expected).into());
+    }
+    if flag("do_pan_and_scan", false)? {
+        let expected = "false, as nothing here cuts images into several";
+        return Err(config.field_error("do_pan_and_scan", expected).into());
     }
     let (mean, std) = match clip {
         true => (
@@ -58,7 +71,7 @@ fn transform(config: &HfConfig, kind: ClipKind) -> Result<ImageTransform> {
             true => resize(config, clip)?,
             false => Resize::None,
         },
-        filter: filter(config)?,
+        filter: filter(config, resample)?,
         crop: match flag("do_center_crop", clip)? {
             true => Some(crop(config)?),
             false => None,
@@ -132,8 +145,8 @@ fn crop(config: &HfConfig) -> Result<[usize; 2]> {
 }
 
 /// Pillow's numbers.
-fn filter(config: &HfConfig) -> Result<Filter> {
-    match config.usize("resample")?.unwrap_or(3) {
+fn filter(config: &HfConfig, otherwise: usize) -> Result<Filter> {
+    match config.usize("resample")?.unwrap_or(otherwise) {
         1 => Ok(Filter::Lanczos),
         2 => Ok(Filter::Bilinear),
         3 => Ok(Filter::Bicubic),

@@ -80,6 +80,7 @@ impl StepLoop<'_> {
         self.scheduler.add(NewSequence {
             id: seq,
             prompt: request.prompt.clone(),
+            images: request.images.clone(),
             priority: request.priority,
             deadline: submission.deadline,
             salt: CacheSalt {

@@ -283,6 +283,8 @@ impl Engine {
                 vocab_size: runner.spec().vocab_size,
                 capacity: scheduler.capacity(),
                 has_text: tokenizer.is_some(),
+                hidden: runner.spec().hidden_size,
+                image_tokens: image_tokens(&*runner, &scheduling),
             },
             kv_tokens: runner.config().cache_tokens(),
             max_seqs: scheduling.max_seqs,
@@ -393,6 +395,16 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Most tokens of an image that a step takes with everybody else decoding in it, and that all layers see.
+fn image_tokens(runner: &dyn StepRunner, scheduling: &SchedulerConfig) -> usize {
+    let windows = runner.cache_groups().into_iter();
+    let narrowest = windows.filter_map(|group| group.window).min();
+    let beside = scheduling
+        .max_tokens
+        .saturating_sub(scheduling.max_seqs - 1);
+    beside.min(narrowest.unwrap_or(usize::MAX))
 }
 
 pub(crate) fn panic_words(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -4,6 +4,7 @@ use super::stats::Progress;
 use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
 use crate::sampler::Logprobs;
+use crate::vision::PromptImage;
 use crate::{FinishReason, Generation};
 use ferrum_types::{AdapterId, TokenId};
 use std::sync::Arc;
@@ -32,6 +33,9 @@ pub const MAX_DRAFT_TOKENS: usize = 64;
 pub struct Request {
     /// Tokens, at least one.
     pub prompt: Vec<TokenId>,
+    /// Images in it, in order. Choices about them are made like those about any prompt, but its tokens have no
+    /// log-probabilities.
+    pub images: Vec<PromptImage>,
     /// How to choose tokens and when to stop.
     pub generation: Generation,
     /// How many answers; each has a random sequence of its own.
@@ -70,6 +74,7 @@ impl Request {
     pub fn new(prompt: Vec<TokenId>, generation: Generation) -> Self {
         Self {
             prompt,
+            images: Vec::new(),
             generation,
             n: 1,
             logprobs: None,
@@ -298,6 +303,10 @@ pub(super) struct Limits {
     pub(super) capacity: usize,
     /// Whether there is a tokenizer.
     pub(super) has_text: bool,
+    /// Elements of an embedding.
+    pub(super) hidden: usize,
+    /// Most tokens of an image: those that a step has room for, and the narrowest window.
+    pub(super) image_tokens: usize,
 }
 
 impl Limits {
@@ -338,6 +347,7 @@ impl Limits {
             }
         }
         self.check_logprobs(request)?;
+        self.check_images(request)?;
         if request.n == 0 {
             return invalid("n", "found 0, expected at least 1".into());
         }
@@ -419,6 +429,44 @@ impl Limits {
              alternatives"
         );
         invalid("logprobs", reason)
+    }
+
+    /// Holds images against the prompt, and against what a step can have of them.
+    fn check_images(&self, request: &Request) -> Result<(), EngineError> {
+        let mut free = 0;
+        for PromptImage { start, image } in &request.images {
+            let tokens = image.tokens();
+            let end = start.saturating_add(tokens);
+            if *start < free || tokens == 0 || end > request.prompt.len() {
+                let len = request.prompt.len();
+                let reason = format!(
+                    "found one at tokens {start} to {end}, expected them in order, side by side, and inside of the {len} tokens of the prompt"
+                );
+                return invalid("images", reason);
+            }
+            if image.values().len() != tokens * self.hidden {
+                let (found, expected) = (image.values().len(), tokens * self.hidden);
+                let reason = format!("found {found} numbers, expected {expected}");
+                return invalid("images", reason);
+            }
+            if tokens > self.image_tokens {
+                let most = self.image_tokens;
+                let reason = format!(
+                    "an image has {tokens} tokens, a step has room for {most} beside the tokens of those who decode"
+                );
+                return invalid("images", reason);
+            }
+            free = end;
+        }
+        // They would cut a step where its rows of logits end.
+        let rows = request.prompt_logprobs.is_some() || request.pooling.is_some();
+        match rows && !request.images.is_empty() {
+            true => invalid(
+                "images",
+                "a prompt with images has neither log-probabilities nor an embedding".into(),
+            ),
+            false => Ok(()),
+        }
     }
 
     /// Most tokens that an answer can have.

@@ -3,6 +3,7 @@
 use super::{KvOffload, OffloadStats, Origin, PartLayouts, Prefix, StoredPart};
 use crate::pool::{CachedPrefix, PartKind};
 use crate::scheduler::{HostAnswer, HostPart, HostParts, HostPrefix, HostQuery};
+use crate::vision::FIRST_CACHE_KEY;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
 use ferrum_types::SeqId;
 use std::collections::HashMap;
@@ -112,6 +113,9 @@ impl HostCache {
     /// Names and descriptions of what ends with the blocks of a prefix. `None` for what nobody can ask for again.
     fn named<'t>(&self, prefix: &'t CachedPrefix) -> Option<Prefix<'t>> {
         let origin = self.origin(prefix.part.kind())?;
+        if prefix.tokens.iter().any(|&token| token >= FIRST_CACHE_KEY) {
+            return None;
+        }
         Prefix::new(origin, &prefix.salt, &prefix.tokens, usize::MAX)
     }
 

@@ -20,6 +20,7 @@ pub(crate) use host::HostCache;
 
 use crate::StepRunner;
 use crate::pool::{CacheSalt, PartKind};
+use crate::vision::FIRST_CACHE_KEY;
 use disk::DiskTier;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
 use ferrum_models::{KvBlockLayout, StateLayout};
@@ -198,6 +199,9 @@ impl<'t> Prefix<'t> {
         if adapter.is_some() || private.is_some() {
             return None;
         }
+        // So are the keys of images: what comes behind one stays on the device.
+        let image = tokens.iter().position(|&token| token >= FIRST_CACHE_KEY);
+        let most = most.min(image.unwrap_or(usize::MAX) / origin.block_size);
         let salt = serde_json::json!({"tenant": tenant.as_deref(), "prompt_len": prompt_len});
         let salt = salt.to_string();
         let mut name = KvBlockName::root(origin.text.as_bytes(), salt.as_bytes());

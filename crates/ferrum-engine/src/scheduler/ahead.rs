@@ -5,6 +5,7 @@
 //! everything else as it will be then, for lengths are known. Who ends earlier (a stop token, a cancelled request)
 //! is computed once more for nothing.
 
+use super::images::keys;
 use super::states::Keeping;
 use super::{Scheduler, StepPlan};
 use crate::pool::BlockTable;
@@ -72,6 +73,9 @@ impl Scheduler {
             for group in 1..seq.table.groups() {
                 batch.add_table(group, seq.table.group(group))?;
             }
+            for image in seq.images.iter().flat_map(|images| &images.spans) {
+                batch.add_image(image)?;
+            }
             if let Some(slot) = seq.table.state() {
                 batch.add_state(slot);
                 let keeps = keep_points.is_some_and(|points| points.keeps(end, seq));
@@ -117,7 +121,7 @@ impl Scheduler {
                 *from = (*from).max(end);
             }
             let mut replaced = BlockTable::default();
-            let computed = &seq.tokens[..end];
+            let computed = &keys(&seq.images, &seq.tokens)[..end];
             self.pool
                 .register(&mut seq.table, &seq.salt, computed, &mut replaced);
             // A step in flight begins behind this one, so it sees none of them either.

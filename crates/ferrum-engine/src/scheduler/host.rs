@@ -1,6 +1,7 @@
 //! Parts of prefixes that are not on the device and need not be computed: what a sequence is given before it is admitted.
 
 use super::Scheduler;
+use super::images::keys;
 use super::sequence::Sequence;
 use crate::offload::StoredPart;
 use crate::pool::{
@@ -118,13 +119,14 @@ impl Scheduler {
             return true;
         };
         let most = seq.most_cached() / self.pool.block_size();
-        let mut table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
+        let keys = keys(&seq.images, &seq.tokens);
+        let mut table = self.pool.match_prefix(&seq.salt, keys, most);
         let found = table.len();
         self.pool.release(&mut table);
-        let device = self.pool.device_prefix(&seq.salt, &seq.tokens, most);
+        let device = self.pool.device_prefix(&seq.salt, keys, most);
         let query = HostQuery {
             salt: &seq.salt,
-            tokens: &seq.tokens,
+            tokens: keys,
             device: &device,
             found,
             most,
@@ -155,7 +157,8 @@ impl Sequence {
                 return Some(begun);
             }
             let known = found * pool.block_size();
-            self.table = pool.match_prefix(&self.salt, &self.tokens[..known], found);
+            let keys = keys(&self.images, &self.tokens);
+            self.table = pool.match_prefix(&self.salt, &keys[..known], found);
         }
         let known = self.table.len();
         self.computed = known * pool.block_size();
@@ -178,7 +181,7 @@ impl Sequence {
     ) -> Option<Begun> {
         let size = pool.block_size();
         let end = host.end;
-        let known = self.tokens.get(..end * size)?;
+        let known = keys(&self.images, &self.tokens).get(..end * size)?;
         let taken = pool.take_blocks(&mut self.table, (&self.salt, known), end)?;
         self.computed = end * size;
         let mut parts = Vec::with_capacity(host.parts.len());
@@ -202,7 +205,7 @@ impl Sequence {
         pool.register(
             &mut self.table,
             &self.salt,
-            &self.tokens[..end * size],
+            &keys(&self.images, &self.tokens)[..end * size],
             &mut replaced,
         );
         pool.release(&mut replaced);

@@ -22,6 +22,8 @@
 //!   where a state is kept (`states.rs`): at a stride, and at the last end of a block before the end of a prompt. A
 //!   prefix of the cache is taken up to there, and the kept state is copied before the next step that begins. As a state
 //!   cannot go back, such sequences have no drafts.
+//! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`), so one takes what steps keep for
+//!   those who decode where it would not fit else.
 //! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
 //!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
@@ -33,6 +35,7 @@
 
 mod ahead;
 mod host;
+mod images;
 mod plan;
 mod sequence;
 mod states;
@@ -311,6 +314,9 @@ impl Scheduler {
         let capacity = self.capacity();
         self.seqs.get_mut(&id).is_some_and(|seq| {
             seq.tokens.push(token);
+            if let Some(images) = &mut seq.images {
+                images.push(token);
+            }
             if seq.draft.first() == Some(&token) {
                 // The row after it gives the one that is due now.
                 seq.draft.remove(0);

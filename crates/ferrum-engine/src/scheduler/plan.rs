@@ -1,6 +1,7 @@
 //! Filling one step.
 
 use super::host::Begun;
+use super::images::keys;
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, StateStart};
@@ -94,6 +95,8 @@ impl StepPlan {
 /// What is left of a step.
 struct Budget {
     tokens: usize,
+    /// Those that prompts may not have, except for an image.
+    kept: usize,
     rows: usize,
 }
 
@@ -113,6 +116,7 @@ impl Scheduler {
     pub(super) fn share_out(&mut self, plan: &mut StepPlan) {
         let mut left = Budget {
             tokens: self.config.max_tokens,
+            kept: 0,
             rows: self.config.max_logit_rows,
         };
         self.plan_decodes(plan, &mut left);
@@ -121,11 +125,11 @@ impl Scheduler {
             false => self.most_prompt_tokens,
         };
         // What prompts may not have is still there for drafts.
-        let kept = left.tokens.saturating_sub(most);
-        left.tokens -= kept;
+        left.kept = left.tokens.saturating_sub(most);
+        left.tokens -= left.kept;
         self.plan_prefills(plan, &mut left);
         self.grow_windows(plan, &left);
-        left.tokens += kept;
+        left.tokens += left.kept;
         self.plan_drafts(plan, &mut left);
         plan.work.sort_unstable_by_key(|work| work.batch_index);
     }
@@ -185,7 +189,8 @@ impl Scheduler {
             return false;
         };
         let most = seq.most_cached() / self.pool.block_size();
-        seq.table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
+        let keys = keys(&seq.images, &seq.tokens);
+        seq.table = self.pool.match_prefix(&seq.salt, keys, most);
         // Whoever runs will soon want a block more; without them the newcomer would be let in only to
         // be preempted.
         let kept = self.running.len();
@@ -241,7 +246,7 @@ impl Scheduler {
         let yields = |s: &&Sequence| s.priority < seq.priority && s.rank > seq.rank;
         let most = seq.most_cached() / self.pool.block_size();
         // Held meanwhile, so that what both have does not count as freed.
-        let mut table = self.pool.match_prefix(&seq.salt, &seq.tokens, most);
+        let mut table = self.pool.match_prefix(&seq.salt, seq.cache_keys(), most);
         let needed: Vec<_> = self.pool.lacking(&table, seq.tokens.len()).collect();
         let mut lost = HashMap::new();
         let mut free: Vec<_> = self.pool.available_by_group().collect();
@@ -308,9 +313,15 @@ impl Scheduler {
                 true => seq.pending(),
                 false => left.tokens.div_ceil(2),
             };
-            let work = chunk(id, seq, self.before_keep(seq, share), left.rows);
+            let mut work = chunk(id, seq, self.before_keep(seq, share), left.rows);
+            let image = seq.image_ahead();
+            if work.len == 0 && image <= left.tokens + left.kept {
+                // It would never fit a part of a step.
+                work = chunk(id, seq, image, left.rows);
+            }
             if work.len > 0 {
-                left.tokens -= work.len;
+                left.kept -= work.len.saturating_sub(left.tokens);
+                left.tokens = left.tokens.saturating_sub(work.len);
                 left.rows -= work.rows();
                 plan.work.push(work);
             }
@@ -397,6 +408,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
         // Without a row for its last token, the chunk ends before it.
         len = len.saturating_sub(1);
     }
+    len = seq.whole_images(len);
     let logits = match all {
         true => LogitRows::All,
         false if len == seq.pending() => LogitRows::Last,

@@ -1,7 +1,9 @@
 //! A sequence as the scheduler sees it: tokens, how many of them are computed, and in which blocks.
 
 use super::host::HostPrefix;
+use super::images::SequenceImages;
 use crate::pool::{BlockPool, BlockTable, CacheSalt};
+use crate::vision::PromptImage;
 use ferrum_types::{SeqId, TokenId};
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ pub struct NewSequence {
     pub id: SeqId,
     /// Tokens to begin with, at least one.
     pub prompt: Vec<TokenId>,
+    /// Images in it, in order. With some, `prompt_logits` are not to be had.
+    pub images: Vec<PromptImage>,
     /// Higher goes first; see [`SchedulerConfig::head_start`](super::SchedulerConfig::head_start).
     pub priority: i8,
     /// When it has to end, on the clock of [`Scheduler::overdue`](super::Scheduler::overdue).
@@ -58,6 +62,7 @@ pub struct Sequence {
     pub(super) salt: CacheSalt,
     pub(super) leader: Option<SeqId>,
     pub(super) tokens: Vec<TokenId>,
+    pub(super) images: Option<Box<SequenceImages>>,
     pub(super) prompt_len: usize,
     /// Guesses at the next tokens. After a step that computed them: those not yet confirmed.
     pub(super) draft: Vec<TokenId>,
@@ -93,6 +98,7 @@ impl Sequence {
             salt: new.salt,
             leader: new.leader,
             prompt_len: new.prompt.len(),
+            images: SequenceImages::of(&new.prompt, &new.images),
             tokens: new.prompt,
             draft: Vec::new(),
             computed: 0,

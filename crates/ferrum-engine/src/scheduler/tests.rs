@@ -2,18 +2,21 @@
 //! computed for it, and a step checks that it reads what a sequence by itself would have written.
 
 mod batch_order;
+mod images;
 mod offloaded;
 mod states;
 mod windows;
 
 use super::*;
 use crate::pool::CacheSalt;
+use crate::vision::ImageEmbeddings;
 use ferrum_models::{LogitRows, StepBatch, spanned_blocks};
 use ferrum_types::{BlockId, StateSlot};
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::hash::RandomState;
+use std::ops::Range;
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
     max_seqs: 4,
@@ -35,6 +38,7 @@ fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
         priority: 0,
         deadline: None,
         salt: CacheSalt::default(),
+        images: Vec::new(),
         prompt_logits: false,
         hidden: false,
         leader: None,
@@ -48,6 +52,8 @@ type Groups = &'static [(usize, Option<usize>)];
 /// What is known of a request beside the scheduler.
 struct Asked {
     left: usize,
+    /// Where its images are, and which they are.
+    images: Vec<(Range<usize>, u64)>,
     salt: CacheSalt,
     /// Next prompt position whose logits are due.
     rows_due: Option<usize>,
@@ -77,6 +83,8 @@ struct Sim {
     overlapped: usize,
     /// What is beside the device.
     memory: Option<offloaded::Memory>,
+    /// Images that prompts may have.
+    images: Vec<ImageEmbeddings>,
 }
 
 /// A step on its way, with what its batch says.
@@ -94,6 +102,7 @@ struct Run {
     blocks: Vec<Vec<BlockId>>,
     state: Option<StateSlot>,
     root: u64,
+    images: Vec<(Range<usize>, u64)>,
 }
 
 impl Run {
@@ -140,6 +149,7 @@ impl Sim {
             flight: None,
             overlapped: 0,
             memory: None,
+            images: Vec::new(),
         }
     }
 
@@ -147,8 +157,13 @@ impl Sim {
         self.next_id += 1;
         let id = SeqId(self.next_id);
         (new.id, new.max_tokens) = (id, tokens);
+        let known = new.images.iter().map(|image| {
+            let key = u64::from(image.image.cache_key());
+            (image.span().positions(), key)
+        });
         let asked = Asked {
             left: tokens,
+            images: known.collect(),
             salt: new.salt.clone(),
             rows_due: new.prompt_logits.then_some(0),
             decoding: false,
@@ -309,6 +324,7 @@ impl Sim {
                 .collect(),
             state: seq.table.state(),
             root: scheduler_root(&self.asked[&work.seq].salt),
+            images: self.asked[&work.seq].images.clone(),
         }
     }
 
@@ -337,6 +353,17 @@ impl Sim {
         assert!(plan.tokens() <= config.max_tokens, "{plan:?}");
         assert!(plan.rows() <= config.max_logit_rows, "{plan:?}");
         assert!(plan.work().len() <= config.max_seqs, "{plan:?}");
+        for Work {
+            seq, start, len, ..
+        } in plan.work()
+        {
+            let (begin, end) = (*start, start + len);
+            let images = &self.asked[seq].images;
+            let cut = images
+                .iter()
+                .find(|(image, _)| image.start < end && end < image.end);
+            assert_eq!(cut, None, "a step from {begin} to {end}");
+        }
         for id in plan.preempted() {
             self.asked.get_mut(id).unwrap().decoding = false;
         }
@@ -359,7 +386,9 @@ impl Sim {
                     "the state of {work:?}"
                 );
             }
-            value = mix(value, u64::from(token) + 1);
+            let mut images = run.images.iter();
+            let image = images.find(|(place, _)| place.contains(&at));
+            value = mix(value, image.map_or(u64::from(token) + 1, |(_, key)| *key));
             for (group, window) in self.windows.iter().enumerate() {
                 let seen = window.map_or(0, |w| (work.start + 1).saturating_sub(w));
                 if at < seen {
@@ -444,13 +473,15 @@ impl Sim {
                     tenant: (tenant > 0).then(|| tenant.to_string().into()),
                     ..CacheSalt::default()
                 };
+                let images = images::choose(&self.images, prompt.len(), &mut dice);
                 let leader = self.asked.keys().min().copied().filter(|_| dice(3) == 0);
                 let wanted = NewSequence {
                     priority: dice(3) as i8 - 1,
                     deadline: (dice(6) == 0)
                         .then(|| self.now + Duration::from_millis(u64::from(dice(60)))),
                     salt,
-                    prompt_logits: dice(5) == 0,
+                    prompt_logits: images.is_empty() && dice(5) == 0,
+                    images,
                     leader,
                     ..new(0, prompt)
                 };

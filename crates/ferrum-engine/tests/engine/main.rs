@@ -22,6 +22,7 @@ mod scripted;
 mod stages;
 mod states;
 mod text;
+mod vision;
 mod windows;
 
 use ferrum_engine::engine::{StopMatch, Usage};

@@ -3,6 +3,7 @@
 
 pub(crate) mod clip;
 pub(crate) mod naive;
+pub(crate) mod vision;
 
 use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
