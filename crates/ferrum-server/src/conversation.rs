@@ -1,6 +1,7 @@
 //! A conversation as a chat template reads it, whichever API it came by, and the prompt that it becomes.
 
 use crate::error::ApiError;
+use crate::images::{self, PlacedImage};
 use crate::model::Model;
 use crate::output::{CallFormat, Function, Looks, Marks, Thinking, name_calls};
 use crate::request;
@@ -154,6 +155,8 @@ fn reasons(source: &str) -> bool {
 #[derive(Debug)]
 pub(crate) struct ChatPrompt {
     pub(crate) tokens: Vec<TokenId>,
+    /// Those in it.
+    pub(crate) images: Vec<PlacedImage>,
     pub(crate) looks: Looks,
     /// Whether the answer can be nothing but calls.
     pub(crate) must_call: bool,
@@ -192,10 +195,20 @@ impl Conversation {
         for message in
             messages.filter(|message| message["role"] == "user" || message["role"] == "tool")
         {
-            if let Some(Value::String(text)) = message.get_mut("content")
-                && let Cow::Owned(marked) = model.spelled().mark(text)
-            {
-                *text = marked;
+            let texts = match message.get_mut("content") {
+                Some(text @ Value::String(_)) => vec![text],
+                Some(Value::Array(parts)) => {
+                    let texts = parts.iter_mut().filter_map(|part| part.get_mut("text"));
+                    texts.collect()
+                }
+                _ => Vec::new(),
+            };
+            for text in texts {
+                if let Value::String(text) = text
+                    && let Cow::Owned(marked) = model.spelled().mark(text)
+                {
+                    *text = marked;
+                }
             }
         }
     }
@@ -252,8 +265,10 @@ impl Conversation {
         if format == Some(CallFormat::Kimi) {
             name_calls(&mut self.messages);
         }
+        let seen = images::read(model, images::take(&mut self.messages))?;
         self.prepare(model);
         let text = model.render(&self.input())?;
+        let text = images::expand(model, text, seen.len())?;
         let reasoning = reasons(source) || format.is_some_and(CallFormat::has_channels);
         let thinking = Thinking::of_template(source).unwrap_or_default();
         let looks = Looks {
@@ -290,6 +305,7 @@ impl Conversation {
             wanted.goes_on = !self.prefill.is_empty();
         }
         Ok(ChatPrompt {
+            images: images::place(model, &tokens, seen)?,
             tokens,
             looks,
             must_call,

@@ -2,6 +2,7 @@
 
 use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
+use crate::images::ServedVision;
 use crate::models::{Facts, SamplingDefaults};
 use crate::output::CallFormat;
 use crate::served::Kind;
@@ -33,6 +34,8 @@ pub struct ServedModel {
     pub open_schemas: bool,
     /// Most tokens of a sequence.
     pub context: usize,
+    /// What sees images, if it does.
+    pub vision: Option<ServedVision>,
     /// Number of logits.
     pub vocab_size: usize,
     /// Tokens at which an answer ends.

@@ -1,10 +1,12 @@
 //! What kinds of models a server has, and what all of them have in common for it: a life, and figures.
 
 use crate::error::ApiError;
+use crate::images::ServedVision;
 use crate::model::{Model, ServedModel};
 use crate::models::Facts;
 use ferrum_engine::engine::{EngineStats, Pooling};
 use ferrum_engine::transcribe::Transcriber;
+use ferrum_engine::vision::VisionTower;
 use ferrum_engine::{
     Encoder, EncoderTokenizer, Engine, EngineHandle, Health, TaskEngine, TaskHandle, TaskMonitor,
 };
@@ -58,9 +60,10 @@ impl LoadedModel {
 
     pub(crate) fn split(self) -> (OwnedEngine, Served) {
         match self {
-            Self::Decoder(engine, model) => {
+            Self::Decoder(engine, mut model) => {
+                let vision = model.vision.as_mut().and_then(ServedVision::take_owner);
                 let model = Served::Decoder(Arc::new(Model::new(*model)));
-                (OwnedEngine::Decoder(engine), model)
+                (OwnedEngine::Decoder(engine, vision), model)
             }
             Self::Encoder(engine, model) => {
                 let model = Served::Encoder(Arc::new(model));
@@ -77,7 +80,7 @@ impl LoadedModel {
 /// What ends with a model.
 #[expect(dead_code, reason = "dropping it shuts it down")]
 pub(crate) enum OwnedEngine {
-    Decoder(Engine),
+    Decoder(Engine, Option<TaskEngine<VisionTower>>),
     Encoder(TaskEngine<Encoder>),
     Speech(TaskEngine<Transcriber>),
 }

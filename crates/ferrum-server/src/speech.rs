@@ -269,6 +269,7 @@ mod tests {
     ) -> Vec<(Kind, String)> {
         let prompt = ChatPrompt {
             must_call: false,
+            images: Vec::new(),
             tokens: Vec::new(),
             looks: Looks {
                 reasoning: true,

@@ -10,7 +10,7 @@ use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use ferrum_types::TokenId;
 use std::borrow::Cow;
 
-const OPEN: char = '\u{fdd0}';
+pub(crate) const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 
 /// The special tokens of a vocabulary, to be found in text.

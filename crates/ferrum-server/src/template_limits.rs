@@ -4,6 +4,7 @@
 //! templates write them where they are, some refuse the conversation, and some leave them out in silence. What a template
 //! does is found by rendering probes; what it does not take joins a message beside it, so the model reads it in any case.
 
+use crate::images::text_part;
 use serde_json::{Value, json};
 
 /// Between texts that become one message.
@@ -68,10 +69,25 @@ impl TemplateLimits {
                     let texts = texts.map(|text| text.as_str().unwrap_or_default());
                     last["content"] = texts.join(BETWEEN).into();
                 }
+                Some(last) => {
+                    // One of them has images.
+                    let mut parts = parts_of(last["content"].take());
+                    parts.extend(parts_of(message["content"].take()));
+                    last["content"] = parts.into();
+                }
                 _ => fitted.push(message),
             }
         }
         *messages = fitted;
+    }
+}
+
+/// What a message says, as parts.
+fn parts_of(content: Value) -> Vec<Value> {
+    match content {
+        Value::Array(parts) => parts,
+        Value::String(text) => vec![text_part(&text)],
+        _ => Vec::new(),
     }
 }
 

@@ -132,6 +132,7 @@ pub(crate) fn load(
         call_format: None,
         open_schemas: false,
         context,
+        vision: None,
         vocab_size,
         stop_tokens: tokenizer.eos_ids().to_vec(),
         pooling: None,

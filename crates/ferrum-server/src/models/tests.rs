@@ -33,6 +33,7 @@ pub(crate) fn demo() -> LoadedModel {
         template: Some(ChatTemplate::from_source(template, no_specials).unwrap()),
         call_format: None,
         context: 64,
+        vision: None,
         vocab_size: model.spec.vocab_size,
         stop_tokens: Vec::new(),
         pooling: Some(Default::default()),

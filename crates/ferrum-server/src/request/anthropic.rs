@@ -111,10 +111,8 @@ pub(crate) struct DocumentSource {
     pub(crate) r#type: Option<String>,
     pub(crate) data: Option<String>,
     pub(crate) content: Option<Box<BlockContent>>,
-    #[serde(rename = "media_type")]
-    _media_type: Option<Anything>,
-    #[serde(rename = "url")]
-    _url: Option<Anything>,
+    pub(crate) media_type: Option<String>,
+    pub(crate) url: Option<String>,
     #[serde(rename = "file_id")]
     _file_id: Option<Anything>,
 }

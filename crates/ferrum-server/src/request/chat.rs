@@ -133,13 +133,50 @@ pub(crate) struct Part {
     pub(crate) refusal: Option<String>,
     #[serde(rename = "cache_control")]
     _cache_control: Option<Anything>,
+    /// Of images: a data URL.
+    pub(crate) image_url: Option<ImageUrl>,
     // Of parts that only other models read.
-    #[serde(rename = "image_url")]
-    _image_url: Option<Anything>,
     #[serde(rename = "input_audio")]
     _input_audio: Option<Anything>,
     #[serde(rename = "file")]
     _file: Option<Anything>,
+}
+
+/// Where an image is: an address, or an object with one.
+#[derive(Debug)]
+pub(crate) struct ImageUrl(pub(crate) String);
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(crate) struct ImageAddress {
+    /// A data URL.
+    pub(crate) url: String,
+    /// All images are read in the size that the model has.
+    #[serde(rename = "detail")]
+    _detail: Option<Anything>,
+}
+
+impl<'de> Deserialize<'de> for ImageUrl {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct UrlVisitor;
+        impl<'de> Visitor<'de> for UrlVisitor {
+            type Value = ImageUrl;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
+                f.write_str("a data URL, or an object with one")
+            }
+
+            fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {
+                Ok(ImageUrl(url.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ImageUrl, A::Error> {
+                let map = MapAccessDeserializer::new(map);
+                Ok(ImageUrl(ImageAddress::deserialize(map)?.url))
+            }
+        }
+        from.deserialize_any(UrlVisitor)
+    }
 }
 
 /// A call that was made.

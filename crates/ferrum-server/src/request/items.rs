@@ -1,8 +1,9 @@
 //! `/v1/responses`: OpenAI's items.
 
 use super::{
-    Alternatives, Anything, Arguments, Content, Format, FunctionName, Limit, List, MAX_MESSAGES,
-    MAX_PARTS, Natural, Object, Reasoning, Role, StreamOptions, ToolChoice, Tools, Words,
+    Alternatives, Anything, Arguments, Content, Format, FunctionName, ImageUrl, Limit, List,
+    MAX_MESSAGES, MAX_PARTS, Natural, Object, Reasoning, Role, StreamOptions, ToolChoice, Tools,
+    Words,
 };
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -84,9 +85,9 @@ pub(crate) struct ItemPart {
     _annotations: Option<Anything>,
     #[serde(rename = "logprobs")]
     _logprobs: Option<Anything>,
+    /// Of images: a data URL.
+    pub(crate) image_url: Option<ImageUrl>,
     // Of parts that only other models read.
-    #[serde(rename = "image_url")]
-    _image_url: Option<Anything>,
     #[serde(rename = "file_id")]
     _file_id: Option<Anything>,
     #[serde(rename = "detail")]

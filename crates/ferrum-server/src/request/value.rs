@@ -1,8 +1,8 @@
 //! Values of which requests are made, with their bounds: each says what it expects where something else is found.
 
 use super::{
-    ChosenFunction, ChosenTool, DocumentSource, FunctionChoice, MAX_PARTS, MAX_TOOLS, Source,
-    ToolChoice,
+    ChosenFunction, ChosenTool, DocumentSource, FunctionChoice, ImageAddress, ImageUrl, MAX_PARTS,
+    MAX_TOOLS, Source, ToolChoice,
 };
 use ferrum_engine::engine::{MAX_STOP_TOKENS, MAX_STOPS};
 use ferrum_engine::grammar::MAX_GRAMMAR_PARTS;
@@ -679,6 +679,7 @@ macro_rules! word_or {
 word_or! {
     Source, "Source", None, DocumentSource;
     Document, "RerankDocument", None, DocumentText;
+    ImageUrl, "ImageUrl", None, ImageAddress;
     ToolChoice, "ToolChoice", Some(&["none", "auto", "required", "any"]), ChosenTool;
     FunctionChoice, "FunctionChoice", Some(&["none", "auto"]), ChosenFunction;
 }

@@ -148,7 +148,6 @@ pub(crate) enum ResponseItem<'a> {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[expect(clippy::enum_variant_names, reason = "the names are those of the API")]
 pub(crate) enum ResponsePart<'a> {
     OutputText {
         text: &'a str,
@@ -164,6 +163,11 @@ pub(crate) enum ResponsePart<'a> {
     },
     InputText {
         text: &'a str,
+    },
+    InputImage {
+        /// As it came.
+        image_url: &'a str,
+        detail: &'static str,
     },
 }
 

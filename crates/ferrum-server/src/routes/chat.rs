@@ -5,6 +5,7 @@ use crate::answers::{Answers, Next, Piece};
 use crate::app::{App, fresh_id};
 use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
+use crate::images;
 use crate::logprobs::{chat_entry, prompt_entries};
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
@@ -41,9 +42,13 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
+    let left = job.wanted.place.time_left(&app.config);
+    let images = std::mem::take(&mut job.prompt.images);
+    let images = images::see(&lease, images, (job.wanted.place.priority(), left)).await?;
     let usage = UsageSoFar::new(job.wanted.usage, vec![prompt.len()], job.wanted.n);
     let mut asked = job.wanted.request(prompt, &app.config);
     asked.logprobs = job.logprobs;
+    asked.images = images;
     let mut answers = Answers::begin(&lease, "messages", job.wanted.n, [asked])?;
     let mut chat = Chat::new(&lease, &job, answers.count());
     if job.wanted.stream {

@@ -2,8 +2,11 @@
 
 use crate::conversation::{Conversation, unread};
 use crate::error::ApiError;
+use crate::images;
 use crate::model::Model;
-use crate::request::{self, Body, Content, Function, Message, Part, Role, Tool, ToolCall};
+use crate::request::{
+    self, Body, Content, Function, ImageUrl, Message, Part, Role, Tool, ToolCall,
+};
 use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
@@ -58,6 +61,7 @@ pub(super) fn render(
 ) -> Result<String> {
     // A template does not see what is said beside a function.
     conversation.take_functions();
+    images::refuse(&images::take(&mut conversation.messages))?;
     conversation.prepare(model);
     model.render(&ChatInput {
         add_generation_prompt: begin,
@@ -130,10 +134,13 @@ fn read_message(body: &mut Body, mut message: Message, i: usize) -> Result<Value
     {
         note_unread(body, parts, i);
     }
-    let said = message
-        .content
-        .map(|content| text(content, i))
-        .transpose()?;
+    let said = match message.content {
+        Some(Content::Parts(parts)) if message.role == Role::User && parts.iter().any(is_image) => {
+            Some(user_parts(parts, i)?)
+        }
+        Some(content) => Some(text(content, i)?.into()),
+        None => None,
+    };
     let mut calls = false;
     if message.role == Role::Assistant {
         if let Some(text) = message.reasoning_content.or(message.reasoning) {
@@ -148,9 +155,9 @@ fn read_message(body: &mut Body, mut message: Message, i: usize) -> Result<Value
             out.insert("tool_calls".into(), list.into());
         }
     }
-    match said.or(message.refusal) {
-        Some(text) => {
-            out.insert("content".into(), text.into());
+    match said.or(message.refusal.map(Value::from)) {
+        Some(said) => {
+            out.insert("content".into(), said);
         }
         // Whoever calls a tool need not speak.
         None if calls => {}
@@ -183,28 +190,47 @@ fn note_unread(body: &mut Body, parts: &mut [Part], i: usize) {
     }
 }
 
+fn is_image(part: &Part) -> bool {
+    matches!(&*part.r#type, "image_url" | "input_image")
+}
+
+/// What a user says about images, part by part.
+fn user_parts(parts: Vec<Part>, i: usize) -> Result<Value> {
+    let read = parts.into_iter().enumerate().map(|(p, part)| {
+        if !is_image(&part) {
+            return Ok(images::text_part(&part_text(part, i, p)?));
+        }
+        let field = format!("messages[{i}].content[{p}]");
+        let url = part.image_url.map(|ImageUrl(url)| url);
+        Ok(images::part(&part.r#type, field, url))
+    });
+    read.collect()
+}
+
 /// The text of a message: a string, or parts of text, one line after the other.
 fn text(content: Content<Part>, i: usize) -> Result<String> {
     let parts = match content {
         Content::Text(text) => return Ok(text),
         Content::Parts(parts) => parts,
     };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (p, part) in parts.into_iter().enumerate() {
-        let path = || format!("messages[{i}].content[{p}]");
-        let (text, field) = match &*part.r#type {
-            "text" | "input_text" | "output_text" => (part.text, "text"),
-            "refusal" => (part.refusal, "refusal"),
-            other => {
-                let reason =
-                    format!("found {other:?}, expected \"text\": this model reads only text");
-                return Err(ApiError::unsupported(format!("{}.type", path()), reason));
-            }
-        };
-        let missing = || ApiError::invalid(format!("{}.{field}", path()), "it is missing");
-        texts.push(text.ok_or_else(missing)?);
-    }
-    Ok(texts.join("\n"))
+    let texts = parts.into_iter().enumerate();
+    let texts = texts.map(|(p, part)| part_text(part, i, p));
+    Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
+/// The text of a part that is one.
+fn part_text(part: Part, i: usize, p: usize) -> Result<String> {
+    let path = || format!("messages[{i}].content[{p}]");
+    let (text, field) = match &*part.r#type {
+        "text" | "input_text" | "output_text" => (part.text, "text"),
+        "refusal" => (part.refusal, "refusal"),
+        other => {
+            let reason = format!("found {other:?}, expected \"text\": this model reads only text");
+            return Err(ApiError::unsupported(format!("{}.type", path()), reason));
+        }
+    };
+    let missing = || ApiError::invalid(format!("{}.{field}", path()), "it is missing");
+    text.ok_or_else(missing)
 }
 
 /// A call that was made. Templates write the arguments out themselves, so they get them as an object.

@@ -27,6 +27,7 @@ mod structured;
 mod tls;
 mod traces;
 mod transport;
+mod vision;
 
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
@@ -108,6 +109,7 @@ fn load(
         template,
         call_format: None,
         context: CONTEXT,
+        vision: None,
         vocab_size: model.spec.vocab_size,
         pooling: Some(Pooling::Last),
         hidden_size: model.spec.hidden_size,

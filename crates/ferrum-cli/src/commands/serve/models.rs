@@ -1,11 +1,12 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
 use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
-use crate::commands::{encode, run, transcribe};
+use crate::commands::{encode, images, run, transcribe};
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
 use crate::{hub, open};
 use ferrum_engine::engine::{Clock, Pooling};
+use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
     DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype, KvOffload,
     OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig, TaskEngine,
@@ -17,7 +18,7 @@ use ferrum_models::encoder::{is_encoder, read_encoder};
 use ferrum_models::whisper::{is_whisper, read_whisper};
 use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig, read_model};
 use ferrum_server::{
-    LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech,
+    LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech, ServedVision,
 };
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
@@ -259,8 +260,10 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         draft,
     };
     let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
+    let vision = vision(args, &model, &device, &tokenizer)?;
     let served = ServedModel {
         engine: engine.handle(),
+        vision,
         template,
         call_format: args.tool_call_parser,
         open_schemas: args.open_schemas,
@@ -273,6 +276,23 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         tokenizer,
     };
     Ok(LoadedModel::Decoder(engine, Box::new(served)))
+}
+
+/// The image tower of a model that has one, on the device of its last layers.
+fn vision(
+    args: &ServeArgs,
+    model: &Model,
+    placement: &Placement,
+    tokenizer: &Tokenizer,
+) -> Outcome<Option<ServedVision>> {
+    let Some(tower) = images::tower_of(model)? else {
+        return Ok(None);
+    };
+    let prompt = ImagePrompt::new(&tower.spec, tokenizer)?;
+    let tower = VisionTower::load(placement.last_device(), &tower, &mut |_, _| ())?;
+    let preprocessor = tower.preprocessor().clone();
+    let engine = TaskEngine::start(tower, task_config(args))?;
+    Ok(Some(ServedVision::new(engine, preprocessor, prompt)))
 }
 
 /// Refuses what a model that generates no text has no use for.

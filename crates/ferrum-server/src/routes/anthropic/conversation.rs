@@ -2,6 +2,7 @@
 
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking, unread};
 use crate::error::ApiError;
+use crate::images;
 use crate::model::Model;
 use crate::request::{
     AnthropicChoice, AnthropicTool, Block, Body, ChoiceKind, Content, Format, Function,
@@ -207,26 +208,69 @@ fn read_user(body: &mut Body, path: &str, blocks: Vec<Block>, out: &mut Vec<Valu
     }
     // Clients put documents that a tool has read beside its result.
     let of_tools = blocks.iter().any(|block| block.r#type == "tool_result");
-    let mut texts: Vec<String> = Vec::new();
-    let said = |texts: &mut Vec<String>, out: &mut Vec<Value>| {
-        if !texts.is_empty() {
-            let text = std::mem::take(texts).join("\n");
-            out.push(json!({"role": "user", "content": text}));
-        }
-    };
+    let mut said = Said::default();
     for (i, block) in blocks.into_iter().enumerate() {
         let path = format!("{path}[{i}]");
         match &*block.r#type {
             "tool_result" => {
-                said(&mut texts, out);
+                said.end(out);
                 out.push(read_result(body, block, &path)?);
             }
-            _ if of_tools => texts.push(tool_text(body, block, &path)?),
-            _ => texts.push(block_text(block, &path)?),
+            _ if of_tools => said.texts.push(tool_text(body, block, &path)?),
+            "image" => said.add_image(image(block, path)),
+            _ => said.texts.push(block_text(block, &path)?),
         }
     }
-    said(&mut texts, out);
+    said.end(out);
     Ok(())
+}
+
+/// What a user says between results of tools: texts, and what is before the last image.
+#[derive(Default)]
+struct Said {
+    parts: Vec<Value>,
+    texts: Vec<String>,
+}
+
+impl Said {
+    fn add_image(&mut self, image: Value) {
+        let texts = std::mem::take(&mut self.texts);
+        self.parts
+            .extend(texts.iter().map(|text| images::text_part(text)));
+        self.parts.push(image);
+    }
+
+    /// Adds the message that it is.
+    fn end(&mut self, out: &mut Vec<Value>) {
+        let (mut parts, texts) = (
+            std::mem::take(&mut self.parts),
+            std::mem::take(&mut self.texts),
+        );
+        match (parts.is_empty(), texts.is_empty()) {
+            (true, true) => {}
+            (true, false) => out.push(json!({"role": "user", "content": texts.join("\n")})),
+            (false, _) => {
+                parts.extend(texts.iter().map(|text| images::text_part(text)));
+                out.push(json!({"role": "user", "content": parts}));
+            }
+        }
+    }
+}
+
+/// The image that a block has.
+fn image(block: Block, path: String) -> Value {
+    let url = match block.source {
+        Some(Source::Document(source)) => match (source.data, source.url) {
+            (Some(data), _) => {
+                let kind = source.media_type.unwrap_or_default();
+                Some(format!("data:{kind};base64,{data}"))
+            }
+            (None, url) => url,
+        },
+        Some(Source::Name(url)) => Some(url),
+        None => None,
+    };
+    images::part("image", path, url)
 }
 
 fn read_result(body: &mut Body, block: Block, path: &str) -> Result<Value> {

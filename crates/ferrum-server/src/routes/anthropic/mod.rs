@@ -7,6 +7,7 @@ use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
+use crate::images;
 use crate::models::Lease;
 use crate::request::{self, Body};
 use crate::response::{
@@ -37,7 +38,11 @@ pub(crate) async fn messages(
     let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let prompt_tokens = prompt.len();
-    let asked = job.wanted.request(prompt, &app.config);
+    let left = job.wanted.place.time_left(&app.config);
+    let images = std::mem::take(&mut job.prompt.images);
+    let images = images::see(&lease, images, (job.wanted.place.priority(), left)).await?;
+    let mut asked = job.wanted.request(prompt, &app.config);
+    asked.images = images;
     let mut answers = Answers::begin(&lease, "messages", 1, [asked])?;
     let speech = Speech::new(&job.prompt, answers.count());
     let shape = Shape {

@@ -216,6 +216,7 @@ mod tests {
         let shape = Shape::new(&Arc::new(app), model, echo, None);
         let prompt = ChatPrompt {
             must_call: false,
+            images: Vec::new(),
             tokens: vec![5],
             looks: Looks::default(),
         };

@@ -6,8 +6,10 @@
 use crate::app::App;
 use crate::conversation::unread;
 use crate::error::ApiError;
+use crate::images;
 use crate::request::{
-    Body, Content, Function, FunctionName, Input, Item, ItemPart, ResponseTool, Role, need,
+    Body, Content, Function, FunctionName, ImageUrl, Input, Item, ItemPart, ResponseTool, Role,
+    need,
 };
 use crate::routes::messages::function_json;
 use serde_json::{Map, Value, json};
@@ -105,7 +107,16 @@ fn read_message(
 ) -> Result<()> {
     let role = need(item.role, path, "role")?;
     let content = need(item.content, path, "content")?;
-    let text = text_of(content, &format!("{path}.content"))?;
+    let path_of_content = format!("{path}.content");
+    if let (Role::User, Content::Parts(parts)) = (role, &content)
+        && parts.iter().any(is_image)
+    {
+        end_turn(turn, messages);
+        let content = user_parts(content, &path_of_content)?;
+        messages.push(json!({"role": "user", "content": content}));
+        return Ok(());
+    }
+    let text = text_of(content, &path_of_content)?;
     match role {
         Role::Assistant => {
             if turn.contains_key("content") || turn.contains_key("tool_calls") {
@@ -133,6 +144,27 @@ fn text_of(content: Content<ItemPart>, path: &str) -> Result<String> {
     };
     let parts = parts.map(|(i, part)| read_part(part, &format!("{path}[{i}]")));
     Ok(parts.collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
+fn is_image(part: &ItemPart) -> bool {
+    part.r#type == "input_image"
+}
+
+/// What a user says about images, part by part.
+fn user_parts(content: Content<ItemPart>, path: &str) -> Result<Vec<Value>> {
+    let parts = match content {
+        Content::Text(text) => return Ok(vec![images::text_part(&text)]),
+        Content::Parts(parts) => parts.into_iter().enumerate(),
+    };
+    let read = parts.map(|(i, part)| {
+        let path = format!("{path}[{i}]");
+        if !is_image(&part) {
+            return Ok(images::text_part(&read_part(part, &path)?));
+        }
+        let url = part.image_url.map(|ImageUrl(url)| url);
+        Ok(images::part(&part.r#type, path, url))
+    });
+    read.collect()
 }
 
 fn read_part(part: ItemPart, path: &str) -> Result<String> {

@@ -93,6 +93,21 @@ fn add_items<'a>(message: &'a Value, id: &str, out: &mut Vec<ResponseItem<'a>>) 
             content: vec![ResponsePart::ReasoningText { text }],
         });
     }
+    if let Some(parts) = message["content"].as_array() {
+        let content = parts.iter().map(|part| match part["text"].as_str() {
+            Some(text) => ResponsePart::InputText { text },
+            None => ResponsePart::InputImage {
+                image_url: text(&part["data"]),
+                detail: "auto",
+            },
+        });
+        out.push(ResponseItem::Message {
+            id: format!("msg_{id}"),
+            status,
+            role,
+            content: content.collect(),
+        });
+    }
     if let Some(text) = said("content") {
         let part = match role {
             "assistant" => ResponsePart::OutputText {

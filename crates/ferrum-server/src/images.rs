@@ -1,0 +1,292 @@
+//! Images in conversations: from parts of messages to what stands in a prompt.
+//!
+//! The readers of all three APIs make one kind of part of them, which keeps the file as it came (base64) and the field that it
+//! came in. So a conversation that is kept has its images, too. Before a template is rendered they are taken out; the
+//! template sees only that there is an image. Files are decoded here, within limits, on the threads that read requests;
+//! the model's image tower computes them before the engine gets the prompt.
+
+use crate::error::ApiError;
+use crate::model::Model;
+use crate::spelled;
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use ferrum_engine::vision::{ImagePreprocessor, ImagePrompt, ImageTask, PromptImage, VisionTower};
+use ferrum_engine::{TaskEngine, TaskHandle};
+use ferrum_media::image::ImageLimits;
+use ferrum_types::TokenId;
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Most images of a request.
+const MAX_IMAGES: usize = 16;
+
+/// The largest image: 32 million pixels, which take 0.1 GiB while they are resized.
+const LIMITS: ImageLimits = ImageLimits {
+    side: 16_384,
+    pixels: 1 << 25,
+};
+
+/// Base64 with its padding, or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Keys of a part that templates do not see: the file, and where it was in the request.
+const DATA: &str = "data";
+const FIELD: &str = "field";
+const KIND: &str = "kind";
+
+/// The image tower of a model that is loaded.
+pub struct ServedVision {
+    /// Computes images until the model is unloaded.
+    owner: Option<TaskEngine<VisionTower>>,
+    engine: TaskHandle<VisionTower>,
+    preprocessor: ImagePreprocessor,
+    prompt: ImagePrompt,
+}
+
+impl std::fmt::Debug for ServedVision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServedVision").finish_non_exhaustive()
+    }
+}
+
+impl ServedVision {
+    /// A tower that runs, with what makes its tasks, and what images are in prompts.
+    pub fn new(
+        engine: TaskEngine<VisionTower>,
+        preprocessor: ImagePreprocessor,
+        prompt: ImagePrompt,
+    ) -> Self {
+        Self {
+            engine: engine.handle(),
+            owner: Some(engine),
+            preprocessor,
+            prompt,
+        }
+    }
+
+    /// What ends with the model.
+    pub(crate) fn take_owner(&mut self) -> Option<TaskEngine<VisionTower>> {
+        self.owner.take()
+    }
+}
+
+/// A part of a message, as it is in conversations that are kept. `kind` is what the request calls it, `data` is what should
+/// be a data URL.
+pub(crate) fn part(kind: &str, field: String, data: Option<String>) -> Value {
+    let mut part = json!({"type": "image", KIND: kind, FIELD: field});
+    if let Some(data) = data {
+        part[DATA] = data.into();
+    }
+    part
+}
+
+/// A part of text.
+pub(crate) fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// An image as it came.
+#[derive(Debug)]
+pub(crate) struct SentImage {
+    kind: String,
+    field: String,
+    data: Option<String>,
+}
+
+/// Takes the files out of messages.
+pub(crate) fn take(messages: &mut Value) -> Vec<SentImage> {
+    let messages = messages.as_array_mut().into_iter().flatten();
+    let contents = messages.filter_map(|message| message.get_mut("content")?.as_array_mut());
+    let parts = contents.flatten().filter_map(Value::as_object_mut);
+    let images = parts.filter(|part| part.get("type").is_some_and(|kind| kind == "image"));
+    images.map(take_one).collect()
+}
+
+fn take_one(part: &mut Map<String, Value>) -> SentImage {
+    let mut text = |key: &str| match part.shift_remove(key) {
+        Some(Value::String(text)) => Some(text),
+        _ => None,
+    };
+    SentImage {
+        kind: text(KIND).unwrap_or_default(),
+        field: text(FIELD).unwrap_or_default(),
+        data: text(DATA),
+    }
+}
+
+/// Refuses images, for a model or a route that reads only text.
+pub(crate) fn refuse(images: &[SentImage]) -> Result<()> {
+    match images.first() {
+        None => Ok(()),
+        Some(SentImage { kind, field, .. }) => {
+            let reason = format!("found {kind:?}, expected a text: this model reads only text");
+            Err(ApiError::unsupported(format!("{field}.type"), reason))
+        }
+    }
+}
+
+/// The images of a prompt, for the tower.
+pub(crate) fn read(model: &Model, images: Vec<SentImage>) -> Result<Vec<ImageTask>> {
+    let Some(vision) = &model.served.vision else {
+        return refuse(&images).map(|()| Vec::new());
+    };
+    if let Some(SentImage { field, .. }) = images.get(MAX_IMAGES) {
+        let found = images.len();
+        let reason = format!("found {found} images, expected at most {MAX_IMAGES}");
+        return Err(ApiError::invalid(field, reason));
+    }
+    let decode = |image: SentImage| {
+        let file = file(&image.field, image.data)?;
+        let task = vision.preprocessor.read(&file, LIMITS);
+        task.map_err(|e| {
+            let sentence = e.to_string();
+            ApiError::invalid(image.field, sentence.lines().next().unwrap_or_default())
+        })
+    };
+    images.into_iter().map(decode).collect()
+}
+
+/// The bytes that a data URL has.
+fn file(field: &str, url: Option<String>) -> Result<Vec<u8>> {
+    let url = url.ok_or_else(|| ApiError::invalid(field, "the data of the image is missing"))?;
+    let scheme = url
+        .split_once(':')
+        .map(|(scheme, rest)| (scheme.trim_start(), rest));
+    let data = match scheme {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("data") => rest,
+        Some((scheme, _))
+            if ["http", "https"]
+                .iter()
+                .any(|s| scheme.eq_ignore_ascii_case(s)) =>
+        {
+            let reason = "images are not fetched from elsewhere; expected a data URL (data:image/png;base64,…)";
+            return Err(ApiError::unsupported(field, reason));
+        }
+        _ => {
+            let reason = "expected a data URL (data:image/png;base64,…)";
+            return Err(ApiError::invalid(field, reason));
+        }
+    };
+    let parts = data.split_once(',');
+    let parts = parts.filter(|(kind, _)| kind.to_ascii_lowercase().ends_with(";base64"));
+    let Some((_, data)) = parts else {
+        let reason = "expected a data URL with base64 (data:image/png;base64,…)";
+        return Err(ApiError::invalid(field, reason));
+    };
+    let bytes = BASE64.decode(data.trim());
+    bytes.map_err(|e| ApiError::invalid(field, format!("the base64 is damaged: {e}")))
+}
+
+/// A rendered prompt with the tokens of its images.
+pub(crate) fn expand(model: &Model, text: String, images: usize) -> Result<String> {
+    match &model.served.vision {
+        Some(vision) if images > 0 => {
+            let text = vision.prompt.expand(&text, Some(spelled::OPEN), images);
+            text.map_err(|e| ApiError::invalid("messages", e.to_string()))
+        }
+        _ => Ok(text),
+    }
+}
+
+/// An image that is to be computed, and where it begins in its prompt.
+#[derive(Debug)]
+pub(crate) struct PlacedImage {
+    start: usize,
+    task: ImageTask,
+}
+
+/// Where images are among the tokens of an [expanded](expand) prompt.
+pub(crate) fn place(
+    model: &Model,
+    tokens: &[TokenId],
+    images: Vec<ImageTask>,
+) -> Result<Vec<PlacedImage>> {
+    let Some(vision) = model.served.vision.as_ref().filter(|_| !images.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let starts = vision.prompt.starts(tokens, images.len());
+    let starts = starts.map_err(|e| ApiError::invalid("messages", e.to_string()))?;
+    let placed = starts.into_iter().zip(images);
+    Ok(placed
+        .map(|(start, task)| PlacedImage { start, task })
+        .collect())
+}
+
+/// Has the tower compute images, within the time that is left for the answer.
+pub(crate) async fn see(
+    model: &Model,
+    images: Vec<PlacedImage>,
+    (priority, left): (i8, Duration),
+) -> Result<Vec<PromptImage>> {
+    let Some(vision) = model.served.vision.as_ref().filter(|_| !images.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let mut seen = Vec::with_capacity(images.len());
+    let all = async {
+        for PlacedImage { start, task } in images {
+            let image = vision.engine.ask(task, priority).await?.answer;
+            seen.push(PromptImage { start, image });
+        }
+        Ok::<(), ApiError>(())
+    };
+    timeout(left, all)
+        .await
+        .map_err(|_| ApiError::timeout())??;
+    Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_urls_are_read_and_all_else_is_refused() {
+        let read = |url: &str| file("f", Some(url.to_owned()));
+        for url in [
+            "data:image/png;base64,aGk=",
+            "DATA:image/jpeg;charset=x;BASE64,aGk",
+            "data:;base64, aGk= ",
+        ] {
+            assert_eq!(read(url).unwrap(), b"hi", "{url}");
+        }
+        for (url, words) in [
+            ("https://example.org/a.png", "not fetched"),
+            ("HTTP://example.org/a.png", "not fetched"),
+            ("file:///etc/passwd", "a data URL"),
+            ("iVBORw0KGgo=", "a data URL"),
+            ("data:image/png,hi", "with base64"),
+            ("data:image/png;base64", "with base64"),
+            ("data:image/png;base64,a!", "damaged"),
+            ("data:image/png;base64,a", "damaged"),
+        ] {
+            let error = read(url).unwrap_err();
+            let body = serde_json::to_string(&error.body()).unwrap();
+            assert!(body.contains(words), "{url}: {body}");
+        }
+        assert!(file("f", None).is_err());
+    }
+
+    #[test]
+    fn files_are_taken_out_of_messages() {
+        let image = part(
+            "image_url",
+            "messages[0].content[0]".into(),
+            Some("x".into()),
+        );
+        let mut messages = json!([{"role": "user", "content": [image, text_part("a")]}, {"role": "user", "content": "b"}]);
+        let taken = take(&mut messages);
+        assert_eq!(taken.len(), 1);
+        assert_eq!(taken[0].data.as_deref(), Some("x"));
+        let expected = json!([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}]);
+        assert_eq!(messages, expected);
+        assert!(take(&mut messages).iter().all(|image| image.data.is_none()));
+    }
+}
