@@ -72,6 +72,11 @@ impl ServedVision {
         }
     }
 
+    /// Embeddings of an image, all of which are in one step.
+    pub fn image_tokens(&self) -> usize {
+        self.prompt.image_tokens()
+    }
+
     /// What ends with the model.
     pub(crate) fn take_owner(&mut self) -> Option<TaskEngine<VisionTower>> {
         self.owner.take()

@@ -151,3 +151,19 @@ fn what_ram_has_reaches_the_disk_in_the_end() {
         .expect("it is whole");
     assert_eq!(read, Some(vec![7; 100]));
 }
+
+/// The key of an image says nothing to other engines.
+#[test]
+fn what_is_behind_an_image_stays_on_the_device() {
+    let (origins, salt) = (origins("a"), CacheSalt::default());
+    let image = crate::vision::FIRST_CACHE_KEY | 7;
+    for (tokens, blocks) in [
+        (&[1, 2, 3, 4, 5, 6][..], 3),
+        (&[1, 2, 3, image, 4, 5], 1),
+        (&[1, 2, image, image, 4, 5], 1),
+        (&[image, image, 1, 2], 0),
+    ] {
+        let prefix = Prefix::new(&origins[0], &salt, tokens, usize::MAX);
+        assert_eq!(prefix.map(|prefix| prefix.names.len()), Some(blocks));
+    }
+}

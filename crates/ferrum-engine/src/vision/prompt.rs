@@ -52,6 +52,11 @@ impl ImagePrompt {
         }
     }
 
+    /// Embeddings of an image.
+    pub fn image_tokens(&self) -> usize {
+        self.count
+    }
+
     /// A rendered prompt with the tokens of its images. A place that stands behind `mark` is no place: somebody spelled it out.
     ///
     /// # Errors

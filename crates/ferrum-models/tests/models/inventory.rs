@@ -1,7 +1,7 @@
 //! The inventory of tensors: it is what files hold, no more and no less, and ranks that cut it hold all of
 //! it together.
 
-use crate::support::{fixture_dirs, fixtures, open};
+use crate::support::{fixture_dirs, fixtures, open, vision};
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LinearAttentionRule;
 use ferrum_models::{
@@ -144,13 +144,18 @@ fn is_mask(name: &str) -> bool {
     name.ends_with(".attn.bias")
 }
 
+/// Tensors of an image tower, which are no part of the decoder.
+fn is_of_tower(name: &str) -> bool {
+    name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")
+}
+
 /// What a file holds. The several tensors of a quantised matrix count as the weight that they are of, whose
 /// shape they say in other words.
 fn found(model: &Model, expected: &Shapes) -> Shapes {
     let mut all = Shapes::new();
     for info in model.tensors().infos() {
         let name = info.name.as_str();
-        if is_mask(name) {
+        if is_mask(name) || is_of_tower(name) {
             continue;
         }
         let (module, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
@@ -197,7 +202,7 @@ fn check(model: &Model, path: &Path) {
     // Numbers of the file itself, where it holds numbers.
     let infos = model.tensors().infos();
     let floats = infos.map(|info| match info.name.as_str() {
-        name if name.starts_with("rope_f") || is_mask(name) => 0,
+        name if name.starts_with("rope_f") || is_mask(name) || is_of_tower(name) => 0,
         _ => info.elements() as u64,
     });
     let quantised = matches!(&model.source, ModelSource::Hf(f) if f.quantization.is_some());
@@ -212,7 +217,7 @@ fn check(model: &Model, path: &Path) {
 #[test]
 fn it_is_what_the_files_of_every_fixture_hold() {
     let (mut families, mut files) = (BTreeSet::new(), 0);
-    for dir in fixture_dirs() {
+    for dir in fixture_dirs().into_iter().chain([vision::folder()]) {
         let model = open(&dir);
         families.insert(model.family.name);
         check(&model, &dir);

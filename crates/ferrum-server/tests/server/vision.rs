@@ -201,23 +201,22 @@ fn claimed(width: u32, height: u32) -> String {
     format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file))
 }
 
+/// A question with images, by their addresses.
+fn ask(server: &Running, model: &str, urls: &[&str], text: &str) -> Reply {
+    let images = urls
+        .iter()
+        .map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
+    let text = json!({"type": "text", "text": text});
+    let parts: Vec<_> = images.chain([text]).collect();
+    let messages = json!([{"role": "user", "content": parts}]);
+    let body = json!({"model": model, "max_tokens": 4, "messages": messages});
+    server.post(CHAT, &body)
+}
+
 #[test]
 fn images_that_cannot_be_read_harm_only_their_request() {
     let server = server();
     let good = data_url("photo.png");
-    let ask = |model: &str, urls: &[&str], text: &str| {
-        let images = urls
-            .iter()
-            .map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
-        let parts: Vec<_> = images
-            .chain([json!({"type": "text", "text": text})])
-            .collect();
-        let messages = json!([{"role": "user", "content": parts}]);
-        server.post(
-            CHAT,
-            &json!({"model": model, "max_tokens": 4, "messages": messages}),
-        )
-    };
     let no_image = format!(
         "data:image/png;base64,{}",
         BASE64_STANDARD.encode("no image at all")
@@ -280,7 +279,7 @@ fn images_that_cannot_be_read_harm_only_their_request() {
             "reads only text",
         ),
     ] {
-        let answer = ask(model, urls, "a");
+        let answer = ask(&server, model, urls, "a");
         assert_eq!(answer.status, 400, "{words}");
         let error = &answer.json()["error"];
         assert_eq!(error["param"], param, "{error}");
@@ -289,12 +288,17 @@ fn images_that_cannot_be_read_harm_only_their_request() {
             "{error}"
         );
     }
-    // What a user spells out is text, and not the place of an image.
+}
+
+#[test]
+fn what_users_spell_out_is_no_image() {
+    let server = server();
+    let good = data_url("photo.png");
     for (urls, text) in [
         (&[&*good][..], "<start_of_image> <image_soft_token>"),
         (&[], "<start_of_image>"),
     ] {
-        let answer = ask("sees", urls, text);
+        let answer = ask(&server, "sees", urls, text);
         assert_eq!(answer.status, 200, "{text}");
     }
     // A route that only writes prompts has no place for them.

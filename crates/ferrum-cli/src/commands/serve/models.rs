@@ -240,7 +240,14 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     let draft = draft
         .map(|path| draft_runner(args, path, (&device, writing), &tokenizer, places))
         .transpose()?;
-    let sizes = sizes(args, &model, &device, kv, places);
+    // Before the cache, which takes of what is free.
+    let vision = vision(args, &model, &device, &tokenizer)?;
+    let mut sizes = sizes(args, &model, &device, kv, places);
+    if let Some(vision) = &vision {
+        // A whole image, beside everybody who decodes.
+        let least = sizes.max_seqs + vision.image_tokens();
+        sizes.max_tokens = sizes.max_tokens.max(least);
+    }
     let context = sizes.context.min(sizes.kv_tokens);
     let loaded = open::load_on(&device, &args.weights, &model, sizes, kv)?;
     let settings = EngineConfig {
@@ -260,7 +267,6 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         draft,
     };
     let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
-    let vision = vision(args, &model, &device, &tokenizer)?;
     let served = ServedModel {
         engine: engine.handle(),
         vision,
