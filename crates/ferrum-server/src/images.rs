@@ -13,7 +13,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use ferrum_engine::vision::{ImagePreprocessor, ImagePrompt, ImageTask, PromptImage, VisionTower};
-use ferrum_engine::{TaskEngine, TaskHandle};
+use ferrum_engine::{TaskEngine, TaskHandle, TaskMonitor};
 use ferrum_media::image::ImageLimits;
 use ferrum_types::TokenId;
 use serde_json::{Map, Value, json};
@@ -75,6 +75,11 @@ impl ServedVision {
     /// Embeddings of an image, all of which are in one step.
     pub fn image_tokens(&self) -> usize {
         self.prompt.image_tokens()
+    }
+
+    /// How the tower does.
+    pub(crate) fn monitor(&self) -> TaskMonitor {
+        self.engine.monitor().clone()
     }
 
     /// What ends with the model.

@@ -146,7 +146,10 @@ impl Served {
     /// How its engine does.
     pub(crate) fn life(&self) -> EngineLife {
         match self {
-            Self::Decoder(model) => EngineLife::Steps(model.served.engine.clone()),
+            Self::Decoder(model) => {
+                let vision = model.served.vision.as_ref().map(ServedVision::monitor);
+                EngineLife::Steps(model.served.engine.clone(), vision)
+            }
             Self::Encoder(model) => {
                 let engine = model.engine.clone();
                 EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
@@ -181,7 +184,8 @@ impl Served {
 /// A handle of an engine of any kind, for those who look after it.
 #[derive(Clone)]
 pub(crate) enum EngineLife {
-    Steps(EngineHandle),
+    /// With that of what sees for it.
+    Steps(EngineHandle, Option<TaskMonitor>),
     /// With what drains it.
     Tasks(TaskMonitor, Arc<dyn Fn() + Send + Sync>),
 }
@@ -189,28 +193,37 @@ pub(crate) enum EngineLife {
 impl EngineLife {
     pub(crate) fn health(&self) -> Health {
         match self {
-            Self::Steps(engine) => engine.health(),
+            Self::Steps(engine, vision) => match (engine.health(), vision) {
+                (alive @ Health::Alive { .. }, Some(vision)) => match vision.health() {
+                    Health::Alive { .. } => alive,
+                    other => other,
+                },
+                (health, _) => health,
+            },
             Self::Tasks(engine, _) => engine.health(),
         }
     }
 
     pub(crate) fn failure(&self) -> Option<String> {
         match self {
-            Self::Steps(engine) => engine.failure(),
+            Self::Steps(engine, vision) => {
+                let failure = || vision.as_ref().and_then(TaskMonitor::failure);
+                engine.failure().or_else(failure)
+            }
             Self::Tasks(engine, _) => engine.failure(),
         }
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
         match self {
-            Self::Steps(engine) => engine.stats(),
+            Self::Steps(engine, _) => engine.stats(),
             Self::Tasks(engine, _) => engine.stats(),
         }
     }
 
     pub(crate) fn drain(&self) {
         match self {
-            Self::Steps(engine) => engine.drain(),
+            Self::Steps(engine, _) => engine.drain(),
             Self::Tasks(_, drain) => drain(),
         }
     }
@@ -218,7 +231,7 @@ impl EngineLife {
     /// Waits until it has ended, for whatever reason.
     pub(crate) async fn stopped(&self) {
         match self {
-            Self::Steps(engine) => engine.stopped().await,
+            Self::Steps(engine, _) => engine.stopped().await,
             Self::Tasks(engine, _) => engine.stopped().await,
         }
     }

@@ -1,16 +1,16 @@
 //! Decoders that see images give what `transformers` gives.
 
 use crate::support::vision::{
-    check_logits, compare, folder, logits_in_steps, pictures, prompt, push_part, root,
+    check_logits, compare, folder, logits_in_steps, pictures, prompt, push_part, root, ways,
 };
-use crate::support::{exact_cpu, logits_of, max_difference, open, runner_in};
+use crate::support::{config, exact_cpu, logits_of, max_difference, open, runner_in, staged_in};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::vision::{load_vision, read_vision};
-use ferrum_models::{Expanded, ImageSpan, KvLayout, Readback, StepBatch};
+use ferrum_models::{Expanded, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput};
 use ferrum_types::BlockId;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -271,4 +271,45 @@ fn images_that_do_not_fit_a_step_are_refused() {
     let wanted = vec![Readback::Nothing; 9];
     let error = runner.submit(&batch, &wanted).unwrap_err().to_string();
     assert!(error.contains("cannot see images"), "{error}");
+}
+
+/// Stages on two devices, and ranks that share every layer.
+#[test]
+fn images_are_seen_across_stages_and_ranks() {
+    let (model, prompt) = (open(&folder()), prompt());
+    let (cpu, reference) = (exact_cpu(), ReferenceBackend::new());
+    let layers = [0..1, 1..4];
+    for layout in [
+        KvLayout::Paged { block_size: 16 },
+        KvLayout::Grouped { block_size: 5 },
+    ] {
+        let mut runner = staged_in::<_, _, KvF32, Expanded, Expanded>(
+            (&reference, &cpu),
+            &model,
+            &layers,
+            config(layout),
+        );
+        for ends in ways(&prompt) {
+            let found = logits_in_steps(&mut runner, &prompt, &ends);
+            let difference = max_difference(&found, &prompt.logits);
+            assert!(difference < 1e-4, "{layout:?} {ends:?}: {difference}");
+        }
+    }
+    let layout = config(KvLayout::Paged { block_size: 16 });
+    let devices = [exact_cpu(), exact_cpu()];
+    let group = RunnerGroup::<_, KvF32>::load::<Expanded>(&devices, &model, layout, &mut |_, _| ());
+    let mut group = group.unwrap();
+    let mut batch = StepBatch::default();
+    let blocks: Vec<_> = (0..8).rev().map(BlockId).collect();
+    push_part(&mut batch, &prompt.tokens, 0, &blocks);
+    for image in &prompt.images {
+        batch.add_image(image).unwrap();
+    }
+    let (mut output, wanted) = (
+        StepOutput::default(),
+        vec![Readback::Logits; prompt.tokens.len()],
+    );
+    group.run(&batch, &wanted, &mut output).unwrap();
+    let difference = max_difference(output.logits(), &prompt.logits);
+    assert!(difference < 1e-4, "ranks: {difference}");
 }

@@ -174,7 +174,7 @@ pub(crate) fn push_part(
 }
 
 /// The whole prompt at once, in parts between images, and in one that begins inside of an image that is in the cache.
-fn ways(prompt: &Prompt) -> [Vec<usize>; 3] {
+pub(crate) fn ways(prompt: &Prompt) -> [Vec<usize>; 3] {
     let len = prompt.tokens.len();
     let ends = prompt.images.iter().map(|image| image.positions().end);
     let between: Vec<usize> = prompt.images.iter().map(|image| image.start - 1).collect();
