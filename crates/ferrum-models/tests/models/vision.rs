@@ -9,8 +9,10 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
-use ferrum_models::vision::{load_vision, read_vision};
-use ferrum_models::{Expanded, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput};
+use ferrum_models::vision::{ImageTokens, load_vision, read_vision};
+use ferrum_models::{
+    AttentionSpec, Expanded, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput,
+};
 use ferrum_types::BlockId;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -271,6 +273,40 @@ fn images_that_do_not_fit_a_step_are_refused() {
     let wanted = vec![Readback::Nothing; 9];
     let error = runner.submit(&batch, &wanted).unwrap_err().to_string();
     assert!(error.contains("cannot see images"), "{error}");
+}
+
+/// Published configs leave out what `Gemma3TextConfig` and `Gemma3Config` of `transformers` take for granted.
+#[test]
+fn configs_may_leave_out_what_is_usual() {
+    let dir = changed(str::to_owned, |config| {
+        let text = config["text_config"].as_object_mut().unwrap();
+        let stated = [
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "sliding_window",
+        ];
+        text.retain(|key, _| stated.contains(&&**key));
+        text["sliding_window"] = 1024.into();
+        let config = config.as_object_mut().unwrap();
+        config.retain(|key, _| !key.ends_with("_index"));
+        // Another size of the image, so that it has as many tokens.
+        config.remove("mm_tokens_per_image");
+        config["vision_config"]["image_size"] = 80.into();
+    });
+    let spec = open(dir.path()).spec;
+    let AttentionSpec::Gqa(gqa) = &spec.layers[0].attention else {
+        panic!("layers attend")
+    };
+    assert_eq!((gqa.heads, gqa.kv_heads, gqa.head_dim), (8, 4, 256));
+    assert_eq!(gqa.sliding_window, Some(1024));
+    assert_eq!((spec.vocab_size, spec.context_length), (262_208, 131_072));
+    let vision = read_vision(ModelSource::open(dir.path()).unwrap())
+        .unwrap()
+        .spec;
+    assert_eq!(vision.image_tokens(), 256);
+    let ImageTokens { begin, soft, end } = vision.tokens;
+    assert_eq!((begin, soft, end), (255_999, 262_144, 256_000));
 }
 
 /// Stages on two devices, and ranks that share every layer.

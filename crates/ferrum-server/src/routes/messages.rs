@@ -225,7 +225,11 @@ fn part_text(part: Part, i: usize, p: usize) -> Result<String> {
         "text" | "input_text" | "output_text" => (part.text, "text"),
         "refusal" => (part.refusal, "refusal"),
         other => {
-            let reason = format!("found {other:?}, expected \"text\": this model reads only text");
+            let why = match is_image(&part) {
+                true => "images stand in messages of users",
+                false => "this model reads only text",
+            };
+            let reason = format!("found {other:?}, expected \"text\": {why}");
             return Err(ApiError::unsupported(format!("{}.type", path()), reason));
         }
     };
