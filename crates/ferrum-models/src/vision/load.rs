@@ -4,7 +4,7 @@ use super::config::{VisionModel, VisionSpec};
 use crate::clip::{layers, map, stem};
 use crate::linear::{Embedding, Linear};
 use crate::load::LoadProgress;
-use crate::named::{LayerNorm, NamedLoader};
+use crate::named::{LayerNorm, NamedLoader, WeightDtype};
 use crate::stack::StackLayer;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
@@ -35,7 +35,8 @@ pub fn load_vision<B: LlmBackend, W: WeightForm<B>>(
     let VisionSpec { image, hidden, .. } = &model.spec;
     let (tower, projector) = (model.tower, model.projector);
     let width = image.stack.hidden;
-    let loader = &mut NamedLoader::<B, W>::new(device, &model.source, progress)?;
+    let loader =
+        &mut NamedLoader::<B, W>::new(device, &model.source, WeightDtype::Stored, progress)?;
     let places = image.grid() * image.grid();
     let table = format!("{tower}.embeddings.position_embedding.weight");
     let table = loader.vector(&table, &[places, width])?;
