@@ -117,10 +117,15 @@ pub struct StepBatch {
     /// Indices into `tokens` of the rows that want hidden states after the final norm, ascending. A row may want logits
     /// as well.
     pub hidden_rows: Vec<u32>,
-    /// Rows whose residual stream is wanted where a stage of the runner ends, beside whatever else they want.
+    /// Rows whose hidden states are wanted somewhere along the forward path, beside whatever else they want.
     pub taps: Vec<HiddenTap>,
     /// Rows whose embeddings are given: those of images, in order. See [`add_image`](Self::add_image).
     pub images: Vec<ImageRows>,
+    /// Only for the runner of a [draft head](crate::DraftHead): the hidden states that go in beside each token, `[tokens,
+    /// width]`.
+    pub features: Vec<f32>,
+    /// Whose hidden states these are.
+    pub feature_source: FeatureSource,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
     pub choices: Vec<ChosenToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
@@ -145,14 +150,32 @@ pub struct ChosenToken {
     pub row: u32,
 }
 
-/// The residual stream of a row behind a layer, with which a stage of the runner ends: what the next layer's norm
-/// gets, or after the last layer the final norm.
+/// A place in the forward path where hidden states can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TapPoint {
+    /// The residual stream behind a layer: what the next layer's norm gets, or after the last layer the final norm.
+    Layer(u32),
+    /// What the final norm gives.
+    FinalNorm,
+}
+
+/// The hidden states of a row at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HiddenTap {
-    /// The layer.
-    pub layer: u32,
+    /// The place.
+    pub point: TapPoint,
     /// Index into the tokens of the step.
     pub row: u32,
+}
+
+/// Whose hidden states a draft head gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FeatureSource {
+    /// The target's, as they were tapped there.
+    #[default]
+    Target,
+    /// The head's own, of the step before.
+    Head,
 }
 
 impl StepBatch {
@@ -177,6 +200,8 @@ impl StepBatch {
         self.hidden_rows.clear();
         self.taps.clear();
         self.images.clear();
+        self.features.clear();
+        self.feature_source = FeatureSource::default();
         self.choices.clear();
         self.sampling.clear();
     }
@@ -193,12 +218,21 @@ impl StepBatch {
         let end = self.tokens.len();
         let first = self.query_starts.iter().rev().nth(1);
         let wanted = rows.of(first.map_or(end, |&first| first as usize)..end);
-        let layer = layer as u32;
+        let point = TapPoint::Layer(layer as u32);
         let taps = wanted.map(|row| HiddenTap {
-            layer,
+            point,
             row: row as u32,
         });
         self.taps.extend(taps);
+    }
+
+    /// All rows of sequence `seq` want their hidden states at each of `points`, row by row.
+    pub fn tap_rows(&mut self, seq: usize, points: &[TapPoint]) {
+        for row in self.rows(seq) {
+            let row = row as u32;
+            let taps = points.iter().map(|&point| HiddenTap { point, row });
+            self.taps.extend(taps);
+        }
     }
 
     /// Adds a sequence.

@@ -12,6 +12,7 @@ mod cache;
 mod checkpoint;
 pub mod clip;
 mod decode;
+mod draft_head;
 pub mod encoder;
 mod experts;
 pub mod families;
@@ -40,9 +41,13 @@ pub mod vision;
 mod weights;
 pub mod whisper;
 
-pub use batch::{BlockTables, ChosenToken, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch};
+pub use batch::{
+    BlockTables, ChosenToken, FeatureSource, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch,
+    TapPoint,
+};
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
+pub use draft_head::{DraftFeatures, DraftHead, is_eagle3, load_draft_head, read_eagle3, read_mtp};
 pub use experts::{
     ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, Moe, MoeScratch, StackForm,
 };
@@ -67,7 +72,9 @@ pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use pooling::Pooling;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
-pub use runner::{DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig};
+pub use runner::{
+    DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig, SharedTables,
+};
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GqaSpec,
     LayerForm, LayerSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, PerLayerSpec,

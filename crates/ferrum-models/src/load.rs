@@ -205,16 +205,8 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
     if !W::EXPERTS && layers.iter().any(has_experts) {
         return Err(no_experts::<B>());
     }
-    let total = model.tensors().total_bytes();
-    let mut loader = Loader::<B, W> {
-        device,
-        model,
-        cut,
-        progress,
-        done: 0,
-        total,
-        form: PhantomData,
-    };
+    let mut loader = Loader::<B, W>::new(device, model, cut);
+    loader.progress = Some(progress);
     let tables = loader.tables(stage)?;
     let layers = stage.layers().zip(layers);
     let layers = layers
@@ -228,14 +220,17 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
         None => None,
     };
     model.tensors().release();
-    if stage.is_last() {
-        (loader.progress)(loader.total, loader.total);
+    if stage.is_last()
+        && let Some(progress) = &mut loader.progress
+    {
+        progress(loader.total, loader.total);
     }
     Ok(DecoderWeights {
         body: BodyWeights {
             embedding: tables.embedding,
             positions: tables.positions,
             per_layer: tables.per_layer,
+            draft: None,
             layers,
             cut: cut.clone(),
             stage: stage.clone(),
@@ -244,28 +239,82 @@ fn load_part<B: LlmBackend, W: WeightForm<B>>(
     })
 }
 
+/// Loads one layer of a model in the form `W`.
+///
+/// # Errors
+/// As [`load_weights`], of the tensors of this layer alone.
+pub(crate) fn load_layer<B: LlmBackend, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+    index: usize,
+) -> Result<LayerWeights<B>> {
+    let Some(layer) = model.spec.layers.get(index) else {
+        let reason = format!("the model has no layer {index}");
+        return Err(Error::invalid("load_weights", reason));
+    };
+    let has_experts = matches!(layer.feed_forward, FeedForwardSpec::Moe(_))
+        || matches!(layer.attention, AttentionSpec::Mla(_));
+    if !W::EXPERTS && has_experts {
+        return Err(no_experts::<B>());
+    }
+    let cut = RankCut::whole(&model.spec);
+    let mut loader = Loader::<B, W>::new(device, model, &cut);
+    loader.layer(index, layer)
+}
+
+/// Loads the embedding table of a model in the form `W`.
+///
+/// # Errors
+/// As [`load_weights`], of this table alone.
+pub(crate) fn load_embedding<B: LlmBackend, W: WeightForm<B>>(
+    device: &B,
+    model: &Model,
+) -> Result<Arc<dyn Embedding<B>>> {
+    let cut = RankCut::whole(&model.spec);
+    let (weight, shape) =
+        Loader::<B, W>::new(device, model, &cut).table(TensorRole::TokenEmbedding)?;
+    Ok(Arc::new(MatrixLinear::<B, W> {
+        weight,
+        bias: None,
+        shape,
+    }))
+}
+
 /// A stack in its file: what it is of, and its sizes.
 type StoredStack<'a> = (ExpertSource<'a>, DecoderTensor, ExpertShape);
 
 /// The matrices with a row for each token.
 struct Tables<B: LlmBackend> {
-    embedding: Option<Box<dyn Embedding<B>>>,
+    embedding: Option<Arc<dyn Embedding<B>>>,
     positions: Option<Box<dyn Embedding<B>>>,
     per_layer: Option<PerLayerTables<B>>,
-    head: Option<Box<dyn LogitLinear<B>>>,
+    head: Option<Arc<dyn LogitLinear<B>>>,
 }
 
 struct Loader<'a, 'p, B: LlmBackend, W> {
     device: &'a B,
     model: &'a Model,
     cut: &'a RankCut,
-    progress: LoadProgress<'p>,
+    progress: Option<LoadProgress<'p>>,
     done: u64,
     total: u64,
     form: PhantomData<W>,
 }
 
 impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
+    /// One that tells nobody how far it is.
+    fn new(device: &'a B, model: &'a Model, cut: &'a RankCut) -> Self {
+        Self {
+            device,
+            model,
+            cut,
+            progress: None,
+            done: 0,
+            total: model.tensors().total_bytes(),
+            form: PhantomData,
+        }
+    }
+
     /// Those that a stage needs; of one that serves for both, the weight is shared.
     fn tables(&mut self, stage: &Stage) -> Result<Tables<B>> {
         let tied = self.model.spec.tie_embeddings;
@@ -297,10 +346,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let cut = self.cut;
         let embedding = table.as_ref().filter(|_| stage.is_first()).map(of);
         Ok(Tables {
-            embedding: embedding.map(|table| -> Box<dyn Embedding<B>> {
+            embedding: embedding.map(|table| -> Arc<dyn Embedding<B>> {
                 match cut.is_whole() {
-                    true => Box::new(table),
-                    false => Box::new(VocabParallelEmbedding::new(table, cut)),
+                    true => Arc::new(table),
+                    false => Arc::new(VocabParallelEmbedding::new(table, cut)),
                 }
             }),
             positions: positions
@@ -308,10 +357,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 .map(of)
                 .map(|table| -> Box<dyn Embedding<B>> { Box::new(table) }),
             per_layer,
-            head: head.map(|head| -> Box<dyn LogitLinear<B>> {
+            head: head.map(|head| -> Arc<dyn LogitLinear<B>> {
                 match cut.is_whole() {
-                    true => Box::new(head),
-                    false => Box::new(VocabParallelLinear::new(head, cut)),
+                    true => Arc::new(head),
+                    false => Arc::new(VocabParallelLinear::new(head, cut)),
                 }
             }),
         })
@@ -688,7 +737,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
-        (self.progress)(self.done, self.total);
+        if let Some(progress) = &mut self.progress {
+            progress(self.done, self.total);
+        }
     }
 }
 

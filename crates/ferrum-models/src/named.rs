@@ -101,10 +101,20 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         [rows, cols]: [usize; 2],
         bias: Bias,
     ) -> Result<MatrixLinear<B, W>> {
-        let shape = MatShape { rows, cols };
+        let names: Vec<_> = names.iter().map(|name| (name.as_ref(), rows)).collect();
+        self.maps_of(&names, cols, bias)
+    }
+
+    /// Maps of `cols` inputs and so many outputs each, one below the other.
+    pub(crate) fn maps_of(
+        &mut self,
+        names: &[(&str, usize)],
+        cols: usize,
+        bias: Bias,
+    ) -> Result<MatrixLinear<B, W>> {
         let parts = names
             .iter()
-            .map(|name| self.checkpoint.matrix(name.as_ref(), shape));
+            .map(|&(name, rows)| self.checkpoint.matrix(name, MatShape { rows, cols }));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let kept = parts.iter().map(|part| match self.dtype {
             WeightDtype::Stored => Ok(Prepared::Kept(*part)),
@@ -120,10 +130,10 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         let any = match bias {
             Bias::None => false,
             Bias::Each | Bias::Times(_) => true,
-            Bias::Some => names.iter().any(|name| has(name.as_ref())),
+            Bias::Some => names.iter().any(|(name, _)| has(name)),
         };
         let mut values = Vec::new();
-        for name in names.iter().map(AsRef::as_ref).filter(|_| any) {
+        for &(name, rows) in names.iter().filter(|_| any) {
             match bias == Bias::Some && self.tensors.get(&bias_name(name)).is_none() {
                 true => values.resize(values.len() + rows, 0.0),
                 false => values.extend(self.vector(&bias_name(name), &[rows])?),
@@ -133,7 +143,7 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
             values.iter_mut().for_each(|value| *value *= factor);
         }
         let bias = any.then(|| self.device.from_slice(&values)).transpose()?;
-        let rows = rows * names.len();
+        let rows = names.iter().map(|(_, rows)| rows).sum();
         Ok(MatrixLinear {
             weight,
             bias,

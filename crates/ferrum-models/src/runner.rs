@@ -7,6 +7,7 @@ mod head;
 mod read;
 mod stage;
 mod stages;
+mod taps;
 mod upload;
 mod weights;
 
@@ -14,21 +15,18 @@ pub use config::{KvLayout, RunnerConfig};
 pub use graphs::GraphCounts;
 pub(crate) use stage::StageRunner;
 pub use stages::EarlierStage;
-pub use weights::DecoderWeights;
 pub(crate) use weights::{BodyWeights, HeadWeights};
+pub use weights::{DecoderWeights, SharedTables};
 
-use crate::batch::{ChosenToken, HiddenTap, StepBatch};
+use crate::batch::{ChosenToken, HiddenTap, StepBatch, TapPoint};
 use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{
-    BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Residual, Span,
-};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Span};
 use ferrum_types::{AdapterId, Error, Result};
-use head::taps_behind;
 use read::{Choices, SubmittedStep, WantedRows, is_sampled};
 pub(crate) use stages::AnyStage;
 use stages::{no_ranks, other_runner};
@@ -49,10 +47,6 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
     /// those that want hidden states.
     wanted_rows: B::Buffer<i32>,
-    /// Rows of which the residual stream behind the last layer is wanted.
-    tap_rows: B::Buffer<i32>,
-    /// Of those rows, once a step has had some.
-    tapped: Option<Residual<B>>,
     logits: Logits<B>,
     choices: Choices<B>,
     /// Steps that were submitted and not collected, oldest first.
@@ -124,8 +118,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             stream: Vec::new(),
             // At most all rows are read, for whatever is wanted of them.
             wanted_rows: device.alloc(config.max_tokens)?,
-            tap_rows: device.alloc(config.max_tokens)?,
-            tapped: None,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             choices: Choices::alloc(device, config.max_logit_rows)?,
             stage: StageRunner::new(device, &spec, body, config)?,
@@ -205,7 +197,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     /// is recorded; otherwise what the device says.
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
-        let mut rows = WantedRows::of(batch, wanted, self.last_layer());
+        let mut rows = WantedRows::of(batch, wanted);
         self.choices.begin(batch, wanted);
         let mut output = self.spare.take().unwrap_or_default();
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
@@ -221,6 +213,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             if !self.earlier.is_empty() {
                 self.stage.write_stream(&self.stream)?;
             }
+            self.stage.write_features(batch)?;
             self.take_choices()?;
             self.compute(batch, rows)?;
         }
@@ -268,11 +261,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     fn run_earlier(&mut self, batch: &StepBatch, output: &mut StepOutput) -> Result<()> {
         let dim = self.spec.hidden_size;
         for stage in &mut self.earlier {
-            stage.run(batch, &mut self.stream)?;
+            stage.run(batch, &mut self.stream, output)?;
             let end = stage.stage().layers().end;
             let places = output.tapped_mut().chunks_exact_mut(dim);
             for (tap, out) in batch.taps.iter().zip(places) {
-                if tap.layer as usize + 1 == end {
+                if tap.point == TapPoint::Layer(end as u32 - 1) {
                     out.copy_from_slice(&self.stream[tap.row as usize * dim..][..dim]);
                 }
             }
@@ -362,6 +355,35 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.check_sizes(batch)
     }
 
+    /// Holds what is tapped against the layers and the rows that there are.
+    fn check_taps(&self, batch: &StepBatch) -> Result<()> {
+        let fail = |reason: String| Err(Error::invalid("step", reason));
+        let (layers, most) = (self.spec.layers.len(), self.config().max_tokens);
+        let mut counts: Vec<(TapPoint, usize)> = Vec::new();
+        for HiddenTap { point, row } in &batch.taps {
+            if let TapPoint::Layer(layer) = point
+                && *layer as usize >= layers
+            {
+                return fail(format!(
+                    "hidden states are wanted behind layer {layer} of a model with {layers} layers"
+                ));
+            }
+            if *row as usize >= batch.tokens.len() {
+                return fail(format!("row {row} is to be tapped in a step without it"));
+            }
+            match counts.iter_mut().find(|(known, _)| known == point) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((*point, 1)),
+            }
+        }
+        match counts.into_iter().find(|&(_, count)| count > most) {
+            Some((_, found)) => fail(format!(
+                "{found} rows to be tapped at one place in a step, this runner takes {most}"
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Holds the batch against the sizes of this runner and of its pool.
     fn check_sizes(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
@@ -382,11 +404,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let read = batch.logit_rows.len() + batch.hidden_rows.len();
         let limits = [
             ("rows to be read", read, self.config().max_tokens),
-            (
-                "rows to be tapped behind the last layer",
-                taps_behind(batch, self.last_layer()).count(),
-                self.config().max_tokens,
-            ),
             ("tokens", batch.tokens.len(), self.config().max_tokens),
             ("sequences", batch.seqs(), self.config().max_seqs),
             (
@@ -402,21 +419,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 ));
             }
         }
-        for HiddenTap { layer, row } in &batch.taps {
-            let ends = |stage: &Stage| stage.layers().end == *layer as usize + 1;
-            if !self.stages().any(|(_, stage)| ends(stage)) {
-                let ends = self.stages().map(|(_, stage)| stage.layers().end - 1);
-                let ends: Vec<_> = ends.map(|layer| layer.to_string()).collect();
-                return fail(format!(
-                    "hidden states are wanted behind layer {layer}, the stages of this runner end with {}",
-                    ends.join(", ")
-                ));
-            }
-            if *row as usize >= batch.tokens.len() {
-                return fail(format!("row {row} is to be tapped in a step without it"));
-            }
-        }
-        let vocab = self.spec().vocab_size;
+        self.check_taps(batch)?;
+        self.stage.check_features(batch)?;
+        let vocab = self.stage.input_vocab(self.spec.vocab_size);
         if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
             return fail(format!(
                 "token {token} is outside the vocabulary of {vocab}"

@@ -5,6 +5,7 @@
 //! previous layer's output pending, and leaves its own pending.
 
 mod attention;
+mod draft_input;
 mod feed_forward;
 mod linear_attention;
 mod mla;
@@ -17,6 +18,7 @@ pub(crate) use attention::{GqaWeights, HeadLayerNorm};
 pub(crate) use feed_forward::{
     ExpertNorms, FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights,
 };
+pub(crate) use draft_input::{DraftBuffers, DraftInput, DraftJoin, draft_input};
 pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
@@ -110,8 +112,21 @@ impl<'a, B: Backend> StepState<'a, B> {
     }
 }
 
-/// Runs layer number `index` of a stage. `scratch.residual` holds the stream before the previous layer's
-/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage).
+/// Gives layer number `index` of a stage its input. `scratch.residual` holds the stream before the previous layer's
+/// feed-forward, whose output is pending in `scratch.delta` (nothing is pending at the first layer of a stage); then it is
+/// the stream behind that layer.
+pub(crate) fn layer_input<B: LlmBackend>(
+    ctx: &mut B::Context,
+    index: usize,
+    weights: &LayerWeights<B>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
+) -> Result<()> {
+    let input = (weights.attn_norm.as_ref(), index > 0);
+    next_input(ctx, "attn_norm", input, step, scratch)
+}
+
+/// Runs layer number `index` of a stage on its [input](layer_input).
 pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     ctx: &mut B::Context,
     index: usize,
@@ -121,8 +136,6 @@ pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
     let (spec, weights) = layer;
-    let input = (weights.attn_norm.as_ref(), index > 0);
-    next_input(ctx, "attn_norm", input, step, scratch)?;
     match (&spec.attention, &weights.attention, cache) {
         (AttentionSpec::Gqa(gqa), AttentionWeights::Gqa(weights), CacheMut::Pool(kv)) => {
             gqa_forward(ctx, index, (gqa, weights), kv, step, scratch)?;

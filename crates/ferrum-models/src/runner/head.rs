@@ -3,11 +3,11 @@
 use super::ModelRunner;
 use super::read::{WantedRows, is_logits, is_token};
 use super::weights::HeadWeights;
-use crate::batch::StepBatch;
+use crate::batch::{StepBatch, TapPoint};
 use crate::layer::{Scratch, StepState};
 use crate::readback::Readback;
 use crate::spec::DecoderSpec;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Logits, Residual, RowShape};
+use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Logits, RowShape};
 use ferrum_types::Result;
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -24,33 +24,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         };
         let wanted = of_kind(is_token).chain(of_kind(is_logits));
         let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
-        let last = self.last_layer();
         let (first, padding) = (batch.tokens.len(), rows.padding);
         let packed = &mut self.stage.packed;
         packed.push(wanted.chain((first..first + padding).map(|row| row as i32)));
-        packed.push(taps_behind(batch, last).map(|(_, row)| row as i32));
-        if rows.taps > 0 && self.tapped.is_none() {
-            let len = self.config().max_tokens * self.spec.hidden_size;
-            self.tapped = Some(B::device(&self.stage.ctx).alloc(len)?);
-        }
         self.pack_sampling(rows)
     }
 
     /// Uploads all that was packed.
     pub(super) fn send(&mut self) -> Result<()> {
         let sampling = &mut self.choices.sampling;
-        let head = [
-            &mut self.wanted_rows,
-            &mut self.tap_rows,
-            &mut sampling.words,
-        ];
+        let head = [&mut self.wanted_rows, &mut sampling.words];
         self.stage.send(head)
     }
 
     /// Records a step over what was uploaded.
     pub(super) fn compute(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<()> {
         let (logit_rows, hidden_rows) = (rows.with_logits(), rows.hidden);
-        let samples = self.samples();
+        let (samples, last) = (self.samples(), self.last_layer());
         let of_tokens = RowShape {
             rows: rows.chosen(),
             dim: self.spec.vocab_size,
@@ -59,26 +49,23 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             stage,
             head,
             wanted_rows,
-            tap_rows,
-            tapped,
             logits,
             choices,
             ..
         } = self;
-        let (taps, chosen) = (rows.taps, rows.chosen());
+        let chosen = rows.chosen();
         let captured = stage.layout.captured;
         // What is chosen of some rows of a captured step alone would be a graph for each number of them.
         let inside = chosen > 0 && !(captured && rows.logits > 0);
-        stage.compute(batch, inside, &mut |ctx, step, scratch| {
+        stage.compute(batch, inside, &mut |ctx, step, scratch, taps| {
             let wanted = logit_rows + hidden_rows;
-            if wanted > 0 {
+            if wanted > 0 || taps.wants(TapPoint::FinalNorm) {
                 gather(ctx, head, step, scratch, (wanted_rows, wanted))?;
-            } else if taps > 0 {
+                taps.take_normed(ctx, (&scratch.normed, &mut scratch.profiler))?;
+            } else if taps.wants(TapPoint::Layer(last as u32)) {
                 scratch.add_pending(ctx, step)?;
             }
-            if let Some(tapped) = tapped.as_mut().filter(|_| taps > 0) {
-                tap(ctx, step, scratch, (tap_rows, taps), tapped)?;
-            }
+            taps.take_stream(ctx, last, (&scratch.residual, &mut scratch.profiler))?;
             if logit_rows > 0 {
                 project(ctx, head, (step.spec, scratch), logits, logit_rows)?;
             }
@@ -97,14 +84,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 }
 
-/// The taps of a batch behind a layer: their places among all taps, and their rows.
-pub(super) fn taps_behind(batch: &StepBatch, layer: usize) -> impl Iterator<Item = (usize, u32)> {
-    let taps = batch.taps.iter().enumerate();
-    let taps = taps.filter(move |(_, tap)| tap.layer as usize == layer);
-    taps.map(|(place, tap)| (place, tap.row))
-}
-
-/// Final norm, and the rows that want logits or hidden states, in `delta`.
+/// Final norm of all rows, in `normed`, and those that want logits or hidden states, in `delta`.
 fn gather<B: LlmBackend>(
     ctx: &mut B::Context,
     head: &HeadWeights<B>,
@@ -125,25 +105,16 @@ fn gather<B: LlmBackend>(
         let stream = (residual, &*delta);
         let norm = &head.final_norm;
         norm.add_and_norm(ctx, step.spec, stream, normed, rows_of_step)?;
-        B::gather_rows(ctx, normed, rows, delta, RowShape { rows: count, dim })
-    })
-}
-
-/// The residual stream of rows, once nothing is pending.
-fn tap<B: LlmBackend>(
-    ctx: &mut B::Context,
-    step: &StepState<'_, B>,
-    scratch: &mut Scratch<B>,
-    (rows, count): (&B::Buffer<i32>, usize),
-    tapped: &mut Residual<B>,
-) -> Result<()> {
-    let dim = step.spec.hidden_size;
-    let Scratch {
-        residual, profiler, ..
-    } = scratch;
-    // [tokens, hidden] → [taps, hidden]
-    profiler.measure(ctx, "tap", |ctx| {
-        B::gather_rows(ctx, residual, rows, tapped, RowShape { rows: count, dim })
+        match count {
+            0 => Ok(()),
+            rows_wanted => {
+                let shape = RowShape {
+                    rows: rows_wanted,
+                    dim,
+                };
+                B::gather_rows(ctx, normed, rows, delta, shape)
+            }
+        }
     })
 }
 

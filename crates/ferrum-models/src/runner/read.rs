@@ -4,8 +4,8 @@
 //! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
-use super::head::taps_behind;
 use super::stage::{StageRunner, Staging, room};
+use super::taps::PendingTap;
 use crate::batch::StepBatch;
 use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
@@ -29,20 +29,17 @@ pub(super) struct WantedRows {
     /// Those that fill up a captured step: nothing is read of them.
     pub(super) padding: usize,
     pub(super) hidden: usize,
-    /// Of which the residual stream behind the last layer is wanted.
-    pub(super) taps: usize,
 }
 
 impl WantedRows {
-    /// What is wanted of a batch by a runner with this last layer.
-    pub(super) fn of(batch: &StepBatch, wanted: &[Readback], last: usize) -> Self {
+    /// What is wanted of a batch.
+    pub(super) fn of(batch: &StepBatch, wanted: &[Readback]) -> Self {
         let count = |kind: fn(&Readback) -> bool| wanted.iter().filter(|w| kind(w)).count();
         Self {
             tokens: count(is_token),
             logits: count(is_logits),
             padding: 0,
             hidden: batch.hidden_rows.len(),
-            taps: taps_behind(batch, last).count(),
         }
     }
 
@@ -172,7 +169,7 @@ struct Reads<B: LlmBackend> {
     logits: Option<PendingRead<B::Logit>>,
     hidden: Option<PendingRead<B::Act>>,
     /// All taps: steps that overlap have one stage.
-    tapped: Option<PendingRead<B::Residual>>,
+    tapped: Vec<PendingTap<B>>,
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -255,13 +252,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     ) -> Result<SubmittedStep<B>> {
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
         if self.in_flight() > 1 {
-            let reads = Some(self.begin_reads(rows)?);
+            let reads = Some(self.begin_reads(batch, rows)?);
             return Ok(SubmittedStep { output, reads });
         }
         if rows.tokens > 0 {
             self.read_tokens(rows.tokens, &mut output)?;
         }
-        let last = self.last_layer();
+        self.stage.read_taps(batch, &mut output)?;
         let StageRunner {
             ctx,
             scratch,
@@ -270,7 +267,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         } = &mut self.stage;
         let Staging {
             activations,
-            residual,
             logits: staging,
             ..
         } = staging;
@@ -279,12 +275,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let hidden = (&scratch.delta, rows.with_logits() * dim);
         read_floats::<B, _>(ctx, logits, staging, output.logits_mut())?;
         read_floats::<B, _>(ctx, hidden, activations, output.hidden_mut())?;
-        if let Some(tapped) = &self.tapped {
-            for (index, (place, _)) in taps_behind(batch, last).enumerate() {
-                let out = &mut output.tapped_mut()[place * dim..][..dim];
-                read_floats::<B, _>(ctx, (tapped, index * dim), residual, out)?;
-            }
-        }
         let reads = None;
         Ok(SubmittedStep { output, reads })
     }
@@ -310,26 +300,30 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 Ok(told(chosen[place], reads.tops[place], beside))
             })?;
         }
+        let StageRunner {
+            ctx, staging, taps, ..
+        } = &mut self.stage;
         let Staging {
             activations,
             residual,
             logits,
             ..
-        } = &mut self.stage.staging;
-        let device = B::device(&self.stage.ctx);
+        } = staging;
+        let device = B::device(ctx);
         finish_floats(device, reads.logits, logits, output.logits_mut())?;
         finish_floats(device, reads.hidden, activations, output.hidden_mut())?;
-        finish_floats(device, reads.tapped, residual, output.tapped_mut())?;
+        taps.finish(device, reads.tapped, (activations, residual), &mut output)?;
         Ok(output)
     }
 
-    fn begin_reads(&mut self, rows: WantedRows) -> Result<Reads<B>> {
+    fn begin_reads(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<Reads<B>> {
         let (vocab, dim) = (self.spec().vocab_size, self.spec().hidden_size);
         let Self {
-            stage: StageRunner { ctx, scratch, .. },
+            stage: StageRunner {
+                ctx, scratch, taps, ..
+            },
             choices,
             logits,
-            tapped,
             ..
         } = self;
         let settings = choices.sampling.rows.rows()[..rows.tokens].iter();
@@ -337,10 +331,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let (sampled, some) = (&choices.sampled, rows.tokens > 0);
         let hidden = (&scratch.delta, rows.with_logits() * dim);
         let hidden = begin_floats::<B, _>(ctx, hidden, rows.hidden * dim)?;
-        let tapped = match tapped {
-            Some(tapped) => begin_floats::<B, _>(ctx, (&*tapped, 0), rows.taps * dim)?,
-            None => None,
-        };
+        let tapped = taps.begin_read(ctx, batch)?;
         let logits = (&*logits, rows.tokens * vocab);
         let logits = begin_floats::<B, _>(ctx, logits, rows.logits * vocab)?;
         let mut beside = None;
@@ -436,7 +427,7 @@ pub(super) fn read_floats<B: LlmBackend, T: FloatElement>(
 }
 
 /// [`read_floats`] that goes on while the device computes, if there is anything to read.
-fn begin_floats<B: LlmBackend, T: FloatElement>(
+pub(super) fn begin_floats<B: LlmBackend, T: FloatElement>(
     ctx: &mut B::Context,
     (from, first): (&B::Buffer<T>, usize),
     len: usize,
@@ -447,7 +438,7 @@ fn begin_floats<B: LlmBackend, T: FloatElement>(
     }
 }
 
-fn finish_floats<B: LlmBackend, T: FloatElement>(
+pub(super) fn finish_floats<B: LlmBackend, T: FloatElement>(
     device: &B,
     read: Option<PendingRead<T>>,
     staging: &mut HostBuffer<T>,

@@ -7,25 +7,35 @@ use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
 use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
 use super::read::read_floats;
+use super::taps::Taps;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
-use crate::batch::StepBatch;
+use crate::batch::{StepBatch, TapPoint};
 use crate::cache::CacheGroup;
 use crate::images::StepImages;
 use crate::inventory::Stage;
-use crate::layer::{CacheMut, LayerStates, Scratch, StepState, layer_forward, per_layer_inputs};
+use crate::layer::{
+    CacheMut, DraftBuffers, LayerStates, Scratch, StepState, draft_input, layer_forward,
+    layer_input, per_layer_inputs,
+};
 use crate::lora::{AdapterLoader, Adapters, LoadedAdapter};
+use crate::readback::StepOutput;
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{
     Backend, BackendKvDtype, BatchShape, DeviceBatch, HostBuffer, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, BlockId, Element, FloatElement, Result, StateSlot};
+use ferrum_types::{AdapterId, BlockId, Element, Error, FloatElement, Result, StateSlot};
 
 /// What a step records behind the layers.
-pub(super) type StageEnd<'a, B> =
-    dyn FnMut(&mut <B as Backend>::Context, &StepState<'_, B>, &mut Scratch<B>) -> Result<()> + 'a;
+pub(super) type StageEnd<'a, B> = dyn FnMut(
+        &mut <B as Backend>::Context,
+        &StepState<'_, B>,
+        &mut Scratch<B>,
+        &mut Taps<B>,
+    ) -> Result<()>
+    + 'a;
 
 /// Weights, KV pool and step state on one device.
 pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> {
@@ -43,6 +53,10 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     /// Where each layer keeps what it has seen.
     cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
+    /// What steps give beside logits, once one has wanted some.
+    pub(super) taps: Taps<B>,
+    /// Of a draft head.
+    draft: Option<DraftBuffers<B>>,
     adapters: Adapters<B>,
     /// Those of the last step that had some.
     images: Option<StepImages<B>>,
@@ -132,11 +146,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             false => RopeTables::for_positions(device, rope, config.context),
         };
         let ropes = spec.ropes.iter().map(tables).collect::<Result<_>>()?;
+        let mut scratch = Scratch::alloc(device, &spec, config.max_tokens, config.profile)?;
+        let sizes = (config.max_tokens, spec.hidden_size);
+        let draft = weights.draft.as_ref();
+        let draft = draft.map(|input| DraftBuffers::alloc(device, input, sizes, &mut scratch));
         Ok(Self {
             kv: KvCache::alloc(device, pools)?,
             states,
             cache_of,
-            scratch: Scratch::alloc(device, &spec, config.max_tokens, config.profile)?,
+            scratch,
+            taps: Taps::new(spec.hidden_size, config.max_tokens),
+            draft: draft.transpose()?,
             adapters: Adapters::new(),
             images: None,
             staging: Staging {
@@ -237,6 +257,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             states,
             cache_of,
             scratch,
+            taps,
+            draft,
             adapters,
             images,
             ropes,
@@ -254,8 +276,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 images: images.as_ref().filter(|_| !batch.images.is_empty()),
             };
             let caches = (&mut *kv, &mut **states, &**cache_of);
-            forward(ctx, weights, caches, &step, scratch)?;
-            end(ctx, &step, scratch)
+            let ends = (&mut *taps, draft.as_mut());
+            forward(ctx, weights, caches, &step, scratch, ends)?;
+            end(ctx, &step, scratch, taps)
         };
         match layout.captured {
             true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
@@ -375,10 +398,63 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             }
             TableCopy::end(packed);
         }
+        let (stage, last) = (&self.weights.stage, self.weights.stage.is_last());
+        let layers = stage.layers();
+        // The end of an earlier stage is the stream that it hands over.
+        let has = |point| match point {
+            TapPoint::Layer(layer) => {
+                layers.contains(&(layer as usize)) && (last || layer as usize + 1 < layers.end)
+            }
+            TapPoint::FinalNorm => last,
+        };
+        let device = B::device(&self.ctx);
+        self.taps.pack(device, batch, has, packed)?;
         match self.spec.depends_on_length() {
             true => self.upload_rope_rows(batch),
             false => Ok(()),
         }
+    }
+
+    /// Holds the features of a batch against what these layers take: hidden states for each token where they are those of
+    /// a draft head, else none.
+    pub(super) fn check_features(&self, batch: &StepBatch) -> Result<()> {
+        let input = self.weights.draft.as_ref();
+        let width = input.map_or(0, |input| {
+            input.width(batch.feature_source, self.spec.hidden_size)
+        });
+        let (found, tokens) = (batch.features.len(), batch.tokens.len());
+        if found == tokens * width {
+            return Ok(());
+        }
+        let reason = format!(
+            "{found} numbers of hidden states for {tokens} tokens, expected {width} for each"
+        );
+        Err(Error::invalid("step", reason))
+    }
+
+    /// Tokens that may go in, of a model with `vocab` that come out.
+    pub(super) fn input_vocab(&self, vocab: usize) -> usize {
+        let draft = self.weights.draft.as_ref();
+        draft.map_or(vocab, |input| input.vocab_size)
+    }
+
+    /// Uploads the features of a batch, if it has some.
+    pub(super) fn write_features(&mut self, batch: &StepBatch) -> Result<()> {
+        match &mut self.draft {
+            Some(draft) => draft.write(&mut self.ctx, &batch.features, batch.feature_source),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for what was tapped of the batch that was computed.
+    pub(super) fn read_taps(&mut self, batch: &StepBatch, output: &mut StepOutput) -> Result<()> {
+        let Staging {
+            activations,
+            residual,
+            ..
+        } = &mut self.staging;
+        let staging = (activations, residual);
+        self.taps.read(&mut self.ctx, staging, batch, output)
     }
 
     /// Uploads what was packed; what was packed for other buffers goes to `others`.
@@ -386,7 +462,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         &'b mut self,
         others: impl IntoIterator<Item = &'b mut B::Buffer<i32>>,
     ) -> Result<()> {
-        let buffers = upload::buffers(&mut self.batch).chain(others);
+        let buffers = upload::buffers(&mut self.batch);
+        let buffers = buffers.chain(self.taps.buffers()).chain(others);
         self.packed.send::<B>(&mut self.ctx, buffers)?;
         self.sent = true;
         Ok(())
@@ -431,12 +508,50 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     (kv, states, cache_of): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[CacheIndex]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
+    (taps, draft): (&mut Taps<B>, Option<&mut DraftBuffers<B>>),
+) -> Result<()> {
+    scratch.begin_step();
+    embed(ctx, weights, step, scratch)?;
+    if let Some(tables) = &weights.per_layer {
+        per_layer_inputs(ctx, tables, step, scratch)?;
+    }
+    // Whether the first layer has its input.
+    let mut ready = match (&weights.draft, draft) {
+        (Some(input), Some(buffers)) => draft_input(ctx, input, step, scratch, buffers)?,
+        _ => false,
+    };
+    let (first, tapped) = (weights.stage.layers().start, taps.any());
+    let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
+    for (index, (layer, place)) in layers.enumerate() {
+        let cache = match *place {
+            CacheIndex::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
+            CacheIndex::State(state) => CacheMut::State(&mut states[state]),
+            CacheIndex::None => CacheMut::None,
+        };
+        if !std::mem::take(&mut ready) {
+            layer_input(ctx, index, layer.1, step, scratch)?;
+        }
+        if tapped && index > 0 {
+            // Now the stream is that behind the layer before.
+            let stream = (&scratch.residual, &mut scratch.profiler);
+            taps.take_stream(ctx, first + index - 1, stream)?;
+        }
+        layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
+    }
+    Ok(())
+}
+
+/// Embeds the batch's tokens, where this is the first stage.
+fn embed<B: LlmBackend>(
+    ctx: &mut B::Context,
+    weights: &BodyWeights<B>,
+    step: &StepState<'_, B>,
+    scratch: &mut Scratch<B>,
 ) -> Result<()> {
     let shape = RowShape {
         rows: step.batch.shape.tokens,
         dim: step.spec.hidden_size,
     };
-    scratch.begin_step();
     let tokens = &step.batch.tokens;
     let Scratch {
         residual,
@@ -463,18 +578,6 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         if let Some(images) = step.images {
             images.place(ctx, residual, shape.dim)?;
         }
-    }
-    if let Some(tables) = &weights.per_layer {
-        per_layer_inputs(ctx, tables, step, scratch)?;
-    }
-    let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
-    for (index, (layer, place)) in layers.enumerate() {
-        let cache = match *place {
-            CacheIndex::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
-            CacheIndex::State(state) => CacheMut::State(&mut states[state]),
-            CacheIndex::None => CacheMut::None,
-        };
-        layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
     }
     Ok(())
 }

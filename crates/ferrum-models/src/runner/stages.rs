@@ -10,6 +10,7 @@ use crate::batch::StepBatch;
 use crate::inventory::Stage;
 use crate::kv_blocks::KvBlockLayout;
 use crate::lora::{AdapterPart, LoadedAdapter, PartLoader};
+use crate::readback::StepOutput;
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Span};
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
@@ -59,8 +60,13 @@ pub(crate) trait AnyStage<K>: Send {
     fn config(&self) -> &RunnerConfig;
 
     /// Runs a step: `stream` is the residual stream behind the stage before this one, `[tokens, hidden]`, and then that
-    /// behind this one. The first stage looks up the tokens instead.
-    fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()>;
+    /// behind this one. The first stage looks up the tokens instead. What is tapped before its end goes to `output`.
+    fn run(
+        &mut self,
+        batch: &StepBatch,
+        stream: &mut Vec<f32>,
+        output: &mut StepOutput,
+    ) -> Result<()>;
 
     fn kv_block_layout(&self, group: usize) -> Result<KvBlockLayout>;
 
@@ -105,15 +111,21 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRun
         StageRunner::config(self)
     }
 
-    fn run(&mut self, batch: &StepBatch, stream: &mut Vec<f32>) -> Result<()> {
+    fn run(
+        &mut self,
+        batch: &StepBatch,
+        stream: &mut Vec<f32>,
+        output: &mut StepOutput,
+    ) -> Result<()> {
         self.pack(batch)?;
         self.send([])?;
         if !StageRunner::stage(self).is_first() {
             self.write_stream(stream)?;
         }
-        self.compute(batch, false, &mut |ctx, step, scratch| {
+        self.compute(batch, false, &mut |ctx, step, scratch, _| {
             scratch.add_pending(ctx, step)
         })?;
+        self.read_taps(batch, output)?;
         self.read_stream(stream)
     }
 

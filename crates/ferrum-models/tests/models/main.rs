@@ -8,6 +8,7 @@ mod caches;
 mod captured;
 mod clip;
 mod decode;
+mod draft_heads;
 mod encoders;
 mod experts;
 mod group;

@@ -11,9 +11,9 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, KvFp16, KvInt8, LlmBackend, RowSampling};
 use ferrum_models::{
-    EarlierStage, Expanded, FeedForwardSpec, KvLayout, LogitRows, Model, ModelRunner, Moe, Native,
-    Readback, RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, WeightForm, WeightPolicy,
-    load_stage_weights, load_weights, memory_plan, stage_memory_plan,
+    EarlierStage, Expanded, FeedForwardSpec, HiddenTap, KvLayout, LogitRows, Model, ModelRunner,
+    Moe, Native, Readback, RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, TapPoint,
+    WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan, stage_memory_plan,
 };
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
 use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
@@ -70,7 +70,7 @@ fn has_experts(model: &Model) -> bool {
     layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
@@ -316,9 +316,7 @@ fn hidden_states_are_tapped_beside_logits() {
         // Of the second sequence its only row, at both ends, and of the first one a row that is not its last.
         batch.tap_last(0, LogitRows::Last);
         batch.tap_last(last, LogitRows::All);
-        batch
-            .taps
-            .push(ferrum_models::HiddenTap { layer: 0, row: 2 });
+        batch.taps.push(tap(TapPoint::Layer(0), 2));
         let tapped = run(&mut staged, &batch);
         assert!(same_bits(tapped.logits(), untapped.logits()), "{name}");
         assert_eq!(tapped.tapped().len(), 3 * dim);
@@ -355,9 +353,7 @@ fn hidden_states_are_tapped_beside_logits() {
         let mut first: ModelRunner<A, KvF32> = runner_in::<A, _, Form>(devices.0, &cut, LAYOUT);
         let mut batch = mixed(pool);
         batch.tap_last(0, LogitRows::Last);
-        batch
-            .taps
-            .push(ferrum_models::HiddenTap { layer: 0, row: 2 });
+        batch.taps.push(tap(TapPoint::Layer(0), 2));
         first.run(&batch, &wanted, &mut output).unwrap();
         let found = [rows[0], rows[2]].concat();
         assert!(same_bits(output.tapped(), &found), "{name}");
@@ -369,30 +365,87 @@ fn hidden_states_are_tapped_beside_logits() {
     }
 }
 
+fn tap(point: TapPoint, row: u32) -> HiddenTap {
+    HiddenTap { point, row }
+}
+
+/// Between layers of a stage there is what there would be at its end, and behind the final norm what logits are made of.
 #[test]
-fn a_tap_needs_the_end_of_a_stage() {
+fn hidden_states_are_tapped_anywhere() {
+    let device = exact_cpu();
+    for name in ["llama3-tied", "gemma2", "olmo2", "glm4-moe", "command-r"] {
+        let model = open(&fixtures().join(name));
+        type Form = Moe<Expanded>;
+        let layers = model.spec.layers.len();
+        let each: Vec<_> = (0..layers).map(|layer| layer..layer + 1).collect();
+        let on = (&device, &device);
+        let mut staged: ModelRunner<_, KvF32> =
+            staged_in::<_, _, _, Form, Form>(on, &model, &each, config(LAYOUT));
+        let mut parted: ModelRunner<_, KvF32> =
+            staged_in::<_, _, _, Form, Form>(on, &model, &[0..2, 2..layers], config(LAYOUT));
+        let mut whole: ModelRunner<_, KvF32> = runner_in::<_, _, Form>(&device, &model, LAYOUT);
+        let plain = mixed(whole.pool().blocks);
+        let wanted = vec![Readback::Logits; 6];
+        let mut output = StepOutput::default();
+        whole.run(&plain, &wanted, &mut output).unwrap();
+        let logits = output.logits().to_vec();
+        let mut batch = mixed(whole.pool().blocks);
+        let points: Vec<_> = (0..layers as u32).rev().map(TapPoint::Layer).collect();
+        batch.tap_rows(0, &points);
+        staged.run(&batch, &wanted, &mut output).unwrap();
+        let expected = output.tapped().to_vec();
+        for runner in [&mut whole, &mut parted] {
+            runner.run(&batch, &wanted, &mut output).unwrap();
+            assert!(same_bits(output.tapped(), &expected), "{name}");
+            assert!(same_bits(output.logits(), &logits), "{name}");
+            runner.run(&plain, &wanted, &mut output).unwrap();
+            assert!(output.tapped().is_empty());
+            assert!(same_bits(output.logits(), &logits), "{name}");
+        }
+        let mut batch = mixed(whole.pool().blocks);
+        batch.hidden_rows = std::mem::take(&mut batch.logit_rows);
+        let rows = batch.hidden_rows.clone();
+        let normed = rows.iter().map(|&row| tap(TapPoint::FinalNorm, row));
+        batch.taps.extend(normed);
+        for runner in [&mut whole, &mut parted] {
+            runner.run(&batch, &[], &mut output).unwrap();
+            assert!(same_bits(output.tapped(), output.hidden()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_tap_needs_its_layer_and_its_row() {
     let device = cpu(1);
     let model = open(&fixtures().join("llama2"));
-    let mut staged: ModelRunner<_, KvF32> = staged_in::<_, _, _, Expanded, Expanded>(
-        (&device, &device),
-        &model,
-        &[0..2, 2..3],
-        config(LAYOUT),
-    );
-    let mut batch = mixed(staged.pool().blocks);
-    batch.tap_last(0, LogitRows::All);
+    let mut runner = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+    let most = config(LAYOUT).max_tokens;
+    let taps = [
+        (
+            vec![tap(TapPoint::Layer(3), 0)],
+            "behind layer 3 of a model with 3 layers",
+        ),
+        (vec![tap(TapPoint::Layer(1), 6)], "row 6 is to be tapped"),
+        (
+            vec![tap(TapPoint::FinalNorm, 0); most + 1],
+            "rows to be tapped at one place",
+        ),
+    ];
+    for (taps, expected) in taps {
+        let mut batch = mixed(runner.pool().blocks);
+        batch.taps = taps;
+        let wanted = vec![Readback::Nothing; 6];
+        let refused = runner.submit(&batch, &wanted).map(|_| ()).unwrap_err();
+        assert!(refused.to_string().contains(expected), "{refused}");
+    }
+    let mut batch = mixed(runner.pool().blocks);
+    batch.features = vec![0.0; 3];
     let wanted = vec![Readback::Nothing; 6];
-    let refused = staged.submit(&batch, &wanted).map(|_| ()).unwrap_err();
-    let text = refused.to_string();
+    let refused = runner.submit(&batch, &wanted).map(|_| ()).unwrap_err();
     assert!(
-        text.contains("behind layer 0, the stages of this runner end with 1, 2"),
-        "{text}"
+        refused.to_string().contains("3 numbers of hidden states"),
+        "{refused}"
     );
-    let mut batch = mixed(staged.pool().blocks);
-    batch
-        .taps
-        .push(ferrum_models::HiddenTap { layer: 1, row: 6 });
-    assert!(staged.submit(&batch, &wanted).is_err());
 }
 
 /// A row may want logits and what they are made of.

@@ -1,0 +1,217 @@
+//! Multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2): the layer behind a model's last
+//! one guesses the token after the next.
+//!
+//! `stream = eh_proj([enorm(embedding of token t + 1) | hnorm(hidden state at t)])`, then a layer as the model's last one,
+//! then the norm of the shared head and the model's output projection. The hidden state is the model's behind its final
+//! norm, as in `transformers` and vLLM; for further guesses it is the head's own behind the norm of the shared head, as
+//! in `transformers` and SGLang. Checkpoints repeat the model's embeddings and output projection there; they are not read.
+//! Of several such layers the first is used for all guesses.
+
+use super::{DraftFeatures, DraftHead, Kind, rms_norm};
+use crate::batch::TapPoint;
+use crate::inventory::{RankCut, Stage, TensorId, TensorRole, of_expert};
+use crate::layer::{DraftInput, DraftJoin, Norm};
+use crate::load::{Model, load_embedding, load_layer};
+use crate::named::{Bias, NamedLoader};
+use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
+use crate::spec::{CacheSpec, DecoderSpec, NormKind};
+use crate::weights::WeightForm;
+use ferrum_formats::{ModelSource, TensorSource};
+use ferrum_kernels::LlmBackend;
+use ferrum_types::{Error, Result};
+
+/// The layer in its file.
+pub(super) struct Mtp {
+    /// The model's file with this layer as one more of the decoder.
+    model: Model,
+    /// Its number there.
+    index: usize,
+    names: MtpNames,
+}
+
+/// Names of its tensors beside those of the layer, less `.weight`.
+struct MtpNames {
+    embedding_norm: String,
+    hidden_norm: String,
+    projection: String,
+    /// The norm before the output projection.
+    norm: String,
+}
+
+/// Keys of `config.json` that say how many such layers there are.
+const COUNTS: [&str; 3] = [
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "mtp_num_hidden_layers",
+];
+
+/// Reads the layer for multi-token prediction of a model.
+///
+/// # Errors
+/// [`Error::Model`] for a model without one, naming the field or tensor that is missing, and for models that cannot have
+/// drafts.
+pub fn read_mtp(target: &Model) -> Result<DraftHead> {
+    let recurrent = |layer| matches!(target.spec.own_cache(layer), CacheSpec::Recurrent { .. });
+    let path = match &target.source {
+        ModelSource::Gguf(gguf) => gguf.path(),
+        ModelSource::Hf(folder) => folder.config.path(),
+    };
+    let fail = |reason: &str| Err(Error::Model(format!("{}: {reason}", path.display())));
+    if (0..target.spec.layers.len()).any(recurrent) {
+        return fail(
+            "a model with recurrent states, which do not go back, cannot have drafts, not even those of its own \
+             layers for multi-token prediction",
+        );
+    }
+    let plain = target.spec.norm == NormKind::Rms
+        && target.spec.per_layer.is_none()
+        && target.spec.learned_positions.is_none();
+    let (count, field) = count(target)?;
+    if count == 0 || !plain {
+        return fail(&format!(
+            "field \"{field}\": found {count} layers for multi-token prediction, expected at least 1\nhint: \
+             --draft-model takes a smaller model or an EAGLE-3 head"
+        ));
+    }
+    let index = target.spec.layers.len();
+    let names = MtpNames::of(target, index);
+    let projection = format!("{}.weight", names.projection);
+    if target.tensors().get(&projection).is_none() {
+        return fail(&format!(
+            "tensor \"{projection}\" is missing, expected the layer for multi-token prediction that \"{field}\" speaks of\n\
+             hint: some copies of a model are without it"
+        ));
+    }
+    let mut spec = target.spec.clone();
+    spec.layers.extend(target.spec.layers.last().cloned());
+    let own = DecoderSpec {
+        layers: spec.layers[index..].to_vec(),
+        ..spec.clone()
+    };
+    let source = match &target.source {
+        ModelSource::Gguf(gguf) => ModelSource::open(gguf.path())?,
+        ModelSource::Hf(folder) => ModelSource::open(&folder.dir)?,
+    };
+    Ok(DraftHead {
+        spec: own,
+        features: DraftFeatures {
+            target: vec![TapPoint::FinalNorm],
+            own: TapPoint::FinalNorm,
+            tokens: None,
+        },
+        kind: Kind::Mtp(Box::new(Mtp {
+            model: Model {
+                source,
+                family: target.family,
+                spec,
+                names: target.names,
+            },
+            index,
+            names,
+        })),
+    })
+}
+
+/// How many such layers a model says it has, and in which field.
+fn count(target: &Model) -> Result<(usize, String)> {
+    match &target.source {
+        ModelSource::Gguf(gguf) => {
+            let field = format!("{}.nextn_predict_layers", gguf.architecture()?);
+            Ok((gguf.u32(&field)?.unwrap_or(0) as usize, field))
+        }
+        ModelSource::Hf(folder) => {
+            let config = folder.config.text_config()?;
+            for key in COUNTS {
+                if let Some(count) = config.usize(key)? {
+                    return Ok((count, key.into()));
+                }
+            }
+            Ok((0, COUNTS[0].into()))
+        }
+    }
+}
+
+impl MtpNames {
+    /// Those of the layer `index` of a model's file.
+    fn of(target: &Model, index: usize) -> Self {
+        let layer = of_expert(target.names.layer, index);
+        let name = |part: &str| format!("{layer}.{part}");
+        match target.source {
+            ModelSource::Hf(_) => Self {
+                embedding_norm: name("enorm"),
+                hidden_norm: name("hnorm"),
+                projection: name("eh_proj"),
+                norm: name("shared_head.norm"),
+            },
+            ModelSource::Gguf(_) => Self {
+                embedding_norm: name("nextn.enorm"),
+                hidden_norm: name("nextn.hnorm"),
+                projection: name("nextn.eh_proj"),
+                norm: name("nextn.shared_head_norm"),
+            },
+        }
+    }
+}
+
+impl Mtp {
+    /// Its weights on a device.
+    pub(super) fn load<B: LlmBackend, W: WeightForm<B>>(
+        &self,
+        device: &B,
+        spec: &DecoderSpec,
+        target: &Model,
+        shared: SharedTables<B>,
+    ) -> Result<DecoderWeights<B>> {
+        let layer = load_layer::<B, W>(device, &self.model, self.index)?;
+        let none = &mut |_, _| ();
+        let mut loader = NamedLoader::<B, W>::new(device, &self.model.source, none)?;
+        let (names, hidden) = (&self.names, spec.hidden_size);
+        let projection = loader.maps(&[&names.projection], [hidden, 2 * hidden], Bias::None)?;
+        let embedding = match shared.embedding {
+            Some(table) => table,
+            None => load_embedding::<B, W>(device, target)?,
+        };
+        let Some(lm_head) = shared.lm_head else {
+            let reason = "the output projection of the target is not on the device";
+            return Err(Error::invalid("draft head", reason));
+        };
+        let offset = target.names.norm_offset;
+        let mut norm = |name: &str| rms_norm(&mut loader, name, (hidden, offset));
+        Ok(DecoderWeights {
+            body: BodyWeights {
+                embedding: Some(embedding),
+                positions: None,
+                per_layer: None,
+                draft: Some(DraftInput {
+                    embedding_norm: norm(&names.embedding_norm)?,
+                    hidden_norm: norm(&names.hidden_norm)?,
+                    vocab_size: spec.vocab_size,
+                    join: DraftJoin::Project(Box::new(projection)),
+                }),
+                layers: vec![layer],
+                cut: RankCut::whole(spec),
+                stage: Stage::whole(spec),
+            },
+            head: Some(HeadWeights {
+                final_norm: self.final_norm(&mut norm)?,
+                lm_head,
+            }),
+        })
+    }
+
+    /// The norm before the output projection. Some GGUF files leave it out where it is the model's.
+    fn final_norm<B: LlmBackend>(
+        &self,
+        norm: &mut impl FnMut(&str) -> Result<Norm<B>>,
+    ) -> Result<Norm<B>> {
+        let own = format!("{}.weight", self.names.norm);
+        let models = self
+            .model
+            .names
+            .module(TensorId::global(TensorRole::FinalNorm));
+        match (&self.model.source, models) {
+            (ModelSource::Gguf(gguf), Some(models)) if gguf.get(&own).is_none() => norm(&models),
+            _ => norm(&self.names.norm),
+        }
+    }
+}
