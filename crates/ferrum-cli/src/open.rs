@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::hub;
 use crate::ui::{self, Progress};
 use crate::weight_cache;
-use ferrum_engine::{KeptWeights, KvDtype, Placement, Session};
+use ferrum_engine::{HeadLoad, KeptWeights, KvDtype, LoadedParts, Placement, Session, StepRunner};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::kv_blocks::KvBlockName;
@@ -164,6 +164,8 @@ pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
 /// A model on a device.
 pub(crate) struct Loaded {
     pub(crate) session: Session,
+    /// A runner of its draft head, where one was loaded.
+    pub(crate) head: Option<Box<dyn StepRunner>>,
     /// What the cache of packed weights did for it, where there is one.
     pub(crate) kept: Option<KeptWeights>,
 }
@@ -185,7 +187,7 @@ pub(crate) fn load(
     kv: KvDtype,
 ) -> Outcome<(Loaded, Placement)> {
     let placement = device.open(model)?;
-    let loaded = load_on(&placement, weights, model, config, kv)?;
+    let loaded = load_on(&placement, weights, model, (config, kv), None)?;
     Ok((loaded, placement))
 }
 
@@ -206,13 +208,13 @@ pub(crate) fn load_adapted(
     Ok((loaded, placement))
 }
 
-/// Loads the model onto open devices, with a progress bar on a terminal.
+/// Loads the model onto open devices, and its draft head if there is one, with a progress bar on a terminal.
 pub(crate) fn load_on(
     placement: &Placement,
     weights: &WeightCacheArgs,
     model: &Model,
-    config: RunnerConfig,
-    kv: KvDtype,
+    sizes: (RunnerConfig, KvDtype),
+    head: Option<HeadLoad<'_>>,
 ) -> Outcome<Loaded> {
     if !placement.is_whole() {
         ui::detail(&format!("note: the layers are on {placement}"));
@@ -231,18 +233,20 @@ pub(crate) fn load_on(
     }
     let mut bar = Progress::bytes("loading");
     let progress = &mut |done, total| bar.set(done, total);
-    let Some(cache) = weight_cache::of(weights) else {
-        let session = placement.load(model, config, kv, progress)?;
-        return Ok(Loaded {
-            session,
-            kept: None,
-        });
-    };
-    let (session, kept) = placement.load_cached(model, config, kv, &cache, progress)?;
-    weight_cache::tell(&kept);
+    let cache = weight_cache::of(weights);
+    let parts = (head, cache.as_ref());
+    let LoadedParts {
+        session,
+        head,
+        kept,
+    } = placement.load_parts(model, sizes, parts, progress)?;
+    if let Some(kept) = &kept {
+        weight_cache::tell(kept);
+    }
     Ok(Loaded {
         session,
-        kept: Some(kept),
+        head,
+        kept,
     })
 }
 

@@ -91,6 +91,45 @@ fn layers_on_two_stages_are_served_and_told() {
     );
 }
 
+/// Heads draft, and the text stays the same: a layer of the model itself, from a folder and a GGUF file, and a folder of EAGLE-3.
+#[cfg(unix)]
+#[test]
+fn draft_heads_change_no_text() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures");
+    let ask = |model: &str, flags: &[&str]| {
+        let model = format!("{fixtures}/{model}");
+        let mut command = serve(&["--port", "0", "--backend", "cpu"]);
+        let server = Serving::of(command.arg(&model).args(flags));
+        let body = r#"{"prompt": [5, 9, 2, 77], "max_tokens": 24, "temperature": 0, "seed": 3}"#;
+        let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+        let answer = server.ask(head, body);
+        let (_, answer) = answer.split_once("\r\n\r\n").unwrap();
+        let answer: serde_json::Value = serde_json::from_str(answer).unwrap();
+        let metrics = server.ask("GET /metrics HTTP/1.1", "");
+        let drafted = metrics.lines().find(|line| {
+            line.starts_with("vllm:spec_decode_num_draft_tokens_total") && !line.ends_with(" 0")
+        });
+        let drafts = drafted.is_some();
+        server.end();
+        (answer["choices"][0]["text"].clone(), drafts)
+    };
+    let eagle = format!("{fixtures}/drafts/qwen3-eagle3");
+    for (model, flags) in [
+        ("drafts/deepseek3-mtp", &["--draft-mtp"][..]),
+        (
+            "drafts/glm4-moe-mtp/model.gguf",
+            &["--draft-mtp", "--draft-tokens", "2"],
+        ),
+        ("models/qwen3", &["--draft-model", &eagle]),
+        ("models/qwen3/model.gguf", &["--draft-model", &eagle]),
+    ] {
+        let (expected, drafts) = ask(model, &[]);
+        assert!(expected.is_string() && !drafts, "{model}: {expected}");
+        let (found, drafts) = ask(model, flags);
+        assert!(found == expected && drafts, "{model}: {found}, {drafts}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_hangup_without_a_certificate_ends_nothing() {
@@ -297,7 +336,11 @@ fn what_cannot_be_served_is_said() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
-    let cases: [(&[&str], &str); 17] = [
+    let eagle = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fixtures/drafts/qwen3-eagle3"
+    );
+    let cases: [(&[&str], &str); 20] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -319,6 +362,18 @@ fn what_cannot_be_served_is_said() {
         (
             &["--model", "a", "--model", "b", "--draft-model", other],
             "--draft-model is about one model, and there are 2",
+        ),
+        (
+            &["--model", "a", "--model", "b", "--draft-mtp"],
+            "--draft-mtp is about one model, and there are 2",
+        ),
+        (
+            &["--port", "0", "--backend", "cpu", "--draft-mtp"],
+            "\"llama.nextn_predict_layers\": found 0 layers for multi-token prediction, expected at least 1",
+        ),
+        (
+            &["--port", "0", "--backend", "cpu", "--draft-model", eagle],
+            "field \"vocab_size\": found number 259, expected 1280, the vocabulary of the target",
         ),
         (
             &["--model", "a", "--model", "b", "--served-model-name", "c"],

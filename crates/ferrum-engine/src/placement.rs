@@ -13,8 +13,8 @@ use ferrum_kernels::{
     BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, Stage, WeightForm,
-    load_stage_weights,
+    DraftHead, EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, Stage,
+    WeightForm, load_draft_head, load_stage_weights,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
@@ -151,6 +151,25 @@ pub struct PlacedStage {
     pub device: BackendDispatch,
     /// The layers.
     pub stage: Stage,
+}
+
+/// A draft head that is loaded with its model, and the sizes of its steps.
+#[derive(Clone, Copy)]
+pub struct HeadLoad<'a> {
+    /// The head.
+    pub head: &'a DraftHead,
+    /// Its sizes.
+    pub config: RunnerConfig,
+}
+
+/// A model that was loaded, and what came with it.
+pub struct LoadedParts {
+    /// The model.
+    pub session: Session,
+    /// A runner of its draft head, where there is one.
+    pub head: Option<Box<dyn StepRunner>>,
+    /// What the cache of packed weights did, where there is one.
+    pub kept: Option<KeptWeights>,
 }
 
 /// The stages of a model, in order, on open devices.
@@ -317,22 +336,34 @@ impl Placement {
         kv: KvDtype,
         progress: LoadProgress<'_>,
     ) -> Result<Session> {
-        let runner = match kv {
-            KvDtype::F32 => self.load_in::<KvF32>(model, config, progress)?,
-            KvDtype::F16 => self.load_in::<KvFp16>(model, config, progress)?,
-            KvDtype::Bf16 => self.load_in::<KvBf16>(model, config, progress)?,
-            KvDtype::Fp8 => self.load_in::<KvFp8>(model, config, progress)?,
-            KvDtype::Int8 => self.load_in::<KvInt8>(model, config, progress)?,
+        let (session, _) = self.load_runners(model, (config, kv), None, progress)?;
+        Ok(session)
+    }
+
+    fn load_runners(
+        &self,
+        model: &Model,
+        (config, kv): (RunnerConfig, KvDtype),
+        head: Option<HeadLoad<'_>>,
+        progress: LoadProgress<'_>,
+    ) -> Result<(Session, Option<Box<dyn StepRunner>>)> {
+        let (runner, head) = match kv {
+            KvDtype::F32 => self.load_in::<KvF32>(model, config, head, progress)?,
+            KvDtype::F16 => self.load_in::<KvFp16>(model, config, head, progress)?,
+            KvDtype::Bf16 => self.load_in::<KvBf16>(model, config, head, progress)?,
+            KvDtype::Fp8 => self.load_in::<KvFp8>(model, config, head, progress)?,
+            KvDtype::Int8 => self.load_in::<KvInt8>(model, config, head, progress)?,
         };
-        Ok(Session::new(runner))
+        Ok((Session::new(runner), head))
     }
 
     fn load_in<K: KvElement>(
         &self,
         model: &Model,
         config: RunnerConfig,
+        head: Option<HeadLoad<'_>>,
         progress: LoadProgress<'_>,
-    ) -> Result<Box<dyn StepRunner>> {
+    ) -> Result<Runners> {
         let mut earlier = Vec::with_capacity(self.earlier.len());
         let mut done = 0;
         for PlacedStage { device, stage } in &self.earlier {
@@ -358,7 +389,7 @@ impl Placement {
         };
         self.last
             .device
-            .with_kv::<K, _>(model, LoadLast(part, earlier))
+            .with_kv::<K, _>(model, LoadLast(part, earlier, head))
     }
 
     /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
@@ -374,29 +405,51 @@ impl Placement {
         cache: &WeightCache,
         progress: LoadProgress<'_>,
     ) -> Result<(Session, KeptWeights)> {
+        let (sizes, cache) = ((config, kv), Some(cache));
+        let LoadedParts { session, kept, .. } =
+            self.load_parts(model, sizes, (None, cache), progress)?;
+        let kept = kept.unwrap_or_else(|| KeptWeights::skipped("there is no cache"));
+        Ok((session, kept))
+    }
+
+    /// [`load`](Self::load) with a draft head beside the last stage, if there is one, and weights as in
+    /// [`load_cached`](Self::load_cached), if there is a cache. It keeps none of the head's.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load) and [`load_draft_head`].
+    pub fn load_parts(
+        &self,
+        model: &Model,
+        sizes: (RunnerConfig, KvDtype),
+        (head, cache): (Option<HeadLoad<'_>>, Option<&WeightCache>),
+        progress: LoadProgress<'_>,
+    ) -> Result<LoadedParts> {
+        let store = cache.map(|cache| self.store(model, cache));
+        let (placement, store, skipped) = match store {
+            Some(Ok((placement, store))) => (placement, Some(store), None),
+            Some(Err(reason)) => (self.clone(), None, Some(KeptWeights::skipped(reason))),
+            None => (self.clone(), None, None),
+        };
+        let (session, head) = placement.load_runners(model, sizes, head, progress)?;
+        Ok(LoadedParts {
+            session,
+            head,
+            kept: store.map(|store| store.finish()).or(skipped),
+        })
+    }
+
+    /// The same placement with a store of packed weights, or why there is none.
+    fn store(&self, model: &Model, cache: &WeightCache) -> Result<(Self, Arc<LoadStore>), String> {
         let device = match &self.last.device {
             BackendDispatch::Cpu(device) if self.is_whole() => device,
-            _ => {
-                let reason = match self.is_whole() {
-                    true => "only the CPU packs weights",
-                    false => "the layers are on several stages",
-                };
-                let session = self.load(model, config, kv, progress)?;
-                return Ok((session, KeptWeights::skipped(reason)));
-            }
+            _ if self.is_whole() => return Err("only the CPU packs weights".into()),
+            _ => return Err("the layers are on several stages".into()),
         };
         let (layout, threads) = (device.packed_layout(), device.threads());
-        let store = match LoadStore::open(cache, model, layout, threads) {
-            Ok(store) => Arc::new(store),
-            Err(reason) => {
-                let session = self.load(model, config, kv, progress)?;
-                return Ok((session, KeptWeights::skipped(reason)));
-            }
-        };
+        let store = LoadStore::open(cache, model, layout, threads).map_err(|e| e.to_string())?;
+        let store = Arc::new(store);
         let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
-        let loading = Self::on(BackendDispatch::Cpu(loading), model);
-        let session = loading.load(model, config, kv, progress)?;
-        Ok((session, store.finish()))
+        Ok((Self::on(BackendDispatch::Cpu(loading), model), store))
     }
 }
 
@@ -449,17 +502,24 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadEarlier<'_, '_> {
     }
 }
 
-/// Loads the last stage, behind the others.
-struct LoadLast<'a, 'p, K: KvDtypeKind>(LoadPart<'a, 'p>, Vec<EarlierStage<K>>);
+/// A runner of the model, and one of its draft head.
+type Runners = (Box<dyn StepRunner>, Option<Box<dyn StepRunner>>);
+
+/// Loads the last stage, behind the others, and a draft head beside it.
+struct LoadLast<'a, 'p, K: KvDtypeKind>(
+    LoadPart<'a, 'p>,
+    Vec<EarlierStage<K>>,
+    Option<HeadLoad<'a>>,
+);
 
 impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
-    type Output = Box<dyn StepRunner>;
+    type Output = Runners;
 
     fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
         self,
         (loading, running): (&B, &B),
-    ) -> Result<Box<dyn StepRunner>> {
-        let Self(part, earlier) = self;
+    ) -> Result<Runners> {
+        let Self(part, earlier, head) = self;
         let LoadPart {
             model,
             stage,
@@ -467,8 +527,18 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
             progress,
         } = part;
         let weights = load_stage_weights::<B, W>(loading, model, stage, progress)?;
+        let head = match head {
+            Some(HeadLoad { head, config }) => {
+                let shared = weights.shared_tables();
+                let weights = load_draft_head::<B, W>(running, head, model, shared)?;
+                let spec = head.spec().clone();
+                let runner = ModelRunner::<B, K>::new(running, spec, weights, config)?;
+                Some(Box::new(runner) as Box<dyn StepRunner>)
+            }
+            None => None,
+        };
         let spec = model.spec.clone();
         let runner = ModelRunner::<B, K>::with_stages(earlier, running, spec, weights, config)?;
-        Ok(Box::new(runner))
+        Ok((Box::new(runner), head))
     }
 }

@@ -209,13 +209,18 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) offload: OffloadArgs,
 
-    /// Smaller model of the same vocabulary that guesses tokens, which the model checks several at a time;
-    /// answers stay the same
-    #[arg(long, value_name = "MODEL")]
+    /// Smaller model of the same vocabulary, or the folder of an EAGLE-3 head, that guesses tokens, which the model
+    /// checks several at a time; answers stay the same
+    #[arg(long, value_name = "MODEL", group = "drafter")]
     pub(crate) draft_model: Option<PathBuf>,
 
-    /// Most tokens that it guesses at a time
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "draft_model",
+    /// Guess tokens with the layer for multi-token prediction that the model itself has, as DeepSeek-V3 and GLM-4.5 do;
+    /// answers stay the same
+    #[arg(long, group = "drafter")]
+    pub(crate) draft_mtp: bool,
+
+    /// Most tokens that either guesses at a time
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "drafter",
           value_parser = whole::<u8>(1..=64))]
     pub(crate) draft_tokens: u8,
 

@@ -54,7 +54,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     let device = (&args.device, &args.weights);
     let (loaded, placement) = open::load(&model, device, config, kv)?;
     let load_s = started.elapsed().as_secs_f64();
-    let Loaded { mut session, kept } = loaded;
+    let Loaded {
+        mut session, kept, ..
+    } = loaded;
     let weights_from = kept.as_ref().map_or("packed", weight_cache::word);
     // Writing them would be measured, too.
     kept.into_iter().for_each(weight_cache::finish);

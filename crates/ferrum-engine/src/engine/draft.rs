@@ -8,7 +8,7 @@
 //! All sequences that decode are guessed for together. What the small model has not read of them yet, it
 //! reads first, at most a step's tokens at a time, so that a long prompt delays nobody for long.
 
-use super::guess::{GuessLength, Payoff};
+use super::guess::GuessLength;
 use crate::StepRunner;
 use crate::pool::{BlockPool, BlockTable};
 use ferrum_models::{LogitRows, Readback, SeqStep, StepBatch, StepOutput};
@@ -31,7 +31,6 @@ pub(super) struct DraftModel {
     pool: BlockPool,
     seqs: HashMap<SeqId, DraftSeq>,
     most: usize,
-    pub(super) payoff: Payoff,
     batch: StepBatch,
     wanted: Vec<Readback>,
     output: StepOutput,
@@ -46,7 +45,7 @@ struct DraftSeq {
 }
 
 /// Tokens that may come next in sequences.
-pub(super) type Guesses = Vec<(SeqId, Vec<TokenId>)>;
+pub(super) type Drafts = Vec<(SeqId, Vec<TokenId>)>;
 
 /// A sequence that is guessed for in this step.
 struct Guess {
@@ -63,7 +62,6 @@ impl DraftModel {
             runner,
             seqs: HashMap::new(),
             most,
-            payoff: Payoff::default(),
             batch: StepBatch::default(),
             wanted: Vec::new(),
             output: StepOutput::default(),
@@ -72,7 +70,7 @@ impl DraftModel {
 
     /// Guesses for all of `asks`; those that are not read to their end or have no room get none. Whether
     /// all that have room were read to their end, too.
-    pub(super) fn guess(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Guesses)> {
+    pub(super) fn guess(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Drafts)> {
         let (ready, mut guesses) = self.read(asks)?;
         let mut rounds = 0..guesses.iter().map(|g| g.wanted).max().unwrap_or(0);
         // The first guess came with what was read.

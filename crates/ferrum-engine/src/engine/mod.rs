@@ -29,6 +29,8 @@ mod ahead;
 mod answer;
 mod choosing;
 mod draft;
+mod draft_head;
+mod drafter;
 mod ending;
 mod guess;
 mod health;
@@ -56,8 +58,11 @@ use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::{AdapterLoader, StepRunner};
 use adapters::NewAdapter;
 use draft::DraftModel;
+use draft_head::DraftHead;
+use drafter::{DraftSource, Drafter};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::RowOrder;
+use ferrum_models::{DraftFeatures, TapPoint};
 use ferrum_types::AdapterId;
 pub(crate) use health::Pulse;
 use request::{Limits, Submission};
@@ -204,7 +209,7 @@ enum Command {
     Shutdown,
 }
 
-/// A model, and maybe a smaller one that guesses what it will say.
+/// A model, and maybe something smaller that drafts what it will say.
 pub struct Runners {
     /// Answers.
     pub model: Box<dyn StepRunner>,
@@ -212,12 +217,14 @@ pub struct Runners {
     pub draft: Option<DraftRunner>,
 }
 
-/// A smaller model of the same vocabulary.
+/// A smaller model of the same vocabulary, or a draft head.
 pub struct DraftRunner {
     /// The model; sequences that its context or pool has no room for are not guessed for.
     pub runner: Box<dyn StepRunner>,
     /// Most tokens to guess at a time, at most [`MAX_DRAFT_TOKENS`].
     pub tokens: usize,
+    /// What it reads of the model's hidden states, where it is a head: see [`DraftHead`](ferrum_models::DraftHead).
+    pub features: Option<DraftFeatures>,
 }
 
 impl From<Box<dyn StepRunner>> for Runners {
@@ -228,23 +235,51 @@ impl From<Box<dyn StepRunner>> for Runners {
 
 impl DraftRunner {
     /// Holds it against the model that it guesses for.
-    fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<DraftModel> {
+    fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<Drafter> {
         let states = |runner: &dyn StepRunner| runner.state_slots().is_some();
         if states(model) || states(&*self.runner) {
             let reason = "a model with recurrent states, which do not go back, cannot have drafts or make them";
             return Err(ferrum_types::Error::invalid("engine", reason));
         }
+        let fail = |reason| Err(ferrum_types::Error::invalid("engine", reason));
+        let tokens = self
+            .features
+            .as_ref()
+            .and_then(|reads| reads.tokens.as_ref());
+        let last = tokens.and_then(|tokens| tokens.iter().max());
         let (found, expected) = (self.runner.spec().vocab_size, model.spec().vocab_size);
-        if found != expected {
-            let reason = format!(
-                "the draft model has a vocabulary of {found} tokens, the model one of {expected}"
-            );
-            return Err(ferrum_types::Error::invalid("engine", reason));
+        match last {
+            None if found != expected => {
+                return fail(format!(
+                    "the draft model has a vocabulary of {found} tokens, the model one of {expected}"
+                ));
+            }
+            Some(&last) if last as usize >= expected => {
+                return fail(format!(
+                    "the draft head has a token {last}, the model a vocabulary of {expected}"
+                ));
+            }
+            _ => {}
         }
-        Ok(DraftModel::new(
-            self.runner,
-            self.tokens.min(MAX_DRAFT_TOKENS),
-        ))
+        let most = self.tokens.min(MAX_DRAFT_TOKENS);
+        let Some(features) = self.features else {
+            let model = DraftModel::new(self.runner, most);
+            return Ok(Drafter::new(DraftSource::Model(model)));
+        };
+        let spec = model.spec();
+        let missing = |point: &&TapPoint| match **point {
+            TapPoint::Layer(layer) => layer as usize >= spec.layers.len(),
+            TapPoint::FinalNorm => false,
+        };
+        if let Some(point) = features.target.iter().find(missing) {
+            let layers = spec.layers.len();
+            return fail(format!(
+                "the draft head reads {point:?} of a model with {layers} layers"
+            ));
+        }
+        let sizes = (most, spec.hidden_size);
+        let head = DraftHead::new(self.runner, features, sizes);
+        Ok(Drafter::new(DraftSource::Head(head)))
     }
 }
 

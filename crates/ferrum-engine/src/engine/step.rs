@@ -4,6 +4,7 @@
 use super::ahead::Flight;
 use super::answer::OnDevice;
 use super::draft::Ask;
+use super::drafter::Drafter;
 use super::pace;
 use super::step_loop::StepLoop;
 use crate::grammar::MaskThreads;
@@ -56,6 +57,7 @@ impl StepLoop<'_> {
         self.move_parts()?;
         self.begin_masks(&plan);
         self.want_rows(&plan, &mut batch);
+        self.tap_rows(&plan, &mut batch);
         let prompt_tokens = pace::prompt_tokens(plan.work());
         let expected = self.pace.expected(prompt_tokens);
         if self.flight.is_none() {
@@ -93,6 +95,7 @@ impl StepLoop<'_> {
         self.probe_wanted = false;
         self.choose_ahead(plan);
         self.take_rows(plan, flight.started.clock);
+        self.take_hidden_states(plan);
         self.shared.pulse.step_ended(self.shared.config.clock.now());
         let ended = Instant::now();
         let time = ended - flight.started.instant.max(self.last_ended);
@@ -149,37 +152,50 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Proposes drafts for those who want them. Whether the small model guessed; `None` when it is still
+    /// Proposes drafts for those who want them. Whether the small model, or the head, drafted; `None` when it is still
     /// reading.
     fn guess(&mut self) -> Result<Option<bool>> {
         let ask_model = self.draft.as_mut().is_some_and(|d| d.payoff.guesses());
+        // A head reads along.
+        let follows = self.draft.as_ref().is_some_and(Drafter::follows);
         let (mut found, mut asks) = (Vec::new(), Vec::new());
         for (&id, answer) in &mut self.answers {
-            if answer.pool.is_some() || answer.lookup.is_none() && !ask_model {
+            if answer.pool.is_some() || answer.lookup.is_none() && !ask_model && !follows {
                 continue;
             }
-            let seq = self.scheduler.sequence(id);
-            let Some(seq) = seq.filter(|seq| seq.is_decoding()) else {
+            let Some(seq) = self.scheduler.sequence(id) else {
                 continue;
             };
-            // The step gives one token anyway.
-            let room = (answer.max_tokens - answer.generated).saturating_sub(1);
-            let lookup = answer.lookup.as_mut();
             let tokens = seq.tokens();
-            let guess = lookup.map_or(&[][..], |lookup| lookup.guess(tokens, room));
-            if !guess.is_empty() {
-                found.push((id, guess.to_vec()));
-            } else if ask_model {
-                asks.push(Ask { id, tokens, room });
+            let mut ask = Ask {
+                id,
+                tokens,
+                room: 0,
+            };
+            if seq.is_decoding() {
+                // The step gives one token anyway.
+                let room = (answer.max_tokens - answer.generated).saturating_sub(1);
+                let lookup = answer.lookup.as_mut();
+                let guess = lookup.map_or(&[][..], |lookup| lookup.guess(tokens, room));
+                if !guess.is_empty() {
+                    found.push((id, guess.to_vec()));
+                } else if ask_model {
+                    ask.room = room;
+                }
+            }
+            if ask.room > 0 || follows {
+                asks.push(ask);
             }
         }
         let mut guessed = Some(false);
         // Maps have no order, and who is read first should not be luck.
         asks.sort_unstable_by_key(|ask| ask.id);
-        if let Some(draft) = self.draft.as_mut().filter(|_| ask_model) {
-            let (ready, guesses) = draft.guess(&asks)?;
-            found.extend(guesses);
-            guessed = ready.then_some(true);
+        if let Some(draft) = self.draft.as_mut().filter(|_| ask_model || follows) {
+            let (ready, drafts) = draft.draft(&asks)?;
+            found.extend(drafts);
+            if ask_model {
+                guessed = ready.then_some(true);
+            }
         }
         for (id, guess) in found {
             self.scheduler.propose(id, &guess);

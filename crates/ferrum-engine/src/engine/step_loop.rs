@@ -4,7 +4,7 @@ use super::adapters::AdapterState;
 use super::admission::Open;
 use super::ahead::Flight;
 use super::answer::{Answer, Chosen};
-use super::draft::DraftModel;
+use super::drafter::Drafter;
 use super::pace::StepPace;
 use super::request::RequestId;
 use super::stats::DraftCounts;
@@ -30,7 +30,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Everything on the engine's thread.
 pub(super) struct StepLoop<'a> {
     pub(super) runner: Box<dyn StepRunner>,
-    pub(super) draft: Option<DraftModel>,
+    pub(super) draft: Option<Drafter>,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) scheduler: Scheduler,
     pub(super) shared: &'a Shared,
@@ -75,7 +75,7 @@ pub(super) struct StepLoop<'a> {
 
 impl<'a> StepLoop<'a> {
     pub(super) fn new(
-        (runner, draft): (Box<dyn StepRunner>, Option<DraftModel>),
+        (runner, draft): (Box<dyn StepRunner>, Option<Drafter>),
         tokenizer: Option<&'a Tokenizer>,
         scheduler: Scheduler,
         shared: &'a Shared,

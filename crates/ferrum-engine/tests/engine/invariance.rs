@@ -289,6 +289,7 @@ fn a_draft_model_changes_how_many_steps_there_are_and_nothing_else() {
             draft: Some(DraftRunner {
                 runner: session(&model, draft).into_runner(),
                 tokens: 4,
+                features: None,
             }),
         };
         Engine::start(runners, Some(demo_tokenizer()), EngineConfig::default()).unwrap()
@@ -324,6 +325,7 @@ fn a_draft_model_of_another_vocabulary_is_refused() {
         draft: Some(DraftRunner {
             runner: session(&other, ROOMY).into_runner(),
             tokens: 4,
+            features: None,
         }),
     };
     let refused = Engine::start(runners, None, EngineConfig::default());

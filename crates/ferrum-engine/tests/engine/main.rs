@@ -5,6 +5,7 @@
 mod adapters;
 mod captured;
 mod device_sampling;
+mod draft_heads;
 mod embedding;
 mod faults;
 mod grammar;

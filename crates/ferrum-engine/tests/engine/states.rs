@@ -144,6 +144,7 @@ fn draft_models_are_refused() {
         draft: Some(DraftRunner {
             runner: runner(),
             tokens: 3,
+            features: None,
         }),
     };
     let refused = Engine::start(runners, None, EngineConfig::default());

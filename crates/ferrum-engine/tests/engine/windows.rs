@@ -181,6 +181,7 @@ fn a_draft_model_with_windows_guesses_as_with_all_keys() {
             draft: Some(DraftRunner {
                 runner: session(&model, draft).into_runner(),
                 tokens: 4,
+                features: None,
             }),
         };
         let engine = Engine::start(runners, Some(demo_tokenizer()), EngineConfig::default());

@@ -274,11 +274,6 @@ pub(super) fn gguf_f32(gguf: &Gguf, name: &str) -> Result<Option<f32>> {
     Ok(gguf.f32(&format!("{}.{name}", gguf.architecture()?))?)
 }
 
-/// [`gguf_f32`] of a whole number.
-pub(super) fn gguf_u32(gguf: &Gguf, name: &str) -> Result<Option<u32>> {
-    Ok(gguf.u32(&format!("{}.{name}", gguf.architecture()?))?)
-}
-
 /// Lets each `every`th layer see all tokens where a GGUF file does not say which of them slide.
 pub(super) fn full_layers(gguf: &Gguf, spec: &mut DecoderSpec, every: usize) -> Result<()> {
     let arch = gguf.architecture()?;

@@ -1,5 +1,6 @@
 //! GLM-4.5 and 4.6: half of each head rotated, norms of heads in the larger ones; dense layers first, then experts chosen
-//! by sigmoids and a correction, beside one that all tokens go through. Layers that predict further tokens are left out.
+//! by sigmoids and a correction, beside one that all tokens go through. Layers that predict further tokens are read as
+//! [draft heads](crate::draft_head) alone.
 
 use super::common::{self, HfDefaults};
 use super::experts::{self, Grouped, HfExperts};

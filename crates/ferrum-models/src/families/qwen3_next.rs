@@ -180,10 +180,6 @@ fn next_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
 
 fn read_gguf(family: &Family, gguf: &Gguf, order: HeadOrder) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(family, gguf)?;
-    // Heads that draft further tokens are layers behind the others.
-    let drafting = common::gguf_u32(gguf, "nextn_predict_layers")?.unwrap_or(0) as usize;
-    spec.layers
-        .truncate(spec.layers.len().saturating_sub(drafting).max(1));
     let Recurrent { layers, mut linear } = linear::from_gguf(
         family,
         gguf,

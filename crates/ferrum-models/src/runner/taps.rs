@@ -6,7 +6,9 @@ use super::upload::PackedStep;
 use crate::batch::{StepBatch, TapPoint};
 use crate::profile::Profiler;
 use crate::readback::StepOutput;
-use ferrum_kernels::{Act, Backend, HostBuffer, LlmBackend, PendingRead, Residual, RowShape};
+use ferrum_kernels::{
+    Act, Backend, DeviceBuffer, HostBuffer, LlmBackend, PendingRead, Residual, RowShape,
+};
 use ferrum_types::Result;
 
 /// What is tapped at one place.
@@ -24,12 +26,26 @@ enum TapBuffer<B: Backend> {
     Normed(Act<B>),
 }
 
+impl<B: Backend> Tap<B> {
+    fn alloc(device: &B, point: TapPoint, rows: usize, dim: usize) -> Result<Self> {
+        Ok(Self {
+            point,
+            rows: device.alloc(rows)?,
+            count: 0,
+            out: match point {
+                TapPoint::Layer(_) => TapBuffer::Stream(device.alloc(rows * dim)?),
+                TapPoint::FinalNorm => TapBuffer::Normed(device.alloc(rows * dim)?),
+            },
+        })
+    }
+}
+
 /// All that is tapped of a stage. Memory for a place is allocated when it is first wanted.
 pub(super) struct Taps<B: Backend> {
     all: Vec<Tap<B>>,
     /// Elements of a row.
     dim: usize,
-    /// Most rows.
+    /// Rows of a step, for which there is room at first.
     most: usize,
     /// Those of one place on the host.
     values: Vec<f32>,
@@ -61,21 +77,21 @@ impl<B: LlmBackend> Taps<B> {
     ) -> Result<()> {
         for tap in batch.taps.iter().filter(|tap| has(tap.point)) {
             if !self.all.iter().any(|own| own.point == tap.point) {
-                let len = self.most * self.dim;
-                self.all.push(Tap {
-                    point: tap.point,
-                    rows: device.alloc(self.most)?,
-                    count: 0,
-                    out: match tap.point {
-                        TapPoint::Layer(_) => TapBuffer::Stream(device.alloc(len)?),
-                        TapPoint::FinalNorm => TapBuffer::Normed(device.alloc(len)?),
-                    },
-                });
+                self.all
+                    .push(Tap::alloc(device, tap.point, self.most, self.dim)?);
             }
         }
         for own in &mut self.all {
             let rows = batch.taps.iter().filter(|tap| tap.point == own.point);
             own.count = packed.push_with(|ints| ints.extend(rows.map(|tap| tap.row as i32)));
+            if own.count > own.rows.len() {
+                // Some row is wanted more than once.
+                let count = own.count;
+                *own = Tap {
+                    count,
+                    ..Tap::alloc(device, own.point, count, self.dim)?
+                };
+            }
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::{hub, open};
 use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
-    DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype, KvOffload,
+    DraftRunner, Engine, EngineConfig, EngineOffload, HeadLoad, KeptWeights, KvDtype, KvOffload,
     OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig, TaskEngine,
 };
 use ferrum_formats::ModelSource;
@@ -16,7 +16,10 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::DeviceMemory;
 use ferrum_models::encoder::{is_encoder, read_encoder};
 use ferrum_models::whisper::{is_whisper, read_whisper};
-use ferrum_models::{KvLayout, MemoryPlan, Model, RunnerConfig, read_model};
+use ferrum_models::{
+    DraftHead, KvLayout, MemoryPlan, Model, RunnerConfig, is_eagle3, read_eagle3, read_model,
+    read_mtp,
+};
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech, ServedVision,
 };
@@ -89,6 +92,7 @@ impl Models {
             for (flag, given) in [
                 ("--served-model-name", args.served_model_name.is_some()),
                 ("--draft-model", args.draft_model.is_some()),
+                ("--draft-mtp", args.draft_mtp),
                 ("--revision", args.hub.revision.is_some()),
                 ("--layers", args.device.layers.is_some()),
             ] {
@@ -234,22 +238,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     let tokenizer = Arc::new(open::tokenizer_of(&model)?);
     let template = open::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
-    let kv = open::kv_dtype(&model, &args.cache);
-    let device = args.device.open(&model)?;
-    let draft = args.draft_model.as_deref();
-    let draft = draft
-        .map(|path| draft_runner(args, path, (&device, writing), &tokenizer, places))
-        .transpose()?;
-    // Before the cache, which takes of what is free.
-    let vision = vision(args, &model, &device, &tokenizer)?;
-    let mut sizes = sizes(args, &model, &device, kv, places);
-    if let Some(vision) = &vision {
-        // A whole image, beside everybody who decodes.
-        let least = sizes.max_seqs + vision.image_tokens();
-        sizes.max_tokens = sizes.max_tokens.max(least);
-    }
-    let context = sizes.context.min(sizes.kv_tokens);
-    let loaded = open::load_on(&device, &args.weights, &model, sizes, kv)?;
+    let (runners, context, vision) = load(args, &model, &tokenizer, (writing, places))?;
     let settings = EngineConfig {
         max_waiting: args.max_waiting as usize,
         step_time: args.step_time_ms.map(|ms| Duration::from_millis(ms.into())),
@@ -261,10 +250,6 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
             model: open::identity(&model),
         }),
         ..EngineConfig::default()
-    };
-    let runners = Runners {
-        model: writing.runner_of(loaded),
-        draft,
     };
     let engine = Engine::start(runners, Some(Arc::clone(&tokenizer)), settings)?;
     let served = ServedModel {
@@ -301,10 +286,58 @@ fn vision(
     Ok(Some(ServedVision::new(engine, preprocessor, prompt)))
 }
 
+/// Loads the model, what drafts for it and its image tower; says its context, too.
+fn load(
+    args: &ServeArgs,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    (writing, places): (&Writing, u64),
+) -> Outcome<(Runners, usize, Option<ServedVision>)> {
+    let kv = open::kv_dtype(model, &args.cache);
+    let device = args.device.open(model)?;
+    let drafts = drafts(args, model)?;
+    let mut draft = match &drafts {
+        Drafts::Model(draft) => {
+            let on = (&device, writing);
+            Some(draft_runner(args, draft, on, tokenizer, places)?)
+        }
+        Drafts::None | Drafts::Head(_) => None,
+    };
+    // Before the cache, which takes of what is free.
+    let vision = vision(args, model, &device, tokenizer)?;
+    let mut sizes = sizes(args, model, &device, kv, places);
+    if let Some(vision) = &vision {
+        // A whole image, beside everybody who decodes.
+        let least = sizes.max_seqs + vision.image_tokens();
+        sizes.max_tokens = sizes.max_tokens.max(least);
+    }
+    let head = match &drafts {
+        Drafts::Head(head) => Some(HeadLoad {
+            head,
+            config: head_sizes(sizes),
+        }),
+        Drafts::None | Drafts::Model(_) => None,
+    };
+    let mut loaded = open::load_on(&device, &args.weights, model, (sizes, kv), head)?;
+    if let (Drafts::Head(head), Some(runner)) = (&drafts, loaded.head.take()) {
+        draft = Some(DraftRunner {
+            runner,
+            tokens: args.draft_tokens.into(),
+            features: Some(head.features().clone()),
+        });
+    }
+    let runners = Runners {
+        model: writing.runner_of(loaded),
+        draft,
+    };
+    Ok((runners, sizes.context.min(sizes.kv_tokens), vision))
+}
+
 /// Refuses what a model that generates no text has no use for.
 fn check_encoder_flags(args: &ServeArgs) -> Outcome {
     let flags = [
         ("--draft-model", args.draft_model.is_some()),
+        ("--draft-mtp", args.draft_mtp),
         ("--layers", args.device.layers.is_some()),
         ("--lora", !args.lora.is_empty()),
     ];
@@ -358,37 +391,74 @@ fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> 
     Ok(LoadedModel::Encoder(engine, served))
 }
 
-/// Loads the model that guesses onto the same device; where there are several, onto that which chooses tokens.
-fn draft_runner(
-    args: &ServeArgs,
-    path: &Path,
-    (device, writing): (&Placement, &Writing),
-    tokenizer: &Tokenizer,
-    places: u64,
-) -> Outcome<DraftRunner> {
+/// What drafts for a model.
+enum Drafts {
+    None,
+    /// A smaller model.
+    Model(Box<Model>),
+    /// A layer of its own for multi-token prediction, or an EAGLE-3 head.
+    Head(Box<DraftHead>),
+}
+
+/// What the arguments have draft for a model.
+fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
+    if args.draft_mtp {
+        return Ok(Drafts::Head(Box::new(read_mtp(model)?)));
+    }
+    let Some(path) = &args.draft_model else {
+        return Ok(Drafts::None);
+    };
     // A revision is one of the other model.
     let hub = HubArgs {
         revision: None,
         ..args.hub.clone()
     };
-    let model = open::model(Some(path), &hub)?;
-    let own = open::tokenizer_of(&model)?;
+    let source = open::source(path, &hub)?;
+    Ok(match is_eagle3(&source) {
+        true => Drafts::Head(Box::new(read_eagle3(source, model)?)),
+        false => Drafts::Model(Box::new(read_model(source)?)),
+    })
+}
+
+/// The sizes of a draft head's steps, for the same sequences as the model's.
+fn head_sizes(sizes: RunnerConfig) -> RunnerConfig {
+    RunnerConfig {
+        max_logit_rows: sizes.max_seqs,
+        kept_states: 0,
+        ..sizes
+    }
+}
+
+/// Loads the model that guesses onto the same device; where there are several, onto that which chooses tokens.
+fn draft_runner(
+    args: &ServeArgs,
+    model: &Model,
+    (device, writing): (&Placement, &Writing),
+    tokenizer: &Tokenizer,
+    places: u64,
+) -> Outcome<DraftRunner> {
+    let own = open::tokenizer_of(model)?;
     let size = u32::try_from(model.spec.vocab_size).unwrap_or(u32::MAX);
     let differs = |&id: &TokenId| own.token_bytes(id) != tokenizer.token_bytes(id);
     if let Some(id) = (0..size).find(differs) {
-        let path = path.display();
+        let path = args
+            .draft_model
+            .as_deref()
+            .unwrap_or(Path::new(""))
+            .display();
         return Err(Failure::new(format!(
             "{path}: token {id} is another than the model's\nhint: a draft model needs the same vocabulary"
         )));
     }
-    let kv = open::kv_dtype(&model, &args.cache);
+    let kv = open::kv_dtype(model, &args.cache);
     let device = device.last_device().clone();
-    let device = &Placement::on(device, &model);
-    let sizes = sizes(args, &model, device, kv, places);
-    let loaded = open::load_on(device, &args.weights, &model, sizes, kv)?;
+    let device = &Placement::on(device, model);
+    let sizes = sizes(args, model, device, kv, places);
+    let loaded = open::load_on(device, &args.weights, model, (sizes, kv), None)?;
     Ok(DraftRunner {
         runner: writing.runner_of(loaded),
         tokens: args.draft_tokens.into(),
+        features: None,
     })
 }
 
@@ -418,8 +488,9 @@ fn sizes(
 ) -> RunnerConfig {
     let context = open::context(model, args.cache.context, 0);
     let max_seqs = usize::from(args.max_seqs);
-    let model_guesses = args.draft_model.as_ref().map_or(0, |_| args.draft_tokens);
-    let guesses = usize::from(model_guesses.max(args.lookup_tokens));
+    let drafter = args.draft_model.is_some() || args.draft_mtp;
+    let drafted = if drafter { args.draft_tokens } else { 0 };
+    let guesses = usize::from(drafted.max(args.lookup_tokens));
     let config = RunnerConfig {
         context,
         max_seqs,
