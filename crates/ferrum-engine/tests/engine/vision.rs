@@ -199,6 +199,7 @@ fn a_model_may_guess_without_seeing() {
     let draft = DraftRunner {
         runner: session(CONFIG).into_runner(),
         tokens: 3,
+        features: None,
     };
     let runners = Runners {
         model: session(CONFIG).into_runner(),

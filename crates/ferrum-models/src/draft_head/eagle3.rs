@@ -21,7 +21,7 @@ use crate::layer::{
 };
 use crate::linear::{Embedding, LogitLinear};
 use crate::load::{Model, load_embedding};
-use crate::named::{Bias, NamedLoader};
+use crate::named::{Bias, NamedLoader, WeightDtype};
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, MlpSpec, QkNormSpec};
 use crate::stored::require;
@@ -202,7 +202,7 @@ impl Eagle3 {
     ) -> Result<DecoderWeights<B>> {
         let hidden = spec.hidden_size;
         let none = &mut |_, _| ();
-        let mut loader = NamedLoader::<B, W>::new(device, &self.source, none)?;
+        let mut loader = NamedLoader::<B, W>::new(device, &self.source, WeightDtype::Stored, none)?;
         let fuse = loader.maps(&["fc"], [hidden, self.width], Bias::Some)?;
         let layer = layer(&mut loader, spec)?;
         let SharedTables { embedding, lm_head } = shared;

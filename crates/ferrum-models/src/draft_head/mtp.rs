@@ -12,7 +12,7 @@ use crate::batch::TapPoint;
 use crate::inventory::{RankCut, Stage, TensorId, TensorRole, of_expert};
 use crate::layer::{DraftInput, DraftJoin, Norm};
 use crate::load::{Model, load_embedding, load_layer};
-use crate::named::{Bias, NamedLoader};
+use crate::named::{Bias, NamedLoader, WeightDtype};
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
 use crate::spec::{CacheSpec, DecoderSpec, NormKind};
 use crate::weights::WeightForm;
@@ -164,7 +164,8 @@ impl Mtp {
     ) -> Result<DecoderWeights<B>> {
         let layer = load_layer::<B, W>(device, &self.model, self.index)?;
         let none = &mut |_, _| ();
-        let mut loader = NamedLoader::<B, W>::new(device, &self.model.source, none)?;
+        let mut loader =
+            NamedLoader::<B, W>::new(device, &self.model.source, WeightDtype::Stored, none)?;
         let (names, hidden) = (&self.names, spec.hidden_size);
         let projection = loader.maps(&[&names.projection], [hidden, 2 * hidden], Bias::None)?;
         let embedding = match shared.embedding {
