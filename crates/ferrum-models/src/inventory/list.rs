@@ -4,10 +4,31 @@ use super::{
     DecoderTensor, HeadRows, ProductRows, Projection, TensorId, TensorPart, TensorRole, TensorShape,
 };
 use crate::spec::{
-    DecoderSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, PerLayerSpec,
-    QkNormSpec, SharedExpertSpec, ShortConvSpec,
+    DecoderSpec, GqaSpec, LayerForm, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind,
+    PerLayerSpec, QkNormSpec, SharedExpertSpec, ShortConvSpec,
 };
 use ferrum_kernels::{ExpertShape, LinearAttentionRule, MatShape};
+
+impl LayerForm {
+    /// The norms before attention, behind it, before the feed-forward and behind it, where it has them.
+    pub fn norm_roles(self) -> [Option<TensorRole>; 4] {
+        let (attention, ffn) = (TensorRole::AttentionNorm, TensorRole::FeedForwardNorm);
+        let behind = TensorRole::PostAttentionNorm;
+        let behind_ffn = TensorRole::PostFeedForwardNorm;
+        match self {
+            Self::PreNorm => [Some(attention), None, Some(ffn), None],
+            Self::PostNorm => [None, Some(behind), None, Some(behind_ffn)],
+            Self::Sandwich => [attention, behind, ffn, behind_ffn].map(Some),
+            Self::Parallel { shared_norm: true } => [Some(attention), None, None, None],
+            Self::Parallel { shared_norm: false } => [
+                Some(TensorRole::ParallelAttentionNorm),
+                None,
+                Some(TensorRole::ParallelFeedForwardNorm),
+                None,
+            ],
+        }
+    }
+}
 
 /// Tensors of one layer, or of none, as they are listed.
 pub(super) struct List {

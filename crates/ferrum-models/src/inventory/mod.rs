@@ -18,7 +18,7 @@ pub use names::{
 };
 pub use stage::Stage;
 
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerSpec, RopeScaling};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, RopeScaling};
 use ferrum_kernels::{ExpertShape, MatShape};
 use list::List;
 use std::fmt;
@@ -646,27 +646,6 @@ pub struct ProductRows {
     pub first: usize,
     /// Rows of the product.
     pub of: usize,
-}
-
-impl LayerForm {
-    /// The norms before attention, behind it, before the feed-forward and behind it, where it has them.
-    pub fn norm_roles(self) -> [Option<TensorRole>; 4] {
-        let (attention, ffn) = (TensorRole::AttentionNorm, TensorRole::FeedForwardNorm);
-        let behind = TensorRole::PostAttentionNorm;
-        let behind_ffn = TensorRole::PostFeedForwardNorm;
-        match self {
-            Self::PreNorm => [Some(attention), None, Some(ffn), None],
-            Self::PostNorm => [None, Some(behind), None, Some(behind_ffn)],
-            Self::Sandwich => [attention, behind, ffn, behind_ffn].map(Some),
-            Self::Parallel { shared_norm: true } => [Some(attention), None, None, None],
-            Self::Parallel { shared_norm: false } => [
-                Some(TensorRole::ParallelAttentionNorm),
-                None,
-                Some(TensorRole::ParallelFeedForwardNorm),
-                None,
-            ],
-        }
-    }
 }
 
 impl DecoderTensor {
