@@ -299,7 +299,7 @@ mod tests {
     use crate::args::ServeArgs;
 
     /// Texts of which each setting takes one: names of things, and numbers that are in all ranges.
-    const SAMPLES: [&str; 16] = [
+    const SAMPLES: [&str; 17] = [
         "1024",
         "4",
         "0.5",
@@ -316,6 +316,7 @@ mod tests {
         "some text",
         "info",
         "json",
+        "bf16",
     ];
 
     fn serve_args(flags: &[OsString]) -> Result<ServeArgs, clap::Error> {
@@ -374,7 +375,10 @@ mod tests {
     /// Each of two sets of flags that exclude each other.
     #[test]
     fn every_flag_has_its_key_and_back() {
-        for left_out in [&["layers"][..], &["backend", "device"]] {
+        for left_out in [
+            &["layers", "draft-mtp"][..],
+            &["backend", "device", "draft-model"],
+        ] {
             has_its_key_and_back(left_out);
         }
     }

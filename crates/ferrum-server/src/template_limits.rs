@@ -163,14 +163,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_stays_a_message() {
+    fn messages_of_parts_join_their_parts() {
         let limits = TemplateLimits {
             more_systems: false,
             repeated_users: false,
         };
-        let user = json!({"role": "user", "content": [{"type": "text", "text": "a"}]});
-        let mut messages = vec![user.clone(), user.clone()];
+        let image = json!({"type": "image"});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let mut messages = vec![
+            json!({"role": "user", "content": [text("a"), image]}),
+            json!({"role": "user", "content": "b"}),
+            json!({"role": "user", "content": [image]}),
+        ];
         limits.fit(&mut messages);
-        assert_eq!(messages, [user.clone(), user]);
+        let parts = [text("a"), image.clone(), text("b"), image];
+        assert_eq!(messages, [json!({"role": "user", "content": parts})]);
     }
 }
