@@ -20,7 +20,16 @@ fn expected() -> Value {
 
 fn transcribe(file: &str, flags: &[&str]) -> Value {
     let (model, file) = (speech("whisper"), speech(file));
-    let args = ["transcribe", "--backend", "cpu", "--json", &model, &file];
+    // Texts of random weights are unlikely: with a fallback they would be sampled.
+    let args = [
+        "transcribe",
+        "--backend",
+        "cpu",
+        "--json",
+        "--no-fallback",
+        &model,
+        &file,
+    ];
     serde_json::from_str(&ok(&[&args, flags].concat())).unwrap()
 }
 
@@ -76,6 +85,54 @@ fn segments_of_a_window_have_the_times_of_transformers() {
     same_segments(&found["segments"], &expected["timed"]);
 }
 
+#[test]
+fn a_prompt_stands_before_a_text() {
+    let prompt = &expected()["prompt"];
+    let text = prompt["text"].as_str().unwrap();
+    let flags = ["--no-timestamps", "--language", "en", "--prompt", text];
+    let found = transcribe("sentence.wav", &flags);
+    assert_eq!(found["segments"][0]["tokens"], prompt["tokens"]);
+    assert_eq!(found["language"], "en");
+    // Of a prompt that is too long, the end counts.
+    let long = format!("{} {text}", "word ".repeat(40));
+    let flags = ["--no-timestamps", "--language", "en", "--prompt", &long];
+    let of_long = transcribe("sentence.wav", &flags);
+    assert_ne!(of_long["segments"][0]["tokens"], prompt["tokens"]);
+}
+
+#[test]
+fn an_unlikely_text_is_sampled_at_higher_temperatures() {
+    let expected = expected();
+    let greedy = transcribe("sentence.wav", &["--no-timestamps", "--language", "en"]);
+    let figure = |of: &Value, name: &str| of["segments"][0][name].as_f64().unwrap();
+    for (name, key) in [
+        ("avg_logprob", "average_logprob"),
+        ("no_speech_prob", "no_speech"),
+    ] {
+        let off = figure(&greedy, name) - expected[key].as_f64().unwrap();
+        assert!(off.abs() < 1e-4, "{name}: {off}");
+    }
+    assert_eq!(figure(&greedy, "temperature"), 0.0);
+    assert!(figure(&greedy, "compression_ratio") > 0.0);
+    let (model, file) = (speech("whisper"), speech("sentence.wav"));
+    let sampled = || {
+        let flags = ["--json", "--no-timestamps", "--language", "en"];
+        ok(&[
+            &["transcribe", "--backend", "cpu", &model, &file],
+            &flags[..],
+        ]
+        .concat())
+    };
+    let text = sampled();
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(figure(&found, "temperature"), 1.0);
+    assert_ne!(
+        found["segments"][0]["tokens"],
+        greedy["segments"][0]["tokens"]
+    );
+    assert_eq!(sampled(), text, "the same recording gives the same text");
+}
+
 /// The samples of a WAV file with 16 bits each.
 fn repeated(times: u64) -> Vec<u8> {
     let wav = std::fs::read(speech("sentence.wav")).unwrap();
@@ -101,6 +158,7 @@ fn a_long_recording_is_read_window_by_window() {
         "--backend",
         "cpu",
         "--json",
+        "--no-fallback",
         "--language",
         "en",
         &model,
@@ -128,6 +186,7 @@ fn every_format_of_sound_is_heard_and_every_format_of_text_is_written() {
             "transcribe",
             &model,
             &file,
+            "--no-fallback",
             "--language",
             "en",
             "--format",
@@ -167,6 +226,10 @@ fn what_cannot_be_transcribed_is_told() {
         (
             &["transcribe", &model, &wav, "--language", "xx"],
             "the model knows en, de, fr",
+        ),
+        (
+            &["transcribe", &model, &wav, "--temperature", "1.5"],
+            "a number from 0 to 1",
         ),
         (&["run", &model, "hi"], "ferrum transcribe runs it"),
     ] {

@@ -44,6 +44,19 @@ pub(crate) struct TranscribeArgs {
     #[arg(long)]
     pub(crate) no_timestamps: bool,
 
+    /// Text before the recording: names and how they are spelled, or what was said before
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+
+    /// Temperature of the first attempt at a window, from 0 (the likeliest tokens) to 1
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    pub(crate) temperature: f32,
+
+    /// Keep the first attempt, also where it repeats itself or is unlikely; otherwise windows are decoded again at
+    /// higher temperatures, and dropped where nobody speaks
+    #[arg(long)]
+    pub(crate) no_fallback: bool,
+
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
@@ -56,4 +69,10 @@ pub(crate) struct TranscribeArgs {
 
     #[command(flatten)]
     pub(crate) hub: HubArgs,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let found = text.parse::<f32>().ok();
+    let found = found.filter(|t| (0.0..=1.0).contains(t));
+    found.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }

@@ -4,7 +4,7 @@ use crate::args::{DeviceArgs, TranscribeArgs, TranscriptFormat};
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::ui::{Progress, show};
-use ferrum_engine::transcribe::{TranscribeOptions, Transcriber, Transcript, srt, vtt};
+use ferrum_engine::transcribe::{Fallback, TranscribeOptions, Transcriber, Transcript, srt, vtt};
 use ferrum_engine::{BackendDispatch, BackendKind};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -28,6 +28,9 @@ pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
         language: args.language.clone(),
         translate: args.translate,
         timestamps: !args.no_timestamps,
+        prompt: args.prompt.clone(),
+        temperature: args.temperature,
+        fallback: (!args.no_fallback).then(Fallback::default),
     };
     let go_on = &mut || ControlFlow::Continue(());
     let transcript = transcriber.transcribe(&audio.samples, &options, go_on)?;
@@ -51,6 +54,10 @@ fn as_json(transcript: &Transcript) -> serde_json::Value {
             "end": segment.end,
             "text": segment.text,
             "tokens": segment.tokens,
+            "temperature": segment.figures.temperature,
+            "avg_logprob": segment.figures.average_logprob,
+            "compression_ratio": segment.figures.compression_ratio,
+            "no_speech_prob": segment.figures.no_speech,
         })
     });
     json!({

@@ -43,7 +43,7 @@ pub fn vtt(transcript: &Transcript) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::SpeechSegment;
+    use super::super::{SpeechSegment, WindowFigures};
     use super::*;
 
     #[test]
@@ -53,6 +53,7 @@ mod tests {
             end,
             text: text.into(),
             tokens: Vec::new(),
+            figures: WindowFigures::default(),
         };
         let transcript = Transcript {
             text: String::new(),

@@ -1,19 +1,23 @@
 //! [`Transcriber`]: sound to text, with the tokenizer and the log-mel front end around a [`SpeechModel`].
 //!
 //! Long recordings are read window by window. Where the next window begins is what the timestamps of the text say (the
-//! algorithm of the paper: Radford et al., 2022, section 3.8); tokens are chosen greedily. The results are those of
-//! `generate` in `transformers` without conditions on earlier text.
+//! algorithm of the paper: Radford et al., 2022, section 3.8). Tokens are chosen greedily, and again at higher temperatures
+//! where that went wrong ([`Fallback`]). Without a fallback the results are those of `generate` in `transformers` without
+//! conditions on earlier text.
 
+mod fallback;
 mod format;
 mod rules;
 mod special;
 mod windows;
 
+pub use fallback::{Fallback, WindowFigures};
 pub use format::{srt, vtt};
 
 use crate::dispatch::{DeviceJob, KvElement};
 use crate::{BackendDispatch, TaskModel};
-use ferrum_formats::tokenizer::Tokenizer;
+use fallback::{Attempt, compression_ratio, probability};
+use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_media::audio::{HOP, LogMel, MelSpectrogram, RATE};
 use ferrum_models::whisper::{SpeechModel, WhisperModel, WhisperRunner, load_whisper};
@@ -25,7 +29,7 @@ use std::ops::ControlFlow;
 use windows::{TimedTokens, split, whole};
 
 /// What is wanted of a recording.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {
     /// Its language by its code (`en`); `None`: the model says.
     pub language: Option<String>,
@@ -33,6 +37,13 @@ pub struct TranscribeOptions {
     pub translate: bool,
     /// Whether the text has times; without them each window is one segment.
     pub timestamps: bool,
+    /// A text before the first window: names and spellings, or the end of an earlier part. Its last tokens count, as many as
+    /// half of a text may have.
+    pub prompt: Option<String>,
+    /// The temperature of the first attempt, from 0 (greedy) to 1.
+    pub temperature: f32,
+    /// When a window is decoded again at a higher temperature, or dropped; `None`: never.
+    pub fallback: Option<Fallback>,
 }
 
 impl Default for TranscribeOptions {
@@ -41,6 +52,9 @@ impl Default for TranscribeOptions {
             language: None,
             translate: false,
             timestamps: true,
+            prompt: None,
+            temperature: 0.0,
+            fallback: Some(Fallback::default()),
         }
     }
 }
@@ -65,6 +79,8 @@ pub struct SpeechSegment {
     pub text: String,
     /// The tokens that the model wrote, timestamps included.
     pub tokens: Vec<TokenId>,
+    /// Figures of the window that it is a part of.
+    pub figures: WindowFigures,
 }
 
 /// What is said in a recording.
@@ -159,21 +175,29 @@ impl Transcriber {
                 Some(begin) => begin,
                 None => begin.insert(self.begin(options)?),
             };
-            let tokens = self.write(begin, options.timestamps)?;
+            let (tokens, figures) = self.decode(begin, options, seek as u64)?;
             let left = (content - seek).min(frames);
+            let silent = options
+                .fallback
+                .is_some_and(|fallback| fallback.is_silence(&figures));
             let (parts, moved) = match options.timestamps {
+                _ if silent => (Vec::new(), left),
                 true => split(&tokens, self.tokens.first_timestamp(), left),
                 false => (vec![whole(&tokens, left)], left),
             };
-            segments.extend(parts.into_iter().map(|part| self.segment(seek, part)));
+            segments.extend(
+                parts
+                    .into_iter()
+                    .map(|part| self.segment(seek, part, figures)),
+            );
             seek += moved;
             if step().is_break() {
                 break;
             }
         }
         let text: String = segments.iter().map(|part| part.text.as_str()).collect();
-        let language = begin.and_then(|begin: Vec<TokenId>| {
-            let id = begin.get(1)?;
+        let language = begin.and_then(|begin: Begin| {
+            let id = begin.tokens.get(begin.start + 1)?;
             let mut known = self.tokens.languages.iter();
             known
                 .find(|(_, known)| known == id)
@@ -188,9 +212,11 @@ impl Transcriber {
     }
 
     /// The tokens that begin each text; the language is that of the window that was read last where nobody says it.
-    fn begin(&mut self, options: &TranscribeOptions) -> Result<Vec<TokenId>> {
+    fn begin(&mut self, options: &TranscribeOptions) -> Result<Begin> {
         let sot = self.inner.spec().start;
-        let mut begin = vec![sot];
+        let mut begin = self.prompt(options.prompt.as_deref())?;
+        let start = begin.len();
+        begin.push(sot);
         if self.tokens.languages.is_empty() {
             if options.translate || options.language.as_deref().is_some_and(|code| code != "en") {
                 let reason = "the model knows English only";
@@ -206,45 +232,121 @@ impl Transcriber {
         if !options.timestamps {
             begin.push(self.tokens.no_timestamps);
         }
-        Ok(begin)
+        Ok(Begin {
+            tokens: begin,
+            start,
+        })
     }
 
-    /// The text of the window that was read last.
-    fn write(&mut self, begin: &[TokenId], timestamps: bool) -> Result<Vec<TokenId>> {
+    /// The tokens of a prompt behind the one that says so; none without a prompt.
+    fn prompt(&self, prompt: Option<&str>) -> Result<Vec<TokenId>> {
+        let text = prompt.map(str::trim).filter(|text| !text.is_empty());
+        let Some(text) = text else {
+            return Ok(Vec::new());
+        };
+        let previous = self.tokens.previous.ok_or_else(|| {
+            let reason = "prompt: the model has no token that begins one (<|startofprev|>)";
+            Error::invalid("transcribe", reason)
+        })?;
+        // Texts begin with a space, and control tokens in a prompt are text.
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let ids = self.tokenizer.encode(&format!(" {text}"), options);
+        let ids = ids.map_err(|e| Error::invalid("transcribe", format!("prompt: {e}")))?;
+        let most = (self.inner.spec().tokens / 2).saturating_sub(1);
+        let last = &ids[ids.len().saturating_sub(most)..];
+        Ok([&[previous], last].concat())
+    }
+
+    /// The text of the window that was read last, and its figures: the first attempt that needs no other.
+    fn decode(
+        &mut self,
+        begin: &Begin,
+        options: &TranscribeOptions,
+        seed: u64,
+    ) -> Result<(Vec<TokenId>, WindowFigures)> {
+        let mut temperature = options.temperature;
+        loop {
+            let found = self.write(begin, options.timestamps, Attempt::new(temperature, seed))?;
+            let figures = WindowFigures {
+                temperature,
+                ..found.1
+            };
+            let next = options
+                .fallback
+                .and_then(|fallback| fallback.next(&figures));
+            match next {
+                Some(higher) => temperature = higher,
+                None => return Ok((found.0, figures)),
+            }
+        }
+    }
+
+    /// The text of the window that was read last, by one attempt.
+    fn write(
+        &mut self,
+        begin: &Begin,
+        timestamps: bool,
+        mut attempt: Attempt,
+    ) -> Result<(Vec<TokenId>, WindowFigures)> {
         let most = self.inner.spec().tokens;
         let rules = Rules {
             tokens: &self.tokens,
             timestamps,
         };
-        let (mut written, mut position) = (Vec::new(), 0);
-        let mut new = begin.to_vec();
+        let mut figures = WindowFigures::default();
+        // Whether anybody speaks is what follows the token that begins a text.
+        let (before, behind) = begin.tokens.split_at(begin.start + 1);
+        let mut logits = self.inner.decode(before, 0)?;
+        if let Some(token) = self.tokens.no_speech {
+            figures.no_speech = probability(&logits, token);
+        }
+        let (mut written, mut position) = (Vec::new(), before.len());
+        let mut new = behind.to_vec();
         while position + new.len() < most {
-            let mut logits = self.inner.decode(&new, position)?;
-            position += new.len();
+            if !new.is_empty() {
+                logits = self.inner.decode(&new, position)?;
+                position += new.len();
+            }
             rules.apply(&written, &mut logits);
-            let token = rules::likeliest(&logits).ok_or_else(|| {
-                Error::invalid("transcribe", "the model computed no numbers (NaN)")
-            })?;
+            let token = attempt.choose(&logits)?;
             if token == self.tokens.eot {
                 break;
             }
             written.push(token);
             new = vec![token];
         }
-        Ok(written)
+        figures.average_logprob = attempt.average_logprob();
+        figures.compression_ratio = compression_ratio(&self.text_of(&written));
+        Ok((written, figures))
     }
 
-    fn segment(&self, seek: usize, part: TimedTokens) -> SpeechSegment {
+    /// What tokens say, without timestamps.
+    fn text_of(&self, tokens: &[TokenId]) -> String {
+        let is_text = |token: &&TokenId| **token < self.tokens.eot;
+        let spoken: Vec<_> = tokens.iter().filter(is_text).copied().collect();
+        self.tokenizer.decode(&spoken, true)
+    }
+
+    fn segment(&self, seek: usize, part: TimedTokens, figures: WindowFigures) -> SpeechSegment {
         let offset = seek as f64 / 100.0;
-        let text = |token: &&TokenId| **token < self.tokens.eot;
-        let spoken: Vec<_> = part.tokens.iter().filter(text).copied().collect();
         SpeechSegment {
             start: offset + part.start as f64 / 50.0,
             end: offset + part.end as f64 / 50.0,
-            text: self.tokenizer.decode(&spoken, true),
+            text: self.text_of(&part.tokens),
             tokens: part.tokens,
+            figures,
         }
     }
+}
+
+/// What each text begins with.
+struct Begin {
+    tokens: Vec<TokenId>,
+    /// Where the token is that begins a text; a prompt is before it.
+    start: usize,
 }
 
 /// `frames` of a spectrogram from `seek` on; zeros beyond its end.

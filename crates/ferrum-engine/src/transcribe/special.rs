@@ -21,6 +21,10 @@ pub(super) struct SpeechTokens {
     pub(super) suppressed_first: Vec<TokenId>,
     /// The last timestamp, counted from the first, that a text may begin with.
     pub(super) max_initial: Option<usize>,
+    /// Begins a prompt.
+    pub(super) previous: Option<TokenId>,
+    /// Says that nobody speaks.
+    pub(super) no_speech: Option<TokenId>,
 }
 
 impl SpeechTokens {
@@ -75,6 +79,9 @@ impl SpeechTokens {
             suppressed: listed("suppress_tokens")?,
             suppressed_first: listed("begin_suppress_tokens")?,
             max_initial: config.usize("max_initial_timestamp_index")?,
+            previous: token("<|startofprev|>"),
+            // The second is its name in older vocabularies.
+            no_speech: token("<|nospeech|>").or_else(|| token("<|nocaptions|>")),
         })
     }
 

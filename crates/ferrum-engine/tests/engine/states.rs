@@ -4,8 +4,10 @@ use crate::invariance::{ROOMY, assert_same, session};
 use crate::naive::{Attention, Naive, PLAIN, short_conv, tokens};
 use crate::{Answered, collect, greedy, sampled};
 use ferrum_engine::{DraftRunner, Engine, EngineConfig, Request, Runners};
-use ferrum_models::{KvLayout, Model, Readback, RunnerConfig};
+use ferrum_formats::ModelSource;
+use ferrum_models::{KvLayout, Model, Readback, RunnerConfig, read_model};
 use ferrum_types::TokenId;
+use std::path::Path;
 
 pub(crate) const CONFIG: RunnerConfig = RunnerConfig {
     context: 120,
@@ -61,12 +63,26 @@ fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {
 #[test]
 fn states_change_no_bit_cached_or_not_preempted_or_not() {
     let dir = tempfile::tempdir().unwrap();
-    let model = hybrid(&dir);
+    check_states(&hybrid(&dir));
+}
+
+/// The same of layers of linear attention: the gated delta rule, with experts too, and the state space of Mamba-2.
+#[test]
+fn states_of_linear_attention_change_no_bit() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    for name in ["qwen35", "qwen3-next", "granite-hybrid-moe"] {
+        println!("{name}");
+        let source = ModelSource::open(&fixtures.join(name)).unwrap();
+        check_states(&read_model(source).unwrap());
+    }
+}
+
+fn check_states(model: &Model) {
     let alone = EngineConfig {
         prefix_cache: false,
         ..EngineConfig::default()
     };
-    let one = start(&model, CONFIG, alone);
+    let one = start(model, CONFIG, alone);
     let ask = |request| collect(one.handle().submit(request).unwrap());
     let expected: Vec<_> = requests().into_iter().map(ask).collect();
 
@@ -74,7 +90,7 @@ fn states_change_no_bit_cached_or_not_preempted_or_not() {
         state_stride: 16,
         ..EngineConfig::default()
     };
-    let engine = start(&model, CONFIG, often);
+    let engine = start(model, CONFIG, often);
     assert_same(&answers(&engine, 0), &expected, "cold");
     assert_same(&answers(&engine, 0), &expected, "warm");
     assert_same(
@@ -88,7 +104,7 @@ fn states_change_no_bit_cached_or_not_preempted_or_not() {
         kept_states: 0,
         ..CONFIG
     };
-    let engine = start(&model, none, EngineConfig::default());
+    let engine = start(model, none, EngineConfig::default());
     for _ in 0..2 {
         assert_same(&answers(&engine, 0), &expected, "without kept states");
     }
@@ -100,7 +116,7 @@ fn states_change_no_bit_cached_or_not_preempted_or_not() {
         kept_states: 2,
         ..CONFIG
     };
-    let engine = start(&model, tight, EngineConfig::default());
+    let engine = start(model, tight, EngineConfig::default());
     assert_same(&answers(&engine, 0), &expected, "preempted");
     assert!(engine.handle().stats().preemptions > 0);
 }

@@ -39,4 +39,12 @@ pub(crate) struct SpeechPart {
     pub(crate) end: f64,
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
+    /// The temperature that the tokens were sampled at.
+    pub(crate) temperature: f32,
+    /// Mean log-probability of the tokens of the window.
+    pub(crate) avg_logprob: f32,
+    /// How far the text of the window compresses: much, where it repeats itself.
+    pub(crate) compression_ratio: f32,
+    /// Probability that nobody speaks.
+    pub(crate) no_speech_prob: f32,
 }

@@ -12,7 +12,9 @@ use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use ferrum_engine::engine::Usage;
-use ferrum_engine::transcribe::{TranscribeOptions, TranscribeTask, Transcript, srt, vtt};
+use ferrum_engine::transcribe::{
+    Fallback, TranscribeOptions, TranscribeTask, Transcript, srt, vtt,
+};
 use ferrum_media::audio::{AudioLimits, RATE, decode};
 use std::sync::Arc;
 use tokio::time::timeout;
@@ -133,16 +135,13 @@ fn options(form: &mut Form, translate: bool) -> Result<TranscribeOptions, ApiErr
         let reason = "transcripts come as a whole";
         return Err(ApiError::unsupported("stream", reason));
     }
+    let mut temperature = 0.0;
     if let Some(text) = form.text("temperature") {
-        let fine = text.parse::<f32>().is_ok_and(|t| (0.0..=1.0).contains(&t));
-        if !fine {
+        let found = text.parse::<f32>().ok();
+        temperature = found.filter(|t| (0.0..=1.0).contains(t)).ok_or_else(|| {
             let reason = format!("found {text:?}, expected a number from 0 to 1");
-            return Err(ApiError::invalid("temperature", reason));
-        }
-        if text.parse::<f32>().is_ok_and(|t| t > 0.0) {
-            let reason = "tokens are chosen greedily, as 0 asks for";
-            return Err(ApiError::unsupported("temperature", reason));
-        }
+            ApiError::invalid("temperature", reason)
+        })?;
     }
     for name in ["timestamp_granularities[]", "timestamp_granularities"] {
         if let Some(other) = form.list(name).iter().find(|one| *one != "segment") {
@@ -154,6 +153,10 @@ fn options(form: &mut Form, translate: bool) -> Result<TranscribeOptions, ApiErr
         language: form.text("language"),
         translate,
         timestamps: true,
+        prompt: form.text("prompt"),
+        temperature,
+        // As OpenAI has it: with 0 the temperature rises by itself where a text is not likely enough.
+        fallback: (temperature == 0.0).then(Fallback::default),
     })
 }
 
@@ -178,6 +181,10 @@ fn written(transcript: Transcript, format: Format, translate: bool) -> Response 
                 end: part.end,
                 text: part.text,
                 tokens: part.tokens,
+                temperature: part.figures.temperature,
+                avg_logprob: part.figures.average_logprob,
+                compression_ratio: part.figures.compression_ratio,
+                no_speech_prob: part.figures.no_speech,
             });
             Json(VerboseSpeech {
                 task: match translate {

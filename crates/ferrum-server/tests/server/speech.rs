@@ -84,7 +84,9 @@ fn what_is_said_is_what_transformers_writes() {
         assert_eq!(reply.status, 200);
         reply
     };
-    let english = [("model", "whisper"), ("language", "en")];
+    // Texts of random weights are unlikely, and at temperature 0 they would be sampled again: just above it they are greedy.
+    let greedy = ("temperature", "0.000001");
+    let english = [("model", "whisper"), ("language", "en"), greedy];
     let with = |more: &[(&'static str, &'static str)]| [&english[..], more].concat();
     let verbose = with(&[
         ("response_format", "verbose_json"),
@@ -109,12 +111,27 @@ fn what_is_said_is_what_transformers_writes() {
     assert!(vtt.starts_with("WEBVTT\n\n00:00:00."), "{vtt}");
     let srt = ask(PATH, &with(&[("response_format", "srt")])).text();
     assert!(srt.starts_with("1\n00:00:00,"), "{srt}");
+    let prompt = expected["prompt"]["text"].as_str().unwrap();
+    let prompted = [&verbose[..], &[("prompt", prompt)]].concat();
+    assert_ne!(
+        tokens(&ask(PATH, &prompted).json()["segments"]),
+        tokens(&expected["timed"])
+    );
+    let sampled = ask(
+        PATH,
+        &[("response_format", "verbose_json"), ("temperature", "0")],
+    );
+    assert_eq!(sampled.json()["segments"][0]["temperature"], 1.0);
     // Without a language it is heard, and hints that are not followed are told.
     let heard = ask(
         PATH,
-        &[("response_format", "verbose_json"), ("prompt", "x")],
+        &[
+            ("response_format", "verbose_json"),
+            ("vad_filter", "x"),
+            greedy,
+        ],
     );
-    assert_eq!(heard.header("x-ferrum-ignored"), Some("prompt"));
+    assert_eq!(heard.header("x-ferrum-ignored"), Some("vad_filter"));
     let language = heard.json()["language"].as_str().unwrap().to_owned();
     assert_eq!(
         format!("<|{language}|>"),
@@ -149,9 +166,9 @@ fn bad_forms_and_files_are_refused() {
             "verbose_json",
         ),
         (
-            form(Some(&wav), &[("temperature", "0.7")]),
+            form(Some(&wav), &[("temperature", "1.7")]),
             json!("temperature"),
-            "greedily",
+            "from 0 to 1",
         ),
         (
             form(Some(&wav), &[("temperature", "hot")]),
