@@ -49,7 +49,7 @@ pub(crate) struct TranscribeArgs {
     pub(crate) prompt: Option<String>,
 
     /// Temperature of the first attempt at a window, from 0 (the likeliest tokens) to 1
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub(crate) temperature: f32,
 
     /// Keep the first attempt, also where it repeats itself or is unlikely; otherwise windows are decoded again at
@@ -69,10 +69,4 @@ pub(crate) struct TranscribeArgs {
 
     #[command(flatten)]
     pub(crate) hub: HubArgs,
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    let found = text.parse::<f32>().ok();
-    let found = found.filter(|t| (0.0..=1.0).contains(t));
-    found.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }

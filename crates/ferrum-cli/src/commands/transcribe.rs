@@ -18,6 +18,11 @@ use std::ops::ControlFlow;
 const MAX_FILE: u64 = 4 << 30;
 
 pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
+    if !(0.0..=1.0).contains(&args.temperature) {
+        let found = args.temperature;
+        let reason = format!("temperature: found {found}, expected a number from 0 to 1");
+        return Err(Failure::new(reason));
+    }
     // The file first: it is read sooner than a model is loaded.
     let bytes = open::read_bytes(&args.file, MAX_FILE)?;
     let audio = decode(bytes, RATE, AudioLimits::default());
