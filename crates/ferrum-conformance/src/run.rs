@@ -7,7 +7,7 @@ use crate::{
     collective, core, gguf, layers, linear_attention, marlin, moe, paged, runtime, sample, state,
 };
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::cuda::CudaBackend;
+use ferrum_kernels::cuda::{CudaAct, CudaBackend};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
 use ferrum_kernels::{
@@ -188,9 +188,9 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
     report
 }
 
-/// The whole suite on the CUDA backend.
-pub fn run_cuda(device: &CudaBackend, filter: &Filter) -> Report {
-    let mut report = Report::new(CudaBackend::NAME);
+/// The whole suite on the CUDA backend with activations of `A`.
+pub fn run_cuda<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report {
+    let mut report = Report::new(CudaBackend::<A>::NAME);
     run_core(device, filter, &mut report);
     run_paged::<_, KvF32>(device, filter, &mut report);
     run_paged::<_, KvFp16>(device, filter, &mut report);

@@ -2,7 +2,7 @@
 
 use crate::{Placement, Session};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::cuda::CudaBackend;
+use ferrum_kernels::cuda::CudaBf16;
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -59,7 +59,7 @@ impl BackendKind {
         };
         vec![
             CpuBackend::NAME,
-            CudaBackend::NAME,
+            CudaBf16::NAME,
             gpu.name(),
             ReferenceBackend::NAME,
         ]
@@ -166,8 +166,8 @@ pub struct BackendOptions {
 pub enum BackendDispatch {
     /// Threads and SIMD.
     Cpu(CpuBackend),
-    /// NVIDIA.
-    Cuda(CudaBackend),
+    /// NVIDIA, with activations of bf16.
+    Cuda(CudaBf16),
     /// Vulkan or Metal.
     Gpu(GpuBackend),
     /// Plain loops.
@@ -183,7 +183,7 @@ macro_rules! with_device {
                 $body
             }
             $crate::BackendDispatch::Cuda($device) => {
-                type $B = ferrum_kernels::cuda::CudaBackend;
+                type $B = ferrum_kernels::cuda::CudaBf16;
                 $body
             }
             $crate::BackendDispatch::Gpu($device) => {
@@ -226,7 +226,7 @@ impl Demands {
         // Weights, and headroom for KV.
         let needed = self.bytes.saturating_add(self.bytes / 2);
         let fits = info.memory.is_none_or(|memory| memory.free >= needed);
-        let native = !self.experts && !self.quantised || info.backend == CudaBackend::NAME;
+        let native = !self.experts && !self.quantised || info.backend == CudaBf16::NAME;
         !info.software && fits && native
     }
 }
@@ -278,7 +278,7 @@ impl BackendDispatch {
             }
             BackendKind::Cpu => Self::cpu(options),
             BackendKind::Gpu => GpuBackend::open(ordinal).map(Self::Gpu),
-            BackendKind::Cuda => CudaBackend::open(ordinal).map(Self::Cuda),
+            BackendKind::Cuda => CudaBf16::open(ordinal).map(Self::Cuda),
             BackendKind::Metal => gpu(GpuApi::Metal),
             BackendKind::Vulkan => gpu(GpuApi::Vulkan),
             BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
@@ -287,8 +287,8 @@ impl BackendDispatch {
 
     /// The first GPU that suits and opens; those of NVIDIA through their own driver.
     fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool) -> Option<Self> {
-        let nvidia = CudaBackend::devices().into_iter().find(&suits);
-        let nvidia = nvidia.and_then(|info| CudaBackend::open(info.ordinal).ok());
+        let nvidia = CudaBf16::devices().into_iter().find(&suits);
+        let nvidia = nvidia.and_then(|info| CudaBf16::open(info.ordinal).ok());
         if let Some(device) = nvidia {
             return Some(Self::Cuda(device));
         }
@@ -314,7 +314,7 @@ impl BackendDispatch {
         match self {
             Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
             Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
-            Self::Cuda(_) => WeightPolicy::of::<CudaBackend, CudaForm>(),
+            Self::Cuda(_) => WeightPolicy::of::<CudaBf16, CudaForm>(),
             Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
             Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
         }
@@ -401,7 +401,7 @@ pub(crate) trait KvElement: KvDtypeKind {
     fn on_cpu<J: DeviceJob<Self>>(device: &CpuBackend, keeps: bool, job: J) -> Result<J::Output>;
 
     /// Does a job on a GPU of NVIDIA.
-    fn on_cuda<J: DeviceJob<Self>>(device: &CudaBackend, job: J) -> Result<J::Output>;
+    fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output>;
 
     /// Does a job on another GPU.
     fn on_gpu<J: DeviceJob<Self>>(device: &GpuBackend, job: J) -> Result<J::Output>;
@@ -427,7 +427,7 @@ macro_rules! kv_element {
                 }
             }
 
-            fn on_cuda<J: DeviceJob<Self>>(device: &CudaBackend, job: J) -> Result<J::Output> {
+            fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output> {
                 job.run::<_, CudaForm>((device, device))
             }
 
@@ -493,7 +493,7 @@ fn may_have_gpu() -> bool {
 
 /// The devices of every backend, fastest first.
 pub fn list_devices() -> Vec<DeviceInfo> {
-    let mut all = CudaBackend::devices();
+    let mut all = CudaBf16::devices();
     all.extend(GpuBackend::devices());
     all.sort_by_key(|info| info.software);
     let hardware = all.iter().take_while(|info| !info.software).count();
@@ -513,7 +513,7 @@ mod tests {
     fn a_backend_is_named_as_it_is_chosen() {
         for name in [
             CpuBackend::NAME,
-            CudaBackend::NAME,
+            CudaBf16::NAME,
             GpuBackend::NAME,
             ReferenceBackend::NAME,
         ] {
@@ -562,7 +562,7 @@ mod tests {
         }
         // CUDA has kernels for blocks and experts.
         let cuda = DeviceInfo {
-            backend: CudaBackend::NAME,
+            backend: CudaBf16::NAME,
             ..info(false, None)
         };
         assert!(quantised.suit_gpu(&cuda) && experts.suit_gpu(&cuda));

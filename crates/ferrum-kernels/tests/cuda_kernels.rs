@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ARCHITECTURES: [&str; 4] = ["80", "89", "90a", "120"];
+/// Elements of activations, and what a file is compiled with for them.
+const ACTS: [(&str, &[&str]); 2] = [("f32", &[]), ("bf16", &["-DACT_BF16"])];
 /// Registers and numbers of bytes depend on the compiler.
 const VERSION: &str = "release 13.0";
 
@@ -38,7 +40,12 @@ fn compiler() -> Result<PathBuf, String> {
 }
 
 /// What `ptxas -v` says of each kernel of a file: a line for each.
-fn resources(nvcc: &Path, file: &Path, architecture: &str) -> Result<Vec<String>, String> {
+fn resources(
+    nvcc: &Path,
+    file: &Path,
+    architecture: &str,
+    (act, defines): (&str, &[&str]),
+) -> Result<Vec<String>, String> {
     let target = format!("arch=compute_{architecture},code=sm_{architecture}");
     let output = Command::new(nvcc)
         .args([
@@ -51,6 +58,7 @@ fn resources(nvcc: &Path, file: &Path, architecture: &str) -> Result<Vec<String>
             "-o",
             "/dev/null",
         ])
+        .args(defines)
         .arg(file)
         .output()
         .map_err(|e| e.to_string())?;
@@ -76,7 +84,7 @@ fn resources(nvcc: &Path, file: &Path, architecture: &str) -> Result<Vec<String>
             }
             let shared = shared.unwrap_or("0");
             lines.push(format!(
-                "{kernel} sm_{architecture} registers {registers} shared {shared}"
+                "{kernel} {act} sm_{architecture} registers {registers} shared {shared}"
             ));
         }
     }
@@ -100,6 +108,7 @@ fn kernels_compile_and_take_what_the_table_says() {
     let jobs: Vec<_> = files
         .iter()
         .flat_map(|file| ARCHITECTURES.map(|architecture| (file, architecture)))
+        .flat_map(|(file, architecture)| ACTS.map(|act| (file, architecture, act)))
         .collect();
     let mut found = BTreeMap::new();
     // Two at a time: the compiler takes a core and half a second for each.
@@ -107,7 +116,7 @@ fn kernels_compile_and_take_what_the_table_says() {
         std::thread::scope(|scope| {
             let runs: Vec<_> = pair
                 .iter()
-                .map(|(file, arch)| scope.spawn(|| resources(&nvcc, file, arch)))
+                .map(|(file, arch, act)| scope.spawn(|| resources(&nvcc, file, arch, *act)))
                 .collect();
             for run in runs {
                 for line in run.join().unwrap().unwrap_or_else(|e| panic!("{e}")) {

@@ -7,9 +7,10 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use ferrum_kernels::cuda::CudaBackend;
+use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaF32};
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, KvInt8};
 use ferrum_models::{Expanded, KvLayout, Moe, Native};
+use half::bf16;
 use std::path::Path;
 use support::{
     compare, expected, fixture_dirs, fixtures, greedy, logits_in_chunks, max_difference, open,
@@ -17,7 +18,7 @@ use support::{
 };
 
 /// `None`, said aloud, where the emulator cannot be built.
-fn device() -> Option<CudaBackend> {
+fn device<A: CudaAct>() -> Option<CudaBackend<A>> {
     if let Err(reason) = ferrum_cuda_emulator::load() {
         println!("skipped: {reason}");
         return None;
@@ -26,12 +27,7 @@ fn device() -> Option<CudaBackend> {
 }
 
 /// Logits of all positions, and as many greedy tokens as `steps`.
-fn check(
-    device: &CudaBackend,
-    path: &Path,
-    expectation: &Path,
-    steps: usize,
-) -> Result<(), String> {
+fn check(device: &CudaF32, path: &Path, expectation: &Path, steps: usize) -> Result<(), String> {
     let model = open(path);
     let expected = expected(expectation);
     let layout = KvLayout::Paged { block_size: 8 };
@@ -52,7 +48,9 @@ fn check(
 /// All families; one of them with all 64 tokens, the others with fewer, as the emulator is no card.
 #[test]
 fn cuda_backend_equals_transformers() {
-    let Some(device) = device() else { return };
+    let Some(device) = device::<f32>() else {
+        return;
+    };
     let cases = fixture_dirs();
     let checked = cases.iter().map(|dir| {
         let steps = if dir.ends_with("qwen3") { 64 } else { 12 };
@@ -67,9 +65,32 @@ fn cuda_backend_equals_transformers() {
     );
 }
 
+/// All families with activations of bf16, as models run. What they keep of f32 is what 8 bits of precision keep.
+#[test]
+fn bf16_activations_stay_near_transformers() {
+    let Some(device) = device::<bf16>() else {
+        return;
+    };
+    let mut failures = Vec::new();
+    for dir in fixture_dirs() {
+        let (model, expected) = (open(&dir), expected(&dir.join("expected.safetensors")));
+        let layout = KvLayout::Paged { block_size: 8 };
+        let mut runner = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);
+        let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
+        let (kl, same) = compare(&expected.logits, &found, model.spec.vocab_size);
+        println!("{}: KL {kl:.1e}, {same:.2} the same", dir.display());
+        if kl.is_nan() || kl > 2e-3 || same < 0.9 {
+            failures.push(format!("{}: KL {kl:.1e}, {same:.2}", dir.display()));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 #[test]
 fn images_and_texts_have_the_vectors_of_transformers() {
-    let Some(device) = device() else { return };
+    let Some(device) = device::<f32>() else {
+        return;
+    };
     for name in support::clip::NAMES {
         let (cosine, logit) = support::clip::compare(&device, name);
         assert!(
@@ -82,7 +103,9 @@ fn images_and_texts_have_the_vectors_of_transformers() {
 /// Weights as they are in their files, with activations of 8 bits: near the logits of the expanded ones.
 #[test]
 fn quantised_models_stay_near_what_they_are_expanded() {
-    let Some(device) = device() else { return };
+    let Some(device) = device::<f32>() else {
+        return;
+    };
     let mut checked = 0;
     for dir in fixture_dirs() {
         for (file, expectation) in [
@@ -106,9 +129,9 @@ fn quantised_models_stay_near_what_they_are_expanded() {
     assert!(checked > 0);
 }
 
-fn same_bits<K: KvDtypeKind>(device: &CudaBackend, name: &str)
+fn same_bits<A: CudaAct, K: KvDtypeKind>(device: &CudaBackend<A>, name: &str)
 where
-    CudaBackend: BackendKvDtype<K>,
+    CudaBackend<A>: BackendKvDtype<K>,
 {
     let model = open(&fixtures().join(name));
     let tokens = expected(&fixtures().join(name).join("expected.safetensors")).tokens;
@@ -131,16 +154,20 @@ where
 
 #[test]
 fn a_row_has_the_same_bits_in_chunks_and_blocks() {
-    let Some(device) = device() else { return };
-    same_bits::<KvF32>(&device, "qwen3");
-    same_bits::<KvFp16>(&device, "gemma2");
-    same_bits::<KvInt8>(&device, "mistral-window");
+    let Some(device) = device::<f32>() else {
+        return;
+    };
+    same_bits::<_, KvF32>(&device, "qwen3");
+    same_bits::<_, KvFp16>(&device, "gemma2");
+    same_bits::<_, KvInt8>(&device, "mistral-window");
 }
 
 /// Features of images, and logits of a prompt that has some, in one step and in several.
 #[test]
 fn images_are_seen_as_transformers_sees_them() {
-    let Some(device) = device() else { return };
+    let Some(device) = device::<f32>() else {
+        return;
+    };
     let difference = support::vision::compare(&device, &support::vision::folder());
     assert!(difference < 5e-5, "{difference}");
     support::vision::check_logits::<_, KvF32>(&device, 1e-4);

@@ -4,6 +4,7 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::heads::Layout;
+use super::role::CudaAct;
 use crate::backend::check::{self, elements};
 use crate::backend::{AttnConfig, FlashShape, HeadLayout, HeadsShape, MlaShape};
 use ferrum_types::Result;
@@ -88,8 +89,8 @@ struct Cache {
     pos_offset: usize,
 }
 
-fn contiguous(
-    ctx: &mut CudaContext,
+fn contiguous<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     call: &Call,
     buffers: [Arg; 3],
@@ -120,12 +121,12 @@ fn contiguous(
 }
 
 /// Attention over a contiguous head-major cache.
-pub(super) fn flash_attention(
-    ctx: &mut CudaContext,
-    q: &CudaBuffer<f32>,
-    (k, v): (&CudaBuffer<f32>, &CudaBuffer<f32>),
+pub(super) fn flash_attention<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    q: &CudaBuffer<A>,
+    (k, v): (&CudaBuffer<A>, &CudaBuffer<A>),
     sinks: Option<&CudaBuffer<f32>>,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<A>,
     shape: FlashShape,
     config: &AttnConfig,
 ) -> Result<()> {
@@ -144,11 +145,11 @@ pub(super) fn flash_attention(
 }
 
 /// Multi-head latent attention, absorbed.
-pub(super) fn mla_attention(
-    ctx: &mut CudaContext,
-    q: &CudaBuffer<f32>,
-    latent: &CudaBuffer<f32>,
-    out: &mut CudaBuffer<f32>,
+pub(super) fn mla_attention<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    q: &CudaBuffer<A>,
+    latent: &CudaBuffer<A>,
+    out: &mut CudaBuffer<A>,
     shape: MlaShape,
 ) -> Result<()> {
     const OP: &str = "mla_attention";

@@ -1,9 +1,9 @@
 //! Typed device memory.
 
-use super::CudaBackend;
+use super::BACKEND;
 use super::core::Shared;
 use super::driver::Memory;
-use crate::backend::{Backend, DeviceBuffer};
+use crate::backend::DeviceBuffer;
 use ferrum_types::{Element, Error, Result};
 use std::marker::PhantomData;
 
@@ -47,7 +47,7 @@ impl<T: Element> CudaBuffer<T> {
 fn bytes_of<T: Element>(len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<T>());
     bytes.ok_or_else(|| Error::OutOfMemory {
-        backend: CudaBackend::NAME,
+        backend: BACKEND,
         requested: u64::MAX,
         reason: format!("{len} elements are more than the address space holds"),
     })

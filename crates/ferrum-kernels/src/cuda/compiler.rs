@@ -3,7 +3,8 @@
 //! What was compiled is kept in a folder of the user's cache, by the hash of all texts and options, the architecture and
 //! NVRTC's version. Files appear there whole (written beside, then renamed); one that is damaged is compiled anew.
 
-use super::driver::{Driver, Module, failure, no_device};
+use super::core::lock;
+use super::driver::{Driver, Function, Module, failure, no_device};
 use cudarc::nvrtc::sys as nvrtc;
 use ferrum_types::{Error, Result};
 use std::ffi::{CStr, CString};
@@ -11,7 +12,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const OP: &str = "load_kernels";
 
@@ -19,10 +20,18 @@ const OP: &str = "load_kernels";
 pub(super) struct Source {
     pub(super) name: &'static str,
     pub(super) text: &'static str,
+    /// Whether every model needs it.
+    always: bool,
+}
+
+/// A file that others include.
+pub(super) struct Header {
+    name: &'static str,
+    text: &'static str,
 }
 
 macro_rules! sources {
-    ($($module:ident => $file:literal,)*) => {
+    ($($module:ident => $file:literal, $always:literal;)*) => {
         /// Which file a kernel is in.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum In {
@@ -30,42 +39,49 @@ macro_rules! sources {
         }
         /// All files, in the order of [`In`].
         pub(super) static SOURCES: &[Source] = &[
-            $(Source { name: $file, text: include_str!(concat!("kernels/", $file)) },)*
+            $(Source {
+                name: $file,
+                text: include_str!(concat!("kernels/", $file)),
+                always: $always,
+            },)*
         ];
     };
 }
 sources! {
-    Elementwise => "elementwise.cu",
-    Norm => "norm.cu",
-    Rows => "rows.cu",
-    Gemm => "gemm.cu",
-    Heads => "heads.cu",
-    Conv => "conv.cu",
-    Attention => "attention.cu",
-    Kv => "kv.cu",
-    Quant => "quant.cu",
-    Moe => "moe.cu",
-    Sample => "sample.cu",
+    Elementwise => "elementwise.cu", true;
+    Norm => "norm.cu", true;
+    Rows => "rows.cu", true;
+    Gemm => "gemm.cu", true;
+    Heads => "heads.cu", true;
+    Conv => "conv.cu", false;
+    Attention => "attention.cu", true;
+    Kv => "kv.cu", true;
+    Quant => "quant.cu", false;
+    Moe => "moe.cu", false;
+    Sample => "sample.cu", true;
 }
 
-/// What sources include.
-pub(super) static HEADERS: [Source; 2] = [
-    Source {
-        name: "common.cuh",
-        text: include_str!("kernels/common.cuh"),
-    },
-    Source {
-        name: "intrinsics.cuh",
-        text: include_str!("kernels/intrinsics.cuh"),
-    },
-];
+macro_rules! headers {
+    ($($file:literal,)*) => {
+        /// What sources include.
+        pub(super) static HEADERS: &[Header] = &[
+            $(Header { name: $file, text: include_str!(concat!("kernels/", $file)) },)*
+        ];
+    };
+}
+headers! {
+    "common.cuh",
+    "intrinsics.cuh",
+}
 
 /// The options of a compilation.
-pub(super) fn options(architecture: &str) -> [String; 2] {
-    [
+fn options(architecture: &str, defines: &[&str]) -> Vec<String> {
+    let own = [
         format!("--gpu-architecture=sm_{architecture}"),
         "--std=c++17".to_owned(),
-    ]
+    ];
+    let defines = defines.iter().map(|&define| define.to_owned());
+    own.into_iter().chain(defines).collect()
 }
 
 /// The name of what a device of this compute capability runs: features of one architecture alone have an `a`.
@@ -89,35 +105,94 @@ fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// Loads all kernels, in the order of [`SOURCES`]: those that are not in the cache are compiled, several at a time.
-pub(super) fn load_all(driver: &Arc<Driver>, capability: (i32, i32)) -> Result<Vec<Module>> {
-    let version = version()?;
-    let cache = cache_folder();
-    let load = |source: &Source| -> Result<Module> {
-        let path = cache
-            .as_ref()
-            .map(|folder| folder.join(file_name(source, &architecture(capability), version)));
+/// The kernels of a device, in machine code. Files that every model needs are loaded with it, several at a time; the others
+/// when a kernel of theirs is first asked for.
+pub(super) struct Modules {
+    target: Target,
+    /// In the order of [`SOURCES`]. Whoever needs one that is being loaded waits for it.
+    loaded: Vec<Mutex<Option<Module>>>,
+}
+
+/// What machine code is made for.
+struct Target {
+    architecture: String,
+    defines: &'static [&'static str],
+    nvrtc: (i32, i32),
+    cache: Option<PathBuf>,
+}
+
+impl Modules {
+    pub(super) fn open(
+        driver: &Arc<Driver>,
+        capability: (i32, i32),
+        defines: &'static [&'static str],
+    ) -> Result<Self> {
+        let modules = Self {
+            target: Target {
+                architecture: architecture(capability),
+                defines,
+                nvrtc: version()?,
+                cache: cache_folder(),
+            },
+            loaded: SOURCES.iter().map(|_| Mutex::new(None)).collect(),
+        };
+        std::thread::scope(|scope| {
+            let needed = SOURCES.iter().zip(&modules.loaded);
+            let needed = needed.filter(|(source, _)| source.always);
+            let loads: Vec<_> = needed
+                .map(|(source, module)| {
+                    let target = &modules.target;
+                    scope.spawn(|| {
+                        *lock(module) = Some(target.load(driver, source)?);
+                        Ok(())
+                    })
+                })
+                .collect();
+            let panicked = |_| failure(OP, "a thread that loads kernels panicked");
+            loads
+                .into_iter()
+                .try_for_each(|load| load.join().map_err(panicked)?)
+        })?;
+        Ok(modules)
+    }
+
+    /// A kernel that may use `shared` bytes of dynamic shared memory.
+    pub(super) fn function(
+        &self,
+        driver: &Arc<Driver>,
+        file: In,
+        name: &str,
+        shared: usize,
+    ) -> Result<Function> {
+        let mut module = lock(&self.loaded[file as usize]);
+        if module.is_none() {
+            *module = Some(self.target.load(driver, &SOURCES[file as usize])?);
+        }
+        let missing = || {
+            failure(
+                OP,
+                format!("{} was not loaded", SOURCES[file as usize].name),
+            )
+        };
+        module.as_ref().ok_or_else(missing)?.function(name, shared)
+    }
+}
+
+impl Target {
+    /// A file from the cache, or compiled and kept there.
+    fn load(&self, driver: &Arc<Driver>, source: &Source) -> Result<Module> {
+        let name = || file_name(source, &self.architecture, self.defines, self.nvrtc);
+        let path = self.cache.as_ref().map(|folder| folder.join(name()));
         let kept = path.as_ref().and_then(|path| read_kept(path));
         if let Some(module) = kept.and_then(|cubin| Module::load(driver, &cubin).ok()) {
             return Ok(module);
         }
-        let cubin = compile(source, &architecture(capability))?;
+        let cubin = compile(source, &self.architecture, self.defines)?;
         if let Some(path) = path {
             keep(&path, &cubin);
         }
         Module::load(driver, &cubin)
-    };
-    std::thread::scope(|scope| {
-        let loads: Vec<_> = SOURCES
-            .iter()
-            .map(|source| scope.spawn(|| load(source)))
-            .collect();
-        let panicked = |_| failure(OP, "a thread that loads kernels panicked");
-        loads
-            .into_iter()
-            .map(|load| load.join().map_err(panicked)?)
-            .collect()
-    })
+    }
 }
 
 /// The user's folder for what can be made again.
@@ -131,12 +206,18 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// A name that another text, option, architecture or compiler does not have.
-fn file_name(source: &Source, architecture: &str, (major, minor): (i32, i32)) -> String {
+fn file_name(
+    source: &Source,
+    architecture: &str,
+    defines: &[&str],
+    (major, minor): (i32, i32),
+) -> String {
     let mut hasher = DefaultHasher::new();
-    for text in HEADERS.iter().chain([source]).map(|source| source.text) {
-        text.hash(&mut hasher);
-    }
-    options(architecture).hash(&mut hasher);
+    let headers = HEADERS.iter().map(|header| header.text);
+    headers
+        .chain([source.text])
+        .for_each(|text| text.hash(&mut hasher));
+    options(architecture, defines).hash(&mut hasher);
     let hash = hasher.finish();
     let name = source.name.trim_end_matches(".cu");
     format!("{name}-sm_{architecture}-nvrtc{major}.{minor}-{hash:016x}")
@@ -188,7 +269,7 @@ fn text(text: &str) -> Result<CString> {
 }
 
 /// Machine code of a source for an architecture such as `90a`.
-pub(super) fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+fn compile(source: &Source, architecture: &str, defines: &[&str]) -> Result<Vec<u8>> {
     let check = |code: nvrtc::nvrtcResult| match code {
         nvrtc::nvrtcResult::NVRTC_SUCCESS => Ok(()),
         code => Err(nvrtc_failure(source, code)),
@@ -202,7 +283,7 @@ pub(super) fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
     );
     let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
     let (header_texts, header_names) = (pointers(&headers), pointers(&names));
-    let options = options(architecture);
+    let options = options(architecture, defines);
     let options = options
         .iter()
         .map(|o| text(o))
@@ -285,13 +366,15 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_compilers_and_architectures_apart() {
-        let name = |arch, version| file_name(&SOURCES[0], arch, version);
+    fn names_tell_compilers_architectures_and_elements_apart() {
+        let name = |arch, defines: &[&str], version| file_name(&SOURCES[0], arch, defines, version);
         let names = [
-            name("80", (13, 0)),
-            name("90a", (13, 0)),
-            name("80", (12, 8)),
+            name("80", &[], (13, 0)),
+            name("90a", &[], (13, 0)),
+            name("80", &[], (12, 8)),
+            name("80", &["-DACT_BF16"], (13, 0)),
         ];
-        assert!(names[0] != names[1] && names[0] != names[2], "{names:?}");
+        let others = &names[1..];
+        assert!(others.iter().all(|other| *other != names[0]), "{names:?}");
     }
 }

@@ -1,10 +1,11 @@
 //! [`CudaContext`]: a stream, what goes up to it and comes back through pinned memory, and captured steps.
 
-use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::core::{Shared, lock};
 use super::driver::{Event, Graph, Grid, Memory, Pinned, Stream};
+use super::role::CudaAct;
+use super::{BACKEND, CudaBackend};
 use crate::backend::{
     BackendGraph, FinishRead, GraphKey, GraphRun, GroupRank, HostMemory, PendingRead, UploadPiece,
     check,
@@ -73,11 +74,11 @@ struct Slots {
 /// Records work for one device, in a stream.
 ///
 /// Dropping a context finishes what it has recorded.
-pub struct CudaContext {
+pub struct CudaContext<A> {
     // Dropped in this order: graphs before the stream, and the stream, which is finished then, before memory.
     graphs: HashMap<GraphKey, Graph>,
     stream: Stream,
-    pub(super) backend: CudaBackend,
+    pub(super) backend: CudaBackend<A>,
     slots: Arc<Mutex<Slots>>,
     /// The last is in use; those before it may be part of captured work.
     scratch: Vec<Memory>,
@@ -86,8 +87,8 @@ pub struct CudaContext {
     pub(super) group: Option<GroupRank>,
 }
 
-impl CudaContext {
-    pub(super) fn new(backend: CudaBackend) -> Result<Self> {
+impl<A: CudaAct> CudaContext<A> {
+    pub(super) fn new(backend: CudaBackend<A>) -> Result<Self> {
         Ok(Self {
             graphs: HashMap::new(),
             stream: Stream::new(&backend.shared.driver)?,
@@ -136,7 +137,7 @@ impl CudaContext {
             let most = self.shared().max_shared;
             return Err(Error::Unsupported {
                 op,
-                backend: <CudaBackend as crate::Backend>::NAME,
+                backend: BACKEND,
                 reason: format!("it needs {shared} bytes of shared memory, the device has {most}"),
                 hint: "use --backend cpu".into(),
             });
@@ -321,8 +322,8 @@ impl FinishRead for Download {
 // ---- the contract's copies -------------------------------------------------------------------------------
 
 /// `dst[offset..] = src`.
-pub(super) fn write<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn write<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     dst: &mut CudaBuffer<T>,
     offset: usize,
     src: &[T],
@@ -332,8 +333,8 @@ pub(super) fn write<T: Element>(
 }
 
 /// Pieces of one upload. All of it is staged once; each piece is a copy that the device makes by itself.
-pub(super) fn write_packed<'b, 'p>(
-    ctx: &mut CudaContext,
+pub(super) fn write_packed<'b, 'p, A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     src: &[i32],
     to: impl IntoIterator<Item = (&'b mut CudaBuffer<i32>, &'p [UploadPiece])>,
 ) -> Result<()> {
@@ -371,8 +372,8 @@ pub(super) fn write_packed<'b, 'p>(
 }
 
 /// `out = src[offset..][..out.len()]`.
-pub(super) fn read<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn read<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     src: &CudaBuffer<T>,
     offset: usize,
     out: &mut [T],
@@ -385,8 +386,8 @@ pub(super) fn read<T: Element>(
 }
 
 /// [`read`], of which the host waits for the end later.
-pub(super) fn begin_read<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn begin_read<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     src: &CudaBuffer<T>,
     offset: usize,
     len: usize,
@@ -400,8 +401,8 @@ pub(super) fn begin_read<T: Element>(
 }
 
 /// `dst[dst_offset..][..len] = src[src_offset..][..len]`.
-pub(super) fn copy_slice<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn copy_slice<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     (src, src_offset): (&CudaBuffer<T>, usize),
     (dst, dst_offset): (&mut CudaBuffer<T>, usize),
     len: usize,
@@ -414,15 +415,15 @@ pub(super) fn copy_slice<T: Element>(
 
 // ---- captured steps ------------------------------------------------------------------------------------------
 
-impl BackendGraph for CudaBackend {
+impl<A: CudaAct> BackendGraph for CudaBackend<A> {
     fn captures(&self) -> bool {
         true
     }
 
     fn run_graph(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         key: GraphKey,
-        body: &mut dyn FnMut(&mut CudaContext) -> Result<()>,
+        body: &mut dyn FnMut(&mut CudaContext<A>) -> Result<()>,
     ) -> Result<GraphRun> {
         if let Some(graph) = ctx.graphs.get(&key) {
             ctx.stream.replay(graph)?;
@@ -439,12 +440,12 @@ impl BackendGraph for CudaBackend {
         Ok(GraphRun::Captured)
     }
 
-    fn reset_graph(ctx: &mut CudaContext, key: GraphKey) -> Result<()> {
+    fn reset_graph(ctx: &mut CudaContext<A>, key: GraphKey) -> Result<()> {
         ctx.graphs.remove(&key);
         Ok(())
     }
 
-    fn reset_all_graphs(ctx: &mut CudaContext) -> Result<()> {
+    fn reset_all_graphs(ctx: &mut CudaContext<A>) -> Result<()> {
         ctx.graphs.clear();
         Ok(())
     }

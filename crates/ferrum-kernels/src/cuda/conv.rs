@@ -4,6 +4,7 @@ use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::CudaAct;
 use crate::backend::{
     BackendState, CausalConvShape, Conv1dShape, DeviceBatch, HeadOrder, LinearAttention,
     LinearAttentionRule, LinearAttentionShape, PatchShape, StateShape, check,
@@ -11,12 +12,12 @@ use crate::backend::{
 use ferrum_types::Result;
 
 /// `[c_in, len]` → `[c_out, out_len]`.
-pub(super) fn conv1d(
-    ctx: &mut CudaContext,
-    x: &CudaBuffer<f32>,
+pub(super) fn conv1d<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    x: &CudaBuffer<A>,
     weight: &CudaBuffer<f32>,
     bias: Option<&CudaBuffer<f32>>,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<A>,
     s: Conv1dShape,
 ) -> Result<()> {
     const OP: &str = "conv1d";
@@ -39,12 +40,12 @@ pub(super) fn conv1d(
 }
 
 /// `[channels, height, width]` → `[patches, out]`.
-pub(super) fn conv2d_patch(
-    ctx: &mut CudaContext,
-    image: &CudaBuffer<f32>,
+pub(super) fn conv2d_patch<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    image: &CudaBuffer<A>,
     weight: &CudaBuffer<f32>,
     bias: Option<&CudaBuffer<f32>>,
-    rows: &mut CudaBuffer<f32>,
+    rows: &mut CudaBuffer<A>,
     s: PatchShape,
 ) -> Result<()> {
     const OP: &str = "conv2d_patch";
@@ -64,13 +65,13 @@ pub(super) fn conv2d_patch(
     ctx.each(OP, (In::Conv, "conv2d_patch"), total, args)
 }
 
-impl BackendState for CudaBackend {
+impl<A: CudaAct> BackendState for CudaBackend<A> {
     fn records_states(&self) -> bool {
         true
     }
 
     fn copy_states(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         states: &mut CudaBuffer<f32>,
         pairs: &[(usize, usize)],
         shape: StateShape,
@@ -86,12 +87,12 @@ impl BackendState for CudaBackend {
     }
 
     fn causal_conv1d(
-        ctx: &mut CudaContext,
-        x: &CudaBuffer<f32>,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
         (weight, bias): (&CudaBuffer<f32>, Option<&CudaBuffer<f32>>),
         states: &mut CudaBuffer<f32>,
         batch: &DeviceBatch<Self>,
-        out: &mut CudaBuffer<f32>,
+        out: &mut CudaBuffer<A>,
         shape: CausalConvShape,
     ) -> Result<()> {
         const OP: &str = "causal_conv1d";
@@ -144,11 +145,11 @@ impl BackendState for CudaBackend {
     }
 
     fn linear_attention(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         inputs: LinearAttention<'_, Self>,
         states: &mut CudaBuffer<f32>,
         batch: &DeviceBatch<Self>,
-        out: &mut CudaBuffer<f32>,
+        out: &mut CudaBuffer<A>,
         shape: LinearAttentionShape,
     ) -> Result<()> {
         const OP: &str = "linear_attention";

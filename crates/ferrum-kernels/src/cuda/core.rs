@@ -1,9 +1,9 @@
 //! Devices: finding them, opening one, and what its handles share.
 
-use super::CudaBackend;
-use super::compiler::{self, In, SOURCES};
-use super::driver::{Driver, Function, Module, Stream, count, failure};
-use crate::backend::{Backend, DeviceInfo, DeviceMemory};
+use super::compiler::{In, Modules};
+use super::driver::{Driver, Function, Stream, count};
+use super::{BACKEND, CudaOptions};
+use crate::backend::{DeviceInfo, DeviceMemory};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use ferrum_types::Result;
 use std::collections::HashMap;
@@ -12,11 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// What the handles, buffers and contexts of one open device share.
 pub(super) struct Shared {
     pub(super) driver: Arc<Driver>,
+    pub(super) options: CudaOptions,
     info: DeviceInfo,
+    /// Major and minor.
+    pub(super) capability: (i32, i32),
+    /// Streaming multiprocessors, for kernels that split work so that all have some.
+    pub(super) multiprocessors: usize,
     /// Bytes of shared memory that a block may ask for.
     pub(super) max_shared: usize,
     functions: Mutex<HashMap<&'static str, Function>>,
-    modules: Vec<Module>,
+    modules: Modules,
     /// For what happens outside of contexts: zeros of new buffers.
     idle: Mutex<Stream>,
 }
@@ -35,19 +40,15 @@ impl Shared {
         }
     }
 
-    /// A kernel by its file and name.
+    /// A kernel by its file and name, which no other kernel has; the first one of a file compiles it, if need be.
     pub(super) fn function(&self, (file, name): (In, &'static str)) -> Result<Function> {
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
             return Ok(*function);
         }
-        let module = self.modules.get(file as usize).ok_or_else(|| {
-            failure(
-                "load_kernels",
-                format!("{} was not loaded", SOURCES[file as usize].name),
-            )
-        })?;
-        let function = module.function(name, self.max_shared)?;
+        let function = self
+            .modules
+            .function(&self.driver, file, name, self.max_shared)?;
         functions.insert(name, function);
         Ok(function)
     }
@@ -70,7 +71,7 @@ fn describe(driver: &Driver, ordinal: usize) -> (DeviceInfo, (i32, i32)) {
     );
     let (major, minor) = Driver::version();
     let info = DeviceInfo {
-        backend: CudaBackend::NAME,
+        backend: BACKEND,
         ordinal,
         name: driver.name(),
         detail: format!(
@@ -96,7 +97,12 @@ pub(super) fn devices() -> Vec<DeviceInfo> {
     described.collect()
 }
 
-pub(super) fn open(ordinal: usize) -> Result<Shared> {
+/// Opens a device for kernels that are compiled with `defines`.
+pub(super) fn open(
+    ordinal: usize,
+    defines: &'static [&'static str],
+    options: CudaOptions,
+) -> Result<Shared> {
     let driver = Arc::new(Driver::open(ordinal)?);
     let (info, capability) = describe(&driver, ordinal);
     if capability < (8, 0) {
@@ -108,14 +114,19 @@ pub(super) fn open(ordinal: usize) -> Result<Shared> {
             "use --backend vulkan or --backend cpu",
         ));
     }
+    let count_of = |attribute| usize::try_from(driver.attribute(attribute)).unwrap_or(0);
     let asked = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
     // Kernels have up to 1 KiB of their own beside what they ask for.
-    let max_shared = usize::try_from(driver.attribute(asked)).unwrap_or(0);
+    let max_shared = count_of(asked).saturating_sub(1 << 10).max(32 << 10);
+    let multiprocessors = count_of(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).max(1);
     Ok(Shared {
+        options,
         info,
-        max_shared: max_shared.saturating_sub(1 << 10).max(32 << 10),
+        capability,
+        multiprocessors,
+        max_shared,
         functions: Mutex::default(),
-        modules: compiler::load_all(&driver, capability)?,
+        modules: Modules::open(&driver, capability, defines)?,
         idle: Mutex::new(Stream::new(&driver)?),
         driver,
     })

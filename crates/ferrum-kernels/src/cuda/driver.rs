@@ -8,11 +8,9 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use super::CudaBackend;
-use crate::backend::{Backend, HostMemory};
+use super::BACKEND;
+use crate::backend::HostMemory;
 use cudarc::driver::sys;
-
-const BACKEND: &str = CudaBackend::NAME;
 
 /// An error of the device in the name of `op`.
 pub(super) fn failure(op: &'static str, reason: impl Into<String>) -> Error {

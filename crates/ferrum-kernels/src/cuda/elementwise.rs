@@ -3,8 +3,9 @@
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::{CudaAct, of_role, of_roles};
 use crate::backend::{Activation, GeluKind, RowShape, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 
 /// The number of an activation in `common.cuh`.
 pub(super) fn number(activation: Activation) -> usize {
@@ -19,11 +20,11 @@ pub(super) fn number(activation: Activation) -> usize {
 }
 
 /// `out = activation(x)`, or `out = activation(x) · y`.
-pub(super) fn activate(
-    ctx: &mut CudaContext,
+pub(super) fn activate<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
     activation: Activation,
-    (x, y): (&CudaBuffer<f32>, Option<&CudaBuffer<f32>>),
-    out: &mut CudaBuffer<f32>,
+    (x, y): (&CudaBuffer<T>, Option<&CudaBuffer<T>>),
+    out: &mut CudaBuffer<T>,
     len: usize,
 ) -> Result<()> {
     const OP: &str = "activate";
@@ -32,22 +33,24 @@ pub(super) fn activate(
     match y {
         None => {
             let args = [out.into(), x.into(), kind, total];
-            ctx.each(OP, (In::Elementwise, "unary"), len, args)
+            let kernel = of_role::<A, T>(OP, ["unary_act", "unary_f32"])?;
+            ctx.each(OP, (In::Elementwise, kernel), len, args)
         }
         Some(y) => {
             let args = [out.into(), x.into(), y.into(), kind, total];
-            ctx.each(OP, (In::Elementwise, "unary_mul"), len, args)
+            let kernel = of_role::<A, T>(OP, ["unary_mul_act", "unary_mul_f32"])?;
+            ctx.each(OP, (In::Elementwise, kernel), len, args)
         }
     }
 }
 
 /// `out[rows, dim] = activation(gate) · up` for rows `[gate | up]`.
-pub(super) fn gated(
-    ctx: &mut CudaContext,
+pub(super) fn gated<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     activation: Activation,
-    gate_up: &CudaBuffer<f32>,
-    out: &mut CudaBuffer<f32>,
+    gate_up: &CudaBuffer<A>,
+    out: &mut CudaBuffer<A>,
     shape: RowShape,
 ) -> Result<()> {
     let total = check::gated(op, gate_up, out, shape)?;
@@ -62,9 +65,9 @@ pub(super) fn gated(
 }
 
 /// `x[r, :] += bias`.
-pub(super) fn add_bias(
-    ctx: &mut CudaContext,
-    x: &mut CudaBuffer<f32>,
+pub(super) fn add_bias<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &mut CudaBuffer<T>,
     bias: &CudaBuffer<f32>,
     shape: RowShape,
 ) -> Result<()> {
@@ -76,45 +79,55 @@ pub(super) fn add_bias(
         Arg::Long(total),
         Arg::Long(shape.dim),
     ];
-    ctx.each(OP, (In::Elementwise, "add_bias"), total, args)
+    let kernel = of_role::<A, T>(OP, ["add_bias_act", "add_bias_f32"])?;
+    ctx.each(OP, (In::Elementwise, kernel), total, args)
 }
 
 /// `x += scale · y`.
-pub(super) fn scaled_add(
-    ctx: &mut CudaContext,
+pub(super) fn scaled_add<A: CudaAct, T: FloatElement, U: FloatElement>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: &mut CudaBuffer<f32>,
-    y: &CudaBuffer<f32>,
+    x: &mut CudaBuffer<T>,
+    y: &CudaBuffer<U>,
     scale: f32,
     len: usize,
 ) -> Result<()> {
     check::zip_inplace(op, x, y, len)?;
     let args = [x.into(), y.into(), Arg::Float(scale), Arg::Long(len)];
-    ctx.each(op, (In::Elementwise, "scaled_add"), len, args)
+    let kernel = of_roles::<A, T, U>(
+        op,
+        [
+            ["scaled_add_act_act", "scaled_add_act_f32"],
+            ["scaled_add_f32_act", "scaled_add_f32_f32"],
+        ],
+    )?;
+    ctx.each(op, (In::Elementwise, kernel), len, args)
 }
 
 /// `x = x · scale`.
-pub(super) fn scale_inplace(
-    ctx: &mut CudaContext,
-    x: &mut CudaBuffer<f32>,
+pub(super) fn scale_inplace<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &mut CudaBuffer<T>,
     scale: f32,
     len: usize,
 ) -> Result<()> {
     const OP: &str = "scale_inplace";
     check::inplace(OP, x, len)?;
     let args = [x.into(), Arg::Float(scale), Arg::Long(len)];
-    ctx.each(OP, (In::Elementwise, "scale"), len, args)
+    let kernel = of_role::<A, T>(OP, ["scale_act", "scale_f32"])?;
+    ctx.each(OP, (In::Elementwise, kernel), len, args)
 }
 
 /// `x = cap · tanh(x / cap)`.
-pub(super) fn softcap(
-    ctx: &mut CudaContext,
-    x: &mut CudaBuffer<f32>,
+pub(super) fn softcap<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &mut CudaBuffer<T>,
     cap: f32,
     len: usize,
 ) -> Result<()> {
     const OP: &str = "softcap";
     check::softcap(x, cap, len)?;
     let args = [x.into(), Arg::Float(cap), Arg::Long(len)];
-    ctx.each(OP, (In::Elementwise, "softcap"), len, args)
+    let kernel = of_role::<A, T>(OP, ["softcap_act", "softcap_f32"])?;
+    ctx.each(OP, (In::Elementwise, kernel), len, args)
 }

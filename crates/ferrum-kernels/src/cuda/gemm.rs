@@ -3,24 +3,33 @@
 //! One scheme for any number of rows: a warp makes a column for one, four or eight rows, and the order of its sums does
 //! not depend on which. So a row has the same bits alone and among many.
 
-use super::CudaBackend;
+use super::BACKEND;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::{CudaAct, of_role};
 use super::weight::{CudaWeight, Slab, row_stride};
 use crate::backend::check::{self, elements};
-use crate::backend::{Backend, ColumnsShape, DeviceBuffer, GemmShape, RowShape};
-use ferrum_types::{Element, Error, Result, SrcDtype};
+use crate::backend::{ColumnsShape, DeviceBuffer, GemmShape, RowShape};
+use ferrum_types::{Element, Error, FloatElement, Result, SrcDtype};
 
 /// Columns of a block: one for each of its warps.
 pub(super) const COLUMNS: usize = 4;
 
-/// The kernels by dtype, for one, four and eight rows.
-fn kernels(dtype: SrcDtype) -> [&'static str; 3] {
+/// The kernels by dtype, for one, four and eight rows; of each those that write activations and f32.
+fn kernels(dtype: SrcDtype) -> [[&'static str; 2]; 3] {
+    macro_rules! of_rows {
+        ($dtype:literal: $($rows:literal)*) => {
+            [$([
+                concat!("gemm_", $dtype, "_", $rows, "_act"),
+                concat!("gemm_", $dtype, "_", $rows, "_f32"),
+            ]),*]
+        };
+    }
     match dtype {
-        SrcDtype::F32 => ["gemm_f32_1", "gemm_f32_4", "gemm_f32_8"],
-        SrcDtype::F16 => ["gemm_f16_1", "gemm_f16_4", "gemm_f16_8"],
-        SrcDtype::BF16 => ["gemm_bf16_1", "gemm_bf16_4", "gemm_bf16_8"],
+        SrcDtype::F32 => of_rows!("f32": 1 4 8),
+        SrcDtype::F16 => of_rows!("f16": 1 4 8),
+        SrcDtype::BF16 => of_rows!("bf16": 1 4 8),
     }
 }
 
@@ -34,17 +43,17 @@ pub(super) fn row_tile(rows: usize) -> (usize, usize) {
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
-pub(super) fn gemm(
-    ctx: &mut CudaContext,
-    x: &CudaBuffer<f32>,
+pub(super) fn gemm<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &CudaBuffer<A>,
     weight: &CudaWeight,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<T>,
     shape: GemmShape,
 ) -> Result<()> {
     const OP: &str = "gemm";
     let lens = check::gemm(OP, x, weight.shape(), out, shape)?;
     if shape.k == 0 {
-        return ctx.stream().zero(OP, out.at(0), lens.out * 4);
+        return ctx.stream().zero(OP, out.at(0), lens.out * size_of::<T>());
     }
     for slab in &weight.slabs {
         slab_product(ctx, OP, x, slab, out, shape)?;
@@ -53,12 +62,12 @@ pub(super) fn gemm(
 }
 
 /// The columns of one slab, in an output whose rows have those of all.
-pub(super) fn slab_product(
-    ctx: &mut CudaContext,
+pub(super) fn slab_product<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: &CudaBuffer<f32>,
+    x: &CudaBuffer<A>,
     slab: &Slab,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<T>,
     GemmShape { rows, n, k }: GemmShape,
 ) -> Result<()> {
     let (kernel, tile) = row_tile(rows);
@@ -74,13 +83,13 @@ pub(super) fn slab_product(
         Arg::Long(slab.first_row),
         Arg::Long(n),
     ];
-    let kernel = (In::Gemm, kernels(slab.dtype)[kernel]);
+    let kernel = (In::Gemm, of_role::<A, T>(op, kernels(slab.dtype)[kernel])?);
     ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)
 }
 
 /// `out[i, :] = table[ids[i], :]`, zeros for an id outside.
-pub(super) fn embedding_lookup(
-    ctx: &mut CudaContext,
+pub(super) fn embedding_lookup<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     table: &CudaWeight,
     ids: &CudaBuffer<i32>,
     out: &mut CudaBuffer<f32>,
@@ -105,8 +114,8 @@ pub(super) fn embedding_lookup(
 }
 
 /// The rows that one slab has; with the flag, also zeros for ids that none has.
-pub(super) fn slab_rows(
-    ctx: &mut CudaContext,
+pub(super) fn slab_rows<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     (slab, all, writes_zeros): (&Slab, usize, bool),
     ids: &CudaBuffer<i32>,
@@ -134,8 +143,8 @@ pub(super) fn slab_rows(
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside.
-pub(super) fn gather_rows<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn gather_rows<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     src: &CudaBuffer<T>,
     rows: &CudaBuffer<i32>,
     out: &mut CudaBuffer<T>,
@@ -160,8 +169,8 @@ pub(super) fn gather_rows<T: Element>(
 }
 
 /// Columns of rows to columns of others.
-pub(super) fn copy_columns<T: Element>(
-    ctx: &mut CudaContext,
+pub(super) fn copy_columns<A: CudaAct, T: Element>(
+    ctx: &mut CudaContext<A>,
     src: &CudaBuffer<T>,
     dst: &mut CudaBuffer<T>,
     shape: ColumnsShape,
@@ -194,7 +203,7 @@ fn of_size<T>(op: &'static str, kernels: [&'static str; 3]) -> Result<&'static s
         4 => Ok(kernels[2]),
         size => Err(Error::Unsupported {
             op,
-            backend: CudaBackend::NAME,
+            backend: BACKEND,
             reason: format!("elements have {size} bytes, the kernels are for 1, 2 and 4"),
             hint: String::new(),
         }),
@@ -202,8 +211,8 @@ fn of_size<T>(op: &'static str, kernels: [&'static str; 3]) -> Result<&'static s
 }
 
 /// `out[i]` = lowest index of the largest element of row `i`.
-pub(super) fn argmax_rows(
-    ctx: &mut CudaContext,
+pub(super) fn argmax_rows<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     x: &CudaBuffer<f32>,
     out: &mut CudaBuffer<i32>,
     shape: RowShape,

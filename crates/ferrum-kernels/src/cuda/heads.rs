@@ -7,6 +7,7 @@ use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::CudaAct;
 use crate::backend::check::{self, elements};
 use crate::backend::{
     CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
@@ -51,8 +52,8 @@ impl Layout {
 pub(super) type Heads = (Arg, Layout);
 
 /// Copies heads from one layout to another; the caller has checked that both are in bounds.
-fn copy_heads(
-    ctx: &mut CudaContext,
+fn copy_heads<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     (src, from): Heads,
     (dst, to): Heads,
@@ -77,16 +78,19 @@ fn copy_heads(
     ctx.each(op, (In::Heads, "copy_heads"), total, args)
 }
 
+/// What happens to each head.
+type Transform<'a, A> = (
+    Option<QkNorm<'a, CudaBackend<A>>>,
+    Option<Rope<'a, CudaBackend<A>>>,
+);
+
 /// Norms and rotates heads on their way; the caller has checked all arguments.
-pub(super) fn transform_heads(
-    ctx: &mut CudaContext,
+pub(super) fn transform_heads<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     (src, from): Heads,
     (dst, to): Heads,
-    (norm, rope): (
-        Option<QkNorm<'_, CudaBackend>>,
-        Option<Rope<'_, CudaBackend>>,
-    ),
+    (norm, rope): Transform<'_, A>,
     shape: HeadsShape,
 ) -> Result<()> {
     if shape.is_empty() {
@@ -127,12 +131,12 @@ pub(super) fn transform_heads(
 }
 
 /// In place: norm, then rotation of every head.
-pub(super) fn qk_norm_rope(
-    ctx: &mut CudaContext,
-    x: &mut CudaBuffer<f32>,
+pub(super) fn qk_norm_rope<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    x: &mut CudaBuffer<A>,
     layout: HeadLayout,
-    norm: Option<QkNorm<'_, CudaBackend>>,
-    rope: Option<Rope<'_, CudaBackend>>,
+    norm: Option<QkNorm<'_, CudaBackend<A>>>,
+    rope: Option<Rope<'_, CudaBackend<A>>>,
     shape: HeadsShape,
 ) -> Result<()> {
     check::qk_norm_rope(x, norm, rope, shape)?;
@@ -155,12 +159,12 @@ pub(super) fn in_row(shape: QkvShape) -> [Layout; 3] {
 }
 
 /// q and k of a fused projection, normed and rotated, to their destinations. The caller has checked all arguments.
-pub(super) fn split_qk(
-    ctx: &mut CudaContext,
+pub(super) fn split_qk<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    qkv: &CudaBuffer<f32>,
+    qkv: &CudaBuffer<A>,
     [q, k]: [Heads; 2],
-    transform: QkvTransform<'_, CudaBackend>,
+    transform: QkvTransform<'_, CudaBackend<A>>,
     shape: QkvShape,
 ) -> Result<()> {
     let QkvTransform {
@@ -174,14 +178,14 @@ pub(super) fn split_qk(
 }
 
 /// Rows of a fused projection → token-major q, k and v.
-pub(super) fn split_qkv(
-    ctx: &mut CudaContext,
-    qkv: &CudaBuffer<f32>,
-    [q, k, v]: [&mut CudaBuffer<f32>; 3],
+pub(super) fn split_qkv<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    qkv: &CudaBuffer<A>,
+    [q, k, v]: [&mut CudaBuffer<A>; 3],
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv";
-    let plain = QkvTransform::<CudaBackend>::none();
+    let plain = QkvTransform::<CudaBackend<A>>::none();
     check::split_qkv(OP, qkv, [&*q, &*k, &*v], plain, shape)?;
     let parts = [(q, shape.q()), (k, shape.k()), (v, shape.v())];
     for (from, (dst, heads)) in in_row(shape).into_iter().zip(parts) {
@@ -192,11 +196,11 @@ pub(super) fn split_qkv(
 }
 
 /// Split, norm, rotation; head-major q, k and v.
-pub(super) fn split_qkv_norm_rope(
-    ctx: &mut CudaContext,
-    qkv: &CudaBuffer<f32>,
-    [q, k, v]: [&mut CudaBuffer<f32>; 3],
-    transform: QkvTransform<'_, CudaBackend>,
+pub(super) fn split_qkv_norm_rope<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    qkv: &CudaBuffer<A>,
+    [q, k, v]: [&mut CudaBuffer<A>; 3],
+    transform: QkvTransform<'_, CudaBackend<A>>,
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv_norm_rope";
@@ -211,13 +215,13 @@ pub(super) fn split_qkv_norm_rope(
 }
 
 /// Split, norm, rotation; k and v to a contiguous cache.
-pub(super) fn split_qkv_norm_rope_into_cache(
-    ctx: &mut CudaContext,
-    qkv: &CudaBuffer<f32>,
-    q: &mut CudaBuffer<f32>,
-    (k_cache, v_cache): (&mut CudaBuffer<f32>, &mut CudaBuffer<f32>),
+pub(super) fn split_qkv_norm_rope_into_cache<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    qkv: &CudaBuffer<A>,
+    q: &mut CudaBuffer<A>,
+    (k_cache, v_cache): (&mut CudaBuffer<A>, &mut CudaBuffer<A>),
     span: CacheSpan,
-    transform: QkvTransform<'_, CudaBackend>,
+    transform: QkvTransform<'_, CudaBackend<A>>,
     shape: QkvShape,
 ) -> Result<()> {
     const OP: &str = "split_qkv_norm_rope_into_cache";
@@ -232,11 +236,11 @@ pub(super) fn split_qkv_norm_rope_into_cache(
 }
 
 /// Head-major k and v → a contiguous cache.
-pub(super) fn kv_cache_append_head_major(
-    ctx: &mut CudaContext,
-    k: &CudaBuffer<f32>,
-    v: &CudaBuffer<f32>,
-    (k_cache, v_cache): (&mut CudaBuffer<f32>, &mut CudaBuffer<f32>),
+pub(super) fn kv_cache_append_head_major<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    k: &CudaBuffer<A>,
+    v: &CudaBuffer<A>,
+    (k_cache, v_cache): (&mut CudaBuffer<A>, &mut CudaBuffer<A>),
     span: CacheSpan,
     shape: HeadsShape,
 ) -> Result<()> {
@@ -249,11 +253,11 @@ pub(super) fn kv_cache_append_head_major(
 }
 
 /// Transposes to the layout `to` from the other one.
-pub(super) fn transpose(
-    ctx: &mut CudaContext,
+pub(super) fn transpose<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    src: &CudaBuffer<f32>,
-    dst: &mut CudaBuffer<f32>,
+    src: &CudaBuffer<A>,
+    dst: &mut CudaBuffer<A>,
     to: HeadLayout,
     shape: HeadsShape,
 ) -> Result<()> {

@@ -13,6 +13,7 @@ use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::driver::Memory;
 use super::heads::{Heads, Layout, in_row, split_qk};
+use super::role::CudaAct;
 use crate::backend::check::elements;
 use crate::backend::*;
 use ferrum_types::{BlockId, Result};
@@ -58,7 +59,7 @@ impl CudaKvScales {
 }
 
 /// Where a batch says that keys and values are.
-fn batch_args(batch: &DeviceBatch<CudaBackend>, group: usize) -> [Arg; 5] {
+fn batch_args<A: CudaAct>(batch: &DeviceBatch<CudaBackend<A>>, group: usize) -> [Arg; 5] {
     [
         (&batch.query_starts).into(),
         (&batch.kv_lens).into(),
@@ -69,12 +70,12 @@ fn batch_args(batch: &DeviceBatch<CudaBackend>, group: usize) -> [Arg; 5] {
 }
 
 /// Writes the batch's tokens from heads in any layout; the caller has checked bounds.
-fn append<K: CudaKvKind>(
-    ctx: &mut CudaContext,
+fn append<A: CudaAct, K: CudaKvKind>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    kv: &mut KvLayer<CudaBackend, K>,
+    kv: &mut KvLayer<CudaBackend<A>, K>,
     [(k, k_from), (v, v_from)]: [Heads; 2],
-    batch: &DeviceBatch<CudaBackend>,
+    batch: &DeviceBatch<CudaBackend<A>>,
 ) -> Result<()> {
     let shape = kv.shape;
     let vectors = elements(op, &[batch.shape.tokens, shape.kv_heads])?;
@@ -111,12 +112,12 @@ fn append<K: CudaKvKind>(
     ctx.launch(op, (In::Kv, K::KERNELS[0]), grid, args)
 }
 
-impl BackendPagedKv for CudaBackend {}
+impl<A: CudaAct> BackendPagedKv for CudaBackend<A> {}
 
 /// The names of the INT8 cache come with the contract.
-impl BackendInt8KvOps for CudaBackend {}
+impl<A: CudaAct> BackendInt8KvOps for CudaBackend<A> {}
 
-impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
+impl<A: CudaAct, K: CudaKvKind> BackendKvDtype<K> for CudaBackend<A> {
     type KvBuffer = CudaKvBuffer;
     type KvScales = CudaKvScales;
 
@@ -146,10 +147,10 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_append(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         kv: &mut KvLayer<Self, K>,
-        k: &CudaBuffer<f32>,
-        v: &CudaBuffer<f32>,
+        k: &CudaBuffer<A>,
+        v: &CudaBuffer<A>,
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
         check::kv_append((kv.group, &kv.shape), k, v, batch)?;
@@ -167,9 +168,9 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_append_qkv(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         input: PagedQkv<'_, Self>,
-        q: &mut CudaBuffer<f32>,
+        q: &mut CudaBuffer<A>,
         kv: &mut KvLayer<Self, K>,
         batch: &DeviceBatch<Self>,
     ) -> Result<()> {
@@ -183,7 +184,7 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
         let token_major = |heads| Layout::of(HeadLayout::TokenMajor, heads);
         let q = (q.into(), token_major(shape.q()));
         let k = (
-            Arg::At(ctx.scratch(lens.k.saturating_mul(4))?),
+            Arg::At(ctx.scratch(lens.k.saturating_mul(size_of::<A>()))?),
             token_major(shape.k()),
         );
         split_qk(ctx, OP, qkv, [q, k], transform, shape)?;
@@ -193,12 +194,12 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_attention(
-        ctx: &mut CudaContext,
-        q: &CudaBuffer<f32>,
+        ctx: &mut CudaContext<A>,
+        q: &CudaBuffer<A>,
         kv: &KvLayer<Self, K>,
         sinks: Option<&CudaBuffer<f32>>,
         batch: &DeviceBatch<Self>,
-        out: &mut CudaBuffer<f32>,
+        out: &mut CudaBuffer<A>,
         config: &AttnConfig,
     ) -> Result<()> {
         const OP: &str = "kv_attention";
@@ -218,7 +219,7 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_copy_blocks(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         kv: &mut KvLayer<Self, K>,
         pairs: &[(BlockId, BlockId)],
     ) -> Result<()> {
@@ -234,7 +235,7 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_read_blocks(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         kv: &KvLayer<Self, K>,
         blocks: &mut [(BlockId, &mut [u8])],
     ) -> Result<()> {
@@ -251,7 +252,7 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
     }
 
     fn kv_write_blocks(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         kv: &mut KvLayer<Self, K>,
         blocks: &[(BlockId, &[u8])],
     ) -> Result<()> {
@@ -269,7 +270,7 @@ impl<K: CudaKvKind> BackendKvDtype<K> for CudaBackend {
 }
 
 /// Keys, values and their scales: where they begin, and the bytes of a block.
-fn pools<K: CudaKvKind>(kv: &KvLayer<CudaBackend, K>) -> [(u64, usize); 4] {
+fn pools<A: CudaAct, K: CudaKvKind>(kv: &KvLayer<CudaBackend<A>, K>) -> [(u64, usize); 4] {
     let of = |memory: Option<&Memory>| {
         memory.map_or((0, 0), |memory| (memory.at, memory.bytes / kv.shape.blocks))
     };

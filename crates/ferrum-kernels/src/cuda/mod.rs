@@ -1,14 +1,17 @@
 //! The CUDA backend: NVIDIA GPUs from compute capability 8.0 on.
 //!
-//! Activations and sums are f32; dense weights keep the precision of the file and are widened in registers. Quantised
+//! [`CudaBackend`] is generic over the element of activations. With bf16 it is what models run on: activations take half the
+//! memory and go through tensor cores, sums, the residual stream and logits are f32. With f32 nothing between two products
+//! is rounded, which is what tests hold against other implementations (`role.rs` says how kernels have both forms).
+//! Dense weights keep the precision of the file and are widened in registers. Quantised
 //! weights stay integers (`pack.rs` says how they lie), and are multiplied with activations that were rounded to 8 bits.
 //!
 //! * `driver.rs` is all that calls the driver, whose library is opened at run time; `compiler.rs` all that calls NVRTC.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
 //! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
-//!   in `kernels/`, which NVRTC compiles for the device that is there when it is opened; the machine code is kept in the
-//!   user's cache.
+//!   in `kernels/`, which NVRTC compiles for the device that is there: the files that every model needs when it is opened,
+//!   the others when an op first asks for them. The machine code is kept in the user's cache.
 //!
 //! What goes wrong on the device is [`ferrum_types::Error::Device`] of the call that waits for it, and of all later ones.
 //!
@@ -31,6 +34,7 @@ mod moe;
 mod norm;
 mod pack;
 mod quant;
+mod role;
 mod sample;
 mod weight;
 
@@ -39,31 +43,95 @@ pub use self::context::CudaContext;
 pub use self::kv::{CudaKvBuffer, CudaKvKind, CudaKvScales};
 pub use self::moe::CudaExperts;
 pub use self::quant::CudaQuantWeight;
+pub use self::role::CudaAct;
 pub use self::weight::CudaWeight;
 
 use self::core::Shared;
 use crate::backend::*;
 use ferrum_types::{Element, FloatElement, Result};
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// An NVIDIA GPU.
-#[derive(Clone)]
-pub struct CudaBackend {
+const BACKEND: &str = "cuda";
+
+/// Settings of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Whether a row has the same bits whatever is computed beside it, for which some kernels are slower.
+    pub batch_invariant: bool,
+}
+
+/// An NVIDIA GPU, with activations of `A`.
+pub struct CudaBackend<A> {
     shared: Arc<Shared>,
+    element: PhantomData<fn() -> A>,
+}
+
+/// An NVIDIA GPU as models run on it.
+pub type CudaBf16 = CudaBackend<half::bf16>;
+
+/// An NVIDIA GPU that rounds nothing between products, for comparisons.
+pub type CudaF32 = CudaBackend<f32>;
+
+impl<A> Clone for CudaBackend<A> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            element: PhantomData,
+        }
+    }
+}
+
+impl<A: CudaAct> fmt::Debug for CudaBackend<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = f.debug_struct("CudaBackend");
+        all.field("act", &A::DTYPE.name());
+        all.field("options", &self.shared.options).finish()
+    }
+}
+
+impl<A: CudaAct> CudaBackend<A> {
+    /// Opens the device number `ordinal` with settings of its own.
+    ///
+    /// # Errors
+    /// As [`Backend::open`].
+    pub fn open_with(ordinal: usize, options: CudaOptions) -> Result<Self> {
+        Ok(Self {
+            shared: Arc::new(self::core::open(ordinal, A::DEFINES, options)?),
+            element: PhantomData,
+        })
+    }
+
+    /// Whether a row has the same bits whatever is computed beside it: [`CudaOptions::batch_invariant`].
+    pub fn batch_invariant(&self) -> bool {
+        self.shared.options.batch_invariant
+    }
+
+    /// Major and minor of the compute capability, by which kernels for it are chosen.
+    pub fn capability(&self) -> (i32, i32) {
+        self.shared.capability
+    }
+
+    /// Streaming multiprocessors, by which work is split so that all have some.
+    pub fn multiprocessors(&self) -> usize {
+        self.shared.multiprocessors
+    }
 }
 
 type Buf = CudaBuffer<f32>;
-type Ctx = CudaContext;
+type Acts<A> = CudaBuffer<A>;
+type Ctx<A> = CudaContext<A>;
 
-impl Backend for CudaBackend {
-    const NAME: &'static str = "cuda";
+impl<A: CudaAct> Backend for CudaBackend<A> {
+    const NAME: &'static str = BACKEND;
 
-    type Act = f32;
+    type Act = A;
     type Residual = f32;
     type Logit = f32;
     type Buffer<T: Element> = CudaBuffer<T>;
     type Weight = CudaWeight;
-    type Context = CudaContext;
+    type Context = CudaContext<A>;
     type Timer = HostTimer<Self>;
 
     fn devices() -> Vec<DeviceInfo> {
@@ -71,20 +139,18 @@ impl Backend for CudaBackend {
     }
 
     fn open(ordinal: usize) -> Result<Self> {
-        Ok(Self {
-            shared: Arc::new(self::core::open(ordinal)?),
-        })
+        Self::open_with(ordinal, CudaOptions::default())
     }
 
     fn info(&self) -> DeviceInfo {
         self.shared.info()
     }
 
-    fn new_context(&self) -> Result<CudaContext> {
+    fn new_context(&self) -> Result<CudaContext<A>> {
         CudaContext::new(self.clone())
     }
 
-    fn device(ctx: &CudaContext) -> &Self {
+    fn device(ctx: &CudaContext<A>) -> &Self {
         &ctx.backend
     }
 
@@ -92,7 +158,7 @@ impl Backend for CudaBackend {
         true
     }
 
-    fn sync(ctx: &mut CudaContext) -> Result<()> {
+    fn sync(ctx: &mut CudaContext<A>) -> Result<()> {
         ctx.finish("sync")
     }
 
@@ -115,7 +181,7 @@ impl Backend for CudaBackend {
     }
 
     fn write<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         dst: &mut CudaBuffer<T>,
         offset: usize,
         src: &[T],
@@ -124,7 +190,7 @@ impl Backend for CudaBackend {
     }
 
     fn write_packed<'b, 'p>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &[i32],
         to: impl IntoIterator<Item = (&'b mut CudaBuffer<i32>, &'p [UploadPiece])>,
     ) -> Result<()> {
@@ -132,7 +198,7 @@ impl Backend for CudaBackend {
     }
 
     fn read<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         offset: usize,
         out: &mut [T],
@@ -141,7 +207,7 @@ impl Backend for CudaBackend {
     }
 
     fn begin_read<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         offset: usize,
         len: usize,
@@ -154,7 +220,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy_slice<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         src_offset: usize,
         dst: &mut CudaBuffer<T>,
@@ -165,7 +231,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy_columns<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         dst: &mut CudaBuffer<T>,
         shape: ColumnsShape,
@@ -174,18 +240,17 @@ impl Backend for CudaBackend {
     }
 
     fn gemm<T: FloatElement>(
-        ctx: &mut Ctx,
-        x: &Buf,
+        ctx: &mut Ctx<A>,
+        x: &Acts<A>,
         weight: &CudaWeight,
         out: &mut CudaBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
-        let out = check::only_mut::<Self, T, f32>("gemm", out)?;
         gemm::gemm(ctx, x, weight, out, shape)
     }
 
     fn embedding_lookup(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         table: &CudaWeight,
         ids: &CudaBuffer<i32>,
         out: &mut Buf,
@@ -195,7 +260,7 @@ impl Backend for CudaBackend {
     }
 
     fn gather_rows<T: Element>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         rows: &CudaBuffer<i32>,
         out: &mut CudaBuffer<T>,
@@ -205,7 +270,7 @@ impl Backend for CudaBackend {
     }
 
     fn argmax_rows(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &Buf,
         out: &mut CudaBuffer<i32>,
         shape: RowShape,
@@ -214,59 +279,52 @@ impl Backend for CudaBackend {
     }
 
     fn rms_norm<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &CudaBuffer<T>,
         weight: &Buf,
-        out: &mut Buf,
+        out: &mut Acts<A>,
         shape: NormShape,
     ) -> Result<()> {
-        let x = check::only::<Self, T, f32>("rms_norm", x)?;
         norm::rms_norm(ctx, x, weight, out, shape)
     }
 
     fn fused_add_rms_norm(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         residual: &mut Buf,
-        x: &Buf,
+        x: &Acts<A>,
         weight: &Buf,
-        out: &mut Buf,
+        out: &mut Acts<A>,
         shape: NormShape,
     ) -> Result<()> {
         norm::fused_add_rms_norm(ctx, residual, x, weight, out, shape)
     }
 
     fn layer_norm<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &CudaBuffer<T>,
         weight: &Buf,
         bias: Option<&Buf>,
-        out: &mut Buf,
+        out: &mut Acts<A>,
         shape: NormShape,
     ) -> Result<()> {
-        let x = check::only::<Self, T, f32>("layer_norm", x)?;
         norm::layer_norm(ctx, x, weight, bias, out, shape)
     }
 
     fn activate<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         activation: Activation,
         x: &CudaBuffer<T>,
         y: Option<&CudaBuffer<T>>,
         out: &mut CudaBuffer<T>,
         len: usize,
     ) -> Result<()> {
-        let x = check::only::<Self, T, f32>("activate", x)?;
-        let y = y
-            .map(|y| check::only::<Self, T, f32>("activate", y))
-            .transpose()?;
-        let out = check::only_mut::<Self, T, f32>("activate", out)?;
         elementwise::activate(ctx, activation, (x, y), out, len)
     }
 
     fn fused_silu_mul_split(
-        ctx: &mut Ctx,
-        gate_up: &Buf,
-        out: &mut Buf,
+        ctx: &mut Ctx<A>,
+        gate_up: &Acts<A>,
+        out: &mut Acts<A>,
         shape: RowShape,
     ) -> Result<()> {
         elementwise::gated(
@@ -280,9 +338,9 @@ impl Backend for CudaBackend {
     }
 
     fn fused_gelu_mul_split(
-        ctx: &mut Ctx,
-        gate_up: &Buf,
-        out: &mut Buf,
+        ctx: &mut Ctx<A>,
+        gate_up: &Acts<A>,
+        out: &mut Acts<A>,
         kind: GeluKind,
         shape: RowShape,
     ) -> Result<()> {
@@ -297,72 +355,65 @@ impl Backend for CudaBackend {
     }
 
     fn add_bias<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &mut CudaBuffer<T>,
         bias: &Buf,
         shape: RowShape,
     ) -> Result<()> {
-        let x = check::only_mut::<Self, T, f32>("add_bias", x)?;
         elementwise::add_bias(ctx, x, bias, shape)
     }
 
     fn add_inplace<T: FloatElement, U: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &mut CudaBuffer<T>,
         y: &CudaBuffer<U>,
         len: usize,
     ) -> Result<()> {
-        let x = check::only_mut::<Self, T, f32>("add_inplace", x)?;
-        let y = check::only::<Self, U, f32>("add_inplace", y)?;
         elementwise::scaled_add(ctx, "add_inplace", x, y, 1.0, len)
     }
 
     fn scaled_add_inplace<T: FloatElement, U: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &mut CudaBuffer<T>,
         y: &CudaBuffer<U>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
-        let x = check::only_mut::<Self, T, f32>("scaled_add_inplace", x)?;
-        let y = check::only::<Self, U, f32>("scaled_add_inplace", y)?;
         elementwise::scaled_add(ctx, "scaled_add_inplace", x, y, scale, len)
     }
 
     fn scale_inplace<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &mut CudaBuffer<T>,
         scale: f32,
         len: usize,
     ) -> Result<()> {
-        let x = check::only_mut::<Self, T, f32>("scale_inplace", x)?;
         elementwise::scale_inplace(ctx, x, scale, len)
     }
 
     fn softcap<T: FloatElement>(
-        ctx: &mut Ctx,
+        ctx: &mut Ctx<A>,
         x: &mut CudaBuffer<T>,
         cap: f32,
         len: usize,
     ) -> Result<()> {
-        let x = check::only_mut::<Self, T, f32>("softcap", x)?;
         elementwise::softcap(ctx, x, cap, len)
     }
 
     fn split_qkv(
-        ctx: &mut Ctx,
-        qkv: &Buf,
-        q: &mut Buf,
-        k: &mut Buf,
-        v: &mut Buf,
+        ctx: &mut Ctx<A>,
+        qkv: &Acts<A>,
+        q: &mut Acts<A>,
+        k: &mut Acts<A>,
+        v: &mut Acts<A>,
         shape: QkvShape,
     ) -> Result<()> {
         heads::split_qkv(ctx, qkv, [q, k, v], shape)
     }
 
     fn qk_norm_rope(
-        ctx: &mut Ctx,
-        x: &mut Buf,
+        ctx: &mut Ctx<A>,
+        x: &mut Acts<A>,
         layout: HeadLayout,
         norm: Option<QkNorm<'_, Self>>,
         rope: Option<Rope<'_, Self>>,
@@ -372,11 +423,11 @@ impl Backend for CudaBackend {
     }
 
     fn split_qkv_norm_rope(
-        ctx: &mut Ctx,
-        qkv: &Buf,
-        q: &mut Buf,
-        k: &mut Buf,
-        v: &mut Buf,
+        ctx: &mut Ctx<A>,
+        qkv: &Acts<A>,
+        q: &mut Acts<A>,
+        k: &mut Acts<A>,
+        v: &mut Acts<A>,
         transform: QkvTransform<'_, Self>,
         shape: QkvShape,
     ) -> Result<()> {
@@ -384,10 +435,10 @@ impl Backend for CudaBackend {
     }
 
     fn split_qkv_norm_rope_into_cache(
-        ctx: &mut Ctx,
-        qkv: &Buf,
-        q: &mut Buf,
-        caches: (&mut Buf, &mut Buf),
+        ctx: &mut Ctx<A>,
+        qkv: &Acts<A>,
+        q: &mut Acts<A>,
+        caches: (&mut Acts<A>, &mut Acts<A>),
         span: CacheSpan,
         transform: QkvTransform<'_, Self>,
         shape: QkvShape,
@@ -396,10 +447,10 @@ impl Backend for CudaBackend {
     }
 
     fn kv_cache_append_head_major(
-        ctx: &mut Ctx,
-        k: &Buf,
-        v: &Buf,
-        caches: (&mut Buf, &mut Buf),
+        ctx: &mut Ctx<A>,
+        k: &Acts<A>,
+        v: &Acts<A>,
+        caches: (&mut Acts<A>, &mut Acts<A>),
         span: CacheSpan,
         shape: HeadsShape,
     ) -> Result<()> {
@@ -407,9 +458,9 @@ impl Backend for CudaBackend {
     }
 
     fn transpose_head_to_token(
-        ctx: &mut Ctx,
-        src: &Buf,
-        dst: &mut Buf,
+        ctx: &mut Ctx<A>,
+        src: &Acts<A>,
+        dst: &mut Acts<A>,
         shape: HeadsShape,
     ) -> Result<()> {
         let to = HeadLayout::TokenMajor;
@@ -417,9 +468,9 @@ impl Backend for CudaBackend {
     }
 
     fn transpose_token_to_head(
-        ctx: &mut Ctx,
-        src: &Buf,
-        dst: &mut Buf,
+        ctx: &mut Ctx<A>,
+        src: &Acts<A>,
+        dst: &mut Acts<A>,
         shape: HeadsShape,
     ) -> Result<()> {
         let to = HeadLayout::HeadMajor;
@@ -427,11 +478,11 @@ impl Backend for CudaBackend {
     }
 
     fn flash_attention(
-        ctx: &mut Ctx,
-        q: &Buf,
-        kv: (&Buf, &Buf),
+        ctx: &mut Ctx<A>,
+        q: &Acts<A>,
+        kv: (&Acts<A>, &Acts<A>),
         sinks: Option<&Buf>,
-        out: &mut Buf,
+        out: &mut Acts<A>,
         shape: FlashShape,
         config: &AttnConfig,
     ) -> Result<()> {
@@ -439,32 +490,32 @@ impl Backend for CudaBackend {
     }
 
     fn mla_attention(
-        ctx: &mut Ctx,
-        q: &Buf,
-        latent: &Buf,
-        out: &mut Buf,
+        ctx: &mut Ctx<A>,
+        q: &Acts<A>,
+        latent: &Acts<A>,
+        out: &mut Acts<A>,
         shape: MlaShape,
     ) -> Result<()> {
         attention::mla_attention(ctx, q, latent, out, shape)
     }
 
     fn conv1d(
-        ctx: &mut Ctx,
-        x: &Buf,
+        ctx: &mut Ctx<A>,
+        x: &Acts<A>,
         weight: &Buf,
         bias: Option<&Buf>,
-        out: &mut Buf,
+        out: &mut Acts<A>,
         shape: Conv1dShape,
     ) -> Result<()> {
         conv::conv1d(ctx, x, weight, bias, out, shape)
     }
 
     fn conv2d_patch(
-        ctx: &mut Ctx,
-        image: &Buf,
+        ctx: &mut Ctx<A>,
+        image: &Acts<A>,
         weight: &Buf,
         bias: Option<&Buf>,
-        rows: &mut Buf,
+        rows: &mut Acts<A>,
         shape: PatchShape,
     ) -> Result<()> {
         conv::conv2d_patch(ctx, image, weight, bias, rows, shape)
@@ -472,12 +523,12 @@ impl Backend for CudaBackend {
 }
 
 /// Ranks exchange what is read into host memory.
-impl BackendCollective for CudaBackend {
-    fn group(ctx: &Ctx) -> Option<&GroupRank> {
+impl<A: CudaAct> BackendCollective for CudaBackend<A> {
+    fn group(ctx: &Ctx<A>) -> Option<&GroupRank> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut Ctx, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut Ctx<A>, rank: GroupRank) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 }

@@ -7,15 +7,16 @@ use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
 use super::quant::{CudaQuantWeight, QuantSlab, is_native_layer, kernels, quantise, weight_args};
+use super::role::{CudaAct, of_role};
 use super::weight::row_stride;
 use super::{elementwise, norm, quant};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
 use ferrum_quant::affine::group_order;
-use ferrum_types::{GgufQuantType, Result, SrcDtype};
+use ferrum_types::{FloatElement, GgufQuantType, Result, SrcDtype};
 
 type Buf = CudaBuffer<f32>;
-type Routing = MoeRouting<CudaBackend>;
+type Routing<A> = MoeRouting<CudaBackend<A>>;
 
 /// A stack of matrices `[experts, n, k]`, kept as one of `experts · n` rows.
 pub struct CudaExperts {
@@ -25,8 +26,8 @@ pub struct CudaExperts {
 
 impl CudaExperts {
     /// Parts that become one slab; where they do not, all are expanded to f32.
-    fn load(
-        device: &CudaBackend,
+    fn load<A: CudaAct>(
+        device: &CudaBackend<A>,
         op: &'static str,
         parts: &[QuantWeights<'_>],
         shape: ExpertShape,
@@ -45,8 +46,8 @@ impl CudaExperts {
     }
 
     /// Floats of one dtype, or of several, which become f32.
-    fn dense(
-        device: &CudaBackend,
+    fn dense<A: CudaAct>(
+        device: &CudaBackend<A>,
         op: &'static str,
         parts: &[WeightPart<'_>],
         shape: ExpertShape,
@@ -85,12 +86,12 @@ impl CudaExperts {
 }
 
 /// `out[pair, n] = x · expert(pair)ᵀ`, where `share` pairs have a row of x; the caller has checked all arguments.
-fn pair_product(
-    ctx: &mut CudaContext,
+fn pair_product<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    (x, rows, share): (&Buf, usize, usize),
+    (x, rows, share): (&CudaBuffer<A>, usize, usize),
     experts: &CudaExperts,
-    routing: &Routing,
+    routing: &Routing<A>,
     (out, pairs): (Arg, usize),
 ) -> Result<()> {
     let ExpertShape {
@@ -137,17 +138,22 @@ fn pair_product(
                 Arg::Int(k.div_ceil(32)),
             ]);
             args[15..].copy_from_slice(&ends);
-            ctx.launch(op, (In::Quant, kernels(slab.format.bits)[4]), grid, args)
+            ctx.launch(
+                op,
+                (In::Quant, kernels(slab.format.bits).experts),
+                grid,
+                args,
+            )
         }
     }
 }
 
 /// `out[pair, :] += bias(pair)` of `total` products, if the experts have biases; the caller has checked all arguments.
-fn add_bias(
-    ctx: &mut CudaContext,
+fn add_bias<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    experts: ExpertMaps<'_, CudaBackend>,
-    routing: &Routing,
+    experts: ExpertMaps<'_, CudaBackend<A>>,
+    routing: &Routing<A>,
     (out, total): (Arg, usize),
 ) -> Result<()> {
     let Some(bias) = experts.bias else {
@@ -166,11 +172,11 @@ fn add_bias(
 }
 
 /// `out[token, :] (+)= Σ weights[pair] · x[pair, :]`; the caller has checked all arguments.
-fn weighted_sum(
-    ctx: &mut CudaContext,
+fn weighted_sum<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    (x, routing): (&Buf, &Routing),
-    (out, adds): (&mut Buf, bool),
+    (x, routing): (&CudaBuffer<A>, &Routing<A>),
+    (out, adds): (&mut CudaBuffer<T>, bool),
     shape: RouteShape,
     (total, dim): (usize, usize),
 ) -> Result<()> {
@@ -183,10 +189,11 @@ fn weighted_sum(
         Arg::Int(shape.top_k),
         adds.into(),
     ];
-    ctx.each(op, (In::Moe, "weighted_sum"), total, args)
+    let kernel = of_role::<A, T>(op, ["weighted_sum_act", "weighted_sum_f32"])?;
+    ctx.each(op, (In::Moe, kernel), total, args)
 }
 
-impl BackendMoeFused for CudaBackend {
+impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
     type Experts = CudaExperts;
 
     fn load_expert_parts(&self, parts: &[WeightPart<'_>], k: usize) -> Result<CudaExperts> {
@@ -196,10 +203,10 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn route_topk(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         logits: &Buf,
         bias: Option<&Buf>,
-        routing: &mut Routing,
+        routing: &mut Routing<A>,
         shape: RouteShape,
     ) -> Result<()> {
         let pairs = check::route_topk::<Self>(logits, bias, routing, shape)?;
@@ -226,8 +233,8 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn compute_ids_tpe(
-        ctx: &mut CudaContext,
-        routing: &mut Routing,
+        ctx: &mut CudaContext<A>,
+        routing: &mut Routing<A>,
         shape: RouteShape,
     ) -> Result<()> {
         let pairs = check::compute_ids_tpe(routing, shape)?;
@@ -248,12 +255,12 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn moe_gemm(
-        ctx: &mut CudaContext,
-        x: &Buf,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
         input: ExpertInput,
         experts: ExpertMaps<'_, Self>,
-        routing: &Routing,
-        out: &mut Buf,
+        routing: &Routing<A>,
+        out: &mut CudaBuffer<A>,
         shape: MoeShape,
     ) -> Result<()> {
         const OP: &str = "moe_gemm";
@@ -269,12 +276,12 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn moe_gate_up(
-        ctx: &mut CudaContext,
-        x: &Buf,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
         [gate, up]: [ExpertMaps<'_, Self>; 2],
         activation: ExpertActivation,
-        routing: &Routing,
-        out: &mut Buf,
+        routing: &Routing<A>,
+        out: &mut CudaBuffer<A>,
         shape: MoeShape,
     ) -> Result<()> {
         const OP: &str = "moe_gate_up";
@@ -282,7 +289,7 @@ impl BackendMoeFused for CudaBackend {
         let input = ExpertInput::PerToken;
         let lens = check::moe_product(OP, (x, input), &maps, routing, out, shape)?;
         let x = (x, shape.tokens, shape.top_k);
-        let gated = ctx.beside(lens.out.saturating_mul(4))?;
+        let gated = ctx.beside(lens.out.saturating_mul(size_of::<A>()))?;
         pair_product(
             ctx,
             OP,
@@ -307,7 +314,7 @@ impl BackendMoeFused for CudaBackend {
                     kind,
                     total,
                 ];
-                return ctx.each(OP, (In::Elementwise, "unary_mul"), lens.out, args);
+                return ctx.each(OP, (In::Elementwise, "unary_mul_act"), lens.out, args);
             }
             ExpertActivation::ClampedSwiglu { alpha, limit } => (alpha, limit),
         };
@@ -322,10 +329,10 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn moe_weighted_sum(
-        ctx: &mut CudaContext,
-        x: &Buf,
-        routing: &Routing,
-        (out, adds): (&mut Buf, bool),
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        routing: &Routing<A>,
+        (out, adds): (&mut CudaBuffer<A>, bool),
         shape: RouteShape,
         dim: usize,
     ) -> Result<()> {
@@ -336,9 +343,9 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn moe_weighted_sum_residual(
-        ctx: &mut CudaContext,
-        x: &Buf,
-        routing: &Routing,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        routing: &Routing<A>,
         residual: &mut Buf,
         shape: RouteShape,
         dim: usize,
@@ -350,12 +357,12 @@ impl BackendMoeFused for CudaBackend {
     }
 
     fn moe_weighted_sum_residual_norm(
-        ctx: &mut CudaContext,
-        x: &Buf,
-        routing: &Routing,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        routing: &Routing<A>,
         residual: &mut Buf,
         (weight, norm): (&Buf, NormShape),
-        out: &mut Buf,
+        out: &mut CudaBuffer<A>,
         shape: RouteShape,
     ) -> Result<()> {
         const OP: &str = "moe_weighted_sum_residual_norm";
@@ -366,7 +373,7 @@ impl BackendMoeFused for CudaBackend {
     }
 }
 
-impl BackendQuantExperts for CudaBackend {
+impl<A: CudaAct> BackendQuantExperts for CudaBackend<A> {
     fn load_quant_experts(
         &self,
         bytes: &[u8],
@@ -381,7 +388,7 @@ impl BackendQuantExperts for CudaBackend {
     }
 }
 
-impl BackendMarlinExperts for CudaBackend {
+impl<A: CudaAct> BackendMarlinExperts for CudaBackend<A> {
     fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
         // The activations of a token are in one order for all of its experts.
         let in_order = match weights {

@@ -3,8 +3,9 @@
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::{CudaAct, of_role};
 use crate::backend::{NormShape, check};
-use ferrum_types::Result;
+use ferrum_types::{FloatElement, Result};
 
 /// A block for each row, and none where rows have nothing.
 fn grid(total: usize, shape: NormShape) -> (usize, u32, usize) {
@@ -12,14 +13,15 @@ fn grid(total: usize, shape: NormShape) -> (usize, u32, usize) {
 }
 
 /// `out = x / √(mean(x²) + eps) · weight`.
-pub(super) fn rms_norm(
-    ctx: &mut CudaContext,
-    x: &CudaBuffer<f32>,
+pub(super) fn rms_norm<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &CudaBuffer<T>,
     weight: &CudaBuffer<f32>,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<A>,
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "rms_norm";
+    let kernel = of_role::<A, T>(OP, ["rms_norm_act", "rms_norm_f32"])?;
     let grid = grid(check::rms_norm(x, weight, out, shape)?, shape);
     let args = [
         out.into(),
@@ -28,16 +30,16 @@ pub(super) fn rms_norm(
         Arg::Long(shape.dim),
         Arg::Float(shape.eps),
     ];
-    ctx.launch(OP, (In::Norm, "rms_norm"), grid, args)
+    ctx.launch(OP, (In::Norm, kernel), grid, args)
 }
 
 /// `residual += x; out = rms_norm(residual)`.
-pub(super) fn fused_add_rms_norm(
-    ctx: &mut CudaContext,
+pub(super) fn fused_add_rms_norm<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     residual: &mut CudaBuffer<f32>,
-    x: &CudaBuffer<f32>,
+    x: &CudaBuffer<A>,
     weight: &CudaBuffer<f32>,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<A>,
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "fused_add_rms_norm";
@@ -57,15 +59,16 @@ pub(super) fn fused_add_rms_norm(
 }
 
 /// `out = (x - mean) / √(var + eps) · weight + bias`.
-pub(super) fn layer_norm(
-    ctx: &mut CudaContext,
-    x: &CudaBuffer<f32>,
+pub(super) fn layer_norm<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
+    x: &CudaBuffer<T>,
     weight: &CudaBuffer<f32>,
     bias: Option<&CudaBuffer<f32>>,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<A>,
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "layer_norm";
+    let kernel = of_role::<A, T>(OP, ["layer_norm_act", "layer_norm_f32"])?;
     let grid = grid(check::layer_norm(x, weight, bias, out, shape)?, shape);
     let args = [
         out.into(),
@@ -75,5 +78,5 @@ pub(super) fn layer_norm(
         Arg::Long(shape.dim),
         Arg::Float(shape.eps),
     ];
-    ctx.launch(OP, (In::Norm, "layer_norm"), grid, args)
+    ctx.launch(OP, (In::Norm, kernel), grid, args)
 }

@@ -5,6 +5,7 @@
 
 use super::context::CudaContext;
 use super::driver::Memory;
+use super::role::CudaAct;
 use crate::backend::{QuantPart, QuantWeights, check};
 use ferrum_quant::affine::{Affine, PackedCodes, group_order};
 use ferrum_quant::integers::{CodeValues, Integers, SUB, code_values, integers};
@@ -304,8 +305,8 @@ impl PackedSlab {
     }
 
     /// Packs sources that are like each other.
-    pub(super) fn load(
-        ctx: &mut CudaContext,
+    pub(super) fn load<A: CudaAct>(
+        ctx: &mut CudaContext<A>,
         op: &'static str,
         sources: &[Source<'_>],
         (first_row, cols): (usize, usize),

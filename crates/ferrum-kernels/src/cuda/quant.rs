@@ -9,6 +9,7 @@ use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::gemm::{self, COLUMNS, row_tile};
 use super::pack::{Format, GROUP, PackedSlab, Source};
+use super::role::{CudaAct, of_role};
 use super::weight::{self, Slab};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
@@ -36,8 +37,8 @@ impl CudaQuantWeight {
     }
 
     /// Loads parts, one after the other, in a context of its own.
-    pub(super) fn load(
-        device: &CudaBackend,
+    pub(super) fn load<A: CudaAct>(
+        device: &CudaBackend<A>,
         op: &'static str,
         parts: &[QuantWeights<'_>],
         cols: usize,
@@ -71,9 +72,9 @@ impl CudaQuantWeight {
         Ok(loaded)
     }
 
-    fn add_packed(
+    fn add_packed<A: CudaAct>(
         &mut self,
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         op: &'static str,
         sources: &mut Vec<Source<'_>>,
     ) -> Result<()> {
@@ -88,9 +89,9 @@ impl CudaQuantWeight {
     }
 
     /// Floats as they are, and all else expanded to f32.
-    fn add_dense(
+    fn add_dense<A: CudaAct>(
         &mut self,
-        device: &CudaBackend,
+        device: &CudaBackend<A>,
         op: &'static str,
         part: &QuantWeights<'_>,
     ) -> Result<()> {
@@ -119,10 +120,10 @@ impl CudaQuantWeight {
 pub(super) struct Codes(pub(super) [Arg; 3]);
 
 /// Makes codes of `x`, in scratch memory.
-pub(super) fn quantise(
-    ctx: &mut CudaContext,
+pub(super) fn quantise<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: &CudaBuffer<f32>,
+    x: &CudaBuffer<A>,
     order: Arg,
     (rows, k): (usize, usize),
 ) -> Result<Codes> {
@@ -139,30 +140,40 @@ pub(super) fn quantise(
     Ok(codes)
 }
 
-/// The kernels of a number of bits: for one, four and eight rows, for rows of a table, and for experts.
-pub(super) fn kernels(bits: u32) -> [&'static str; 5] {
-    macro_rules! of_bits {
-        ($($bits:literal),*) => {
-            match bits {
-                $($bits => [
-                    concat!("quant_gemm_", $bits, "_1"),
-                    concat!("quant_gemm_", $bits, "_4"),
-                    concat!("quant_gemm_", $bits, "_8"),
-                    concat!("quant_embedding_", $bits),
-                    concat!("quant_moe_", $bits),
-                ],)*
-                // Formats have no other numbers of bits.
-                _ => [
-                    "quant_gemm_8_1",
-                    "quant_gemm_8_4",
-                    "quant_gemm_8_8",
-                    "quant_embedding_8",
-                    "quant_moe_8",
-                ],
+/// The kernels of a number of bits.
+pub(super) struct Kernels {
+    /// Products of one, four and eight rows; of each those that write activations and f32.
+    products: [[&'static str; 2]; 3],
+    /// Rows of a table.
+    embedding: &'static str,
+    pub(super) experts: &'static str,
+}
+
+pub(super) fn kernels(bits: u32) -> Kernels {
+    macro_rules! of {
+        ($bits:literal) => {
+            Kernels {
+                products: [of!($bits, "_1"), of!($bits, "_4"), of!($bits, "_8")],
+                embedding: concat!("quant_embedding_", $bits),
+                experts: concat!("quant_moe_", $bits),
             }
         };
+        ($bits:literal, $rows:literal) => {
+            [
+                concat!("quant_gemm_", $bits, $rows, "_act"),
+                concat!("quant_gemm_", $bits, $rows, "_f32"),
+            ]
+        };
     }
-    of_bits!(2, 3, 4, 5, 6)
+    match bits {
+        2 => of!(2),
+        3 => of!(3),
+        4 => of!(4),
+        5 => of!(5),
+        6 => of!(6),
+        // Formats have no other numbers of bits.
+        _ => of!(8),
+    }
 }
 
 /// The parameters that all kernels have of a weight.
@@ -186,18 +197,18 @@ pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; 7] {
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
-fn product(
-    ctx: &mut CudaContext,
+fn product<A: CudaAct, T: FloatElement>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: &CudaBuffer<f32>,
+    x: &CudaBuffer<A>,
     weight: &CudaQuantWeight,
-    out: &mut CudaBuffer<f32>,
+    out: &mut CudaBuffer<T>,
     shape: GemmShape,
 ) -> Result<()> {
     let lens = check::gemm(op, x, weight.shape(), out, shape)?;
     let GemmShape { rows, n, k } = shape;
     if k == 0 {
-        return ctx.stream().zero(op, out.at(0), lens.out * 4);
+        return ctx.stream().zero(op, out.at(0), lens.out * size_of::<T>());
     }
     // Activations in the order of the file, for as many slabs as take them so.
     let mut plain: Option<Codes> = None;
@@ -230,13 +241,14 @@ fn product(
             Arg::Long(slab.first_row),
             Arg::Long(n),
         ]);
-        let kernel = (In::Quant, kernels(slab.format.bits)[kernel]);
+        let kernel = kernels(slab.format.bits).products[kernel];
+        let kernel = (In::Quant, of_role::<A, T>(op, kernel)?);
         ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
     }
     Ok(())
 }
 
-impl BackendQuantGguf for CudaBackend {
+impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
     type GgufWeight = CudaQuantWeight;
 
     fn is_native(ty: GgufQuantType) -> bool {
@@ -249,18 +261,17 @@ impl BackendQuantGguf for CudaBackend {
     }
 
     fn gemm_quant<T: FloatElement>(
-        ctx: &mut CudaContext,
-        x: &CudaBuffer<f32>,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
         weight: &CudaQuantWeight,
         out: &mut CudaBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
-        let out = check::only_mut::<Self, T, f32>("gemm_quant", out)?;
         product(ctx, "gemm_quant", x, weight, out, shape)
     }
 
     fn embedding_lookup_quant(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         table: &CudaQuantWeight,
         ids: &CudaBuffer<i32>,
         out: &mut CudaBuffer<f32>,
@@ -294,7 +305,7 @@ impl BackendQuantGguf for CudaBackend {
                 Arg::Int(table.rows),
                 (i == 0).into(),
             ]);
-            let kernel = (In::Quant, kernels(slab.format.bits)[3]);
+            let kernel = (In::Quant, kernels(slab.format.bits).embedding);
             ctx.each(OP, kernel, each, args)?;
         }
         Ok(())
@@ -319,7 +330,7 @@ pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
     matches!(bits, 2 | 3 | 4 | 8) && of_inputs.is_ok_and(whole)
 }
 
-impl BackendQuantMarlin for CudaBackend {
+impl<A: CudaAct> BackendQuantMarlin for CudaBackend<A> {
     type GptqWeight = CudaQuantWeight;
 
     fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
@@ -335,13 +346,12 @@ impl BackendQuantMarlin for CudaBackend {
     }
 
     fn gemm_gptq<T: FloatElement>(
-        ctx: &mut CudaContext,
-        x: &CudaBuffer<f32>,
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
         weight: &CudaQuantWeight,
         out: &mut CudaBuffer<T>,
         shape: GemmShape,
     ) -> Result<()> {
-        let out = check::only_mut::<Self, T, f32>("gemm_gptq", out)?;
         product(ctx, "gemm_gptq", x, weight, out, shape)
     }
 }

@@ -4,12 +4,13 @@ use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::role::CudaAct;
 use crate::backend::{
     BackendSample, DeviceBuffer, DeviceSampling, SampleBatch, SampleShape, Sampled,
 };
 use ferrum_types::{Error, Result};
 
-impl BackendSample for CudaBackend {
+impl<A: CudaAct> BackendSample for CudaBackend<A> {
     fn samples(&self) -> bool {
         true
     }
@@ -19,7 +20,7 @@ impl BackendSample for CudaBackend {
     }
 
     fn sample_rows(
-        ctx: &mut CudaContext,
+        ctx: &mut CudaContext<A>,
         logits: &mut CudaBuffer<f32>,
         shape: SampleShape,
         sampling: &mut DeviceSampling<Self>,

@@ -5,6 +5,7 @@
 
 use super::context::CudaContext;
 use super::driver::Memory;
+use super::role::CudaAct;
 use crate::backend::check::{self, elements};
 use crate::backend::{MatShape, WeightPart};
 use ferrum_types::{Result, SrcDtype};
@@ -42,8 +43,8 @@ pub(super) fn row_stride(cols: usize) -> usize {
 const STAGED: usize = 8 << 20;
 
 /// Loads a matrix in a context of its own.
-pub(super) fn load(
-    mut ctx: CudaContext,
+pub(super) fn load<A: CudaAct>(
+    mut ctx: CudaContext<A>,
     op: &'static str,
     parts: &[WeightPart<'_>],
     cols: usize,
@@ -62,8 +63,8 @@ pub(super) fn load(
 }
 
 /// Appends parts of one dtype.
-fn load_run(
-    ctx: &mut CudaContext,
+fn load_run<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     weight: &mut CudaWeight,
     run: &[WeightPart<'_>],
@@ -98,8 +99,8 @@ fn load_run(
 }
 
 /// Copies rows of a part, each with its padding.
-fn upload_rows(
-    ctx: &mut CudaContext,
+fn upload_rows<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
     op: &'static str,
     part: &WeightPart<'_>,
     rows: &[usize],

@@ -5,14 +5,14 @@
 
 // What the kernels of all caches are told, in the order of `Call` on the host.
 #define CALL_PARAMS                                                                                                     \
-    float *out, const float *q, const float *sinks, int heads, int group, int key_dim, int value_dim, int64_t q_token,  \
+    Act::Stored *out, const Act::Stored *q, const float *sinks, int heads, int group, int key_dim, int value_dim, int64_t q_token,  \
         int64_t q_head, int64_t out_token, int64_t out_head, float scale, float softcap, int causal, int window,  \
         int chunked
 #define CALL {out, q, sinks, heads, group, key_dim, value_dim, q_token, q_head, out_token, out_head, scale, softcap, causal, window, chunked}
 
 struct Call {
-    float* out;
-    const float* q;
+    Act::Stored* out;
+    const Act::Stored* q;
     const float* sinks;
     int heads, group, key_dim, value_dim;
     int64_t q_token, q_head, out_token, out_head;
@@ -32,8 +32,8 @@ __device__ __forceinline__ void attend(const Call& c, const Cache& cache, int64_
     float* query = shared;
     float* sums = query + c.key_dim;
     float* weights = sums + c.value_dim;
-    const float* from = c.q + token * c.q_token + head * c.q_head;
-    for (int d = threadIdx.x; d < c.key_dim; d += TILE) query[d] = from[d];
+    const Act::Stored* from = c.q + token * c.q_token + head * c.q_head;
+    for (int d = threadIdx.x; d < c.key_dim; d += TILE) query[d] = Act::read(from + d);
     for (int d = threadIdx.x; d < c.value_dim; d += TILE) sums[d] = 0;
     __syncthreads();
     int start = max(index - c.window + 1, 0);
@@ -79,22 +79,22 @@ __device__ __forceinline__ void attend(const Call& c, const Cache& cache, int64_
             factor = kept / (total * kept + expf(sink - top));
         }
     }
-    float* to = c.out + token * c.out_token + head * c.out_head;
-    for (int d = threadIdx.x; d < c.value_dim; d += TILE) to[d] = start < end ? sums[d] * factor : 0.0f;
+    Act::Stored* to = c.out + token * c.out_token + head * c.out_head;
+    for (int d = threadIdx.x; d < c.value_dim; d += TILE) Act::write(to + d, start < end ? sums[d] * factor : 0.0f);
 }
 
 // Keys of a head lie one after the other.
 struct Contiguous {
-    const float *k, *v;
+    const Act::Stored *k, *v;
     int64_t key_stride, value_stride;
-    __device__ __forceinline__ const float* key(int j) const { return k + j * key_stride; }
-    __device__ __forceinline__ const float* value(int j) const { return v + j * value_stride; }
+    __device__ __forceinline__ const Act::Stored* key(int j) const { return k + j * key_stride; }
+    __device__ __forceinline__ const Act::Stored* value(int j) const { return v + j * value_stride; }
     __device__ __forceinline__ float key_scale(int) const { return 1.0f; }
     __device__ __forceinline__ float value_scale(int) const { return 1.0f; }
 };
 
 KERNEL __launch_bounds__(TILE, 8)
-    attention_contiguous(CALL_PARAMS, const float* k, const float* v, int64_t head_tokens, int64_t key_stride,
+    attention_contiguous(CALL_PARAMS, const Act::Stored* k, const Act::Stored* v, int64_t head_tokens, int64_t key_stride,
                          int64_t value_stride, int keys, int first_index) {
     extern __shared__ float shared[];
     Call c = CALL;
@@ -102,7 +102,7 @@ KERNEL __launch_bounds__(TILE, 8)
     int head = blockIdx.x % heads;
     int64_t kv = head / group * head_tokens;
     Contiguous cache = {k + kv * key_stride, v + kv * value_stride, key_stride, value_stride};
-    attend<F32>(c, cache, token, head, first_index + int(token), keys, shared);
+    attend<Act>(c, cache, token, head, first_index + int(token), keys, shared);
 }
 
 // A pool is [blocks, kv_heads, block_size, dim]; scales are null where elements have none.

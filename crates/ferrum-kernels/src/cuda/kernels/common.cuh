@@ -14,6 +14,7 @@ struct F32 {
     typedef float Stored;
     static __device__ __forceinline__ float read(const Stored* at) { return *at; }
     static __device__ __forceinline__ Stored round(float x) { return x; }
+    static __device__ __forceinline__ void write(Stored* at, float x) { *at = round(x); }
     // Eight elements at an address that is a multiple of 16 bytes.
     static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
         uint4 a = load16(at), b = load16(at + 4);
@@ -27,6 +28,7 @@ struct F16 {
     typedef uint16_t Stored;
     static __device__ __forceinline__ float read(const Stored* at) { return f16_to_f32(*at); }
     static __device__ __forceinline__ Stored round(float x) { return f32_to_f16(x); }
+    static __device__ __forceinline__ void write(Stored* at, float x) { *at = round(x); }
     static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
         uint4 a = load16(at);
         uint32_t words[4] = {a.x, a.y, a.z, a.w};
@@ -41,6 +43,7 @@ struct BF16 {
     typedef uint16_t Stored;
     static __device__ __forceinline__ float read(const Stored* at) { return bf16_to_f32(*at); }
     static __device__ __forceinline__ Stored round(float x) { return f32_to_bf16(x); }
+    static __device__ __forceinline__ void write(Stored* at, float x) { *at = round(x); }
     static __device__ __forceinline__ void read8(const Stored* at, float (&out)[8]) {
         uint4 a = load16(at);
         uint32_t words[4] = {a.x, a.y, a.z, a.w};
@@ -51,6 +54,13 @@ struct BF16 {
         }
     }
 };
+// Activations. The residual stream and logits are f32 whatever these are, so a kernel whose buffers may be either has two
+// names: one for activations (`_act`) and one for f32.
+#ifdef ACT_BF16
+typedef BF16 Act;
+#else
+typedef F32 Act;
+#endif
 // FP8 E4M3: the nearest code, ties to even, saturating at ±448; NaN stays NaN.
 struct Fp8 {
     typedef uint8_t Stored;

@@ -1,40 +1,60 @@
 // Ops on single elements: a thread, an element.
 #include "common.cuh"
 
-KERNEL unary(float* out, const float* x, int kind, int64_t total) {
-    int64_t i = thread_number();
-    if (i < total) out[i] = activation(kind, x[i]);
-}
+#define UNARY(NAME, E)                                                                                                  \
+    KERNEL NAME(E::Stored* out, const E::Stored* x, int kind, int64_t total) {                                          \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) E::write(out + i, activation(kind, E::read(x + i)));                                             \
+    }
+UNARY(unary_act, Act)
+UNARY(unary_f32, F32)
 
-KERNEL unary_mul(float* out, const float* x, const float* y, int kind, int64_t total) {
-    int64_t i = thread_number();
-    if (i < total) out[i] = activation(kind, x[i]) * y[i];
-}
+#define UNARY_MUL(NAME, E)                                                                                              \
+    KERNEL NAME(E::Stored* out, const E::Stored* x, const E::Stored* y, int kind, int64_t total) {                      \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) E::write(out + i, activation(kind, E::read(x + i)) * E::read(y + i));                            \
+    }
+UNARY_MUL(unary_mul_act, Act)
+UNARY_MUL(unary_mul_f32, F32)
 
 // Rows of `gate_up` are [gate (dim) | up (dim)].
-KERNEL gated(float* out, const float* gate_up, int kind, int64_t total, int64_t dim) {
+KERNEL gated(Act::Stored* out, const Act::Stored* gate_up, int kind, int64_t total, int64_t dim) {
     int64_t i = thread_number();
     if (i >= total) return;
-    int64_t at = i / dim * 2 * dim + i % dim;
-    out[i] = activation(kind, gate_up[at]) * gate_up[at + dim];
+    const Act::Stored* at = gate_up + i / dim * 2 * dim + i % dim;
+    Act::write(out + i, activation(kind, Act::read(at)) * Act::read(at + dim));
 }
 
-KERNEL add_bias(float* x, const float* bias, int64_t total, int64_t dim) {
-    int64_t i = thread_number();
-    if (i < total) x[i] += bias[i % dim];
-}
+#define ADD_BIAS(NAME, E)                                                                                               \
+    KERNEL NAME(E::Stored* x, const float* bias, int64_t total, int64_t dim) {                                          \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) E::write(x + i, E::read(x + i) + bias[i % dim]);                                                 \
+    }
+ADD_BIAS(add_bias_act, Act)
+ADD_BIAS(add_bias_f32, F32)
 
-KERNEL scaled_add(float* x, const float* y, float scale, int64_t total) {
-    int64_t i = thread_number();
-    if (i < total) x[i] += scale * y[i];
-}
+#define SCALED_ADD(NAME, X, Y)                                                                                          \
+    KERNEL NAME(X::Stored* x, const Y::Stored* y, float scale, int64_t total) {                                         \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) X::write(x + i, X::read(x + i) + scale * Y::read(y + i));                                        \
+    }
+SCALED_ADD(scaled_add_act_act, Act, Act)
+SCALED_ADD(scaled_add_act_f32, Act, F32)
+SCALED_ADD(scaled_add_f32_act, F32, Act)
+SCALED_ADD(scaled_add_f32_f32, F32, F32)
 
-KERNEL scale(float* x, float scale, int64_t total) {
-    int64_t i = thread_number();
-    if (i < total) x[i] *= scale;
-}
+#define SCALE(NAME, E)                                                                                                  \
+    KERNEL NAME(E::Stored* x, float scale, int64_t total) {                                                             \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) E::write(x + i, E::read(x + i) * scale);                                                         \
+    }
+SCALE(scale_act, Act)
+SCALE(scale_f32, F32)
 
-KERNEL softcap(float* x, float cap, int64_t total) {
-    int64_t i = thread_number();
-    if (i < total) x[i] = cap * tanhf(x[i] / cap);
-}
+#define SOFTCAP(NAME, E)                                                                                                \
+    KERNEL NAME(E::Stored* x, float cap, int64_t total) {                                                               \
+        int64_t i = thread_number();                                                                                    \
+        if (i < total) E::write(x + i, cap * tanhf(E::read(x + i) / cap));                                              \
+    }
+SOFTCAP(softcap_act, Act)
+SOFTCAP(softcap_f32, F32)

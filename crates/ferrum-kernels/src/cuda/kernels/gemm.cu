@@ -5,15 +5,19 @@
 #include "common.cuh"
 
 // Eight elements of x from `at` on, zeros behind `k`.
-__device__ __forceinline__ void x8(const float* x, int at, int k, bool wide, float (&out)[8]) {
-    if (wide) return F32::read8(x + at, out);
+__device__ __forceinline__ void x8(const Act::Stored* x, int at, int k, bool wide, float (&out)[8]) {
+    if (wide) return Act::read8(x + at, out);
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = at + i < k ? x[at + i] : 0.0f;
+    for (int i = 0; i < 8; i++) out[i] = at + i < k ? Act::read(x + at + i) : 0.0f;
+}
+// Whether eight elements from `at` on are there, in rows that begin at multiples of 16 bytes.
+__device__ __forceinline__ bool is_wide(int at, int k) {
+    return k % int(16 / sizeof(Act::Stored)) == 0 && at + 8 <= k;
 }
 
-template <class E, int ROWS>
-__device__ __forceinline__ void product(float* out, const float* x, const typename E::Stored* weight, int rows, int k,
-                                        int64_t stride, int columns, int64_t first, int64_t n) {
+template <class E, class OUT, int ROWS>
+__device__ __forceinline__ void product(typename OUT::Stored* out, const Act::Stored* x, const typename E::Stored* weight,
+                                        int rows, int k, int64_t stride, int columns, int64_t first, int64_t n) {
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
@@ -21,7 +25,7 @@ __device__ __forceinline__ void product(float* out, const float* x, const typena
     const typename E::Stored* w = weight + column * stride;
     float sums[ROWS] = {};
     for (int at = lane * 8; at < k; at += 256) {
-        bool wide = k % 4 == 0 && at + 8 <= k;
+        bool wide = is_wide(at, k);
         float a[8], b[8];
         E::read8(w + at, a);
 #pragma unroll
@@ -36,38 +40,48 @@ __device__ __forceinline__ void product(float* out, const float* x, const typena
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= rows) break;
         float sum = warp_sum(sums[r]);
-        if (lane == r) out[(row + r) * n + first + column] = sum;
+        if (lane == r) OUT::write(out + (row + r) * n + first + column, sum);
     }
 }
 
-#define GEMM(NAME, E, ROWS)                                                                                             \
-    KERNEL __launch_bounds__(128) NAME(float* out, const float* x, const E::Stored* weight, int rows, int k,            \
-                                       int64_t stride, int columns, int64_t first, int64_t n) {                         \
-        product<E, ROWS>(out, x, weight, rows, k, stride, columns, first, n);                                           \
+#define GEMM(NAME, E, OUT, ROWS)                                                                                        \
+    KERNEL __launch_bounds__(128) NAME(OUT::Stored* out, const Act::Stored* x, const E::Stored* weight, int rows,       \
+                                       int k, int64_t stride, int columns, int64_t first, int64_t n) {                  \
+        product<E, OUT, ROWS>(out, x, weight, rows, k, stride, columns, first, n);                                      \
     }
-GEMM(gemm_f32_1, F32, 1)
-GEMM(gemm_f32_4, F32, 4)
-GEMM(gemm_f32_8, F32, 8)
-GEMM(gemm_f16_1, F16, 1)
-GEMM(gemm_f16_4, F16, 4)
-GEMM(gemm_f16_8, F16, 8)
-GEMM(gemm_bf16_1, BF16, 1)
-GEMM(gemm_bf16_4, BF16, 4)
-GEMM(gemm_bf16_8, BF16, 8)
+GEMM(gemm_f32_1_act, F32, Act, 1)
+GEMM(gemm_f32_1_f32, F32, F32, 1)
+GEMM(gemm_f32_4_act, F32, Act, 4)
+GEMM(gemm_f32_4_f32, F32, F32, 4)
+GEMM(gemm_f32_8_act, F32, Act, 8)
+GEMM(gemm_f32_8_f32, F32, F32, 8)
+GEMM(gemm_f16_1_act, F16, Act, 1)
+GEMM(gemm_f16_1_f32, F16, F32, 1)
+GEMM(gemm_f16_4_act, F16, Act, 4)
+GEMM(gemm_f16_4_f32, F16, F32, 4)
+GEMM(gemm_f16_8_act, F16, Act, 8)
+GEMM(gemm_f16_8_f32, F16, F32, 8)
+GEMM(gemm_bf16_1_act, BF16, Act, 1)
+GEMM(gemm_bf16_1_f32, BF16, F32, 1)
+GEMM(gemm_bf16_4_act, BF16, Act, 4)
+GEMM(gemm_bf16_4_f32, BF16, F32, 4)
+GEMM(gemm_bf16_8_act, BF16, Act, 8)
+GEMM(gemm_bf16_8_f32, BF16, F32, 8)
 
 // One row alone, and one column.
 template <class E>
-__device__ __forceinline__ void product_of_row(float* out, const float* x, const typename E::Stored* w, int k, int lane) {
+__device__ __forceinline__ void product_of_row(Act::Stored* out, const Act::Stored* x, const typename E::Stored* w, int k,
+                                               int lane) {
     float sum = 0;
     for (int at = lane * 8; at < k; at += 256) {
         float a[8], b[8];
         E::read8(w + at, a);
-        x8(x, at, k, k % 4 == 0 && at + 8 <= k, b);
+        x8(x, at, k, is_wide(at, k), b);
 #pragma unroll
         for (int i = 0; i < 8; i++) sum = fmaf(a[i], b[i], sum);
     }
     sum = warp_sum(sum);
-    if (lane == 0) *out = sum;
+    if (lane == 0) Act::write(out, sum);
 }
 
 // ---- experts ---------------------------------------------------------------------------------------------------------
@@ -75,7 +89,7 @@ __device__ __forceinline__ void product_of_row(float* out, const float* x, const
 // A warp makes a column of a pair, with the sums in the order of `product`. Pairs come in the order of their experts, so that
 // neighbours read the same weights. `share` pairs have one row of x.
 template <class E>
-__device__ __forceinline__ void pair_product(float* out, const float* x, const typename E::Stored* stack,
+__device__ __forceinline__ void pair_product(Act::Stored* out, const Act::Stored* x, const typename E::Stored* stack,
                                              const int* expert_ids, const int* ids, int pairs, int k, int64_t stride,
                                              int n, int experts, int share) {
     int blocks = (n + 3) / 4;
@@ -88,7 +102,8 @@ __device__ __forceinline__ void pair_product(float* out, const float* x, const t
                       stack + (int64_t(expert) * n + column) * stride, k, lane);
 }
 #define MOE_GEMM(NAME, E)                                                                                               \
-    KERNEL __launch_bounds__(128) NAME(float* out, const float* x, const E::Stored* stack, const int* expert_ids,       \
+    KERNEL __launch_bounds__(128) NAME(Act::Stored* out, const Act::Stored* x, const E::Stored* stack,                  \
+                                       const int* expert_ids,                                                           \
                                        const int* ids, int pairs, int k, int64_t stride, int n, int experts,            \
                                        int share) {                                                                     \
         pair_product<E>(out, x, stack, expert_ids, ids, pairs, k, stride, n, experts, share);                           \

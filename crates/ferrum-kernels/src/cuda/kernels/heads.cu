@@ -2,7 +2,7 @@
 // lies: offset + t · token + h · head.
 #include "common.cuh"
 
-KERNEL copy_heads(float* dst, const float* src, int64_t total, int heads, int head_dim, int64_t src_offset,
+KERNEL copy_heads(Act::Stored* dst, const Act::Stored* src, int64_t total, int heads, int head_dim, int64_t src_offset,
                   int64_t src_token, int64_t src_head, int64_t dst_offset, int64_t dst_token, int64_t dst_head) {
     int64_t i = thread_number();
     if (i >= total) return;
@@ -13,18 +13,18 @@ KERNEL copy_heads(float* dst, const float* src, int64_t total, int heads, int he
 // A block for each head of each token. `src` and `dst` may be the same. `weight` is null without norm, `rows` without
 // rotation. Row numbers beyond the tables count as their last.
 KERNEL __launch_bounds__(128)
-    transform_heads(float* dst, const float* src, int heads, int head_dim, int64_t src_offset, int64_t src_token,
+    transform_heads(Act::Stored* dst, const Act::Stored* src, int heads, int head_dim, int64_t src_offset, int64_t src_token,
                     int64_t src_head, int64_t dst_offset, int64_t dst_token, int64_t dst_head, const float* weight,
                     float eps, const float* cos, const float* sin, const int* rows, int rot_dim, int interleaved,
                     int last_row) {
     extern __shared__ float values[];
     __shared__ float scratch[32];
     int64_t token = blockIdx.x / heads, head = blockIdx.x % heads;
-    const float* from = src + src_offset + token * src_token + head * src_head;
-    float* to = dst + dst_offset + token * dst_token + head * dst_head;
+    const Act::Stored* from = src + src_offset + token * src_token + head * src_head;
+    Act::Stored* to = dst + dst_offset + token * dst_token + head * dst_head;
     float squares = 0;
     for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
-        float x = from[d];
+        float x = Act::read(from + d);
         values[d] = x;
         squares = fmaf(x, x, squares);
     }
@@ -39,9 +39,9 @@ KERNEL __launch_bounds__(128)
         for (int i = threadIdx.x; i < half; i += blockDim.x) {
             int first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + half;
             float a = values[first], b = values[second], c = cos[table + i], s = sin[table + i];
-            to[first] = a * c - b * s;
-            to[second] = b * c + a * s;
+            Act::write(to + first, a * c - b * s);
+            Act::write(to + second, b * c + a * s);
         }
     }
-    for (int d = 2 * half + threadIdx.x; d < head_dim; d += blockDim.x) to[d] = values[d];
+    for (int d = 2 * half + threadIdx.x; d < head_dim; d += blockDim.x) Act::write(to + d, values[d]);
 }

@@ -2,7 +2,7 @@
 #include "common.cuh"
 
 #define SOURCE_PARAMS                                                                                                   \
-    const float *k, const float *v, int key_dim, int value_dim, int64_t k_offset, int64_t k_token, int64_t k_head,      \
+    const Act::Stored *k, const Act::Stored *v, int key_dim, int value_dim, int64_t k_offset, int64_t k_token, int64_t k_head,      \
         int64_t v_offset, int64_t v_token, int64_t v_head
 #define PLACE_PARAMS                                                                                                    \
     const int *query_starts, const int *kv_lens, const int *tables, int seqs, int table_stride, int block_size,         \
@@ -29,9 +29,9 @@ __device__ __forceinline__ void append(typename E::Stored* keys, typename E::Sto
     int64_t place = place_of(token, kv_head, query_starts, kv_lens, tables, seqs, table_stride, block_size, kv_heads, blocks);
     if (place < 0) return;
     for (int d = lane; d < key_dim; d += 32)
-        keys[place * key_dim + d] = E::round(k[k_offset + token * k_token + kv_head * k_head + d]);
+        keys[place * key_dim + d] = E::round(Act::read(k + k_offset + token * k_token + kv_head * k_head + d));
     for (int d = lane; d < value_dim; d += 32)
-        values[place * value_dim + d] = E::round(v[v_offset + token * v_token + kv_head * v_head + d]);
+        values[place * value_dim + d] = E::round(Act::read(v + v_offset + token * v_token + kv_head * v_head + d));
 }
 #define APPEND(NAME, E)                                                                                                 \
     KERNEL NAME(E::Stored* keys, E::Stored* values, float* k_scales, float* v_scales, int tokens, SOURCE_PARAMS,        \
@@ -45,13 +45,13 @@ APPEND(append_bf16, BF16)
 APPEND(append_fp8, Fp8)
 
 // One vector as codes of 8 bits: scale = max |x| / 127, code = round(x / scale).
-__device__ __forceinline__ void quantise(const float* from, int8_t* to, float* scale_to, int dim, int lane) {
+__device__ __forceinline__ void quantise(const Act::Stored* from, int8_t* to, float* scale_to, int dim, int lane) {
     float most = 0;
-    for (int d = lane; d < dim; d += 32) most = fmaxf(most, fabsf(from[d]));
+    for (int d = lane; d < dim; d += 32) most = fmaxf(most, fabsf(Act::read(from + d)));
     float scale = warp_max(most) / 127.0f;
     for (int d = lane; d < dim; d += 32) {
         // Dividing: 1 / scale is infinite for a subnormal scale.
-        float q = scale > 0.0f ? from[d] / scale : 0.0f;
+        float q = scale > 0.0f ? Act::read(from + d) / scale : 0.0f;
         to[d] = q != q ? 0 : int8_t(__float2int_rn(fminf(fmaxf(q, -127.0f), 127.0f)));
     }
     if (lane == 0) *scale_to = scale;

@@ -127,31 +127,39 @@ KERNEL __launch_bounds__(256) sort_pairs(int* ids, int* tpe, int* offsets, const
 
 // What a pair's products with gate and up become, in place of `up`: silu(gate) · up, or with a limit the bounded form of
 // GPT-OSS.
-KERNEL activate_pairs(float* up, const float* gate, int64_t total, float alpha, float limit) {
+KERNEL activate_pairs(Act::Stored* up, const Act::Stored* gate, int64_t total, float alpha, float limit) {
     int64_t i = thread_number();
     if (i >= total) return;
-    if (limit == 0.0f) {
-        up[i] = silu(gate[i]) * up[i];
-        return;
-    }
-    float g = fminf(gate[i], limit), u = fminf(fmaxf(up[i], -limit), limit);
-    up[i] = g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+    float g = Act::read(gate + i), u = Act::read(up + i);
+    if (limit == 0.0f) return Act::write(up + i, silu(g) * u);
+    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
+    Act::write(up + i, g / (1.0f + expf(-alpha * g)) * (u + 1.0f));
 }
 
 // out[pair, d] += bias[expert of the pair, d].
-KERNEL add_pair_bias(float* out, const float* bias, const int* expert_ids, int64_t total, int64_t dim, int experts) {
+KERNEL add_pair_bias(Act::Stored* out, const float* bias, const int* expert_ids, int64_t total, int64_t dim, int experts) {
     int64_t i = thread_number();
     if (i >= total) return;
     int expert = expert_ids[i / dim];
-    if (expert >= 0 && expert < experts) out[i] += bias[expert * dim + i % dim];
+    if (expert < 0 || expert >= experts) return;
+    Act::write(out + i, Act::read(out + i) + bias[int64_t(expert) * dim + i % dim]);
 }
 
 // out[token, d] (+)= Σ weights[pair] · x[pair, d] over the token's pairs, in their order.
-KERNEL weighted_sum(float* out, const float* x, const float* weights, int64_t total, int64_t dim, int top_k, int adds) {
+template <class OUT>
+__device__ __forceinline__ void sum_pairs(typename OUT::Stored* out, const Act::Stored* x, const float* weights,
+                                          int64_t total, int64_t dim, int top_k, int adds) {
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t first = i / dim * top_k, d = i % dim;
     float sum = 0;
-    for (int j = 0; j < top_k; j++) sum = fmaf(weights[first + j], x[(first + j) * dim + d], sum);
-    out[i] = adds ? out[i] + sum : sum;
+    for (int j = 0; j < top_k; j++) sum = fmaf(weights[first + j], Act::read(x + (first + j) * dim + d), sum);
+    OUT::write(out + i, adds ? OUT::read(out + i) + sum : sum);
 }
+#define WEIGHTED_SUM(NAME, OUT)                                                                                         \
+    KERNEL NAME(OUT::Stored* out, const Act::Stored* x, const float* weights, int64_t total, int64_t dim, int top_k,    \
+                int adds) {                                                                                             \
+        sum_pairs<OUT>(out, x, weights, total, dim, top_k, adds);                                                       \
+    }
+WEIGHTED_SUM(weighted_sum_act, Act)
+WEIGHTED_SUM(weighted_sum_f32, F32)

@@ -81,14 +81,14 @@ __device__ __forceinline__ void scale_of(const Weight& w, int64_t group, int64_t
 
 // Rows of x as codes of 8 bits with a scale for each 32, and the sums of codes of each 16. `order` (or null) says which
 // element of x comes at which place; behind `k` there are zeros. A warp for each group of each row.
-KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const float* x, const int* order, int64_t all, int groups,
+KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored* x, const int* order, int64_t all, int groups,
                      int k) {
     int64_t number = thread_number() / 32;
     int lane = threadIdx.x % 32;
     if (number >= all) return;
     int64_t row = number / groups;
     int at = int(number % groups) * 32 + lane;
-    float value = at < k ? x[row * k + (order ? order[at] : at)] : 0.0f;
+    float value = at < k ? Act::read(x + row * k + (order ? order[at] : at)) : 0.0f;
     float scale = warp_max(fabsf(value)) / 127.0f;
     float q = scale > 0.0f ? value / scale : 0.0f;
     int code = q != q ? 0 : __float2int_rn(fminf(fmaxf(q, -127.0f), 127.0f));
@@ -130,9 +130,10 @@ __device__ __forceinline__ float group_sum(const int8_t* x, const float* x_scale
 }
 
 // A warp makes a column for up to ROWS rows; its lanes stride over groups.
-template <int BITS, int ROWS>
-__device__ __forceinline__ void product(float* out, const int8_t* x, const float* x_scales, const int* x_sums, Weight w,
-                                        int rows, int groups, int columns, int64_t first, int64_t n) {
+template <int BITS, class OUT, int ROWS>
+__device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t* x, const float* x_scales,
+                                        const int* x_sums, Weight w, int rows, int groups, int columns, int64_t first,
+                                        int64_t n) {
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
@@ -155,44 +156,39 @@ __device__ __forceinline__ void product(float* out, const int8_t* x, const float
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= rows) break;
         float sum = warp_sum(sums[r]);
-        if (lane == r) out[(row + r) * n + first + column] = sum;
+        if (lane == r) OUT::write(out + (row + r) * n + first + column, sum);
     }
 }
 
 #define WEIGHT_PARAMS                                                                                                   \
     const uint8_t *low, const uint8_t *high, const uint32_t *subs, const float *d, int zero, int has_min, int table
 #define WEIGHT {low, high, subs, d, zero, has_min, table}
-#define QUANT_GEMM(NAME, BITS, ROWS)                                                                                    \
-    KERNEL __launch_bounds__(128, 3) NAME(float* out, const int8_t* x, const float* x_scales, const int* x_sums,           \
-                                       WEIGHT_PARAMS, int rows, int groups, int columns, int64_t first, int64_t n) {    \
+#define QUANT_GEMM(NAME, BITS, OUT, ROWS)                                                                                \
+    KERNEL __launch_bounds__(128, 3) NAME(OUT::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,  \
+                                          WEIGHT_PARAMS, int rows, int groups, int columns, int64_t first, int64_t n) { \
         Weight w = WEIGHT;                                                                                              \
-        product<BITS, ROWS>(out, x, x_scales, x_sums, w, rows, groups, columns, first, n);                              \
+        product<BITS, OUT, ROWS>(out, x, x_scales, x_sums, w, rows, groups, columns, first, n);                         \
     }
-QUANT_GEMM(quant_gemm_2_1, 2, 1)
-QUANT_GEMM(quant_gemm_2_4, 2, 4)
-QUANT_GEMM(quant_gemm_2_8, 2, 8)
-QUANT_GEMM(quant_gemm_3_1, 3, 1)
-QUANT_GEMM(quant_gemm_3_4, 3, 4)
-QUANT_GEMM(quant_gemm_3_8, 3, 8)
-QUANT_GEMM(quant_gemm_4_1, 4, 1)
-QUANT_GEMM(quant_gemm_4_4, 4, 4)
-QUANT_GEMM(quant_gemm_4_8, 4, 8)
-QUANT_GEMM(quant_gemm_5_1, 5, 1)
-QUANT_GEMM(quant_gemm_5_4, 5, 4)
-QUANT_GEMM(quant_gemm_5_8, 5, 8)
-QUANT_GEMM(quant_gemm_6_1, 6, 1)
-QUANT_GEMM(quant_gemm_6_4, 6, 4)
-QUANT_GEMM(quant_gemm_6_8, 6, 8)
-QUANT_GEMM(quant_gemm_8_1, 8, 1)
-QUANT_GEMM(quant_gemm_8_4, 8, 4)
-QUANT_GEMM(quant_gemm_8_8, 8, 8)
+#define QUANT_GEMM_BITS(BITS)                                                                                           \
+    QUANT_GEMM(quant_gemm_##BITS##_1_act, BITS, Act, 1)                                                                 \
+    QUANT_GEMM(quant_gemm_##BITS##_1_f32, BITS, F32, 1)                                                                 \
+    QUANT_GEMM(quant_gemm_##BITS##_4_act, BITS, Act, 4)                                                                 \
+    QUANT_GEMM(quant_gemm_##BITS##_4_f32, BITS, F32, 4)                                                                 \
+    QUANT_GEMM(quant_gemm_##BITS##_8_act, BITS, Act, 8)                                                                 \
+    QUANT_GEMM(quant_gemm_##BITS##_8_f32, BITS, F32, 8)
+QUANT_GEMM_BITS(2)
+QUANT_GEMM_BITS(3)
+QUANT_GEMM_BITS(4)
+QUANT_GEMM_BITS(5)
+QUANT_GEMM_BITS(6)
+QUANT_GEMM_BITS(8)
 
 // ---- experts ---------------------------------------------------------------------------------------------------------
 
 // As `pair_product` in gemm.cu. The rows of all experts are one matrix.
 template <int BITS>
-__device__ __forceinline__ void pair_product(float* out, const int8_t* x, const float* x_scales, const int* x_sums, Weight w,
-                                             const int* expert_ids, const int* ids, int pairs, int groups, int n,
+__device__ __forceinline__ void pair_product(Act::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,
+                                             Weight w, const int* expert_ids, const int* ids, int pairs, int groups, int n,
                                              int experts, int share) {
     int blocks = (n + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -204,10 +200,10 @@ __device__ __forceinline__ void pair_product(float* out, const int8_t* x, const 
     float sum = 0;
     for (int g = lane; g < groups; g += 32) sum = group_sum<BITS>(x, x_scales, x_sums, w, row, groups, g, pair / share, sum);
     sum = warp_sum(sum);
-    if (lane == 0) out[int64_t(pair) * n + column] = sum;
+    if (lane == 0) Act::write(out + int64_t(pair) * n + column, sum);
 }
 #define QUANT_MOE(NAME, BITS)                                                                                           \
-    KERNEL __launch_bounds__(128, 3) NAME(float* out, const int8_t* x, const float* x_scales, const int* x_sums,           \
+    KERNEL __launch_bounds__(128, 3) NAME(Act::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,     \
                                        WEIGHT_PARAMS, const int* expert_ids, const int* ids, int pairs, int groups,     \
                                        int n, int experts, int share) {                                                 \
         Weight w = WEIGHT;                                                                                              \
