@@ -55,6 +55,17 @@ EMULATOR_PLAIN inline void ldmatrix_op(void* const* lanes, unsigned mask, bool t
 EMULATOR_PLAIN inline void ldmatrix_plain(void* const* lanes, unsigned mask) { ldmatrix_op(lanes, mask, false); }
 EMULATOR_PLAIN inline void ldmatrix_transposed(void* const* lanes, unsigned mask) { ldmatrix_op(lanes, mask, true); }
 
+EMULATOR_PLAIN inline void ldmatrix_two(void* const* lanes, unsigned mask) {
+    if (mask != 0xffffffffu) return emulator_fault("ldmatrix needs all lanes of its warp");
+    uint16_t elements[2][8][8];
+    for (int i = 0; i < 16; i++) std::memcpy(elements[i / 8][i % 8], static_cast<Matrices*>(lanes[i])->row, 16);
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 2; i++) {
+            unsigned low = elements[i][lane / 4][lane % 4 * 2], high = elements[i][lane / 4][lane % 4 * 2 + 1];
+            static_cast<Matrices*>(lanes[lane])->out[i] = low | high << 16;
+        }
+}
+
 struct Product {
     float* c;
     const uint32_t* a;
@@ -91,6 +102,12 @@ static inline float bf16_to_f32(uint16_t bits) { return emulator::float_of_bf16(
 static inline uint16_t f32_to_bf16(float x) { return emulator::bf16_of_float(x); }
 static inline float f16_to_f32(uint16_t bits) { return emulator::float_of_f16(bits); }
 static inline uint16_t f32_to_f16(float x) { return emulator::f16_of_float(x); }
+static inline uint32_t f32_to_bf16x2(float low, float high) { return f32_to_bf16(low) | uint32_t(f32_to_bf16(high)) << 16; }
+static inline uint32_t f32_to_f16x2(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
+EMULATOR_PLAIN static inline float exp2_approx(float x) {
+    float y = std::exp2(x);
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
 
 EMULATOR_PLAIN static inline uint4 load16(const void* at) {
     emulator_access(at, 16, 16, 0);
@@ -123,6 +140,12 @@ EMULATOR_PLAIN static inline void ldmatrix_x4_trans(uint32_t (&out)[4], const vo
     emulator_access(row, 16, 16, 0);
     emulator::Matrices arg = {row, out};
     emulator_warp(0xffffffffu, emulator::ldmatrix_transposed, &arg);
+}
+// Lanes from 16 on name rows, too, which are not read.
+EMULATOR_PLAIN static inline void ldmatrix_x2(uint32_t (&out)[2], const void* row) {
+    if (emulator::lane() < 16) emulator_access(row, 16, 16, 0);
+    emulator::Matrices arg = {row, out};
+    emulator_warp(0xffffffffu, emulator::ldmatrix_two, &arg);
 }
 EMULATOR_PLAIN static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     emulator::Product arg = {c, a, {b0, b1}};

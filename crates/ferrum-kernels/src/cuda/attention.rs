@@ -3,6 +3,7 @@
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::flash;
 use super::heads::Layout;
 use super::role::CudaAct;
 use crate::backend::check::{self, elements};
@@ -87,6 +88,8 @@ struct Cache {
     strides: [usize; 2],
     kv_len: usize,
     pos_offset: usize,
+    /// Values are the first elements of keys.
+    latent: bool,
 }
 
 fn contiguous<A: CudaAct>(
@@ -104,6 +107,21 @@ fn contiguous<A: CudaAct>(
             cache.pos_offset
         )
     })?;
+    let tiles = flash::Cache {
+        dtype: A::DTYPE,
+        latent: cache.latent,
+        k: cache.k,
+        v: cache.v,
+        scales: [Arg::At(0); 2],
+        place: flash::Place::Contiguous {
+            head_keys: cache.head_tokens,
+            first_index: cache.pos_offset,
+        },
+        max_keys: cache.kv_len,
+    };
+    if flash::attention(ctx, op, call, buffers, &tiles)? {
+        return Ok(());
+    }
     let own = [
         cache.k,
         cache.v,
@@ -140,6 +158,7 @@ pub(super) fn flash_attention<A: CudaAct>(
         strides: [config.head_dim, config.value_dim],
         kv_len: shape.kv_len,
         pos_offset: shape.pos_offset,
+        latent: false,
     };
     contiguous(ctx, OP, &call, [out.into(), q.into(), sinks.into()], &cache)
 }
@@ -162,6 +181,7 @@ pub(super) fn mla_attention<A: CudaAct>(
         strides: [shape.key_dim(); 2],
         kv_len: shape.kv_len,
         pos_offset: shape.pos_offset,
+        latent: true,
     };
     contiguous(ctx, OP, &call, [out.into(), q.into(), Arg::At(0)], &cache)
 }

@@ -55,6 +55,17 @@ sources! {
     Heads => "heads.cu", true;
     Conv => "conv.cu", false;
     Attention => "attention.cu", true;
+    FlashF32 => "flash_f32.cu", false;
+    FlashWideF32 => "flash_wide_f32.cu", false;
+    FlashF16 => "flash_f16.cu", false;
+    FlashWideF16 => "flash_wide_f16.cu", false;
+    FlashBf16 => "flash_bf16.cu", false;
+    FlashWideBf16 => "flash_wide_bf16.cu", false;
+    FlashFp8 => "flash_fp8.cu", false;
+    FlashWideFp8 => "flash_wide_fp8.cu", false;
+    FlashInt8 => "flash_int8.cu", false;
+    FlashWideInt8 => "flash_wide_int8.cu", false;
+    FlashCombine => "flash_combine.cu", false;
     Kv => "kv.cu", true;
     Quant => "quant.cu", false;
     Moe => "moe.cu", false;
@@ -72,6 +83,7 @@ macro_rules! headers {
 headers! {
     "common.cuh",
     "intrinsics.cuh",
+    "flash.cuh",
 }
 
 /// The options of a compilation.

@@ -12,6 +12,7 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::driver::Memory;
+use super::flash;
 use super::heads::{Heads, Layout, in_row, split_qk};
 use super::role::CudaAct;
 use crate::backend::check::elements;
@@ -210,8 +211,26 @@ impl<A: CudaAct, K: CudaKvKind> BackendKvDtype<K> for CudaBackend<A> {
             true => (kv.k.memory.at, k_scales, config.head_dim),
             false => (kv.v.memory.at, v_scales, config.value_dim),
         };
+        let tiles = flash::Cache {
+            dtype: K::DTYPE,
+            latent: kv.shape.values_in_keys,
+            k: Arg::At(kv.k.memory.at),
+            v: Arg::At(values),
+            scales: [k_scales, scales],
+            place: flash::Place::Paged {
+                batch: batch_args(batch, kv.group),
+                seqs: batch.shape.seqs,
+                max_queries: batch.shape.max_query_len,
+                block_size: kv.shape.block_size,
+            },
+            max_keys: batch.shape.max_kv_len,
+        };
+        let buffers = [out.into(), q.into(), sinks.into()];
+        if flash::attention(ctx, OP, &call, buffers, &tiles)? {
+            return Ok(());
+        }
         let mut args = [Arg::At(0); 28];
-        args[..16].copy_from_slice(&call.args([out.into(), q.into(), sinks.into()]));
+        args[..16].copy_from_slice(&call.args(buffers));
         args[16..20].copy_from_slice(&[Arg::At(kv.k.memory.at), Arg::At(values), k_scales, scales]);
         args[20..25].copy_from_slice(&batch_args(batch, kv.group));
         args[25..].copy_from_slice(&[kv.shape.block_size, kv.shape.kv_heads, width].map(Arg::Int));

@@ -27,6 +27,7 @@ mod conv;
 mod core;
 mod driver;
 mod elementwise;
+mod flash;
 mod gemm;
 mod heads;
 mod kv;
@@ -48,7 +49,7 @@ pub use self::weight::CudaWeight;
 
 use self::core::Shared;
 use crate::backend::*;
-use ferrum_types::{Element, FloatElement, Result};
+use ferrum_types::{Dtype, Element, FloatElement, Result};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -156,6 +157,14 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
 
     fn overlaps(&self) -> bool {
         true
+    }
+
+    fn row_order(&self) -> RowOrder {
+        if A::DTYPE == Dtype::BF16 && !self.batch_invariant() {
+            RowOrder::Within(flash::ROW_DIFFERENCE)
+        } else {
+            RowOrder::BitEqual
+        }
     }
 
     fn sync(ctx: &mut CudaContext<A>) -> Result<()> {

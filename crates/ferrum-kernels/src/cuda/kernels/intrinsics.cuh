@@ -34,6 +34,23 @@ __device__ __forceinline__ uint16_t f32_to_f16(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+// Two at once: `low` becomes the lower half of the word.
+__device__ __forceinline__ uint32_t f32_to_bf16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ uint32_t f32_to_f16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// 2^x within 2 units in the last place, denormals as zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // Loads and stores of 8 and 16 bytes, at addresses that are multiples of as many.
 __device__ __forceinline__ uint4 load16(const void* at) { return *reinterpret_cast<const uint4*>(at); }
@@ -61,6 +78,12 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&out)[4], const void* row)
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row)));
+}
+// Two of them; lanes 0 to 7 and 8 to 15 name the rows.
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&out)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(out[0]), "=r"(out[1])
                  : "r"(shared_address(row)));
 }
 // C[16, 8] += A[16, 16] · B[16, 8].

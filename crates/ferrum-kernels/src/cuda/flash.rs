@@ -1,0 +1,545 @@
+//! Attention on tensor cores: which kernel of `kernels/flash.cuh` runs, over which tiles and parts of the keys.
+//!
+//! A batch may have prompts, chunks and decodes at once, and the host knows bounds only. Sequences with few rows (a row is a
+//! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
+//! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
+//! lengths. Where there are less tiles than the device has room for, blocks share the keys of a tile, and
+//! `flash_combine` joins what they give.
+//!
+//! **Order of sums.** All kernels give a row the same bits as long as its keys are parted alike. By default, parts are as many
+//! as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
+
+use super::attention::Call;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::role::CudaAct;
+use crate::backend::AttnConfig;
+use crate::backend::check::elements;
+use ferrum_types::{Dtype, Result};
+
+/// Keys of a part where bits are not to depend on the batch: a multiple of all tiles' keys.
+const PART: usize = 512;
+
+/// Most rows of a sequence that goes to tiles of 16, in batches that have longer ones.
+const FEW_ROWS: usize = 32;
+
+/// Most parts of a row: joining them reads all.
+const MOST_PARTS: usize = 32;
+
+/// Most bytes for the parts of a launch where bits are not to depend on the batch; above, a block makes all parts of a row.
+const MOST_BYTES: usize = 128 << 20;
+
+/// Tiles of keys that a part has at least, or joining costs more than it gives.
+const LEAST_TILES: usize = 4;
+
+/// NMSE between a row's results where its keys are parted in two ways: weights are rounded to 16 bits against another maximum.
+pub(super) const ROW_DIFFERENCE: f64 = 1e-4;
+
+/// No sequence has as many rows.
+const NO_LIMIT: usize = i32::MAX as usize;
+
+/// A kernel's tiles, as the last lines of `kernels/flash.cuh` have them.
+struct Tiles {
+    /// Warps along the rows, 16 each, and warps that share them.
+    warps: [usize; 2],
+    /// Keys.
+    keys: usize,
+    /// Most elements of a value.
+    widest: usize,
+    /// Blocks of a multiprocessor at once, about.
+    resident: usize,
+    /// The kernels, in the order of [`Stored`].
+    names: [&'static str; 5],
+}
+
+impl Tiles {
+    const fn rows(&self) -> usize {
+        self.warps[0] * 16
+    }
+}
+
+macro_rules! names {
+    ($form:literal, $tiles:literal) => {
+        [
+            concat!($form, "_f32_", $tiles),
+            concat!($form, "_f16_", $tiles),
+            concat!($form, "_bf16_", $tiles),
+            concat!($form, "_fp8_", $tiles),
+            concat!($form, "_int8_", $tiles),
+        ]
+    };
+}
+
+/// Tiles of many rows and of few, for one width of values.
+type Pair = [Tiles; 2];
+
+static NARROW: Pair = [
+    Tiles {
+        warps: [4, 1],
+        keys: 64,
+        widest: 128,
+        resident: 3,
+        names: names!("flash", "64x128"),
+    },
+    Tiles {
+        warps: [1, 4],
+        keys: 64,
+        widest: 128,
+        resident: 4,
+        names: names!("flash", "16x128"),
+    },
+];
+
+static WIDE: Pair = [
+    Tiles {
+        warps: [4, 2],
+        keys: 32,
+        widest: 256,
+        resident: 1,
+        names: names!("flash", "64x256"),
+    },
+    Tiles {
+        warps: [1, 4],
+        keys: 32,
+        widest: 256,
+        resident: 3,
+        names: names!("flash", "16x256"),
+    },
+];
+
+static LATENT: Pair = [
+    Tiles {
+        warps: [4, 2],
+        keys: 32,
+        widest: 512,
+        resident: 1,
+        names: names!("latent", "64x512"),
+    },
+    Tiles {
+        warps: [1, 4],
+        keys: 32,
+        widest: 512,
+        resident: 2,
+        names: names!("latent", "16x512"),
+    },
+];
+
+/// What elements of a cache are, by what a kernel has to do with them.
+#[derive(Clone, Copy)]
+struct Stored {
+    /// Its place in [`Tiles::names`].
+    number: usize,
+    files: [In; 2],
+    bytes: usize,
+    /// Whether a tile holds them as they are.
+    direct: bool,
+    scaled: bool,
+}
+
+impl Stored {
+    /// None for what no cache has.
+    fn of(dtype: Dtype) -> Option<Self> {
+        let (number, files) = match dtype {
+            Dtype::F32 => (0, [In::FlashF32, In::FlashWideF32]),
+            Dtype::F16 => (1, [In::FlashF16, In::FlashWideF16]),
+            Dtype::BF16 => (2, [In::FlashBf16, In::FlashWideBf16]),
+            Dtype::F8E4M3 => (3, [In::FlashFp8, In::FlashWideFp8]),
+            Dtype::I8 => (4, [In::FlashInt8, In::FlashWideInt8]),
+            _ => return None,
+        };
+        Some(Self {
+            number,
+            files,
+            bytes: dtype.size(),
+            direct: matches!(dtype, Dtype::F16 | Dtype::BF16),
+            scaled: dtype == Dtype::I8,
+        })
+    }
+
+    /// Elements that are copied at once: a vector has a multiple of them.
+    fn unit(&self) -> usize {
+        if self.bytes == 1 { 16 } else { 8 }
+    }
+}
+
+/// Where keys and values lie, and what the host knows of their lengths.
+pub(super) struct Cache {
+    pub(super) dtype: Dtype,
+    /// Values are the first elements of keys.
+    pub(super) latent: bool,
+    pub(super) k: Arg,
+    pub(super) v: Arg,
+    /// Of keys and of values.
+    pub(super) scales: [Arg; 2],
+    pub(super) place: Place,
+    /// At least the longest sequence of keys.
+    pub(super) max_keys: usize,
+}
+
+/// The layout of a cache.
+pub(super) enum Place {
+    /// One sequence.
+    Contiguous {
+        /// Keys from one kv head to the next.
+        head_keys: usize,
+        /// Key index of the first query.
+        first_index: usize,
+    },
+    /// Sequences in blocks.
+    Paged {
+        /// `query_starts`, `kv_lens`, the block tables, the number of sequences, and the length of a table.
+        batch: [Arg; 5],
+        seqs: usize,
+        max_queries: usize,
+        block_size: usize,
+    },
+}
+
+/// One launch: which rows it takes, in which tiles and parts.
+struct Launch {
+    tiles: &'static Tiles,
+    /// Tiles of all sequences and one kv head.
+    count: usize,
+    /// Tiles for each sequence; 0: as many as its rows take.
+    row_tiles: usize,
+    /// Fewest and most rows of its sequences.
+    rows: [usize; 2],
+    /// Blocks that share a tile.
+    splits: usize,
+    /// Tokens whose parts are kept, and how many of them a sequence has; 0: those of the batch.
+    slots: [usize; 2],
+}
+
+/// What a call asks for.
+struct Job<'a> {
+    op: &'static str,
+    call: &'a Call,
+    cache: &'a Cache,
+    stored: Stored,
+    /// `out`, `q` and `sinks`.
+    buffers: [Arg; 3],
+    invariant: bool,
+}
+
+impl Job<'_> {
+    fn config(&self) -> &AttnConfig {
+        &self.call.config
+    }
+
+    fn group(&self) -> usize {
+        self.config().heads / self.config().kv_heads
+    }
+
+    /// The kernels for these widths of vectors.
+    fn tiles(&self) -> Option<&'static Pair> {
+        let AttnConfig {
+            head_dim,
+            value_dim,
+            ..
+        } = *self.config();
+        let unit = self.stored.unit();
+        let pairs: &[&Pair] = match self.cache.latent {
+            true => &[&LATENT],
+            false => &[&NARROW, &WIDE],
+        };
+        let fits = head_dim > 0
+            && value_dim > 0
+            && head_dim.is_multiple_of(unit)
+            // Values of latent rows are cut when they are written.
+            && value_dim.is_multiple_of(if self.cache.latent { 8 } else { unit });
+        let found = pairs.iter().find(|pair| value_dim <= pair[0].widest);
+        found.copied().filter(|_| fits)
+    }
+
+    /// Bytes of shared memory of a block, in the order of the kernel.
+    fn shared_bytes(&self, tiles: &Tiles) -> usize {
+        let (config, stored) = (self.config(), &self.stored);
+        let width = |dim: usize| dim.next_multiple_of(16);
+        let row = |dim: usize| (width(dim) + 8) * 2;
+        let (rows, keys, [along, across]) = (tiles.rows(), tiles.keys, tiles.warps);
+        let (key_dim, value_dim) = (config.head_dim, config.value_dim);
+        let if_true = |flag: bool, bytes: usize| if flag { bytes } else { 0 };
+        let widest = match self.cache.latent {
+            true => key_dim,
+            false => key_dim.max(value_dim),
+        };
+        let second = match self.cache.latent {
+            true => if_true(stored.direct, keys * row(key_dim)),
+            false => keys * row(value_dim),
+        };
+        2 * keys * 8
+            + if_true(stored.scaled, 4 * keys * 4)
+            + if_true(stored.number == 1, rows * 4)
+            + if_true(across > 1, across * rows * 4)
+            + along * across * 32 * 4
+            + (rows + keys) * row(key_dim)
+            + second
+            + if_true(across > 1, rows * (keys + 8) * 2)
+            + if_true(!stored.direct, keys * width(widest) * stored.bytes)
+    }
+
+    /// Most keys that a row sees.
+    fn most_keys(&self) -> usize {
+        self.cache.max_keys.max(1)
+    }
+
+    /// Blocks that share the keys of each of `blocks` tiles, of which the device has room for `room`.
+    fn splits(&self, tiles: &Tiles, blocks: usize, room: usize) -> usize {
+        let keys = match self.config().sliding_window {
+            Some(window) if self.config().causal => {
+                let most = window.saturating_add(tiles.rows());
+                self.most_keys().min(most)
+            }
+            _ => self.most_keys(),
+        };
+        let most = keys.div_ceil(tiles.keys * LEAST_TILES).min(MOST_PARTS);
+        (room / blocks.max(1)).clamp(1, most)
+    }
+
+    /// Blocks that share the keys of a tile where parts are of one length: all parts, or one block for all.
+    fn parts(&self, launch: &Launch) -> usize {
+        let parts = self.most_keys().div_ceil(PART);
+        let bytes = self.bytes_of_parts(launch, parts);
+        if bytes.is_ok_and(|bytes| bytes <= MOST_BYTES) {
+            parts
+        } else {
+            1
+        }
+    }
+
+    /// The launches of this call on a device with so many multiprocessors.
+    fn launches(&self, [many, few]: [&'static Tiles; 2], processors: usize) -> Vec<Launch> {
+        let group = self.group();
+        let all = |tiles: &'static Tiles, rows: [usize; 2]| {
+            let tokens = self.call.tokens;
+            let (count, row_tiles) = match self.cache.place {
+                Place::Contiguous { .. } => ((tokens * group).div_ceil(tiles.rows()), 0),
+                Place::Paged {
+                    seqs, max_queries, ..
+                } => {
+                    // Room for any lengths, or for the longest of each sequence.
+                    let any = tokens * group / tiles.rows() + seqs;
+                    let each = (max_queries * group).div_ceil(tiles.rows());
+                    match seqs.saturating_mul(each) {
+                        equal if equal <= any => (equal, each),
+                        _ => (any, 0),
+                    }
+                }
+            };
+            Launch {
+                tiles,
+                count,
+                row_tiles,
+                rows,
+                splits: 1,
+                slots: [tokens, 0],
+            }
+        };
+        let no_limit = [0, NO_LIMIT];
+        let mut launches = match self.cache.place {
+            Place::Contiguous { .. } if self.call.tokens * group <= FEW_ROWS => {
+                vec![all(few, no_limit)]
+            }
+            Place::Contiguous { .. } => vec![all(many, no_limit)],
+            Place::Paged { max_queries, .. } if max_queries * group <= FEW_ROWS => {
+                vec![all(few, no_limit)]
+            }
+            // One sequence, or none that has few rows.
+            Place::Paged { seqs, .. } if seqs == 1 || group > FEW_ROWS => {
+                vec![all(many, no_limit)]
+            }
+            Place::Paged { seqs, .. } => {
+                let row_tiles = FEW_ROWS / few.rows();
+                let each = FEW_ROWS / group;
+                let short = Launch {
+                    count: seqs * row_tiles,
+                    row_tiles,
+                    slots: [seqs * each, each],
+                    ..all(few, [0, FEW_ROWS])
+                };
+                vec![all(many, [FEW_ROWS + 1, NO_LIMIT]), short]
+            }
+        };
+        for launch in &mut launches {
+            let blocks = launch.count * self.config().kv_heads;
+            let room = processors * launch.tiles.resident;
+            launch.splits = match self.invariant {
+                true if blocks < room => self.parts(launch),
+                true => 1,
+                false => self.splits(launch.tiles, blocks, room),
+            };
+        }
+        launches
+    }
+
+    /// Bytes for sums of values, maxima and totals of so many parts.
+    fn bytes_of_parts(&self, launch: &Launch, parts: usize) -> Result<usize> {
+        let (config, [slots, _]) = (self.config(), launch.slots);
+        let row = config.value_dim.saturating_add(2);
+        elements(self.op, &[parts, slots, config.heads, row, 4])
+    }
+
+    /// Bytes that a launch needs beside its result.
+    fn scratch_bytes(&self, launch: &Launch) -> Result<usize> {
+        let kept = self.invariant && self.most_keys() > PART;
+        match launch.splits {
+            1 if !kept => Ok(0),
+            splits => self.bytes_of_parts(launch, splits),
+        }
+    }
+
+    fn run<A: CudaAct>(
+        &self,
+        ctx: &mut CudaContext<A>,
+        launch: &Launch,
+        partial: Arg,
+    ) -> Result<()> {
+        let config = self.config();
+        let blocks = elements(self.op, &[launch.count, config.kv_heads, launch.splits])?;
+        let [along, across] = launch.tiles.warps;
+        let wide = usize::from(launch.tiles.widest > NARROW[0].widest);
+        let kernel = (
+            self.stored.files[wide],
+            launch.tiles.names[self.stored.number],
+        );
+        let threads = (along * across * 32) as u32;
+        let grid = (blocks, threads, self.shared_bytes(launch.tiles));
+        ctx.launch(self.op, kernel, grid, self.args(launch, partial))?;
+        if launch.splits > 1 {
+            self.combine(ctx, launch, partial)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of the kernels, in the order of `FLASH_PARAMS`.
+    fn args(&self, launch: &Launch, partial: Arg) -> [Arg; 38] {
+        let (cache, config) = (self.cache, self.config());
+        // The parameters of a call that all kernels of attention have, in the order of `Call::args`.
+        let call = self.call.args(self.buffers);
+        let none = [Arg::At(0), Arg::At(0), Arg::At(0), Arg::Int(0), Arg::Int(0)];
+        let (batch, block_size, head_keys, first_index) = match &cache.place {
+            Place::Contiguous {
+                head_keys,
+                first_index,
+            } => (none, 1, *head_keys, *first_index),
+            Place::Paged {
+                batch, block_size, ..
+            } => (*batch, *block_size, 0, 0),
+        };
+        let part = if self.invariant { PART } else { 0 };
+        let mut args = [Arg::At(0); 38];
+        args[..4].copy_from_slice(&[call[0], call[1], call[2], partial]);
+        args[4..8].copy_from_slice(&[cache.k, cache.v, cache.scales[0], cache.scales[1]]);
+        args[8..13].copy_from_slice(&batch);
+        args[13..21].copy_from_slice(
+            &[
+                block_size,
+                config.kv_heads,
+                self.group(),
+                config.head_dim,
+                config.value_dim,
+                self.call.tokens,
+                cache.max_keys,
+                first_index,
+            ]
+            .map(Arg::Int),
+        );
+        args[21] = Arg::Long(head_keys);
+        args[22..31].copy_from_slice(&call[7..]);
+        let [fewest, most] = launch.rows;
+        let [slots, seq_slots] = launch.slots;
+        args[31..].copy_from_slice(
+            &[
+                launch.splits,
+                part,
+                launch.row_tiles,
+                fewest,
+                most,
+                slots,
+                seq_slots,
+            ]
+            .map(Arg::Int),
+        );
+        args
+    }
+
+    /// Joins the parts of a launch's rows.
+    fn combine<A: CudaAct>(
+        &self,
+        ctx: &mut CudaContext<A>,
+        launch: &Launch,
+        partial: Arg,
+    ) -> Result<()> {
+        let (call, config) = (self.call, self.config());
+        let [slots, seq_slots] = launch.slots;
+        let (starts, seqs) = match &self.cache.place {
+            Place::Contiguous { .. } => (Arg::At(0), 0),
+            Place::Paged { batch, seqs, .. } => (batch[0], *seqs),
+        };
+        let args = [
+            self.buffers[0],
+            partial,
+            self.buffers[2],
+            starts,
+            Arg::Int(config.heads),
+            Arg::Int(self.group()),
+            Arg::Int(config.value_dim),
+            Arg::Long(call.out.token),
+            Arg::Long(call.out.head),
+            Arg::Int(launch.splits),
+            Arg::Int(launch.rows[0]),
+            Arg::Int(launch.rows[1]),
+            Arg::Int(slots),
+            Arg::Int(seq_slots),
+            Arg::Int(seqs),
+        ];
+        let rows = elements(self.op, &[slots, config.heads])?;
+        // A warp for each row.
+        let grid = (rows.div_ceil(4), 128, 0);
+        ctx.launch(self.op, (In::FlashCombine, "flash_combine"), grid, args)
+    }
+}
+
+/// Attention on tensor cores, of bf16 queries; false, and nothing is done, where no kernel is for these widths, or where
+/// its tiles are more than the device's shared memory. `buffers` are `out`, `q` and `sinks`.
+pub(super) fn attention<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    call: &Call,
+    buffers: [Arg; 3],
+    cache: &Cache,
+) -> Result<bool> {
+    let Some(stored) = Stored::of(cache.dtype).filter(|_| A::DTYPE == Dtype::BF16) else {
+        return Ok(false);
+    };
+    let job = Job {
+        op,
+        call,
+        cache,
+        stored,
+        buffers,
+        invariant: ctx.backend.batch_invariant(),
+    };
+    let Some([many, few]) = job.tiles() else {
+        return Ok(false);
+    };
+    let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= ctx.shared().max_shared;
+    let Some(few) = Some(few).filter(fits) else {
+        return Ok(false);
+    };
+    // Tiles of few rows do for all where those of many are too large, or have no kernel.
+    let there = job.stored.direct || !cache.latent;
+    let many = Some(many).filter(fits).filter(|_| there).unwrap_or(few);
+    let launches = job.launches([many, few], ctx.backend.multiprocessors());
+    let bytes = launches.iter().map(|launch| job.scratch_bytes(launch));
+    let bytes = bytes.collect::<Result<Vec<_>>>()?;
+    // Launches follow one another, so they may use the same memory.
+    let partial = match bytes.into_iter().max().unwrap_or(0) {
+        0 => Arg::At(0),
+        bytes => Arg::At(ctx.scratch(bytes)?),
+    };
+    for launch in &launches {
+        job.run(ctx, launch, partial)?;
+    }
+    Ok(true)
+}

@@ -1,0 +1,729 @@
+// Attention on tensor cores: one kernel body for prefill, chunks and decode, over paged and contiguous caches.
+//
+// A block makes a tile of rows over the keys of one kv head. Rows are the queries of one sequence with the heads that share
+// the kv head packed beside each other (row = token · group + head), so keys and values are read once for all of them. Keys
+// come in tiles of N, for which scores (Q·Kᵀ) and sums of values (P·V) are products of 16-bit tiles with f32 sums, with a
+// running maximum as in FlashAttention-2 (Dao, 2023, algorithm 1).
+//
+// Order of sums. Tiles begin at multiples of N of the key's index, a product's order of sums does not depend on where its
+// row lies in a tile, the total of a row is a product with ones, and a tile that a row does not see leaves its bits as
+// they are. So a row's bits depend on N and on where its keys are parted, on nothing else: not on the other rows, nor on
+// how warps share a tile. `part` (fixed parts, joined in order, whether one block makes them or several do) makes them
+// independent of the batch.
+#pragma once
+#include "common.cuh"
+
+#define LOWEST -3.0e38f
+#define LOG2E 1.4426950408889634f
+
+// What all kernels of attention are told, in the order of `flash.rs`.
+#define FLASH_PARAMS                                                                                                       \
+    uint16_t *out, const uint16_t *q, const float *sinks, float *partial, const void *k, const void *v,                    \
+        const float *k_scales, const float *v_scales, const int *query_starts, const int *kv_lens, const int *tables,      \
+        int seqs, int table_stride, int block_size, int kv_heads, int group, int key_dim, int value_dim, int tokens,       \
+        int kv_len, int first_index, int64_t head_keys, int64_t q_token, int64_t q_head, int64_t out_token,                \
+        int64_t out_head, float scale, float softcap, int causal, int window, int chunked, int splits, int part,           \
+        int row_tiles, int min_rows, int max_rows, int slots, int seq_slots
+#define FLASH                                                                                                              \
+    {out, q, sinks, partial, k, v, k_scales, v_scales, query_starts, kv_lens, tables, seqs, table_stride, block_size,      \
+     kv_heads, group, key_dim, value_dim, tokens, kv_len, first_index, head_keys, q_token, q_head, out_token, out_head,    \
+     scale, softcap, causal, window, chunked, splits, part, row_tiles, min_rows, max_rows, slots, seq_slots}
+
+struct Flash {
+    uint16_t* out;
+    const uint16_t* q;
+    const float* sinks;
+    float* partial;
+    const void *k, *v;
+    const float *k_scales, *v_scales;
+    // Null where keys are contiguous: then there is one sequence of `tokens` queries and `kv_len` keys.
+    const int *query_starts, *kv_lens, *tables;
+    int seqs, table_stride, block_size, kv_heads, group, key_dim, value_dim, tokens, kv_len, first_index;
+    // Keys from one kv head to the next, where they are contiguous.
+    int64_t head_keys, q_token, q_head, out_token, out_head;
+    float scale, softcap;
+    int causal, window, chunked;
+    // Blocks that share the keys of a row; keys of a fixed part, 0 for parts of equal length.
+    int splits, part;
+    // Tiles for each sequence; 0: as many as its rows take.
+    int row_tiles;
+    // Sequences with fewer or more rows are another launch's.
+    int min_rows, max_rows;
+    // Tokens whose parts are kept; each sequence has `seq_slots` of them, 0 where slots are the batch's tokens.
+    int slots, seq_slots;
+};
+
+// ---- joining what parts of the keys gave -------------------------------------------------------------------------------------
+
+struct Stats {
+    float top, total;
+};
+// Joins a part to what earlier ones gave, and gives what the sums of both are multiplied with. Products are rounded by
+// themselves, so that all that join parts get the same bits.
+__device__ __forceinline__ float2 join(Stats& all, Stats part) {
+    float top = fmaxf(all.top, part.top), kept = exp2_approx(all.top - top), added = exp2_approx(part.top - top);
+    all.total = fmaf(all.total, kept, __fmul_rn(part.total, added));
+    all.top = top;
+    return make_float2(kept, added);
+}
+__device__ __forceinline__ float joined(float sum, float part, float2 factors) {
+    return fmaf(sum, factors.x, __fmul_rn(part, factors.y));
+}
+// What the sum of values is multiplied with in the end. Without a visible key the result is zeros.
+__device__ __forceinline__ float last_factor(Stats all, const float* sinks, int head) {
+    if (all.total == 0) return 0;
+    if (!sinks) return 1.0f / all.total;
+    float sink = sinks[head] * LOG2E, top = fmaxf(all.top, sink), kept = exp2_approx(all.top - top);
+    return kept / fmaf(all.total, kept, exp2_approx(sink - top));
+}
+
+// ---- tiles of keys and values ------------------------------------------------------------------------------------------------
+
+// FP8 E4M3 without branches: the bits as an f32 that is 2^120 too small.
+__device__ __forceinline__ float fp8_value(uint32_t code) {
+    float x = __uint_as_float((code & 0x80) << 24 | (code & 0x7f) << 20) * __uint_as_float((120u + 127u) << 23);
+    return (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : x;
+}
+
+// How elements of a cache become those of a tile: f16 and bf16 are copied as they are. Others come as raw bytes, in units of
+// `UNIT` elements, which the thread that copied them makes bf16.
+template <class E>
+struct Load;
+template <>
+struct Load<BF16> {
+    static const bool DIRECT = true, HALF = false, SCALED = false;
+    static const int UNIT = 8, RAW = 16;
+};
+template <>
+struct Load<F16> {
+    static const bool DIRECT = true, HALF = true, SCALED = false;
+    static const int UNIT = 8, RAW = 16;
+};
+template <>
+struct Load<F32> {
+    static const bool DIRECT = false, HALF = false, SCALED = false;
+    static const int UNIT = 8, RAW = 32;
+    static __device__ __forceinline__ void convert(const char* raw, float, uint16_t* to) {
+        float x[8];
+        F32::read8(reinterpret_cast<const float*>(raw), x);
+        store16(to, make_uint4(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]), f32_to_bf16x2(x[4], x[5]), f32_to_bf16x2(x[6], x[7])));
+    }
+};
+// Sixteen codes of a byte.
+template <class VALUE>
+__device__ __forceinline__ void convert_bytes(const char* raw, uint16_t* to, VALUE value) {
+    uint4 all = load16(raw);
+    uint32_t words[4] = {all.x, all.y, all.z, all.w}, out[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t pair = words[i / 2] >> i % 2 * 16;
+        out[i] = f32_to_bf16x2(value(pair & 0xff), value(pair >> 8 & 0xff));
+    }
+    store16(to, make_uint4(out[0], out[1], out[2], out[3]));
+    store16(to + 8, make_uint4(out[4], out[5], out[6], out[7]));
+}
+template <>
+struct Load<Fp8> {
+    static const bool DIRECT = false, HALF = false, SCALED = false;
+    static const int UNIT = 16, RAW = 16;
+    static __device__ __forceinline__ void convert(const char* raw, float, uint16_t* to) {
+        convert_bytes(raw, to, [](uint32_t code) { return fp8_value(code); });
+    }
+};
+template <>
+struct Load<Int8> {
+    static const bool DIRECT = false, HALF = false, SCALED = true;
+    static const int UNIT = 16, RAW = 16;
+    static __device__ __forceinline__ void convert(const char* raw, float scale, uint16_t* to) {
+        convert_bytes(raw, to, [scale](uint32_t code) { return float(int8_t(code)) * scale; });
+    }
+};
+
+// Keys or values on their way into a tile of N vectors. A row of a tile has a multiple of 16 elements, zeros behind the
+// vector's own, and 16 bytes more: then the rows of a matrix of `ldmatrix` lie in different banks, whatever the width.
+template <class E, int N, int THREADS>
+struct Source {
+    typedef Load<E> L;
+    const typename E::Stored* from;
+    int width;
+
+    __device__ __forceinline__ Source(const void* at, int width)
+        : from(static_cast<const typename E::Stored*>(at)), width(width) {}
+
+    // Calls `with(number of this thread's unit, row, column)` for each unit of this thread.
+    template <class WITH>
+    __device__ __forceinline__ void each(WITH with) const {
+        // Dividing once for each tile is cheaper than registers that live as long as the block.
+        int units = (width + 15) / 16 * 16 / L::UNIT, r = int(threadIdx.x) / units, c = int(threadIdx.x) % units;
+        int step_row = THREADS / units, step_column = THREADS % units;
+        for (int i = threadIdx.x; r < N; i += THREADS) {
+            with(i, r, c);
+            r += step_row;
+            c += step_column;
+            if (c >= units) c -= units, r++;
+        }
+    }
+    // Begins to copy; `vectors` says where they lie, negative for none.
+    __device__ __forceinline__ void begin(uint16_t* tile, char* raw, int stride, const int64_t* vectors) const {
+        each([&](int i, int r, int c) {
+            int64_t vector = vectors[r];
+            bool there = vector >= 0 && c * L::UNIT < width;
+            if (L::DIRECT) {
+                uint16_t* to = tile + r * stride + c * 8;
+                if (there) cp_async16(to, from + vector * width + c * 8);
+                else store16(to, make_uint4(0, 0, 0, 0));
+            } else if (there) {
+#pragma unroll
+                for (int part = 0; part < L::RAW / 16; part++)
+                    cp_async16(raw + i * L::RAW + part * 16,
+                               from + vector * width + c * L::UNIT + part * 16 / int(sizeof(*from)));
+            }
+        });
+        cp_async_commit();
+    }
+    // Makes the tile of what has arrived.
+    template <class LOAD = L>
+    __device__ __forceinline__ void finish(uint16_t* tile, const char* raw, int stride, const int64_t* vectors,
+                                           const float* scales) const {
+        cp_async_wait<0>();
+        if constexpr (!LOAD::DIRECT) {
+            each([&](int i, int r, int c) {
+                uint16_t* to = tile + r * stride + c * L::UNIT;
+                if (vectors[r] >= 0 && c * L::UNIT < width) {
+                    LOAD::convert(raw + i * L::RAW, LOAD::SCALED ? scales[r] : 1.0f, to);
+                } else {
+#pragma unroll
+                    for (int part = 0; part < L::UNIT; part += 8) store16(to + part, make_uint4(0, 0, 0, 0));
+                }
+            });
+        }
+    }
+};
+
+// ---- which rows and keys a block has -------------------------------------------------------------------------------------------
+
+struct Range {
+    int start, end;
+};
+// The keys that the query at key index `index` sees.
+__device__ __forceinline__ Range visible(const Flash& c, int index, int keys) {
+    int start = max(index - c.window + 1, 0);
+    int64_t end = int64_t(index) + c.window;
+    if (c.chunked) {
+        start = c.window > 0 ? index - index % c.window : index + 1;
+        end = int64_t(start) + c.window;
+    }
+    if (c.window == 0x7fffffff) end = keys;
+    if (c.causal) end = int64_t(index) + 1;
+    if (end > keys) end = keys;
+    return {start, int(end)};
+}
+
+// A tile of rows of one sequence and kv head.
+struct Work {
+    int token, rows, first, keys, kv_head, split, row;
+    const int* table;
+    // The slot of the sequence's first token.
+    int slot;
+};
+
+// The tile of this block; false for none. Without `row_tiles`, the tiles of sequence s begin at
+// floor(query_starts[s] · group / M) + s: that is room enough for all of the sequences before, whatever their lengths, and a
+// block finds its tile by halving.
+template <int M>
+__device__ __forceinline__ bool find_work(const Flash& c, Work& w) {
+    int block = blockIdx.x, tiles = int(gridDim.x) / (c.splits * c.kv_heads);
+    w.split = block % c.splits;
+    block /= c.splits;
+    // The last tiles of a causal sequence see the most keys: they come first.
+    int tile = tiles - 1 - block % tiles, s = 0;
+    w.kv_head = block / tiles;
+    w.token = 0, w.keys = c.kv_len, w.first = c.first_index, w.table = nullptr;
+    int queries = c.tokens;
+    if (c.query_starts) {
+        if (c.row_tiles) {
+            s = tile / c.row_tiles;
+            tile %= c.row_tiles;
+        } else {
+            int high = c.seqs;
+            while (s + 1 < high) {
+                int middle = (s + high) / 2;
+                if (int(int64_t(c.query_starts[middle]) * c.group / M) + middle <= tile) s = middle;
+                else high = middle;
+            }
+            tile -= int(int64_t(c.query_starts[s]) * c.group / M) + s;
+        }
+        w.token = c.query_starts[s];
+        queries = c.query_starts[s + 1] - w.token;
+        w.keys = c.kv_lens[s];
+        w.first = w.keys - queries;
+        w.table = c.tables + int64_t(s) * c.table_stride;
+    }
+    w.rows = queries * c.group;
+    w.row = tile * M;
+    w.slot = c.seq_slots ? s * c.seq_slots : w.token;
+    return w.row < w.rows && w.rows >= c.min_rows && w.rows <= c.max_rows;
+}
+
+// Where key `j` and its value lie, in vectors.
+__device__ __forceinline__ int64_t vector_of(const Flash& c, const Work& w, int j) {
+    if (!w.table) return w.kv_head * c.head_keys + j;
+    int block = w.table[j / c.block_size];
+    return block < 0 ? -1 : (int64_t(block) * c.kv_heads + w.kv_head) * c.block_size + j % c.block_size;
+}
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------------------------
+
+// Queries as rows of a tile. Tiles of f16 have them divided by a power of two of the row, so that none is infinite there.
+template <bool HALF, int M, int WARPS>
+__device__ __forceinline__ void load_queries(const Flash& c, const Work& w, uint16_t* tile, int stride, float* factors) {
+    int lane = threadIdx.x % 32, width = (c.key_dim + 15) / 16 * 16;
+    for (int r = threadIdx.x / 32; r < M; r += WARPS) {
+        int row = w.row + r;
+        bool there = row < w.rows;
+        int head = w.kv_head * c.group + row % c.group;
+        const uint16_t* from = c.q + (w.token + row / c.group) * c.q_token + head * c.q_head;
+        float factor = 1;
+        if (HALF) {
+            uint32_t most = 0;
+            for (int d = lane; there && d < c.key_dim; d += 32) most = max(most, uint32_t(from[d]) & 0x7fffu);
+            for (int flip = 16; flip > 0; flip /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, flip));
+            // The exponent of the largest, within what has an inverse.
+            int exponent = min(max(int(most >> 7), 27), 227);
+            factor = __uint_as_float(uint32_t(254 - exponent) << 23);
+            if (lane == 0) factors[r] = __uint_as_float(uint32_t(exponent) << 23);
+        }
+        for (int d = lane * 8; d < width; d += 256) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (there && d < c.key_dim) {
+                x = load16(from + d);
+                if (HALF) {
+                    uint32_t* words[4] = {&x.x, &x.y, &x.z, &x.w};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float low = __uint_as_float(*words[i] << 16), high = __uint_as_float(*words[i] & 0xffff0000u);
+                        *words[i] = f32_to_f16x2(low * factor, high * factor);
+                    }
+                }
+            }
+            store16(tile + r * stride + d, x);
+        }
+    }
+}
+
+template <bool HALF>
+__device__ __forceinline__ void product(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if (HALF) mma_f16(c, a, b0, b1);
+    else mma_bf16(c, a, b0, b1);
+}
+template <bool HALF>
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+    return HALF ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+}
+
+// Scores of 16 rows with KN · 8 keys.
+template <bool HALF, int KN>
+__device__ __forceinline__ void scores_of(float (&score)[KN][4], const uint16_t* queries, const uint16_t* keys, int stride,
+                                          int width) {
+    int lane = threadIdx.x % 32;
+    queries += lane % 16 * stride + lane / 16 * 8;
+    keys += KN == 1 ? lane % 8 * stride + lane / 8 % 2 * 8 : (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int t = 0; t < KN; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) score[t][i] = 0;
+#pragma unroll 2
+    for (int k = 0; k < width; k += 16) {
+        uint32_t a[4];
+        ldmatrix_x4(a, queries + k);
+        if constexpr (KN == 1) {
+            uint32_t b[2];
+            ldmatrix_x2(b, keys + k);
+            product<HALF>(score[0], a, b[0], b[1]);
+        } else {
+#pragma unroll
+            for (int t = 0; t < KN; t += 2) {
+                uint32_t b[4];
+                ldmatrix_x4(b, keys + t * 8 * stride + k);
+                product<HALF>(score[t], a, b[0], b[1]);
+                product<HALF>(score[t + 1], a, b[2], b[3]);
+            }
+        }
+    }
+}
+
+// A row's state in the threads of its quad.
+template <int PAIRS>
+struct Sums {
+    // Values: two tiles of eight columns for each pair, elements as products have them.
+    float value[PAIRS * 2][4];
+    float total[4];
+    // Of rows lane / 4 and lane / 4 + 8.
+    float top[2];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 4; i++) total[i] = 0;
+#pragma unroll
+        for (int t = 0; t < PAIRS * 2; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) value[t][i] = 0;
+        top[0] = top[1] = LOWEST;
+    }
+    __device__ __forceinline__ Stats stats(int half) const { return {top[half], total[half * 2]}; }
+    __device__ __forceinline__ void raise(int half, float now) {
+        float kept = exp2_approx(top[half] - now);
+        top[half] = now;
+        total[half * 2] *= kept;
+        total[half * 2 + 1] *= kept;
+#pragma unroll
+        for (int t = 0; t < PAIRS * 2; t++) {
+            value[t][half * 2] *= kept;
+            value[t][half * 2 + 1] *= kept;
+        }
+    }
+};
+
+// Where a block puts its rows. In memory for parts, the sums of all splits come first, then their statistics.
+struct Place {
+    int64_t token, part;
+    int head;
+    bool there;
+    __device__ __forceinline__ Place(const Flash& c, const Work& w, int row) {
+        int query = row / c.group, within = row % c.group;
+        token = w.token + query;
+        head = w.kv_head * c.group + within;
+        // The split again, which is cheaper than to keep it.
+        int64_t split = blockIdx.x % c.splits;
+        part = (split * c.slots + w.slot + query) * c.kv_heads * c.group + head;
+        there = row < w.rows;
+    }
+};
+__device__ __forceinline__ float* stats_of(float* partial, int splits, int64_t rows, int value_dim, int64_t part) {
+    return partial + splits * rows * value_dim + part * 2;
+}
+
+// Calls `with(column, two elements)` for each pair of elements that this thread has of a row.
+template <int PAIRS, int WC, class WITH>
+__device__ __forceinline__ void each_pair(Sums<PAIRS>& sums, int value_dim, int wc, int half, WITH with) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < PAIRS * 2; t++) {
+        int column = (wc + t / 2 * WC) * 16 + t % 2 * 8 + lane % 4 * 2;
+        if (column < value_dim) with(column, sums.value[t][half * 2], sums.value[t][half * 2 + 1]);
+    }
+}
+
+// The statistics of a row, which the first thread of its quad keeps in memory.
+__device__ __forceinline__ Stats kept_stats(const float* before, int half) {
+    int lane = threadIdx.x % 32, first = lane / 4 * 4;
+    Stats mine = {LOWEST, 0};
+    const float* row = before + (half * 8 + lane / 4) * 2;
+    if (lane == first) mine = {row[0], row[1]};
+    return {__shfl_sync(ALL_LANES, mine.top, first), __shfl_sync(ALL_LANES, mine.total, first)};
+}
+
+// Joins a part to those before, and begins the next one. Between parts, the sums of values are in memory, and the statistics
+// of the warp's rows in `before`.
+template <int PAIRS, int WC>
+__device__ __forceinline__ void keep_part(const Flash& c, const Work& w, Sums<PAIRS>& sums, float* before, bool first, int wm,
+                                          int wc) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        Place place(c, w, w.row + wm * 16 + half * 8 + int(threadIdx.x % 32) / 4);
+        Stats part = sums.stats(half);
+        Stats all = {LOWEST, 0};
+        if (!first) all = kept_stats(before, half);
+        float2 factors = join(all, part);
+        float* row = before + (half * 8 + threadIdx.x % 32 / 4) * 2;
+        if (threadIdx.x % 4 == 0) row[0] = all.top, row[1] = all.total;
+        if (!place.there || (part.total == 0 && !first)) continue;
+        float* to = c.partial + place.part * c.value_dim;
+        each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
+            float* at = to + column;
+            at[0] = first ? low : joined(at[0], low, factors);
+            at[1] = first ? high : joined(at[1], high, factors);
+        });
+    }
+    sums.clear();
+}
+// Takes what was kept, joined with the last part.
+template <int PAIRS, int WC>
+__device__ __forceinline__ void take_parts(const Flash& c, const Work& w, Sums<PAIRS>& sums, const float* before, int wm,
+                                           int wc) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        Place place(c, w, w.row + wm * 16 + half * 8 + int(threadIdx.x % 32) / 4);
+        Stats all = kept_stats(before, half);
+        if (!place.there) continue;
+        bool some = sums.total[half * 2] != 0;
+        float2 factors = make_float2(1, 0);
+        if (some) factors = join(all, sums.stats(half));
+        const float* from = c.partial + place.part * c.value_dim;
+        each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
+            low = some ? joined(from[column], low, factors) : from[column];
+            high = some ? joined(from[column + 1], high, factors) : from[column + 1];
+        });
+        sums.top[half] = all.top;
+        sums.total[half * 2] = all.total;
+    }
+}
+// The result, or a part for `flash_combine`.
+template <int PAIRS, int WC>
+__device__ __forceinline__ void write_rows(const Flash& c, const Work& w, Sums<PAIRS>& sums, int wm, int wc) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int lane = threadIdx.x % 32;
+        Place place(c, w, w.row + wm * 16 + half * 8 + lane / 4);
+        if (!place.there) continue;
+        Stats stats = sums.stats(half);
+        if (c.splits > 1) {
+            int64_t rows = int64_t(c.slots) * c.kv_heads * c.group;
+            float* to = stats_of(c.partial, c.splits, rows, c.value_dim, place.part);
+            if (lane % 4 == 0 && wc == 0) to[0] = stats.top, to[1] = stats.total;
+            // Nobody reads the sums of a part without keys.
+            if (stats.total == 0) continue;
+            float* values = c.partial + place.part * c.value_dim;
+            each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
+                store8(values + column, make_uint2(__float_as_uint(low), __float_as_uint(high)));
+            });
+        } else {
+            float factor = last_factor(stats, c.sinks, place.head);
+            uint16_t* to = c.out + place.token * c.out_token + place.head * c.out_head;
+            each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
+                *reinterpret_cast<uint32_t*>(to + column) = f32_to_bf16x2(low * factor, high * factor);
+            });
+        }
+    }
+}
+
+// Scores as they go into the softmax: in powers of two, LOWEST for keys that the row does not see.
+template <int KN>
+__device__ __forceinline__ void finish_scores(float (&score)[KN][4], const Flash& c, const float (&factor)[2],
+                                              const Range (&sees)[2], int key, bool all_seen) {
+#pragma unroll
+    for (int t = 0; t < KN; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float x = score[t][i] * factor[i / 2];
+            if (c.softcap > 0) {
+                // cap · tanh(x / cap), by the exponential function; `factor` has no logarithm in it then.
+                float e = exp2_approx(x * (2 * LOG2E / c.softcap));
+                x = c.softcap * LOG2E * (1.0f - 2.0f / (e + 1.0f));
+            }
+            int j = key + t * 8 + i % 2;
+            score[t][i] = all_seen || (j >= sees[i / 2].start && j < sees[i / 2].end) ? x : LOWEST;
+        }
+}
+
+// WM warps along the rows of a tile, 16 each, times WC that share the keys of the scores and the columns of values: pair p of
+// eight columns is of warp p % WC. PAIRS of them for each warp, so values have up to WC · PAIRS · 16 elements. LATENT: values
+// are the first elements of keys, read once for both.
+template <class E, int WM, int WC, int PAIRS, int N, bool LATENT>
+__device__ __forceinline__ void flash(const Flash& c) {
+    typedef Load<E> L;
+    constexpr int M = WM * 16, THREADS = WM * WC * 32, KN = N / WC / 8;
+    constexpr bool HALF = L::HALF, SHARED = WC > 1;
+    extern __shared__ uint4 shared[];
+
+    Work w;
+    if (!find_work<M>(c, w)) return;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WC, wc = warp % WC;
+    int key_width = (c.key_dim + 15) / 16 * 16, value_width = (c.value_dim + 15) / 16 * 16;
+    int key_stride = key_width + 8, value_stride = LATENT ? key_stride : value_width + 8, weight_stride = N + 8;
+    // In the order of `shared_bytes` in `flash.rs`: vectors of two tiles, their scales (of keys, then of values), factors of
+    // queries, maxima of warps, statistics of parts, and the tiles.
+    int64_t* vectors = reinterpret_cast<int64_t*>(shared);
+    float* scales = reinterpret_cast<float*>(vectors + 2 * N);
+    float* factors = scales + (L::SCALED ? 4 * N : 0);
+    float* tops = factors + (HALF ? M : 0);
+    float* before = tops + (SHARED ? WC * M : 0);
+    uint16_t* queries = reinterpret_cast<uint16_t*>(before + WM * WC * 32);
+    uint16_t* keys = queries + M * key_stride;
+    uint16_t* values = keys + (LATENT && !L::DIRECT ? 0 : N * key_stride);
+    uint16_t* weights = values + N * value_stride;
+    char* raw = reinterpret_cast<char*>(weights + (SHARED ? M * weight_stride : 0));
+
+    // Rows of this thread, and what they see; the block's first and last row see the first and last key of all.
+    Range sees[2];
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = w.row + wm * 16 + half * 8 + lane / 4;
+        sees[half] = row < w.rows ? visible(c, w.first + row / c.group, w.keys) : Range{0, 0};
+    }
+    int last_row = min(w.row + M, w.rows) - 1;
+    Range first_sees = visible(c, w.first + w.row / c.group, w.keys), last_sees = visible(c, w.first + last_row / c.group, w.keys);
+    int first_key = first_sees.start, end_key = last_sees.end;
+    // Keys that all rows see.
+    int all_from = last_sees.start, all_to = w.row + M <= w.rows ? first_sees.end : 0;
+    int begin = first_key / N, end = max((end_key + N - 1) / N, begin);
+    // A warp without rows, or whose rows see no key of a tile or those behind it, only takes part in copies.
+    int warp_end = 0;
+    if (w.row + wm * 16 < w.rows)
+        warp_end = visible(c, w.first + min(w.row + wm * 16 + 15, w.rows - 1) / c.group, w.keys).end;
+    if (c.splits > 1) {
+        if (c.part) {
+            begin = max(begin, w.split * (c.part / N));
+            end = min(end, (w.split + 1) * (c.part / N));
+        } else {
+            // A few tiles at least, or joining them costs more than they do.
+            int each = max((end - begin + c.splits - 1) / c.splits, 4);
+            begin += w.split * each;
+            end = min(end, begin + each);
+        }
+    }
+
+    Source<E, N, THREADS> key_source(c.k, c.key_dim), value_source(c.v, c.value_dim);
+    auto find = [&](int tile) {
+        int slot = tile % 2;
+        for (int i = threadIdx.x; i < N; i += THREADS) {
+            int j = tile * N + i;
+            int64_t vector = j >= first_key && j < end_key ? vector_of(c, w, j) : -1;
+            vectors[slot * N + i] = vector;
+            if (L::SCALED) {
+                scales[slot * N + i] = vector >= 0 ? c.k_scales[vector] : 0.0f;
+                if (!LATENT) scales[(2 + slot) * N + i] = vector >= 0 ? c.v_scales[vector] : 0.0f;
+            }
+        }
+    };
+
+    // Pairs of eight columns that there are for this warp.
+    int pairs = (value_width / 16 - wc + WC - 1) / WC;
+    Sums<PAIRS> sums;
+    sums.clear();
+    bool kept = false;
+    int part_tiles = c.part && c.splits == 1 ? c.part / N : 0;
+
+    load_queries<HALF, M, WM * WC>(c, w, queries, key_stride, factors);
+    if (begin < end) find(begin);
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
+        if (HALF) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
+    }
+    if (begin < end) key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
+
+    for (int tile = begin; tile < end; tile++) {
+        int slot = tile % 2;
+        uint16_t* key_tile = LATENT && L::DIRECT && (tile - begin) % 2 ? values : keys;
+        const uint16_t* value_tile = LATENT ? key_tile : values;
+        // All have read what the tile is made over, and where the values of the last one lie.
+        if (LATENT && !L::DIRECT) __syncthreads();
+        key_source.finish(key_tile, raw, key_stride, vectors + slot * N, scales + slot * N);
+        if (LATENT && tile + 1 < end) find(tile + 1);
+        __syncthreads();
+        if (!LATENT) {
+            value_source.begin(values, raw, value_stride, vectors + slot * N);
+            if (tile + 1 < end) find(tile + 1);
+        } else if (tile + 1 < end) {
+            uint16_t* next = L::DIRECT && key_tile == keys ? values : keys;
+            key_source.begin(next, raw, key_stride, vectors + (1 - slot) * N);
+        }
+
+        float score[KN][4];
+        bool works = tile * N < warp_end;
+        if (works) {
+            scores_of<HALF, KN>(score, queries + wm * 16 * key_stride, key_tile + wc * KN * 8 * key_stride, key_stride, key_width);
+            bool all_seen = tile * N >= all_from && (tile + 1) * N <= all_to;
+            finish_scores<KN>(score, c, factor, sees, tile * N + wc * KN * 8 + lane % 4 * 2, all_seen);
+        }
+        float top[2] = {LOWEST, LOWEST};
+        if (works) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int t = 0; t < KN; t++) top[half] = fmaxf(top[half], fmaxf(score[t][half * 2], score[t][half * 2 + 1]));
+                top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 1));
+                top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 2));
+                if (SHARED && lane % 4 == 0) tops[wc * M + wm * 16 + half * 8 + lane / 4] = top[half];
+            }
+        }
+        if (SHARED) {
+            __syncthreads();
+            if (works) {
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int other = 0; other < WC; other++)
+                        top[half] = fmaxf(top[half], tops[other * M + wm * 16 + half * 8 + lane / 4]);
+            }
+        }
+        if (works) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                sums.raise(half, fmaxf(sums.top[half], top[half]));
+                // Of a row that has not seen a key yet, nothing is left.
+                float from = sums.top[half] == LOWEST ? 0.0f : sums.top[half];
+#pragma unroll
+                for (int t = 0; t < KN; t++)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; i++) score[t][i] = exp2_approx(score[t][i] - from);
+            }
+            if (SHARED) {
+#pragma unroll
+                for (int t = 0; t < KN; t++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        uint16_t* to = weights + (wm * 16 + half * 8 + lane / 4) * weight_stride + (wc * KN + t) * 8 + lane % 4 * 2;
+                        *reinterpret_cast<uint32_t*>(to) = packed<HALF>(score[t][half * 2], score[t][half * 2 + 1]);
+                    }
+            }
+        }
+        if (!LATENT) value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
+        if (!LATENT || SHARED) __syncthreads();
+        if (!LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
+        if (works) {
+            const uint16_t* rows = weights + (wm * 16 + lane % 16) * weight_stride + lane / 16 * 8;
+            const uint16_t* from = value_tile + lane % 16 * value_stride + lane / 16 * 8 + wc * 16;
+#pragma unroll
+            for (int k = 0; k < N; k += 16) {
+                uint32_t a[4];
+                if constexpr (SHARED) {
+                    ldmatrix_x4(a, rows + k);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[i] = packed<HALF>(score[k / 8 + i / 2][i % 2 * 2], score[k / 8 + i / 2][i % 2 * 2 + 1]);
+                }
+                constexpr uint32_t ONES = HALF ? 0x3c003c00u : 0x3f803f80u;
+                product<HALF>(sums.total, a, ONES, ONES);
+#pragma unroll
+                for (int p = 0; p < PAIRS; p++) {
+                    if (p >= pairs) continue;
+                    uint32_t b[4];
+                    ldmatrix_x4_trans(b, from + k * value_stride + p * WC * 16);
+                    product<HALF>(sums.value[p * 2], a, b[0], b[1]);
+                    product<HALF>(sums.value[p * 2 + 1], a, b[2], b[3]);
+                }
+            }
+        }
+        if (part_tiles && tile + 1 < end && (tile + 1) % part_tiles == 0) {
+            keep_part<PAIRS, WC>(c, w, sums, before + warp * 32, !kept, wm, wc);
+            kept = true;
+        }
+    }
+    if (kept) take_parts<PAIRS, WC>(c, w, sums, before + warp * 32, wm, wc);
+    write_rows<PAIRS, WC>(c, w, sums, wm, wc);
+}
+
+// ---- kernels -------------------------------------------------------------------------------------------------------------------------
+
+#define FLASH_KERNEL(NAME, E, WM, WC, PAIRS, N, LATENT, BLOCKS)                                                            \
+    KERNEL __launch_bounds__(WM * WC * 32, BLOCKS) NAME(FLASH_PARAMS) {                                                    \
+        Flash c = FLASH;                                                                                                   \
+        flash<E, WM, WC, PAIRS, N, LATENT>(c);                                                                             \
+    }
+// Kernels for values of up to 128 elements, and for wider ones and latent rows: a file for each, because what a program does
+// not need is not compiled. The first number of a name is the rows of a tile, the second the most elements of a value;
+// `flash.rs` has the same.
+#define FLASH_KERNELS(NAME, E)                                                                                             \
+    FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, 3)                                                          \
+    FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, 4)
+#define FLASH_WIDE_KERNELS(NAME, E)                                                                                        \
+    FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, 1)                                                          \
+    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, 3)                                                          \
+    FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, 2)
+// For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are.
+#define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, 1)

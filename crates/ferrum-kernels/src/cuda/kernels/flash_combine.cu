@@ -1,0 +1,38 @@
+// Joins what the parts of a row's keys gave, in their order.
+#include "flash.cuh"
+
+// A warp for each head of each slot.
+KERNEL __launch_bounds__(128)
+    flash_combine(uint16_t* out, float* partial, const float* sinks, const int* query_starts, int heads, int group,
+                  int value_dim, int64_t out_token, int64_t out_head, int splits, int min_rows, int max_rows, int slots,
+                  int seq_slots, int seqs) {
+    int64_t row = thread_number() / 32, rows = int64_t(slots) * heads;
+    if (row >= rows) return;
+    int lane = threadIdx.x % 32, token = int(row / heads), head = int(row % heads);
+    if (query_starts) {
+        int s = seq_slots ? token / seq_slots : sequence_of(query_starts, seqs, token);
+        int first = query_starts[s], end = query_starts[s + 1], all = (end - first) * group;
+        if (seq_slots) token += first - s * seq_slots;
+        if (token < first || token >= end || all < min_rows || all > max_rows) return;
+    }
+    const float* stats = stats_of(partial, splits, rows, value_dim, 0);
+    for (int d = lane * 4; d < value_dim; d += 128) {
+        Stats total = {LOWEST, 0};
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll 4
+        for (int split = 0; split < splits; split++) {
+            int64_t part = split * rows + row;
+            Stats one = {stats[part * 2], stats[part * 2 + 1]};
+            if (one.total == 0) continue;
+            uint4 x = load16(partial + part * value_dim + d);
+            float2 factors = join(total, one);
+            sum[0] = joined(sum[0], __uint_as_float(x.x), factors);
+            sum[1] = joined(sum[1], __uint_as_float(x.y), factors);
+            sum[2] = joined(sum[2], __uint_as_float(x.z), factors);
+            sum[3] = joined(sum[3], __uint_as_float(x.w), factors);
+        }
+        float factor = last_factor(total, sinks, head);
+        store8(out + token * out_token + head * out_head + d,
+               make_uint2(f32_to_bf16x2(sum[0] * factor, sum[1] * factor), f32_to_bf16x2(sum[2] * factor, sum[3] * factor)));
+    }
+}
