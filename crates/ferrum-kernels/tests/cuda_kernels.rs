@@ -113,7 +113,9 @@ fn kernels_compile_and_take_what_the_table_says() {
         .flat_map(|(file, architecture)| {
             let name = file.file_name().unwrap().to_string_lossy();
             let alone = usize::from(name.starts_with(BF16_ALONE));
-            ACTS[alone..].iter().map(move |&act| (file, architecture, act))
+            ACTS[alone..]
+                .iter()
+                .map(move |&act| (file, architecture, act))
         })
         .collect();
     let mut found = BTreeMap::new();

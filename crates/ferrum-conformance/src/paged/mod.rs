@@ -7,9 +7,11 @@
 mod blocks;
 mod refusals;
 mod step;
+mod wide;
 
 use self::refusals::{copies_out_of_range, mismatches, pools_of_nothing};
 use self::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
+use self::wide::MANY_WIDE;
 use crate::case::{Cases, both, label, probe};
 use crate::compare::Tolerance;
 use crate::core::{KINDS, Transform, TransformBuffers, transformed};
@@ -81,55 +83,6 @@ const RAGGED: &[(&str, Change)] = &[
     ("sinks, window and softcap", |s| {
         (s.sinks, s.window, s.softcap) = (true, Some(6), Some(5.0));
     }),
-];
-
-/// Cases of many sequences whose heads devices may give to matrix units.
-const MANY_WIDE: &[(&str, Change)] = &[
-    ("heads of 64", |_| {}),
-    ("heads of 64, blocks of 7, window 20", |s| {
-        (s.block_size, s.window) = (7, Some(20));
-    }),
-    ("heads of 64, sinks, window and softcap", |s| {
-        (s.sinks, s.window, s.softcap) = (true, Some(6), Some(5.0));
-    }),
-    ("heads of 64, chunks of 40 of 150 and 70", |s| {
-        (s.window, s.chunked, s.block_size) = (Some(40), true, 7);
-        s.seqs = &[(149, 1), (90, 70), (0, 150)];
-    }),
-    ("heads of 64, not causal, window 50 of 150 and 70", |s| {
-        (s.causal, s.window) = (false, Some(50));
-        s.seqs = &[(0, 150), (90, 70), (200, 1)];
-    }),
-    ("heads 7:1 of 128, decode of 1, 2 and 700 keys", |s| {
-        (s.heads, s.head_dim, s.block_size) = ((7, 1), 128, 7);
-        s.seqs = &[(0, 1), (1, 1), (699, 1), (0, 0), (299, 2)];
-    }),
-    ("heads 4:1 of 128, 130 and 17 queries beside decode", |s| {
-        (s.heads, s.head_dim, s.sinks) = ((8, 2), 128, true);
-        s.seqs = &[(130, 130), (640, 1), (20, 17), (0, 0), (63, 1)];
-    }),
-    ("heads 1:1 of 96, decode of 300 and 64 keys", |s| {
-        (s.heads, s.head_dim) = ((2, 2), 96);
-        s.seqs = &[(299, 1), (63, 1)];
-    }),
-    ("heads 4:1 of 256, 130 queries beside decode", |s| {
-        (s.heads, s.head_dim, s.block_size) = ((4, 1), 256, 32);
-        s.seqs = &[(20, 130), (300, 1), (31, 2)];
-    }),
-    (
-        "latent rows of 64, values of 48, 40 queries beside decode",
-        |s| {
-            (s.heads, s.head_dim, s.value_dim, s.latent) = ((16, 1), 64, 48, true);
-            s.seqs = &[(300, 1), (100, 40), (0, 1)];
-        },
-    ),
-    (
-        "latent rows of 576, values of 512, decode of 300 keys",
-        |s| {
-            (s.heads, s.head_dim, s.value_dim, s.latent) = ((40, 1), 576, 512, true);
-            s.seqs = &[(299, 1), (33, 1)];
-        },
-    ),
 ];
 
 /// Cases of a chunk and a prefill.
