@@ -7,9 +7,11 @@
 Ray Serve starts, watches, scales and replaces the replicas; each is an actor with one `ferrum serve` beside it. The ingress
 forwards requests as they are and answers as they come. It knows three things of them: where they begin, so that
 conversations go to the replica whose prefix cache has them; whether they ask for a stream; and what to say when a replica
-is gone in the middle of one. A request is never sent twice: an answer that was begun may have been read.
+is gone in the middle of one. A request of whose answer nothing has come is sent to another replica; one whose answer has
+begun is not, for it may have been read.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -17,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import httpx
 from fastapi import FastAPI, Request
@@ -28,6 +31,8 @@ from ray.exceptions import RayError
 PREFIX_BYTES = 512
 # Prefixes that a replica is remembered for; more than its cache holds at once.
 PREFIXES = 1024
+# How often a request of whose answer nothing has come is sent.
+ATTEMPTS = 5
 START_SECONDS = float(os.environ.get("FERRUM_START_SECONDS", "600"))
 # Headers that belong to one connection.
 HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "te", "upgrade"}
@@ -85,6 +90,11 @@ class Replica:
     def pass_on(self):
         for line in self.process.stderr:
             sys.stderr.write(line)
+        # Without its server an actor is of no use, and Ray sees the end of one sooner than a bad health. What was begun
+        # is told first.
+        self.process.wait()
+        time.sleep(0.5)
+        os._exit(1)
 
     async def check_health(self):
         """Asked by Ray; an error has the replica replaced."""
@@ -161,15 +171,21 @@ class Ingress:
         body = await request.body()
         target = request.url.path + ("?" + request.url.query if request.url.query else "")
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP}
-        handle = self.replicas.options(
-            stream=True, method_name="forward", multiplexed_model_id=prefix_key(path, body)
-        )
-        parts = handle.remote(request.method, target, headers, body)
-        parts = aiter(parts)
-        try:
-            status, kept = await anext(parts)
-        except (RayError, httpx.HTTPError) as error:
-            return JSONResponse(failure(error), status_code=503)
+        key = prefix_key(path, body)
+        for attempt in range(ATTEMPTS):
+            handle = self.replicas.options(
+                stream=True, method_name="forward", multiplexed_model_id=key
+            )
+            parts = aiter(handle.remote(request.method, target, headers, body))
+            try:
+                status, kept = await anext(parts)
+                break
+            except (RayError, httpx.HTTPError) as error:
+                if attempt + 1 == ATTEMPTS:
+                    return JSONResponse(failure(error), status_code=503)
+            # Anywhere but where others of its kind went, once that is known to be gone.
+            key = ""
+            await asyncio.sleep(0.2 * 2**attempt)
         if kept.get("content-type", "").startswith("text/event-stream"):
             return StreamingResponse(self.events(parts), status, kept)
         try:

@@ -109,10 +109,9 @@ def test_a_killed_replica_fails_its_own_requests_alone(replicas):
             failed.append(n)
             assert "gone" in error["message"], error
     print(f"{len(failed)} of {REQUESTS} failed")
-    # Requests that began after the replica was known to be gone went elsewhere.
-    known = killed_at + 15
-    assert all(started[n] < known for n in failed)
-    assert len(failed) < REQUESTS // 2
+    # Those whose answers had begun.
+    assert all(started[n] < killed_at for n in failed)
+    assert len(failed) <= 8
     deadline = time.time() + 60
     while len(servers()) < 2 or before[0] in servers():
         assert time.time() < deadline, "the replica was not replaced"
