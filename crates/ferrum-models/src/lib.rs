@@ -53,7 +53,7 @@ pub use experts::{
 };
 pub use families::{Family, family_for};
 pub use gathered::GatheredStack;
-pub use group::RunnerGroup;
+pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};
 pub use inventory::{
     CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, ExpertNormNames, HeadRows,

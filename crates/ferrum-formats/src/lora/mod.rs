@@ -14,7 +14,7 @@ use crate::safetensors::Safetensors;
 use crate::tensor::{TensorSource, TensorView};
 use crate::{FormatError, Result};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Largest rank of a pair of matrices; published adapters have 4 to 256.
 pub const MAX_LORA_RANK: usize = 1024;
@@ -22,6 +22,7 @@ pub const MAX_LORA_RANK: usize = 1024;
 /// An open adapter.
 #[derive(Debug)]
 pub struct LoraFolder {
+    opened: PathBuf,
     files: Files,
     pairs: Vec<PairNames>,
 }
@@ -80,7 +81,12 @@ impl LoraFolder {
                 gguf::scale(alpha, rank)
             })?;
             let files = Files::Gguf(file);
-            return Ok(Self { files, pairs });
+            let opened = path.to_owned();
+            return Ok(Self {
+                opened,
+                files,
+                pairs,
+            });
         }
         let (config, scaling, tensors) = peft::open(path)?;
         let pairs = pairs(
@@ -89,7 +95,16 @@ impl LoraFolder {
             |module, rank| scaling.of(module, rank),
         )?;
         let files = Files::Peft { config, tensors };
-        Ok(Self { files, pairs })
+        Ok(Self {
+            opened: path.to_owned(),
+            files,
+            pairs,
+        })
+    }
+
+    /// What it was opened with: the folder, or the GGUF file.
+    pub fn opened_path(&self) -> &Path {
+        &self.opened
     }
 
     /// The file with the weights, for messages.

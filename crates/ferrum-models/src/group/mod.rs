@@ -1,0 +1,537 @@
+//! [`RunnerGroup`]: the ranks of a model in lock step.
+//!
+//! Each rank is a [`ModelRunner`] of its own, with a rank's share of heads and widths, on a thread or in a process of its
+//! own. Rank 0 leads: it tells the others each step ([`message`]), and what it reads counts. The others [`follow`]. All get
+//! the same batches in the same order, so they make the same collectives. A rank that fails ends the group, because the
+//! others' caches no longer agree with it.
+
+mod message;
+
+use crate::batch::StepBatch;
+use crate::cache::{CacheGroup, StateSlots};
+use crate::load::{LoadProgress, Model, load_rank_weights};
+use crate::lora::{AdapterLoader, LoadedAdapter};
+use crate::readback::{Readback, StepOutput, Ticket};
+use crate::runner::{ModelRunner, RunnerConfig};
+use crate::spec::DecoderSpec;
+use crate::weights::WeightForm;
+use ferrum_formats::LoraFolder;
+use ferrum_kernels::{
+    BackendKvDtype, GroupCall, GroupRank, KvDtypeKind, KvFp16, LlmBackend, LocalGroup,
+    PagedKvShape, RowOrder, Span,
+};
+use ferrum_types::{AdapterId, Dtype, Error, Result};
+use message::Message;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+const OP: &str = "group";
+
+/// The rank that the others follow.
+const LEADER: usize = 0;
+
+/// Ranks that compute one model together, as the leading one has them.
+pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
+    spec: DecoderSpec,
+    /// Rank 0, which runs on the caller's thread.
+    first: ModelRunner<B, K>,
+    end: GroupRank,
+    /// The other ranks, where they are threads that this group has started.
+    threads: Vec<JoinHandle<()>>,
+    /// What is told next.
+    words: Vec<u32>,
+    /// Whether a message was sent whose part of the work rank 0 has not done.
+    inside: bool,
+}
+
+/// The part of a LoRA adapter that rank 0 holds, and where the others find theirs.
+pub struct GroupAdapter<B: LlmBackend> {
+    own: LoadedAdapter<B>,
+    path: PathBuf,
+}
+
+/// Loads LoRA adapters for a group, on whatever thread.
+pub struct GroupAdapterLoader<B: LlmBackend>(AdapterLoader<B>);
+
+impl<B: LlmBackend> GroupAdapterLoader<B> {
+    /// Reads an adapter and holds it against the model. The other ranks read it when it is
+    /// [added](RunnerGroup::add_adapter).
+    ///
+    /// # Errors
+    /// Those of [`AdapterLoader::load`].
+    pub fn load(&self, folder: &LoraFolder) -> Result<GroupAdapter<B>> {
+        Ok(GroupAdapter {
+            own: self.0.load(folder)?,
+            path: folder.opened_path().to_owned(),
+        })
+    }
+}
+
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
+    /// Loads a model for as many ranks as there are devices, which may be handles to the same one, in the form `W`. The
+    /// other ranks are threads.
+    ///
+    /// # Errors
+    /// Those of [`Model::cut`], [`load_rank_weights`] and [`ModelRunner::new`]; `InvalidArgument` without devices.
+    pub fn load<W: WeightForm<B>>(
+        devices: &[B],
+        model: &Model,
+        config: RunnerConfig,
+        progress: LoadProgress<'_>,
+    ) -> Result<Self> {
+        let mut runners = Vec::with_capacity(devices.len());
+        for (rank, device) in devices.iter().enumerate() {
+            runners.push(rank_runner::<B, K, W>(
+                device,
+                (model, rank, devices.len()),
+                config,
+                progress,
+            )?);
+        }
+        let mut ranks = runners.into_iter().zip(LocalGroup::ranks(devices.len()));
+        let Some((first, end)) = ranks.next() else {
+            return Err(Error::invalid(OP, "no device, expected one for each rank"));
+        };
+        let mut group = Self::lead(model.spec.clone(), first, end)?;
+        for (runner, end) in ranks {
+            let name = format!("rank {}", end.rank());
+            // The leader hears of an error from the collective that it is in.
+            let work = move || _ = follow(runner, &end);
+            let thread = std::thread::Builder::new().name(name).spawn(work);
+            let thread =
+                thread.map_err(|e| Error::invalid(OP, format!("cannot start a thread: {e}")))?;
+            group.threads.push(thread);
+        }
+        Ok(group)
+    }
+
+    /// Leads ranks that [`follow`] on other threads or in other processes: `first` is the runner of rank 0 of the
+    /// model `spec`, and `end` its end of their group.
+    ///
+    /// # Errors
+    /// Those of [`join`](ferrum_kernels::BackendCollective::join); `InvalidArgument` for another rank's end.
+    pub fn lead(spec: DecoderSpec, mut first: ModelRunner<B, K>, end: GroupRank) -> Result<Self> {
+        if end.rank() != LEADER {
+            let reason = format!("rank {} cannot lead, expected rank {LEADER}", end.rank());
+            return Err(Error::invalid(OP, reason));
+        }
+        B::join(first.context_mut(), Arc::clone(&end))?;
+        Ok(Self {
+            spec,
+            first,
+            end,
+            threads: Vec::new(),
+            words: Vec::new(),
+            inside: false,
+        })
+    }
+
+    /// The whole decoder.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.end.size()
+    }
+
+    /// The sizes that each rank was made for.
+    pub fn config(&self) -> &RunnerConfig {
+        self.first.config()
+    }
+
+    /// The KV pool of one layer on rank 0. Its number of blocks, and their size, are those of every rank.
+    pub fn pool(&self) -> PagedKvShape {
+        self.first.pool()
+    }
+
+    /// [`ModelRunner::cache_groups`] of every rank.
+    pub fn cache_groups(&self) -> &[CacheGroup] {
+        self.first.cache_groups()
+    }
+
+    /// [`ModelRunner::state_slots`] of every rank.
+    pub fn state_slots(&self) -> Option<StateSlots> {
+        self.first.state_slots()
+    }
+
+    /// [`ModelRunner::samples`] of rank 0, which alone chooses tokens.
+    pub fn samples(&self) -> bool {
+        self.first.samples()
+    }
+
+    /// [`ModelRunner::row_order`]: sums over ranks are made element by element and change nothing of it.
+    pub fn row_order(&self) -> RowOrder {
+        self.first.row_order()
+    }
+
+    /// [`ModelRunner::take_spans`] of rank 0.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn take_spans(&mut self) -> Result<Vec<Span>> {
+        self.first.take_spans()
+    }
+
+    /// [`ModelRunner::submit`] on all ranks.
+    ///
+    /// # Errors
+    /// Those of `submit`. A batch that does not fit is refused before another rank sees it; any other error ends the
+    /// group.
+    pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
+        self.first.check(batch, wanted)?;
+        message::write_step(batch, wanted, &mut self.words)?;
+        self.tell()?;
+        let ticket = self.first.submit(batch, wanted);
+        self.done(ticket)
+    }
+
+    /// [`ModelRunner::collect`] of rank 0.
+    ///
+    /// # Errors
+    /// Those of `collect`.
+    pub fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        self.first.collect(ticket, out)
+    }
+
+    /// [`submit`](Self::submit), and [`collect`](Self::collect) at once.
+    ///
+    /// # Errors
+    /// Those of `submit`.
+    pub fn run(
+        &mut self,
+        batch: &StepBatch,
+        wanted: &[Readback],
+        out: &mut StepOutput,
+    ) -> Result<()> {
+        let ticket = self.submit(batch, wanted)?;
+        self.collect(ticket, out)
+    }
+
+    /// What loads rank 0's part of LoRA adapters.
+    pub fn adapter_loader(&self) -> GroupAdapterLoader<B> {
+        GroupAdapterLoader(self.first.adapter_loader())
+    }
+
+    /// Takes a LoRA adapter on all ranks: the others read their parts from the path that rank 0 read its own from.
+    ///
+    /// # Errors
+    /// `Model` names the rank that could not read it, and no rank has the adapter then; what the device says.
+    pub fn add_adapter(&mut self, id: AdapterId, adapter: GroupAdapter<B>) -> Result<()> {
+        let path = adapter.path.to_string_lossy();
+        message::write_adapter(id, &path, &mut self.words)?;
+        self.tell()?;
+        let own = self.first.add_adapter(id, adapter.own);
+        let agreed = agree_on_adapter(&self.end, &mut self.first, id, own);
+        // Whoever refuses an adapter goes on, and so do the others without it.
+        self.inside = false;
+        agreed
+    }
+
+    /// Loads a LoRA adapter on all ranks, each its part.
+    ///
+    /// # Errors
+    /// Those of [`GroupAdapterLoader::load`] and [`add_adapter`](Self::add_adapter). The group stays as it was.
+    pub fn load_adapter(&mut self, id: AdapterId, folder: &LoraFolder) -> Result<()> {
+        let adapter = self.adapter_loader().load(folder)?;
+        self.add_adapter(id, adapter)
+    }
+
+    /// Forgets an adapter; whether it was there.
+    pub fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        message::write_removal(id, &mut self.words);
+        let told = self.tell();
+        self.inside = false;
+        // A group that has ended keeps nothing that could be used.
+        self.first.unload_adapter(id) && told.is_ok()
+    }
+
+    /// Sends the message that was written.
+    fn tell(&mut self) -> Result<()> {
+        send(&self.end, &self.words)?;
+        self.inside = true;
+        Ok(())
+    }
+
+    /// Ends the group when rank 0's part of what was told is an error.
+    fn done<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.inside = false;
+        or_abort(&self.end, result)
+    }
+}
+
+/// The others wait for the next step.
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, K> {
+    fn drop(&mut self) {
+        // A rank 0 that panicked in a step has left the others in it.
+        if self.inside {
+            self.end.abort("rank 0 did not finish a step");
+        } else if self.end.failure().is_none() {
+            message::write_stop(&mut self.words);
+            // Without the others there is nobody to stop.
+            let _ = self.tell();
+        }
+        for thread in self.threads.drain(..) {
+            // Its panic has ended the group, and was told by the step that it happened in.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Loads the runner of a rank of a model in the form `W`: rank and ranks. It is not joined yet.
+///
+/// # Errors
+/// Those of [`Model::cut`], [`load_rank_weights`] and [`ModelRunner::new`].
+pub fn rank_runner<B, K, W>(
+    device: &B,
+    (model, rank, ranks): (&Model, usize, usize),
+    config: RunnerConfig,
+    progress: LoadProgress<'_>,
+) -> Result<ModelRunner<B, K>>
+where
+    B: LlmBackend + BackendKvDtype<K>,
+    K: KvDtypeKind,
+    W: WeightForm<B>,
+{
+    let cut = model.cut(rank, ranks)?;
+    let weights = load_rank_weights::<B, W>(device, model, &cut, progress)?;
+    ModelRunner::new(device, cut.rank_spec(), weights, config)
+}
+
+/// Runs the steps that rank 0 tells of, until it says that there are no more.
+///
+/// # Errors
+/// What a step says, which ends the group; that the group has ended.
+pub fn follow<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    mut runner: ModelRunner<B, K>,
+    end: &GroupRank,
+) -> Result<()> {
+    let joined = B::join(runner.context_mut(), Arc::clone(end));
+    let followed = joined.and_then(|()| follow_steps(&mut runner, end));
+    or_abort(end, followed)
+}
+
+fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    runner: &mut ModelRunner<B, K>,
+    end: &GroupRank,
+) -> Result<()> {
+    let (mut words, mut batch) = (Vec::new(), StepBatch::default());
+    let (mut wanted, mut output) = (Vec::new(), StepOutput::default());
+    loop {
+        receive(end, &mut words)?;
+        match message::read(&words, &mut batch, &mut wanted)? {
+            Message::Step => runner.run(&batch, &wanted, &mut output)?,
+            Message::AddAdapter(id, path) => {
+                let folder = LoraFolder::open(&path).map_err(Error::from);
+                let loaded = folder.and_then(|folder| runner.load_adapter(id, &folder));
+                // An adapter that is refused here is refused by all, and the group goes on.
+                match agree_on_adapter(end, runner, id, loaded) {
+                    Err(Error::Model(_)) | Ok(()) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Message::RemoveAdapter(id) => _ = runner.unload_adapter(id),
+            Message::Stop => return Ok(()),
+        }
+    }
+}
+
+/// Tells all ranks how loading an adapter went on this one. Where it failed anywhere, none keeps it.
+fn agree_on_adapter<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+    end: &GroupRank,
+    runner: &mut ModelRunner<B, K>,
+    id: AdapterId,
+    own: Result<()>,
+) -> Result<()> {
+    let text = own
+        .as_ref()
+        .map_or_else(ToString::to_string, |()| String::new());
+    let call = GroupCall {
+        op: "adapter",
+        dtype: Dtype::U8,
+        len: 0,
+        detail: id.0 as usize,
+    };
+    end.post(call, text.len(), &mut |bytes| {
+        bytes.copy_from_slice(text.as_bytes());
+        Ok(())
+    })?;
+    let mut failed = None;
+    end.gather(&mut |ranks| {
+        let mut texts = ranks.iter().map(|text| String::from_utf8_lossy(text));
+        failed = texts.position(|text| !text.is_empty()).map(|rank| {
+            let text = String::from_utf8_lossy(ranks[rank]);
+            Error::Model(format!("rank {rank} of {}: {text}", ranks.len()))
+        });
+        Ok(())
+    })?;
+    let Some(error) = failed else {
+        return Ok(());
+    };
+    runner.unload_adapter(id);
+    Err(own.err().map_or(error, |own| Error::Model(own.to_string())))
+}
+
+/// A message, whose length the other ranks do not know.
+const MESSAGE: GroupCall = GroupCall {
+    op: "message",
+    dtype: Dtype::U32,
+    len: 0,
+    detail: LEADER,
+};
+
+fn send(end: &GroupRank, words: &[u32]) -> Result<()> {
+    end.post(MESSAGE, size_of_val(words), &mut |bytes| {
+        bytes.copy_from_slice(bytemuck::cast_slice(words));
+        Ok(())
+    })?;
+    end.gather(&mut |_| Ok(()))
+}
+
+fn receive(end: &GroupRank, words: &mut Vec<u32>) -> Result<()> {
+    end.post(MESSAGE, 0, &mut |_| Ok(()))?;
+    end.gather(&mut |ranks| {
+        let sent = bytemuck::try_cast_slice(ranks[LEADER]);
+        let sent = sent.map_err(|_| Error::invalid(OP, "a message is not of whole words"))?;
+        words.clear();
+        words.extend_from_slice(sent);
+        Ok(())
+    })
+}
+
+/// Ends the group when a rank's part of the work is an error.
+fn or_abort<T>(end: &GroupRank, result: Result<T>) -> Result<T> {
+    if let Err(error) = &result {
+        end.abort(&error.to_string());
+    }
+    result
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::batch::{LogitRows, SeqStep};
+    use crate::load::read_model;
+    use crate::weights::Expanded;
+    use ferrum_formats::ModelSource;
+    use ferrum_kernels::KvF32;
+    use ferrum_kernels::reference::ReferenceBackend;
+    use ferrum_types::BlockId;
+    use std::path::Path;
+
+    type Group = RunnerGroup<ReferenceBackend, KvF32>;
+    type Runner = ModelRunner<ReferenceBackend, KvF32>;
+
+    fn model() -> Model {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        read_model(ModelSource::open(fixtures.join("qwen2")).unwrap()).unwrap()
+    }
+
+    fn runner(model: &Model, rank: usize, ranks: usize) -> Runner {
+        let (device, config) = (ReferenceBackend::new(), RunnerConfig::single(32));
+        let part = (model, rank, ranks);
+        rank_runner::<_, KvF32, Expanded>(&device, part, config, &mut |_, _| ()).unwrap()
+    }
+
+    /// Rank 0 of a group, whose other ranks do what `work` says.
+    fn led(ranks: usize, work: fn(Runner, &GroupRank)) -> Group {
+        let model = model();
+        let mut ends = LocalGroup::ranks(ranks).into_iter();
+        let first = runner(&model, 0, ranks);
+        let mut group = Group::lead(model.spec.clone(), first, ends.next().unwrap()).unwrap();
+        for end in ends {
+            let runner = runner(&model, end.rank(), ranks);
+            let thread = std::thread::spawn(move || work(runner, &end));
+            group.threads.push(thread);
+        }
+        group
+    }
+
+    fn batch() -> StepBatch {
+        let mut batch = StepBatch::default();
+        let step = SeqStep {
+            tokens: &[1, 2, 3],
+            start: 0,
+            prompt_len: 3,
+            blocks: &[BlockId(0)],
+            hidden: false,
+            logits: LogitRows::Last,
+            adapter: None,
+        };
+        batch.push(step).unwrap();
+        batch
+    }
+
+    fn step(group: &mut Group) -> Result<()> {
+        group.run(&batch(), &[Readback::Logits], &mut StepOutput::default())
+    }
+
+    /// The other ranks are in a collective when one fails.
+    #[test]
+    fn a_rank_that_fails_ends_the_group() {
+        let mut group = led(3, |mut runner, end| match end.rank() {
+            2 => {
+                receive(end, &mut Vec::new()).unwrap();
+                end.abort("no more paper");
+            }
+            _ => assert!(follow_steps(&mut runner, end).is_err()),
+        });
+        for _ in 0..2 {
+            let text = step(&mut group).unwrap_err().to_string();
+            let expected = "rank 2 of 3 ended the group: no more paper";
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_panics_ends_the_group() {
+        let mut group = led(2, |_, _| ());
+        let text = step(&mut group).unwrap_err().to_string();
+        assert!(text.contains("rank 1"), "{text}");
+        assert!(step(&mut group).is_err());
+    }
+
+    /// Ranks that are told to stop end without an error, and may follow another leader of the same group.
+    #[test]
+    fn ranks_stop_when_the_leader_goes() {
+        let mut group = led(2, |runner, end| {
+            follow(runner, end).unwrap();
+            assert_eq!(end.failure(), None);
+        });
+        step(&mut group).unwrap();
+        let threads = std::mem::take(&mut group.threads);
+        drop(group);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn words_that_are_no_message_end_the_group() {
+        let mut group = led(2, |runner, end| {
+            let text = follow(runner, end).unwrap_err().to_string();
+            assert!(text.contains("found a message of kind 77"), "{text}");
+        });
+        group.words = vec![77];
+        group.tell().unwrap();
+        let text = step(&mut group).unwrap_err().to_string();
+        assert!(text.contains("rank 1 of 2 ended the group"), "{text}");
+    }
+
+    #[test]
+    fn a_group_needs_a_device_and_its_first_rank() {
+        let (model, config) = (model(), RunnerConfig::single(32));
+        let none = Group::load::<Expanded>(&[], &model, config, &mut |_, _| ());
+        assert!(matches!(
+            none.map(|_| ()),
+            Err(Error::InvalidArgument { .. })
+        ));
+        let end = LocalGroup::ranks(2).pop().unwrap();
+        let other = Group::lead(model.spec.clone(), runner(&model, 1, 2), end);
+        let text = other.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains("rank 1 cannot lead"), "{text}");
+    }
+}
