@@ -118,6 +118,20 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
+impl Command {
+    /// Where a model runs, for the commands that run one which generates text.
+    pub(crate) fn placement(&self) -> Option<&PlacementArgs> {
+        match self {
+            Self::Run(args) => Some(&args.device),
+            Self::Serve(args) => Some(&args.device),
+            Self::Logits(args) => Some(&args.device),
+            Self::Perplexity(args) => Some(&args.device),
+            Self::Bench(args) if args.command.is_none() => Some(&args.device),
+            _ => None,
+        }
+    }
+}
+
 /// A token id, for which spaces around it do not count.
 fn token_id(text: &str) -> Result<u32, String> {
     let text = text.trim();

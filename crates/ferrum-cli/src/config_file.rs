@@ -377,7 +377,7 @@ mod tests {
     fn every_flag_has_its_key_and_back() {
         for left_out in [
             &["layers", "draft-mtp"][..],
-            &["backend", "device", "draft-model"],
+            &["backend", "device", "draft-model", "tensor-parallel"],
         ] {
             has_its_key_and_back(left_out);
         }

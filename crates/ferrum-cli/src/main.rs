@@ -12,6 +12,7 @@ mod logging;
 mod model_argument;
 mod open;
 mod process;
+mod ranks;
 mod ui;
 mod version;
 mod weight_cache;

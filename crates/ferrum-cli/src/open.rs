@@ -10,7 +10,7 @@ use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::kv_blocks::KvBlockName;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{Gguf, LoraFolder, ModelSource};
+use ferrum_formats::{FormatError, Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::io::Read;
@@ -33,8 +33,9 @@ const MAX_JSON: u64 = 16 << 20;
 /// How long standard input may take before somebody is told that it is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-fn demo() -> Outcome<Gguf> {
-    Ok(Gguf::from_static(DEMO)?)
+/// The demo model.
+pub(crate) fn demo() -> Result<Gguf, FormatError> {
+    Gguf::from_static(DEMO)
 }
 
 /// The model at `path` or of that name, understood but not loaded.

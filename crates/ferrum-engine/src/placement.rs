@@ -6,7 +6,7 @@
 
 use crate::dispatch::{DeviceJob, KvElement};
 use crate::weight_cache::{KeptWeights, LoadStore};
-use crate::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Session, StepRunner};
+use crate::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Ranks, Session, StepRunner};
 use ferrum_formats::weight_cache::WeightCache;
 use ferrum_kernels::cpu::PackedStore;
 use ferrum_kernels::{
@@ -172,11 +172,12 @@ pub struct LoadedParts {
     pub kept: Option<KeptWeights>,
 }
 
-/// The stages of a model, in order, on open devices.
+/// The stages of a model, in order, on open devices; or its ranks, of which this process has the first.
 #[derive(Clone)]
 pub struct Placement {
     earlier: Vec<PlacedStage>,
     last: PlacedStage,
+    ranks: Option<Ranks>,
 }
 
 impl Placement {
@@ -186,7 +187,22 @@ impl Placement {
         Self {
             earlier: Vec::new(),
             last: PlacedStage { device, stage },
+            ranks: None,
         }
+    }
+
+    /// The same device as rank 0 of a group that computes the model together.
+    #[must_use]
+    pub fn with_ranks(self, ranks: Ranks) -> Self {
+        Self {
+            ranks: Some(ranks),
+            ..self
+        }
+    }
+
+    /// How many ranks compute each layer.
+    pub fn ranks(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |ranks| ranks.end.size())
     }
 
     /// Each layer of a model in a stage of its own on one device; all of them in one where the model cannot be parted.
@@ -206,7 +222,11 @@ impl Placement {
         let mut earlier = stages.collect::<Result<Vec<_>>>()?;
         let last = earlier.pop();
         let last = last.ok_or_else(|| Error::invalid("layers", "there is no stage"))?;
-        Ok(Self { earlier, last })
+        Ok(Self {
+            earlier,
+            last,
+            ranks: None,
+        })
     }
 
     /// Opens the devices for a model: those of `layers`, or else one of `kind` as [`BackendDispatch::for_model`] does.
@@ -243,8 +263,11 @@ impl Placement {
         }
         let last = stages.pop();
         let last = last.ok_or_else(|| Error::invalid("layers", "there is no stage"))?;
-        let earlier = stages;
-        Ok(Self { earlier, last })
+        Ok(Self {
+            earlier: stages,
+            last,
+            ranks: None,
+        })
     }
 
     /// The stages, in order.
@@ -252,9 +275,9 @@ impl Placement {
         self.earlier.iter().chain([&self.last])
     }
 
-    /// Whether there is one stage, with all layers.
+    /// Whether one device has the whole model: there is one stage, and no other rank.
     pub fn is_whole(&self) -> bool {
-        self.earlier.is_empty()
+        self.earlier.is_empty() && self.ranks.is_none()
     }
 
     /// The device of the last stage, which makes logits and chooses tokens.
@@ -282,13 +305,19 @@ impl Placement {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The memory that each stage takes on its device, with a cache of `kv`.
+    /// The memory that each stage takes on its device, with a cache of `kv`; of ranks, that of all on this host.
     pub fn stage_plans(
         &self,
         model: &Model,
         config: &RunnerConfig,
         kv: KvDtype,
     ) -> Vec<MemoryPlan> {
+        if let Some(Ranks { end, local, .. }) = &self.ranks
+            && let Ok(plans) = self.last.device.rank_plans(model, config, (kv, end.size()))
+        {
+            let plans = plans.into_iter().take(*local);
+            return vec![plans.fold(MemoryPlan::default(), MemoryPlan::and)];
+        }
         let plan = |placed: &PlacedStage| {
             let PlacedStage { device, stage } = placed;
             device.stage_plan(model, config, (kv, stage))
@@ -347,12 +376,13 @@ impl Placement {
         head: Option<HeadLoad<'_>>,
         progress: LoadProgress<'_>,
     ) -> Result<(Session, Option<Box<dyn StepRunner>>)> {
+        let sizes = (config, kv);
         let (runner, head) = match kv {
-            KvDtype::F32 => self.load_in::<KvF32>(model, config, head, progress)?,
-            KvDtype::F16 => self.load_in::<KvFp16>(model, config, head, progress)?,
-            KvDtype::Bf16 => self.load_in::<KvBf16>(model, config, head, progress)?,
-            KvDtype::Fp8 => self.load_in::<KvFp8>(model, config, head, progress)?,
-            KvDtype::Int8 => self.load_in::<KvInt8>(model, config, head, progress)?,
+            KvDtype::F32 => self.load_in::<KvF32>(model, sizes, head, progress)?,
+            KvDtype::F16 => self.load_in::<KvFp16>(model, sizes, head, progress)?,
+            KvDtype::Bf16 => self.load_in::<KvBf16>(model, sizes, head, progress)?,
+            KvDtype::Fp8 => self.load_in::<KvFp8>(model, sizes, head, progress)?,
+            KvDtype::Int8 => self.load_in::<KvInt8>(model, sizes, head, progress)?,
         };
         Ok((Session::new(runner), head))
     }
@@ -360,10 +390,20 @@ impl Placement {
     fn load_in<K: KvElement>(
         &self,
         model: &Model,
-        config: RunnerConfig,
+        (config, kv): (RunnerConfig, KvDtype),
         head: Option<HeadLoad<'_>>,
         progress: LoadProgress<'_>,
     ) -> Result<Runners> {
+        if let Some(ranks) = &self.ranks {
+            if head.is_some() {
+                let reason =
+                    "a draft head reads hidden states of one device, and the model is on ranks";
+                return Err(Error::invalid("ranks", reason));
+            }
+            let device = &self.last.device;
+            let runner = ranks.load::<K>(device, model, (config, kv), progress)?;
+            return Ok((runner, None));
+        }
         let mut earlier = Vec::with_capacity(self.earlier.len());
         let mut done = 0;
         for PlacedStage { device, stage } in &self.earlier {
@@ -442,6 +482,7 @@ impl Placement {
     fn store(&self, model: &Model, cache: &WeightCache) -> Result<(Self, Arc<LoadStore>), String> {
         let device = match &self.last.device {
             BackendDispatch::Cpu(device) if self.is_whole() => device,
+            _ if self.ranks.is_some() => return Err("the weights are cut for ranks".into()),
             _ if self.is_whole() => return Err("only the CPU packs weights".into()),
             _ => return Err("the layers are on several stages".into()),
         };
@@ -456,6 +497,9 @@ impl Placement {
 impl fmt::Display for Placement {
     /// As in `--layers`; the name of the backend where it has all layers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(ranks) = &self.ranks {
+            write!(f, "{} ranks of ", ranks.end.size())?;
+        }
         for (index, PlacedStage { device, stage }) in self.stages().enumerate() {
             let DeviceInfo {
                 backend, ordinal, ..

@@ -7,8 +7,8 @@
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, RowOrder, Span};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, StateLayout,
-    StateSlots, StepBatch, StepOutput, Ticket,
+    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, RunnerGroup,
+    StateLayout, StateSlots, StepBatch, StepOutput, Ticket,
 };
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
 use std::any::Any;
@@ -257,6 +257,70 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
 
     fn unload_adapter(&mut self, id: AdapterId) -> bool {
         ModelRunner::unload_adapter(self, id)
+    }
+}
+
+/// Keys, values and states are in parts on all ranks, and rank 0 cannot read those of the others.
+impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for RunnerGroup<B, K> {
+    fn backend(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn placement(&self) -> String {
+        format!("{} ranks of {}", self.ranks(), B::NAME)
+    }
+
+    fn spec(&self) -> &DecoderSpec {
+        RunnerGroup::spec(self)
+    }
+
+    fn config(&self) -> &RunnerConfig {
+        RunnerGroup::config(self)
+    }
+
+    fn pool(&self) -> PagedKvShape {
+        RunnerGroup::pool(self)
+    }
+
+    fn cache_groups(&self) -> Vec<CacheGroup> {
+        RunnerGroup::cache_groups(self).to_vec()
+    }
+
+    fn state_slots(&self) -> Option<StateSlots> {
+        RunnerGroup::state_slots(self)
+    }
+
+    fn samples(&self) -> bool {
+        RunnerGroup::samples(self)
+    }
+
+    fn row_order(&self) -> RowOrder {
+        RunnerGroup::row_order(self)
+    }
+
+    fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
+        RunnerGroup::submit(self, batch, wanted)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        RunnerGroup::collect(self, ticket, out)
+    }
+
+    fn take_spans(&mut self) -> Result<Vec<Span>> {
+        RunnerGroup::take_spans(self)
+    }
+
+    fn adapter_loader(&self) -> AdapterLoader {
+        let loader = RunnerGroup::adapter_loader(self);
+        AdapterLoader::new(move |folder| Ok(LoadedAdapter::new(loader.load(folder)?)))
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
+        RunnerGroup::add_adapter(self, id, adapter.take()?)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        RunnerGroup::unload_adapter(self, id)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{HubArgs, ModelArgs, token_id, whole};
 use crate::failure::Outcome;
+use crate::ranks;
 use clap::{Args, Subcommand, ValueEnum};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype, Placement, StageList};
 use ferrum_kernels::cpu::Isa;
@@ -52,11 +53,22 @@ pub(crate) struct PlacementArgs {
     /// behind a backend is that of its device, as in vulkan1:14-27 [default: one device has them all]
     #[arg(long, value_name = "BACKEND:FIRST-LAST,…", conflicts_with_all = ["backend", "device"])]
     pub(crate) layers: Option<StageList>,
+
+    /// How many ranks compute each layer together, each with its part of the weights: threads of this process, or under
+    /// mpirun as many processes
+    ///
+    /// `mpirun -n 2 ferrum run --tensor-parallel 2 MODEL` has two processes, on one machine or on several that find the
+    /// model at the same path. It needs a build with the feature mpi. --threads counts for each rank.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with = "layers")]
+    pub(crate) tensor_parallel: u16,
 }
 
 impl PlacementArgs {
     /// Opens the devices for a model.
     pub(crate) fn open(&self, model: &Model) -> Outcome<Placement> {
+        if let Some(placement) = ranks::place(self, model)? {
+            return Ok(placement);
+        }
         let (kind, options) = (self.device.backend, self.device.options());
         Ok(Placement::for_model(
             kind,

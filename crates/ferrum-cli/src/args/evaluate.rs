@@ -1,6 +1,8 @@
 //! Arguments of commands that look into a model: `inspect`, `logits` and `perplexity`.
 
-use super::{AdapterArgs, CacheArgs, HubArgs, ModelArgs, PlacementArgs, WeightCacheArgs, token_id};
+use super::{
+    AdapterArgs, CacheArgs, HubArgs, ModelArgs, PlacementArgs, WeightCacheArgs, token_id, whole,
+};
 use clap::Args;
 use ferrum_engine::{KvDtype, StageList};
 use std::ffi::OsString;
@@ -17,6 +19,10 @@ pub(crate) struct InspectArgs {
     /// Plan a run with this placement, such as cpu:0-13,vulkan:14-27, and say what each device needs
     #[arg(long, value_name = "BACKEND:FIRST-LAST,…")]
     pub(crate) layers: Option<StageList>,
+
+    /// Show what each of N ranks that compute each layer together holds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with = "layers")]
+    pub(crate) tensor_parallel: u16,
 
     /// Print JSON
     #[arg(long)]

@@ -38,6 +38,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         plans: placement.stage_plans(&model, &config, kv),
         placement: &placement,
     };
+    let ranks = Ranks::plan(args, &model, &placement, (&config, kv))?;
     plan.program = process::memory().map_or(0, |memory| memory.resident) + FIRST_TOUCHED;
     if args.model.path().is_none() {
         // Weights inside the program cannot be given back once they are loaded.
@@ -47,6 +48,9 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         let tokenizer = tokenizer.as_ref().ok();
         let mut json = as_json(&model, tokenizer, context, kv, &plan)?;
         json["memory_plan"]["stages"] = stages.json();
+        if let Some(ranks) = &ranks {
+            json["memory_plan"]["ranks"] = ranks.json();
+        }
         return show_json(&json);
     }
     let mut text = describe_spec(&model);
@@ -80,7 +84,55 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         let _ = writeln!(text, "  {name:<12} {:>10}", human_bytes(bytes));
     }
     text += &stages.text();
+    text += &ranks.map_or(String::new(), |ranks| ranks.text());
     show(&text)
+}
+
+/// What each of several ranks takes.
+struct Ranks(Vec<MemoryPlan>);
+
+impl Ranks {
+    /// `None` where there is one.
+    fn plan(
+        args: &InspectArgs,
+        model: &Model,
+        placement: &Placement,
+        (config, kv): (&RunnerConfig, KvDtype),
+    ) -> Outcome<Option<Self>> {
+        let ranks = usize::from(args.tensor_parallel);
+        if ranks == 1 {
+            return Ok(None);
+        }
+        let device = placement.last_device();
+        let plans = device.rank_plans(model, config, (kv, ranks))?;
+        Ok(Some(Self(plans)))
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::from("\non each rank\n");
+        for (rank, plan) in self.0.iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "  rank {rank:<7} weights {}, KV cache {}, scratch {}",
+                human_bytes(plan.weights),
+                human_bytes(plan.kv),
+                human_bytes(plan.scratch)
+            );
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        let ranks = self.0.iter().enumerate().map(|(rank, plan)| {
+            json!({
+                "rank": rank,
+                "weights_bytes": plan.weights,
+                "kv_bytes": plan.kv,
+                "scratch_bytes": plan.scratch,
+            })
+        });
+        ranks.collect()
+    }
 }
 
 /// What each stage of a run takes.

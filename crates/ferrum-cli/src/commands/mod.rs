@@ -22,9 +22,19 @@ mod verify;
 
 use crate::args::{CacheCommand, Command, VerifyCommand};
 use crate::failure::Outcome;
+use crate::ranks::{self, Role};
 
-/// Runs a command.
+/// Runs a command, or what rank 0 says where this process is another rank.
 pub(crate) fn dispatch(command: Command) -> Outcome {
+    if ranks::begin(command.placement())? == Role::Follow {
+        return ranks::follow(command.placement());
+    }
+    let outcome = run_command(command);
+    ranks::end(&outcome);
+    outcome
+}
+
+fn run_command(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::serve(&args),

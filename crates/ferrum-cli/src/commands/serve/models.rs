@@ -95,6 +95,7 @@ impl Models {
                 ("--draft-mtp", args.draft_mtp),
                 ("--revision", args.hub.revision.is_some()),
                 ("--layers", args.device.layers.is_some()),
+                ("--tensor-parallel", args.device.tensor_parallel > 1),
             ] {
                 if given {
                     let hint = match flag {
@@ -339,6 +340,7 @@ fn check_encoder_flags(args: &ServeArgs) -> Outcome {
         ("--draft-model", args.draft_model.is_some()),
         ("--draft-mtp", args.draft_mtp),
         ("--layers", args.device.layers.is_some()),
+        ("--tensor-parallel", args.device.tensor_parallel > 1),
         ("--lora", !args.lora.is_empty()),
     ];
     match flags.into_iter().find(|(_, given)| *given) {

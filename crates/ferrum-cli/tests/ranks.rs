@@ -1,0 +1,525 @@
+//! `--tensor-parallel`: ranks say what one process says, whether they are threads or processes that `mpirun` started, and a
+//! rank that is gone ends them all.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod command;
+
+use command::{fails, ferrum, fixture, json, ok, stderr};
+use serde_json::Value;
+
+const TOKENS: &str = "5,9,2,77,31,8,60,12,3,44,71,20";
+
+/// Arguments that print the logits of a fixture with so many ranks.
+fn logits(model: &str, ranks: usize) -> Vec<String> {
+    let words = [
+        "logits",
+        model,
+        "--tokens",
+        TOKENS,
+        "--json",
+        "--backend",
+        "cpu",
+    ];
+    let ranks = ranks.to_string();
+    let more = ["--threads", "1", "--tensor-parallel", &ranks];
+    let all = words.iter().chain(&more).map(|word| (*word).to_owned());
+    all.collect()
+}
+
+/// Fixtures of several families and formats of weights. All are computed in floats: a sum in another order that is rounded to
+/// a byte may be another byte.
+const MODELS: [&str; 6] = [
+    "qwen3",
+    "llama3-tied/model.gguf",
+    "mixtral",
+    "olmo2",
+    "llama-gptq4",
+    "lfm2",
+];
+
+fn rows(value: &Value) -> Vec<f64> {
+    let rows = value["logits"].as_array().unwrap().iter();
+    let numbers = rows.flat_map(|row| row.as_array().unwrap());
+    numbers.map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// Holds logits against those of one rank: within 1e-5 of their spread.
+fn check_logits(model: &str, found: &Value, alone: &Value) {
+    let (found, alone) = (rows(found), rows(alone));
+    let spread = alone.iter().copied().fold(f64::MIN, f64::max)
+        - alone.iter().copied().fold(f64::MAX, f64::min);
+    let both = found.iter().zip(&alone);
+    let difference = both.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert_eq!(found.len(), alone.len(), "{model}");
+    assert!(
+        difference <= 1e-5 * spread,
+        "{model}: {difference} of {spread}"
+    );
+}
+
+fn words(args: &[String]) -> Vec<&str> {
+    args.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn threads_give_the_logits_of_one() {
+    for model in MODELS.map(fixture) {
+        let alone = json(&words(&logits(&model, 1)));
+        for ranks in [2, 4] {
+            let found = json(&words(&logits(&model, ranks)));
+            check_logits(&model, &found, &alone);
+        }
+    }
+}
+
+#[test]
+fn ranks_say_what_one_says() {
+    let run = |ranks: &str| {
+        let args = ["run", "--temperature", "0", "-n", "24", "--backend", "cpu"];
+        let more = [
+            "--tensor-parallel",
+            ranks,
+            "--threads",
+            "1",
+            "Tell me a story.",
+        ];
+        ok(&[&args[..], &more].concat())
+    };
+    assert_eq!(run("2"), run("1"));
+    let bench = [
+        "bench", "--prompt", "4", "--gen", "2", "--repeat", "1", "--json",
+    ];
+    let more = ["--batch", "2", "--backend", "cpu", "--tensor-parallel", "2"];
+    let report = json(&[&bench[..], &more].concat());
+    assert_eq!(report["layers"], "2 ranks of cpu");
+}
+
+#[test]
+fn inspect_says_what_each_rank_holds() {
+    let model = fixture("qwen3");
+    let plan = |ranks: &str| json(&["inspect", &model, "--json", "--tensor-parallel", ranks]);
+    let whole = plan("1")["memory_plan"]["weights_bytes"].as_f64().unwrap();
+    let ranks = plan("2")["memory_plan"]["ranks"]
+        .as_array()
+        .unwrap()
+        .clone();
+    assert_eq!(ranks.len(), 2);
+    for rank in &ranks {
+        let part = rank["weights_bytes"].as_f64().unwrap() / whole;
+        assert!((0.45..0.55).contains(&part), "{part}");
+    }
+    let text = ok(&["inspect", &model, "--tensor-parallel", "2"]);
+    assert!(text.contains("  rank 1       weights "), "{text}");
+    assert!(!ok(&["inspect", &model]).contains("on each rank"));
+}
+
+#[test]
+fn a_model_that_cannot_be_cut_is_refused_with_what_can() {
+    let model = fixture("qwen3");
+    for command in [
+        &["logits", &model, "--tokens", "1"][..],
+        &["inspect", &model],
+        &["bench", &model, "--prompt", "2", "--gen", "1"],
+    ] {
+        let error = fails(&[command, &["--tensor-parallel", "64"]].concat(), b"");
+        assert!(error.contains("expected at least 64"), "{error}");
+        assert!(
+            error.contains("hint: this model can be cut for 1 to "),
+            "{error}"
+        );
+    }
+    let refused = ferrum(&["run", "--tensor-parallel", "2", "--layers", "cpu:0", "hi"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("cannot be used with"));
+}
+
+/// Processes that a launcher started compute one model, or say what is missing.
+#[test]
+fn processes_that_were_started_together_are_ranks() {
+    let run = |envs: &[(&str, &str)], args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferrum"));
+        let output = command.args(args).envs(envs.iter().copied()).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    let started = [("OMPI_COMM_WORLD_SIZE", "2")];
+    let text = run(&started, &["run", "hi"]);
+    assert!(text.contains("found 2 processes"), "{text}");
+    assert!(text.contains("--tensor-parallel 2"), "{text}");
+    if cfg!(not(feature = "mpi")) {
+        let text = run(&started, &["run", "--tensor-parallel", "2", "hi"]);
+        assert!(text.contains("this build has no MPI"), "{text}");
+        assert!(text.contains("--features mpi"), "{text}");
+        println!("skipped: processes as ranks: this build has no MPI");
+    }
+}
+
+#[cfg(feature = "mpi")]
+mod processes {
+    use super::{MODELS, check_logits, fixture, json, logits, words};
+    use serde_json::Value;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpStream;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    /// `mpirun` with so many processes; `None`, with a word why, where there is none.
+    fn mpirun(processes: usize) -> Option<Command> {
+        if Command::new("mpirun").arg("--version").output().is_err() {
+            println!("skipped: there is no mpirun");
+            return None;
+        }
+        let mut command = Command::new("mpirun");
+        let flags = [
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+        ];
+        command.args(flags).args(["-n", &processes.to_string()]);
+        Some(command)
+    }
+
+    const FERRUM: &str = env!("CARGO_BIN_EXE_ferrum");
+
+    #[test]
+    fn processes_give_the_bits_of_threads() {
+        for model in MODELS.map(fixture) {
+            let alone = json(&words(&logits(&model, 1)));
+            for ranks in [2, 4] {
+                let Some(mut command) = mpirun(ranks) else {
+                    return;
+                };
+                let args = logits(&model, ranks);
+                let output = command.arg(FERRUM).args(&args).output().unwrap();
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{model}: {said}");
+                // One rank alone prints.
+                let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+                check_logits(&model, &found, &alone);
+                assert_eq!(found, json(&words(&args)), "{model}: {ranks} ranks");
+            }
+        }
+    }
+
+    #[test]
+    fn what_goes_wrong_is_said_once() {
+        let Some(mut command) = mpirun(2) else {
+            return;
+        };
+        let args = [
+            "run",
+            "--tensor-parallel",
+            "2",
+            "--raw",
+            "/nowhere/model.gguf",
+            "hi",
+        ];
+        let output = command.arg(FERRUM).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && output.stdout.is_empty(),
+            "{said}"
+        );
+        assert_eq!(said.matches("error: ").count(), 1, "{said}");
+    }
+
+    /// A job that does not outlive its test.
+    struct Job(Child);
+
+    impl Drop for Job {
+        fn drop(&mut self) {
+            // Mostly it has ended; what it started ends with it.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// The numbers of the processes that a process has started, and of those that they have.
+    fn descendants(of: u32) -> Vec<u32> {
+        // Any of its threads may have started one.
+        let threads = std::fs::read_dir(format!("/proc/{of}/task"))
+            .into_iter()
+            .flatten();
+        let children = threads.filter_map(|thread| {
+            std::fs::read_to_string(thread.ok()?.path().join("children")).ok()
+        });
+        let children = children.collect::<Vec<_>>().concat();
+        let own = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        own.flat_map(|pid| [vec![pid], descendants(pid)].concat())
+            .collect()
+    }
+
+    /// A server of two ranks by a prepared `mpirun`: the job, where it answers, and what it says from then on.
+    fn serve(mut command: Command) -> (Job, String, std::thread::JoinHandle<String>) {
+        let args = [
+            "serve",
+            "--port",
+            "0",
+            "--backend",
+            "cpu",
+            "--tensor-parallel",
+            "2",
+        ];
+        command.arg(FERRUM).args(args).args(["--threads", "1"]);
+        let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut job = Job(child.unwrap());
+        let mut said = BufReader::new(job.0.stderr.take().unwrap());
+        let (mut address, mut before) = (String::new(), String::new());
+        loop {
+            let mut line = String::new();
+            let length = said.read_line(&mut line).unwrap();
+            assert_ne!(length, 0, "it ended: {before}");
+            before += &line;
+            if let Some((_, url)) = line.split_once("API base") {
+                let host = url.trim().trim_start_matches("http://");
+                address = host.trim_end_matches("/v1").to_owned();
+            }
+            if line.trim().starts_with("log level") {
+                break;
+            }
+        }
+        let rest = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = said.read_to_string(&mut text);
+            text
+        });
+        (job, address, rest)
+    }
+
+    /// What a request is answered; empty where nobody answers any more.
+    fn ask(address: &str, head: &str, body: &str) -> String {
+        let mut answer = Vec::new();
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            let length = body.len();
+            let rest = format!("Host: x\r\nConnection: close\r\nContent-Length: {length}");
+            let request = format!("{head} HTTP/1.1\r\n{rest}\r\n\r\n{body}");
+            let _ = stream.write_all(request.as_bytes());
+            let _ = stream.read_to_end(&mut answer);
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    fn complete(address: &str) -> String {
+        let body = r#"{"prompt": [5, 9, 2, 77], "max_tokens": 8, "temperature": 0}"#;
+        let Ok(mut stream) = TcpStream::connect(address) else {
+            return String::new();
+        };
+        let rest = format!(
+            "Host: x\r\nConnection: close\r\nContent-Length: {}",
+            body.len()
+        );
+        let request = format!(
+            "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n{rest}\r\n\r\n{body}"
+        );
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    /// Waits until a job has ended, and says how long that took and whether health was red before.
+    fn await_end(job: &mut Job, address: &str) -> (Duration, bool) {
+        let (start, mut red) = (Instant::now(), false);
+        while job.0.try_wait().unwrap().is_none() {
+            let waited = start.elapsed();
+            assert!(waited < Duration::from_secs(60), "it did not end");
+            red |= ask(address, "GET /health", "").starts_with("HTTP/1.1 503");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (start.elapsed(), red)
+    }
+
+    /// Kills rank 1 of a server; what the job says, whether health was red and whether `mpirun` failed.
+    fn kill_a_rank(command: Command) -> (String, String, bool, bool) {
+        let (mut job, address, rest) = serve(command);
+        let answer = complete(&address);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let mut ranks = descendants(job.0.id());
+        ranks.retain(|pid| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let mut variables = environment.split(|&byte| byte == 0);
+            variables.any(|variable| variable == b"OMPI_COMM_WORLD_RANK=1")
+        });
+        assert_eq!(ranks.len(), 1, "{ranks:?}");
+        // Somebody is being answered; of an idle server, the next step would tell.
+        let busy = address.clone();
+        let asking = std::thread::spawn(move || while !complete(&busy).is_empty() {});
+        let pid = ranks[0].to_string();
+        let killed = Command::new("kill").args(["-9", &pid]).status();
+        assert!(killed.unwrap().success());
+        let (took, red) = await_end(&mut job, &address);
+        println!("ended after {took:.1?}");
+        asking.join().unwrap();
+        let failed = !job.0.wait().unwrap().success();
+        let sentence = format!("rank 1 of 2 ended the group: process {pid} on ");
+        (rest.join().unwrap(), sentence, red, failed)
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_ends_the_job() {
+        let Some(mut command) = mpirun(2) else {
+            return;
+        };
+        // mpirun leaves the others to themselves.
+        command.arg("--enable-recovery");
+        let (said, sentence, red, _) = kill_a_rank(command);
+        assert!(said.contains(&sentence), "{said}");
+        assert!(red, "health was not red: {said}");
+        // It ends the others at once, mostly before they can say why, and says so itself.
+        let Some(command) = mpirun(2) else {
+            return;
+        };
+        let (said, sentence, _, failed) = kill_a_rank(command);
+        assert!(failed, "{said}");
+        let mpirun = "exited on signal 9";
+        assert!(said.contains(&sentence) || said.contains(mpirun), "{said}");
+    }
+
+    #[test]
+    fn a_server_of_processes_ends_when_it_is_asked_to() {
+        let Some(command) = mpirun(2) else {
+            return;
+        };
+        let (mut job, address, rest) = serve(command);
+        let text = |answer: String| {
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+            let body: Value = serde_json::from_str(body).unwrap();
+            body["choices"][0]["text"].clone()
+        };
+        // The same alone and among others.
+        let alone = text(complete(&address));
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| text(complete(&address)));
+            let asked: Vec<_> = (0..4).map(|_| ask()).collect();
+            asked
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        assert!(all.iter().all(|found| *found == alone), "{all:?} {alone}");
+        let ranks = descendants(job.0.id());
+        for pid in ranks {
+            // The other rank takes no notice.
+            let _ = Command::new("kill")
+                .args(["-15", &pid.to_string()])
+                .status();
+        }
+        let (_, _) = await_end(&mut job, &address);
+        let said = rest.join().unwrap();
+        assert!(job.0.wait().unwrap().success(), "{said}");
+        assert!(!said.contains("error"), "{said}");
+    }
+
+    /// Two network namespaces with a cable between them; gone when it is dropped.
+    struct Hosts;
+
+    impl Hosts {
+        /// `None`, with a word why, where this process may not make them.
+        fn connect() -> Option<Self> {
+            // What an earlier run left goes first.
+            drop(Self);
+            let made = "ip netns add ferrum-a && ip netns add ferrum-b &&
+                ip link add fe-a netns ferrum-a type veth peer name fe-b netns ferrum-b &&
+                ip -n ferrum-a addr add 10.77.0.1/24 dev fe-a && ip -n ferrum-b addr add 10.77.0.2/24 dev fe-b &&
+                ip -n ferrum-a link set lo up && ip -n ferrum-b link set lo up &&
+                ip -n ferrum-a link set fe-a up && ip -n ferrum-b link set fe-b up &&
+                unshare --uts true";
+            let output = Command::new("sh").args(["-c", made]).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let hosts = Self;
+            if output.status.success() {
+                return Some(hosts);
+            }
+            println!("skipped: there are no network namespaces: {said}");
+            None
+        }
+    }
+
+    impl Drop for Hosts {
+        fn drop(&mut self) {
+            for name in ["ferrum-a", "ferrum-b"] {
+                // What still runs there has lost its job.
+                let ended = "ip netns pids $0 | xargs -r kill -9; ip netns del $0";
+                let _ = Command::new("sh").args(["-c", ended, name]).output();
+            }
+        }
+    }
+
+    /// A server with a rank on each of two hosts, whose link then goes down.
+    #[test]
+    fn a_host_that_is_cut_off_ends_the_job() {
+        if mpirun(2).is_none() {
+            return;
+        }
+        let Some(_hosts) = Hosts::connect() else {
+            return;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        // What Open MPI starts its daemon on the other host with, in place of ssh: host, command.
+        let agent = dir.path().join("agent");
+        let script = "#!/bin/sh\nshift\n\
+            exec ip netns exec ferrum-b unshare --uts sh -c 'hostname host-b; exec sh -c \"$0\"' \"$*\"\n";
+        std::fs::write(&agent, script).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&agent, executable).unwrap();
+        let agent = agent.to_str().unwrap();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", "ferrum-a", "unshare", "--uts", "sh", "-c"]);
+        command.args(["hostname host-a; exec \"$@\"", "sh"]);
+        command.args(["mpirun", "--allow-run-as-root", "--enable-recovery"]);
+        command.args([
+            "--bind-to",
+            "none",
+            "-n",
+            "2",
+            "--host",
+            "10.77.0.1,10.77.0.2",
+        ]);
+        for (name, value) in [
+            ("plm_rsh_agent", agent),
+            ("btl", "tcp,self"),
+            ("btl_tcp_if_include", "10.77.0.0/24"),
+            ("oob_tcp_if_include", "10.77.0.0/24"),
+        ] {
+            command.args(["--mca", name, value]);
+        }
+        let inside = |address: &str| {
+            let ask = "exec 3<>/dev/tcp/$0/$1; printf '%b' \"$2\" >&3; cat <&3";
+            let (host, port) = address.rsplit_once(':').unwrap();
+            let body = r#"{"prompt": [5, 9, 2, 77], "max_tokens": 8, "temperature": 0}"#;
+            let head = "POST /v1/completions HTTP/1.1\\r\\nContent-Type: application/json\\r\\nHost: x\\r\\n";
+            let rest = format!(
+                "Connection: close\\r\\nContent-Length: {}\\r\\n\\r\\n{body}",
+                body.len()
+            );
+            let request = format!("{head}{rest}");
+            let command = [
+                "netns", "exec", "ferrum-a", "bash", "-c", ask, host, port, &request,
+            ];
+            let output = Command::new("ip").args(command).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let (mut job, address, rest) = serve(command);
+        let answer = inside(&address);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let down = ["-n", "ferrum-b", "link", "set", "fe-b", "down"];
+        assert!(Command::new("ip").args(down).status().unwrap().success());
+        let start = Instant::now();
+        // `mpirun` itself waits for the daemon of the other host; the ranks do not.
+        let name = std::path::Path::new(FERRUM).canonicalize().unwrap();
+        let is_rank =
+            |pid: &u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok() == Some(name.clone());
+        while descendants(job.0.id()).iter().any(is_rank) {
+            assert!(start.elapsed() < Duration::from_secs(60), "it did not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        println!("ended after {:.1?}", start.elapsed());
+        let _ = job.0.kill();
+        drop(_hosts);
+        let said = rest.join().unwrap();
+        assert!(said.contains("rank 1 of 2 ended the group: "), "{said}");
+        assert!(said.contains("on host-b for 2.5 s"), "{said}");
+    }
+}

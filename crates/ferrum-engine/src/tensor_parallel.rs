@@ -1,0 +1,448 @@
+//! Ranks that compute one model together (tensor parallelism): how they meet, and what each of them does.
+//!
+//! Rank 0 leads. It loads its part of a model like any model, with [`Ranks`] in the [`Placement`](crate::Placement), and
+//! gets a runner like any other. Before that, it tells the other ranks what to load, in a message of plain integers that
+//! they hold against the model that they find. Those ranks do nothing but [`serve_rank`]: load their part, follow the
+//! steps, and wait for the next model. Whether they are threads or processes is the group's business.
+
+use crate::dispatch::{BackendDispatch, BackendOptions, DeviceJob, KvDtype, KvElement};
+use crate::runner::StepRunner;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::{
+    BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    LlmBackend,
+};
+use ferrum_models::{
+    KvLayout, LoadProgress, MemoryPlan, Model, RunnerConfig, RunnerGroup, WeightForm, follow,
+    rank_memory_plan, rank_runner,
+};
+use ferrum_types::{Dtype, Error, Result};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const OP: &str = "ranks";
+
+/// Most ranks that a model is tried for, to say how many it can be cut for.
+const MOST_RANKS: usize = 1024;
+
+/// What rank 0 knows of its group.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    /// Its end.
+    pub end: GroupRank,
+    /// Ranks that share the memory of this host, this one among them.
+    pub local: usize,
+    /// Where the others find the model; empty for the one inside the program.
+    pub path: String,
+}
+
+/// What the ranks load next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Order {
+    path: String,
+    fingerprint: u64,
+    kv: KvDtype,
+    config: RunnerConfig,
+}
+
+/// The first number of an order; there is nothing more to load after another one.
+const LOAD: u64 = 0x6665_7272_756d_0001;
+const DISMISSED: u64 = 0x6665_7272_756d_0002;
+
+/// Numbers of an order before its path.
+const NUMBERS: usize = 14;
+
+impl Order {
+    fn of(model: &Model, ranks: &Ranks, (config, kv): (RunnerConfig, KvDtype)) -> Self {
+        Self {
+            path: ranks.path.clone(),
+            fingerprint: fingerprint(model),
+            kv,
+            config,
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let config = &self.config;
+        let (layout, block_size) = match config.layout {
+            KvLayout::Paged { block_size } => (0, block_size),
+            KvLayout::Grouped { block_size } => (1, block_size),
+            KvLayout::Contiguous => (2, 0),
+        };
+        let kv = KvDtype::NAMES.iter().position(|(_, kv)| *kv == self.kv);
+        let sizes = [
+            kv.unwrap_or(usize::MAX),
+            config.context,
+            config.max_seqs,
+            config.max_tokens,
+            config.max_logit_rows,
+            config.kv_tokens,
+            config.kept_states,
+            layout,
+            block_size,
+            config.profile.into(),
+            self.path.len(),
+            0,
+        ];
+        let sizes = sizes.map(|n| n as u64);
+        let numbers: [u64; NUMBERS] = std::array::from_fn(|i| match i {
+            0 => LOAD,
+            1 => self.fingerprint,
+            _ => sizes[i - 2],
+        });
+        let mut bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        bytes.extend_from_slice(self.path.as_bytes());
+        bytes
+    }
+
+    /// Reads an order; `None`: the rank is dismissed.
+    fn from_bytes(bytes: &[u8]) -> Result<Option<Self>> {
+        let wrong = |what: &str| Error::invalid(OP, format!("an order has {what}"));
+        let (numbers, _) = bytes.as_chunks::<8>();
+        let number = |i: usize| -> Result<u64> {
+            let number = numbers.get(i).map(|n| u64::from_le_bytes(*n));
+            number.ok_or_else(|| wrong("too few numbers"))
+        };
+        match number(0)? {
+            DISMISSED => return Ok(None),
+            LOAD => {}
+            _ => return Err(wrong("a beginning that is not known")),
+        }
+        let size = |i: usize| -> Result<usize> {
+            let size = usize::try_from(number(i + 2)?).ok();
+            size.filter(|&n| n <= i32::MAX as usize)
+                .ok_or_else(|| wrong("a size that does not fit 31 bits"))
+        };
+        let kv = KvDtype::NAMES.get(size(0)?);
+        let (_, kv) = *kv.ok_or_else(|| wrong("a KV cache that is not known"))?;
+        let block_size = size(8)?;
+        let layout = match size(7)? {
+            0 => KvLayout::Paged { block_size },
+            1 => KvLayout::Grouped { block_size },
+            2 => KvLayout::Contiguous,
+            _ => return Err(wrong("a layout that is not known")),
+        };
+        let profile = size(9)? != 0;
+        let path = bytes.get(8 * NUMBERS..).unwrap_or_default();
+        let path = (numbers.len() >= NUMBERS && path.len() == size(10)?)
+            .then(|| String::from_utf8(path.to_vec()).ok());
+        Ok(Some(Self {
+            path: path
+                .flatten()
+                .ok_or_else(|| wrong("another path than it says"))?,
+            fingerprint: number(1)?,
+            kv,
+            config: RunnerConfig {
+                context: size(1)?,
+                max_seqs: size(2)?,
+                max_tokens: size(3)?,
+                max_logit_rows: size(4)?,
+                kv_tokens: size(5)?,
+                kept_states: size(6)?,
+                layout,
+                profile,
+            },
+        }))
+    }
+}
+
+/// What tells a model, and the program that reads it, from others.
+fn fingerprint(model: &Model) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    env!("CARGO_PKG_VERSION").hash(&mut hasher);
+    format!("{:?}", model.spec).hash(&mut hasher);
+    model.tensors().total_bytes().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A message whose length the other ranks do not know.
+fn call(op: &'static str) -> GroupCall {
+    GroupCall {
+        op,
+        dtype: Dtype::U8,
+        len: 0,
+        detail: 0,
+    }
+}
+
+/// Sends bytes from rank 0, or waits for them.
+fn tell(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
+    end.post(call(op), bytes.len(), &mut |to| {
+        to.copy_from_slice(bytes);
+        Ok(())
+    })?;
+    let mut told = Vec::new();
+    end.gather(&mut |ranks| {
+        told.extend_from_slice(ranks[0]);
+        Ok(())
+    })?;
+    Ok(told)
+}
+
+/// Says that there is nothing more to load, which ends [`serve_rank`] on the other ranks.
+///
+/// # Errors
+/// That the group has ended.
+pub fn dismiss_ranks(end: &GroupRank) -> Result<()> {
+    tell(end, "order", &DISMISSED.to_le_bytes()).map(drop)
+}
+
+/// What a rank other than the first does: loads its part of what rank 0 says, as `open` finds it and on what `device`
+/// opens for it, follows the steps, and waits for the next model, until it is dismissed.
+///
+/// # Errors
+/// What went wrong on this rank, which ends the group; that the group has ended.
+pub fn serve_rank(
+    end: &GroupRank,
+    open: &dyn Fn(&str) -> Result<Model>,
+    device: &dyn Fn(&Model) -> Result<BackendDispatch>,
+) -> Result<()> {
+    let served = loop {
+        let told = tell(end, "order", &[]);
+        match told.and_then(|bytes| Order::from_bytes(&bytes)) {
+            Ok(None) => return Ok(()),
+            Err(error) => break Err(error),
+            Ok(Some(order)) => {
+                if let Err(error) = follow_order(end, &order, open, device) {
+                    break Err(error);
+                }
+            }
+        }
+    };
+    if let Err(error) = &served {
+        end.abort(&error.to_string());
+    }
+    served
+}
+
+fn follow_order(
+    end: &GroupRank,
+    order: &Order,
+    open: &dyn Fn(&str) -> Result<Model>,
+    device: &dyn Fn(&Model) -> Result<BackendDispatch>,
+) -> Result<()> {
+    let model = open(&order.path)?;
+    if fingerprint(&model) != order.fingerprint {
+        return Err(Error::Model(format!(
+            "{:?}: this is another model than rank 0 has, or another version of this program",
+            order.path
+        )));
+    }
+    let device = device(&model)?;
+    let rank = RankLoad {
+        model: &model,
+        config: order.config,
+        end,
+        progress: &mut |_, _| (),
+    };
+    match order.kv {
+        KvDtype::F32 => device.with_kv::<KvF32, _>(&model, Follow(rank)),
+        KvDtype::F16 => device.with_kv::<KvFp16, _>(&model, Follow(rank)),
+        KvDtype::Bf16 => device.with_kv::<KvBf16, _>(&model, Follow(rank)),
+        KvDtype::Fp8 => device.with_kv::<KvFp8, _>(&model, Follow(rank)),
+        KvDtype::Int8 => device.with_kv::<KvInt8, _>(&model, Follow(rank)),
+    }
+}
+
+/// What a rank loads.
+struct RankLoad<'a, 'p> {
+    model: &'a Model,
+    config: RunnerConfig,
+    end: &'a GroupRank,
+    progress: LoadProgress<'p>,
+}
+
+/// Loads a rank other than the first and follows.
+struct Follow<'a, 'p>(RankLoad<'a, 'p>);
+
+impl<K: KvDtypeKind> DeviceJob<K> for Follow<'_, '_> {
+    type Output = ();
+
+    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
+        self,
+        (loading, _): (&B, &B),
+    ) -> Result<()> {
+        let RankLoad {
+            model,
+            config,
+            end,
+            progress,
+        } = self.0;
+        let part = (model, end.rank(), end.size());
+        let runner = rank_runner::<B, K, W>(loading, part, config, progress)?;
+        tell(end, "loaded", &[])?;
+        follow(runner, end)
+    }
+}
+
+/// Loads rank 0 and leads.
+struct Lead<'a, 'p>(RankLoad<'a, 'p>);
+
+impl<K: KvDtypeKind> DeviceJob<K> for Lead<'_, '_> {
+    type Output = Box<dyn StepRunner>;
+
+    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
+        self,
+        (loading, _): (&B, &B),
+    ) -> Result<Self::Output> {
+        let RankLoad {
+            model,
+            config,
+            end,
+            progress,
+        } = self.0;
+        let part = (model, 0, end.size());
+        let runner = rank_runner::<B, K, W>(loading, part, config, progress)?;
+        tell(end, "loaded", &[])?;
+        let group = RunnerGroup::lead(model.spec.clone(), runner, end.clone())?;
+        Ok(Box::new(group))
+    }
+}
+
+impl Ranks {
+    /// Has all ranks load their parts of a model; the runner is that of the group.
+    pub(crate) fn load<K: KvElement>(
+        &self,
+        device: &BackendDispatch,
+        model: &Model,
+        (config, kv): (RunnerConfig, KvDtype),
+        progress: LoadProgress<'_>,
+    ) -> Result<Box<dyn StepRunner>> {
+        check_cut(model, self.end.size())?;
+        let order = Order::of(model, self, (config, kv));
+        tell(&self.end, "order", &order.to_bytes())?;
+        let rank = RankLoad {
+            model,
+            config,
+            end: &self.end,
+            progress,
+        };
+        let loaded = device.with_kv::<K, _>(model, Lead(rank));
+        if let Err(error) = &loaded {
+            // The others have loaded what has no use now.
+            self.end.abort(&error.to_string());
+        }
+        loaded
+    }
+}
+
+/// Says whether a model can be cut for so many ranks.
+///
+/// # Errors
+/// [`Error::Model`] says what is too small, and for how many ranks the model can be cut.
+pub fn check_cut(model: &Model, ranks: usize) -> Result<()> {
+    let Err(error) = model.cut(0, ranks) else {
+        return Ok(());
+    };
+    let most = (1..ranks.min(MOST_RANKS)).rev();
+    let most = most.into_iter().find(|&n| model.cut(0, n).is_ok());
+    Err(Error::Model(format!(
+        "{error}\nhint: this model can be cut for 1 to {} ranks",
+        most.unwrap_or(1)
+    )))
+}
+
+/// The settings of one of several ranks on this machine: where nobody says how many threads each has, its share of those
+/// that one process would have.
+///
+/// # Errors
+/// What the CPU says.
+pub fn rank_options(options: BackendOptions, rank: usize, ranks: usize) -> Result<BackendOptions> {
+    if options.threads.is_some() {
+        return Ok(options);
+    }
+    let config = CpuConfig {
+        threads: None,
+        isa: options.isa,
+    };
+    let all = CpuBackend::with_config(config)?.threads();
+    Ok(BackendOptions {
+        threads: Some(share(all, rank, ranks)),
+        ..options
+    })
+}
+
+/// At least one.
+fn share(all: usize, rank: usize, ranks: usize) -> usize {
+    (all * (rank + 1) / ranks - all * rank / ranks).max(1)
+}
+
+impl BackendDispatch {
+    /// The memory that each of so many ranks takes of a device like this one.
+    ///
+    /// # Errors
+    /// Those of [`check_cut`].
+    pub fn rank_plans(
+        &self,
+        model: &Model,
+        config: &RunnerConfig,
+        (kv, ranks): (KvDtype, usize),
+    ) -> Result<Vec<MemoryPlan>> {
+        check_cut(model, ranks)?;
+        let policy = self.weight_policy(model);
+        let plan = |rank| {
+            let cut = &model.cut(rank, ranks)?;
+            Ok(match kv {
+                KvDtype::F32 => rank_memory_plan::<KvF32>(model, policy, config, cut),
+                KvDtype::F16 => rank_memory_plan::<KvFp16>(model, policy, config, cut),
+                KvDtype::Bf16 => rank_memory_plan::<KvBf16>(model, policy, config, cut),
+                KvDtype::Fp8 => rank_memory_plan::<KvFp8>(model, policy, config, cut),
+                KvDtype::Int8 => rank_memory_plan::<KvInt8>(model, policy, config, cut),
+            })
+        };
+        (0..ranks).map(plan).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(layout: KvLayout) -> Order {
+        Order {
+            path: "models/ä b".into(),
+            fingerprint: u64::MAX - 1,
+            kv: KvDtype::Int8,
+            config: RunnerConfig {
+                layout,
+                profile: true,
+                kept_states: 3,
+                ..RunnerConfig::single(77)
+            },
+        }
+    }
+
+    #[test]
+    fn an_order_arrives_as_it_was_given() {
+        for layout in [
+            KvLayout::Contiguous,
+            KvLayout::Paged { block_size: 8 },
+            KvLayout::Grouped { block_size: 32 },
+        ] {
+            let order = order(layout);
+            assert_eq!(Order::from_bytes(&order.to_bytes()), Ok(Some(order)));
+        }
+        assert_eq!(Order::from_bytes(&DISMISSED.to_le_bytes()), Ok(None));
+    }
+
+    #[test]
+    fn an_order_that_is_cut_or_changed_is_refused() {
+        let bytes = order(KvLayout::Contiguous).to_bytes();
+        for end in 0..bytes.len() {
+            assert!(Order::from_bytes(&bytes[..end]).is_err(), "{end}");
+        }
+        // Every number but the fingerprint, the sizes and whether ops are measured has few values.
+        for number in [0, 2, 9, 12] {
+            let mut wrong = bytes.clone();
+            wrong[8 * number..][..8].fill(0xfe);
+            assert!(Order::from_bytes(&wrong).is_err(), "{number}");
+        }
+    }
+
+    #[test]
+    fn ranks_share_the_threads() {
+        let shares = |all, ranks| -> Vec<_> { (0..ranks).map(|r| share(all, r, ranks)).collect() };
+        assert_eq!(shares(8, 2), [4, 4]);
+        assert_eq!(shares(7, 3), [2, 2, 3]);
+        assert_eq!(shares(1, 2), [1, 1]);
+    }
+}
