@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Ranks beside one process with as many threads: the same model, alternating runs, medians and the ratio.
+
+    python3 tools/models/make_random_model.py qwen3-0.6b /tmp/qwen3-0.6b-q8_0.gguf --format gguf --dtype q8_0
+    cargo build --release --features mpi
+    python3 bench/ranks.py --model /tmp/qwen3-0.6b-q8_0.gguf --ranks 2
+
+`--threads-only` measures ranks that are threads of one process, which needs no MPI.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ferrum", default="target/release/ferrum")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--gen", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads-only", action="store_true")
+    return parser.parse_args()
+
+
+def measure(args, before, more):
+    """Tokens per second of prompt and answer."""
+    command = [*before, args.ferrum, "bench", args.model, "--backend", "cpu", "--json", "--repeat", "1"]
+    command += ["--prompt", str(args.prompt), "--gen", str(args.gen), *more]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return report["prefill_tokens_per_s"], report["decode_tokens_per_s"]
+
+
+def main():
+    args = arguments()
+    n = str(args.ranks)
+    mpirun = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", n]
+    ways = {
+        f"one process, {n} threads": ([], ["--threads", n]),
+        f"{n} ranks of a thread": ([], ["--threads", "1", "--tensor-parallel", n]),
+    }
+    if not args.threads_only:
+        ways[f"{n} processes of a thread"] = (mpirun, ["--threads", "1", "--tensor-parallel", n])
+    found = {way: [] for way in ways}
+    for _ in range(args.rounds):
+        for way, (before, more) in ways.items():
+            found[way].append(measure(args, before, more))
+    first = None
+    for way, runs in found.items():
+        prefill, decode = (statistics.median(run[i] for run in runs) for i in (0, 1))
+        first = first or (prefill, decode)
+        spread = max(run[1] for run in runs) / min(run[1] for run in runs) - 1
+        print(
+            f"{way:28} prompt {prefill:8.1f} tok/s ({prefill / first[0]:.2f}x), "
+            f"answer {decode:7.2f} tok/s ({decode / first[1]:.2f}x), spread {spread:.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
