@@ -249,7 +249,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         ctx.launch(
             "compute_ids_tpe",
             (In::Moe, "sort_pairs"),
-            (1, 256, 0),
+            (shape.experts.div_ceil(4), 128, 0),
             args,
         )
     }

@@ -101,27 +101,36 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
     for (int i = 0; i < top_k; i++) out[i] = out[i] / factor * scale;
 }
 
-// Pairs by expert, in their own order within one; a thread for each expert of a single block.
-KERNEL __launch_bounds__(256) sort_pairs(int* ids, int* tpe, int* offsets, const int* expert_ids, int pairs, int experts) {
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        int count = 0;
-        for (int p = 0; p < pairs; p++) count += expert_ids[p] == e;
-        tpe[e] = count;
+// Pairs by expert, in their own order within one. A warp for each expert, which reads all pairs twice: it counts those of
+// lower experts and its own, then writes its own behind the former. So no warp waits for another.
+KERNEL __launch_bounds__(128) sort_pairs(int* ids, int* tpe, int* offsets, const int* expert_ids, int pairs, int experts) {
+    int expert = int(thread_number() / 32), lane = threadIdx.x % 32;
+    if (expert >= experts) return;
+    int lower = 0, own = 0;
+#pragma unroll 4
+    for (int p = lane; p < pairs; p += 32) {
+        int of = expert_ids[p];
+        lower += of >= 0 && of < expert;
+        own += of == expert;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int next = 0;
-        for (int e = 0; e < experts; e++) {
-            offsets[e] = next;
-            next += tpe[e];
-        }
-        offsets[experts] = next;
+#pragma unroll
+    for (int flip = 16; flip > 0; flip /= 2) {
+        lower += __shfl_xor_sync(ALL_LANES, lower, flip);
+        own += __shfl_xor_sync(ALL_LANES, own, flip);
     }
-    __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        int next = offsets[e];
-        for (int p = 0; p < pairs; p++)
-            if (expert_ids[p] == e) ids[next++] = p;
+    if (lane == 0) {
+        tpe[expert] = own;
+        offsets[expert] = lower;
+        if (expert == experts - 1) offsets[experts] = lower + own;
+    }
+    if (own == 0) return;
+#pragma unroll 4
+    for (int first = 0; first < pairs; first += 32) {
+        int p = first + lane;
+        bool mine = p < pairs && expert_ids[p] == expert;
+        unsigned all = __ballot_sync(ALL_LANES, mine);
+        if (mine) ids[lower + __popc(all & ((1u << lane) - 1))] = p;
+        lower += __popc(all);
     }
 }
 
