@@ -2,17 +2,21 @@
 //! kernels as on a card, with both elements that activations can have.
 
 use ferrum_conformance::{Filter, run_cuda};
-use ferrum_kernels::Backend;
-use ferrum_kernels::cuda::{CudaAct, CudaBackend};
+use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
+use ferrum_kernels::{Backend, RowOrder};
 use half::bf16;
 
-fn conforms<A: CudaAct>() {
+/// Opens the device of the emulator; none without a compiler.
+fn opened<A: CudaAct>(options: CudaOptions) -> Option<CudaBackend<A>> {
     if let Err(reason) = ferrum_cuda_emulator::load() {
         println!("skipped: {reason}");
-        return;
+        return None;
     }
-    let device = CudaBackend::<A>::open(0).expect("the emulator opens");
-    let report = run_cuda(&device, &Filter::all());
+    Some(CudaBackend::open_with(0, options).expect("the emulator opens"))
+}
+
+fn conforms<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) {
+    let report = run_cuda(device, filter);
     println!("{device:?} {:?}\n{}", device.info(), report.table());
     let failures = report.failures();
     assert!(
@@ -26,10 +30,26 @@ fn conforms<A: CudaAct>() {
 
 #[test]
 fn f32_activations() {
-    conforms::<f32>();
+    if let Some(device) = opened::<f32>(CudaOptions::default()) {
+        conforms(&device, &Filter::all());
+    }
 }
 
 #[test]
 fn bf16_activations() {
-    conforms::<bf16>();
+    if let Some(device) = opened::<bf16>(CudaOptions::default()) {
+        conforms(&device, &Filter::all());
+    }
+}
+
+/// Rows have equal bits in products of all sizes, through tiles of 16 to 64 rows.
+#[test]
+fn batch_invariant() {
+    let options = CudaOptions {
+        batch_invariant: true,
+    };
+    if let Some(device) = opened::<bf16>(options) {
+        assert_eq!(device.row_order(), RowOrder::BitEqual);
+        conforms(&device, &Filter::new("alone and together"));
+    }
 }

@@ -157,6 +157,13 @@ EMULATOR_PLAIN static inline void mma_f16(float (&c)[4], const uint32_t (&a)[4],
 }
 
 static inline void cp_async16(void* dst, const void* src) { emulator_cp_async(dst, src, 16); }
+// Zeros are there at once, which is as early as they may be; copies are as late as they may be.
+static inline void cp_async16_or_zeros(void* dst, const void* src, bool there) {
+    if (there) emulator_cp_async(dst, src, 16);
+    else store16(dst, make_uint4(0, 0, 0, 0));
+}
+static inline void cp_async8(void* dst, const void* src) { emulator_cp_async(dst, src, 8); }
+static inline void cp_async4(void* dst, const void* src) { emulator_cp_async(dst, src, 4); }
 static inline void cp_async_commit() { emulator_cp_async_commit(); }
 template <int GROUPS>
 static inline void cp_async_wait() {

@@ -446,6 +446,9 @@ const DENSE: &[(&str, Change)] = &[
     ("70 tokens, 4 of 6, one for all", |s| {
         (s.tokens, s.top_k, s.shape, s.favourite) = (70, 4, shape(6, 31, 33), true);
     }),
+    ("150 tokens, 2 of 2", |s| {
+        (s.tokens, s.shape) = (150, shape(2, 70, 40))
+    }),
     ("200 tokens, 8 of 64", |s| {
         (s.tokens, s.top_k, s.shape) = (200, 8, shape(64, 48, 64));
     }),

@@ -67,6 +67,9 @@ sources! {
     FlashWideInt8 => "flash_wide_int8.cu", false;
     FlashCombine => "flash_combine.cu", false;
     Kv => "kv.cu", true;
+    Gemv => "gemv.cu", true;
+    TileHalf => "tile_half.cu", true;
+    TilePacked => "tile_packed.cu", false;
     Quant => "quant.cu", false;
     Moe => "moe.cu", false;
     Sample => "sample.cu", true;
@@ -84,6 +87,8 @@ headers! {
     "common.cuh",
     "intrinsics.cuh",
     "flash.cuh",
+    "packed.cuh",
+    "tile.cuh",
 }
 
 /// The options of a compilation.

@@ -1,13 +1,15 @@
 //! Products with dense matrices, and rows by index.
 //!
-//! One scheme for any number of rows: a warp makes a column for one, four or eight rows, and the order of its sums does
-//! not depend on which. So a row has the same bits alone and among many.
+//! Activations of bf16 go through `tile.rs`. Those of f32 have one scheme for any number of rows: a warp makes a column for
+//! one, four or eight rows, and the order of its sums does not depend on which. So a row has the same bits alone and among
+//! many.
 
 use super::BACKEND;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::role::{CudaAct, of_role};
+use super::tile::{self, TileOut, TileRows};
 use super::weight::{CudaWeight, Slab, row_stride};
 use crate::backend::check::{self, elements};
 use crate::backend::{ColumnsShape, DeviceBuffer, GemmShape, RowShape};
@@ -70,6 +72,10 @@ pub(super) fn slab_product<A: CudaAct, T: FloatElement>(
     out: &mut CudaBuffer<T>,
     GemmShape { rows, n, k }: GemmShape,
 ) -> Result<()> {
+    if tile::is_for::<A>() {
+        let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
+        return tile::product(ctx, op, TileRows::of(x, rows, k), slab.into(), out);
+    }
     let (kernel, tile) = row_tile(rows);
     let blocks = elements(op, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
     let args = [

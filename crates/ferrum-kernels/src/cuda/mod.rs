@@ -3,8 +3,9 @@
 //! [`CudaBackend`] is generic over the element of activations. With bf16 it is what models run on: activations take half the
 //! memory and go through tensor cores, sums, the residual stream and logits are f32. With f32 nothing between two products
 //! is rounded, which is what tests hold against other implementations (`role.rs` says how kernels have both forms).
-//! Dense weights keep the precision of the file and are widened in registers. Quantised
-//! weights stay integers (`pack.rs` says how they lie), and are multiplied with activations that were rounded to 8 bits.
+//! Dense weights keep the precision of the file, quantised ones stay integers (`pack.rs` says how they lie). `tile.rs` says
+//! which kernel multiplies bf16 with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
+//! and a few rows with quantised weights, take f32 sums and products of bytes.
 //!
 //! * `driver.rs` is all that calls the driver, whose library is opened at run time; `compiler.rs` all that calls NVRTC.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
@@ -37,6 +38,7 @@ mod pack;
 mod quant;
 mod role;
 mod sample;
+mod tile;
 mod weight;
 
 pub use self::buffer::CudaBuffer;
@@ -159,9 +161,11 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         true
     }
 
+    /// With activations of bf16, the number of rows decides which kernels run, and a few rows of them are rounded to 8 bits
+    /// for products with quantised weights, and keys are parted among blocks by what fills the device; `batch_invariant` leaves one order of sums.
     fn row_order(&self) -> RowOrder {
         if A::DTYPE == Dtype::BF16 && !self.batch_invariant() {
-            RowOrder::Within(flash::ROW_DIFFERENCE)
+            RowOrder::Within(flash::ROW_DIFFERENCE.max(tile::ROW_DIFFERENCE))
         } else {
             RowOrder::BitEqual
         }

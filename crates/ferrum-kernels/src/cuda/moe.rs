@@ -8,6 +8,7 @@ use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
 use super::quant::{CudaQuantWeight, QuantSlab, is_native_layer, kernels, quantise, weight_args};
 use super::role::{CudaAct, of_role};
+use super::tile::{self, Epilogue, TileOut, TilePairs, TileRows};
 use super::weight::row_stride;
 use super::{elementwise, norm, quant};
 use crate::backend::check::{self, elements};
@@ -83,6 +84,70 @@ impl CudaExperts {
             }
         }
     }
+}
+
+/// The same by tiles of pairs, with what follows on the sums; to activations, or with a flag to f32.
+fn tiled_product<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    (x, share): (TileRows, usize),
+    experts: &CudaExperts,
+    routing: &Routing<A>,
+    (at, is_f32, pairs): (u64, bool, usize),
+    epilogue: Epilogue,
+) -> Result<()> {
+    let ExpertShape {
+        experts: count, n, ..
+    } = experts.shape;
+    let of = TilePairs {
+        ids: (&routing.ids).into(),
+        offsets: (&routing.offsets).into(),
+        pairs,
+        experts: count,
+        share,
+    };
+    let out = TileOut {
+        at,
+        is_f32,
+        columns: n,
+        first: 0,
+        n,
+    };
+    let weight = (&experts.slab).into();
+    tile::pairs(ctx, op, (x, of), weight, (out, epilogue))
+}
+
+/// Gate and up by tiles: the second product takes the first, in f32, as the factor of its sums.
+fn tiled_gate_up<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: (TileRows, usize),
+    [gate, up]: [ExpertMaps<'_, CudaBackend<A>>; 2],
+    (activation, routing): (ExpertActivation, &Routing<A>),
+    (out, pairs): (u64, usize),
+) -> Result<()> {
+    let elements = elements(op, &[pairs, gate.matrices.shape.n, size_of::<f32>()])?;
+    let gated = ctx.beside(elements)?;
+    let bias = |maps: ExpertMaps<'_, CudaBackend<A>>| Epilogue {
+        bias: maps.bias.into(),
+        ..Epilogue::NONE
+    };
+    let to = (gated, true, pairs);
+    tiled_product(ctx, op, x, gate.matrices, routing, to, bias(gate))?;
+    let (activation, alpha, limit) = match activation {
+        ExpertActivation::Silu => (1, 0.0, 0.0),
+        ExpertActivation::GeluTanh => (2, 0.0, 0.0),
+        ExpertActivation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
+    };
+    let epilogue = Epilogue {
+        gate: Arg::At(gated),
+        activation,
+        alpha,
+        limit,
+        ..bias(up)
+    };
+    let to = (out, false, pairs);
+    tiled_product(ctx, op, x, up.matrices, routing, to, epilogue)
 }
 
 /// `out[pair, n] = x · expert(pair)ᵀ`, where `share` pairs have a row of x; the caller has checked all arguments.
@@ -270,6 +335,16 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             ExpertInput::PerToken => (x, shape.tokens, shape.top_k),
             ExpertInput::PerPair => (x, lens.pairs, 1),
         };
+        if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
+            let (x, rows, share) = x;
+            let x = (TileRows::of(x, rows, shape.experts.k), share);
+            let to = (out.at(0), false, lens.pairs);
+            let epilogue = Epilogue {
+                bias: experts.bias.into(),
+                ..Epilogue::NONE
+            };
+            return tiled_product(ctx, OP, x, experts.matrices, routing, to, epilogue);
+        }
         let to = ((&mut *out).into(), lens.pairs);
         pair_product(ctx, OP, x, experts.matrices, routing, to)?;
         add_bias(ctx, OP, experts, routing, (out.into(), lens.out))
@@ -288,6 +363,11 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         let maps = [gate, up].map(|maps| (maps, maps.matrices.shape));
         let input = ExpertInput::PerToken;
         let lens = check::moe_product(OP, (x, input), &maps, routing, out, shape)?;
+        if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
+            let x = TileRows::of(x, shape.tokens, shape.experts.k);
+            let (of, to) = ((activation, routing), (out.at(0), lens.pairs));
+            return tiled_gate_up(ctx, OP, (x, shape.top_k), [gate, up], of, to);
+        }
         let x = (x, shape.tokens, shape.top_k);
         let gated = ctx.beside(lens.out.saturating_mul(size_of::<A>()))?;
         pair_product(

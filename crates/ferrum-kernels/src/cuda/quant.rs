@@ -1,7 +1,8 @@
 //! Products with quantised weights: ggml blocks, and layers of quantised checkpoints.
 //!
 //! Activations become codes of 8 bits with a scale for each 32 numbers, each row by itself; products are sums of integers,
-//! and the f32 sums over groups have one order. So a row has the same bits alone and among many.
+//! and the f32 sums over groups have one order. So a row has the same bits alone and among many. More than a few rows of
+//! bf16 are multiplied by tiles instead, for which the weight becomes bf16 on its way (`tile.rs`).
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
@@ -10,6 +11,7 @@ use super::context::{Arg, CudaContext};
 use super::gemm::{self, COLUMNS, row_tile};
 use super::pack::{Format, GROUP, PackedSlab, Source};
 use super::role::{CudaAct, of_role};
+use super::tile::{self, TileOut, TileRows, TileWeight};
 use super::weight::{self, Slab};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
@@ -220,6 +222,12 @@ fn product<A: CudaAct, T: FloatElement>(
             }
             QuantSlab::Packed(slab) => slab,
         };
+        if tile::takes_rows(ctx, rows) {
+            let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
+            let weight = TileWeight::Packed(slab);
+            tile::product(ctx, op, TileRows::of(x, rows, k), weight, out)?;
+            continue;
+        }
         let codes = match (&slab.order, plain) {
             (None, Some(codes)) => codes,
             (None, None) => *plain.insert(quantise(ctx, op, x, Arg::At(0), (rows, k))?),

@@ -90,6 +90,33 @@ struct Int8 {
     static __device__ __forceinline__ float read(const Stored* at) { return float(*at); }
 };
 
+// Eight elements of a weight on their way, so that several loads are under way before the first is used.
+template <class E>
+struct Eight {
+    uint4 bits;
+    __device__ __forceinline__ void load(const uint16_t* at) { bits = load16_once(at); }
+    __device__ __forceinline__ void zero() { bits = make_uint4(0, 0, 0, 0); }
+    __device__ __forceinline__ void get(float (&out)[8]) const {
+        uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint16_t element = uint16_t(words[i / 2] >> 16 * (i % 2));
+            out[i] = E::read(&element);
+        }
+    }
+};
+template <>
+struct Eight<F32> {
+    uint4 low, high;
+    __device__ __forceinline__ void load(const float* at) { low = load16_once(at), high = load16_once(at + 4); }
+    __device__ __forceinline__ void zero() { low = high = make_uint4(0, 0, 0, 0); }
+    __device__ __forceinline__ void get(float (&out)[8]) const {
+        uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = __uint_as_float(words[i]);
+    }
+};
+
 // ---- sums ----------------------------------------------------------------------------------------------------------------
 
 // The sum over a warp, in one order, in all its lanes.

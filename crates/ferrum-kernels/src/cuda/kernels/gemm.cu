@@ -49,6 +49,8 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::St
                                        int k, int64_t stride, int columns, int64_t first, int64_t n) {                  \
         product<E, OUT, ROWS>(out, x, weight, rows, k, stride, columns, first, n);                                      \
     }
+// Activations of bf16 have gemv.cu and tiles.
+#ifndef ACT_BF16
 GEMM(gemm_f32_1_act, F32, Act, 1)
 GEMM(gemm_f32_1_f32, F32, F32, 1)
 GEMM(gemm_f32_4_act, F32, Act, 4)
@@ -67,18 +69,29 @@ GEMM(gemm_bf16_4_act, BF16, Act, 4)
 GEMM(gemm_bf16_4_f32, BF16, F32, 4)
 GEMM(gemm_bf16_8_act, BF16, Act, 8)
 GEMM(gemm_bf16_8_f32, BF16, F32, 8)
+#endif
 
 // One row alone, and one column.
 template <class E>
 __device__ __forceinline__ void product_of_row(Act::Stored* out, const Act::Stored* x, const typename E::Stored* w, int k,
                                                int lane) {
+    const int AHEAD = 4;
     float sum = 0;
-    for (int at = lane * 8; at < k; at += 256) {
-        float a[8], b[8];
-        E::read8(w + at, a);
-        x8(x, at, k, is_wide(at, k), b);
+    for (int first = lane * 8; first < k; first += 256 * AHEAD) {
+        Eight<E> ahead[AHEAD];
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum = fmaf(a[i], b[i], sum);
+        for (int i = 0; i < AHEAD; i++)
+            if (first + 256 * i < k) ahead[i].load(w + first + 256 * i);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int at = first + 256 * i;
+            if (at >= k) break;
+            float a[8], b[8];
+            ahead[i].get(a);
+            x8(x, at, k, is_wide(at, k), b);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum = fmaf(a[j], b[j], sum);
+        }
     }
     sum = warp_sum(sum);
     if (lane == 0) Act::write(out, sum);

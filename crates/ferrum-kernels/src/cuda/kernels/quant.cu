@@ -1,81 +1,8 @@
 // Products with quantised matrices: integer dot products of codes with activations of 8 bits.
 //
-// A group is 32 numbers of a row. Its codes lie in planes: the lower bits (2 or 4), then the upper ones (0, 1, 2 or 4),
-// each so that a shift and a mask give four codes in the bytes of a word. Scales are of one of two forms:
-//   flat:   value = d.x · (code - zero) + d.y, with d for each group (d.y only where `has_min`);
-//   nested: value = d.x · scale · (code - zero) - d.y · minimum, with d for each 256 numbers and a signed byte of
-//           scale and a byte of minimum for each 16.
-// Sums of codes are exact, and those of floats have one order: a row's bits depend on the row alone.
-#include "common.cuh"
-
-struct Weight {
-    const uint8_t *low, *high;
-    const uint32_t* subs;  // null: flat
-    const float* d;
-    int zero, has_min, table;
-};
-
-// Codes of IQ4 and of MXFP4 stand for these, sixteen signed bytes each.
-__device__ __forceinline__ uint4 table_of(int table) {
-    return table == 1 ? make_uint4(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u)
-                      : make_uint4(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu);
-}
-// Four codes of four bits, each as its signed byte of a table.
-__device__ __forceinline__ int look_up(uint32_t codes, uint4 table) {
-    uint32_t at = (codes & 7) | (codes >> 4 & 0x70) | (codes >> 8 & 0x700) | (codes >> 12 & 0x7000);
-    uint32_t upper = (codes >> 3 & 0x01010101u) * 255;
-    return int((__byte_perm(table.x, table.y, at) & ~upper) | (__byte_perm(table.z, table.w, at) & upper));
-}
-
-// The codes of a group, four to a word.
-template <int BITS>
-__device__ __forceinline__ void codes_of(const Weight& w, int64_t group, int (&q)[8]) {
-    if (BITS < 4) {
-        uint2 low = load8(w.low + group * 8);
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] = (i < 4 ? low.x : low.y) >> 2 * (i % 4) & 0x03030303u;
-    } else {
-        uint4 low = load16_once(w.low + group * 16);
-        uint32_t words[4] = {low.x, low.y, low.z, low.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] = words[i / 2] >> 4 * (i % 2) & 0x0f0f0f0fu;
-    }
-    if (BITS == 3 || BITS == 5) {
-        uint32_t high = reinterpret_cast<const uint32_t*>(w.high)[group];
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] |= (high >> i & 0x01010101u) << (BITS - 1);
-    }
-    if (BITS == 6) {
-        uint2 high = load8(w.high + group * 8);
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] |= ((i < 4 ? high.x : high.y) >> 2 * (i % 4) & 0x03030303u) << 4;
-    }
-    if (BITS == 8) {
-        uint4 high = load16_once(w.high + group * 16);
-        uint32_t words[4] = {high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] |= (words[i / 2] >> 4 * (i % 2) & 0x0f0f0f0fu) << 4;
-    }
-    if (BITS == 4 && w.table) {
-        uint4 table = table_of(w.table);
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] = look_up(uint32_t(q[i]), table);
-    }
-}
-
-// What a group's 16 numbers `half` are multiplied with, and what is added to each: value = factor · (code - zero) + rest.
-__device__ __forceinline__ void scale_of(const Weight& w, int64_t group, int64_t row, int groups, int half, float& factor,
-                                         float& rest) {
-    if (!w.subs) {
-        factor = w.has_min ? w.d[2 * group] : w.d[group];
-        rest = w.has_min ? w.d[2 * group + 1] : 0.0f;
-        return;
-    }
-    int64_t super = row * ((groups + 7) / 8) + (group - row * groups) / 8;
-    uint32_t sub = w.subs[group] >> 16 * half;
-    factor = w.d[2 * super] * float(int8_t(sub));
-    rest = -w.d[2 * super + 1] * float(sub >> 8 & 255);
-}
+// `packed.cuh` says how codes and scales lie. Sums of codes are exact, and those of floats have one order: a row's bits
+// depend on the row alone.
+#include "packed.cuh"
 
 // ---- activations -------------------------------------------------------------------------------------------------------
 
@@ -117,16 +44,60 @@ __device__ __forceinline__ float add_group(const int8_t* x, const float* x_scale
     return fmaf(x_scales[from], both, sum);
 }
 
-// The same of group `g` of a row of the weight and one of the activations.
+// A group of a weight on its way: codes, and what makes its two factors.
 template <int BITS>
-__device__ __forceinline__ float group_sum(const int8_t* x, const float* x_scales, const int* x_sums, const Weight& w,
-                                           int64_t row, int groups, int g, int64_t x_row, float sum) {
-    int q[8];
-    float factor[2], rest[2];
-    codes_of<BITS>(w, row * groups + g, q);
-    scale_of(w, row * groups + g, row, groups, 0, factor[0], rest[0]);
-    scale_of(w, row * groups + g, row, groups, 1, factor[1], rest[1]);
-    return add_group(x, x_scales, x_sums, x_row * groups + g, q, factor, rest, w.zero, sum);
+struct Group {
+    PlaneBytes bytes;
+    uint32_t sub;
+    float d, rest;
+
+    __device__ __forceinline__ void load(const Weight& w, int64_t row, int groups, int g) {
+        int64_t group = row * groups + g;
+        bytes = load_group<BITS>(w, group);
+        if (w.subs) {
+            sub = w.subs[group];
+            uint2 both = load8(w.d + 2 * (row * ((groups + 7) / 8) + g / 8));
+            d = __uint_as_float(both.x), rest = __uint_as_float(both.y);
+        } else {
+            d = w.d[w.has_min ? 2 * group : group];
+            rest = w.has_min ? w.d[2 * group + 1] : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void scales(const Weight& w, float (&factors)[2], float (&rests)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            factors[half] = w.subs ? d * float(int8_t(sub >> 16 * half)) : d;
+            rests[half] = w.subs ? -rest * float(sub >> 16 * half + 8 & 255) : rest;
+        }
+    }
+};
+
+// A lane's part of a row of the weight with ROWS rows of the activations, of which `rows` are there. It asks for AHEAD groups
+// before it uses the first, so that enough bytes are on their way; the order of its sums is that of the groups.
+template <int BITS, int ROWS>
+__device__ __forceinline__ void lane_sums(const int8_t* x, const float* x_scales, const int* x_sums, const Weight& w,
+                                          int64_t weight_row, int groups, int64_t x_row, int64_t rows,
+                                          float (&sums)[ROWS]) {
+    const int AHEAD = BITS == 8 || ROWS > 4 ? 2 : 4;
+    for (int first = threadIdx.x % 32; first < groups; first += 32 * AHEAD) {
+        Group<BITS> ahead[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + 32 * i < groups) ahead[i].load(w, weight_row, groups, first + 32 * i);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int g = first + 32 * i, q[8];
+            if (g >= groups) break;
+            float factor[2], rest[2];
+            codes_of<BITS>(ahead[i].bytes, w.table, q);
+            ahead[i].scales(w, factor, rest);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (r >= rows) break;
+                sums[r] = add_group(x, x_scales, x_sums, (x_row + r) * groups + g, q, factor, rest, w.zero, sums[r]);
+            }
+        }
+    }
 }
 
 // A warp makes a column for up to ROWS rows; its lanes stride over groups.
@@ -139,19 +110,7 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t*
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
     if (column >= columns) return;
     float sums[ROWS] = {};
-    for (int g = lane; g < groups; g += 32) {
-        int64_t group = int64_t(column) * groups + g;
-        int q[8];
-        codes_of<BITS>(w, group, q);
-        float factor[2], rest[2];
-        scale_of(w, group, column, groups, 0, factor[0], rest[0]);
-        scale_of(w, group, column, groups, 1, factor[1], rest[1]);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (row + r >= rows) break;
-            sums[r] = add_group(x, x_scales, x_sums, (row + r) * groups + g, q, factor, rest, w.zero, sums[r]);
-        }
-    }
+    lane_sums<BITS, ROWS>(x, x_scales, x_sums, w, column, groups, row, rows - row, sums);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= rows) break;
@@ -160,22 +119,21 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t*
     }
 }
 
-#define WEIGHT_PARAMS                                                                                                   \
-    const uint8_t *low, const uint8_t *high, const uint32_t *subs, const float *d, int zero, int has_min, int table
-#define WEIGHT {low, high, subs, d, zero, has_min, table}
 #define QUANT_GEMM(NAME, BITS, OUT, ROWS)                                                                                \
     KERNEL __launch_bounds__(128, 3) NAME(OUT::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,  \
                                           WEIGHT_PARAMS, int rows, int groups, int columns, int64_t first, int64_t n) { \
         Weight w = WEIGHT;                                                                                              \
         product<BITS, OUT, ROWS>(out, x, x_scales, x_sums, w, rows, groups, columns, first, n);                         \
     }
-#define QUANT_GEMM_BITS(BITS)                                                                                           \
-    QUANT_GEMM(quant_gemm_##BITS##_1_act, BITS, Act, 1)                                                                 \
-    QUANT_GEMM(quant_gemm_##BITS##_1_f32, BITS, F32, 1)                                                                 \
-    QUANT_GEMM(quant_gemm_##BITS##_4_act, BITS, Act, 4)                                                                 \
-    QUANT_GEMM(quant_gemm_##BITS##_4_f32, BITS, F32, 4)                                                                 \
-    QUANT_GEMM(quant_gemm_##BITS##_8_act, BITS, Act, 8)                                                                 \
-    QUANT_GEMM(quant_gemm_##BITS##_8_f32, BITS, F32, 8)
+#define QUANT_GEMM_ROWS(BITS, ROWS)                                                                                     \
+    QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_act, BITS, Act, ROWS)                                                       \
+    QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_f32, BITS, F32, ROWS)
+// More than four rows of bf16 are products of tiles.
+#ifdef ACT_BF16
+#define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4)
+#else
+#define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4) QUANT_GEMM_ROWS(BITS, 8)
+#endif
 QUANT_GEMM_BITS(2)
 QUANT_GEMM_BITS(3)
 QUANT_GEMM_BITS(4)
@@ -197,9 +155,9 @@ __device__ __forceinline__ void pair_product(Act::Stored* out, const int8_t* x, 
     int expert = expert_ids[pair];
     if (expert < 0 || expert >= experts) return;
     int64_t row = int64_t(expert) * n + column;
-    float sum = 0;
-    for (int g = lane; g < groups; g += 32) sum = group_sum<BITS>(x, x_scales, x_sums, w, row, groups, g, pair / share, sum);
-    sum = warp_sum(sum);
+    float sums[1] = {};
+    lane_sums<BITS, 1>(x, x_scales, x_sums, w, row, groups, pair / share, 1, sums);
+    float sum = warp_sum(sums[0]);
     if (lane == 0) Act::write(out + int64_t(pair) * n + column, sum);
 }
 #define QUANT_MOE(NAME, BITS)                                                                                           \

@@ -1,0 +1,86 @@
+// Products of few rows of bf16 with dense matrices: what decoding is made of, and bound by the bytes of the weight.
+//
+// A warp makes COLUMNS columns for ROWS rows. It asks for several pieces of the weight before it uses the first, so that
+// enough bytes are on their way, and columns share what is read of x. Where there are few columns, two or four warps share
+// them, each with its part of every stretch of k; their sums are added in one order. Rows of x and of the weight have one
+// stride, a multiple of eight, with zeros behind k.
+#include "common.cuh"
+#ifdef ACT_BF16  // there is nothing here for activations of f32
+
+// AHEAD pieces of each column are asked for at once. `parts` warps share a column.
+template <class E, int ROWS, int COLUMNS, int AHEAD>
+__device__ __forceinline__ void product(void* out, int is_f32, const uint16_t* x, const typename E::Stored* weight, int rows,
+                                        int stride, int columns, int64_t first, int64_t n, int parts) {
+    __shared__ float shared[4][ROWS * COLUMNS];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % parts;
+    int column = (int(blockIdx.x) * (4 / parts) + warp / parts) * COLUMNS;
+    const int step = 256 * AHEAD;
+    float sums[ROWS][COLUMNS] = {};
+    for (int from = part * step; from < stride; from += parts * step) {
+        Eight<E> w[AHEAD][COLUMNS];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int at = from + i * 256 + lane * 8;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                if (at < stride && column + c < columns) w[i][c].load(weight + int64_t(column + c) * stride + at);
+                else w[i][c].zero();
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int at = from + i * 256 + lane * 8;
+            float b[ROWS][8];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (r < rows && at < stride) {
+                    BF16::read8(x + int64_t(r) * stride + at, b[r]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) b[r][j] = 0;
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                float a[8];
+                w[i][c].get(a);
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sums[r][c] = fmaf(a[j], b[r][j], sums[r][c]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS * COLUMNS; i++) {
+        float sum = warp_sum(sums[i / COLUMNS][i % COLUMNS]);
+        if (lane == 0) shared[warp][i] = sum;
+    }
+    __syncthreads();
+    if (part || lane >= ROWS * COLUMNS) return;
+    int row = lane / COLUMNS;
+    column += lane % COLUMNS;
+    if (row >= rows || column >= columns) return;
+    float sum = shared[warp][lane];
+    for (int i = 1; i < parts; i++) sum += shared[warp + i][lane];
+    int64_t at = row * n + first + column;
+    if (is_f32) static_cast<float*>(out)[at] = sum;
+    else static_cast<uint16_t*>(out)[at] = f32_to_bf16(sum);
+}
+
+#define GEMV(NAME, E, ROWS, COLUMNS, AHEAD)                                                                             \
+    KERNEL __launch_bounds__(128, 5) NAME(void* out, int is_f32, const uint16_t* x, const E::Stored* weight, int rows,  \
+                                       int stride, int columns, int64_t first, int64_t n, int parts) {                  \
+        product<E, ROWS, COLUMNS, AHEAD>(out, is_f32, x, weight, rows, stride, columns, first, n, parts);               \
+    }
+GEMV(gemv_f32_1, F32, 1, 1, 2)
+GEMV(gemv_f32_2, F32, 2, 2, 1)
+GEMV(gemv_f32_4, F32, 4, 2, 1)
+GEMV(gemv_f16_1, F16, 1, 1, 4)
+GEMV(gemv_f16_2, F16, 2, 2, 2)
+GEMV(gemv_f16_4, F16, 4, 2, 2)
+GEMV(gemv_bf16_1, BF16, 1, 1, 4)
+GEMV(gemv_bf16_2, BF16, 2, 2, 2)
+GEMV(gemv_bf16_4, BF16, 4, 2, 2)
+#endif

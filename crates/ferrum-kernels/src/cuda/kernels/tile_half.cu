@@ -1,0 +1,54 @@
+// Products on tensor cores with weights of 16 bits, and what belongs to all products of tiles.
+#include "tile.cuh"
+#ifdef ACT_BF16  // there is nothing here for activations of f32
+
+#define TILE_HALF(NAME, SHAPE, F16)                                                                                     \
+    KERNEL __launch_bounds__(128, SHAPE::BLOCKS) NAME(TILE_PARAMS, const uint16_t* weight, int64_t stride) {            \
+        HalfRows half = {weight, stride};                                                                               \
+        TILE_BLOCK(SHAPE, F16, half)                                                                                    \
+    }
+TILE_HALF(tile_bf16_16, Tile16, false)
+TILE_HALF(tile_bf16_32, Tile32, false)
+TILE_HALF(tile_bf16_64, Tile64, false)
+TILE_HALF(tile_bf16_128, Tile128, false)
+TILE_HALF(tile_f16_16, Tile16, true)
+TILE_HALF(tile_f16_32, Tile32, true)
+TILE_HALF(tile_f16_64, Tile64, true)
+TILE_HALF(tile_f16_128, Tile128, true)
+
+// Rows of x as tiles read them: in another order of their elements (`order`, or null), and with zeros behind k up to a
+// multiple of eight elements. A block for each row.
+KERNEL __launch_bounds__(256) arrange_rows(uint16_t* out, const uint16_t* x, const int* order, int k, int stride) {
+    int64_t row = blockIdx.x;
+    for (int i = threadIdx.x; i < stride; i += blockDim.x)
+        out[row * stride + i] = i < k ? x[row * k + (order ? order[i] : i)] : 0;
+}
+
+// The same as f16, whose eleven bits hold the eight of a bf16: each row times a power of two by which its largest element
+// is below 2^15. `scales` is what sums are to be multiplied with. Only what is 2^29 times smaller loses bits.
+KERNEL __launch_bounds__(256) arrange_rows_f16(uint16_t* out, float* scales, const uint16_t* x, int k, int stride) {
+    __shared__ float scratch[32];
+    int64_t row = blockIdx.x;
+    float most = 0;
+    for (int i = threadIdx.x; i < k; i += blockDim.x) most = fmaxf(most, fabsf(bf16_to_f32(x[row * k + i])));
+    most = block_max(most, scratch);
+    int exponent = int(__float_as_uint(most) >> 23);
+    // Rows of zeros, and of what is no number, stay as they are.
+    int up = exponent == 0 || exponent == 255 ? 127 : min(max(268 - exponent, 1), 253);
+    float factor = __uint_as_float(uint32_t(up) << 23);
+    if (threadIdx.x == 0) scales[row] = __uint_as_float(uint32_t(254 - up) << 23);
+    for (int i = threadIdx.x; i < stride; i += blockDim.x)
+        out[row * stride + i] = i < k ? f32_to_f16(bf16_to_f32(x[row * k + i]) * factor) : 0;
+}
+
+// Sums of the parts of k, in their order; `width` columns from `first` on of rows of n.
+KERNEL add_parts(void* out, int is_f32, const float* parts, int64_t total, int width, int64_t first, int64_t n, int splits) {
+    int64_t i = thread_number();
+    if (i >= total) return;
+    float sum = parts[i];
+    for (int part = 1; part < splits; part++) sum += parts[part * total + i];
+    int64_t at = i / width * n + first + i % width;
+    if (is_f32) static_cast<float*>(out)[at] = sum;
+    else static_cast<uint16_t*>(out)[at] = f32_to_bf16(sum);
+}
+#endif

@@ -1,0 +1,559 @@
+//! Products of bf16 rows: which kernel makes them, and in how many blocks.
+//!
+//! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
+//! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
+//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else.
+//!
+//! All of this is for activations of bf16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
+
+use super::buffer::CudaBuffer;
+use super::compiler::In;
+use super::context::{Arg, CudaContext};
+use super::pack::PackedSlab;
+use super::quant::{QuantSlab, weight_args};
+use super::role::{CudaAct, of_role};
+use super::weight::{Slab, row_stride};
+use crate::backend::check::elements;
+use ferrum_types::{Dtype, FloatElement, Result, SrcDtype};
+
+/// Rows up to which weights are streamed without tensor cores.
+pub(super) const FEW: usize = 4;
+
+/// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
+/// activations of 8 bits is a tenth of it.
+pub(super) const ROW_DIFFERENCE: f64 = 5e-4;
+
+/// Rows of tiles, columns, elements of k in a step, and steps in flight: those of `tile.cuh`.
+const TILES: [(usize, usize, usize, usize); 4] = [
+    (16, 64, 64, 4),
+    (32, 64, 64, 4),
+    (64, 64, 64, 4),
+    (128, 128, 32, 3),
+];
+const THREADS: u32 = 128;
+/// Bytes of the ring of packed groups in one step, for each thread.
+const RAW_BYTES: usize = 44;
+/// The most parts of k.
+const MOST_PARTS: usize = 8;
+
+/// The weight of a product.
+#[derive(Clone, Copy)]
+pub(super) enum TileWeight<'a> {
+    /// Rows of floats with the stride of [`row_stride`].
+    Dense {
+        at: u64,
+        dtype: SrcDtype,
+    },
+    Packed(&'a PackedSlab),
+}
+
+impl<'a> From<&'a Slab> for TileWeight<'a> {
+    fn from(slab: &'a Slab) -> Self {
+        Self::Dense {
+            at: slab.memory.at,
+            dtype: slab.dtype,
+        }
+    }
+}
+
+impl<'a> From<&'a QuantSlab> for TileWeight<'a> {
+    fn from(slab: &'a QuantSlab) -> Self {
+        match slab {
+            QuantSlab::Dense(slab) => slab.into(),
+            QuantSlab::Packed(slab) => Self::Packed(slab),
+        }
+    }
+}
+
+impl TileWeight<'_> {
+    fn is_f32(self) -> bool {
+        matches!(
+            self,
+            Self::Dense {
+                dtype: SrcDtype::F32,
+                ..
+            }
+        )
+    }
+}
+
+/// Rows `[rows, k]` of bf16.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows {
+    pub(super) at: u64,
+    pub(super) rows: usize,
+    pub(super) k: usize,
+}
+
+impl TileRows {
+    pub(super) fn of<A: CudaAct>(x: &CudaBuffer<A>, rows: usize, k: usize) -> Self {
+        let at = x.at(0);
+        Self { at, rows, k }
+    }
+}
+
+/// Where a product goes: `columns` columns from `first` on of rows of `n`.
+#[derive(Clone, Copy)]
+pub(super) struct TileOut {
+    pub(super) at: u64,
+    pub(super) is_f32: bool,
+    pub(super) columns: usize,
+    pub(super) first: usize,
+    pub(super) n: usize,
+}
+
+impl TileOut {
+    /// Columns `[first, first + columns)` of a buffer for activations, or of f32.
+    pub(super) fn of<A: CudaAct, T: FloatElement>(
+        op: &'static str,
+        out: &mut CudaBuffer<T>,
+        (first, columns, n): (usize, usize, usize),
+    ) -> Result<Self> {
+        of_role::<A, T>(op, ["", ""])?;
+        Ok(Self {
+            at: out.at(0),
+            is_f32: T::DTYPE == Dtype::F32,
+            columns,
+            first,
+            n,
+        })
+    }
+}
+
+/// Rows that are pairs of tokens and experts, by expert.
+#[derive(Clone, Copy)]
+pub(super) struct TilePairs {
+    pub(super) ids: Arg,
+    pub(super) offsets: Arg,
+    pub(super) pairs: usize,
+    pub(super) experts: usize,
+    /// Pairs that have one row of x.
+    pub(super) share: usize,
+}
+
+/// What becomes of a sum before it is written.
+#[derive(Clone, Copy)]
+pub(super) struct Epilogue {
+    /// `[experts, n]`, or null.
+    pub(super) bias: Arg,
+    /// f32 `[pairs, n]` whose activation is a factor, or null.
+    pub(super) gate: Arg,
+    /// Which activation: 1 is SiLU, 2 GELU by tanh, 3 the bounded one with `alpha` and `limit`.
+    pub(super) activation: usize,
+    pub(super) alpha: f32,
+    pub(super) limit: f32,
+}
+
+impl Epilogue {
+    pub(super) const NONE: Self = Self {
+        bias: Arg::At(0),
+        gate: Arg::At(0),
+        activation: 0,
+        alpha: 0.0,
+        limit: 0.0,
+    };
+}
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    /// Index into [`TILES`].
+    tile: usize,
+    /// Parts of k, which become one sum afterwards.
+    parts: usize,
+}
+
+/// The plan for rows of one product. Wide tiles read the weight less often; narrow ones, and parts of k, keep all
+/// processors busy.
+fn plan(
+    (rows, columns, k): (usize, usize, usize),
+    is_f32: bool,
+    processors: usize,
+    invariant: bool,
+) -> Plan {
+    let count = |tile: usize| {
+        let (tile_rows, tile_columns, ..) = TILES[tile];
+        rows.div_ceil(tile_rows) * columns.div_ceil(tile_columns)
+    };
+    let tile = match rows {
+        0..=16 => 0,
+        17..=32 => 1,
+        33..=64 => 2,
+        // Tiles of f32 have one depth, and with it one order of sums.
+        _ if 4 * count(3) >= 3 * processors && !is_f32 => 3,
+        _ => 2,
+    };
+    if invariant {
+        return Plan { tile, parts: 1 };
+    }
+    // Blocks that a processor is to have. Each part has four steps at least, and the sums of parts are few bytes beside
+    // those of the weight.
+    let blocks = [4, 4, 2, 1][tile] * processors;
+    let most = (k.div_ceil(TILES[tile].2) / 4)
+        .min(k / (16 * rows.max(1)))
+        .min(MOST_PARTS);
+    let parts = (blocks / count(tile).max(1)).clamp(1, most.max(1));
+    Plan { tile, parts }
+}
+
+/// The tile for pairs of experts, by how many an expert has if all have as many.
+fn tile_of_pairs(pairs: usize, experts: usize) -> usize {
+    match pairs / experts.max(1) {
+        0..=16 => 0,
+        17..=32 => 1,
+        33..=128 => 2,
+        _ => 3,
+    }
+}
+
+/// Whether products of this backend's activations are made here at all.
+pub(super) fn is_for<A: CudaAct>() -> bool {
+    A::DTYPE == Dtype::BF16
+}
+
+/// Whether rows of a product with a quantised weight are enough for tiles.
+pub(super) fn takes_rows<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
+    is_for::<A>() && (rows > FEW || ctx.backend.batch_invariant())
+}
+
+/// Whether pairs are so many that tiles read fewer bytes than a kernel that streams a matrix for each pair.
+pub(super) fn takes_pairs<A: CudaAct>(ctx: &CudaContext<A>, pairs: usize, experts: usize) -> bool {
+    is_for::<A>() && (pairs >= experts.max(FEW + 1) || ctx.backend.batch_invariant())
+}
+
+/// A product of the rows of x with one slab.
+pub(super) fn product<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    weight: TileWeight<'_>,
+    out: TileOut,
+) -> Result<()> {
+    let invariant = ctx.backend.batch_invariant();
+    if x.rows <= FEW
+        && !invariant
+        && let TileWeight::Dense { at, dtype } = weight
+    {
+        return streamed(ctx, op, x, (at, dtype), out);
+    }
+    let processors = ctx.shared().multiprocessors;
+    let Plan { tile, parts } = plan(
+        (x.rows, out.columns, x.k),
+        weight.is_f32(),
+        processors,
+        invariant,
+    );
+    let row_tiles = x.rows.div_ceil(TILES[tile].0);
+    if parts == 1 {
+        return tiles(
+            ctx,
+            op,
+            (tile, row_tiles, 1),
+            (x, None),
+            weight,
+            (out, Epilogue::NONE),
+        );
+    }
+    let total = elements(op, &[x.rows, out.columns])?;
+    let sums = TileOut {
+        at: ctx.beside(elements(op, &[parts, total, 4])?)?,
+        is_f32: true,
+        first: 0,
+        n: out.columns,
+        ..out
+    };
+    tiles(
+        ctx,
+        op,
+        (tile, row_tiles, parts),
+        (x, None),
+        weight,
+        (sums, Epilogue::NONE),
+    )?;
+    let args = [
+        Arg::At(out.at),
+        out.is_f32.into(),
+        Arg::At(sums.at),
+        Arg::Long(total),
+        Arg::Int(out.columns),
+        Arg::Long(out.first),
+        Arg::Long(out.n),
+        Arg::Int(parts),
+    ];
+    ctx.each(op, (In::TileHalf, "add_parts"), total, args)
+}
+
+/// Products of pairs with the matrices of their experts, `out.columns` rows of the weight for each.
+pub(super) fn pairs<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    (x, pairs): (TileRows, TilePairs),
+    weight: TileWeight<'_>,
+    (out, epilogue): (TileOut, Epilogue),
+) -> Result<()> {
+    let mut tile = tile_of_pairs(pairs.pairs, pairs.experts);
+    if weight.is_f32() {
+        tile = tile.min(2);
+    }
+    // Each expert that has pairs has at most one tile that is not full.
+    let most = pairs.pairs / TILES[tile].0 + pairs.experts.min(pairs.pairs);
+    tiles(
+        ctx,
+        op,
+        (tile, most, 1),
+        (x, Some(pairs)),
+        weight,
+        (out, epilogue),
+    )
+}
+
+/// The kernels of a kind of weight by tile.
+fn kernels(weight: TileWeight<'_>) -> (In, [&'static str; 4]) {
+    let bf16 = [
+        "tile_bf16_16",
+        "tile_bf16_32",
+        "tile_bf16_64",
+        "tile_bf16_128",
+    ];
+    let f16 = ["tile_f16_16", "tile_f16_32", "tile_f16_64", "tile_f16_128"];
+    let packed = [
+        "tile_packed_16",
+        "tile_packed_32",
+        "tile_packed_64",
+        "tile_packed_128",
+    ];
+    match weight {
+        TileWeight::Dense {
+            dtype: SrcDtype::BF16,
+            ..
+        } => (In::TileHalf, bf16),
+        TileWeight::Dense {
+            dtype: SrcDtype::F16,
+            ..
+        } => (In::TileHalf, f16),
+        TileWeight::Dense { .. } | TileWeight::Packed(_) => (In::TilePacked, packed),
+    }
+}
+
+/// Launches tiles: index of the tile, tiles of rows, parts of k.
+fn tiles<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    (tile, row_tiles, parts): (usize, usize, usize),
+    (x, pairs): (TileRows, Option<TilePairs>),
+    weight: TileWeight<'_>,
+    (out, epilogue): (TileOut, Epilogue),
+) -> Result<()> {
+    let (tile_rows, tile_columns, depth, stages) = TILES[tile];
+    let (file, names) = kernels(weight);
+    let (x_at, row_scales) = arranged(ctx, op, x, weight)?;
+    let stride = row_stride(x.k);
+    let blocks = elements(op, &[row_tiles, out.columns.div_ceil(tile_columns), parts])?;
+    let x_bytes = tile_rows * depth * 2;
+    let w_bytes = tile_columns * depth * 2;
+    let shared = match file {
+        In::TileHalf => stages * (x_bytes + w_bytes),
+        _ => stages * (x_bytes + RAW_BYTES * THREADS as usize) + 2 * w_bytes,
+    };
+    let grid = (blocks, THREADS, shared);
+    let (ids, offsets, rows, experts, share) = match pairs {
+        Some(of) => (of.ids, of.offsets, of.pairs, of.experts, of.share.max(1)),
+        None => (Arg::At(0), Arg::At(0), x.rows, 0, 1),
+    };
+    let common = [
+        Arg::At(x_at),
+        Arg::Int(stride),
+        Arg::Int(rows),
+        Arg::Int(row_tiles),
+        Arg::Int(out.columns),
+        Arg::Int(parts),
+        Arg::At(out.at),
+        out.is_f32.into(),
+        Arg::Long(out.first),
+        Arg::Long(out.n),
+        row_scales,
+        ids,
+        offsets,
+        Arg::Int(experts),
+        Arg::Int(share),
+        epilogue.bias,
+        epilogue.gate,
+        Arg::Int(epilogue.activation),
+        Arg::Float(epilogue.alpha),
+        Arg::Float(epilogue.limit),
+    ];
+    if let TileWeight::Dense { at, .. } = weight
+        && file == In::TileHalf
+    {
+        let mut args = [Arg::At(0); 22];
+        args[..20].copy_from_slice(&common);
+        args[20..].copy_from_slice(&[Arg::At(at), Arg::Long(stride)]);
+        return ctx.launch(op, (file, names[tile]), grid, args);
+    }
+    let (planes, bits) = match weight {
+        TileWeight::Packed(slab) => (weight_args(slab), slab.format.bits as usize),
+        // Rows of f32 are where the kernel looks for scales.
+        TileWeight::Dense { at, .. } => {
+            let mut planes = [Arg::At(0); 7];
+            planes[3] = Arg::At(at);
+            planes[4..].fill(Arg::Int(0));
+            (planes, 32)
+        }
+    };
+    let mut args = [Arg::At(0); 30];
+    args[..20].copy_from_slice(&common);
+    args[20..27].copy_from_slice(&planes);
+    let groups = Arg::Int(x.k.div_ceil(32));
+    args[27..].copy_from_slice(&[Arg::Int(bits), groups, Arg::Long(stride)]);
+    ctx.launch(op, (file, names[tile]), grid, args)
+}
+
+/// The rows of x as tiles read them, with the scales of rows that are f16: the rows themselves, unless their stride has to
+/// change, their elements come in another order, or the product is one of f16.
+///
+/// Weights of f16 have more bits than bf16 and less range. So the activations become f16, each row times a power of two,
+/// which loses nothing; the weights as bf16 would lose three bits.
+fn arranged<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    weight: TileWeight<'_>,
+) -> Result<(u64, Arg)> {
+    let stride = row_stride(x.k);
+    let bytes = elements(op, &[x.rows, stride, 2])?;
+    let sizes = [Arg::Int(x.k), Arg::Int(stride)];
+    if let TileWeight::Dense {
+        dtype: SrcDtype::F16,
+        ..
+    } = weight
+    {
+        let bytes = bytes.next_multiple_of(16);
+        let at = ctx.scratch(bytes.saturating_add(elements(op, &[x.rows, 4])?))?;
+        let scales = Arg::At(at + bytes as u64);
+        let args = [Arg::At(at), scales, Arg::At(x.at), sizes[0], sizes[1]];
+        ctx.launch(
+            op,
+            (In::TileHalf, "arrange_rows_f16"),
+            (x.rows, 256, 0),
+            args,
+        )?;
+        return Ok((at, scales));
+    }
+    let order = match weight {
+        TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
+        TileWeight::Dense { .. } => 0,
+    };
+    if order == 0 && stride == x.k {
+        return Ok((x.at, Arg::At(0)));
+    }
+    let at = ctx.scratch(bytes)?;
+    let args = [
+        Arg::At(at),
+        Arg::At(x.at),
+        Arg::At(order),
+        sizes[0],
+        sizes[1],
+    ];
+    ctx.launch(op, (In::TileHalf, "arrange_rows"), (x.rows, 256, 0), args)?;
+    Ok((at, Arg::At(0)))
+}
+
+/// A product of up to [`FEW`] rows with floats.
+fn streamed<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    (weight, dtype): (u64, SrcDtype),
+    out: TileOut,
+) -> Result<()> {
+    let names = match dtype {
+        SrcDtype::F32 => ["gemv_f32_1", "gemv_f32_2", "gemv_f32_4"],
+        SrcDtype::F16 => ["gemv_f16_1", "gemv_f16_2", "gemv_f16_4"],
+        SrcDtype::BF16 => ["gemv_bf16_1", "gemv_bf16_2", "gemv_bf16_4"],
+    };
+    let (name, columns_of_warp) = match x.rows {
+        0 | 1 => (names[0], 1),
+        2 => (names[1], 2),
+        _ => (names[2], 2),
+    };
+    let stride = row_stride(x.k);
+    let as_rows = TileWeight::Dense {
+        at: weight,
+        dtype: SrcDtype::BF16,
+    };
+    let (x_at, _) = arranged(ctx, op, x, as_rows)?;
+    let warps = out.columns.div_ceil(columns_of_warp);
+    let parts = parts_of_columns(warps, stride, ctx.shared().multiprocessors);
+    let blocks = warps.div_ceil(4 / parts);
+    let args = [
+        Arg::At(out.at),
+        out.is_f32.into(),
+        Arg::At(x_at),
+        Arg::At(weight),
+        Arg::Int(x.rows),
+        Arg::Int(stride),
+        Arg::Int(out.columns),
+        Arg::Long(out.first),
+        Arg::Long(out.n),
+        Arg::Int(parts),
+    ];
+    ctx.launch(op, (In::Gemv, name), (blocks, THREADS, 0), args)
+}
+
+/// Warps that share a column: more where there are few for each processor, as long as each has a stretch of k.
+fn parts_of_columns(warps: usize, stride: usize, processors: usize) -> usize {
+    let wanted = match warps / processors.max(1) {
+        0..=7 => 4,
+        8..=15 => 2,
+        _ => 1,
+    };
+    let most = stride.div_ceil(1024);
+    if most >= wanted {
+        wanted
+    } else if most >= 2 {
+        2
+    } else {
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_choose_tiles_and_parts_of_k() {
+        let h100 = 132;
+        let cases = [
+            // Decoding of a batch: narrow tiles, and parts of k until all processors have blocks.
+            ((16, 4096, 4096), false, Plan { tile: 0, parts: 8 }),
+            ((16, 151_936, 4096), false, Plan { tile: 0, parts: 1 }),
+            ((17, 4096, 4096), false, Plan { tile: 1, parts: 8 }),
+            ((64, 4096, 4096), false, Plan { tile: 2, parts: 4 }),
+            // Prefill: wide ones as soon as they fill the device.
+            ((128, 4096, 4096), false, Plan { tile: 2, parts: 2 }),
+            ((512, 4096, 4096), false, Plan { tile: 3, parts: 1 }),
+            ((512, 4096, 4096), true, Plan { tile: 2, parts: 1 }),
+            // Too little of k to cut.
+            ((8, 64, 96), false, Plan { tile: 0, parts: 1 }),
+        ];
+        for (sizes, is_f32, expected) in cases {
+            let found = plan(sizes, is_f32, h100, false);
+            assert_eq!(found, expected, "{sizes:?}, f32 {is_f32}");
+            assert_eq!(plan(sizes, is_f32, h100, true).parts, 1, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn few_columns_share_warps() {
+        let found = [
+            (4096, 4096),
+            (1500, 4096),
+            (256, 4096),
+            (256, 2048),
+            (256, 512),
+        ]
+        .map(|(warps, stride)| parts_of_columns(warps, stride, 132));
+        assert_eq!(found, [1, 2, 4, 2, 1]);
+    }
+}
