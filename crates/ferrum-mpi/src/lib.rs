@@ -20,7 +20,7 @@ mod group;
 #[cfg(any(test, not(feature = "mpi")))]
 #[cfg_attr(
     feature = "mpi",
-    allow(dead_code, reason = "it is for builds without MPI")
+    allow(dead_code, unreachable_pub, reason = "it is for builds without MPI")
 )]
 mod missing;
 #[cfg(feature = "mpi")]
