@@ -195,14 +195,27 @@ pub(crate) fn load(
 /// [`load`], with an adapter beside the weights.
 pub(crate) fn load_adapted(
     model: &Model,
-    device: (&PlacementArgs, &WeightCacheArgs),
+    (device, weights): (&PlacementArgs, &WeightCacheArgs),
     adapter: &AdapterArgs,
     config: RunnerConfig,
     kv: KvDtype,
 ) -> Outcome<(Loaded, Placement)> {
+    load_sized(model, (device, weights), adapter, kv, |_| config)
+}
+
+/// [`load_adapted`], with sizes that depend on what the devices have room for.
+pub(crate) fn load_sized(
+    model: &Model,
+    (device, weights): (&PlacementArgs, &WeightCacheArgs),
+    adapter: &AdapterArgs,
+    kv: KvDtype,
+    sizes: impl FnOnce(&Placement) -> RunnerConfig,
+) -> Outcome<(Loaded, Placement)> {
     // A wrong folder is told before a large model is loaded.
     let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
-    let (mut loaded, placement) = load(model, device, config, kv)?;
+    let placement = device.open(model)?;
+    let sizes = (sizes(&placement), kv);
+    let mut loaded = load_on(&placement, weights, model, sizes, None)?;
     if let Some(folder) = &folder {
         loaded.session.use_adapter(folder)?;
     }

@@ -2,7 +2,7 @@
 
 use crate::{Placement, Session};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::cuda::CudaBf16;
+use ferrum_kernels::cuda::{CudaBf16, CudaOptions};
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -159,6 +159,9 @@ pub struct BackendOptions {
     pub threads: Option<usize>,
     /// Instructions of the CPU; `None`: the fastest that it has.
     pub isa: Option<Isa>,
+    /// Whether a device that would not by itself gives a row the same bits whatever is computed beside it. It is slower for
+    /// that; those that do so anyway (all but CUDA) take no notice.
+    pub batch_invariant: bool,
 }
 
 /// An open device of whichever backend.
@@ -272,13 +275,13 @@ impl BackendDispatch {
             BackendKind::Auto => {
                 let suits = |info: &DeviceInfo| demands.suit_gpu(info);
                 match may_have_gpu() {
-                    true => Self::best_gpu(suits).map_or_else(|| Self::cpu(options), Ok),
+                    true => Self::best_gpu(suits, options).map_or_else(|| Self::cpu(options), Ok),
                     false => Self::cpu(options),
                 }
             }
             BackendKind::Cpu => Self::cpu(options),
             BackendKind::Gpu => GpuBackend::open(ordinal).map(Self::Gpu),
-            BackendKind::Cuda => CudaBf16::open(ordinal).map(Self::Cuda),
+            BackendKind::Cuda => Self::cuda(ordinal, options),
             BackendKind::Metal => gpu(GpuApi::Metal),
             BackendKind::Vulkan => gpu(GpuApi::Vulkan),
             BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
@@ -286,14 +289,21 @@ impl BackendDispatch {
     }
 
     /// The first GPU that suits and opens; those of NVIDIA through their own driver.
-    fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool) -> Option<Self> {
+    fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool, options: BackendOptions) -> Option<Self> {
         let nvidia = CudaBf16::devices().into_iter().find(&suits);
-        let nvidia = nvidia.and_then(|info| CudaBf16::open(info.ordinal).ok());
-        if let Some(device) = nvidia {
-            return Some(Self::Cuda(device));
+        let nvidia = nvidia.and_then(|info| Self::cuda(info.ordinal, options).ok());
+        if nvidia.is_some() {
+            return nvidia;
         }
         let other = GpuBackend::devices().into_iter().find(suits)?;
         GpuBackend::open(other.ordinal).ok().map(Self::Gpu)
+    }
+
+    fn cuda(ordinal: usize, options: BackendOptions) -> Result<Self> {
+        let BackendOptions {
+            batch_invariant, ..
+        } = options;
+        CudaBf16::open_with(ordinal, CudaOptions { batch_invariant }).map(Self::Cuda)
     }
 
     fn cpu(options: BackendOptions) -> Result<Self> {

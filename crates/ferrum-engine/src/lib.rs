@@ -11,6 +11,7 @@ mod encoder;
 pub mod engine;
 mod generate;
 pub mod grammar;
+mod memory;
 mod offload;
 mod placement;
 pub mod pool;
@@ -37,6 +38,7 @@ pub use engine::{
     EventStream, Health, Request, Runners,
 };
 pub use generate::{FinishReason, Generation, GenerationStats, generate, generate_with_images};
+pub use memory::MemoryShare;
 pub use offload::{KvOffload, OffloadConfig, OffloadStats};
 pub use placement::{HeadLoad, LoadedParts, PlacedStage, Placement, StageList};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};

@@ -376,14 +376,17 @@ impl Placement {
         head: Option<HeadLoad<'_>>,
         progress: LoadProgress<'_>,
     ) -> Result<(Session, Option<Box<dyn StepRunner>>)> {
+        let before: Vec<_> = self.stages().map(|placed| placed.device.info()).collect();
         let sizes = (config, kv);
-        let (runner, head) = match kv {
-            KvDtype::F32 => self.load_in::<KvF32>(model, sizes, head, progress)?,
-            KvDtype::F16 => self.load_in::<KvFp16>(model, sizes, head, progress)?,
-            KvDtype::Bf16 => self.load_in::<KvBf16>(model, sizes, head, progress)?,
-            KvDtype::Fp8 => self.load_in::<KvFp8>(model, sizes, head, progress)?,
-            KvDtype::Int8 => self.load_in::<KvInt8>(model, sizes, head, progress)?,
+        let loaded = match kv {
+            KvDtype::F32 => self.load_in::<KvF32>(model, sizes, head, progress),
+            KvDtype::F16 => self.load_in::<KvFp16>(model, sizes, head, progress),
+            KvDtype::Bf16 => self.load_in::<KvBf16>(model, sizes, head, progress),
+            KvDtype::Fp8 => self.load_in::<KvFp8>(model, sizes, head, progress),
+            KvDtype::Int8 => self.load_in::<KvInt8>(model, sizes, head, progress),
         };
+        let explain = |error| self.explained(error, model, (&config, kv), &before);
+        let (runner, head) = loaded.map_err(explain)?;
         Ok((Session::new(runner), head))
     }
 

@@ -6,6 +6,7 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -63,8 +64,21 @@ struct Stream {
     Graph captured;
 };
 
+// What a pool has of the device: what is in use, and what it keeps beside that.
+struct Pool {
+    size_t used = 0, reserved = 0, threshold = 0;
+    void took(size_t bytes) { reserved = std::max(reserved, used += bytes); }
+    void gave(size_t bytes) {
+        used -= bytes;
+        reserved = std::max(used, std::min(reserved, threshold));
+    }
+};
+
 struct Driver {
     std::recursive_mutex mutex;
+    std::set<Pool*> pools;
+    // Allocations of pools.
+    std::map<CUdeviceptr, Pool*> pooled;
     std::set<Stream*> streams;
     std::map<std::string, Counters> counters;
     std::set<Function*> functions;
@@ -223,6 +237,7 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         case 16: *value = 4; break;          // multiprocessors
         case 75: *value = 9; break;          // compute capability
         case 76: *value = 0; break;
+        case 115: *value = 1; break;         // memory pools
         case 97: *value = 227 << 10; break;  // shared memory of a block that asks for it
         default: return fail(INVALID_VALUE, "the emulator has no such attribute");
     }
@@ -278,6 +293,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     NEEDS_CONTEXT;
     *total = device_total();
     *free = device_total() - device_used();
+    for (Pool* pool : driver().pools) *free -= std::min(*free, pool->reserved - pool->used);
     return SUCCESS;
 }
 CUresult cuMemAlloc_v2(CUdeviceptr* at, size_t bytes) {
@@ -293,6 +309,80 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "memory is freed while a stream is captured");
     run_all();
     return device_free(at) ? SUCCESS : fail(INVALID_VALUE, "no such allocation");
+}
+
+// ---- pools: memory in the order of a stream ------------------------------------------------------------------------------
+
+CUresult cuMemPoolCreate(Pool** pool, const void*) {
+    NEEDS_CONTEXT;
+    *pool = new Pool;
+    driver().pools.insert(*pool);
+    return SUCCESS;
+}
+CUresult cuMemPoolDestroy(Pool* pool) {
+    NEEDS_CONTEXT;
+    run_all();
+    if (!driver().pools.count(pool)) return fail(INVALID_HANDLE, "no such pool");
+    if (pool->used) return broken("a pool is destroyed of which " + std::to_string(pool->used) + " bytes are in use");
+    driver().pools.erase(pool);
+    delete pool;
+    return SUCCESS;
+}
+CUresult cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
+    NEEDS_CONTEXT;
+    if (attribute != 4) return fail(INVALID_VALUE, "the emulator sets the release threshold of pools alone");
+    std::memcpy(&pool->threshold, value, 8);
+    return SUCCESS;
+}
+CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
+    NEEDS_CONTEXT;
+    uint64_t found = 0;
+    switch (attribute) {
+        case 4: found = pool->threshold; break;
+        case 5: found = pool->reserved; break;
+        case 7: found = pool->used; break;
+        default: return fail(INVALID_VALUE, "the emulator's pools have no such attribute");
+    }
+    std::memcpy(value, &found, 8);
+    return SUCCESS;
+}
+// The address is known at once; there is memory at it when the stream gets there.
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* at, size_t bytes, Pool* pool, Stream* stream) {
+    NEEDS_CONTEXT;
+    if (bytes == 0) return fail(INVALID_VALUE, "an allocation of no bytes");
+    if (!driver().pools.count(pool)) return fail(INVALID_HANDLE, "no such pool");
+    if (driver().streams.count(stream) && stream->capturing)
+        return fail(CAPTURE_UNSUPPORTED, "the emulator captures no allocations");
+    if (driver().sticky) return driver().sticky;
+    // What other pools keep is given back for it.
+    uintptr_t got = device_reserve(bytes);
+    if (!got) return fail(OUT_OF_MEMORY, "out of memory");
+    *at = got;
+    driver().pooled[got] = pool;
+    pool->took(bytes);
+    return enqueue(stream, {[=] {
+        device_begin(got);
+        return std::string();
+    }});
+}
+CUresult cuMemFreeAsync(CUdeviceptr at, Stream* stream) {
+    NEEDS_CONTEXT;
+    auto found = driver().pooled.find(at);
+    if (found == driver().pooled.end()) return fail(INVALID_VALUE, "no such allocation of a pool");
+    if (driver().streams.count(stream) && stream->capturing)
+        return fail(CAPTURE_UNSUPPORTED, "the emulator captures no allocations");
+    Pool* pool = found->second;
+    driver().pooled.erase(found);
+    return enqueue(stream, {[=] {
+        pool->gave(device_size(at));
+        device_free(at);
+        return std::string();
+    }});
+}
+CUresult cuCtxSynchronize() {
+    NEEDS_CONTEXT;
+    if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "the host waits for a context of which a stream is captured");
+    return run_all();
 }
 CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) {
     NEEDS_CONTEXT;

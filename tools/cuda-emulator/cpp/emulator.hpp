@@ -23,6 +23,11 @@ enum Shadow : uint8_t { NO_MEMORY = 0, UNWRITTEN = 1, WRITTEN = 2 };
 
 // 0 when the device has not so much left.
 uintptr_t device_alloc(size_t bytes);
+// The same in two parts: an address, and memory at it.
+uintptr_t device_reserve(size_t bytes);
+void device_begin(uintptr_t at);
+// Bytes of an allocation, 0 where there is none.
+size_t device_size(uintptr_t at);
 // Whether `at` is the start of an allocation, which is gone then.
 bool device_free(uintptr_t at);
 size_t device_used();

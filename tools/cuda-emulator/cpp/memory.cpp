@@ -54,17 +54,32 @@ void drop_pages(uintptr_t at, size_t bytes) {
 
 }  // namespace
 
-uintptr_t device_alloc(size_t bytes) {
+uintptr_t device_reserve(size_t bytes) {
     Arena& a = arena();
     if (bytes > a.total - a.used || a.next + bytes + GAP > a.base + RANGE) return 0;
     uintptr_t at = a.next;
     a.next = (at + bytes + GAP + 255) & ~uintptr_t(255);
-    // What a kernel reads without having been written is a number that nobody takes for a result.
-    std::memset(reinterpret_cast<void*>(at), 0xfb, bytes);
-    std::memset(a.shadow_of(at), UNWRITTEN, bytes);
     a.live[at] = bytes;
     a.used += bytes;
     return at;
+}
+
+void device_begin(uintptr_t at) {
+    size_t bytes = device_size(at);
+    // What a kernel reads without having been written is a number that nobody takes for a result.
+    std::memset(reinterpret_cast<void*>(at), 0xfb, bytes);
+    std::memset(arena().shadow_of(at), UNWRITTEN, bytes);
+}
+
+uintptr_t device_alloc(size_t bytes) {
+    uintptr_t at = device_reserve(bytes);
+    if (at) device_begin(at);
+    return at;
+}
+
+size_t device_size(uintptr_t at) {
+    auto found = arena().live.find(at);
+    return found == arena().live.end() ? 0 : found->second;
 }
 
 bool device_free(uintptr_t at) {

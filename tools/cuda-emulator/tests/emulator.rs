@@ -294,3 +294,38 @@ fn captured_work_runs_when_it_is_replayed() {
         assert_eq!(device.download(x, 4), [5.0; 4]);
     }
 }
+
+/// Memory of a pool is there once its stream has come to it, on other streams too, and goes back in that order. A pool that
+/// is destroyed while some of it is in use is an error.
+#[test]
+fn a_pool_gives_memory_in_the_order_of_a_stream() {
+    let Some(device) = Device::open() else { return };
+    let x = device.upload(&[1f32; 64]);
+    let (mut pool, mut others) = (null_mut(), null_mut());
+    let (mut at, mut early) = (0, 0);
+    let free = || {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both outlive the call.
+        ok(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) });
+        free
+    };
+    let before = free();
+    // SAFETY: all outlive the calls; the uses that are wrong are what the test is about.
+    unsafe {
+        let props = std::mem::zeroed();
+        ok(sys::cuMemPoolCreate(&mut pool, &props));
+        ok(sys::cuStreamCreate(&mut others, 1));
+        ok(sys::cuMemAllocFromPoolAsync(&mut at, 256, pool, others));
+        ok(sys::cuStreamSynchronize(others));
+        assert_eq!(before - free(), 256);
+        let found = device.run("add", 1, 64, 0, &mut [at, x, 0, 64]);
+        assert_eq!(found, "");
+        ok(sys::cuMemFreeAsync(at, others));
+        ok(sys::cuStreamSynchronize(others));
+        assert_eq!(free(), before);
+        ok(sys::cuMemAllocFromPoolAsync(&mut early, 256, pool, others));
+        let destroyed = sys::cuMemPoolDestroy(pool);
+        assert!(words(destroyed).contains("256 bytes are in use"));
+    }
+    ferrum_cuda_emulator::reset();
+}

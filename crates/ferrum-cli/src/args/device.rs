@@ -31,6 +31,11 @@ pub(crate) struct DeviceArgs {
     /// bf16.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,
+
+    /// Give a sequence the same bits whatever is computed beside it, on CUDA, where that costs speed; all other
+    /// backends do so anyway
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
 }
 
 impl DeviceArgs {
@@ -39,6 +44,7 @@ impl DeviceArgs {
             ordinal: self.device,
             threads: self.threads.map(usize::from),
             isa: self.isa,
+            batch_invariant: self.batch_invariant,
         }
     }
 }
@@ -117,6 +123,22 @@ pub(crate) struct CacheArgs {
     /// Longest sequence in tokens [default: what is needed, up to the model's context]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 24))]
     pub(crate) context: Option<u32>,
+}
+
+/// How much of a GPU's memory may be taken.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Part of a GPU's memory that weights, activations and the KV cache may take together, where the device says how much
+    /// it has (CUDA); less where others have taken of it
+    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = memory_part)]
+    pub(crate) gpu_memory_utilization: f64,
+}
+
+fn memory_part(s: &str) -> Result<f64, String> {
+    match s.parse::<f64>() {
+        Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        _ => Err("expected a number above 0 and at most 1, such as 0.9".into()),
+    }
 }
 
 /// What runs beside the model's weights.

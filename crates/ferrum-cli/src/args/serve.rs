@@ -1,6 +1,8 @@
 //! Arguments of `ferrum serve`.
 
-use super::{CacheArgs, DtypeArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
+use super::{
+    CacheArgs, DtypeArgs, HubArgs, MemoryArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole,
+};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -188,13 +190,16 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+
     /// Most sequences that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = whole::<u16>(1..=1024))]
     pub(crate) max_seqs: u16,
 
     /// Tokens that the KV cache holds over all sequences [default: full contexts for all of them, if
-    /// that fits half of the memory that the weights leave]
+    /// that fits half of the memory that the weights leave; on CUDA, all that they leave of --gpu-memory-utilization]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 30))]
     pub(crate) kv_tokens: Option<u32>,
 

@@ -290,9 +290,20 @@ fn overflow(requested: usize, capacity: usize) -> Failure {
 
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<(Loaded, Placement)> {
     let kv = open::kv_dtype(model, &args.cache);
-    let config = RunnerConfig::single(context);
     let device = (&args.device, &args.weights);
-    open::load_adapted(model, device, &args.adapter, config, kv)
+    let share = args.memory.gpu_memory_utilization;
+    let sizes = |placement: &Placement| {
+        let config = RunnerConfig::single(context);
+        // A context that nobody asked for is no longer than what a GPU has room for.
+        let fits = match args.cache.context {
+            Some(_) => None,
+            None => placement.gpu_kv_tokens(model, (&config, kv), share),
+        };
+        fits.map_or(config, |fits| {
+            RunnerConfig::single(context.min(fits.max(1)))
+        })
+    };
+    open::load_sized(model, device, &args.adapter, kv, sizes)
 }
 
 /// Generates onto stdout.

@@ -2,7 +2,7 @@
 
 use super::BACKEND;
 use super::core::Shared;
-use super::driver::Memory;
+use super::memory::Memory;
 use crate::backend::DeviceBuffer;
 use ferrum_types::{Element, Error, Result};
 use std::marker::PhantomData;

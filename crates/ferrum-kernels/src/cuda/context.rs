@@ -3,7 +3,8 @@
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::core::{Shared, lock};
-use super::driver::{Event, Graph, Grid, Memory, Pinned, Stream};
+use super::driver::{Event, Graph, Grid, Stream};
+use super::memory::{Memory, Pinned};
 use super::role::CudaAct;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{
@@ -17,8 +18,10 @@ use std::sync::{Arc, Mutex};
 /// Bytes that are copied between host and device at once.
 const STEP: usize = 8 << 20;
 
-/// Pieces of pinned memory of one size that may be on their way up at once.
+/// Pieces of pinned memory of one size that may be on their way up at once, and of the largest size: two of them keep the
+/// bus busy while the third is filled.
 const MOST_SLOTS: usize = 16;
+const MOST_LARGE: usize = 3;
 
 /// A parameter of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +66,10 @@ struct Slot {
     event: Event,
 }
 
-/// Pinned memory by size; a steady step makes none.
+/// Pinned memory by size, which all contexts of a device share: a steady step makes none, and neither does the second weight
+/// of a model.
 #[derive(Default)]
-struct Slots {
+pub(super) struct Slots {
     up: Vec<Slot>,
     /// For reads: free ones only.
     down: Vec<Slot>,
@@ -79,7 +83,6 @@ pub struct CudaContext<A> {
     graphs: HashMap<GraphKey, Graph>,
     stream: Stream,
     pub(super) backend: CudaBackend<A>,
-    slots: Arc<Mutex<Slots>>,
     /// The last is in use; those before it may be part of captured work.
     scratch: Vec<Memory>,
     /// The same for what has to stay beside other scratch memory.
@@ -93,7 +96,6 @@ impl<A: CudaAct> CudaContext<A> {
             graphs: HashMap::new(),
             stream: Stream::new(&backend.shared.driver)?,
             backend,
-            slots: Arc::default(),
             scratch: Vec::new(),
             beside: Vec::new(),
             group: None,
@@ -189,7 +191,7 @@ impl<A: CudaAct> CudaContext<A> {
 
     /// A slot that no copy uses, of at least `bytes`.
     fn take_up(&mut self, bytes: usize) -> Result<Slot> {
-        let mut slots = lock(&self.slots);
+        let mut slots = lock(&self.shared().slots);
         let size = bytes.next_power_of_two().max(4 << 10);
         let same = |slot: &Slot| slot.memory.bytes().len() == size;
         if let Some(free) = slots
@@ -199,11 +201,15 @@ impl<A: CudaAct> CudaContext<A> {
         {
             return Ok(slots.up.swap_remove(free));
         }
-        let most = if size == STEP { 2 } else { MOST_SLOTS };
+        let most = match size {
+            STEP => MOST_LARGE,
+            _ => MOST_SLOTS,
+        };
         if slots.up.iter().filter(|slot| same(slot)).count() >= most
             && let Some(oldest) = slots.up.iter().position(same)
         {
             let slot = slots.up.remove(oldest);
+            drop(slots);
             slot.event.wait("write")?;
             return Ok(slot);
         }
@@ -243,14 +249,14 @@ impl<A: CudaAct> CudaContext<A> {
         fill(&mut slot.memory.bytes_mut()[..bytes]);
         self.stream.upload(op, at, &slot.memory, 0, bytes)?;
         self.stream.record(&slot.event)?;
-        lock(&self.slots).up.push(slot);
+        lock(&self.shared().slots).up.push(slot);
         Ok(())
     }
 
     fn begin_download(&mut self, op: &'static str, at: u64, bytes: usize) -> Result<Download> {
         let size = bytes.next_power_of_two().max(4 << 10);
         let free = {
-            let mut slots = lock(&self.slots);
+            let mut slots = lock(&self.shared().slots);
             let fits = |slot: &Slot| slot.memory.bytes().len() == size;
             let found = slots.down.iter().position(fits);
             found.map(|index| slots.down.swap_remove(index))
@@ -263,7 +269,7 @@ impl<A: CudaAct> CudaContext<A> {
         self.stream.record(&slot.event)?;
         Ok(Download {
             slot: Some(slot),
-            slots: Arc::clone(&self.slots),
+            slots: Arc::clone(&self.shared().slots),
             bytes,
         })
     }
@@ -367,7 +373,7 @@ pub(super) fn write_packed<'b, 'p, A: CudaAct>(
         })
     });
     ctx.stream.record(&slot.event)?;
-    lock(&ctx.slots).up.push(slot);
+    lock(&ctx.shared().slots).up.push(slot);
     done
 }
 

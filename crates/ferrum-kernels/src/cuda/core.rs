@@ -1,6 +1,7 @@
 //! Devices: finding them, opening one, and what its handles share.
 
 use super::compiler::{In, Modules};
+use super::context::Slots;
 use super::driver::{Driver, Function, Stream, count};
 use super::{BACKEND, CudaOptions};
 use crate::backend::{DeviceInfo, DeviceMemory};
@@ -22,6 +23,8 @@ pub(super) struct Shared {
     pub(super) max_shared: usize,
     functions: Mutex<HashMap<&'static str, Function>>,
     modules: Modules,
+    /// Memory of the host between it and the device.
+    pub(super) slots: Arc<Mutex<Slots>>,
     /// For what happens outside of contexts: zeros of new buffers.
     idle: Mutex<Stream>,
 }
@@ -126,6 +129,7 @@ pub(super) fn open(
         multiprocessors,
         max_shared,
         functions: Mutex::default(),
+        slots: Arc::default(),
         modules: Modules::open(&driver, capability, defines)?,
         idle: Mutex::new(Stream::new(&driver)?),
         driver,

@@ -9,6 +9,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use super::BACKEND;
+use super::memory::{Pinned, Pool};
 use crate::backend::HostMemory;
 use cudarc::driver::sys;
 
@@ -30,7 +31,7 @@ pub(super) fn no_device(reason: impl Into<String>, hint: &str) -> Error {
 }
 
 /// What the driver says of an error.
-fn words(code: sys::CUresult) -> String {
+pub(super) fn words(code: sys::CUresult) -> String {
     let mut text = null();
     // SAFETY: the driver writes a pointer to a text of its own that ends with zero.
     unsafe {
@@ -42,7 +43,7 @@ fn words(code: sys::CUresult) -> String {
     }
 }
 
-fn check(op: &'static str, code: sys::CUresult) -> Result<()> {
+pub(super) fn check(op: &'static str, code: sys::CUresult) -> Result<()> {
     match code {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
         code => Err(failure(op, words(code))),
@@ -82,6 +83,8 @@ pub(super) fn count() -> Result<usize> {
 pub(super) struct Driver {
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// What all memory of the device comes from, where the driver has pools.
+    pool: Option<Pool>,
 }
 
 // SAFETY: a context may be used from any thread that makes it current, and the driver locks what it shares.
@@ -91,6 +94,11 @@ unsafe impl Sync for Driver {}
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        if self.bind("open").is_ok()
+            && let Some(pool) = &mut self.pool
+        {
+            pool.close();
+        }
         // SAFETY: retained by `open`, once; all that lives in the context holds the driver, so it is gone.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
@@ -112,15 +120,24 @@ impl Driver {
             check("open", sys::cuDeviceGet(&mut device, ordinal as i32))?;
             check("open", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
         }
-        let driver = Self { device, context };
+        let mut driver = Self {
+            device,
+            context,
+            pool: None,
+        };
         driver.bind("open")?;
+        driver.pool = Pool::new(device)?;
         Ok(driver)
     }
 
     /// Makes the context current on this thread.
-    fn bind(&self, op: &'static str) -> Result<()> {
+    pub(super) fn bind(&self, op: &'static str) -> Result<()> {
         // SAFETY: the context is held.
         check(op, unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    pub(super) fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
     }
 
     pub(super) fn name(&self) -> String {
@@ -154,125 +171,17 @@ impl Driver {
         (version / 1000, version % 1000 / 10)
     }
 
-    /// Free memory and all of it.
+    /// Free memory, with what the pool has and nobody uses, and all of it.
     pub(super) fn memory(&self) -> Option<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         self.bind("memory").ok()?;
         // SAFETY: both outlive the call.
         match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {
-            sys::CUresult::CUDA_SUCCESS => Some((free as u64, total as u64)),
+            sys::CUresult::CUDA_SUCCESS => {
+                let idle = self.pool.as_ref().map_or(0, Pool::idle);
+                Some((free as u64 + idle, total as u64))
+            }
             _ => None,
-        }
-    }
-}
-
-/// Memory of the device.
-pub(super) struct Memory {
-    pub(super) at: u64,
-    pub(super) bytes: usize,
-    driver: Arc<Driver>,
-}
-
-impl Memory {
-    /// Memory with anything in it; none is a null pointer.
-    pub(super) fn new(driver: &Arc<Driver>, bytes: usize) -> Result<Self> {
-        let mut at = 0;
-        if bytes > 0 {
-            driver.bind("alloc")?;
-            // SAFETY: `at` outlives the call.
-            match unsafe { sys::cuMemAlloc_v2(&mut at, bytes) } {
-                sys::CUresult::CUDA_SUCCESS => {}
-                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    return Err(out_of_memory(driver, bytes));
-                }
-                code => return Err(failure("alloc", words(code))),
-            }
-        }
-        Ok(Self {
-            at,
-            bytes,
-            driver: Arc::clone(driver),
-        })
-    }
-}
-
-fn out_of_memory(driver: &Driver, bytes: usize) -> Error {
-    let reason = match driver.memory() {
-        Some((free, total)) => format!("{free} of {total} bytes are free"),
-        None => "the device has no more".into(),
-    };
-    Error::OutOfMemory {
-        backend: BACKEND,
-        requested: bytes as u64,
-        reason,
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.at != 0 && self.driver.bind("free").is_ok() {
-            // SAFETY: allocated by `new`, freed once; the driver waits for work that uses it.
-            unsafe { sys::cuMemFree_v2(self.at) };
-        }
-    }
-}
-
-/// Memory of the host that the device copies from and to by itself.
-pub(super) struct Pinned {
-    at: *mut u8,
-    bytes: usize,
-    driver: Arc<Driver>,
-}
-
-// SAFETY: it owns its bytes as a vector would.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    /// Zeros.
-    pub(super) fn new(driver: &Arc<Driver>, bytes: usize) -> Result<Self> {
-        let mut at = null_mut::<c_void>();
-        let bytes = bytes.max(16);
-        driver.bind("host_buffer")?;
-        // SAFETY: `at` outlives the call; what was allocated has `bytes` bytes, which are made zeros before anyone
-        // sees them.
-        unsafe {
-            match sys::cuMemHostAlloc(&mut at, bytes, 0) {
-                sys::CUresult::CUDA_SUCCESS => at.write_bytes(0, bytes),
-                code => {
-                    return Err(Error::OutOfMemory {
-                        backend: BACKEND,
-                        requested: bytes as u64,
-                        reason: format!("pinned memory of the host: {}", words(code)),
-                    });
-                }
-            }
-        }
-        Ok(Self {
-            at: at.cast(),
-            bytes,
-            driver: Arc::clone(driver),
-        })
-    }
-}
-
-impl HostMemory for Pinned {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with as many bytes, all initialised; the device writes them only between the start of a
-        // copy and the end that its owner waits for before it looks.
-        unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.driver.bind("free").is_ok() {
-            // SAFETY: allocated by `new`, freed once; the driver waits for copies that use it.
-            unsafe { sys::cuMemFreeHost(self.at.cast()) };
         }
     }
 }

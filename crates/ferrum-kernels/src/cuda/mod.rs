@@ -7,7 +7,8 @@
 //! which kernel multiplies bf16 with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
 //! and a few rows with quantised weights, take f32 sums and products of bytes.
 //!
-//! * `driver.rs` is all that calls the driver, whose library is opened at run time; `compiler.rs` all that calls NVRTC.
+//! * `driver.rs` and `memory.rs` are all that call the driver, whose library is opened at run time; `compiler.rs` all that
+//!   calls NVRTC.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
 //! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
@@ -32,6 +33,7 @@ mod flash;
 mod gemm;
 mod heads;
 mod kv;
+mod memory;
 mod moe;
 mod norm;
 mod pack;

@@ -4,7 +4,7 @@
 //! scales; parts of one [`Format`] (and one order of inputs) become one [`PackedSlab`].
 
 use super::context::CudaContext;
-use super::driver::Memory;
+use super::memory::Memory;
 use super::role::CudaAct;
 use crate::backend::{QuantPart, QuantWeights, check};
 use ferrum_quant::affine::{Affine, PackedCodes, group_order};

@@ -9,16 +9,15 @@ use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
     DraftRunner, Engine, EngineConfig, EngineOffload, HeadLoad, KeptWeights, KvDtype, KvOffload,
-    OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig, TaskEngine,
+    MemoryShare, OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig,
+    TaskEngine,
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_kernels::DeviceMemory;
 use ferrum_models::encoder::{is_encoder, read_encoder};
 use ferrum_models::whisper::{is_whisper, read_whisper};
 use ferrum_models::{
-    DraftHead, KvLayout, MemoryPlan, Model, RunnerConfig, is_eagle3, read_eagle3, read_model,
-    read_mtp,
+    DraftHead, KvLayout, Model, RunnerConfig, is_eagle3, read_eagle3, read_model, read_mtp,
 };
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech, ServedVision,
@@ -478,7 +477,7 @@ fn sampling(model: &Model) -> Outcome<SamplingParams> {
     })
 }
 
-/// Sizes for many sequences. The KV pool holds a full context of each, or what fits half of the memory
+/// Sizes for many sequences. The KV pool holds a full context of each, or what fits the memory
 /// that the weights leave of this model's share: sequences are seldom full, and one whose blocks run out
 /// waits its turn.
 fn sizes(
@@ -511,12 +510,11 @@ fn sizes(
             ..config
         };
     }
-    // Every device has to hold the keys and values of its layers.
-    let plans = device.device_plans(model, &config, kv);
-    let fits = plans
-        .iter()
-        .map(|(info, plan)| kv_that_fits(plan, info.memory, places));
-    let fits = fits.min().unwrap_or(config.kv_tokens);
+    let share = MemoryShare {
+        gpu_memory_utilization: args.memory.gpu_memory_utilization,
+        places,
+    };
+    let fits = device.kv_tokens(model, (&config, kv), share);
     RunnerConfig {
         kv_tokens: config.kv_tokens.min(fits.max(context)),
         ..config
@@ -528,59 +526,10 @@ const LAYOUT: KvLayout = KvLayout::Grouped {
     block_size: BLOCK_SIZE,
 };
 
-/// What a KV pool may take of a device that does not say how much memory it has.
-const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
-
-/// Tokens of KV in half of what the weights leave of a model's share of the memory, or of what is free of it.
-fn kv_that_fits(plan: &MemoryPlan, memory: Option<DeviceMemory>, places: u64) -> usize {
-    let places = places.max(1);
-    let fixed = plan.weights.saturating_add(plan.scratch);
-    let fixed = fixed.saturating_add(plan.states);
-    let room = match memory {
-        Some(DeviceMemory { free, total }) => (total / places).min(free).saturating_sub(fixed) / 2,
-        None => KV_OF_UNKNOWN_MEMORY / places,
-    };
-    let room = room.saturating_sub(plan.kv_windows);
-    usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ferrum_formats::Gguf;
-
-    #[test]
-    fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {
-        let plan = MemoryPlan {
-            weights: 3 << 30,
-            kv_per_token: 1 << 16,
-            kv_windows: 0,
-            kv: 0,
-            states: 0,
-            scratch: 1 << 30,
-            program: 0,
-        };
-        let memory = |free: u64, total: u64| {
-            let (free, total) = (free << 30, total << 30);
-            Some(DeviceMemory { free, total })
-        };
-        for (memory, places, tokens) in [
-            (memory(12, 12), 1, 4 << 14),
-            (memory(12, 12), 2, 1 << 14),
-            (memory(6, 12), 1, 1 << 14),
-            (memory(6, 12), 2, 1 << 14),
-            (memory(3, 12), 1, 0),
-            (memory(2, 2), 1, 0),
-            (None, 1, 1 << 14),
-            (None, 4, 1 << 12),
-        ] {
-            assert_eq!(
-                kv_that_fits(&plan, memory, places),
-                tokens,
-                "{memory:?} {places}"
-            );
-        }
-    }
 
     /// The demo model with one more integer in its file.
     fn with_key(key: &str, value: i32) -> Model {

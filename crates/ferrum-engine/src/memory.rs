@@ -1,0 +1,200 @@
+//! How many tokens of KV cache the devices of a model have room for, and what to say where memory runs out.
+
+use crate::{KvDtype, Placement};
+use ferrum_kernels::cuda::CudaBf16;
+use ferrum_kernels::{Backend, DeviceInfo, DeviceMemory};
+use ferrum_models::{MemoryPlan, Model, RunnerConfig};
+use ferrum_types::Error;
+
+/// What of a device's memory a model may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryShare {
+    /// Part of a GPU's memory that all models may take together, as in vLLM's setting of this name.
+    pub gpu_memory_utilization: f64,
+    /// Models that share the memory.
+    pub places: u64,
+}
+
+/// What a KV pool may take of a device that does not say how much memory it has.
+const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
+
+impl MemoryShare {
+    /// Tokens of KV that a device has room for beside the rest of a plan.
+    ///
+    /// A GPU's memory is there for the model, so the cache takes all that is left of the share and of what is free. That of
+    /// the host is for other programs, too: half of what is left.
+    fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
+        let places = self.places.max(1);
+        let fixed = plan.weights.saturating_add(plan.scratch);
+        let fixed = fixed.saturating_add(plan.states);
+        let room = match device.memory {
+            Some(DeviceMemory { free, total }) if is_gpu(device) => {
+                let share = (total as f64 * self.gpu_memory_utilization) as u64;
+                (share / places).min(free).saturating_sub(fixed)
+            }
+            Some(DeviceMemory { free, total }) => {
+                (total / places).min(free).saturating_sub(fixed) / 2
+            }
+            None => KV_OF_UNKNOWN_MEMORY / places,
+        };
+        let room = room.saturating_sub(plan.kv_windows);
+        usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
+    }
+}
+
+fn is_gpu(device: &DeviceInfo) -> bool {
+    device.backend == CudaBf16::NAME
+}
+
+impl Placement {
+    /// Tokens of a KV cache of `kv` that every device has room for, with all else that a run with these sizes takes.
+    pub fn kv_tokens(
+        &self,
+        model: &Model,
+        (config, kv): (&RunnerConfig, KvDtype),
+        share: MemoryShare,
+    ) -> usize {
+        let plans = self.device_plans(model, config, kv).into_iter();
+        let fits = plans.map(|(info, plan)| share.tokens(&plan, &info));
+        fits.min().unwrap_or(usize::MAX)
+    }
+
+    /// [`kv_tokens`](Self::kv_tokens) of the GPUs that say how much memory they have; `None` where there is none.
+    pub fn gpu_kv_tokens(
+        &self,
+        model: &Model,
+        (config, kv): (&RunnerConfig, KvDtype),
+        gpu_memory_utilization: f64,
+    ) -> Option<usize> {
+        let share = MemoryShare {
+            gpu_memory_utilization,
+            places: 1,
+        };
+        let plans = self.device_plans(model, config, kv).into_iter();
+        let gpus = plans.filter(|(info, _)| is_gpu(info) && info.memory.is_some());
+        gpus.map(|(info, plan)| share.tokens(&plan, &info)).min()
+    }
+
+    /// An error of a load with what the load was to take, if a device ran out of memory. `before` are the devices of the
+    /// stages as they were.
+    pub(crate) fn explained(
+        &self,
+        error: Error,
+        model: &Model,
+        (config, kv): (&RunnerConfig, KvDtype),
+        before: &[DeviceInfo],
+    ) -> Error {
+        let Error::OutOfMemory {
+            backend,
+            requested,
+            reason,
+        } = error
+        else {
+            return error;
+        };
+        let plans = self.device_plans(model, config, kv);
+        let of_backend = plans.iter().find(|(info, _)| info.backend == backend);
+        let memory = before.iter().find(|info| info.backend == backend);
+        let reason = match of_backend {
+            Some((_, plan)) => {
+                let memory = memory.and_then(|info| info.memory);
+                format!("{reason}; {}", planned(plan, memory, config.cache_tokens()))
+            }
+            None => reason,
+        };
+        Error::OutOfMemory {
+            backend,
+            requested,
+            reason,
+        }
+    }
+}
+
+/// What a plan takes of which memory, and what would take less.
+fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: usize) -> String {
+    let of_memory = memory.map_or(String::new(), |DeviceMemory { free, total }| {
+        let (free, total) = (gib(free), gib(total));
+        format!(", and before it {free} of {total} were free")
+    });
+    let states = match plan.states {
+        0 => String::new(),
+        bytes => format!(", recurrent states {}", gib(bytes)),
+    };
+    let (weights, kv, scratch) = (gib(plan.weights), gib(plan.kv), gib(plan.scratch));
+    format!(
+        "the model takes {weights} for weights, {kv} for a KV cache of {tokens} tokens{states} and {scratch} for \
+         activations{of_memory}\nhint: lower --context or --kv-tokens, take --kv-dtype fp8, a model that is quantised \
+         further, or part it with --layers"
+    )
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrum_kernels::cpu::CpuBackend;
+
+    const PLAN: MemoryPlan = MemoryPlan {
+        weights: 3 << 30,
+        kv_per_token: 1 << 16,
+        kv_windows: 0,
+        kv: 5 << 30,
+        states: 0,
+        scratch: 1 << 30,
+        program: 0,
+    };
+
+    fn memory(free: u64, total: u64) -> Option<DeviceMemory> {
+        let (free, total) = (free << 30, total << 30);
+        Some(DeviceMemory { free, total })
+    }
+
+    #[test]
+    fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {
+        for (backend, memory, places, tokens) in [
+            (CpuBackend::NAME, memory(12, 12), 1, 4 << 14),
+            (CpuBackend::NAME, memory(12, 12), 2, 1 << 14),
+            (CpuBackend::NAME, memory(6, 12), 1, 1 << 14),
+            (CpuBackend::NAME, memory(6, 12), 2, 1 << 14),
+            (CpuBackend::NAME, memory(3, 12), 1, 0),
+            (CpuBackend::NAME, memory(2, 2), 1, 0),
+            ("vulkan", None, 1, 1 << 14),
+            ("vulkan", None, 4, 1 << 12),
+            // Three quarters of the memory, but no more than is free, and all of what is left.
+            (CudaBf16::NAME, memory(16, 16), 1, 8 << 14),
+            (CudaBf16::NAME, memory(10, 16), 1, 6 << 14),
+            (CudaBf16::NAME, memory(16, 16), 2, 2 << 14),
+            (CudaBf16::NAME, memory(3, 16), 1, 0),
+        ] {
+            let device = DeviceInfo {
+                backend,
+                ordinal: 0,
+                name: String::new(),
+                detail: String::new(),
+                software: false,
+                memory,
+            };
+            let share = MemoryShare {
+                gpu_memory_utilization: 0.75,
+                places,
+            };
+            let found = share.tokens(&PLAN, &device);
+            assert_eq!(found, tokens, "{backend} {memory:?} {places}");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_fit_says_its_figures() {
+        let text = planned(&PLAN, memory(6, 8), 81920);
+        let (words, hint) = text.split_once('\n').unwrap();
+        assert_eq!(
+            words,
+            "the model takes 3.00 GiB for weights, 5.00 GiB for a KV cache of 81920 tokens and 1.00 GiB for \
+             activations, and before it 6.00 GiB of 8.00 GiB were free"
+        );
+        assert!(hint.starts_with("hint: lower --context"), "{hint}");
+    }
+}
