@@ -319,6 +319,11 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
+    /// Whether activations have fewer bits than f32, so that layers differ from those of a device that keeps all.
+    pub fn rounds_activations(&self) -> bool {
+        matches!(self, Self::Cuda(_))
+    }
+
     /// What of a model's weights this device keeps as they are. [`load`](Self::load) loads them so.
     pub fn weight_policy(&self, model: &Model) -> WeightPolicy {
         match self {

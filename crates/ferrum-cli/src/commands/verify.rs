@@ -12,7 +12,8 @@ use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What a layer's difference may be by default, where all numbers are floats, and where some are quantised.
+/// What a layer's difference may be by default, where all numbers are floats, and where some are quantised or a device
+/// rounds activations.
 const TOLERANCES: [f64; 2] = [1e-3, 0.1];
 
 /// The file of stored activations in a folder.
@@ -63,11 +64,12 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
         None => args.tokens.clone(),
     };
     open::check_tokens(&tokens, model.spec.vocab_size)?;
-    let found = compute(
+    let (found, mut is_rounded) = compute(
         &model,
         (args.device.backend, args.device.options()),
         &tokens,
     )?;
+    is_rounded |= model.has_integers();
     if let Some(path) = &args.save {
         found.write(path)?;
     }
@@ -76,10 +78,12 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
         _ => {
             let options = BackendOptions::default();
             let kind = args.reference;
-            (compute(&model, (kind, options), &tokens)?, kind.to_string())
+            let (expected, rounds) = compute(&model, (kind, options), &tokens)?;
+            is_rounded |= rounds;
+            (expected, kind.to_string())
         }
     };
-    let default = TOLERANCES[usize::from(model.has_integers())];
+    let default = TOLERANCES[usize::from(is_rounded)];
     let comparison = found.compare(&expected, args.tolerance.unwrap_or(default))?;
     match args.json {
         true => show_json(&as_json(&comparison, tokens.len()))?,
@@ -106,15 +110,17 @@ fn stored(path: &Path) -> Outcome<Trace> {
     Ok(Trace::read(&file)?)
 }
 
+/// The activations, and whether the device rounds them.
 fn compute(
     model: &Model,
     (kind, options): (BackendKind, BackendOptions),
     tokens: &[TokenId],
-) -> Outcome<Trace> {
+) -> Outcome<(Trace, bool)> {
     let device = BackendDispatch::for_model(kind, model, options)?;
     let mut bar = Progress::bytes(&format!("loading on {}", device.info().backend));
     let progress = &mut |done, total| bar.set(done, total);
-    Ok(Trace::compute(model, device, tokens, progress)?)
+    let rounds = device.rounds_activations();
+    Ok((Trace::compute(model, device, tokens, progress)?, rounds))
 }
 
 fn table(comparison: &Comparison, tokens: usize, name: &str) -> String {
