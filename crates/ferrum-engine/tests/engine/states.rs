@@ -72,7 +72,7 @@ fn states_of_linear_attention_change_no_bit() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     for name in ["qwen35", "qwen3-next", "granite-hybrid-moe"] {
         println!("{name}");
-        let source = ModelSource::open(&fixtures.join(name)).unwrap();
+        let source = ModelSource::open(fixtures.join(name)).unwrap();
         check_states(&read_model(source).unwrap());
     }
 }
