@@ -182,7 +182,7 @@ fn grouped_heads(out: &mut Writer, model: &HfModel<'_>, gqa: &GqaSpec) -> Result
         set(out, model, "attention.value_length", size(gqa.value_dim))?;
     }
     check_layers(model, gqa)?;
-    if gqa.scale != 1.0 / (gqa.head_dim as f32).sqrt() {
+    if states_all_scales(model) || gqa.scale != 1.0 / (gqa.head_dim as f32).sqrt() {
         set(out, model, "attention.scale", gqa.scale)?;
     }
     match gqa.softcap {
@@ -364,23 +364,27 @@ fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
 }
 
 /// Factors and bounds. Those on embeddings are said only where architectures do not imply them.
+/// Whether files of this architecture state every scale, the usual ones too.
+fn states_all_scales(model: &HfModel<'_>) -> bool {
+    matches!(model.arch, "granite" | "granitemoe" | "granitehybrid")
+}
+
 fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let scales = &model.spec.scales;
     if let Some(cap) = scales.logit_softcap {
         set(out, model, "final_logit_softcapping", cap)?;
     }
-    let stated = match model.arch {
+    let is_granite = states_all_scales(model);
+    let values = match is_granite {
         // There, logits are divided by it.
-        "granite" | "granitemoe" | "granitehybrid" => {
-            [scales.embedding, scales.residual, 1.0 / scales.logits]
-        }
-        _ => [1.0, scales.residual, scales.logits],
+        true => [scales.embedding, scales.residual, 1.0 / scales.logits],
+        false => [1.0, scales.residual, scales.logits],
     };
     for (name, scale) in ["embedding_scale", "residual_scale", "logit_scale"]
         .iter()
-        .zip(stated)
+        .zip(values)
     {
-        if scale != 1.0 {
+        if is_granite || scale != 1.0 {
             set(out, model, name, scale)?;
         }
     }
