@@ -1,7 +1,8 @@
 //! The log-mel spectrogram that Whisper reads (Radford et al., "Robust Speech Recognition via Large-Scale Weak
 //! Supervision", 2022), as `WhisperFeatureExtractor` computes it.
 
-use super::fft::RealFft;
+use realfft::{RealFftPlanner, RealToComplex};
+use std::sync::Arc;
 
 /// Samples per second.
 pub const RATE: u32 = 16_000;
@@ -29,6 +30,7 @@ pub struct MelSpectrogram {
     /// For each filter its first frequency, and the weights from there on.
     filters: Vec<(usize, Vec<f64>)>,
     window: Vec<f64>,
+    fft: Arc<dyn RealToComplex<f64>>,
 }
 
 impl MelSpectrogram {
@@ -38,6 +40,7 @@ impl MelSpectrogram {
         Self {
             filters: filters(mels),
             window: (0..WINDOW).map(|i| 0.5 - 0.5 * turn(i).cos()).collect(),
+            fft: RealFftPlanner::new().plan_fft_forward(WINDOW),
         }
     }
 
@@ -45,8 +48,10 @@ impl MelSpectrogram {
     pub fn compute(&self, samples: &[f32]) -> LogMel {
         let frames = samples.len() / HOP;
         let mut values = vec![0f32; self.filters.len() * frames];
-        let (mut fft, mut power) = (RealFft::new(WINDOW), [0.0; BINS]);
         let mut windowed = [0.0; WINDOW];
+        let mut spectrum = self.fft.make_output_vec();
+        let mut scratch = self.fft.make_scratch_vec();
+        let mut power = [0.0; BINS];
         let mut loudest = f32::NEG_INFINITY;
         for frame in 0..frames {
             // A frame stands around its beginning; beyond the ends the sound is mirrored.
@@ -55,7 +60,13 @@ impl MelSpectrogram {
                 let sample = samples[mirrored(first + i as i64, samples.len())];
                 *out = f64::from(sample) * weight;
             }
-            fft.power(&windowed, &mut power);
+            let done = self
+                .fft
+                .process_with_scratch(&mut windowed, &mut spectrum, &mut scratch);
+            debug_assert!(done.is_ok(), "the lengths are those of the plan");
+            for (power, x) in power.iter_mut().zip(&spectrum) {
+                *power = x.norm_sqr();
+            }
             for (row, (begin, weights)) in self.filters.iter().enumerate() {
                 let energy = weights.iter().zip(&power[*begin..]);
                 let energy: f64 = energy.map(|(weight, power)| weight * power).sum();

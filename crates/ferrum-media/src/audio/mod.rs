@@ -1,7 +1,6 @@
 //! Audio files to samples at the rate of a model, and samples to a log-mel spectrogram.
 
 mod decode;
-mod fft;
 mod mel;
 mod resample;
 
