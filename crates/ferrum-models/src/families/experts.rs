@@ -127,11 +127,12 @@ pub(super) fn from_gguf(gguf: &Gguf, defaults: ExpertRouting) -> Result<Option<M
     let scale = gguf.f32(&key("expert_weights_scale"))?;
     let groups = size("expert_group_count")?.zip(size("expert_group_used_count")?);
     let has = |role| in_some_layer(gguf, role).is_some();
-    let shared = match size("expert_shared_feed_forward_length")? {
+    let stated = match size("expert_shared_feed_forward_length")? {
         Some(length) => shared_of(1, length),
         None => shared_of(size("expert_shared_count")?.unwrap_or(0), intermediate),
     };
-    let shared = shared.filter(|_| has(TensorRole::SharedDown));
+    // A file may have the tensors and say nothing of their width.
+    let shared = shared_width(gguf).and_then(|width| stated.or(shared_of(1, width)));
     Ok(Some(MoeSpec {
         experts,
         top_k: gguf.require_u32(&key("expert_used_count"))? as usize,
@@ -169,6 +170,12 @@ pub(super) fn from_gguf(gguf: &Gguf, defaults: ExpertRouting) -> Result<Option<M
             ..shared
         }),
     }))
+}
+
+/// The width of the shared expert by the shape of its down projection, `[hidden, width]`; `None` without one.
+fn shared_width(gguf: &Gguf) -> Option<usize> {
+    let name = GGUF_NAMES.name(in_some_layer(gguf, TensorRole::SharedDown)?)?;
+    gguf.get(&name)?.shape.last().copied()
 }
 
 /// The first layer's tensor of this role, if some layer has one.

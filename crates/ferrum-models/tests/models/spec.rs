@@ -179,3 +179,18 @@ fn a_text_model_inside_of_another_is_the_same() {
         assert_eq!(logits[0], logits[1], "{fixture}");
     }
 }
+
+#[test]
+fn a_shared_expert_of_unstated_width_has_that_of_its_tensor() {
+    let file = fixtures().join("qwen2-moe/model.gguf");
+    let stated = read_model(ModelSource::open(&file).unwrap()).unwrap().spec;
+    let mut bytes = std::fs::read(file).unwrap();
+    let key = b"expert_shared_feed_forward_length";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap();
+    bytes[at] = b'X';
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let found = read_model(ModelSource::open(&path).unwrap()).unwrap().spec;
+    assert_eq!(found, stated);
+}
