@@ -181,30 +181,6 @@ fn images_are_seen_as_transformers_sees_them() {
     support::vision::check_logits::<_, KvF32>(&device, 1e-4);
 }
 
-/// A model that is loaded and dropped again and again takes no memory with it: the device has as much free as before.
-#[test]
-fn a_hundred_models_leave_nothing_behind() {
-    let Some(device) = device::<bf16>() else {
-        return;
-    };
-    let path = fixtures().join("qwen3");
-    let tokens = expected(&path.join("expected.safetensors")).tokens;
-    let free = || device.info().memory.unwrap().free;
-    let mut before = None;
-    for cycle in 0..100 {
-        let model = open(&path);
-        let layout = KvLayout::Paged { block_size: 8 };
-        let mut runner = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);
-        assert!(before.is_none_or(|before| free() < before), "cycle {cycle}");
-        // Steps make scratch memory, too.
-        if cycle % 25 == 0 {
-            logits_in_chunks(&mut runner, &tokens[..4], &[usize::MAX]);
-        }
-        drop(runner);
-        assert_eq!(free(), *before.get_or_insert_with(free), "cycle {cycle}");
-    }
-}
-
 /// The device that promises equal bits keeps them with activations of bf16 as well.
 #[test]
 fn a_batch_invariant_device_has_the_same_bits_in_chunks_and_blocks() {

@@ -200,8 +200,8 @@ fn overlapped(log: &[Happened]) -> (usize, usize) {
 #[test]
 fn the_next_step_is_there_before_the_last_one_is_collected() {
     type Change = fn(&mut Request);
-    // Whether others than greedy ones are asked for, and how many of some 40 steps overlap: on a device that samples,
-    // and on one that does not.
+    // What is asked for beside greedy tokens, and whether steps overlap: on a device that samples, and on one that does
+    // not.
     let cases: [(&str, Change, [bool; 2]); 6] = [
         ("greedy", |_| (), [true, true]),
         (
@@ -231,7 +231,6 @@ fn the_next_step_is_there_before_the_last_one_is_collected() {
     for (name, change, samples, overlaps) in cases.into_iter().flat_map(on_both) {
         let runner = scripted(CONFIG);
         let runner = Overlapped::new(if samples { runner.sampling() } else { runner });
-        let expected = if overlaps { 30..=60 } else { 0..=9 };
         let log = runner.log();
         let engine = runner.start(careful());
         let request = |seq: TokenId| {
@@ -246,7 +245,14 @@ fn the_next_step_is_there_before_the_last_one_is_collected() {
         assert_clean(&engine);
         let stats = engine.handle().stats();
         let (early, steps) = overlapped(&log.lock().unwrap());
-        assert!(expected.contains(&early), "{name}: {early} of {steps}");
+        // Sequences that arrive one by one may have steps of their own, so shares count and not numbers.
+        let (few, most) = (steps / 4, steps - steps / 4);
+        let as_expected = if overlaps {
+            early >= most
+        } else {
+            early <= few
+        };
+        assert!(as_expected, "{name}: {early} of {steps}");
         assert_eq!(stats.generated_tokens, 160, "{name}");
     }
 }

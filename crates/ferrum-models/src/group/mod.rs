@@ -472,12 +472,12 @@ mod tests {
     /// The other ranks are in a collective when one fails.
     #[test]
     fn a_rank_that_fails_ends_the_group() {
-        let mut group = led(3, |mut runner, end| match end.rank() {
+        let mut group = led(3, |runner, end| match end.rank() {
             2 => {
                 receive(end, &mut Vec::new()).unwrap();
                 end.abort("no more paper");
             }
-            _ => assert!(follow_steps(&mut runner, end).is_err()),
+            _ => assert!(follow(runner, end).is_err()),
         });
         for _ in 0..2 {
             let text = step(&mut group).unwrap_err().to_string();
