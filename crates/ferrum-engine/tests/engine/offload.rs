@@ -258,8 +258,8 @@ fn windows_and_states_come_back_too() {
         let files = tempfile::tempdir().unwrap();
         let [ram, _] = twice(model, *config, requests, &store(1 << 30, None));
         assert!(ram > 50, "{ram}");
-        let [ram, disk] = twice(model, *config, requests, &store(0, Some(files.path())));
-        assert!(ram + disk > 50, "{ram} {disk}");
+        // How much is on the disk by the second round depends on the disk; the answers do not.
+        twice(model, *config, requests, &store(0, Some(files.path())));
         // After a restart, and with damaged files, which are computed anew.
         let [_, disk] = twice(model, *config, requests, &store(0, Some(files.path())));
         assert!(disk > 50, "{disk}");
