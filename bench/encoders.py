@@ -104,7 +104,7 @@ def speech_encoder(a: argparse.Namespace, source: Path, work: Path) -> tuple[Cal
     for name, samples in [("all.wav", noise), ("one.wav", noise[: seconds * rate])]:
         soundfile.write(work / name, samples, rate)
     extractor = transformers.WhisperFeatureExtractor()
-    command = [a.ferrum, "transcribe", str(folder), "--language", "en", "--no-timestamps", "--threads", str(a.threads), *a.flags]
+    command = [a.ferrum, "transcribe", str(folder), "--language", "en", "--no-timestamps", "--no-fallback", "--threads", str(a.threads), *a.flags]
 
     def ours() -> Cost:
         return difference(of_process([*command, str(work / "all.wav")]), of_process([*command, str(work / "one.wav")]))

@@ -363,12 +363,12 @@ fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
     Ok(())
 }
 
-/// Factors and bounds. Those on embeddings are said only where architectures do not imply them.
 /// Whether files of this architecture state every scale, the usual ones too.
 fn states_all_scales(model: &HfModel<'_>) -> bool {
     matches!(model.arch, "granite" | "granitemoe" | "granitehybrid")
 }
 
+/// Factors and bounds. Those on embeddings are said only where architectures do not imply them.
 fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let scales = &model.spec.scales;
     if let Some(cap) = scales.logit_softcap {
