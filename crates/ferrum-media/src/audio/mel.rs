@@ -1,6 +1,8 @@
 //! The log-mel spectrogram that Whisper reads (Radford et al., "Robust Speech Recognition via Large-Scale Weak
 //! Supervision", 2022), as `WhisperFeatureExtractor` computes it.
 
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use realfft::{RealFftPlanner, RealToComplex};
 use std::sync::Arc;
 
@@ -15,6 +17,9 @@ const WINDOW: usize = 400;
 
 /// Frequencies of a frame.
 const BINS: usize = WINDOW / 2 + 1;
+
+/// Frames that a thread computes at once.
+const TASK_FRAMES: usize = 100;
 
 /// Numbers of frames: `[mels, frames]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,18 +51,37 @@ impl MelSpectrogram {
 
     /// The spectrogram of samples at [`RATE`]: a frame for each whole [`HOP`].
     pub fn compute(&self, samples: &[f32]) -> LogMel {
-        let frames = samples.len() / HOP;
-        let mut values = vec![0f32; self.filters.len() * frames];
+        let (mels, frames) = (self.filters.len(), samples.len() / HOP);
+        // Frame after frame, so that each task writes a stretch of its own.
+        let mut energies = vec![0f32; mels * frames];
+        energies
+            .par_chunks_mut((mels * TASK_FRAMES).max(1))
+            .enumerate()
+            .for_each(|(task, energies)| self.frames(samples, task * TASK_FRAMES, energies));
+        let loudest = energies.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut values = vec![0f32; mels * frames];
+        for (row, values) in values.chunks_exact_mut(frames.max(1)).enumerate() {
+            for (value, energy) in values
+                .iter_mut()
+                .zip(energies.iter().skip(row).step_by(mels))
+            {
+                *value = (energy.max(loudest - 8.0) + 4.0) / 4.0;
+            }
+        }
+        LogMel { values, frames }
+    }
+
+    /// Logarithms of the energies behind each filter, `[frames, mels]`, from frame `first` on.
+    fn frames(&self, samples: &[f32], first: usize, energies: &mut [f32]) {
         let mut windowed = [0.0; WINDOW];
         let mut spectrum = self.fft.make_output_vec();
         let mut scratch = self.fft.make_scratch_vec();
         let mut power = [0.0; BINS];
-        let mut loudest = f32::NEG_INFINITY;
-        for frame in 0..frames {
+        for (i, energies) in energies.chunks_exact_mut(self.filters.len()).enumerate() {
             // A frame stands around its beginning; beyond the ends the sound is mirrored.
-            let first = (frame * HOP) as i64 - (WINDOW / 2) as i64;
+            let begin = ((first + i) * HOP) as i64 - (WINDOW / 2) as i64;
             for (i, (out, weight)) in windowed.iter_mut().zip(&self.window).enumerate() {
-                let sample = samples[mirrored(first + i as i64, samples.len())];
+                let sample = samples[mirrored(begin + i as i64, samples.len())];
                 *out = f64::from(sample) * weight;
             }
             let done = self
@@ -67,18 +91,12 @@ impl MelSpectrogram {
             for (power, x) in power.iter_mut().zip(&spectrum) {
                 *power = x.norm_sqr();
             }
-            for (row, (begin, weights)) in self.filters.iter().enumerate() {
+            for (out, (begin, weights)) in energies.iter_mut().zip(&self.filters) {
                 let energy = weights.iter().zip(&power[*begin..]);
                 let energy: f64 = energy.map(|(weight, power)| weight * power).sum();
-                let value = energy.max(1e-10).log10() as f32;
-                loudest = loudest.max(value);
-                values[row * frames + frame] = value;
+                *out = energy.max(1e-10).log10() as f32;
             }
         }
-        for value in &mut values {
-            *value = (value.max(loudest - 8.0) + 4.0) / 4.0;
-        }
-        LogMel { values, frames }
     }
 }
 
