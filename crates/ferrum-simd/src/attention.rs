@@ -115,7 +115,7 @@ pub(crate) struct Attention<'a, K> {
 }
 
 /// Rows of a task at most: enough that decoding a tile of keys is little beside using it.
-const MOST_ROWS: usize = 96;
+const MOST_ROWS: usize = 192;
 
 /// A task's floats.
 struct Layout {
