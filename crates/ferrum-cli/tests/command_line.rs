@@ -290,6 +290,17 @@ fn a_filter_that_matches_nothing_fails() {
     assert!(ok(&[&OPS[..], &["rms_norm"]].concat()).contains("rms_norm"));
 }
 
+/// The fastest level of the CPU may round activations where weights are bf16; that is no divergence.
+#[test]
+fn models_in_bf16_agree_with_the_reference_at_the_default_level() {
+    for name in ["qwen3-tied", "mixtral", "gpt-oss-mxfp4"] {
+        let fixture = root().join("fixtures/models").join(name);
+        let model = fixture.to_str().unwrap();
+        let report = json(&["verify", "model", model, "--backend", "cpu", "--json"]);
+        assert_eq!(report["agrees"], true, "{name}: {report}");
+    }
+}
+
 #[test]
 fn a_model_is_held_against_another_computation_of_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -319,9 +319,14 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
-    /// Whether activations have fewer bits than f32, so that layers differ from those of a device that keeps all.
-    pub fn rounds_activations(&self) -> bool {
-        matches!(self, Self::Cuda(_))
+    /// Whether this device computes a model's products with activations of fewer bits than f32, so that layers differ
+    /// from those of a device that keeps all.
+    pub fn rounds_activations(&self, model: &Model) -> bool {
+        match self {
+            Self::Cpu(device) => device.isa().rounds_bf16() && model.has_bf16(),
+            Self::Cuda(_) => true,
+            Self::Gpu(_) | Self::Reference(_) => false,
+        }
     }
 
     /// What of a model's weights this device keeps as they are. [`load`](Self::load) loads them so.

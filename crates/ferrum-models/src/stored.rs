@@ -12,7 +12,7 @@ use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};
 use ferrum_kernels::{ExpertShape, MatShape, QuantPart, QuantWeights};
-use ferrum_types::{Error, GgufQuantType, Result};
+use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
 use std::collections::BTreeMap;
 
 /// The first tensor of a matrix in checkpoints that hold it as several.
@@ -449,6 +449,25 @@ impl Model {
             };
             weights.floats().is_none() && !matches!(weights, QuantWeights::Fp8(_))
         })
+    }
+
+    /// Whether a matrix is stored in bf16, by which a device may multiply activations that it rounds to bf16.
+    pub fn has_bf16(&self) -> bool {
+        let is_bf16 = |weights: &QuantWeights<'_>| {
+            let part = weights.floats();
+            part.is_some_and(|part| part.dtype == SrcDtype::BF16)
+        };
+        self.spec
+            .tensors()
+            .any(|tensor| match self.stored(&tensor) {
+                Ok(Stored::Matrix(StoredMatrix { weights, .. })) => is_bf16(&weights),
+                Ok(Stored::Experts(source)) => {
+                    let mut found = false;
+                    source.each(|weights| found |= is_bf16(&weights));
+                    found
+                }
+                Ok(Stored::Vector) | Err(_) => false,
+            })
     }
 }
 

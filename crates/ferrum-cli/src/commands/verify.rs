@@ -119,7 +119,7 @@ fn compute(
     let device = BackendDispatch::for_model(kind, model, options)?;
     let mut bar = Progress::bytes(&format!("loading on {}", device.info().backend));
     let progress = &mut |done, total| bar.set(done, total);
-    let rounds = device.rounds_activations();
+    let rounds = device.rounds_activations(model);
     Ok((Trace::compute(model, device, tokens, progress)?, rounds))
 }
 
