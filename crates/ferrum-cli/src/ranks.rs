@@ -8,7 +8,7 @@ use crate::args::PlacementArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui};
 use ferrum_engine::{
-    BackendDispatch, BackendOptions, Placement, Ranks, dismiss_ranks, rank_options, serve_rank,
+    BackendDispatch, BackendOptions, Placement, Ranks, rank_options, serve_rank, shut_down_ranks,
 };
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{GroupRank, LocalGroup};
@@ -183,7 +183,7 @@ pub(crate) fn end(outcome: &Outcome) {
     };
     if end.failure().is_none() {
         // A rank that is gone by now has nothing to do any more.
-        let _ = dismiss_ranks(end);
+        let _ = shut_down_ranks(end);
     }
     match members {
         Members::Processes(world) => {

@@ -13,8 +13,8 @@ use ferrum_kernels::{
     LlmBackend,
 };
 use ferrum_models::{
-    KvLayout, LoadProgress, MemoryPlan, Model, RunnerConfig, RunnerGroup, WeightForm, follow,
-    rank_memory_plan, rank_runner,
+    KvLayout, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, RunnerGroup, WeightForm,
+    follow, rank_memory_plan, rank_runner,
 };
 use ferrum_types::{Dtype, Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -35,23 +35,23 @@ pub struct Ranks {
     pub path: String,
 }
 
-/// What the ranks load next.
+/// The model that the ranks load next, as rank 0 sends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Order {
+struct LoadCommand {
     path: String,
     fingerprint: u64,
     kv: KvDtype,
     config: RunnerConfig,
 }
 
-/// The first number of an order; there is nothing more to load after another one.
+/// The first number of a message: a load command, or the end.
 const LOAD: u64 = 0x6665_7272_756d_0001;
-const DISMISSED: u64 = 0x6665_7272_756d_0002;
+const SHUTDOWN: u64 = 0x6665_7272_756d_0002;
 
-/// Numbers of an order before its path.
+/// Numbers of a load command before its path.
 const NUMBERS: usize = 14;
 
-impl Order {
+impl LoadCommand {
     fn of(model: &Model, ranks: &Ranks, (config, kv): (RunnerConfig, KvDtype)) -> Self {
         Self {
             path: ranks.path.clone(),
@@ -94,16 +94,16 @@ impl Order {
         bytes
     }
 
-    /// Reads an order; `None`: the rank is dismissed.
+    /// Reads a message; `None`: there is nothing more to load.
     fn from_bytes(bytes: &[u8]) -> Result<Option<Self>> {
-        let wrong = |what: &str| Error::invalid(OP, format!("an order has {what}"));
+        let wrong = |what: &str| Error::invalid(OP, format!("a load command has {what}"));
         let (numbers, _) = bytes.as_chunks::<8>();
         let number = |i: usize| -> Result<u64> {
             let number = numbers.get(i).map(|n| u64::from_le_bytes(*n));
             number.ok_or_else(|| wrong("too few numbers"))
         };
         match number(0)? {
-            DISMISSED => return Ok(None),
+            SHUTDOWN => return Ok(None),
             LOAD => {}
             _ => return Err(wrong("a beginning that is not known")),
         }
@@ -164,30 +164,30 @@ fn call(op: &'static str) -> GroupCall {
     }
 }
 
-/// Sends bytes from rank 0, or waits for them.
-fn tell(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
+/// Sends bytes from rank 0 to all ranks.
+fn broadcast(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
     end.post(call(op), bytes.len(), &mut |to| {
         to.copy_from_slice(bytes);
         Ok(())
     })?;
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     end.gather(&mut |ranks| {
-        told.extend_from_slice(ranks[0]);
+        received.extend_from_slice(ranks[0]);
         Ok(())
     })?;
-    Ok(told)
+    Ok(received)
 }
 
-/// Says that there is nothing more to load, which ends [`serve_rank`] on the other ranks.
+/// Tells the other ranks that there is nothing more to load, which ends their [`serve_rank`].
 ///
 /// # Errors
 /// That the group has ended.
-pub fn dismiss_ranks(end: &GroupRank) -> Result<()> {
-    tell(end, "order", &DISMISSED.to_le_bytes()).map(drop)
+pub fn shut_down_ranks(end: &GroupRank) -> Result<()> {
+    broadcast(end, "load command", &SHUTDOWN.to_le_bytes()).map(drop)
 }
 
 /// What a rank other than the first does: loads its part of what rank 0 says, as `open` finds it and on what `device`
-/// opens for it, follows the steps, and waits for the next model, until it is dismissed.
+/// opens for it, follows the steps, and waits for the next model, until [`shut_down_ranks`].
 ///
 /// # Errors
 /// What went wrong on this rank, which ends the group; that the group has ended.
@@ -197,12 +197,12 @@ pub fn serve_rank(
     device: &dyn Fn(&Model) -> Result<BackendDispatch>,
 ) -> Result<()> {
     let served = loop {
-        let told = tell(end, "order", &[]);
-        match told.and_then(|bytes| Order::from_bytes(&bytes)) {
+        let received = broadcast(end, "load command", &[]);
+        match received.and_then(|bytes| LoadCommand::from_bytes(&bytes)) {
             Ok(None) => return Ok(()),
             Err(error) => break Err(error),
-            Ok(Some(order)) => {
-                if let Err(error) = follow_order(end, &order, open, device) {
+            Ok(Some(command)) => {
+                if let Err(error) = follow_load(end, &command, open, device) {
                     break Err(error);
                 }
             }
@@ -214,27 +214,27 @@ pub fn serve_rank(
     served
 }
 
-fn follow_order(
+fn follow_load(
     end: &GroupRank,
-    order: &Order,
+    command: &LoadCommand,
     open: &dyn Fn(&str) -> Result<Model>,
     device: &dyn Fn(&Model) -> Result<BackendDispatch>,
 ) -> Result<()> {
-    let model = open(&order.path)?;
-    if fingerprint(&model) != order.fingerprint {
+    let model = open(&command.path)?;
+    if fingerprint(&model) != command.fingerprint {
         return Err(Error::Model(format!(
             "{:?}: this is another model than rank 0 has, or another version of this program",
-            order.path
+            command.path
         )));
     }
     let device = device(&model)?;
     let rank = RankLoad {
         model: &model,
-        config: order.config,
+        config: command.config,
         end,
         progress: &mut |_, _| (),
     };
-    match order.kv {
+    match command.kv {
         KvDtype::F32 => device.with_kv::<KvF32, _>(&model, Follow(rank)),
         KvDtype::F16 => device.with_kv::<KvFp16, _>(&model, Follow(rank)),
         KvDtype::Bf16 => device.with_kv::<KvBf16, _>(&model, Follow(rank)),
@@ -251,6 +251,27 @@ struct RankLoad<'a, 'p> {
     progress: LoadProgress<'p>,
 }
 
+impl RankLoad<'_, '_> {
+    /// The runner of this rank, once all ranks have theirs.
+    fn runner<B, K, W>(self, loading: &B) -> Result<ModelRunner<B, K>>
+    where
+        B: LlmBackend + BackendKvDtype<K>,
+        K: KvDtypeKind,
+        W: WeightForm<B>,
+    {
+        let Self {
+            model,
+            config,
+            end,
+            progress,
+        } = self;
+        let part = (model, end.rank(), end.size());
+        let runner = rank_runner::<B, K, W>(loading, part, config, progress)?;
+        broadcast(end, "loaded", &[])?;
+        Ok(runner)
+    }
+}
+
 /// Loads a rank other than the first and follows.
 struct Follow<'a, 'p>(RankLoad<'a, 'p>);
 
@@ -261,16 +282,8 @@ impl<K: KvDtypeKind> DeviceJob<K> for Follow<'_, '_> {
         self,
         (loading, _): (&B, &B),
     ) -> Result<()> {
-        let RankLoad {
-            model,
-            config,
-            end,
-            progress,
-        } = self.0;
-        let part = (model, end.rank(), end.size());
-        let runner = rank_runner::<B, K, W>(loading, part, config, progress)?;
-        tell(end, "loaded", &[])?;
-        follow(runner, end)
+        let end = self.0.end;
+        follow(self.0.runner::<B, K, W>(loading)?, end)
     }
 }
 
@@ -284,16 +297,9 @@ impl<K: KvDtypeKind> DeviceJob<K> for Lead<'_, '_> {
         self,
         (loading, _): (&B, &B),
     ) -> Result<Self::Output> {
-        let RankLoad {
-            model,
-            config,
-            end,
-            progress,
-        } = self.0;
-        let part = (model, 0, end.size());
-        let runner = rank_runner::<B, K, W>(loading, part, config, progress)?;
-        tell(end, "loaded", &[])?;
-        let group = RunnerGroup::lead(model.spec.clone(), runner, end.clone())?;
+        let (spec, end) = (self.0.model.spec.clone(), self.0.end);
+        let runner = self.0.runner::<B, K, W>(loading)?;
+        let group = RunnerGroup::lead(spec, runner, end.clone())?;
         Ok(Box::new(group))
     }
 }
@@ -308,8 +314,8 @@ impl Ranks {
         progress: LoadProgress<'_>,
     ) -> Result<Box<dyn StepRunner>> {
         check_cut(model, self.end.size())?;
-        let order = Order::of(model, self, (config, kv));
-        tell(&self.end, "order", &order.to_bytes())?;
+        let command = LoadCommand::of(model, self, (config, kv));
+        broadcast(&self.end, "load command", &command.to_bytes())?;
         let rank = RankLoad {
             model,
             config,
@@ -397,8 +403,8 @@ impl BackendDispatch {
 mod tests {
     use super::*;
 
-    fn order(layout: KvLayout) -> Order {
-        Order {
+    fn command(layout: KvLayout) -> LoadCommand {
+        LoadCommand {
             path: "models/ä b".into(),
             fingerprint: u64::MAX - 1,
             kv: KvDtype::Int8,
@@ -418,23 +424,26 @@ mod tests {
             KvLayout::Paged { block_size: 8 },
             KvLayout::Grouped { block_size: 32 },
         ] {
-            let order = order(layout);
-            assert_eq!(Order::from_bytes(&order.to_bytes()), Ok(Some(order)));
+            let command = command(layout);
+            assert_eq!(
+                LoadCommand::from_bytes(&command.to_bytes()),
+                Ok(Some(command))
+            );
         }
-        assert_eq!(Order::from_bytes(&DISMISSED.to_le_bytes()), Ok(None));
+        assert_eq!(LoadCommand::from_bytes(&SHUTDOWN.to_le_bytes()), Ok(None));
     }
 
     #[test]
     fn an_order_that_is_cut_or_changed_is_refused() {
-        let bytes = order(KvLayout::Contiguous).to_bytes();
+        let bytes = command(KvLayout::Contiguous).to_bytes();
         for end in 0..bytes.len() {
-            assert!(Order::from_bytes(&bytes[..end]).is_err(), "{end}");
+            assert!(LoadCommand::from_bytes(&bytes[..end]).is_err(), "{end}");
         }
         // Every number but the fingerprint, the sizes and whether ops are measured has few values.
         for number in [0, 2, 9, 12] {
             let mut wrong = bytes.clone();
             wrong[8 * number..][..8].fill(0xfe);
-            assert!(Order::from_bytes(&wrong).is_err(), "{number}");
+            assert!(LoadCommand::from_bytes(&wrong).is_err(), "{number}");
         }
     }
 

@@ -183,7 +183,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.first.check(batch, wanted)?;
         message::write_step(batch, wanted, &mut self.words)?;
-        self.tell()?;
+        self.broadcast()?;
         let ticket = self.first.submit(batch, wanted);
         self.done(ticket)
     }
@@ -222,7 +222,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     pub fn add_adapter(&mut self, id: AdapterId, adapter: GroupAdapter<B>) -> Result<()> {
         let path = adapter.path.to_string_lossy();
         message::write_adapter(id, &path, &mut self.words)?;
-        self.tell()?;
+        self.broadcast()?;
         let own = self.first.add_adapter(id, adapter.own);
         let agreed = agree_on_adapter(&self.end, &mut self.first, id, own);
         // Whoever refuses an adapter goes on, and so do the others without it.
@@ -242,14 +242,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     /// Forgets an adapter; whether it was there.
     pub fn unload_adapter(&mut self, id: AdapterId) -> bool {
         message::write_removal(id, &mut self.words);
-        let told = self.tell();
+        let sent = self.broadcast();
         self.inside = false;
         // A group that has ended keeps nothing that could be used.
-        self.first.unload_adapter(id) && told.is_ok()
+        self.first.unload_adapter(id) && sent.is_ok()
     }
 
-    /// Sends the message that was written.
-    fn tell(&mut self) -> Result<()> {
+    /// Sends the message that was written to all ranks.
+    fn broadcast(&mut self) -> Result<()> {
         send(&self.end, &self.words)?;
         self.inside = true;
         Ok(())
@@ -271,7 +271,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, 
         } else if self.end.failure().is_none() {
             message::write_stop(&mut self.words);
             // Without the others there is nobody to stop.
-            let _ = self.tell();
+            let _ = self.broadcast();
         }
         for thread in self.threads.drain(..) {
             // Its panic has ended the group, and was told by the step that it happened in.
@@ -518,7 +518,7 @@ mod tests {
             assert!(text.contains("found a message of kind 77"), "{text}");
         });
         group.words = vec![77];
-        group.tell().unwrap();
+        group.broadcast().unwrap();
         let text = step(&mut group).unwrap_err().to_string();
         assert!(text.contains("rank 1 of 2 ended the group"), "{text}");
     }
