@@ -23,10 +23,10 @@ const DATA: c_int = 1;
 /// Bytes before a part: the turn, the call.
 const HEADER: usize = 48;
 
-/// How long a waiting rank polls without sleeping: a decode step takes milliseconds.
-const SPIN_TIME: Duration = Duration::from_millis(2);
-/// How long it then sleeps between two polls, until it has waited for the first duration of a pair.
-const BACKOFF: [(Duration, Duration); 3] = [
+/// How long a rank that waits asks again at once, and how long it then sleeps between two looks: a decode step takes
+/// milliseconds, and nobody waits for an idle server.
+const KEEN: Duration = Duration::from_millis(2);
+const NAPS: [(Duration, Duration); 3] = [
     (Duration::from_millis(50), Duration::from_micros(50)),
     (Duration::from_secs(2), Duration::from_micros(300)),
     (Duration::MAX, Duration::from_millis(2)),
@@ -197,8 +197,8 @@ impl MpiRank {
                 calls.tick(self);
             }
             let waited = waiting_since.get_or_insert_with(Instant::now).elapsed();
-            match BACKOFF.iter().find(|(until, _)| waited < *until) {
-                Some((_, sleep)) if waited >= SPIN_TIME => std::thread::sleep(*sleep),
+            match NAPS.iter().find(|(until, _)| waited < *until) {
+                Some((_, nap)) if waited >= KEEN => std::thread::sleep(*nap),
                 // Ranks may be more than cores.
                 _ => std::thread::yield_now(),
             }
@@ -266,7 +266,7 @@ impl Collective {
     }
 
     /// The first rank that is in another collective, and what it says that is.
-    fn mismatch(&self, others: impl Iterator<Item = usize>) -> Option<(usize, String)> {
+    fn stranger(&self, others: impl Iterator<Item = usize>) -> Option<(usize, String)> {
         let mut others = others.map(|rank| (rank, self.parts[rank].bytes()));
         let (rank, bytes) = others.find(|(_, bytes)| bytes.get(..HEADER) != Some(&self.header))?;
         Some((rank, describe(bytes.get(..HEADER).unwrap_or_default())))
@@ -338,7 +338,7 @@ impl GroupTransport for MpiRank {
     fn gather(&self, take: &mut dyn FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
         let mut collective = self.collective();
         self.wait("gather", |comm| collective.receive(comm, self.others()))?;
-        if let Some((rank, found)) = collective.mismatch(self.others()) {
+        if let Some((rank, found)) = collective.stranger(self.others()) {
             let expected = describe(&collective.header);
             let reason = format!("is in {expected} and rank {rank} in {found}");
             self.abort(&reason);
