@@ -164,7 +164,7 @@ fn call(op: &'static str) -> GroupCall {
     }
 }
 
-/// Sends bytes from rank 0 to all ranks.
+/// Sends rank 0's bytes to all ranks, which receive them; the other ranks pass none.
 fn broadcast(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
     end.post(call(op), bytes.len(), &mut |to| {
         to.copy_from_slice(bytes);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_arrives_as_it_was_given() {
+    fn a_load_command_arrives_as_it_was_sent() {
         for layout in [
             KvLayout::Contiguous,
             KvLayout::Paged { block_size: 8 },
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_is_cut_or_changed_is_refused() {
+    fn a_load_command_that_is_cut_or_changed_is_refused() {
         let bytes = command(KvLayout::Contiguous).to_bytes();
         for end in 0..bytes.len() {
             assert!(LoadCommand::from_bytes(&bytes[..end]).is_err(), "{end}");

@@ -18,7 +18,7 @@ const WINDOW: usize = 400;
 /// Frequencies of a frame.
 const BINS: usize = WINDOW / 2 + 1;
 
-/// Frames that a thread computes at once.
+/// Frames of a task.
 const TASK_FRAMES: usize = 100;
 
 /// Numbers of frames: `[mels, frames]`.
@@ -49,7 +49,7 @@ impl MelSpectrogram {
         }
     }
 
-    /// The spectrogram of samples at [`RATE`]: a frame for each whole [`HOP`].
+    /// The spectrogram of samples at [`RATE`]: a frame for each whole [`HOP`]. Computed on `rayon`'s threads.
     pub fn compute(&self, samples: &[f32]) -> LogMel {
         let (mels, frames) = (self.filters.len(), samples.len() / HOP);
         // Frame after frame, so that each task writes a stretch of its own.

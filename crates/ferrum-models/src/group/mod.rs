@@ -248,7 +248,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         self.first.unload_adapter(id) && sent.is_ok()
     }
 
-    /// Sends the message that was written to all ranks.
+    /// Sends the written message to all other ranks.
     fn broadcast(&mut self) -> Result<()> {
         send(&self.end, &self.words)?;
         self.inside = true;
