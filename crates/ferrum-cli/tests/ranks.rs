@@ -5,11 +5,13 @@
 mod command;
 
 use command::{fails, ferrum, fixture, json, ok, stderr};
+use ferrum_kernels::cpu::Isa;
 use serde_json::Value;
 
 const TOKENS: &str = "5,9,2,77,31,8,60,12,3,44,71,20";
 
-/// Arguments that print the logits of a fixture with so many ranks.
+/// Arguments that print the logits of a fixture with so many ranks, at a level of the CPU that rounds nothing: where sums in
+/// another order are rounded to bf16, a row of logits differs by more than a sum does.
 fn logits(model: &str, ranks: usize) -> Vec<String> {
     let words = [
         "logits",
@@ -20,8 +22,15 @@ fn logits(model: &str, ranks: usize) -> Vec<String> {
         "--backend",
         "cpu",
     ];
-    let ranks = ranks.to_string();
-    let more = ["--threads", "1", "--tensor-parallel", &ranks];
+    let (ranks, level) = (ranks.to_string(), Isa::best_exact().to_string());
+    let more = [
+        "--threads",
+        "1",
+        "--isa",
+        &level,
+        "--tensor-parallel",
+        &ranks,
+    ];
     let all = words.iter().chain(&more).map(|word| (*word).to_owned());
     all.collect()
 }
