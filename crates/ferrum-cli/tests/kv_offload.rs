@@ -20,12 +20,6 @@ fn answer(server: &Serving) -> (String, u64) {
     (text.to_owned(), cached.as_u64().unwrap_or(0))
 }
 
-fn metric(server: &Serving, name: &str) -> f64 {
-    let page = server.ask("GET /metrics HTTP/1.1", "");
-    let line = page.lines().find(|line| line.starts_with(name)).unwrap();
-    line.rsplit(' ').next().unwrap().parse().unwrap()
-}
-
 fn start(dir: &Path) -> Serving {
     let dir = dir.to_str().unwrap();
     Serving::start(&["--kv-offload-dir", dir, "--kv-offload-ram", "64MiB"])
@@ -40,11 +34,11 @@ fn a_restart_finds_what_was_computed() {
     assert_eq!(cached, 0);
     server.end();
     let server = start(&dir);
-    assert!(metric(&server, "ferrum:kv_offload_disk_bytes{") > 0.0);
+    assert!(server.metric("ferrum:kv_offload_disk_bytes{") > 0.0);
     let (again, cached) = answer(&server);
     assert_eq!(again, text);
     assert!(cached >= 64, "{cached}");
-    let hits = metric(&server, "ferrum:kv_offload_disk_hit_tokens_total{");
+    let hits = server.metric("ferrum:kv_offload_disk_hit_tokens_total{");
     assert_eq!(hits, cached as f64);
     // One process at a time.
     let args = ["--port", "0", "--kv-offload-dir", dir.to_str().unwrap()];

@@ -10,8 +10,8 @@ use ferrum_kernels::{
     LlmBackend,
 };
 use ferrum_models::{
-    Expanded, FeedForwardSpec, LoadProgress, MemoryPlan, Model, Moe, Native, RunnerConfig, Stage,
-    WeightForm, WeightPolicy, stage_memory_plan,
+    Expanded, LoadProgress, MemoryPlan, Model, Moe, Native, RunnerConfig, Stage, WeightForm,
+    WeightPolicy, stage_memory_plan,
 };
 use ferrum_types::{Error, Result};
 use std::fmt;
@@ -215,10 +215,9 @@ struct Demands {
 
 impl Demands {
     fn of(model: &Model) -> Self {
-        let mut layers = model.spec.layers.iter();
         Self {
             bytes: model.tensors().total_bytes(),
-            experts: layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_))),
+            experts: model.spec.experts().is_some(),
             quantised: !model.expanded(WeightPolicy::floats()).is_empty(),
         }
     }

@@ -530,6 +530,16 @@ impl DecoderSpec {
             .map_or(RopeStyle::HalfSplit, |rope| rope.style)
     }
 
+    /// The experts of the first layer that has some.
+    pub fn experts(&self) -> Option<&MoeSpec> {
+        self.layers
+            .iter()
+            .find_map(|layer| match &layer.feed_forward {
+                FeedForwardSpec::Moe(moe) => Some(moe),
+                FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => None,
+            })
+    }
+
     /// The cache that a layer uses: its own, or that of the layer which it shares one with.
     pub fn own_cache(&self, layer: usize) -> CacheSpec {
         match self.layers.get(layer).map(LayerSpec::cache) {

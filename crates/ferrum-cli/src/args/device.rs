@@ -198,7 +198,7 @@ pub(crate) struct VerifyModelArgs {
     pub(crate) prompt: String,
 
     /// What the difference of a layer may be, as a part of the length of what is expected [default: 0.001, where
-    /// weights are quantised or a device rounds activations 0.1]
+    /// weights are quantised or a device rounds activations 0.1, and 0.2 if the model has experts]
     #[arg(long, value_name = "SHARE")]
     pub(crate) tolerance: Option<f64>,
 

@@ -86,6 +86,13 @@ impl Serving {
         answer
     }
 
+    /// The value of the first metric whose line begins so.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let page = self.ask("GET /metrics HTTP/1.1", "");
+        let line = page.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
     /// Sends the process a signal, such as `-HUP`.
     #[cfg(unix)]
     pub(crate) fn signal(&self, name: &str) {

@@ -1,11 +1,9 @@
 //! LoRA adapters on a running engine: loaded, chosen by request, mixed, and forgotten.
 
+use crate::invariance::{cpu, session_on};
 use crate::scripted::{CONFIG, Scripted};
 use crate::{collect, greedy};
-use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineError, KvDtype,
-    Request, Session,
-};
+use ferrum_engine::{BackendDispatch, Engine, EngineConfig, EngineError, Request, Session};
 use ferrum_formats::{LoraFolder, ModelSource};
 use ferrum_models::{KvLayout, Readback, RunnerConfig, read_model};
 use ferrum_types::{AdapterId, TokenId};
@@ -25,7 +23,7 @@ pub(crate) fn adapter(name: &str) -> LoraFolder {
     LoraFolder::open(fixture("lora").join(name)).unwrap()
 }
 
-fn session() -> Session {
+fn session(device: &BackendDispatch) -> Session {
     let model = read_model(ModelSource::open(fixture("models/llama3-tied")).unwrap()).unwrap();
     let config = RunnerConfig {
         context: 96,
@@ -37,14 +35,16 @@ fn session() -> Session {
         layout: KvLayout::Paged { block_size: BLOCK },
         profile: false,
     };
-    let device = BackendDispatch::from_kind(BackendKind::Cpu, BackendOptions::default()).unwrap();
-    device
-        .load(&model, config, KvDtype::F32, &mut |_, _| ())
-        .unwrap()
+    session_on(device, &model, config)
+}
+
+fn start_on(device: &BackendDispatch) -> Engine {
+    let runner = session(device).into_runner();
+    Engine::start(runner, None, EngineConfig::default()).unwrap()
 }
 
 fn start() -> Engine {
-    Engine::start(session().into_runner(), None, EngineConfig::default()).unwrap()
+    start_on(&cpu())
 }
 
 fn request(adapter: Option<AdapterId>) -> Request {
@@ -62,7 +62,11 @@ fn answer(engine: &Engine, adapter: Option<AdapterId>) -> Vec<TokenId> {
 
 #[test]
 fn requests_choose_adapters_whatever_runs_beside_them() {
-    let engine = start();
+    check_adapters(&cpu());
+}
+
+pub(crate) fn check_adapters(device: &BackendDispatch) {
+    let engine = start_on(device);
     let handle = engine.handle();
     let plain = answer(&engine, None);
     let all = block_on(handle.load_adapter(adapter("llama-all"))).unwrap();
@@ -84,7 +88,7 @@ fn requests_choose_adapters_whatever_runs_beside_them() {
         let cached = found.usage.unwrap().cached_tokens;
         assert_eq!(cached, request(None).prompt.len() / BLOCK * BLOCK, "{id:?}");
     }
-    let mut alone = session();
+    let mut alone = session(device);
     alone.use_adapter(&adapter("llama-up")).unwrap();
     let prompt = request(None).prompt;
     alone.prefill(&prompt, Readback::GREEDY).unwrap();

@@ -23,14 +23,21 @@ pub(crate) const ROOMY: RunnerConfig = RunnerConfig {
     profile: false,
 };
 
-pub(crate) fn session(model: &Model, config: RunnerConfig) -> Session {
+pub(crate) fn cpu() -> BackendDispatch {
     let options = BackendOptions {
         threads: Some(2),
         ..BackendOptions::default()
     };
-    let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
+    BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap()
+}
+
+pub(crate) fn session_on(device: &BackendDispatch, model: &Model, config: RunnerConfig) -> Session {
     let kv = KvDtype::for_model(model);
     device.load(model, config, kv, &mut |_, _| ()).unwrap()
+}
+
+pub(crate) fn session(model: &Model, config: RunnerConfig) -> Session {
+    session_on(&cpu(), model, config)
 }
 
 pub(crate) fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod captured;
+mod cuda;
 mod device_sampling;
 mod draft_heads;
 mod embedding;

@@ -1,9 +1,9 @@
 //! Models with recurrent layers: chunks, batches, cached prefixes and preemption change no bit.
 
-use crate::invariance::{ROOMY, assert_same, session};
+use crate::invariance::{ROOMY, assert_same, cpu, session, session_on};
 use crate::naive::{Attention, Naive, PLAIN, short_conv, tokens};
 use crate::{Answered, collect, greedy, sampled};
-use ferrum_engine::{DraftRunner, Engine, EngineConfig, Request, Runners};
+use ferrum_engine::{BackendDispatch, DraftRunner, Engine, EngineConfig, Request, Runners};
 use ferrum_formats::ModelSource;
 use ferrum_models::{KvLayout, Model, Readback, RunnerConfig, read_model};
 use ferrum_types::TokenId;
@@ -25,7 +25,7 @@ pub(crate) fn hybrid(dir: &tempfile::TempDir) -> Model {
 }
 
 /// Prompts with a common beginning, of which some are alike, and turns of a conversation.
-fn requests() -> Vec<Request> {
+pub(crate) fn requests() -> Vec<Request> {
     let beginning = tokens(40);
     let prompt = |i: usize| -> Vec<TokenId> {
         let end = (0..5 + 3 * i).map(|n| ((n * (1 + i / 2)) % 31) as TokenId);
@@ -47,23 +47,20 @@ fn requests() -> Vec<Request> {
     (0..12).map(request).collect()
 }
 
-fn answers(engine: &Engine, drafts: usize) -> Vec<Answered> {
-    let submit = |mut request: Request| {
+fn answers(engine: &Engine, requests: &[Request], drafts: usize) -> Vec<Answered> {
+    let submit = |request: &Request| {
+        let mut request = request.clone();
         request.draft_tokens = drafts;
         engine.handle().submit(request).unwrap()
     };
-    let streams: Vec<_> = requests().into_iter().map(submit).collect();
+    let streams: Vec<_> = requests.iter().map(submit).collect();
     streams.into_iter().map(collect).collect()
-}
-
-fn start(model: &Model, config: RunnerConfig, engine: EngineConfig) -> Engine {
-    Engine::start(session(model, config).into_runner(), None, engine).unwrap()
 }
 
 #[test]
 fn states_change_no_bit_cached_or_not_preempted_or_not() {
     let dir = tempfile::tempdir().unwrap();
-    check_states(&hybrid(&dir));
+    check_states(&cpu(), &hybrid(&dir), &requests());
 }
 
 /// The same of layers of linear attention: the gated delta rule, with experts too, and the state space of Mamba-2.
@@ -73,51 +70,59 @@ fn states_of_linear_attention_change_no_bit() {
     for name in ["qwen35", "qwen3-next", "granite-hybrid-moe"] {
         println!("{name}");
         let source = ModelSource::open(fixtures.join(name)).unwrap();
-        check_states(&read_model(source).unwrap());
+        check_states(&cpu(), &read_model(source).unwrap(), &requests());
     }
 }
 
-fn check_states(model: &Model) {
+pub(crate) fn check_states(device: &BackendDispatch, model: &Model, requests: &[Request]) {
+    let start = |config, engine| {
+        let runner = session_on(device, model, config).into_runner();
+        Engine::start(runner, None, engine).unwrap()
+    };
     let alone = EngineConfig {
         prefix_cache: false,
         ..EngineConfig::default()
     };
-    let one = start(model, CONFIG, alone);
-    let ask = |request| collect(one.handle().submit(request).unwrap());
-    let expected: Vec<_> = requests().into_iter().map(ask).collect();
+    let one = start(CONFIG, alone);
+    let ask = |request: &Request| collect(one.handle().submit(request.clone()).unwrap());
+    let expected: Vec<_> = requests.iter().map(ask).collect();
 
     let often = EngineConfig {
         state_stride: 16,
         ..EngineConfig::default()
     };
-    let engine = start(model, CONFIG, often);
-    assert_same(&answers(&engine, 0), &expected, "cold");
-    assert_same(&answers(&engine, 0), &expected, "warm");
+    let engine = start(CONFIG, often);
+    assert_same(&answers(&engine, requests, 0), &expected, "cold");
+    assert_same(&answers(&engine, requests, 0), &expected, "warm");
     assert_same(
-        &answers(&engine, 5),
+        &answers(&engine, requests, 5),
         &expected,
         "with drafts, which there are none of",
     );
-    assert!(engine.handle().stats().cached_tokens > 200);
+    assert!(engine.handle().stats().cached_tokens > 20 * requests.len() as u64);
 
     let none = RunnerConfig {
         kept_states: 0,
         ..CONFIG
     };
-    let engine = start(model, none, EngineConfig::default());
+    let engine = start(none, EngineConfig::default());
     for _ in 0..2 {
-        assert_same(&answers(&engine, 0), &expected, "without kept states");
+        assert_same(
+            &answers(&engine, requests, 0),
+            &expected,
+            "without kept states",
+        );
     }
     assert_eq!(engine.handle().stats().cached_tokens, 0);
 
     let tight = RunnerConfig {
-        kv_tokens: 200,
+        kv_tokens: 104 + 8 * requests.len(),
         max_tokens: 20,
         kept_states: 2,
         ..CONFIG
     };
-    let engine = start(model, tight, EngineConfig::default());
-    assert_same(&answers(&engine, 0), &expected, "preempted");
+    let engine = start(tight, EngineConfig::default());
+    assert_same(&answers(&engine, requests, 0), &expected, "preempted");
     assert!(engine.handle().stats().preemptions > 0);
 }
 

@@ -392,14 +392,10 @@ fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
 }
 
 fn experts(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
-    let layers = model.spec.layers.iter().map(|layer| &layer.feed_forward);
-    let with = layers.clone().find_map(|layer| match layer {
-        FeedForwardSpec::Moe(moe) => Some(moe),
-        FeedForwardSpec::GatedMlp(_) | FeedForwardSpec::Mlp(_) => None,
-    });
-    let Some(moe) = with else {
+    let Some(moe) = model.spec.experts() else {
         return Ok(());
     };
+    let layers = model.spec.layers.iter().map(|layer| &layer.feed_forward);
     let dense = layers
         .clone()
         .take_while(|layer| !matches!(layer, FeedForwardSpec::Moe(_)))
@@ -591,15 +587,7 @@ fn chunks(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
             _ => None,
         })
         .collect();
-    let experts = model
-        .spec
-        .layers
-        .iter()
-        .find_map(|layer| match &layer.feed_forward {
-            FeedForwardSpec::Moe(moe) => Some(moe.experts),
-            _ => None,
-        });
-    let norm = match experts {
+    let norm = match model.spec.experts().map(|moe| moe.experts) {
         Some(128) => QkNormSpec::None,
         _ => QkNormSpec::Unweighted,
     };

@@ -1,0 +1,154 @@
+//! The command on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: models of all families compared with
+//! the CPU, and a server whose clients are rude.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod command;
+mod serving;
+
+use command::{fixture, root, stderr, stdout};
+use serde_json::{Value, json};
+use serving::{Serving, serve};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// Where a process finds the driver; `None`, said aloud, where it cannot be built.
+fn driver() -> Option<PathBuf> {
+    match ferrum_cuda_emulator::folder() {
+        Ok(folder) => Some(folder),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// A model of each family: the first of its fixtures.
+fn families() -> BTreeMap<String, String> {
+    let mut families = BTreeMap::new();
+    let entries = std::fs::read_dir(root().join("fixtures/models")).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    for name in names {
+        let config = std::fs::read(
+            root()
+                .join("fixtures/models")
+                .join(&name)
+                .join("config.json"),
+        );
+        let config: Value = serde_json::from_slice(&config.unwrap()).unwrap();
+        let family = config["model_type"].as_str().unwrap().to_owned();
+        families.entry(family).or_insert(name);
+    }
+    families
+}
+
+#[test]
+fn each_family_agrees_with_the_cpu() {
+    let Some(driver) = driver() else { return };
+    let families = families();
+    assert!(families.len() > 25, "{families:?}");
+    for (family, name) in families {
+        let model = fixture(&name);
+        let flags = ["--backend", "cuda", "--reference", "cpu", "--json"];
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+            .args(["verify", "model", &model])
+            .args(flags)
+            .env("LD_LIBRARY_PATH", &driver)
+            .output()
+            .unwrap();
+        let (out, err) = (stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{family}: {out}{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        println!("{family}: KL {}", report["kl"]);
+        assert!(report["kl"].as_f64().unwrap() < 0.1, "{family}: {report}");
+    }
+}
+
+const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+
+fn prompt(client: usize) -> Vec<usize> {
+    (0..20 + 7 * client)
+        .map(|i| 3 + (i * (client + 2)) % 90)
+        .collect()
+}
+
+/// The text that a client's prompt is answered with.
+fn text(server: &Serving, client: usize) -> String {
+    let body = json!({"prompt": prompt(client), "max_tokens": 10, "temperature": 0});
+    let answer = server.ask(COMPLETIONS, &body.to_string());
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
+    let body: Value = serde_json::from_str(body).unwrap();
+    body["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// Clients that ask for nonsense, go away in the middle of an answer, or take all that there is.
+fn be_rude(server: &Serving, client: usize, round: usize) {
+    let status = |body: String| {
+        let answer = server.ask(COMPLETIONS, &body);
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    match round % 4 {
+        0 => assert_eq!(status("{\"prompt\": [1, 2".into()), "400"),
+        1 => {
+            let body = json!({"prompt": prompt(client), "max_tokens": 60, "stream": true});
+            drop(server.send(COMPLETIONS, &body.to_string()));
+        }
+        2 => {
+            let long: Vec<_> = (0..9999).map(|i| i % 90).collect();
+            assert_eq!(status(json!({"prompt": long}).to_string()), "400");
+        }
+        _ => {
+            let sampled = json!({
+                "prompt": prompt(client), "max_tokens": 8, "n": 3, "seed": client, "logprobs": 2,
+                "top_p": 0.9, "frequency_penalty": 0.5,
+            });
+            assert_eq!(status(sampled.to_string()), "200");
+        }
+    }
+}
+
+#[test]
+fn a_server_outlives_rude_clients() {
+    const CLIENTS: usize = 4;
+    let Some(driver) = driver() else { return };
+    let mut command = serve(&[&fixture("llama3-tied"), "--port", "0", "--backend", "cuda"]);
+    // The cache holds about two of the sequences.
+    command.args([
+        "--batch-invariant",
+        "--context",
+        "128",
+        "--kv-tokens",
+        "160",
+    ]);
+    let server = Serving::of(command.env("LD_LIBRARY_PATH", driver));
+    let expected: Vec<_> = (0..CLIENTS).map(|client| text(&server, client)).collect();
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (server, expected) = (&server, &expected[client]);
+            scope.spawn(move || {
+                for round in 0..8 {
+                    be_rude(server, client, client + round);
+                    assert_eq!(text(server, client), *expected, "round {round}");
+                }
+            });
+        }
+    });
+    // Those that went away are gone, and what they held is free.
+    for name in ["vllm:num_requests_running{", "vllm:num_requests_waiting{"] {
+        let ended = (0..600).any(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            server.metric(name) == 0.0
+        });
+        assert!(ended, "{name}");
+    }
+    let health = server.ask("GET /health HTTP/1.1", "");
+    assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
+    let said = server.end();
+    assert!(!said.contains("cuda-emulator"), "{said}");
+}

@@ -1,0 +1,185 @@
+//! The engine on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`. The device is asked for the same bits
+//! in any batch, so what is held to the bit on the CPU is held to the bit here.
+
+use crate::adapters::check_adapters;
+use crate::invariance::{assert_same, session_on};
+use crate::states::{check_states, requests};
+use crate::{Answered, collect, greedy, sampled};
+use ferrum_engine::sampler::{Logprobs, SamplingParams};
+use ferrum_engine::{
+    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineHandle, Request,
+};
+use ferrum_formats::ModelSource;
+use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
+use ferrum_types::TokenId;
+use std::path::Path;
+
+const CONFIG: RunnerConfig = RunnerConfig {
+    context: 96,
+    max_seqs: 6,
+    max_tokens: 48,
+    max_logit_rows: 32,
+    kv_tokens: 6 * 96,
+    kept_states: 0,
+    layout: KvLayout::Grouped { block_size: 4 },
+    profile: false,
+};
+
+/// `None`, said aloud, where the emulator cannot be built.
+fn device() -> Option<BackendDispatch> {
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        println!("skipped: {reason}");
+        return None;
+    }
+    let options = BackendOptions {
+        batch_invariant: true,
+        ..BackendOptions::default()
+    };
+    Some(BackendDispatch::from_kind(BackendKind::Cuda, options).unwrap())
+}
+
+fn fixture(name: &str) -> Model {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    read_model(ModelSource::open(models.join(name)).unwrap()).unwrap()
+}
+
+/// Of all lengths, most with a common beginning: greedy, sampled, and with all that devices do to a distribution.
+fn mixed(count: usize) -> Vec<Request> {
+    let request = |i: usize| {
+        let len = 26 + 5 * i;
+        let prompt: Vec<_> = (0..len)
+            .map(|at| match i % 4 == 3 && at < 24 {
+                true => at * (i + 3) % 11,
+                false => at * 7 % 29 + at / 24 * i,
+            } as TokenId)
+            .collect();
+        let mut request = match i % 3 {
+            0 => greedy(&prompt, 8 + i),
+            _ => sampled(&prompt, 14, i as u64),
+        };
+        if i % 3 == 2 {
+            request.generation.sampling = SamplingParams {
+                top_k: 12,
+                repeat_penalty: 1.1,
+                frequency_penalty: 0.1,
+                // Likely enough that texts repeat themselves, which drafts are made of.
+                logit_bias: vec![(7, 12.0), (8, 12.0), (9, f32::NEG_INFINITY)],
+                ..request.generation.sampling
+            };
+        }
+        request.logprobs = (i % 2 == 0).then_some(2);
+        request.prompt_logprobs = (i % 4 == 0).then_some(1);
+        request
+    };
+    (0..count).map(request).collect()
+}
+
+fn together(handle: &EngineHandle, requests: &[Request], draft_tokens: usize) -> Vec<Answered> {
+    let submit = |request: &Request| {
+        let mut request = request.clone();
+        request.draft_tokens = draft_tokens;
+        handle.submit(request).unwrap()
+    };
+    let streams: Vec<_> = requests.iter().map(submit).collect();
+    streams.into_iter().map(collect).collect()
+}
+
+/// Answers to requests one after the other, with nothing kept of one for the next.
+fn apart(engine: &Engine, requests: &[Request]) -> Vec<Answered> {
+    let ask = |request: &Request| collect(engine.handle().submit(request.clone()).unwrap());
+    requests.iter().map(ask).collect()
+}
+
+/// Log-probabilities of drafts are computed by the host, whose order of sums is another than the device's. Where they are near
+/// those that are expected, they become those.
+fn take_logprobs(found: &mut [Answered], expected: &[Answered]) {
+    for (found, expected) in found.iter_mut().zip(expected) {
+        for (found, expected) in found.choices.iter_mut().zip(&expected.choices) {
+            let logprob = |l: &Logprobs| l.chosen.logprob;
+            let pairs = found.logprobs.iter().zip(&expected.logprobs);
+            if pairs
+                .map(|(a, b)| logprob(a) - logprob(b))
+                .all(|d| d.abs() < 1e-5)
+            {
+                found.logprobs.clone_from(&expected.logprobs);
+            }
+        }
+    }
+}
+
+/// Tokens of drafts, and preemptions, that changed nothing.
+fn check_batches(device: &BackendDispatch, name: &str) -> [u64; 2] {
+    let model = fixture(name);
+    let start = |config, engine| {
+        let runner = session_on(device, &model, config).into_runner();
+        Engine::start(runner, None, engine).unwrap()
+    };
+    let uncached = EngineConfig {
+        prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let requests = mixed(5);
+    let expected = apart(&start(CONFIG, uncached.clone()), &requests);
+    let assert_same = |found: &[Answered], how: &str| {
+        assert_same(found, &expected, &format!("of {name} {how}"));
+    };
+
+    // Steps that are measured are not captured.
+    let measured = RunnerConfig {
+        profile: true,
+        ..CONFIG
+    };
+    let found = apart(&start(measured, uncached), &requests);
+    assert_same(&found, "without captured steps");
+
+    let engine = start(CONFIG, EngineConfig::default());
+    let handle = engine.handle();
+    assert_same(&together(&handle, &requests, 0), "beside each other");
+    assert_same(&together(&handle, &requests, 0), "with a warm cache");
+    let mut drafted = together(&handle, &requests, 4);
+    take_logprobs(&mut drafted, &expected);
+    assert_same(&drafted, "with drafts");
+    let stats = handle.stats();
+    assert!(stats.cached_tokens > 100, "{name}: {stats:?}");
+    let drafted = stats.draft_tokens;
+
+    let tight = RunnerConfig {
+        kv_tokens: 100,
+        max_tokens: 20,
+        ..CONFIG
+    };
+    let engine = start(tight, EngineConfig::default());
+    assert_same(&together(&engine.handle(), &requests, 0), "preempted");
+    [drafted, engine.handle().stats().preemptions]
+}
+
+/// Full attention, windows, quantised experts, and latent attention.
+#[test]
+fn a_row_has_the_same_bits_whatever_is_computed_beside_it() {
+    let Some(device) = device() else { return };
+    let names = [
+        "llama3-tied",
+        "mistral-window",
+        "qwen3-moe-quantized/model-q4_0.gguf",
+        "deepseek2",
+    ];
+    let counts = names.map(|name| check_batches(&device, name));
+    println!("{counts:?}");
+    let sum = |i: usize| counts.iter().map(|c| c[i]).sum::<u64>();
+    assert!(sum(0) > 10 && sum(1) > 0, "{counts:?}");
+}
+
+#[test]
+fn recurrent_states_are_kept_and_change_no_bit() {
+    let Some(device) = device() else { return };
+    for name in ["qwen35", "granite-hybrid"] {
+        println!("{name}");
+        check_states(&device, &fixture(name), &requests()[..4]);
+    }
+}
+
+#[test]
+fn requests_choose_adapters() {
+    let Some(device) = device() else { return };
+    check_adapters(&device);
+}
