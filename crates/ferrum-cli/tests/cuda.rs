@@ -69,6 +69,32 @@ fn each_family_agrees_with_the_cpu() {
     }
 }
 
+#[test]
+fn the_last_layers_are_on_the_gpu() {
+    let Some(driver) = driver() else { return };
+    for (layers, expected) in [("1", ",cuda:3\n"), ("auto", "cuda"), ("0", "cpu")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+            .args([
+                "bench",
+                "--gpu-layers",
+                layers,
+                "--backend",
+                "cuda",
+                "--verbose",
+            ])
+            .args(["--prompt", "4", "--gen", "2", "--repeat", "1", "--json"])
+            .env("LD_LIBRARY_PATH", &driver)
+            .output()
+            .unwrap();
+        let (out, err) = (stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{layers}: {out}{err}");
+        assert!(
+            format!("{out}{err}").contains(expected),
+            "{layers}: {out}{err}"
+        );
+    }
+}
+
 const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
 
 fn prompt(client: usize) -> Vec<usize> {

@@ -97,6 +97,38 @@ fn layers_that_cannot_be_placed_are_said() {
             assert!(error.contains(expected), "{command:?} {layers}: {error}");
         }
     }
+    for (flags, status, expected) in [
+        (
+            &["--gpu-layers", "half"][..],
+            2,
+            "expected a number of layers, \"auto\" or \"all\"",
+        ),
+        (
+            &["--gpu-layers", "2", "--backend", "cpu"],
+            1,
+            "which is no GPU",
+        ),
+        (
+            &["--gpu-layers", "2", "--backend", "cuda", "--device", "99"],
+            1,
+            "no cuda device",
+        ),
+        (
+            &["--gpu-layers", "2", "--layers", "cpu:0-3"],
+            2,
+            "cannot be used with",
+        ),
+        (
+            &["--gpu-layers", "2", "--tensor-parallel", "2"],
+            2,
+            "cannot be used with",
+        ),
+    ] {
+        let output = ferrum(&[&["run"], flags, &["hi"]].concat());
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{flags:?}: {error}");
+        assert!(error.contains(expected), "{flags:?}: {error}");
+    }
     for other in [["--backend", "cpu"], ["--device", "0"]] {
         let output = ferrum(&[&["run", "--layers", "cpu:0-3"], &other[..], &["hi"]].concat());
         assert_eq!(output.status.code(), Some(2));

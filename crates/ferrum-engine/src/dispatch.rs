@@ -287,6 +287,26 @@ impl BackendDispatch {
         }
     }
 
+    /// The GPU that `kind` names, whatever the model; of any kind for `Auto`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] says what was missing.
+    pub(crate) fn any_gpu(kind: BackendKind, options: BackendOptions) -> Result<Self> {
+        if kind != BackendKind::Auto {
+            return Self::from_kind(kind, options);
+        }
+        let suits = |info: &DeviceInfo| !info.software;
+        let found = match may_have_gpu() {
+            true => Self::best_gpu(suits, options),
+            false => None,
+        };
+        found.ok_or_else(|| Error::NoDevice {
+            backend: name_of(BackendKind::NAMES, BackendKind::Gpu),
+            reason: "this machine has none that is more than software".into(),
+            hint: "leave out --gpu-layers, or name one of `ferrum devices` with --backend".into(),
+        })
+    }
+
     /// The first GPU that suits and opens; those of NVIDIA through their own driver.
     fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool, options: BackendOptions) -> Option<Self> {
         let nvidia = CudaBf16::devices().into_iter().find(&suits);

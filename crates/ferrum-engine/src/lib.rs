@@ -40,7 +40,7 @@ pub use engine::{
 pub use generate::{FinishReason, Generation, GenerationStats, generate, generate_with_images};
 pub use memory::MemoryShare;
 pub use offload::{KvOffload, OffloadConfig, OffloadStats};
-pub use placement::{HeadLoad, LoadedParts, PlacedStage, Placement, StageList};
+pub use placement::{GpuLayers, HeadLoad, LoadedParts, PlacedStage, Placement, StageList};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;

@@ -23,7 +23,7 @@ impl MemoryShare {
     ///
     /// A GPU's memory is there for the model, so the cache takes all that is left of the share and of what is free. That of
     /// the host is for other programs, too: half of what is left.
-    fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
+    pub(crate) fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
         let places = self.places.max(1);
         let fixed = plan.weights.saturating_add(plan.scratch);
         let fixed = fixed.saturating_add(plan.states);

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, KvDtype, Placement, Session, StageList,
+    BackendDispatch, BackendKind, BackendOptions, GpuLayers, KvDtype, MemoryShare, Placement,
+    Session, StageList,
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{Model, Readback, RunnerConfig, read_model};
@@ -127,7 +128,7 @@ fn lists_are_held_against_the_model() {
         let found = place(text, &model).err().unwrap().to_string();
         assert!(found.contains(expected), "{found}");
     }
-    let missing = place("cpu:0,cuda:1-2", &model).err().unwrap();
+    let missing = place("cpu:0,cuda99:1-2", &model).err().unwrap();
     assert!(matches!(missing, Error::NoDevice { .. }), "{missing}");
 }
 
@@ -189,6 +190,67 @@ fn a_plan_is_that_of_each_device() {
         (alone.to_string(), alone.is_whole()),
         ("cpu".to_owned(), true)
     );
+}
+
+fn with_gpu_layers(
+    layers: &str,
+    kind: BackendKind,
+    model: &Model,
+    gpu_memory_utilization: f64,
+) -> Result<Placement> {
+    let share = MemoryShare {
+        gpu_memory_utilization,
+        places: 1,
+    };
+    let layers: GpuLayers = layers.parse().unwrap();
+    Placement::with_gpu_layers(layers, kind, model, share, BackendOptions::default())
+}
+
+#[test]
+fn gpu_layers_are_the_last_ones() {
+    let model = model("qwen3");
+    for text in ["", "-1", "half"] {
+        assert!(text.parse::<GpuLayers>().is_err(), "{text}");
+    }
+    for text in ["auto", "all", "7"] {
+        assert_eq!(text.parse::<GpuLayers>().unwrap().to_string(), text);
+    }
+    let no_gpu = with_gpu_layers("1", BackendKind::Cpu, &model, 0.9);
+    let error = no_gpu.err().unwrap().to_string();
+    assert!(error.contains("--backend cpu, which is no GPU"), "{error}");
+
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        return println!("skipped: {reason}");
+    }
+    let cuda = |layers: &str, part: f64| with_gpu_layers(layers, BackendKind::Cuda, &model, part);
+    for (layers, expected) in [
+        ("0", "cpu"),
+        ("1", "cpu:0-1,cuda:2"),
+        ("2", "cpu:0,cuda:1-2"),
+        ("3", "cuda"),
+        ("all", "cuda"),
+        ("auto", "cuda"),
+    ] {
+        assert_eq!(cuda(layers, 0.9).unwrap().to_string(), expected, "{layers}");
+    }
+    // As many as the memory holds with a cache of the model's context.
+    let run = RunnerConfig::single(model.spec.context_length.min(8192));
+    let kv = KvDtype::for_model(&model);
+    let two = cuda("2", 0.9).unwrap();
+    let plan = two.stage_plans(&model, &run, kv)[1];
+    let memory = two.last_device().info().memory.unwrap();
+    let needed = (plan.weights + plan.kv + plan.scratch) as f64 / memory.total as f64;
+    for (part, expected) in [
+        (needed * 1.001, "cpu:0,cuda:1-2"),
+        (needed * 0.999, "cpu:0-1,cuda:2"),
+        (needed * 0.01, "cpu"),
+    ] {
+        let found = cuda("auto", part).unwrap();
+        assert_eq!(found.to_string(), expected, "{part} of {memory:?}");
+    }
+    // Both devices compute their layers.
+    let session = two.load(&model, config(), KvDtype::F16, &mut |_, _| ());
+    assert_eq!(greedy(session.unwrap()).len(), 20);
 }
 
 /// Bytes of all stages are reported as those of one file.

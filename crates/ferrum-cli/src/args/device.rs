@@ -4,7 +4,9 @@ use super::{HubArgs, ModelArgs, token_id, whole};
 use crate::failure::Outcome;
 use crate::ranks;
 use clap::{Args, Subcommand, ValueEnum};
-use ferrum_engine::{BackendKind, BackendOptions, KvDtype, Placement, StageList};
+use ferrum_engine::{
+    BackendKind, BackendOptions, GpuLayers, KvDtype, MemoryShare, Placement, StageList,
+};
 use ferrum_kernels::cpu::Isa;
 use ferrum_models::{Model, WeightDtype};
 use std::path::PathBuf;
@@ -49,6 +51,15 @@ impl DeviceArgs {
     }
 }
 
+/// How much of a GPU's memory may be taken.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Part of a GPU's memory that weights, activations and the KV cache may take together, where the device says how much
+    /// it has (CUDA); less where others have taken of it
+    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = memory_part)]
+    pub(crate) gpu_memory_utilization: f64,
+}
+
 /// Which devices run a model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlacementArgs {
@@ -60,12 +71,22 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "BACKEND:FIRST-LAST,…", conflicts_with_all = ["backend", "device"])]
     pub(crate) layers: Option<StageList>,
 
+    /// The last N layers on a GPU, those before them on the CPU; "auto": as many as the GPU has room for beside a KV cache of
+    /// 8192 tokens
+    ///
+    /// The GPU is that of --backend; without it, the first that is more than software. "all" is all layers, 0 the CPU alone.
+    #[arg(long, value_name = "N|auto", conflicts_with = "layers")]
+    pub(crate) gpu_layers: Option<GpuLayers>,
+
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+
     /// How many ranks compute each layer together, each with its part of the weights: threads of this process, or under
     /// mpirun as many processes
     ///
     /// `mpirun -n 2 ferrum run --tensor-parallel 2 MODEL` has two processes, on one machine or on several that find the
     /// model at the same path. It needs a build with the feature mpi. --threads counts for each rank.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with = "layers")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with_all = ["layers", "gpu_layers"])]
     pub(crate) tensor_parallel: u16,
 }
 
@@ -76,12 +97,16 @@ impl PlacementArgs {
             return Ok(placement);
         }
         let (kind, options) = (self.device.backend, self.device.options());
-        Ok(Placement::for_model(
-            kind,
-            self.layers.as_ref(),
-            model,
-            options,
-        )?)
+        Ok(match self.gpu_layers {
+            Some(layers) => {
+                let share = MemoryShare {
+                    gpu_memory_utilization: self.memory.gpu_memory_utilization,
+                    places: 1,
+                };
+                Placement::with_gpu_layers(layers, kind, model, share, options)?
+            }
+            None => Placement::for_model(kind, self.layers.as_ref(), model, options)?,
+        })
     }
 }
 
@@ -123,15 +148,6 @@ pub(crate) struct CacheArgs {
     /// Longest sequence in tokens [default: what is needed, up to the model's context]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 24))]
     pub(crate) context: Option<u32>,
-}
-
-/// How much of a GPU's memory may be taken.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct MemoryArgs {
-    /// Part of a GPU's memory that weights, activations and the KV cache may take together, where the device says how much
-    /// it has (CUDA); less where others have taken of it
-    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = memory_part)]
-    pub(crate) gpu_memory_utilization: f64,
 }
 
 fn memory_part(s: &str) -> Result<f64, String> {

@@ -1,8 +1,8 @@
 //! Arguments of `ferrum run`.
 
 use super::{
-    AdapterArgs, CacheArgs, HubArgs, MemoryArgs, PlacementArgs, SamplerArgs, SamplingArgs,
-    WeightCacheArgs, count,
+    AdapterArgs, CacheArgs, HubArgs, PlacementArgs, SamplerArgs, SamplingArgs, WeightCacheArgs,
+    count,
 };
 use clap::Args;
 use std::ffi::OsString;
@@ -49,9 +49,6 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
-
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
 
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,

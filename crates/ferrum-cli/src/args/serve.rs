@@ -1,8 +1,6 @@
 //! Arguments of `ferrum serve`.
 
-use super::{
-    CacheArgs, DtypeArgs, HubArgs, MemoryArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole,
-};
+use super::{CacheArgs, DtypeArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
 use std::net::IpAddr;
@@ -189,9 +187,6 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
-
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
 
     /// Most sequences that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16,

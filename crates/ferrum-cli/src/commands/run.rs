@@ -291,7 +291,7 @@ fn overflow(requested: usize, capacity: usize) -> Failure {
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<(Loaded, Placement)> {
     let kv = open::kv_dtype(model, &args.cache);
     let device = (&args.device, &args.weights);
-    let share = args.memory.gpu_memory_utilization;
+    let share = args.device.memory.gpu_memory_utilization;
     let sizes = |placement: &Placement| {
         let config = RunnerConfig::single(context);
         // A context that nobody asked for is no longer than what a GPU has room for.

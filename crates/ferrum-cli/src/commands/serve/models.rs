@@ -511,7 +511,7 @@ fn sizes(
         };
     }
     let share = MemoryShare {
-        gpu_memory_utilization: args.memory.gpu_memory_utilization,
+        gpu_memory_utilization: args.device.memory.gpu_memory_utilization,
         places,
     };
     let fits = device.kv_tokens(model, (&config, kv), share);
