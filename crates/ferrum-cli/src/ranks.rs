@@ -168,7 +168,7 @@ pub(crate) fn follow(placement: Option<&PlacementArgs>) -> Outcome {
         return Ok(());
     };
     if let Err(error) = &served
-        && !world.was_told()
+        && !world.failure_is_from_peer()
     {
         ui::error(&format!("on rank {rank}: {error}"));
     }

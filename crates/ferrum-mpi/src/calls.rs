@@ -1,15 +1,14 @@
-//! The calls of MPI that are made, none of which waits.
+//! The raw calls of MPI. None of them blocks.
 //!
-//! The crate's own types cannot be had here: its requests belong to a scope that has to see them complete, and those to
-//! a rank that is gone never do. So this is the one place with raw calls. A [`Transfer`] owns the memory that MPI reads
-//! or writes, and gives it to nobody, nor back to the allocator, before MPI is done with it.
+//! The safe requests of the `mpi` crate belong to a scope that waits for their completion, and requests to a dead rank
+//! never complete. So raw calls are made here, and nowhere else. A [`Transfer`] owns the memory that MPI reads or writes,
+//! and neither lends nor frees it before MPI has completed its requests.
 
 use mpi::ffi;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-/// A communicator that only this process's group uses. Calls of several threads are made one at a time, by whoever has
-/// the communicator mutably.
+/// A communicator that only this process's group uses. Every call takes `&mut self`, so threads call MPI one at a time.
 #[derive(Debug)]
 pub(crate) struct Comm(ffi::MPI_Comm);
 
@@ -17,13 +16,13 @@ pub(crate) struct Comm(ffi::MPI_Comm);
 // checks that), and `&mut self` makes the calls one at a time.
 unsafe impl Send for Comm {}
 
-/// Memory on its way to other ranks, or from one.
+/// The buffer of a message that is sent to other ranks or received from one.
 #[derive(Debug, Default)]
 pub(crate) struct Transfer {
     /// Aligned for every element.
     words: Vec<u64>,
     bytes: usize,
-    /// What MPI has not completed.
+    /// Requests that MPI has not completed.
     requests: Vec<ffi::MPI_Request>,
 }
 
@@ -31,12 +30,12 @@ pub(crate) struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Whether MPI may look at the memory.
+    /// Whether MPI may access the memory.
     pub(crate) fn is_pending(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Room for so many bytes with any contents; `None` while MPI may look at it.
+    /// A buffer of `bytes` bytes with unspecified contents; `None` while MPI may access it.
     pub(crate) fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
         if self.is_pending() {
             return None;
@@ -49,13 +48,13 @@ impl Transfer {
         Some(&mut bytemuck::cast_slice_mut(&mut self.words)[..bytes])
     }
 
-    /// What was put there. Not to be called of a transfer that is being received.
+    /// The contents. Must not be called while the transfer is being received.
     pub(crate) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 }
 
-/// What is never completed stays where MPI may look for it.
+/// Leaks memory of requests that are not complete, since MPI may still access it.
 impl Drop for Transfer {
     fn drop(&mut self) {
         if self.is_pending() {
@@ -64,7 +63,7 @@ impl Drop for Transfer {
     }
 }
 
-/// A call that did not succeed.
+/// A call that failed.
 #[derive(Debug)]
 pub(crate) struct CallError(String);
 
@@ -77,10 +76,10 @@ impl std::fmt::Display for CallError {
 type Result<T> = std::result::Result<T, CallError>;
 
 impl Comm {
-    /// A communicator whose errors are returned by its calls.
+    /// Wraps a communicator and makes its calls return errors instead of aborting.
     ///
     /// # Errors
-    /// What MPI says.
+    /// The error of MPI.
     pub(crate) fn new(raw: ffi::MPI_Comm) -> Result<Self> {
         // SAFETY: the communicator is live (a duplicate that is never freed), and the handler is a constant of MPI.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
@@ -88,10 +87,10 @@ impl Comm {
         Ok(Self(raw))
     }
 
-    /// Begins to send what a transfer holds to one more rank.
+    /// Starts to send a transfer to a rank. A transfer may be sent to several ranks at once.
     ///
     /// # Errors
-    /// What MPI says; that there are more bytes than it counts.
+    /// The error of MPI; a message of more bytes than a C `int` counts.
     pub(crate) fn send(&mut self, transfer: &mut Transfer, to: usize, tag: c_int) -> Result<()> {
         let count = count(transfer.bytes)?;
         let mut request = MaybeUninit::uninit();
@@ -114,11 +113,11 @@ impl Comm {
         Ok(())
     }
 
-    /// Begins to receive the next message with a tag, of one rank or of any, if there is one; says whose it is. The
-    /// transfer is not pending.
+    /// Starts to receive the next message with a tag, from one rank or from any, and returns its sender; `None` if no
+    /// message has arrived. The transfer must not be pending.
     ///
     /// # Errors
-    /// What MPI says.
+    /// The error of MPI; a transfer that is pending.
     pub(crate) fn receive(
         &mut self,
         transfer: &mut Transfer,
@@ -153,7 +152,7 @@ impl Comm {
         check("MPI_Get_count", code)?;
         let len = usize::try_from(bytes).unwrap_or(0);
         let Some(room) = transfer.room(len) else {
-            return Err(CallError("a message was received into another".into()));
+            return Err(CallError("the buffer of a message is still in use".into()));
         };
         let mut request = MaybeUninit::uninit();
         // SAFETY: the room has as many bytes as the message, and stays as it is until the request is complete, as for
@@ -173,10 +172,10 @@ impl Comm {
         Ok(Some(usize::try_from(status.MPI_SOURCE).unwrap_or(0)))
     }
 
-    /// Whether MPI is done with a transfer.
+    /// Whether MPI has completed a transfer.
     ///
     /// # Errors
-    /// What MPI says.
+    /// The error of MPI.
     pub(crate) fn is_done(&mut self, transfer: &mut Transfer) -> Result<bool> {
         let mut failed = Ok(());
         transfer.requests.retain_mut(|request| {
@@ -192,7 +191,7 @@ impl Comm {
         Ok(!transfer.is_pending())
     }
 
-    /// Ends all processes of the job. It mostly does not return.
+    /// Calls `MPI_Abort`, which ends all processes of the job and usually does not return.
     pub(crate) fn abort(&mut self) {
         // SAFETY: the communicator is live.
         unsafe { ffi::MPI_Abort(self.0, 1) };
@@ -202,7 +201,7 @@ impl Comm {
 fn count(bytes: usize) -> Result<c_int> {
     c_int::try_from(bytes).map_err(|_| {
         CallError(format!(
-            "a message of {bytes} bytes is more than MPI counts"
+            "a message of {bytes} bytes is longer than MPI can count"
         ))
     })
 }

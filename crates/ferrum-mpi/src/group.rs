@@ -1,12 +1,12 @@
 //! [`MpiRank`]: one rank's end of a group of processes.
 //!
-//! A collective is a message from each rank to every other one: what it was called with, then its part. So all parts
-//! are on every rank, which combines them in rank order as the ranks of a local group do: the same bits. For the few
-//! kilobytes of a decode step that is also the fastest form, one latency instead of two.
+//! In a collective, each rank sends one message to every other rank: a header that describes the call, then its part.
+//! Every rank receives all parts and combines them in rank order, as the ranks of a local group do, so the bits are the
+//! same. For the few kilobytes of a decode step this is also the fastest algorithm: one latency instead of two.
 
 use crate::calls::{CallError, Comm, Transfer};
+use crate::heartbeat::Heartbeats;
 use crate::peer::Peer;
-use crate::watch::Pulse;
 use ferrum_kernels::{GroupCall, GroupTransport};
 use ferrum_types::{Error, Result};
 use std::ffi::c_int;
@@ -14,34 +14,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What messages call this transport.
+/// The name of this transport in error messages.
 const NAME: &str = "mpi";
 
-/// Tag of the parts of collectives.
+/// Tag of messages of collectives.
 const DATA: c_int = 1;
 
-/// Bytes before a part: the turn, the call.
+/// Bytes of the header before a part: sequence number and call.
 const HEADER: usize = 48;
 
-/// How long a rank that waits asks again at once, and how long it then sleeps between two looks: a decode step takes
-/// milliseconds, and nobody waits for an idle server.
-const KEEN: Duration = Duration::from_millis(2);
-const NAPS: [(Duration, Duration); 3] = [
+/// How long a rank that waits polls without sleeping. A decode step takes milliseconds.
+const SPIN_TIME: Duration = Duration::from_millis(2);
+
+/// Back-off after that: up to each waiting time, the sleep between two polls. Longer sleeps save the cores of an idle
+/// server.
+const BACKOFF: [(Duration, Duration); 3] = [
     (Duration::from_millis(50), Duration::from_micros(50)),
     (Duration::from_secs(2), Duration::from_micros(300)),
     (Duration::MAX, Duration::from_millis(2)),
 ];
 
-/// Why a group has ended.
+/// Why a group has failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) rank: usize,
     pub(crate) reason: String,
-    /// Whether another rank has said so, and this one has not found out by itself.
-    pub(crate) told: bool,
+    /// Whether another rank has reported it; this one did not detect it.
+    pub(crate) from_peer: bool,
 }
 
-/// What all threads of this process know of the group.
+/// The state of the group that all threads of this process share.
 #[derive(Debug)]
 pub(crate) struct MpiRank {
     pub(crate) rank: usize,
@@ -50,36 +52,36 @@ pub(crate) struct MpiRank {
     collective: Mutex<Collective>,
     failure: Mutex<Option<Failure>>,
     has_failed: AtomicBool,
-    /// Whether this rank has left on purpose.
+    /// Whether this rank has left after its work was done.
     pub(crate) has_left: AtomicBool,
 }
 
-/// What is only to be had by one thread at a time: MPI, and the signs of life that go through it.
+/// State that one thread uses at a time: MPI, and the heartbeats that are sent through it.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) comm: Comm,
-    pub(crate) pulse: Pulse,
+    pub(crate) heartbeats: Heartbeats,
 }
 
-/// The collective that this rank is in.
+/// The collective in progress.
 #[derive(Debug)]
 struct Collective {
-    /// Collectives before it.
-    turn: u64,
-    /// What this rank sends, in even and in odd turns: a message may still be read when the next one is written.
+    /// Its sequence number.
+    sequence: u64,
+    /// Outgoing messages of even and of odd sequence numbers: one may still be read while the next one is written.
     own: [Transfer; 2],
-    /// What the others sent, by rank.
+    /// Messages of the other ranks, by rank.
     parts: Vec<Transfer>,
     arrivals: Vec<Arrival>,
-    /// What this rank has called, as the others have to.
+    /// The header of this rank's call. Those of the other ranks have to be equal.
     header: [u8; HEADER],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
-    Awaited,
-    Arriving,
-    Here,
+    Pending,
+    Receiving,
+    Received,
 }
 
 impl MpiRank {
@@ -91,13 +93,13 @@ impl MpiRank {
             rank,
             calls: Mutex::new(Calls {
                 comm,
-                pulse: Pulse::new(size),
+                heartbeats: Heartbeats::new(size),
             }),
             collective: Mutex::new(Collective {
-                turn: 0,
+                sequence: 0,
                 own: Default::default(),
                 parts,
-                arrivals: vec![Arrival::Awaited; size],
+                arrivals: vec![Arrival::Pending; size],
                 header: [0; HEADER],
             }),
             failure: Mutex::default(),
@@ -107,12 +109,12 @@ impl MpiRank {
         }
     }
 
-    /// A thread that panicked with the lock held left MPI as it was between two calls.
+    /// Locks MPI. A lock is poisoned between two calls only, so the state is valid.
     pub(crate) fn calls(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// MPI, where no other thread has it.
+    /// Locks MPI unless another thread holds the lock.
     pub(crate) fn try_calls(&self) -> Option<MutexGuard<'_, Calls>> {
         self.calls.try_lock().ok()
     }
@@ -133,7 +135,7 @@ impl MpiRank {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the group, and tells the others why. The first reason counts.
+    /// Marks the group as failed and reports it to the other ranks. The first failure counts.
     pub(crate) fn fail(&self, calls: &mut Calls, failure: Failure) {
         {
             let mut first = self.failures();
@@ -143,14 +145,14 @@ impl MpiRank {
             *first = Some(failure.clone());
             self.has_failed.store(true, Ordering::Release);
         }
-        // Whoever was told need not tell: the rank that found out tells everybody.
-        if !failure.told {
-            calls.tell_failure(self, &failure);
+        // The rank that detects a failure reports it to all others.
+        if !failure.from_peer {
+            calls.broadcast_failure(self, &failure);
         }
     }
 
-    /// The error of a collective of a group that has ended.
-    fn ended(&self, op: &'static str) -> Option<Error> {
+    /// The error of a collective in a group that has failed.
+    fn failure_error(&self, op: &'static str) -> Option<Error> {
         let Failure { rank, reason, .. } = self.failure_here()?;
         let size = self.peers.len();
         Some(Error::Device {
@@ -160,7 +162,7 @@ impl MpiRank {
         })
     }
 
-    /// Ends the group when `result` is an error.
+    /// Fails the group when `result` is an error.
     fn or_abort(&self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             self.abort(&error.to_string());
@@ -168,7 +170,7 @@ impl MpiRank {
         result
     }
 
-    /// Looks at MPI until `is_done`, or until the group has ended.
+    /// Polls MPI until `is_done`, or until the group has failed.
     fn wait(
         &self,
         op: &'static str,
@@ -176,7 +178,7 @@ impl MpiRank {
     ) -> Result<()> {
         let mut waiting_since = None;
         loop {
-            if let Some(error) = self.ended(op) {
+            if let Some(error) = self.failure_error(op) {
                 return Err(error);
             }
             {
@@ -188,18 +190,18 @@ impl MpiRank {
                         let failure = Failure {
                             rank: self.rank,
                             reason: error.to_string(),
-                            told: false,
+                            from_peer: false,
                         };
                         self.fail(&mut calls, failure);
                         continue;
                     }
                 }
-                calls.tick(self);
+                calls.exchange_heartbeats(self);
             }
             let waited = waiting_since.get_or_insert_with(Instant::now).elapsed();
-            match NAPS.iter().find(|(until, _)| waited < *until) {
-                Some((_, nap)) if waited >= KEEN => std::thread::sleep(*nap),
-                // Ranks may be more than cores.
+            match BACKOFF.iter().find(|(until, _)| waited < *until) {
+                Some((_, sleep)) if waited >= SPIN_TIME => std::thread::sleep(*sleep),
+                // There may be more ranks than cores.
                 _ => std::thread::yield_now(),
             }
         }
@@ -213,10 +215,13 @@ impl MpiRank {
     ) -> Result<()> {
         let mut collective = self.collective();
         let Collective {
-            turn, own, header, ..
+            sequence,
+            own,
+            header,
+            ..
         } = &mut *collective;
-        let own = &mut own[(*turn % 2) as usize];
-        *header = header_of(*turn, call);
+        let own = &mut own[(*sequence % 2) as usize];
+        *header = header_of(*sequence, call);
         self.wait(call.op, |comm| comm.is_done(own))?;
         let room = own.room(HEADER + bytes);
         let room = room.ok_or_else(|| Error::invalid(NAME, "a part is being sent"))?;
@@ -228,13 +233,13 @@ impl MpiRank {
                 let failure = Failure {
                     rank: self.rank,
                     reason: error.to_string(),
-                    told: false,
+                    from_peer: false,
                 };
                 self.fail(&mut calls, failure);
             }
         }
         drop(calls);
-        self.ended(call.op).map_or(Ok(()), Err)
+        self.failure_error(call.op).map_or(Ok(()), Err)
     }
 
     fn collective(&self) -> MutexGuard<'_, Collective> {
@@ -244,7 +249,7 @@ impl MpiRank {
 }
 
 impl Collective {
-    /// Receives what has come of the other ranks' parts; whether all are here.
+    /// Receives parts that have arrived; returns whether all are received.
     fn receive(
         &mut self,
         comm: &mut Comm,
@@ -253,27 +258,27 @@ impl Collective {
         let mut all = true;
         for rank in others {
             let (part, arrival) = (&mut self.parts[rank], &mut self.arrivals[rank]);
-            // A rank's messages come in the order of its turns.
-            if *arrival == Arrival::Awaited && comm.receive(part, Some(rank), DATA)?.is_some() {
-                *arrival = Arrival::Arriving;
+            // Messages of a rank arrive in the order in which it sent them.
+            if *arrival == Arrival::Pending && comm.receive(part, Some(rank), DATA)?.is_some() {
+                *arrival = Arrival::Receiving;
             }
-            if *arrival == Arrival::Arriving && comm.is_done(part)? {
-                *arrival = Arrival::Here;
+            if *arrival == Arrival::Receiving && comm.is_done(part)? {
+                *arrival = Arrival::Received;
             }
-            all &= *arrival == Arrival::Here;
+            all &= *arrival == Arrival::Received;
         }
         Ok(all)
     }
 
-    /// The first rank that is in another collective, and what it says that is.
-    fn stranger(&self, others: impl Iterator<Item = usize>) -> Option<(usize, String)> {
+    /// The first rank whose call differs from this rank's, and a description of its call.
+    fn find_mismatch(&self, others: impl Iterator<Item = usize>) -> Option<(usize, String)> {
         let mut others = others.map(|rank| (rank, self.parts[rank].bytes()));
         let (rank, bytes) = others.find(|(_, bytes)| bytes.get(..HEADER) != Some(&self.header))?;
         Some((rank, describe(bytes.get(..HEADER).unwrap_or_default())))
     }
 }
 
-fn header_of(turn: u64, call: GroupCall) -> [u8; HEADER] {
+fn header_of(sequence: u64, call: GroupCall) -> [u8; HEADER] {
     let GroupCall {
         op,
         dtype,
@@ -281,7 +286,7 @@ fn header_of(turn: u64, call: GroupCall) -> [u8; HEADER] {
         detail,
     } = call;
     let mut header = [0; HEADER];
-    header[..8].copy_from_slice(&turn.to_le_bytes());
+    header[..8].copy_from_slice(&sequence.to_le_bytes());
     for (place, text) in [(8..24, op), (24..32, dtype.name())] {
         for (place, byte) in header[place].iter_mut().zip(text.bytes()) {
             *place = byte;
@@ -294,7 +299,7 @@ fn header_of(turn: u64, call: GroupCall) -> [u8; HEADER] {
 
 fn describe(header: &[u8]) -> String {
     let Ok(header) = <&[u8; HEADER]>::try_from(header) else {
-        return "nothing that a rank sends".into();
+        return "a message without a header".into();
     };
     let number = |first: usize| {
         let (numbers, _) = header.as_chunks();
@@ -305,7 +310,7 @@ fn describe(header: &[u8]) -> String {
         text.trim_end_matches('\0').to_owned()
     };
     format!(
-        "{} of {} {} ({}), turn {}",
+        "{} of {} {} ({}), sequence number {}",
         text(8..24),
         number(32),
         text(24..32),
@@ -329,7 +334,7 @@ impl GroupTransport for MpiRank {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        match self.ended(call.op) {
+        match self.failure_error(call.op) {
             Some(error) => Err(error),
             None => self.post_part(call, bytes, fill),
         }
@@ -338,13 +343,15 @@ impl GroupTransport for MpiRank {
     fn gather(&self, take: &mut dyn FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
         let mut collective = self.collective();
         self.wait("gather", |comm| collective.receive(comm, self.others()))?;
-        if let Some((rank, found)) = collective.stranger(self.others()) {
+        if let Some((rank, found)) = collective.find_mismatch(self.others()) {
             let expected = describe(&collective.header);
-            let reason = format!("is in {expected} and rank {rank} in {found}");
+            let reason = format!("calls {expected}, but rank {rank} calls {found}");
             self.abort(&reason);
-            return Err(self.ended("gather").unwrap_or(Error::invalid(NAME, reason)));
+            return Err(self
+                .failure_error("gather")
+                .unwrap_or(Error::invalid(NAME, reason)));
         }
-        let own = &collective.own[(collective.turn % 2) as usize];
+        let own = &collective.own[(collective.sequence % 2) as usize];
         let parts: Vec<&[u8]> = (0..collective.parts.len())
             .map(|rank| {
                 let all = if rank == self.rank {
@@ -356,8 +363,8 @@ impl GroupTransport for MpiRank {
             })
             .collect();
         let taken = take(&parts);
-        collective.turn += 1;
-        collective.arrivals.fill(Arrival::Awaited);
+        collective.sequence += 1;
+        collective.arrivals.fill(Arrival::Pending);
         drop(collective);
         self.or_abort(taken)
     }
@@ -366,7 +373,7 @@ impl GroupTransport for MpiRank {
         let failure = Failure {
             rank: self.rank,
             reason: reason.to_owned(),
-            told: false,
+            from_peer: false,
         };
         self.fail(&mut self.calls(), failure);
     }
@@ -391,8 +398,11 @@ mod tests {
             detail: 3,
         };
         let header = header_of(7, call);
-        assert_eq!(describe(&header), "all_gather of 4096 bf16 (3), turn 7");
-        assert_eq!(describe(&header[1..]), "nothing that a rank sends");
+        assert_eq!(
+            describe(&header),
+            "all_gather of 4096 bf16 (3), sequence number 7"
+        );
+        assert_eq!(describe(&header[1..]), "a message without a header");
         let long = GroupCall {
             op: "a name of more than sixteen",
             ..call

@@ -1,50 +1,50 @@
 //! Ranks in processes of their own, over MPI.
 //!
-//! [`World`] is what a process that `mpirun` started is among: its [`GroupTransport`](ferrum_kernels::GroupTransport)
-//! carries the collectives of a model's ranks. The feature `mpi` links an MPI library; without it, a process can tell
-//! that it was started as a rank and that this build cannot be one.
+//! [`World`] is the set of processes that `mpirun` started. Its [`GroupTransport`](ferrum_kernels::GroupTransport)
+//! carries the collectives of a model's ranks. The feature `mpi` links an MPI library; without it, a process can detect
+//! that it was started as a rank, and reports that this build has no MPI.
 //!
-//! **A rank that is gone ends the job.** MPI itself does not promise that: over shared memory nobody notices that a
-//! process was killed, and a host whose link is down is silent for minutes. Error handlers are not asked in either case,
-//! and a blocking collective never returns. So no call here blocks: messages are sent and received without waiting, and
-//! whoever waits looks at the state of the group between two looks at its messages. Every rank sends every other one a
-//! sign of life five times a second, from a thread of its own, so that a rank which computes for long counts as alive.
-//! One that is silent for [`SILENCE`], or whose process on the same host has ended, has ended the group: all collectives
-//! give an error that names it, and the process ends [`GRACE`] later, when health has been seen to be red.
+//! **A dead rank ends the job.** MPI does not guarantee that: over shared memory a killed process goes unnoticed, and
+//! a host whose link is down is detected after minutes. Error handlers are not called in either case, and a blocking
+//! collective never returns. So all calls here are non-blocking, and a thread that waits for messages checks the state of
+//! the group between two polls. Every rank sends every other rank a heartbeat five times a second, from a thread of its
+//! own, so that a rank in a long computation counts as alive. A rank whose heartbeats are missing for
+//! [`HEARTBEAT_TIMEOUT`], or whose process on the same host has ended, fails the group: all collectives return an error
+//! that names it, and the process exits [`SHUTDOWN_GRACE`] later, so that health checks see the failure.
 
 #[cfg(feature = "mpi")]
 mod calls;
 #[cfg(feature = "mpi")]
 mod group;
-// Builds with MPI compile it for their tests, so that it stays right.
+#[cfg(feature = "mpi")]
+mod heartbeat;
+#[cfg(feature = "mpi")]
+mod peer;
+// Tests of builds with MPI compile it, too, so that it stays in step with `world`.
 #[cfg(any(test, not(feature = "mpi")))]
 #[cfg_attr(
     feature = "mpi",
-    allow(dead_code, unreachable_pub, reason = "it is for builds without MPI")
+    allow(dead_code, unreachable_pub, reason = "builds without MPI use it")
 )]
-mod missing;
-#[cfg(feature = "mpi")]
-mod peer;
-#[cfg(feature = "mpi")]
-mod watch;
+mod stub;
 #[cfg(feature = "mpi")]
 mod world;
 
 #[cfg(not(feature = "mpi"))]
-pub use missing::World;
+pub use stub::World;
 #[cfg(feature = "mpi")]
 pub use world::World;
 
 use std::time::Duration;
 
-/// How long a rank may be silent before it counts as gone.
-pub const SILENCE: Duration = Duration::from_millis(2500);
+/// How long heartbeats of a rank may be missing before it counts as dead.
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// How long rank 0 goes on after the group has ended, so that requests are told and health is seen to be red. The other
-/// ranks give it half as long again: the first process that ends takes all others with it.
-pub const GRACE: Duration = Duration::from_millis(1000);
+/// How long rank 0 keeps running after the group has failed, so that requests get their errors and health checks fail. The
+/// other ranks wait half as long again, because the first process that exits ends all others.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 
-/// How many ranks this process was started among, where an MPI launcher has started it.
+/// The number of processes in the job, if an MPI launcher started this process.
 pub fn launched() -> Option<usize> {
     // Open MPI; MPICH, Intel MPI and Slurm.
     let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];

@@ -1,8 +1,8 @@
-//! Where another rank runs, and whether its process is still there.
+//! The process of a rank: its host, its identity, and whether it is still running.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Bytes of a [`Peer`] as ranks tell it each other.
+/// Bytes of a serialised [`Peer`].
 pub(crate) const RECORD: usize = 96;
 
 /// Longest name of a host in a record.
@@ -12,9 +12,9 @@ const NAME: usize = RECORD - 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pid: u64,
-    /// When the process began, in ticks since its system did; another process of that number began at another time.
+    /// Start time of the process, in ticks since boot. It tells the process from a later one with the same id.
     started: u64,
-    /// Of processes that see each other in `/proc`, the same.
+    /// Identifies the boot and the PID namespace: processes with the same value see each other in `/proc`.
     system: u64,
     host: String,
 }
@@ -62,13 +62,14 @@ impl Peer {
         }
     }
 
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    /// Whether both processes see each other in `/proc`.
+    pub(crate) fn shares_system(&self, other: &Self) -> bool {
         self.system == other.system
     }
 
-    /// Whether the process has ended, as far as `own` process can see.
+    /// Whether the process has ended. `false` if this process cannot see it.
     pub(crate) fn is_gone(&self, own: &Self) -> bool {
-        self.started > 0 && self.is_beside(own) && started(self.pid) != Some(self.started)
+        self.started > 0 && self.shares_system(own) && started(self.pid) != Some(self.started)
     }
 }
 
@@ -78,7 +79,7 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// When a process began; `None` for one that has ended, or where the system does not tell (`/proc` is Linux's).
+/// The start time of a process; `None` if it has ended, or on systems without `/proc`.
 fn started(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program is in parentheses and may hold anything.
@@ -97,10 +98,10 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_peer_is_known_from_its_record() {
+    fn a_record_gives_the_peer_it_was_made_of() {
         let own = Peer::own();
         assert_eq!(Peer::from_record(&own.to_record()), own);
-        assert!(own.is_beside(&own) && !own.is_gone(&own));
+        assert!(own.shares_system(&own) && !own.is_gone(&own));
         let far = Peer {
             system: own.system ^ 1,
             pid: u64::MAX,
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_gone_before_it_is_waited_for() {
+    fn a_zombie_is_gone() {
         if started(std::process::id().into()).is_none() {
             return println!("skipped: there is no /proc");
         }
@@ -123,7 +124,7 @@ mod tests {
         };
         assert!(!peer.is_gone(&Peer::own()));
         child.kill().unwrap();
-        // A zombie until it is waited for.
+        // It is a zombie until `wait`.
         while !peer.is_gone(&Peer::own()) {
             std::thread::yield_now();
         }

@@ -1,10 +1,10 @@
-//! [`World`]: the processes that an MPI launcher has started together.
+//! [`World`]: the processes of an MPI job.
 
-use crate::SILENCE;
+use crate::HEARTBEAT_TIMEOUT;
 use crate::calls::Comm;
 use crate::group::MpiRank;
+use crate::heartbeat;
 use crate::peer::{Peer, RECORD};
-use crate::watch;
 use ferrum_kernels::GroupRank;
 use ferrum_types::{Error, Result};
 use mpi::Threading;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The processes that an MPI launcher has started together, of which this is one.
+/// The processes of an MPI job, of which this is one.
 pub struct World {
     group: Arc<MpiRank>,
     /// Finalises MPI when it is dropped.
@@ -23,8 +23,8 @@ pub struct World {
 }
 
 impl World {
-    /// Joins the other processes, and begins to watch over them. Ranks but the first ignore the signals that ask a
-    /// process to end: rank 0 says when there is nothing left to do.
+    /// Joins the other processes, and starts to monitor them. Ranks other than 0 ignore the signals that ask a process to
+    /// terminate: rank 0 tells them when the job is done.
     ///
     /// # Errors
     /// `Device` when MPI was initialised before, takes calls of one thread only, or fails.
@@ -47,11 +47,12 @@ impl World {
         world.all_gather_into(&Peer::own().to_record()[..], &mut records[..]);
         let (records, _) = records.as_chunks::<RECORD>();
         let peers: Vec<_> = records.iter().map(Peer::from_record).collect();
-        // Messages of its own, whatever a library sends in the world.
+        // A communicator of its own keeps its messages apart from those of libraries.
         let own = std::mem::ManuallyDrop::new(world.duplicate());
         let comm = Comm::new(own.as_raw()).map_err(|e| fail(e.to_string()))?;
         let group = Arc::new(MpiRank::new(comm, rank, peers));
-        watch::start(&group).map_err(|e| fail(format!("cannot start a thread: {e}")))?;
+        heartbeat::start_monitor(&group)
+            .map_err(|e| fail(format!("cannot start a thread: {e}")))?;
         if rank > 0 {
             ignore_signals();
         }
@@ -61,60 +62,60 @@ impl World {
         })
     }
 
-    /// This process, from 0.
+    /// The rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.group.rank
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.group.peers.len()
     }
 
-    /// How many of them are on this host.
+    /// The number of processes on this host.
     pub fn local(&self) -> usize {
         let own = &self.group.peers[self.group.rank];
         let peers = self.group.peers.iter();
-        peers.filter(|peer| peer.is_beside(own)).count()
+        peers.filter(|peer| peer.shares_system(own)).count()
     }
 
-    /// This rank's end of the group of all.
+    /// This rank's transport.
     pub fn group(&self) -> GroupRank {
         Arc::clone(&self.group) as GroupRank
     }
 
-    /// Whether another rank has said why the group ended, and says so to whoever looks.
-    pub fn was_told(&self) -> bool {
+    /// Whether the group has failed and another rank has reported why.
+    pub fn failure_is_from_peer(&self) -> bool {
         let failure = self.group.failure_here();
-        failure.is_some_and(|failure| failure.told)
+        failure.is_some_and(|failure| failure.from_peer)
     }
 
-    /// Ends this process's part. Where the group works, all ranks come here; where it has ended, so does the job, and
-    /// this does not return: a rank other than the first waits for the first one to end it.
+    /// Leaves the group and finalises MPI. All ranks of a working group call this. In a group that has failed, this ends
+    /// the job and does not return; ranks other than 0 wait for rank 0 to do it.
     pub fn end(&self) {
         if self.group.failure_here().is_some() {
             if self.group.rank > 0 {
-                // The watch ends this process after its grace.
-                std::thread::sleep(2 * SILENCE);
+                // The monitor thread ends this process after its grace period.
+                std::thread::sleep(2 * HEARTBEAT_TIMEOUT);
             }
-            watch::end_job(&self.group);
+            heartbeat::abort_job(&self.group);
         }
         let universe = self.universe.lock();
         let universe = universe.unwrap_or_else(PoisonError::into_inner).take();
         let Some(universe) = universe else {
             return;
         };
-        self.group.calls().tell_leaving(&self.group);
+        self.group.calls().broadcast_leave(&self.group);
         let until = Instant::now() + Duration::from_millis(500);
-        while !self.group.calls().was_said() && Instant::now() < until {
+        while !self.group.calls().notices_sent() && Instant::now() < until {
             std::thread::yield_now();
         }
         self.group.has_left.store(true, Ordering::Release);
         let group = Arc::clone(&self.group);
-        // Others may be gone by now, and MPI's own end waits for all.
+        // MPI_Finalize waits for all ranks, and some may be dead by now.
         let guard = std::thread::Builder::new().spawn(move || {
-            std::thread::sleep(2 * SILENCE);
-            watch::end_job(&group);
+            std::thread::sleep(2 * HEARTBEAT_TIMEOUT);
+            heartbeat::abort_job(&group);
         });
         if guard.is_ok() {
             let calls = self.group.calls();
@@ -124,7 +125,8 @@ impl World {
     }
 }
 
-/// Rank 0 ends the job when it has answered what was asked; a terminal and `mpirun` send their signals to all.
+/// A terminal and `mpirun` send signals to all processes, but rank 0 alone decides when the job ends: after it has
+/// answered its requests.
 fn ignore_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: ignoring a signal installs no handler.

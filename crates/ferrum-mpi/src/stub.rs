@@ -1,10 +1,10 @@
-//! What stands for [`World`] in a build without MPI.
+//! [`World`] in a build without MPI: a type that cannot be created.
 
 use ferrum_kernels::GroupRank;
 use ferrum_types::{Error, Result};
 use std::convert::Infallible;
 
-/// The processes that an MPI launcher has started together. This build is none of them.
+/// The processes of an MPI job. A build without MPI cannot be one of them.
 #[derive(Debug)]
 pub struct World(Infallible);
 
@@ -22,32 +22,32 @@ impl World {
         })
     }
 
-    /// This process, from 0.
+    /// The rank of this process, from 0.
     pub fn rank(&self) -> usize {
         match self.0 {}
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         match self.0 {}
     }
 
-    /// How many of them are on this host.
+    /// The number of processes on this host.
     pub fn local(&self) -> usize {
         match self.0 {}
     }
 
-    /// This rank's end of the group of all.
+    /// This rank's transport.
     pub fn group(&self) -> GroupRank {
         match self.0 {}
     }
 
-    /// Whether another rank has said why the group ended, and says so to whoever looks.
-    pub fn was_told(&self) -> bool {
+    /// Whether the group has failed and another rank has reported why.
+    pub fn failure_is_from_peer(&self) -> bool {
         match self.0 {}
     }
 
-    /// Ends this process's part.
+    /// Leaves the group and finalises MPI.
     pub fn end(&self) {
         match self.0 {}
     }
