@@ -70,7 +70,8 @@ impl Calls {
     /// Sends and reads heartbeats if they are due, and ends the group if a rank is dead.
     pub(crate) fn exchange_heartbeats(&mut self, group: &MpiRank) {
         let elapsed = self.heartbeats.last_sent.elapsed();
-        if elapsed < HEARTBEAT_INTERVAL {
+        // `World::end` sets `has_left` before it takes the lock to finalise MPI, which then accepts no more calls.
+        if elapsed < HEARTBEAT_INTERVAL || group.has_left.load(Ordering::Acquire) {
             return;
         }
         self.heartbeats.last_sent = Instant::now();
@@ -79,7 +80,7 @@ impl Calls {
         }
         // Messages are read before processes are checked: a rank that ends sends its reason first.
         self.read_control(group);
-        if group.failure_here().is_some() || group.has_left.load(Ordering::Relaxed) {
+        if group.failure_here().is_some() {
             return;
         }
         for rank in group.others() {
