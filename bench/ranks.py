@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Ranks beside one process with as many threads: the same model, alternating runs, medians and the ratio.
+"""Ranks beside one process with as many threads: the same model, alternating runs.
+
+Printed are medians of tokens per second, the median of the ratios to one process within each round, and the spread of the ratios
+for answers. Other work on the machine slows runs of a round alike, so ratios say more than figures.
 
     python3 tools/models/make_random_model.py qwen3-0.6b /tmp/qwen3-0.6b-q8_0.gguf --format gguf --dtype q8_0
     cargo build --release --features mpi
@@ -10,6 +13,7 @@
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 
@@ -28,16 +32,19 @@ def arguments():
 
 def measure(args, before, more):
     """Tokens per second of prompt and answer."""
-    command = [*before, args.ferrum, "bench", args.model, "--backend", "cpu", "--json", "--repeat", "1"]
+    command = [*before, args.ferrum, "bench", args.model, "--backend", "cpu", "--json", "--repeat", "1", "--no-weight-cache"]
     command += ["--prompt", str(args.prompt), "--gen", str(args.gen), *more]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{done.stderr}")
+    report = json.loads(done.stdout)
     return report["prefill_tokens_per_s"], report["decode_tokens_per_s"]
 
 
 def main():
     args = arguments()
     n = str(args.ranks)
-    mpirun = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", n]
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", n]
     ways = {
         f"one process, {n} threads": ([], ["--threads", n]),
         f"{n} ranks of a thread": ([], ["--threads", "1", "--tensor-parallel", n]),
@@ -48,15 +55,16 @@ def main():
     for _ in range(args.rounds):
         for way, (before, more) in ways.items():
             found[way].append(measure(args, before, more))
-    first = None
+    alone = next(iter(found.values()))
     for way, runs in found.items():
-        prefill, decode = (statistics.median(run[i] for run in runs) for i in (0, 1))
-        first = first or (prefill, decode)
-        spread = max(run[1] for run in runs) / min(run[1] for run in runs) - 1
+        prompt, answer = ([run[i] for run in runs] for i in (0, 1))
+        prompts, answers = ([run[i] / beside[i] for run, beside in zip(runs, alone, strict=True)] for i in (0, 1))
         print(
-            f"{way:28} prompt {prefill:8.1f} tok/s ({prefill / first[0]:.2f}x), "
-            f"answer {decode:7.2f} tok/s ({decode / first[1]:.2f}x), spread {spread:.0%}"
+            f"{way:28} prompt {statistics.median(prompt):8.1f} tok/s ({statistics.median(prompts):.2f}x), "
+            f"answer {statistics.median(answer):7.2f} tok/s ({statistics.median(answers):.2f}x, "
+            f"{min(answers):.2f} to {max(answers):.2f})"
         )
+    print(f"load average of the last minute: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import json
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,12 @@ SHAPES: dict[str, Shape] = {
         qk_norm=True,
     ),
 }
+
+# Not a model: the vocabulary and the KV cache of Qwen3 0.6B with hardly any weights. What a process holds of it is what it
+# holds beside weights.
+SHAPES["qwen3-0.6b-thin"] = replace(
+    SHAPES["qwen3-0.6b"], config={**SHAPES["qwen3-0.6b"].config, "hidden_size": 64, "intermediate_size": 128}
+)
 
 
 @dataclass(frozen=True)
