@@ -67,8 +67,8 @@ fn mixed(count: usize) -> Vec<Request> {
                 ..request.generation.sampling
             };
         }
-        request.logprobs = (i % 2 == 0).then_some(2);
-        request.prompt_logprobs = (i % 4 == 0).then_some(1);
+        request.logprobs = i.is_multiple_of(2).then_some(2);
+        request.prompt_logprobs = i.is_multiple_of(4).then_some(1);
         request
     };
     (0..count).map(request).collect()
