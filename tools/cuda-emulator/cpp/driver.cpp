@@ -205,6 +205,11 @@ const char MAGIC[8] = {'C', 'U', 'D', 'A', 'E', 'M', 'U', '1'};
 
 }  // namespace
 
+int emulator::enqueue_work(void* stream, std::function<std::string()> work) {
+    Locked lock;
+    return enqueue(static_cast<Stream*>(stream), {std::move(work)});
+}
+
 extern "C" {
 
 CUresult cuInit(unsigned) { return SUCCESS; }

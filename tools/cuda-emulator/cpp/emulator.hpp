@@ -81,6 +81,9 @@ struct Launch {
 // Runs a kernel to its end. Gives a sentence where it did what no kernel may, else nothing.
 std::string execute(const Launch& launch);
 
+// Adds work to a stream of the driver, for libraries beside it. Gives a sentence where something is wrong. 0, or an error.
+int enqueue_work(void* stream, std::function<std::string()> work);
+
 // Pseudo-random numbers of the seed in CUDA_EMULATOR_SEED.
 uint32_t draw(uint32_t below);
 

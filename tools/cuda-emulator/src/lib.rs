@@ -1,4 +1,4 @@
-//! Builds the stand-in CUDA driver of this folder and makes it this process's `libcuda` and `libnvrtc`.
+//! Builds the stand-in CUDA driver of this folder and makes it this process's `libcuda`, `libnvrtc` and `libcublasLt`.
 //!
 //! The README says what it checks. A test calls [`load`] before the first call of CUDA; where there is no C++ compiler it
 //! says so, and the test prints that it was skipped.
@@ -9,18 +9,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     include_str!("../build.sh"),
     include_str!("../cpp/emulator.hpp"),
     include_str!("../cpp/memory.cpp"),
     include_str!("../cpp/execute.cpp"),
     include_str!("../cpp/driver.cpp"),
+    include_str!("../cpp/blas.cpp"),
     include_str!("../cpp/nvrtc.cpp"),
     include_str!("../device/emulator.h"),
     include_str!("../device/intrinsics.cuh"),
 ];
 
-/// The folder with `libcuda.so` and `libnvrtc.so`, built if need be: for the loader's path of another process.
+/// The folder with `libcuda.so`, `libnvrtc.so` and `libcublasLt.so`, built if need be: for the loader's path of another process.
 ///
 /// # Errors
 /// A sentence on why it cannot be built here.
@@ -62,19 +63,25 @@ fn build() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// The driver, NVRTC and cuBLASLt of this process.
+static LOADED: OnceLock<Result<[libloading::Library; 3], String>> = OnceLock::new();
+
 /// Makes the emulator the CUDA driver of this process: whoever opens `libcuda.so` from here on gets it.
 ///
 /// # Errors
 /// A sentence on why there is none.
 pub fn load() -> Result<(), String> {
-    static LOADED: OnceLock<Result<[libloading::Library; 2], String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         let folder = folder()?;
         let open = |name: &str| {
             // SAFETY: the library was built from this folder; its initialisers only register its own state.
             unsafe { libloading::Library::new(folder.join(name)) }.map_err(|e| e.to_string())
         };
-        Ok([open("libcuda.so")?, open("libnvrtc.so")?])
+        Ok([
+            open("libcuda.so")?,
+            open("libnvrtc.so")?,
+            open("libcublasLt.so")?,
+        ])
     });
     loaded.as_ref().map(|_| ()).map_err(Clone::clone)
 }
@@ -91,5 +98,17 @@ pub fn reset() {
                 reset();
             }
         }
+    }
+}
+
+/// How many products cuBLASLt has made in this process.
+pub fn blas_products() -> u64 {
+    let Some(Ok([.., blas])) = LOADED.get() else {
+        return 0;
+    };
+    // SAFETY: the function of this name is `uint64_t emulator_products()` in `cpp/blas.cpp`.
+    unsafe {
+        let count = blas.get::<unsafe extern "C" fn() -> u64>(b"emulator_products\0");
+        count.map_or(0, |count| count())
     }
 }

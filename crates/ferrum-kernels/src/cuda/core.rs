@@ -1,5 +1,6 @@
 //! Devices: finding them, opening one, and what its handles share.
 
+use super::blas::Blas;
 use super::compiler::{In, Modules};
 use super::context::Slots;
 use super::driver::{Driver, Function, Stream, count};
@@ -8,7 +9,7 @@ use crate::backend::{DeviceInfo, DeviceMemory};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use ferrum_types::Result;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What the handles, buffers and contexts of one open device share.
 pub(super) struct Shared {
@@ -25,6 +26,8 @@ pub(super) struct Shared {
     modules: Modules,
     /// Memory of the host between it and the device.
     pub(super) slots: Arc<Mutex<Slots>>,
+    /// Opened by the first product that is large enough for it.
+    blas: OnceLock<Option<Blas>>,
     /// For what happens outside of contexts: zeros of new buffers.
     idle: Mutex<Stream>,
 }
@@ -54,6 +57,14 @@ impl Shared {
             .function(&self.driver, file, name, self.max_shared)?;
         functions.insert(name, function);
         Ok(function)
+    }
+
+    /// NVIDIA's products of matrices, where there are any and a row's bits may depend on its batch.
+    pub(super) fn blas(&self) -> Option<&Blas> {
+        match self.options.batch_invariant {
+            true => None,
+            false => self.blas.get_or_init(|| Blas::open(&self.driver)).as_ref(),
+        }
     }
 
     /// Makes memory zeros, and waits for it.
@@ -131,6 +142,7 @@ pub(super) fn open(
         functions: Mutex::default(),
         slots: Arc::default(),
         modules: Modules::open(&driver, capability, defines)?,
+        blas: OnceLock::new(),
         idle: Mutex::new(Stream::new(&driver)?),
         driver,
     })

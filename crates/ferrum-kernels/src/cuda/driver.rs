@@ -311,6 +311,11 @@ pub(super) struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
+    /// For libraries that add work.
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.stream
+    }
+
     pub(super) fn new(driver: &Arc<Driver>) -> Result<Self> {
         let mut stream = null_mut();
         driver.bind("stream")?;

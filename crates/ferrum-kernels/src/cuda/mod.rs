@@ -9,6 +9,7 @@
 //!
 //! * `driver.rs` and `memory.rs` are all that call the driver, whose library is opened at run time; `compiler.rs` all that
 //!   calls NVRTC.
+//! * `blas.rs` is all that calls cuBLASLt, for prompts with dense bf16 weights, where that is installed.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
 //! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
@@ -22,6 +23,7 @@
 //! nothing has been executed.
 
 mod attention;
+mod blas;
 mod buffer;
 mod compiler;
 mod context;

@@ -2,10 +2,12 @@
 //!
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
 //! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
-//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else.
+//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
+//! dense bf16 weight go to NVIDIA's library, where it is there (`blas.rs`).
 //!
 //! All of this is for activations of bf16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
 
+use super::blas;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
@@ -236,6 +238,13 @@ pub(super) fn product<A: CudaAct>(
     {
         return streamed(ctx, op, x, (at, dtype), out);
     }
+    if let TileWeight::Dense { at, dtype } = weight
+        && dtype == SrcDtype::BF16
+        && blas::takes(x, out)
+        && multiplied(ctx, op, x, at, out)?
+    {
+        return Ok(());
+    }
     let processors = ctx.shared().multiprocessors;
     let Plan { tile, parts } = plan(
         (x.rows, out.columns, x.k),
@@ -281,6 +290,24 @@ pub(super) fn product<A: CudaAct>(
         Arg::Int(parts),
     ];
     ctx.each(op, (In::TileHalf, "add_parts"), total, args)
+}
+
+/// A product by NVIDIA's library; false, and nothing is done, where it makes none.
+fn multiplied<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    weight: u64,
+    out: TileOut,
+) -> Result<bool> {
+    if ctx.shared().blas().is_none() {
+        return Ok(false);
+    }
+    let workspace = ctx.beside(blas::WORKSPACE)?;
+    match ctx.shared().blas() {
+        Some(blas) => blas.product(op, ctx.stream(), x, weight, out, workspace),
+        None => Ok(false),
+    }
 }
 
 /// Products of pairs with the matrices of their experts, `out.columns` rows of the weight for each.

@@ -1,0 +1,27 @@
+//! Products of many rows on CUDA by cuBLASLt, which the stand-in of `tools/cuda-emulator` has, too. A program of its own,
+//! because the library counts the products of the process.
+
+use ferrum_conformance::{Filter, run_cuda};
+use ferrum_cuda_emulator::blas_products;
+use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
+use half::bf16;
+
+#[test]
+fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let products = |batch_invariant: bool| {
+        let before = blas_products();
+        let options = CudaOptions { batch_invariant };
+        let device = CudaBackend::<bf16>::open_with(0, options).expect("the emulator opens");
+        let report = run_cuda(&device, &Filter::new("[150, 200] × [264, 200]"));
+        let failures = report.failures();
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+        assert!(report.counts().passed > 0, "nothing ran");
+        blas_products() - before
+    };
+    assert_eq!(products(true), 0);
+    assert!(products(false) > 0);
+}
