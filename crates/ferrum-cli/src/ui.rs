@@ -144,6 +144,14 @@ pub(crate) fn show_json(value: &impl serde::Serialize) -> Outcome {
     Ok(writeln!(out)?)
 }
 
+/// [`show_json`] on one line, for long lists of numbers.
+pub(crate) fn show_json_line(value: &impl serde::Serialize) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    // A `Value` would have each f32 as the f64 that it is, with digits that say nothing.
+    serde_json::to_writer(&mut out, value)?;
+    Ok(writeln!(out)?)
+}
+
 /// A progress bar: on a terminal only, and gone when it is done.
 pub(crate) struct Progress {
     bar: ProgressBar,

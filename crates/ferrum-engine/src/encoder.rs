@@ -402,7 +402,9 @@ impl Encoder {
     ) -> Result<(Vec<f32>, usize)> {
         let labels = self.labels();
         if labels != 1 {
-            let reason = format!("the model gives {labels} scores to a pair, a reranker gives one");
+            let reason = format!(
+                "the model gives {labels} scores to a pair, a reranker gives one\nhint: `ferrum embed` makes vectors of texts, whose products order them"
+            );
             return Err(Error::invalid("rerank", reason));
         }
         let inputs = self.tokenizer.pairs(query, documents, self.max_tokens())?;

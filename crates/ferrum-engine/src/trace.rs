@@ -174,11 +174,22 @@ impl Trace {
     /// `InvalidArgument` when they are of different prompts or models.
     pub fn compare(&self, expected: &Self, tolerance: f64) -> Result<Comparison> {
         let fail = |reason: &str| Error::invalid("compare", reason.to_owned());
+        let sizes = |what: &str, found: usize, expected: usize| {
+            let positions = self.tokens.len().max(1);
+            let (found, expected) = (found / positions, expected / positions);
+            fail(&format!(
+                "found {what} of {found}, expected {expected} as in what it is compared with"
+            ))
+        };
         if self.tokens != expected.tokens {
             return Err(fail("the computations are of different prompts"));
         }
         if self.logits.len() != expected.logits.len() {
-            return Err(fail("the vocabularies have different sizes"));
+            return Err(sizes(
+                "a vocabulary",
+                self.logits.len(),
+                expected.logits.len(),
+            ));
         }
         let mut layers = Vec::new();
         for (layer, stream) in &self.layers {
@@ -186,7 +197,7 @@ impl Trace {
                 continue;
             };
             if stream.len() != other.len() {
-                return Err(fail("the hidden states have different sizes"));
+                return Err(sizes("hidden states", stream.len(), other.len()));
             }
             let difference = Difference::of(stream, other);
             layers.push(LayerDifference {

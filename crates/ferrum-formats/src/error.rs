@@ -10,6 +10,9 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+/// What to do about a file that ends before what it says of itself.
+pub(crate) const INCOMPLETE: &str = "the file is incomplete or damaged, fetch it again";
+
 /// Result with [`FormatError`].
 pub type Result<T, E = FormatError> = std::result::Result<T, E>;
 

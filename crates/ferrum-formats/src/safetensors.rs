@@ -356,7 +356,8 @@ fn check_entry(
     if start > end || end > data_len {
         let found = format!("data offsets {start} to {end}");
         let expected = format!("a range inside the file's {data_len} data bytes");
-        return Err(FormatError::tensor(path, &name, found, expected));
+        let error = FormatError::tensor(path, &name, found, expected);
+        return Err(error.with_hint(crate::error::INCOMPLETE));
     }
     let shape = raw.shape.iter().map(|&d| usize::try_from(d).ok());
     let shape: Option<Vec<usize>> = shape.collect();

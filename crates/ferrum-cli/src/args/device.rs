@@ -150,6 +150,13 @@ pub(crate) struct CacheArgs {
     pub(crate) context: Option<u32>,
 }
 
+fn tolerance(s: &str) -> Result<f64, String> {
+    match s.parse::<f64>() {
+        Ok(share) if share >= 0.0 && share.is_finite() => Ok(share),
+        _ => Err("expected a number from 0 on, such as 0.001".into()),
+    }
+}
+
 fn memory_part(s: &str) -> Result<f64, String> {
     match s.parse::<f64>() {
         Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
@@ -215,7 +222,7 @@ pub(crate) struct VerifyModelArgs {
 
     /// What the difference of a layer may be, as a part of the length of what is expected [default: 0.001, where
     /// weights are quantised or a device rounds activations 0.1, and 0.2 if the model has experts]
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = tolerance)]
     pub(crate) tolerance: Option<f64>,
 
     /// Print JSON

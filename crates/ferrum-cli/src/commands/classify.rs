@@ -3,15 +3,22 @@
 use crate::args::ClassifyArgs;
 use crate::failure::{Failure, Outcome};
 use crate::open;
-use crate::ui::{self, Progress, show};
+use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::classify::ImageClassifier;
 use ferrum_engine::{BackendDispatch, BackendKind};
 use ferrum_media::image::{ImageLimits, decode};
 use ferrum_models::clip::read_clip;
-use serde_json::json;
+use serde::Serialize;
 
 /// Bytes of the longest file.
 const MAX_FILE: u64 = 1 << 30;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Classified<'a> {
+    labels: Vec<&'a str>,
+    scores: Vec<f32>,
+}
 
 pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
     let labels: Vec<_> = args.labels.iter().map(|label| label.trim()).collect();
@@ -35,12 +42,9 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
         ));
     }
     if args.json {
-        let labels: Vec<_> = found.scores.iter().map(|one| &one.label).collect();
+        let labels: Vec<_> = found.scores.iter().map(|one| one.label.as_str()).collect();
         let scores: Vec<_> = found.scores.iter().map(|one| one.score).collect();
-        return show(&format!(
-            "{}\n",
-            json!({ "labels": labels, "scores": scores })
-        ));
+        return show_json_line(&Classified { labels, scores });
     }
     let lines = found.scores.iter();
     show(

@@ -3,13 +3,13 @@
 use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, HubArgs, RerankArgs};
 use crate::failure::{Failure, Outcome};
 use crate::open;
-use crate::ui::{self, Progress, show};
+use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::LoadProgress;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
-use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
@@ -37,7 +37,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
     tell_cut(cut, "texts", encoder.max_tokens());
     if args.json {
         let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
-        return show(&format!("{}\n", json!({ "embeddings": vectors })));
+        return show_json_line(&BTreeMap::from([("embeddings", vectors)]));
     }
     let mut out = String::new();
     for one in &embedded {
@@ -54,7 +54,7 @@ pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
     let (scores, cut) = encoder.rerank(&args.query, &documents)?;
     tell_cut(cut, "pairs", encoder.max_tokens());
     if args.json {
-        return show(&format!("{}\n", json!({ "scores": scores })));
+        return show_json_line(&BTreeMap::from([("scores", scores)]));
     }
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -64,6 +64,12 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
         None => args.tokens.clone(),
     };
     open::check_tokens(&tokens, model.spec.vocab_size)?;
+    if tokens.is_empty() {
+        let hint = "hint: --prompt takes a text, --tokens ids";
+        return Err(Failure::new(format!(
+            "there is no token to compute\n{hint}"
+        )));
+    }
     let (found, mut is_rounded) = compute(
         &model,
         (args.device.backend, args.device.options()),
@@ -144,9 +150,13 @@ fn table(comparison: &Comparison, tokens: usize, name: &str) -> String {
     let end = [
         row("logits", comparison.logits, false),
         format!(
-            "KL {:.2e}, best token the same at {share:.1} % of positions\n",
+            "KL {:.2e}, best token the same at {share:.1} % of positions",
             comparison.kl
         ),
+        match comparison.agrees() {
+            true => format!("agrees: no difference is above {}\n", comparison.tolerance),
+            false => format!("diverges: the tolerance is {}\n", comparison.tolerance),
+        },
     ];
     let lines: Vec<_> = head.into_iter().chain(layers).chain(end).collect();
     lines.join("\n")

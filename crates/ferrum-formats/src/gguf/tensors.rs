@@ -213,7 +213,7 @@ fn place(
             let found = format!("{len} bytes at offset {offset} of the data section");
             let expected = format!("a place inside its {room} bytes");
             return Err(FormatError::tensor(path, &info.name, found, expected)
-                .with_hint("the file is incomplete or damaged, fetch it again"));
+                .with_hint(crate::error::INCOMPLETE));
         }
         *offset += base;
     }

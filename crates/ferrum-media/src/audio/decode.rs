@@ -70,6 +70,9 @@ const MAX_BAD_PACKETS: usize = 64;
 /// # Errors
 /// [`AudioError`], for whatever bytes.
 pub fn decode(bytes: Vec<u8>, rate: u32, limits: AudioLimits) -> Result<Audio, AudioError> {
+    if bytes.is_empty() {
+        return Err(AudioError::Empty);
+    }
     // The decoders are not ours, and the bytes are anybody's.
     let decoded = catch_unwind(AssertUnwindSafe(|| read(bytes, limits)));
     let damaged = |_| Err(AudioError::Unreadable("it is damaged".into()));

@@ -1,5 +1,6 @@
 //! What a CLIP or SigLIP checkpoint is, read from a Hugging Face folder.
 
+use crate::families::hint_of_supported;
 use crate::named::WeightDtype;
 use crate::named::folder;
 use crate::spec::Activation;
@@ -143,11 +144,11 @@ pub fn read_clip(source: ModelSource) -> Result<ClipModel> {
     let config = &opened.config;
     let Some(defaults) = known(config) else {
         let found = config.architectures()?.join(", ");
-        let known = KNOWN.iter().map(|one| one.architecture);
+        let known = KNOWN.each_ref().map(|one| one.architecture);
         return Err(Error::Model(format!(
-            "{}: field \"architectures\": \"{found}\" does not compare images with texts\nhint: supported are {}",
+            "{}: field \"architectures\": \"{found}\" does not compare images with texts\n{}",
             config.path().display(),
-            known.collect::<Vec<_>>().join(", ")
+            hint_of_supported(&found, &known)
         )));
     };
     crate::checkpoint::check_scheme(opened)?;

@@ -1,6 +1,7 @@
 //! What an encoder is, read from a Hugging Face folder.
 
 use super::gguf;
+use crate::families::hint_of_supported;
 use crate::named::WeightDtype;
 use crate::pooling::Pooling;
 use crate::spec::Activation;
@@ -229,9 +230,9 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
             .copied()
             .collect();
         return Err(Error::Model(format!(
-            "{}: field \"architectures\": \"{found}\" is no encoder that is supported\nhint: supported are {}",
+            "{}: field \"architectures\": \"{found}\" is no encoder that is supported\n{}",
             folder.config.path().display(),
-            known.join(", ")
+            hint_of_supported(&found, &known)
         )));
     };
     crate::checkpoint::check_scheme(folder)?;

@@ -213,13 +213,19 @@ fn list(of: impl Fn(&Family) -> &'static [&'static str]) -> Vec<&'static str> {
 }
 
 fn unknown(path: &std::path::Path, field: &str, found: &str, known: &[&str]) -> Error {
-    let nearest = nearest(found, known).map(|name| format!(", of which {name} is the nearest"));
     Error::Model(format!(
-        "{}: field \"{field}\": architecture \"{found}\" is not supported\nhint: supported are {}{}",
+        "{}: field \"{field}\": architecture \"{found}\" is not supported\n{}",
         path.display(),
-        known.join(", "),
-        nearest.unwrap_or_default()
+        hint_of_supported(found, known)
     ))
+}
+
+/// A hint with the names that are known, and which of them is the nearest to `found`, if one is near.
+pub(crate) fn hint_of_supported(found: &str, known: &[&str]) -> String {
+    let nearest = nearest(found, known).map(|name| format!(", of which {name} is the nearest"));
+    let is = if known.len() == 1 { "is" } else { "are" };
+    let (known, nearest) = (known.join(", "), nearest.unwrap_or_default());
+    format!("hint: supported {is} {known}{nearest}")
 }
 
 /// The known name that takes the fewest changes to become `found`, unless that is most of its letters.

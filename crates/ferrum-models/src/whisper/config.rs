@@ -1,5 +1,6 @@
 //! What a Whisper checkpoint is, read from a Hugging Face folder.
 
+use crate::families::hint_of_supported;
 use crate::named::WeightDtype;
 use crate::named::folder;
 use crate::spec::Activation;
@@ -64,8 +65,9 @@ pub fn read_whisper(source: ModelSource) -> Result<WhisperModel> {
     if !is_whisper(&source) {
         let found = config.architectures()?.join(", ");
         return Err(Error::Model(format!(
-            "{}: field \"architectures\": \"{found}\" does not transcribe speech\nhint: supported is {ARCHITECTURE}",
-            config.path().display()
+            "{}: field \"architectures\": \"{found}\" does not transcribe speech\n{}",
+            config.path().display(),
+            hint_of_supported(&found, &[ARCHITECTURE])
         )));
     }
     crate::checkpoint::check_scheme(opened)?;
