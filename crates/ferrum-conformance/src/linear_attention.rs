@@ -51,6 +51,8 @@ const SPECS: &[(&str, Change)] = &[
     ("keys wider than values", |s| {
         (s.dims, s.seqs) = ([256, 33], &[4, 3])
     }),
+    ("keys of 50", |s| (s.dims, s.seqs) = ([50, 40], &[6, 1, 3])),
+    ("longest keys", |s| (s.dims, s.seqs) = ([290, 21], &[3, 1])),
     ("decode of many", |s| s.seqs = &[1; 40]),
     ("a prompt of 150", |s| s.seqs = &[150]),
     ("no sequence", |s| s.seqs = &[]),

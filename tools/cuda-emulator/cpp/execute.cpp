@@ -83,6 +83,8 @@ namespace {
 constexpr size_t STACK = 128 << 10;
 constexpr size_t DYNAMIC = 256 << 10;
 constexpr uint16_t MANY = 0xffff;
+// Several lanes of a warp, whose number is in the lower bits.
+constexpr uint16_t WARP = 0x8000;
 
 std::mt19937& generator() {
     static std::mt19937 one = [] {
@@ -252,7 +254,8 @@ void run_block(Engine& e) {
 bool ordered(const Engine& e, uint32_t epoch, uint32_t warp_epoch, uint16_t other) {
     if (other == e.current || epoch < e.epoch) return true;
     if (other == MANY) return false;
-    return other / 32 == e.current / 32 && warp_epoch < e.warp_epochs[e.current / 32];
+    size_t warp = other & WARP ? other & ~WARP : other / 32;
+    return warp == e.current / 32 && warp_epoch < e.warp_epochs[e.current / 32];
 }
 
 const char* touch(Engine& e, Touch& t, bool write) {
@@ -277,9 +280,10 @@ const char* touch(Engine& e, Touch& t, bool write) {
     }
     if (!t.written) return "a read of shared memory that nothing has written";
     bool alone = !t.read || t.read_epoch < e.epoch || t.reader == me;
-    // Readers of one warp are told apart by its epoch alone.
-    bool same_warp = t.read && t.reader != MANY && t.reader / 32 == me / 32;
-    t.reader = alone || (same_warp && t.read_warp_epoch < warp_epoch) ? me : MANY;
+    uint16_t warp = me / 32;
+    bool same_warp = t.read && t.reader != MANY && (t.reader & WARP ? t.reader & ~WARP : t.reader / 32) == warp;
+    bool before = same_warp && t.read_warp_epoch < warp_epoch;
+    t.reader = alone || before ? me : same_warp ? WARP | warp : MANY;
     t.read = true;
     t.read_epoch = e.epoch;
     t.read_warp_epoch = warp_epoch;

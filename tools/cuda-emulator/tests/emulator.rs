@@ -172,6 +172,8 @@ fn blocks_warps_and_shared_memory_compute() {
     assert_eq!(device.download(out, 1), [255.0 * 128.0]);
     assert_eq!(device.run("async_copy", 1, 32, 512, &mut [out, x, 1]), "");
     assert_eq!(device.download(out, 2), [124.0, 120.0]);
+    assert_eq!(device.run("warp_turns", 1, 64, 0, &mut [out, x, 1]), "");
+    assert_eq!(device.download(out, 2), [18.0, 30.0]);
 }
 
 #[test]
@@ -204,6 +206,7 @@ fn what_no_kernel_may_do_is_an_error() {
         ("add", 256, ""),
         ("unwritten_memory", 0, "that nothing has written"),
         ("missing_barrier", 0, "shared memory that"),
+        ("warp_turns", 0, "a write of shared memory that another"),
         ("unwritten_shared", 0, "that nothing has written"),
         ("behind_shared", 0, "behind the end of shared memory"),
         ("write_race", 0, "two threads write the same shared memory"),

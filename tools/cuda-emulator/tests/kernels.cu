@@ -26,6 +26,20 @@ extern "C" __global__ void missing_barrier(float* out, const float* x) {
     out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
 }
 
+// Several lanes read what each writes, again and again; barriers of the warp order it, if they are there.
+extern "C" __global__ void warp_turns(float* out, const float* x, int ordered) {
+    __shared__ float tile[64];
+    int lane = threadIdx.x % 32;
+    float *mine = tile + threadIdx.x / 32 * 32, sum = 0;
+    for (int t = 0; t < 3; t++) {
+        mine[lane] = x[threadIdx.x] * t;
+        __syncwarp();
+        for (int i = 0; i < 4; i++) sum += mine[(lane + i) % 32];
+        if (ordered) __syncwarp();
+    }
+    out[threadIdx.x] = sum;
+}
+
 extern "C" __global__ void unwritten_shared(float* out) {
     __shared__ float tile[64];
     if (threadIdx.x < 8) tile[threadIdx.x] = 1;

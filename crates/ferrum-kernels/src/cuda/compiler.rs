@@ -54,6 +54,7 @@ sources! {
     Gemm => "gemm.cu", true;
     Heads => "heads.cu", true;
     Conv => "conv.cu", false;
+    Linear => "linear.cu", false;
     Attention => "attention.cu", true;
     FlashF32 => "flash_f32.cu", false;
     FlashWideF32 => "flash_wide_f32.cu", false;

@@ -153,12 +153,29 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
         shape: LinearAttentionShape,
     ) -> Result<()> {
         const OP: &str = "linear_attention";
-        // More columns than that go to a thread one after the other.
+        // Of more columns, threads have several.
         const MOST_THREADS: usize = 256;
         check::linear_attention::<Self>(&inputs, states, batch, out, shape)?;
-        let blocks = check::elements(OP, &[batch.shape.seqs, shape.value_heads])?;
-        let threads = shape.value_dim.next_multiple_of(32).min(MOST_THREADS);
-        let shared = check::elements(OP, &[2 * size_of::<f32>(), shape.key_dim])?;
+        let heads = check::elements(OP, &[batch.shape.seqs, shape.value_heads])?;
+        // Kernels that keep the state in registers, and columns of their blocks.
+        let in_registers = match shape.key_dim {
+            0..=32 => Some(("linear_attention_32", 32)),
+            33..=64 => Some(("linear_attention_64", 32)),
+            65..=128 => Some(("linear_attention_128", 32)),
+            129..=256 => Some(("linear_attention_256", 16)),
+            _ => None,
+        };
+        let (kernel, grid) = match in_registers {
+            Some((kernel, columns)) => {
+                let blocks = check::elements(OP, &[heads, shape.value_dim.div_ceil(columns)])?;
+                (kernel, (blocks, 128, 0))
+            }
+            None => {
+                let threads = shape.value_dim.next_multiple_of(32).min(MOST_THREADS);
+                let shared = check::elements(OP, &[2 * size_of::<f32>(), shape.key_dim])?;
+                ("linear_attention_any", (heads, threads as u32, shared))
+            }
+        };
         let args = [
             out.into(),
             inputs.x.into(),
@@ -178,7 +195,6 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
             Arg::Int(usize::from(shape.rule == LinearAttentionRule::GatedDelta)),
             Arg::Int(usize::from(shape.order == HeadOrder::Interleaved)),
         ];
-        let grid = (blocks, threads as u32, shared);
-        ctx.launch(OP, (In::Conv, "linear_attention"), grid, args)
+        ctx.launch(OP, (In::Linear, kernel), grid, args)
     }
 }

@@ -36,21 +36,14 @@ __device__ __forceinline__ void attend(const Call& c, const Cache& cache, int64_
     for (int d = threadIdx.x; d < c.key_dim; d += TILE) query[d] = Act::read(from + d);
     for (int d = threadIdx.x; d < c.value_dim; d += TILE) sums[d] = 0;
     __syncthreads();
-    int start = max(index - c.window + 1, 0);
-    int64_t end = int64_t(index) + c.window;
-    if (c.chunked) {
-        start = c.window > 0 ? index - index % c.window : index + 1;
-        end = int64_t(start) + c.window;
-    }
-    if (c.window == 0x7fffffff) end = keys;
-    if (c.causal) end = int64_t(index) + 1;
-    if (end > keys) end = keys;
+    Range sees = visible_keys(index, keys, c.causal, c.window, c.chunked);
+    int start = sees.start, end = sees.end;
     float highest = LOWEST, total = 0;
     for (int tile = start / TILE * TILE; tile < end; tile += TILE) {
-        int first = max(start - tile, 0), last = int(end - tile < TILE ? end - tile : TILE), mine = threadIdx.x;
-        bool sees = mine >= first && mine < last;
+        int first = max(start - tile, 0), last = min(end - tile, TILE), mine = threadIdx.x;
+        bool seen = mine >= first && mine < last;
         float score = LOWEST;
-        if (sees) {
+        if (seen) {
             const typename E::Stored* key = cache.key(tile + mine);
             float dot = 0;
             for (int d = 0; d < c.key_dim; d++) dot = fmaf(query[d], E::read(key + d), dot);
@@ -58,11 +51,11 @@ __device__ __forceinline__ void attend(const Call& c, const Cache& cache, int64_
             if (c.softcap > 0) score = c.softcap * tanhf(score / c.softcap);
         }
         float top = fmaxf(highest, block_max(score, scratch));
-        float weight = sees ? expf(score - top) : 0.0f;
+        float weight = seen ? expf(score - top) : 0.0f;
         float before = highest == LOWEST ? 0.0f : expf(highest - top);
         total = total * before + block_sum(weight, scratch);
         highest = top;
-        weights[mine] = sees ? weight * cache.value_scale(tile + mine) : 0.0f;
+        weights[mine] = seen ? weight * cache.value_scale(tile + mine) : 0.0f;
         __syncthreads();
         for (int d = threadIdx.x; d < c.value_dim; d += TILE) {
             float sum = sums[d] * before;

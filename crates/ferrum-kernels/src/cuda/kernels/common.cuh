@@ -173,6 +173,27 @@ __device__ __forceinline__ float activation(int kind, float x) {
     }
 }
 
+// ---- attention ----------------------------------------------------------------------------------------------------------------
+
+// Keys from `start` to before `end`.
+struct Range {
+    int start, end;
+};
+// The keys that the query at key index `index` sees of `keys`: a window of the last ones, or with `chunked` those of its own
+// chunk of as many; the largest window is none.
+__device__ __forceinline__ Range visible_keys(int index, int keys, int causal, int window, int chunked) {
+    int start = max(index - window + 1, 0);
+    int64_t end = int64_t(index) + window;
+    if (chunked) {
+        start = window > 0 ? index - index % window : index + 1;
+        end = int64_t(start) + window;
+    }
+    if (window == 0x7fffffff) end = keys;
+    if (causal) end = int64_t(index) + 1;
+    if (end > keys) end = keys;
+    return {start, int(end)};
+}
+
 // ---- ragged batches -----------------------------------------------------------------------------------------------------------
 
 // The sequence of a token: the last that begins at it or before. Empty ones begin where the next does, so the last is

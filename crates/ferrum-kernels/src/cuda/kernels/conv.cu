@@ -1,4 +1,4 @@
-// Convolutions: a thread makes an output and sums channels, then taps, in order. Linear attention, whose layers have some.
+// Convolutions: a thread makes an output and sums channels, then taps, in order.
 #include "common.cuh"
 
 // out[c, t] = bias[c] + Σ x[i, t · stride + tap - padding] · weight[c, i, tap]. `bias` may be null.
@@ -69,68 +69,5 @@ KERNEL causal_conv1d_state(float* states, const Act::Stored* x, const int* query
     for (int r = 0; r < kept; r++) {
         int64_t row = end - start + r;
         state[r * channels] = row < kept ? state[row * channels] : Act::read(x + (start + row - kept) * channels + c);
-    }
-}
-
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-
-// Linear attention over states that decay. A block has a head's state of a sequence, a thread columns of it, and goes
-// through the tokens: decay, an update by key and value, and what the state says of the query. `rows` is shared memory
-// for a query and a key. `params` are the decay, the bias of the step and the skip of each head.
-KERNEL linear_attention(Act::Stored* out, const Act::Stored* x, const Act::Stored* gates, const float* params,
-                        float* states, const int* query_starts, const int* slots, int key_heads, int value_heads, int key_dim,
-                        int value_dim, int tokens, int all_slots, int64_t elements, int64_t offset, int is_delta,
-                        int is_interleaved) {
-    extern __shared__ float rows[];
-    float *query = rows, *key = rows + key_dim;
-    int s = blockIdx.x / value_heads, head = blockIdx.x % value_heads, slot = slots[s];
-    int start = query_starts[s], end = query_starts[s + 1];
-    // The same for all threads of the block.
-    if (slot < 0 || slot >= all_slots || start < 0 || end > tokens) return;
-    int64_t keys = int64_t(key_heads) * key_dim, values = int64_t(value_heads) * value_dim;
-    int64_t of_key = int64_t(is_interleaved ? head % key_heads : head / (value_heads / key_heads)) * key_dim;
-    float* state = states + slot * elements + offset + int64_t(head) * key_dim * value_dim;
-    for (int t = start; t < end; t++) {
-        const Act::Stored* row = x + t * (2 * keys + values);
-        const Act::Stored* from_query = row + of_key + (is_delta ? 0 : values + keys);
-        const Act::Stored* from_key = row + of_key + (is_delta ? keys : values);
-        const Act::Stored* value = row + int64_t(head) * value_dim + (is_delta ? 2 * keys : 0);
-        float of_query = 1, of_keys = 1, step, share;
-        if (is_delta) {
-            const Act::Stored* gate = gates + int64_t(t) * 2 * value_heads + head;
-            step = softplus(Act::read(gate + value_heads) + params[value_heads + head]);
-            share = 1.0f / (1.0f + expf(-Act::read(gate)));
-            float queries = 0, of_row = 0;
-            for (int i = 0; i < key_dim; i++) {
-                float q = Act::read(from_query + i), k = Act::read(from_key + i);
-                queries = fmaf(q, q, queries);
-                of_row = fmaf(k, k, of_row);
-            }
-            of_query = 1.0f / (sqrtf(queries + 1e-6f) * sqrtf(float(key_dim)));
-            of_keys = 1.0f / sqrtf(of_row + 1e-6f);
-        } else {
-            step = softplus(Act::read(gates + int64_t(t) * value_heads + head) + params[value_heads + head]);
-            share = step;
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < key_dim; i += blockDim.x) {
-            query[i] = Act::read(from_query + i) * of_query;
-            key[i] = Act::read(from_key + i) * of_keys;
-        }
-        __syncthreads();
-        float decay = expf(params[head] * step), skip = params[2 * value_heads + head];
-        for (int c = threadIdx.x; c < value_dim; c += blockDim.x) {
-            float v = Act::read(value + c), said = 0;
-            if (is_delta)
-                for (int i = 0; i < key_dim; i++) said = fmaf(key[i], decay * state[int64_t(i) * value_dim + c], said);
-            float update = share * (v - said), sum = skip * v;
-            for (int i = 0; i < key_dim; i++) {
-                float* place = state + int64_t(i) * value_dim + c;
-                float next = fmaf(key[i], update, decay * *place);
-                *place = next;
-                sum = fmaf(query[i], next, sum);
-            }
-            Act::write(out + t * values + int64_t(head) * value_dim + c, sum);
-        }
     }
 }

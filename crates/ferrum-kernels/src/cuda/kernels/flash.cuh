@@ -202,21 +202,8 @@ struct Source {
 
 // ---- which rows and keys a block has -------------------------------------------------------------------------------------------
 
-struct Range {
-    int start, end;
-};
-// The keys that the query at key index `index` sees.
 __device__ __forceinline__ Range visible(const Flash& c, int index, int keys) {
-    int start = max(index - c.window + 1, 0);
-    int64_t end = int64_t(index) + c.window;
-    if (c.chunked) {
-        start = c.window > 0 ? index - index % c.window : index + 1;
-        end = int64_t(start) + c.window;
-    }
-    if (c.window == 0x7fffffff) end = keys;
-    if (c.causal) end = int64_t(index) + 1;
-    if (end > keys) end = keys;
-    return {start, int(end)};
+    return visible_keys(index, keys, c.causal, c.window, c.chunked);
 }
 
 // A tile of rows of one sequence and kv head.
@@ -516,6 +503,91 @@ __device__ __forceinline__ void finish_scores(float (&score)[KN][4], const Flash
         }
 }
 
+// Of the tiles from `begin` to before `end`, those of this block's split.
+template <int N>
+__device__ __forceinline__ void take_split(const Flash& c, const Work& w, int& begin, int& end) {
+    if (c.splits == 1) return;
+    if (c.part) {
+        begin = max(begin, w.split * (c.part / N));
+        end = min(end, (w.split + 1) * (c.part / N));
+    } else {
+        // A few tiles at least, or joining them costs more than they do.
+        int each = max((end - begin + c.splits - 1) / c.splits, 4);
+        begin += w.split * each;
+        end = min(end, begin + each);
+    }
+}
+
+// The largest score of each of a thread's rows with a warp's keys; where warps share them, `tops` has it for the others.
+template <int M, int KN, bool SHARED>
+__device__ __forceinline__ void find_tops(float (&top)[2], const float (&score)[KN][4], float* tops, int wm, int wc) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int t = 0; t < KN; t++) top[half] = fmaxf(top[half], fmaxf(score[t][half * 2], score[t][half * 2 + 1]));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 2));
+        if (SHARED && lane % 4 == 0) tops[wc * M + wm * 16 + half * 8 + lane / 4] = top[half];
+    }
+}
+
+// Scores become weights, under a maximum that may have risen; where warps share keys, `weights` has them for the others.
+template <bool HALF, int KN, bool SHARED, int PAIRS>
+__device__ __forceinline__ void weigh(float (&score)[KN][4], Sums<PAIRS>& sums, const float (&top)[2], uint16_t* weights,
+                                      int stride) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sums.raise(half, fmaxf(sums.top[half], top[half]));
+        // Of a row that has not seen a key yet, nothing is left.
+        float from = sums.top[half] == LOWEST ? 0.0f : sums.top[half];
+#pragma unroll
+        for (int t = 0; t < KN; t++)
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; i++) score[t][i] = exp2_approx(score[t][i] - from);
+    }
+    if (SHARED) {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int t = 0; t < KN; t++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint16_t* to = weights + (half * 8 + lane / 4) * stride + t * 8 + lane % 4 * 2;
+                *reinterpret_cast<uint32_t*>(to) = packed<HALF>(score[t][half * 2], score[t][half * 2 + 1]);
+            }
+    }
+}
+
+// Adds N weighted values, and the weights. The weights are the thread's own, or where warps share keys those at `weights`.
+template <bool HALF, int N, int KN, bool SHARED, int WC, int PAIRS>
+__device__ __forceinline__ void add_values(Sums<PAIRS>& sums, const float (&score)[KN][4], const uint16_t* weights,
+                                           int weight_stride, const uint16_t* values, int value_stride, int pairs) {
+    constexpr uint32_t ONES = HALF ? 0x3c003c00u : 0x3f803f80u;
+    int lane = threadIdx.x % 32;
+    weights += lane % 16 * weight_stride + lane / 16 * 8;
+    values += lane % 16 * value_stride + lane / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < N; k += 16) {
+        uint32_t a[4];
+        if constexpr (SHARED) {
+            ldmatrix_x4(a, weights + k);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[i] = packed<HALF>(score[k / 8 + i / 2][i % 2 * 2], score[k / 8 + i / 2][i % 2 * 2 + 1]);
+        }
+        product<HALF>(sums.total, a, ONES, ONES);
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+            if (p >= pairs) continue;
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, values + k * value_stride + p * WC * 16);
+            product<HALF>(sums.value[p * 2], a, b[0], b[1]);
+            product<HALF>(sums.value[p * 2 + 1], a, b[2], b[3]);
+        }
+    }
+}
+
 // WM warps along the rows of a tile, 16 each, times WC that share the keys of the scores and the columns of values: pair p of
 // eight columns is of warp p % WC. PAIRS of them for each warp, so values have up to WC · PAIRS · 16 elements. LATENT: values
 // are the first elements of keys, read once for both.
@@ -562,17 +634,7 @@ __device__ __forceinline__ void flash(const Flash& c) {
     int warp_end = 0;
     if (w.row + wm * 16 < w.rows)
         warp_end = visible(c, w.first + min(w.row + wm * 16 + 15, w.rows - 1) / c.group, w.keys).end;
-    if (c.splits > 1) {
-        if (c.part) {
-            begin = max(begin, w.split * (c.part / N));
-            end = min(end, (w.split + 1) * (c.part / N));
-        } else {
-            // A few tiles at least, or joining them costs more than they do.
-            int each = max((end - begin + c.splits - 1) / c.splits, 4);
-            begin += w.split * each;
-            end = min(end, begin + each);
-        }
-    }
+    take_split<N>(c, w, begin, end);
 
     Source<E, N, THREADS> key_source(c.k, c.key_dim), value_source(c.v, c.value_dim);
     auto find = [&](int tile) {
@@ -630,16 +692,7 @@ __device__ __forceinline__ void flash(const Flash& c) {
             finish_scores<KN>(score, c, factor, sees, tile * N + wc * KN * 8 + lane % 4 * 2, all_seen);
         }
         float top[2] = {LOWEST, LOWEST};
-        if (works) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-#pragma unroll
-                for (int t = 0; t < KN; t++) top[half] = fmaxf(top[half], fmaxf(score[t][half * 2], score[t][half * 2 + 1]));
-                top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 1));
-                top[half] = fmaxf(top[half], __shfl_xor_sync(ALL_LANES, top[half], 2));
-                if (SHARED && lane % 4 == 0) tops[wc * M + wm * 16 + half * 8 + lane / 4] = top[half];
-            }
-        }
+        if (works) find_tops<M, KN, SHARED>(top, score, tops, wm, wc);
         if (SHARED) {
             __syncthreads();
             if (works) {
@@ -650,55 +703,11 @@ __device__ __forceinline__ void flash(const Flash& c) {
                         top[half] = fmaxf(top[half], tops[other * M + wm * 16 + half * 8 + lane / 4]);
             }
         }
-        if (works) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                sums.raise(half, fmaxf(sums.top[half], top[half]));
-                // Of a row that has not seen a key yet, nothing is left.
-                float from = sums.top[half] == LOWEST ? 0.0f : sums.top[half];
-#pragma unroll
-                for (int t = 0; t < KN; t++)
-#pragma unroll
-                    for (int i = half * 2; i < half * 2 + 2; i++) score[t][i] = exp2_approx(score[t][i] - from);
-            }
-            if (SHARED) {
-#pragma unroll
-                for (int t = 0; t < KN; t++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        uint16_t* to = weights + (wm * 16 + half * 8 + lane / 4) * weight_stride + (wc * KN + t) * 8 + lane % 4 * 2;
-                        *reinterpret_cast<uint32_t*>(to) = packed<HALF>(score[t][half * 2], score[t][half * 2 + 1]);
-                    }
-            }
-        }
+        if (works) weigh<HALF, KN, SHARED>(score, sums, top, weights + wm * 16 * weight_stride + wc * KN * 8, weight_stride);
         if (!LATENT) value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
         if (!LATENT || SHARED) __syncthreads();
         if (!LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
-        if (works) {
-            const uint16_t* rows = weights + (wm * 16 + lane % 16) * weight_stride + lane / 16 * 8;
-            const uint16_t* from = value_tile + lane % 16 * value_stride + lane / 16 * 8 + wc * 16;
-#pragma unroll
-            for (int k = 0; k < N; k += 16) {
-                uint32_t a[4];
-                if constexpr (SHARED) {
-                    ldmatrix_x4(a, rows + k);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        a[i] = packed<HALF>(score[k / 8 + i / 2][i % 2 * 2], score[k / 8 + i / 2][i % 2 * 2 + 1]);
-                }
-                constexpr uint32_t ONES = HALF ? 0x3c003c00u : 0x3f803f80u;
-                product<HALF>(sums.total, a, ONES, ONES);
-#pragma unroll
-                for (int p = 0; p < PAIRS; p++) {
-                    if (p >= pairs) continue;
-                    uint32_t b[4];
-                    ldmatrix_x4_trans(b, from + k * value_stride + p * WC * 16);
-                    product<HALF>(sums.value[p * 2], a, b[0], b[1]);
-                    product<HALF>(sums.value[p * 2 + 1], a, b[2], b[3]);
-                }
-            }
-        }
+        if (works) add_values<HALF, N, KN, SHARED, WC>(sums, score, weights + wm * 16 * weight_stride, weight_stride, value_tile + wc * 16, value_stride, pairs);
         if (part_tiles && tile + 1 < end && (tile + 1) % part_tiles == 0) {
             keep_part<PAIRS, WC>(c, w, sums, before + warp * 32, !kept, wm, wc);
             kept = true;
