@@ -28,6 +28,11 @@ bench *ARGS:
 conformance BACKEND="cpu":
     cargo run --release -- verify ops --backend {{BACKEND}}
 
+# A report of a GPU into docs/reports: KIND is conformance, parity, bench (with models) or sanitizer
+report KIND *ARGS:
+    cargo build --release
+    python tools/device/report.py {{KIND}} {{ARGS}}
+
 # Tests on emulated processors: KIND is `arm` or `x86`, ARGS are cargo's (see tools/emulate/README.md)
 emulate KIND *ARGS:
     tools/emulate/{{KIND}}.sh {{ARGS}}
