@@ -13,6 +13,7 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{FormatError, Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
 use ferrum_types::TokenId;
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -235,10 +236,10 @@ pub(crate) fn load_on(
     }
     let expanded = placement.expanded_types(model);
     if !expanded.is_empty() {
-        let note = format!(
-            "note: {} weights are expanded to f32 at load",
-            expanded.join(", ")
-        );
+        let to = placement.expanded_to(model).map(|dtype| dtype.to_string());
+        let to: Vec<_> = to.collect::<BTreeSet<_>>().into_iter().collect();
+        let (types, to) = (expanded.join(", "), to.join(" or "));
+        let note = format!("note: {types} weights are expanded to {to} at load");
         // Where the weights fit the processor's caches anyway, that costs nothing worth a line.
         match model.keeps_blocks() {
             true => ui::say_once(&note),

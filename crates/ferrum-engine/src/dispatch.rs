@@ -359,7 +359,7 @@ impl BackendDispatch {
         }
     }
 
-    /// Quantised weights of a model that are expanded to f32 when it is loaded onto this device.
+    /// Quantised weights of a model that are expanded to floats when it is loaded onto this device.
     pub fn expanded_types(&self, model: &Model) -> Vec<String> {
         model.expanded(self.weight_policy(model))
     }

@@ -7,7 +7,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{Model, Readback, RunnerConfig, read_model};
-use ferrum_types::{Error, Result, TokenId};
+use ferrum_types::{Error, Result, SrcDtype, TokenId};
 use std::path::Path;
 
 fn model(name: &str) -> Model {
@@ -251,6 +251,36 @@ fn gpu_layers_are_the_last_ones() {
     // Both devices compute their layers.
     let session = two.load(&model, config(), KvDtype::F16, &mut |_, _| ());
     assert_eq!(greedy(session.unwrap()).len(), 20);
+}
+
+/// CUDA has no kernels for FP8: its weights become bf16 there, half of what other devices make of them.
+#[test]
+fn weights_without_kernels_become_what_the_device_multiplies() {
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        return println!("skipped: {reason}");
+    }
+    let model = model("llama-fp8-block");
+    let plan = |kind| {
+        let device = BackendDispatch::from_kind(kind, BackendOptions::default()).unwrap();
+        let placement = Placement::on(device, &model);
+        let to: Vec<_> = placement.expanded_to(&model).collect();
+        let plan = placement.memory_plan(&model, &config(), KvDtype::F16);
+        (to, plan.weights)
+    };
+    let (in_f32, all) = plan(BackendKind::Reference);
+    let (in_bf16, half) = plan(BackendKind::Cuda);
+    assert_eq!(in_bf16, [SrcDtype::BF16]);
+    // The reference multiplies FP8 as it is, or expands it to f32.
+    assert!(in_f32.iter().all(|&dtype| dtype == SrcDtype::F32));
+    let elements = model
+        .spec
+        .tensors()
+        .map(|tensor| tensor.shape.elements())
+        .sum::<u64>();
+    assert!(
+        half < 3 * elements,
+        "{half} bytes for {elements} weights, {all} in the reference"
+    );
 }
 
 /// Bytes of all stages are reported as those of one file.

@@ -90,7 +90,7 @@ fn load_expanded<B: BackendMoeFused>(
 ) -> Result<B::Experts> {
     let all = match source {
         ExpertSource::Stack(part) => {
-            let stack = Prepared::floats(&QuantWeights::Gguf(*part), shape.k)?;
+            let stack = Prepared::floats::<B>(&QuantWeights::Gguf(*part), shape.k)?;
             let WeightPart { bytes, dtype, .. } = float_part(&stack.weights())?;
             return device.load_experts(bytes, dtype, shape);
         }
@@ -100,7 +100,7 @@ fn load_expanded<B: BackendMoeFused>(
             return load_expanded(device, &ExpertSource::Stack(own.part()), shape);
         }
     };
-    let floats = all.iter().map(|one| Prepared::floats(one, shape.k));
+    let floats = all.iter().map(|one| Prepared::floats::<B>(one, shape.k));
     let floats = floats.collect::<Result<Vec<_>>>()?;
     let parts = floats.iter().map(|one| float_part(&one.weights()));
     let parts = parts.collect::<Result<Vec<_>>>()?;

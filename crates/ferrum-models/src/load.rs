@@ -31,7 +31,7 @@ use crate::weights::{Prepared, WeightForm, no_experts};
 use crate::whisper::is_whisper;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
-use ferrum_types::{Dtype, Error, Result};
+use ferrum_types::{Dtype, Error, Result, SrcDtype};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -650,7 +650,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     ) -> Result<Arc<W::Matrix>> {
         let prepared = parts.iter().map(|(id, weights)| {
             let keep = !id.role.widens_floats() || weights.floats().is_none();
-            Prepared::new(weights, cols, keep)
+            Prepared::new(weights, cols, (keep, SrcDtype::F32))
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let weights: Vec<_> = prepared.iter().map(Prepared::weights).collect();

@@ -265,9 +265,10 @@ impl Model {
                 let weights = &matrix.weights;
                 let widened = tensor.id.role.widens_floats() && weights.floats().is_some();
                 // Packed forms have about the size of what they are made of.
-                match policy.keeps(weights) && !widened {
-                    true => matrix.stored_bytes(),
-                    false => in_f32,
+                match (widened, policy.keeps(weights)) {
+                    (true, _) => in_f32,
+                    (false, true) => matrix.stored_bytes(),
+                    (false, false) => policy.expanded().size() as u64 * tensor.shape.elements(),
                 }
             }
             Ok(Stored::Experts(source)) => expert_bytes(&source, tensor.shape, policy),
@@ -286,7 +287,7 @@ fn expert_bytes(source: &ExpertSource<'_>, shape: TensorShape, policy: WeightPol
     source.each(|one: QuantWeights<'_>| {
         bytes += match one.floats() {
             Some(_) => one.stored_bytes() as u64,
-            None => 4 * one.rows() as u64 * cols,
+            None => (policy.expanded().size() * one.rows()) as u64 * cols,
         };
     });
     bytes

@@ -408,7 +408,7 @@ impl Model {
         ))
     }
 
-    /// What of the weights a device with this policy expands to f32: each scheme once, with the number
+    /// What of the weights a device with this policy expands: each scheme once, with the number
     /// of its matrices where not all are.
     pub fn expanded(&self, policy: WeightPolicy) -> Vec<String> {
         let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();

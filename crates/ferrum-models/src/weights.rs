@@ -2,7 +2,7 @@
 //!
 //! A form is a choice at load; the forward path sees [`Linear`](crate::Linear) and [`Embedding`] only.
 //! Whether a weight stays as its file has it is asked of the form, by the loader as by the memory plan;
-//! what does not stay is expanded to f32 here, before a backend sees it.
+//! what does not stay is expanded to floats here, before a backend sees it.
 //!
 //! [`Embedding`]: crate::Embedding
 
@@ -26,7 +26,7 @@ pub trait WeightForm<B: Backend>: 'static {
     /// Whether experts are loaded in this form.
     const EXPERTS: bool;
 
-    /// Whether a matrix stays as its file has it. The others are expanded to f32.
+    /// Whether a matrix stays as its file has it. The others are expanded to [`Backend::EXPANDED`].
     fn keeps(weights: &QuantWeights<'_>) -> bool;
 
     /// Whether the experts of a stack stay as their file has them: all of them, or none.
@@ -76,6 +76,7 @@ pub trait WeightForm<B: Backend>: 'static {
 pub struct WeightPolicy {
     keeps: fn(&QuantWeights<'_>) -> bool,
     keeps_experts: fn(&ExpertSource<'_>) -> bool,
+    expanded: SrcDtype,
 }
 
 impl WeightPolicy {
@@ -84,6 +85,7 @@ impl WeightPolicy {
         Self {
             keeps: W::keeps,
             keeps_experts: W::keeps_experts,
+            expanded: B::EXPANDED,
         }
     }
 
@@ -92,12 +94,18 @@ impl WeightPolicy {
         Self {
             keeps: are_floats,
             keeps_experts: experts_are_floats,
+            expanded: SrcDtype::F32,
         }
     }
 
     /// Whether a matrix stays as it is.
     pub fn keeps(&self, weights: &QuantWeights<'_>) -> bool {
         (self.keeps)(weights)
+    }
+
+    /// What becomes of those that do not.
+    pub fn expanded(&self) -> SrcDtype {
+        self.expanded
     }
 
     /// Whether the experts of a stack stay as they are.
@@ -153,7 +161,7 @@ macro_rules! without_experts {
     };
 }
 
-/// Floats as they are in the file, all else expanded to f32: for every backend.
+/// Floats as they are in the file, all else expanded to [`Backend::EXPANDED`]: for every backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Expanded;
 
@@ -180,7 +188,7 @@ impl<B: LlmBackend> WeightForm<B> for Expanded {
     }
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<B::Weight> {
-        let floats = parts.iter().map(|part| Prepared::floats(part, cols));
+        let floats = parts.iter().map(|part| Prepared::floats::<B>(part, cols));
         let floats = floats.collect::<Result<Vec<_>>>()?;
         let parts = floats.iter().map(|part| float_part(&part.weights()));
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -224,7 +232,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
         let keeps = <Self as WeightForm<B>>::keeps;
         let prepared = parts
             .iter()
-            .map(|part| Prepared::new(part, cols, keeps(part)));
+            .map(|part| Prepared::new(part, cols, (keeps(part), B::EXPANDED)));
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
         let blocks: Option<Vec<QuantPart<'_>>> = parts
@@ -284,25 +292,36 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
 pub(crate) enum Prepared<'a> {
     /// As its file has it.
     Kept(QuantWeights<'a>),
-    /// Expanded: numbers and rows.
+    /// In f32: numbers and rows.
     Expanded(Vec<f32>, usize),
-    /// Rounded: numbers and rows.
+    /// In bf16: numbers and rows.
     Rounded(Vec<bf16>, usize),
 }
 
 impl<'a> Prepared<'a> {
-    /// A weight with rows of `cols` numbers, which stays as it is if `keep`. Nothing else above the
-    /// backends expands weights.
-    pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, keep: bool) -> Result<Self> {
-        Ok(match keep {
-            true => Self::Kept(*weights),
-            false => Self::Expanded(weights.expand("load_weights", cols)?, weights.rows()),
+    /// A weight with rows of `cols` numbers, which stays as it is if `keep`, and is expanded to floats of a type if not.
+    /// Nothing else above the backends expands weights.
+    pub(crate) fn new(
+        weights: &QuantWeights<'a>,
+        cols: usize,
+        (keep, expanded): (bool, SrcDtype),
+    ) -> Result<Self> {
+        if keep {
+            return Ok(Self::Kept(*weights));
+        }
+        let values = weights.expand("load_weights", cols)?;
+        Ok(match expanded {
+            SrcDtype::BF16 => {
+                let values = values.into_iter().map(bf16::from_f32).collect();
+                Self::Rounded(values, weights.rows())
+            }
+            SrcDtype::F32 | SrcDtype::F16 => Self::Expanded(values, weights.rows()),
         })
     }
 
-    /// Floats as they are, the rest in f32.
-    pub(crate) fn floats(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
-        Self::new(weights, cols, are_floats(weights))
+    /// Floats as they are, the rest as the backend has it expanded.
+    pub(crate) fn floats<B: Backend>(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+        Self::new(weights, cols, (are_floats(weights), B::EXPANDED))
     }
 
     /// Floats of 32 bits rounded to bf16, the rest as it is.
@@ -310,12 +329,7 @@ impl<'a> Prepared<'a> {
         let wide = weights
             .floats()
             .is_some_and(|part| part.dtype == SrcDtype::F32);
-        if !wide {
-            return Ok(Self::Kept(*weights));
-        }
-        let values = weights.expand("load_weights", cols)?;
-        let values = values.into_iter().map(bf16::from_f32).collect();
-        Ok(Self::Rounded(values, weights.rows()))
+        Self::new(weights, cols, (!wide, SrcDtype::BF16))
     }
 
     /// The weight, expanded or not.

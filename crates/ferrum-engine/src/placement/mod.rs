@@ -22,7 +22,7 @@ use ferrum_models::{
     DraftHead, EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, Stage,
     WeightForm, load_draft_head, load_stage_weights,
 };
-use ferrum_types::{Error, Result};
+use ferrum_types::{Error, Result, SrcDtype};
 use stage_list::StageChoice;
 use std::fmt;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Placement {
         &self.last.device
     }
 
-    /// What of quantised weights is expanded to f32 when the model is loaded, on whichever of the devices.
+    /// What of quantised weights is expanded to floats when the model is loaded, on whichever of the devices.
     pub fn expanded_types(&self, model: &Model) -> Vec<String> {
         let mut all: Vec<_> = self
             .stages()
@@ -177,6 +177,13 @@ impl Placement {
         all.sort();
         all.dedup();
         all
+    }
+
+    /// The types that they are expanded to, on each device that expands some.
+    pub fn expanded_to(&self, model: &Model) -> impl Iterator<Item = SrcDtype> {
+        self.stages()
+            .filter(|placed| !placed.device.expanded_types(model).is_empty())
+            .map(|placed| placed.device.weight_policy(model).expanded())
     }
 
     /// Bytes of weights that one decode step of one sequence reads.

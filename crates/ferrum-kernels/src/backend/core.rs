@@ -97,6 +97,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Name as in `--backend` (`cpu`, `reference`, …).
     const NAME: &'static str;
 
+    /// The type that weights become at load which this backend has no kernels for.
+    const EXPANDED: SrcDtype = SrcDtype::F32;
+
     /// Element of activations: what products, attention and activation functions read and write.
     type Act: FloatElement;
     /// Element of the residual stream, a sum over all layers.

@@ -55,7 +55,7 @@ pub use self::weight::CudaWeight;
 
 use self::core::Shared;
 use crate::backend::*;
-use ferrum_types::{Dtype, Element, FloatElement, Result};
+use ferrum_types::{Dtype, Element, FloatElement, Result, SrcDtype};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -132,6 +132,11 @@ type Ctx<A> = CudaContext<A>;
 
 impl<A: CudaAct> Backend for CudaBackend<A> {
     const NAME: &'static str = BACKEND;
+    /// Tensor cores take bf16 as it is, and f32 as two products. Activations are no finer either.
+    const EXPANDED: SrcDtype = match A::DTYPE {
+        Dtype::BF16 => SrcDtype::BF16,
+        _ => SrcDtype::F32,
+    };
 
     type Act = A;
     type Residual = f32;
