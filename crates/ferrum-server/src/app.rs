@@ -6,7 +6,7 @@ use crate::bodies::{Bodies, Paid};
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
-use crate::metrics::HttpCounts;
+use crate::metrics::{self, HttpCounts, HttpLabels};
 use crate::models::{AnyLease, Lease, ModelLoader, Models};
 use crate::multipart::{self, Form};
 use crate::otlp::Exporter;
@@ -29,6 +29,7 @@ use axum::http::header::{
 };
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use prometheus_client::registry::Registry;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +39,8 @@ use tracing::Instrument;
 pub(crate) struct App {
     pub(crate) models: Arc<Models>,
     pub(crate) config: ServerConfig,
-    pub(crate) http: HttpCounts,
+    http: HttpCounts,
+    pub(crate) metrics: Registry,
     bodies: Bodies,
     readers: Readers,
     pub(crate) page: Page,
@@ -54,13 +56,17 @@ impl App {
         config: ServerConfig,
         exporter: Option<Exporter>,
     ) -> Self {
+        let models = Models::new(names, loader, &config);
+        let http = HttpCounts::default();
+        let spans = exporter.as_ref().map(Exporter::fate);
         Self {
-            models: Models::new(names, loader, &config),
+            metrics: metrics::registry(Arc::clone(&models), &http, spans),
+            models,
             responses: ResponseStore::new(config.max_stored_bytes),
             bodies: Bodies::new(config.max_body_bytes, config.max_bodies_bytes),
             readers: Readers::new(),
             config,
-            http: HttpCounts::default(),
+            http,
             page: Page::new(),
             exporter,
         }
@@ -349,8 +355,12 @@ async fn check(
         _ if KNOWN_METHODS.contains(&method) => method.as_str(),
         _ => "other",
     };
-    app.http
-        .answered(&route, method, response.status().as_u16());
+    let labels = HttpLabels {
+        handler: route,
+        method: method.to_owned(),
+        status: response.status().as_u16(),
+    };
+    app.http.get_or_create(&labels).inc();
     response
 }
 

@@ -1,13 +1,25 @@
-//! Figures for Prometheus, under the names that vLLM gave them, so that its dashboards work.
+//! Metrics for Prometheus, under the names that vLLM gave them, so that its dashboards work.
 //!
-//! Written out by hand: the text format is a few lines, and what a metrics crate would add is a global
-//! registry.
+//! A server owns one [`Registry`]. Counters of HTTP answers and of spans are registered in it, and a [`ModelCollector`]
+//! reads engines and what is counted of their requests at each scrape. Names of counters stand here without
+//! `_total`, which the encoder appends.
 
+use crate::models::Models;
 use crate::otlp::Fate;
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::{EngineStats, Progress, STEP_TOKENS};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet,
+    prometheus_text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -35,42 +47,6 @@ const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "timeout"];
-
-/// Counts of values below bounds.
-#[derive(Debug)]
-struct Histogram {
-    bounds: &'static [f64],
-    /// One for each bound, and one for what is above them all.
-    counts: Vec<AtomicU64>,
-    /// In millionths.
-    sum: AtomicU64,
-}
-
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self {
-            bounds,
-            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum: AtomicU64::new(0),
-        }
-    }
-
-    fn observe(&self, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.add(time.as_secs_f64(), micros);
-    }
-
-    fn count(&self, number: usize) {
-        let number = number as u64;
-        self.add(number as f64, number.saturating_mul(1_000_000));
-    }
-
-    fn add(&self, value: f64, millionths: u64) {
-        let at = self.bounds.partition_point(|&bound| bound < value);
-        self.counts[at].fetch_add(1, Ordering::Relaxed);
-        self.sum.fetch_add(millionths, Ordering::Relaxed);
-    }
-}
 
 /// A request for an adapter, for as long as it is answered.
 #[derive(Debug)]
@@ -123,64 +99,64 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         Self {
-            first_token: Histogram::new(FIRST_TOKEN),
-            next_token: Histogram::new(NEXT_TOKEN),
-            whole: Histogram::new(WHOLE),
-            queued: Histogram::new(WHOLE),
-            prefilled: Histogram::new(WHOLE),
-            decoded: Histogram::new(WHOLE),
-            computed: Histogram::new(WHOLE),
-            prompt_tokens: Histogram::new(TOKENS),
-            generated_tokens: Histogram::new(TOKENS),
-            longest_tokens: Histogram::new(TOKENS),
-            max_tokens: Histogram::new(TOKENS),
-            choices: Histogram::new(CHOICES),
-            preemptions: Histogram::new(PREEMPTIONS),
+            first_token: Histogram::new(FIRST_TOKEN.iter().copied()),
+            next_token: Histogram::new(NEXT_TOKEN.iter().copied()),
+            whole: Histogram::new(WHOLE.iter().copied()),
+            queued: Histogram::new(WHOLE.iter().copied()),
+            prefilled: Histogram::new(WHOLE.iter().copied()),
+            decoded: Histogram::new(WHOLE.iter().copied()),
+            computed: Histogram::new(WHOLE.iter().copied()),
+            prompt_tokens: Histogram::new(TOKENS.iter().copied()),
+            generated_tokens: Histogram::new(TOKENS.iter().copied()),
+            longest_tokens: Histogram::new(TOKENS.iter().copied()),
+            max_tokens: Histogram::new(TOKENS.iter().copied()),
+            choices: Histogram::new(CHOICES.iter().copied()),
+            preemptions: Histogram::new(PREEMPTIONS.iter().copied()),
             finished: std::array::from_fn(|_| AtomicU64::new(0)),
             adapters: Mutex::default(),
         }
     }
 
     pub(crate) fn first_token(&self, since: Duration) {
-        self.first_token.observe(since);
+        self.first_token.observe(since.as_secs_f64());
     }
 
     pub(crate) fn next_token(&self, since: Duration) {
-        self.next_token.observe(since);
+        self.next_token.observe(since.as_secs_f64());
     }
 
     /// How long a prompt waited for its first step.
     pub(crate) fn queued(&self, time: Duration) {
-        self.queued.observe(time);
+        self.queued.observe(time.as_secs_f64());
     }
 
     /// How long it took from there to its first token.
     pub(crate) fn prefilled(&self, time: Duration) {
-        self.prefilled.observe(time);
+        self.prefilled.observe(time.as_secs_f64());
     }
 
     /// How long an answer took from its first token on.
     pub(crate) fn decoded(&self, time: Duration) {
-        self.decoded.observe(time);
+        self.decoded.observe(time.as_secs_f64());
     }
 
     /// The answers to a prompt have ended, or will not come.
     pub(crate) fn prompt_ended(&self, prompt: EndedPrompt) {
-        self.prompt_tokens.count(prompt.tokens);
-        self.preemptions.count(prompt.preemptions as usize);
+        self.prompt_tokens.observe(prompt.tokens as f64);
+        self.preemptions.observe(f64::from(prompt.preemptions));
         if let Some(time) = prompt.computed {
-            self.computed.observe(time);
+            self.computed.observe(time.as_secs_f64());
         }
         if let Some(answers) = prompt.answers {
-            self.choices.count(answers.n);
-            self.max_tokens.count(answers.max_tokens);
-            self.longest_tokens.count(answers.longest);
+            self.choices.observe(answers.n as f64);
+            self.max_tokens.observe(answers.max_tokens as f64);
+            self.longest_tokens.observe(answers.longest as f64);
         }
     }
 
     /// An answer has so many tokens and gets no more.
     pub(crate) fn generated(&self, tokens: usize) {
-        self.generated_tokens.count(tokens);
+        self.generated_tokens.observe(tokens as f64);
     }
 
     /// Prompts for an adapter, which are told of for as long as the caller keeps what this gives.
@@ -219,22 +195,58 @@ impl Metrics {
             FinishReason::Deadline => 3,
         };
         self.finished[at].fetch_add(1, Ordering::Relaxed);
-        self.whole.observe(took);
+        self.whole.observe(took.as_secs_f64());
     }
 }
 
-/// Answers by route, method and status. Routes are patterns, so there are few.
-#[derive(Debug, Default)]
-pub(crate) struct HttpCounts(Mutex<BTreeMap<(String, String, u16), u64>>);
+pub(crate) use prometheus_text::CONTENT_TYPE;
 
-impl HttpCounts {
-    pub(crate) fn answered(&self, route: &str, method: &str, status: u16) {
-        let key = (route.to_owned(), method.to_owned(), status);
-        let http = self.0.lock();
-        *http
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(key)
-            .or_insert(0) += 1;
+/// Labels of HTTP answers. Routes are patterns, so there are few.
+#[derive(Clone, Debug, EncodeLabelSet, PartialEq, Eq, Hash)]
+pub(crate) struct HttpLabels {
+    pub(crate) handler: String,
+    pub(crate) method: String,
+    pub(crate) status: u16,
+}
+
+/// HTTP answers by route, method and status.
+pub(crate) type HttpCounts = Family<HttpLabels, Counter>;
+
+/// The metrics of a server.
+pub(crate) fn registry(models: Arc<Models>, http: &HttpCounts, spans: Option<&Fate>) -> Registry {
+    let mut registry = Registry::default();
+    // The registry ends the help text of what is registered with a full stop.
+    let help = "HTTP answers by route, method and status";
+    registry.register("http_requests", help, http.clone());
+    if let Some(fate) = spans {
+        let (exported, dropped) = (fate.exported.clone(), fate.dropped.clone());
+        let help = "Spans that a collector took";
+        registry.register("ferrum:spans_exported", help, exported);
+        registry.register("ferrum:spans_dropped", "Spans that were lost", dropped);
+    }
+    registry.register_collector(Box::new(ModelCollector(models)));
+    registry
+}
+
+/// All metrics in Prometheus' text format, version 0.0.4.
+pub(crate) fn render(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut page = String::new();
+    prometheus_text::encode(&mut page, registry)?;
+    Ok(page)
+}
+
+/// Reads the figures of all models at each scrape.
+struct ModelCollector(Arc<Models>);
+
+impl fmt::Debug for ModelCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ModelCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for ModelCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_models(&self.0.figures(), encoder)
     }
 }
 
@@ -251,225 +263,187 @@ pub(crate) struct Figures<'a> {
     pub(crate) metrics: &'a Metrics,
 }
 
-/// Everything, in Prometheus' text format.
-pub(crate) fn render(models: &[Figures<'_>], http: &HttpCounts, spans: Option<&Fate>) -> String {
-    let mut page = Page::default();
-    let labels = models
-        .iter()
-        .map(|figures| format!("model_name=\"{}\"", escape(figures.model)));
-    let models: Vec<_> = labels.zip(models).collect();
-    for (name, kind, help, value) in ENGINE {
-        page.head(name, kind, help);
-        for (label, figures) in &models {
-            page.line(name, label, value(figures));
-        }
+impl Figures<'_> {
+    fn label(&self) -> [(&'static str, &str); 1] {
+        [("model_name", self.model)]
     }
-    for (name, help, histogram) in HISTOGRAMS {
-        page.head(name, "histogram", help);
-        for (label, figures) in &models {
-            page.histogram(name, label, histogram(figures.metrics));
-        }
-    }
-    page.engine_tables(&models);
-    let name = "vllm:request_success_total";
-    page.head(name, "counter", "Answers that ended, by reason.");
-    for (label, figures) in &models {
-        for (reason, count) in REASONS.iter().zip(&figures.metrics.finished) {
-            let count = count.load(Ordering::Relaxed);
-            let labels = format!("{label},finished_reason=\"{reason}\"");
-            page.line(name, &labels, count as f64);
-        }
-    }
-    if let Some(fate) = spans {
-        for (name, help, count) in [
-            (
-                "ferrum:spans_exported_total",
-                "Spans that a collector took.",
-                &fate.exported,
-            ),
-            (
-                "ferrum:spans_dropped_total",
-                "Spans that were lost.",
-                &fate.dropped,
-            ),
-        ] {
-            page.head(name, "counter", help);
-            page.line(name, "", count.load(Ordering::Relaxed) as f64);
-        }
-    }
-    let name = "http_requests_total";
-    page.head(name, "counter", "HTTP answers by route, method and status.");
-    let http = http.0.lock().unwrap_or_else(PoisonError::into_inner);
-    for ((route, method, status), count) in http.iter() {
-        let (route, method) = (escape(route), escape(method));
-        let labels = format!("handler=\"{route}\",method=\"{method}\",status=\"{status}\"");
-        page.line(name, &labels, *count as f64);
-    }
-    page.text
 }
 
-type Figure = (
-    &'static str,
-    &'static str,
-    &'static str,
-    fn(&Figures<'_>) -> f64,
-);
+fn encode_models(models: &[Figures<'_>], mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    use MetricType::{Counter, Gauge, Histogram};
+    let encoder = &mut encoder;
+    for (name, help, value) in GAUGES {
+        encode_each(
+            encoder,
+            (name, help, Gauge),
+            models,
+            |figures, mut metric| metric.encode_gauge(&value(figures)),
+        )?;
+    }
+    for (name, help, value) in COUNTERS {
+        encode_each(encoder, (name, help, Counter), models, |figures, metric| {
+            encode_counter(metric, &value(figures))
+        })?;
+    }
+    for (name, help, value) in COUNTERS_OF_SECONDS {
+        encode_each(encoder, (name, help, Counter), models, |figures, metric| {
+            encode_counter(metric, &value(figures))
+        })?;
+    }
+    for (name, help, histogram) in HISTOGRAMS {
+        encode_each(
+            encoder,
+            (name, help, Histogram),
+            models,
+            |figures, metric| histogram(figures.metrics).encode(metric),
+        )?;
+    }
+    encode_cache(encoder, models)?;
+    encode_steps(encoder, models)?;
+    encode_answers(encoder, models)?;
+    encode_adapters(encoder, models)
+}
 
-/// Figures of engines and loads: name, kind, meaning and value.
-const ENGINE: &[Figure] = &[
+/// Encodes a family of metrics: its name, meaning and kind, and a metric of each model.
+fn encode_each(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, kind): (&'static str, &'static str, MetricType),
+    models: &[Figures<'_>],
+    encode: impl Fn(&Figures<'_>, MetricEncoder<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+    for figures in models {
+        encode(figures, family.encode_family(&figures.label())?)?;
+    }
+    Ok(())
+}
+
+fn encode_counter(mut metric: MetricEncoder<'_>, value: &impl EncodeCounterValue) -> fmt::Result {
+    metric.encode_counter::<NoLabelSet, _, u64>(value, None)
+}
+
+/// Name, meaning and value.
+type Figure<V> = (&'static str, &'static str, fn(&Figures<'_>) -> V);
+
+const GAUGES: &[Figure<u64>] = &[
     (
         "ferrum:model_loaded",
-        "gauge",
         "1 while the model is loaded, else 0.",
-        |f| f64::from(u8::from(f.loaded)),
-    ),
-    (
-        "ferrum:model_loads_total",
-        "counter",
-        "Times that the model was loaded, or was to be.",
-        |f| f.loads as f64,
-    ),
-    (
-        "ferrum:model_load_failures_total",
-        "counter",
-        "Times that it could not be.",
-        |f| f.failed_loads as f64,
+        |f| u64::from(f.loaded),
     ),
     (
         "vllm:num_requests_running",
-        "gauge",
         "Sequences that are in steps.",
-        |f| f.stats.running as f64,
+        |f| f.stats.running as u64,
     ),
     (
         "vllm:num_requests_waiting",
-        "gauge",
         "Sequences that wait for a step.",
-        |f| (f.stats.waiting + f.stats.preempted) as f64,
-    ),
-    (
-        "vllm:kv_cache_usage_perc",
-        "gauge",
-        "Share of the KV cache in use; 1 is all.",
-        |f| f.stats.kv_blocks_used as f64 / f.stats.kv_blocks.max(1) as f64,
-    ),
-    (
-        "vllm:prompt_tokens_total",
-        "counter",
-        "Prompt tokens.",
-        |f| f.stats.prompt_tokens as f64,
-    ),
-    (
-        "vllm:generation_tokens_total",
-        "counter",
-        "Generated tokens.",
-        |f| f.stats.generated_tokens as f64,
-    ),
-    (
-        "vllm:prefix_cache_queries_total",
-        "counter",
-        "Prompt tokens that were looked for in the prefix cache.",
-        |f| f.stats.prompt_tokens as f64,
-    ),
-    (
-        "vllm:prefix_cache_hits_total",
-        "counter",
-        "Prompt tokens that were found in the prefix cache.",
-        |f| f.stats.cached_tokens as f64,
-    ),
-    (
-        "vllm:num_preemptions_total",
-        "counter",
-        "Times that a sequence lost its place in the KV cache.",
-        |f| f.stats.preemptions as f64,
-    ),
-    (
-        "vllm:spec_decode_num_drafts_total",
-        "counter",
-        "Drafts that were checked.",
-        |f| f.stats.drafts.drafts as f64,
-    ),
-    (
-        "vllm:spec_decode_num_draft_tokens_total",
-        "counter",
-        "Tokens that were guessed and checked.",
-        |f| f.stats.draft_tokens as f64,
-    ),
-    (
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "counter",
-        "Guessed tokens that were right.",
-        |f| f.stats.accepted_tokens as f64,
-    ),
-    (
-        "ferrum:kv_offload_ram_hit_tokens_total",
-        "counter",
-        "Prompt tokens whose keys and values came back from RAM.",
-        |f| f.stats.offload.ram_hit_tokens as f64,
-    ),
-    (
-        "ferrum:kv_offload_disk_hit_tokens_total",
-        "counter",
-        "Prompt tokens whose keys and values came back from disk.",
-        |f| f.stats.offload.disk_hit_tokens as f64,
+        |f| (f.stats.waiting + f.stats.preempted) as u64,
     ),
     (
         "ferrum:kv_offload_ram_bytes",
-        "gauge",
         "Bytes of KV blocks in RAM.",
-        |f| f.stats.offload.ram_bytes as f64,
+        |f| f.stats.offload.ram_bytes,
     ),
     (
         "ferrum:kv_offload_disk_bytes",
-        "gauge",
         "Bytes of KV blocks on disk.",
-        |f| f.stats.offload.disk_bytes as f64,
+        |f| f.stats.offload.disk_bytes,
+    ),
+];
+
+const COUNTERS: &[Figure<u64>] = &[
+    (
+        "ferrum:model_loads",
+        "Times that the model was loaded, or was to be.",
+        |f| f.loads,
     ),
     (
-        "ferrum:kv_offload_ram_evictions_total",
-        "counter",
+        "ferrum:model_load_failures",
+        "Times that it could not be.",
+        |f| f.failed_loads,
+    ),
+    ("vllm:prompt_tokens", "Prompt tokens.", |f| {
+        f.stats.prompt_tokens
+    }),
+    ("vllm:generation_tokens", "Generated tokens.", |f| {
+        f.stats.generated_tokens
+    }),
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens that were looked for in the prefix cache.",
+        |f| f.stats.prompt_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt tokens that were found in the prefix cache.",
+        |f| f.stats.cached_tokens,
+    ),
+    (
+        "vllm:num_preemptions",
+        "Times that a sequence lost its place in the KV cache.",
+        |f| f.stats.preemptions,
+    ),
+    (
+        "vllm:spec_decode_num_drafts",
+        "Drafts that were checked.",
+        |f| f.stats.drafts.drafts,
+    ),
+    (
+        "vllm:spec_decode_num_draft_tokens",
+        "Tokens that were guessed and checked.",
+        |f| f.stats.draft_tokens,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right.",
+        |f| f.stats.accepted_tokens,
+    ),
+    (
+        "ferrum:kv_offload_ram_hit_tokens",
+        "Prompt tokens whose keys and values came back from RAM.",
+        |f| f.stats.offload.ram_hit_tokens,
+    ),
+    (
+        "ferrum:kv_offload_disk_hit_tokens",
+        "Prompt tokens whose keys and values came back from disk.",
+        |f| f.stats.offload.disk_hit_tokens,
+    ),
+    (
+        "ferrum:kv_offload_ram_evictions",
         "KV blocks that left RAM because it was full.",
-        |f| f.stats.offload.ram_evictions as f64,
+        |f| f.stats.offload.ram_evictions,
     ),
     (
-        "ferrum:kv_offload_disk_evictions_total",
-        "counter",
+        "ferrum:kv_offload_disk_evictions",
         "KV blocks that left the disk because its folder was full.",
-        |f| f.stats.offload.disk_evictions as f64,
+        |f| f.stats.offload.disk_evictions,
     ),
     (
-        "ferrum:kv_offload_dropped_blocks_total",
-        "counter",
+        "ferrum:kv_offload_dropped_blocks",
         "KV blocks of all models that were not written because the disk could not follow.",
-        |f| f.stats.offload.dropped as f64,
+        |f| f.stats.offload.dropped,
     ),
     (
-        "ferrum:kv_offload_damaged_files_total",
-        "counter",
+        "ferrum:kv_offload_damaged_files",
         "Files of KV blocks that were damaged, and were removed.",
-        |f| f.stats.offload.damaged as f64,
+        |f| f.stats.offload.damaged,
     ),
+    ("ferrum:steps", "Steps of the engine.", |f| f.stats.steps),
     (
-        "ferrum:steps_total",
-        "counter",
-        "Steps of the engine.",
-        |f| f.stats.steps as f64,
-    ),
-    (
-        "ferrum:nan_failures_total",
-        "counter",
+        "ferrum:nan_failures",
         "Requests that failed because the model computed NaN for them.",
-        |f| f.stats.nan_failures as f64,
+        |f| f.stats.nan_failures,
     ),
+];
+
+const COUNTERS_OF_SECONDS: &[Figure<f64>] = &[
+    ("ferrum:step_seconds", "Time of the engine's steps.", |f| {
+        f.stats.step_time.as_secs_f64()
+    }),
     (
-        "ferrum:step_seconds_total",
-        "counter",
-        "Time of the engine's steps.",
-        |f| f.stats.step_time.as_secs_f64(),
-    ),
-    (
-        "ferrum:model_seconds_total",
-        "counter",
+        "ferrum:model_seconds",
         "Time of steps that the model took; the rest is overhead.",
         |f| f.stats.model_time.as_secs_f64(),
     ),
@@ -544,119 +518,114 @@ const HISTOGRAMS: &[Distribution] = &[
     ),
 ];
 
-/// A page in the making.
-#[derive(Default)]
-struct Page {
-    text: String,
-}
+// Figures with labels of their own.
 
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &str, value: f64) {
-        let _ = match labels {
-            "" => writeln!(self.text, "{name} {value}"),
-            labels => writeln!(self.text, "{name}{{{labels}}} {value}"),
-        };
-    }
-
-    fn histogram(&mut self, name: &str, label: &str, histogram: &Histogram) {
-        let counts = histogram.counts.iter();
-        let counts = counts.map(|count| count.load(Ordering::Relaxed));
-        let sum = histogram.sum.load(Ordering::Relaxed) as f64 / 1e6;
-        self.distribution(name, label, histogram.bounds.iter(), counts, sum);
-    }
-
-    fn distribution(
-        &mut self,
-        name: &str,
-        label: &str,
-        bounds: impl Iterator<Item = impl ToString>,
-        counts: impl Iterator<Item = u64>,
-        sum: f64,
-    ) {
-        let bucket = format!("{name}_bucket");
-        let mut below = 0;
-        let bounds = bounds.map(|bound| bound.to_string());
-        for (bound, count) in bounds.chain(["+Inf".into()]).zip(counts) {
-            below += count;
-            let labels = format!("{label},le=\"{bound}\"");
-            self.line(&bucket, &labels, below as f64);
-        }
-        self.line(&format!("{name}_sum"), label, sum);
-        self.line(&format!("{name}_count"), label, below as f64);
-    }
-
-    /// Figures of engines with labels of their own.
-    fn engine_tables(&mut self, models: &[(String, &Figures<'_>)]) {
-        let name = "vllm:num_requests_waiting_by_reason";
-        self.head(name, "gauge", "Sequences that wait for a step, by reason.");
-        for (label, figures) in models {
-            let waiting = figures.stats.waiting + figures.stats.preempted;
-            // Nothing is put off here: a constraint that is not ready delays its row, not its admission.
-            for (reason, count) in [("capacity", waiting), ("deferred", 0)] {
-                self.line(name, &format!("{label},reason=\"{reason}\""), count as f64);
-            }
-        }
-        let name = "vllm:iteration_tokens_total";
-        self.head(name, "histogram", "Tokens that a step computed.");
-        for (label, figures) in models {
+fn encode_cache(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+    let name = "vllm:kv_cache_usage_perc";
+    let help = "Share of the KV cache in use; 1 is all.";
+    encode_each(
+        encoder,
+        (name, help, MetricType::Gauge),
+        models,
+        |figures, mut metric| {
             let stats = &figures.stats;
-            let counts = stats.step_sizes.0.into_iter();
-            let sum = stats.computed_tokens as f64;
-            self.distribution(name, label, STEP_TOKENS.iter(), counts, sum);
-        }
-        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        let help = "Guessed tokens that were right, by their place in the draft.";
-        self.head(name, "counter", help);
-        for (label, figures) in models {
-            let drafts = &figures.stats.drafts;
-            let counts = drafts.accepted_at.iter().take(drafts.longest);
-            for (position, &count) in counts.enumerate() {
-                let labels = format!("{label},position=\"{position}\"");
-                self.line(name, &labels, count as f64);
-            }
-        }
-        let name = "vllm:cache_config_info";
-        self.head(name, "gauge", "The KV cache of a loaded model.");
-        for (label, figures) in models.iter().filter(|(_, figures)| figures.loaded) {
+            metric.encode_gauge(&(stats.kv_blocks_used as f64 / stats.kv_blocks.max(1) as f64))
+        },
+    )?;
+    let (name, help) = ("vllm:cache_config", "The KV cache of a loaded model.");
+    encode_each(
+        encoder,
+        (name, help, MetricType::Info),
+        models,
+        |figures, mut metric| {
             let stats = &figures.stats;
+            if !figures.loaded {
+                return Ok(());
+            }
             // Blocks that hold as many tokens, whatever the windows of layers save.
             let blocks = stats.kv_tokens / stats.kv_block_size.max(1);
+            let sizes = [
+                ("block_size", stats.kv_block_size),
+                ("num_gpu_blocks", blocks),
+            ];
             // As Python writes it.
             let shared = if stats.prefix_cache { "True" } else { "False" };
-            let labels = format!(
-                "{label},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{shared}\"",
-                stats.kv_block_size, blocks,
-            );
-            self.line(name, &labels, 1.0);
-        }
-        let name = "vllm:lora_requests_info";
-        let help = "When this was read (Unix time), with the adapters that have requests.";
-        self.head(name, "gauge", help);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_secs_f64();
-        for (label, figures) in models {
-            if let Some(most) = figures.max_adapters {
-                let [waiting, running] = figures.metrics.adapters().map(|names| escape(&names));
-                let labels = format!(
-                    "{label},max_lora=\"{most}\",running_lora_adapters=\"{running}\",\
-                     waiting_lora_adapters=\"{waiting}\""
-                );
-                self.line(name, &labels, now);
-            }
-        }
-    }
+            metric.encode_info(&(sizes, [("enable_prefix_caching", shared)]))
+        },
+    )
 }
 
-/// A label's value.
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+fn encode_steps(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+    let (name, help) = (
+        "vllm:iteration_tokens_total",
+        "Tokens that a step computed.",
+    );
+    encode_each(
+        encoder,
+        (name, help, MetricType::Histogram),
+        models,
+        |figures, mut metric| {
+            let bounds = STEP_TOKENS.iter().map(|&bound| bound as f64);
+            let counts = figures.stats.step_sizes.0;
+            let buckets: Vec<_> = bounds.chain([f64::INFINITY]).zip(counts).collect();
+            let (sum, count) = (figures.stats.computed_tokens as f64, counts.iter().sum());
+            metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        },
+    )?;
+    let name = "vllm:spec_decode_num_accepted_tokens_per_pos";
+    let help = "Guessed tokens that were right, by their place in the draft.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for figures in models {
+        let drafts = &figures.stats.drafts;
+        let counts = drafts.accepted_at.iter().take(drafts.longest);
+        for (position, count) in counts.enumerate() {
+            let labels = (figures.label(), [("position", position)]);
+            encode_counter(family.encode_family(&labels)?, count)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_answers(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+    let name = "vllm:num_requests_waiting_by_reason";
+    let help = "Sequences that wait for a step, by reason.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for figures in models {
+        let waiting = figures.stats.waiting + figures.stats.preempted;
+        // Nothing is put off here: a constraint that is not ready delays its row, not its admission.
+        for (reason, count) in [("capacity", waiting), ("deferred", 0)] {
+            let labels = (figures.label(), [("reason", reason)]);
+            family.encode_family(&labels)?.encode_gauge(&count)?;
+        }
+    }
+    let (name, help) = ("vllm:request_success", "Answers that ended, by reason.");
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for figures in models {
+        for (reason, count) in REASONS.iter().zip(&figures.metrics.finished) {
+            let labels = (figures.label(), [("finished_reason", *reason)]);
+            let count = count.load(Ordering::Relaxed);
+            encode_counter(family.encode_family(&labels)?, &count)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_adapters(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+    let name = "vllm:lora_requests_info";
+    let help = "When this was read (Unix time), with the adapters that have requests.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs_f64();
+    for figures in models {
+        if let Some(most) = figures.max_adapters {
+            let [waiting, running] = figures.metrics.adapters();
+            let running = ("running_lora_adapters", running);
+            let names = [running, ("waiting_lora_adapters", waiting)];
+            let labels = (figures.label(), ([("max_lora", most)], names));
+            family.encode_family(&labels)?.encode_gauge(&now)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -665,23 +634,32 @@ mod tests {
 
     #[test]
     fn buckets_count_up_and_names_are_escaped() {
+        #[derive(Debug)]
+        struct Two(Metrics);
+
+        impl Collector for Two {
+            fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+                let figures = |model| Figures {
+                    model,
+                    loaded: true,
+                    loads: 2,
+                    failed_loads: 1,
+                    max_adapters: None,
+                    stats: EngineStats::default(),
+                    metrics: &self.0,
+                };
+                encode_models(&[figures("a\"b"), figures("c")], encoder)
+            }
+        }
+
         let metrics = Metrics::new();
         for millis in [1, 30, 900_000_000] {
             metrics.first_token(Duration::from_millis(millis));
         }
         metrics.finished(FinishReason::Length, Duration::from_secs(1));
-        let http = HttpCounts::default();
-        http.answered("/v1/models", "GET", 200);
-        let figures = |model| Figures {
-            model,
-            loaded: true,
-            loads: 2,
-            failed_loads: 1,
-            max_adapters: None,
-            stats: EngineStats::default(),
-            metrics: &metrics,
-        };
-        let page = render(&[figures("a\"b"), figures("c")], &http, None);
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Two(metrics)));
+        let page = render(&registry).unwrap();
         let label = "model_name=\"a\\\"b\"";
         for line in [
             format!("vllm:time_to_first_token_seconds_bucket{{{label},le=\"0.001\"}} 1"),
@@ -690,7 +668,12 @@ mod tests {
             format!("vllm:time_to_first_token_seconds_count{{{label}}} 3"),
             format!("vllm:request_success_total{{{label},finished_reason=\"length\"}} 1"),
             "ferrum:model_loads_total{model_name=\"c\"} 2".into(),
-            "http_requests_total{handler=\"/v1/models\",method=\"GET\",status=\"200\"} 1".into(),
+            "vllm:cache_config_info{model_name=\"c\",block_size=\"0\",num_gpu_blocks=\"0\",\
+             enable_prefix_caching=\"False\"} 1"
+                .into(),
+            "# TYPE vllm:prompt_tokens_total counter".into(),
+            "# HELP vllm:prompt_tokens_total Prompt tokens.".into(),
+            "# TYPE vllm:iteration_tokens_total histogram".into(),
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");
         }

@@ -8,11 +8,11 @@ use crate::trace::{Attribute, Span};
 use axum::http::Uri;
 use ferrum_client::http::header::{CONTENT_TYPE, HeaderValue};
 use ferrum_client::http::{Client, Method, Proxy, Request, Timeouts, Url};
+use prometheus_client::metrics::counter::Counter;
 use serde_json::{Value, json};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::oneshot;
@@ -72,8 +72,8 @@ impl fmt::Display for OtlpEndpoint {
 /// What became of spans.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    pub(crate) exported: AtomicU64,
-    pub(crate) dropped: AtomicU64,
+    pub(crate) exported: Counter,
+    pub(crate) dropped: Counter,
 }
 
 /// Takes spans, and never waits.
@@ -99,7 +99,7 @@ impl Exporter {
 
     pub(crate) fn send(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
-            self.fate.dropped.fetch_add(1, Ordering::Relaxed);
+            self.fate.dropped.inc();
         }
     }
 
@@ -170,7 +170,7 @@ impl Shipper {
             Ok(Ok(answer)) if answer.status.is_success() => &self.fate.exported,
             _ => &self.fate.dropped,
         };
-        fate.fetch_add(count, Ordering::Relaxed);
+        fate.inc_by(count);
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
         for _ in 0..QUEUE + 10 {
             exporter.send(example());
         }
-        assert_eq!(exporter.fate().dropped.load(Ordering::Relaxed), 10);
+        assert_eq!(exporter.fate().dropped.get(), 10);
         assert_eq!(shipper.spans.len(), QUEUE);
     }
 

@@ -4,7 +4,6 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
 use crate::models::{Known, SamplingDefaults, Status};
-use crate::otlp::Exporter;
 use crate::response::{
     AnthropicModel, AnthropicModelList, DefaultParams, DefaultSamplers, DefaultSettings,
     HealthReport, HealthStatus, ListObject, Modalities, ModelCard, ModelExtras, ModelList,
@@ -107,10 +106,10 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Readiness>
 
 /// Figures for Prometheus.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let spans = app.exporter.as_ref().map(Exporter::fate);
-    let page = metrics::render(&app.models.figures(), &app.http, spans);
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(CONTENT_TYPE, kind)], page).into_response()
+    match metrics::render(&app.metrics) {
+        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
 }
 
 /// `/version`, as vLLM has it.
