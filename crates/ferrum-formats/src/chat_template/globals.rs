@@ -1,6 +1,7 @@
 //! Functions that every template can call.
 
 use super::call::{Given, int_or, need_str};
+use super::clock::strftime;
 use super::interp::Interp;
 use super::meter::{Fault, Meter, Res, fail};
 use super::text::str_of;
@@ -68,7 +69,7 @@ pub(super) fn call(interp: &Interp, name: &str, given: Given) -> Res<Value> {
             let [format] = given.bind(name, ["format"])?;
             let format = need_str(format.as_ref(), name)?;
             meter.bytes(format.len() * 8)?;
-            Ok(Value::str(interp.now.format(&format)))
+            Ok(Value::str(strftime(interp.now, &format)))
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::ast::{For, Macro, Stmt, Target};
 use super::call::Given;
-use super::clock::Clock;
 use super::globals::check_field;
 use super::meter::{Fault, MAX_OUTPUT_BYTES, Meter, Res, fail};
 use super::text::str_of;
@@ -10,11 +9,12 @@ use super::value::{Dict, Func, Loop, Scope, Seq, SeqKind, Value};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// One rendering.
 pub(super) struct Interp {
     pub(super) meter: Meter,
-    pub(super) now: Clock,
+    pub(super) now: SystemTime,
     /// Line of the expression evaluated last.
     pub(super) line: Cell<u32>,
     /// Scopes and namespaces that may hold themselves; emptied at the end.
@@ -45,7 +45,7 @@ impl Drop for Interp {
 }
 
 impl Interp {
-    pub(super) fn new(now: Clock) -> Self {
+    pub(super) fn new(now: SystemTime) -> Self {
         Interp {
             meter: Meter::new(),
             now,

@@ -35,7 +35,6 @@ pub use error::TemplateError;
 pub use meter::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, MAX_VALUE_BYTES};
 
 use ast::Stmt;
-use clock::Clock;
 use interp::Interp;
 use meter::{Fault, Meter, Res};
 use serde_json::{Map, Value as Json};
@@ -166,7 +165,7 @@ impl ChatTemplate {
     /// first), and reasoning given under another name is also `reasoning_content`.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
         let variant = self.variant(input.template, input.tools.is_some())?;
-        let interp = Interp::new(Clock::at(input.now.unwrap_or_else(SystemTime::now)));
+        let interp = Interp::new(input.now.unwrap_or_else(SystemTime::now));
         let result = self
             .scope(input, &interp.meter)
             .and_then(|scope| interp.render(&variant.body, &scope));
