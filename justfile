@@ -44,6 +44,14 @@ fixtures:
     python tools/fixtures/make_templates.py
     python tools/fixtures/make_quant.py
 
+# The list of third-party code that `ferrum licenses` prints, after a change of Cargo.lock
+licenses:
+    python3 tools/licenses/make.py
+
+# Licences, duplicates, sources and advisories of dependencies (needs cargo-deny)
+deny:
+    cargo deny check
+
 # Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain)
 fuzz TARGET SECONDS="60":
     cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}}

@@ -39,7 +39,7 @@ pub(crate) use log::{LogArgs, LogFormat, LogLevel};
 pub(crate) use model::ModelArgs;
 pub(crate) use offload::OffloadArgs;
 pub(crate) use output::OutputArgs;
-pub(crate) use program::{CompletionsArgs, ManArgs};
+pub(crate) use program::{CompletionsArgs, LicensesArgs, ManArgs};
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed, look_back};
@@ -116,6 +116,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Write the manual pages
     Man(ManArgs),
+    /// List the third-party code in this program with its licences
+    Licenses(LicensesArgs),
 }
 
 impl Command {

@@ -1,4 +1,4 @@
-//! Arguments of `ferrum completions` and `ferrum man`.
+//! Arguments of `ferrum completions`, `ferrum man` and `ferrum licenses`.
 
 use clap::Args;
 use clap_complete::Shell;
@@ -29,4 +29,15 @@ Examples:
 pub(crate) struct ManArgs {
     /// Folder for a page of each command [default: the first page, on standard output]
     pub(crate) dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LicensesArgs {
+    /// Print the texts of the licences
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) full: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -9,6 +9,7 @@ mod encode;
 mod hub;
 mod images;
 mod inspect;
+mod licenses;
 mod logits;
 mod perplexity;
 mod program;
@@ -60,5 +61,6 @@ fn run_command(command: Command) -> Outcome {
         Command::Verify(VerifyCommand::Model(args)) => verify::model(&args),
         Command::Completions(args) => program::completions(&args),
         Command::Man(args) => program::man(&args),
+        Command::Licenses(args) => licenses::licenses(&args),
     }
 }
