@@ -52,6 +52,10 @@ licenses:
 deny:
     cargo deny check
 
+# Spelling, with the exceptions of _typos.toml (needs typos)
+typos:
+    typos
+
 # Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain)
 fuzz TARGET SECONDS="60":
     cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}}

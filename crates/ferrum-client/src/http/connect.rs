@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_begins_after_the_proxys_answer() {
+    fn a_tunnel_begins_after_the_answer_of_the_proxy() {
         let (asked, text) = through("HTTP/1.1 200 OK\r\nX: y\r\n\r\nhello").unwrap();
         assert!(
             asked.starts_with("CONNECT [2001:db8::1]:443 HTTP/1.1\r\n"),

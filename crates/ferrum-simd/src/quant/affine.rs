@@ -7,7 +7,7 @@
 
 use super::blocks::HalfBlock;
 use super::codes::{LaneCodes, Row, first_of_run, gathered};
-use super::format::{Bits, Bytes, Codes, Group, Halfs, Scales, UNIT, block_bytes};
+use super::format::{Bits, Bytes, Codes, Group, Halves, Scales, UNIT, block_bytes};
 use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
@@ -60,11 +60,11 @@ impl GroupForm {
             (2, true, _) => work.run(Bits::<2, 2>, Group::<LONG, true>),
             (3, false, _) => work.run(Bits::<3, 4>, Group::<1, true>),
             (3, true, _) => work.run(Bits::<3, 4>, Group::<LONG, true>),
-            (4, false, false) => work.run(Bits::<4, 8>, Halfs::<false>),
+            (4, false, false) => work.run(Bits::<4, 8>, Halves::<false>),
             (4, false, true) => work.run(Bits::<4, 8>, Group::<1, true>),
             (4, true, false) => work.run(Bits::<4, 8>, Group::<LONG, false>),
             (4, true, true) => work.run(Bits::<4, 8>, Group::<LONG, true>),
-            (8, false, false) => work.run(Bytes, Halfs::<false>),
+            (8, false, false) => work.run(Bytes, Halves::<false>),
             (8, false, true) => work.run(Bytes, Group::<1, true>),
             (8, true, false) => work.run(Bytes, Group::<LONG, false>),
             (8, true, true) => work.run(Bytes, Group::<LONG, true>),

@@ -4,7 +4,7 @@
 //! what [`LaneRows`] takes of sixteen blocks, four bytes to a lane. Four numbers that follow one another are a
 //! step of a panel, so codes need shifts and masks alone.
 
-use super::format::{Bits, Bytes, Codes, Exponents, Halfs, STEPS, Scales, Super, Table};
+use super::format::{Bits, Bytes, Codes, Exponents, Halves, STEPS, Scales, Super, Table};
 use crate::panels::{LaneRows, TAKEN, exchange, field};
 use crate::simd::Simd;
 use ferrum_types::GgufQuantType;
@@ -139,12 +139,12 @@ macro_rules! types {
     };
 }
 types! {
-    Q4_0: Bits<4, 8>, Halfs<false>, nibbles;
-    Q4_1: Bits<4, 0>, Halfs<true>, nibbles;
-    Q5_0: Bits<5, 16>, Halfs<false>, five_bits;
-    Q5_1: Bits<5, 0>, Halfs<true>, five_bits;
-    Q8_0: Bytes, Halfs<false>, bytes;
-    IQ4_NL: Table, Halfs<false>, nibbles;
+    Q4_0: Bits<4, 8>, Halves<false>, nibbles;
+    Q4_1: Bits<4, 0>, Halves<true>, nibbles;
+    Q5_0: Bits<5, 16>, Halves<false>, five_bits;
+    Q5_1: Bits<5, 0>, Halves<true>, five_bits;
+    Q8_0: Bytes, Halves<false>, bytes;
+    IQ4_NL: Table, Halves<false>, nibbles;
     MXFP4: Table, Exponents, mxfp4;
     IQ4_XS: Table, Super<1, false>, iq4_xs;
     Q2_K: Bits<2, 0>, Super<2, true>, q2_k;

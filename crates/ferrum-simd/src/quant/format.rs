@@ -353,13 +353,13 @@ pub trait Scales: Copy + Default + Send + Sync + 'static {
 
 /// One f16 scale for each 32 numbers; with `MIN`, an f16 minimum too.
 #[derive(Clone, Copy, Default)]
-pub struct Halfs<const MIN: bool>;
+pub struct Halves<const MIN: bool>;
 
 fn get_f16(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32()
 }
 
-impl<const MIN: bool> Scales for Halfs<MIN> {
+impl<const MIN: bool> Scales for Halves<MIN> {
     const UNITS: usize = 1;
     const HEAD: usize = 2 * PANEL * (1 + MIN as usize);
     const BESIDE: usize = 0;

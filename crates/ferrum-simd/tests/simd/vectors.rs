@@ -120,13 +120,13 @@ impl Everything {
     /// All codes of the small floats, from places of any alignment.
     #[inline(always)]
     fn of_small_floats<S: Simd>(s: S, found: &mut Found) {
-        let mut halfs = [0u16; LANES + 1];
+        let mut halves = [0u16; LANES + 1];
         for first in (0..=u16::MAX).step_by(LANES) {
             for at in [0, 1] {
-                for (i, code) in halfs[at..][..LANES].iter_mut().enumerate() {
+                for (i, code) in halves[at..][..LANES].iter_mut().enumerate() {
                     *code = first + i as u16;
                 }
-                let p = halfs[at..].as_ptr();
+                let p = halves[at..].as_ptr();
                 // SAFETY: sixteen codes lie there.
                 let (f16, bf16) = unsafe { (s.load_f16(p), s.load_bf16(p)) };
                 let name = format!("f16 {first} {at}");
