@@ -56,6 +56,10 @@ deny:
 typos:
     typos
 
+# An archive of the program, with its licences, completions and manual pages (tools/release/build.sh --help)
+release *ARGS:
+    tools/release/build.sh {{ARGS}}
+
 # Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain)
 fuzz TARGET SECONDS="60":
     cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}}
