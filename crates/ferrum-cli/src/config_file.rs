@@ -372,12 +372,19 @@ mod tests {
         (typed, file)
     }
 
-    /// Each of two sets of flags that exclude each other.
+    /// Each of three sets of flags that exclude each other.
     #[test]
     fn every_flag_has_its_key_and_back() {
         for left_out in [
-            &["layers", "draft-mtp"][..],
-            &["backend", "device", "draft-model", "tensor-parallel"],
+            &["layers", "gpu-layers", "draft-mtp"][..],
+            &["layers", "tensor-parallel", "draft-mtp"],
+            &[
+                "backend",
+                "device",
+                "gpu-layers",
+                "draft-model",
+                "tensor-parallel",
+            ],
         ] {
             has_its_key_and_back(left_out);
         }
