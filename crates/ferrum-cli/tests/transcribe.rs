@@ -216,10 +216,7 @@ fn what_cannot_be_transcribed_is_told() {
             &["transcribe", &model, &text][..],
             "supported are WAV, MP3, FLAC and Ogg Vorbis",
         ),
-        (
-            &["transcribe", &model, &empty],
-            "not audio that is supported",
-        ),
+        (&["transcribe", &model, &empty], "the file has no audio"),
         (&["transcribe", &model, &silent], "the file has no audio"),
         (&["transcribe", &model, "/nowhere.wav"], "/nowhere.wav"),
         (&["transcribe", &bert, &wav], "does not transcribe speech"),

@@ -153,7 +153,7 @@ fn bad_forms_and_files_are_refused() {
             "missing",
         ),
         (form(Some(b"no sound"), &[]), json!("file"), "not audio"),
-        (form(Some(b""), &[]), json!("file"), "not audio"),
+        (form(Some(b""), &[]), json!("file"), "no audio"),
         (form(Some(&wav[..44]), &[]), json!("file"), "no audio"),
         (
             form(Some(&wav), &[("language", "xx")]),
