@@ -129,7 +129,7 @@ def list_texts(data):
             use(text, name)
     for name, version, _, path in OTHERS:
         use(read(path), f"{name} {version}")
-    out = "Licences of the third-party code in this program. The source of each crate is on crates.io.\n"
+    out = "Licences of the third-party code in this program. The source of each crate is where Cargo.lock says.\n"
     rule = "\n" + "-" * 80 + "\n"
     for key in sorted(users, key=lambda key: (-len(users[key]), users[key][0])):
         out += f"{rule}{', '.join(users[key])}\n\n{texts[key]}"

@@ -21,7 +21,7 @@ The same binary gives the same archive: files are sorted, owned by nobody in par
 The program is linked against the C library of this machine, so build on the oldest system that it is meant for. A static
 program needs a target with musl (`rustup target add x86_64-unknown-linux-musl`, and musl-gcc for the C code of
 dependencies), and computes on the CPU only: Vulkan and CUDA are libraries that are opened at run time, which a static program
-cannot do. That was not tried here: no such target was installed.
+cannot do. That has not been tried.
 HELP
 }
 

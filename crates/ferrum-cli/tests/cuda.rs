@@ -1,5 +1,5 @@
 //! The command on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: models of all families compared with
-//! the CPU, and a server whose clients are rude.
+//! the CPU, and a server whose clients misbehave.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -114,7 +114,7 @@ fn text(server: &Serving, client: usize) -> String {
 }
 
 /// Clients that ask for nonsense, go away in the middle of an answer, or take all that there is.
-fn be_rude(server: &Serving, client: usize, round: usize) {
+fn misbehave(server: &Serving, client: usize, round: usize) {
     let status = |body: String| {
         let answer = server.ask(COMPLETIONS, &body);
         answer.split(' ').nth(1).unwrap().to_owned()
@@ -140,11 +140,11 @@ fn be_rude(server: &Serving, client: usize, round: usize) {
 }
 
 #[test]
-fn a_server_outlives_rude_clients() {
+fn a_server_answers_rightly_while_clients_misbehave() {
     const CLIENTS: usize = 4;
     let Some(driver) = driver() else { return };
     let mut command = serve(&[&fixture("llama3-tied"), "--port", "0", "--backend", "cuda"]);
-    // The cache holds about two of the sequences.
+    // The cache holds fewer tokens than all sequences together.
     command.args([
         "--batch-invariant",
         "--context",
@@ -159,7 +159,7 @@ fn a_server_outlives_rude_clients() {
             let (server, expected) = (&server, &expected[client]);
             scope.spawn(move || {
                 for round in 0..8 {
-                    be_rude(server, client, client + round);
+                    misbehave(server, client, client + round);
                     assert_eq!(text(server, client), *expected, "round {round}");
                 }
             });

@@ -340,7 +340,7 @@ fn what_cannot_be_served_is_said() {
         env!("CARGO_MANIFEST_DIR"),
         "/../../fixtures/drafts/qwen3-eagle3"
     );
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 21] = [
         (
             &["--api-key-file", keys.to_str().unwrap()],
             "there is no key in it",
@@ -378,6 +378,10 @@ fn what_cannot_be_served_is_said() {
         (
             &["--model", "a", "--model", "b", "--served-model-name", "c"],
             "--served-model-name is about one model, and there are 2",
+        ),
+        (
+            &["--model", "a", "--model", "b", "--gpu-layers", "auto"],
+            "--gpu-layers is about one model, and there are 2",
         ),
         (
             &["--model", "a", "--model", "b", "--layers", "cpu:0-3"],

@@ -19,6 +19,14 @@ pub struct MemoryShare {
 const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 
 impl MemoryShare {
+    /// That of a model which shares the memory with no other.
+    pub fn alone(gpu_memory_utilization: f64) -> Self {
+        Self {
+            gpu_memory_utilization,
+            places: 1,
+        }
+    }
+
     /// Tokens of KV that a device has room for beside the rest of a plan.
     ///
     /// A GPU's memory is there for the model, so the cache takes all that is left of the share and of what is free. That of
@@ -66,10 +74,7 @@ impl Placement {
         (config, kv): (&RunnerConfig, KvDtype),
         gpu_memory_utilization: f64,
     ) -> Option<usize> {
-        let share = MemoryShare {
-            gpu_memory_utilization,
-            places: 1,
-        };
+        let share = MemoryShare::alone(gpu_memory_utilization);
         let plans = self.device_plans(model, config, kv).into_iter();
         let gpus = plans.filter(|(info, _)| is_gpu(info) && info.memory.is_some());
         gpus.map(|(info, plan)| share.tokens(&plan, &info)).min()

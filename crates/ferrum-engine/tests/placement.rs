@@ -198,10 +198,7 @@ fn with_gpu_layers(
     model: &Model,
     gpu_memory_utilization: f64,
 ) -> Result<Placement> {
-    let share = MemoryShare {
-        gpu_memory_utilization,
-        places: 1,
-    };
+    let share = MemoryShare::alone(gpu_memory_utilization);
     let layers: GpuLayers = layers.parse().unwrap();
     Placement::with_gpu_layers(layers, kind, model, share, BackendOptions::default())
 }

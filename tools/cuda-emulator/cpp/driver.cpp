@@ -85,6 +85,7 @@ struct Driver {
     CUresult sticky = SUCCESS;
     std::string message;
     unsigned contexts = 0;
+    uint64_t replays = 0;
 
     ~Driver() {
         for (Function* f : functions) add(*f);
@@ -281,6 +282,11 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
     return SUCCESS;
 }
 
+// For tests: how often captured work was replayed.
+uint64_t emulator_replays() {
+    Locked lock;
+    return driver().replays;
+}
 // For tests that make errors.
 void emulator_reset() {
     Locked lock;
@@ -627,6 +633,7 @@ CUresult cuGraphLaunch(Graph* exec, Stream* stream) {
     NEEDS_CONTEXT;
     for (const Op& op : exec->ops)
         if (CUresult code = enqueue(stream, op)) return code;
+    driver().replays++;
     return SUCCESS;
 }
 CUresult cuGraphExecDestroy(Graph* exec) {

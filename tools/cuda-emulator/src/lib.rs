@@ -103,12 +103,22 @@ pub fn reset() {
 
 /// How many products cuBLASLt has made in this process.
 pub fn blas_products() -> u64 {
-    let Some(Ok([.., blas])) = LOADED.get() else {
+    count(2, b"emulator_products\0")
+}
+
+/// How often captured work was replayed in this process.
+pub fn graph_replays() -> u64 {
+    count(0, b"emulator_replays\0")
+}
+
+/// What one of the loaded libraries has counted; 0 before it is loaded.
+fn count(library: usize, name: &[u8]) -> u64 {
+    let Some(Ok(libraries)) = LOADED.get() else {
         return 0;
     };
-    // SAFETY: the function of this name is `uint64_t emulator_products()` in `cpp/blas.cpp`.
+    // SAFETY: in `cpp/`, the functions with these names take nothing and return `uint64_t`.
     unsafe {
-        let count = blas.get::<unsafe extern "C" fn() -> u64>(b"emulator_products\0");
+        let count = libraries[library].get::<unsafe extern "C" fn() -> u64>(name);
         count.map_or(0, |count| count())
     }
 }

@@ -99,10 +99,7 @@ impl PlacementArgs {
         let (kind, options) = (self.device.backend, self.device.options());
         Ok(match self.gpu_layers {
             Some(layers) => {
-                let share = MemoryShare {
-                    gpu_memory_utilization: self.memory.gpu_memory_utilization,
-                    places: 1,
-                };
+                let share = MemoryShare::alone(self.memory.gpu_memory_utilization);
                 Placement::with_gpu_layers(layers, kind, model, share, options)?
             }
             None => Placement::for_model(kind, self.layers.as_ref(), model, options)?,

@@ -28,7 +28,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
     profile: false,
 };
 
-fn fixture(name: &str) -> Model {
+pub(crate) fn fixture(name: &str) -> Model {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     read_model(ModelSource::open(models.join(name)).unwrap()).unwrap()
 }

@@ -2,17 +2,15 @@
 //! in any batch, so what is held to the bit on the CPU is held to the bit here.
 
 use crate::adapters::check_adapters;
+use crate::captured::fixture;
 use crate::invariance::{assert_same, session_on};
-use crate::states::{check_states, requests};
+use crate::states::{answers, check_states, requests};
 use crate::{Answered, collect, greedy, sampled};
-use ferrum_engine::sampler::{Logprobs, SamplingParams};
-use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineHandle, Request,
-};
-use ferrum_formats::ModelSource;
-use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
+use ferrum_cuda_emulator::graph_replays;
+use ferrum_engine::sampler::{Logprobs, SamplingParams, TokenLogprob};
+use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, Request};
+use ferrum_models::{KvLayout, RunnerConfig};
 use ferrum_types::TokenId;
-use std::path::Path;
 
 const CONFIG: RunnerConfig = RunnerConfig {
     context: 96,
@@ -36,11 +34,6 @@ fn device() -> Option<BackendDispatch> {
         ..BackendOptions::default()
     };
     Some(BackendDispatch::from_kind(BackendKind::Cuda, options).unwrap())
-}
-
-fn fixture(name: &str) -> Model {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
-    read_model(ModelSource::open(models.join(name)).unwrap()).unwrap()
 }
 
 /// Of all lengths, most with a common beginning: greedy, sampled, and with all that devices do to a distribution.
@@ -74,33 +67,29 @@ fn mixed(count: usize) -> Vec<Request> {
     (0..count).map(request).collect()
 }
 
-fn together(handle: &EngineHandle, requests: &[Request], draft_tokens: usize) -> Vec<Answered> {
-    let submit = |request: &Request| {
-        let mut request = request.clone();
-        request.draft_tokens = draft_tokens;
-        handle.submit(request).unwrap()
-    };
-    let streams: Vec<_> = requests.iter().map(submit).collect();
-    streams.into_iter().map(collect).collect()
-}
-
 /// Answers to requests one after the other, with nothing kept of one for the next.
 fn apart(engine: &Engine, requests: &[Request]) -> Vec<Answered> {
     let ask = |request: &Request| collect(engine.handle().submit(request.clone()).unwrap());
     requests.iter().map(ask).collect()
 }
 
-/// Log-probabilities of drafts are computed by the host, whose order of sums is another than the device's. Where they are near
-/// those that are expected, they become those.
+/// Log-probabilities of drafts are computed by the host, whose order of sums is another than the device's. Where all of a
+/// choice are near those that are expected, and of the same tokens, they become those.
 fn take_logprobs(found: &mut [Answered], expected: &[Answered]) {
+    let near = |a: &TokenLogprob, b: &TokenLogprob| {
+        a.token == b.token && (a.logprob - b.logprob).abs() < 1e-5
+    };
+    let alike = |(a, b): (&Logprobs, &Logprobs)| {
+        let tops = a.top.iter().zip(&b.top);
+        a.rank == b.rank
+            && a.top.len() == b.top.len()
+            && near(&a.chosen, &b.chosen)
+            && tops.into_iter().all(|(a, b)| near(a, b))
+    };
     for (found, expected) in found.iter_mut().zip(expected) {
         for (found, expected) in found.choices.iter_mut().zip(&expected.choices) {
-            let logprob = |l: &Logprobs| l.chosen.logprob;
-            let pairs = found.logprobs.iter().zip(&expected.logprobs);
-            if pairs
-                .map(|(a, b)| logprob(a) - logprob(b))
-                .all(|d| d.abs() < 1e-5)
-            {
+            let same_length = found.logprobs.len() == expected.logprobs.len();
+            if same_length && found.logprobs.iter().zip(&expected.logprobs).all(alike) {
                 found.logprobs.clone_from(&expected.logprobs);
             }
         }
@@ -119,10 +108,13 @@ fn check_batches(device: &BackendDispatch, name: &str) -> [u64; 2] {
         ..EngineConfig::default()
     };
     let requests = mixed(5);
+    let replays = graph_replays();
     let expected = apart(&start(CONFIG, uncached.clone()), &requests);
     let assert_same = |found: &[Answered], how: &str| {
         assert_same(found, &expected, &format!("of {name} {how}"));
     };
+
+    assert!(graph_replays() > replays, "{name}: no step was replayed");
 
     // Steps that are measured are not captured.
     let measured = RunnerConfig {
@@ -133,13 +125,12 @@ fn check_batches(device: &BackendDispatch, name: &str) -> [u64; 2] {
     assert_same(&found, "without captured steps");
 
     let engine = start(CONFIG, EngineConfig::default());
-    let handle = engine.handle();
-    assert_same(&together(&handle, &requests, 0), "beside each other");
-    assert_same(&together(&handle, &requests, 0), "with a warm cache");
-    let mut drafted = together(&handle, &requests, 4);
+    assert_same(&answers(&engine, &requests, 0), "beside each other");
+    assert_same(&answers(&engine, &requests, 0), "with a warm cache");
+    let mut drafted = answers(&engine, &requests, 4);
     take_logprobs(&mut drafted, &expected);
     assert_same(&drafted, "with drafts");
-    let stats = handle.stats();
+    let stats = engine.handle().stats();
     assert!(stats.cached_tokens > 100, "{name}: {stats:?}");
     let drafted = stats.draft_tokens;
 
@@ -149,7 +140,7 @@ fn check_batches(device: &BackendDispatch, name: &str) -> [u64; 2] {
         ..CONFIG
     };
     let engine = start(tight, EngineConfig::default());
-    assert_same(&together(&engine.handle(), &requests, 0), "preempted");
+    assert_same(&answers(&engine, &requests, 0), "preempted");
     [drafted, engine.handle().stats().preemptions]
 }
 

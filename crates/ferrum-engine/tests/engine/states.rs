@@ -47,7 +47,8 @@ pub(crate) fn requests() -> Vec<Request> {
     (0..12).map(request).collect()
 }
 
-fn answers(engine: &Engine, requests: &[Request], drafts: usize) -> Vec<Answered> {
+/// Answers to all requests at once.
+pub(crate) fn answers(engine: &Engine, requests: &[Request], drafts: usize) -> Vec<Answered> {
     let submit = |request: &Request| {
         let mut request = request.clone();
         request.draft_tokens = drafts;

@@ -28,6 +28,9 @@ const MOST_PLANS: usize = 4096;
 /// Elements that the rows of all operands are multiples of: 16 bytes of bf16, which the fast kernels need.
 const ALIGNED: usize = 8;
 
+/// Elements that a result's first column is a multiple of: 256 bytes of bf16, which kernels are chosen for.
+const ALIGNED_START: usize = 128;
+
 /// `CUBLAS_OP_T`, which the bindings have with cuBLAS only.
 const TRANSPOSED: i32 = 1;
 
@@ -70,11 +73,12 @@ fn check(op: &'static str, status: sys::cublasStatus_t) -> Result<()> {
     }
 }
 
-/// Whether the library takes this product at all. Results are written where the columns of a slab begin.
+/// Whether the library takes this product at all. Memory of the device begins at multiples of 256 bytes; results are written
+/// where the columns of a slab begin.
 pub(super) fn takes(x: TileRows, out: TileOut) -> bool {
-    let aligned = [x.k, out.n, out.first]
-        .iter()
-        .all(|n| n.is_multiple_of(ALIGNED));
+    let aligned = x.k.is_multiple_of(ALIGNED)
+        && out.n.is_multiple_of(ALIGNED)
+        && out.first.is_multiple_of(ALIGNED_START);
     x.rows >= LEAST_ROWS && x.k > 0 && out.columns > 0 && aligned
 }
 

@@ -17,6 +17,7 @@ use super::role::{CudaAct, of_role};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
 use ferrum_types::{Dtype, FloatElement, Result, SrcDtype};
+use std::sync::Arc;
 
 /// Rows up to which weights are streamed without tensor cores.
 pub(super) const FEW: usize = 4;
@@ -300,14 +301,12 @@ fn multiplied<A: CudaAct>(
     weight: u64,
     out: TileOut,
 ) -> Result<bool> {
-    if ctx.shared().blas().is_none() {
+    let shared = Arc::clone(ctx.shared());
+    let Some(blas) = shared.blas() else {
         return Ok(false);
-    }
+    };
     let workspace = ctx.beside(blas::WORKSPACE)?;
-    match ctx.shared().blas() {
-        Some(blas) => blas.product(op, ctx.stream(), x, weight, out, workspace),
-        None => Ok(false),
-    }
+    blas.product(op, ctx.stream(), x, weight, out, workspace)
 }
 
 /// Products of pairs with the matrices of their experts, `out.columns` rows of the weight for each.

@@ -94,6 +94,7 @@ impl Models {
                 ("--draft-mtp", args.draft_mtp),
                 ("--revision", args.hub.revision.is_some()),
                 ("--layers", args.device.layers.is_some()),
+                ("--gpu-layers", args.device.gpu_layers.is_some()),
                 ("--tensor-parallel", args.device.tensor_parallel > 1),
             ] {
                 if given {

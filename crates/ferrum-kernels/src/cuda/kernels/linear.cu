@@ -128,14 +128,14 @@ __device__ __forceinline__ void linear_in_registers(const Linear& c) {
         LinearRow<EACH> next;
         next.load(c, h, min(t + 1, h.end - 1), column);
         Gate gate(c, h.head, t);
-        float queries = 0, keys = 0, both = 0;
+        float queries = 0, keys = 0, query_key = 0;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             queries = fmaf(now.query[j], now.query[j], queries);
             keys = fmaf(now.key[j], now.key[j], keys);
-            both = fmaf(now.query[j], now.key[j], both);
+            query_key = fmaf(now.query[j], now.key[j], query_key);
         }
-        both = warp_sum(both);
+        query_key = warp_sum(query_key);
         float of_query = 1, of_key = 1;
         if (c.is_delta) of_query = query_factor(warp_sum(queries), c.key_dim), of_key = key_factor(warp_sum(keys));
 #pragma unroll
@@ -144,9 +144,9 @@ __device__ __forceinline__ void linear_in_registers(const Linear& c) {
             key[lane + 32 * j] = now.key[j] * of_key;
         }
         __syncwarp();
-        // What the decayed state says of the key and of the query; the update adds to the latter what query and key have in
-        // common, so both sums are made at once.
-        float said = 0, sum = 0;
+        // Products of the decayed state with key and query. The update adds `query_key` times itself to the latter, so both
+        // are made in one pass.
+        float old = 0, sum = 0;
 #pragma unroll
         for (int e = 0; e < ROWS; e += 4) {
             float k[4], q[4];
@@ -155,13 +155,13 @@ __device__ __forceinline__ void linear_in_registers(const Linear& c) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 state[e + i] *= gate.decay;
-                said = fmaf(k[i], state[e + i], said);
+                old = fmaf(k[i], state[e + i], old);
                 sum = fmaf(q[i], state[e + i], sum);
             }
         }
-        said = c.is_delta ? column_sum<PARTS>(said) : 0.0f;
+        old = c.is_delta ? column_sum<PARTS>(old) : 0.0f;
         sum = column_sum<PARTS>(sum);
-        float update = gate.share * (now.value - said);
+        float update = gate.share * (now.value - old);
 #pragma unroll
         for (int e = 0; e < ROWS; e += 4) {
             float k[4];
@@ -169,7 +169,7 @@ __device__ __forceinline__ void linear_in_registers(const Linear& c) {
 #pragma unroll
             for (int i = 0; i < 4; i++) state[e + i] = fmaf(k[i], update, state[e + i]);
         }
-        sum = fmaf(both * of_query * of_key, update, fmaf(skip, now.value, sum));
+        sum = fmaf(query_key * of_query * of_key, update, fmaf(skip, now.value, sum));
         if (there && part == 0) Act::write(to + t * int64_t(c.value_heads) * c.value_dim, sum);
         __syncwarp();
         now = next;
@@ -220,11 +220,11 @@ KERNEL linear_attention_any(LINEAR_PARAMS) {
         }
         __syncthreads();
         for (int column = threadIdx.x; column < c.value_dim; column += blockDim.x) {
-            float v = Act::read(row + h.value + column), said = 0;
+            float v = Act::read(row + h.value + column), old = 0;
             if (c.is_delta)
                 for (int i = 0; i < c.key_dim; i++)
-                    said = fmaf(key[i], gate.decay * h.state[int64_t(i) * c.value_dim + column], said);
-            float update = gate.share * (v - said), sum = skip * v;
+                    old = fmaf(key[i], gate.decay * h.state[int64_t(i) * c.value_dim + column], old);
+            float update = gate.share * (v - old), sum = skip * v;
             for (int i = 0; i < c.key_dim; i++) {
                 float* place = h.state + int64_t(i) * c.value_dim + column;
                 float next = fmaf(key[i], update, gate.decay * *place);
