@@ -128,6 +128,8 @@ struct Engine {
     const Launch* launch = nullptr;
     std::vector<Lane> lanes;
     std::vector<uint32_t> warp_epochs;
+    // For each warp a thread that its last collective was found to lack.
+    std::vector<size_t> missing;
     std::vector<char*> stacks;
     std::vector<void*> pointers;
     void* scheduler = nullptr;
@@ -144,10 +146,9 @@ struct Engine {
     Lane& lane() { return lanes[current]; }
 };
 
-Engine& engine() {
-    static Engine one;
-    return one;
-}
+// Not behind a function's static, whose guard would be looked at for each access.
+Engine the_engine;
+Engine& engine() { return the_engine; }
 
 char* take_stack(Engine& e) {
     if (!e.stacks.empty()) {
@@ -386,6 +387,7 @@ std::string execute(const Launch& launch) {
         e.waiting = 0;
         e.lanes.resize(threads);
         e.warp_epochs.assign((threads + 31) / 32, 1);
+        e.missing.assign((threads + 31) / 32, 0);
         for (size_t i = 0; i < threads; i++) {
             Lane& lane = e.lanes[i];
             lane.state = State::NEW;
@@ -467,14 +469,23 @@ void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg) {
     me.op = op;
     me.arg = arg;
     me.state = State::AT_WARP;
+    // Lanes run in their order, so the last that is missing comes last, and until then it is all that has to be looked at.
+    size_t& missing = e.missing[warp];
+    if (mask >> missing & 1 && warp * 32 + missing < e.lanes.size()) {
+        State state = e.lanes[warp * 32 + missing].state;
+        if (state == State::NEW || state == State::READY || state == State::AT_BARRIER) return leave(e, State::AT_WARP);
+    }
     void* args[32] = {};
-    for (size_t i = 0; i < 32; i++) {
+    for (size_t i = 32; i-- > 0;) {
         if (!(mask >> i & 1)) continue;
         size_t index = warp * 32 + i;
         if (index >= e.lanes.size() || e.lanes[index].state == State::DONE)
             return fault(e, "a collective names a thread that is not there");
         const Lane& other = e.lanes[index];
-        if (other.state != State::AT_WARP) return leave(e, State::AT_WARP);
+        if (other.state != State::AT_WARP) {
+            missing = i;
+            return leave(e, State::AT_WARP);
+        }
         if (other.mask != mask || other.op != op)
             return fault(e, "threads of a warp meet at different collectives");
         args[i] = other.arg;

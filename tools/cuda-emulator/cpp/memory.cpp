@@ -105,6 +105,13 @@ bool device_access(uintptr_t at, size_t bytes, bool write) {
     if (at - a.base >= RANGE) return false;
     uint8_t* shadow = a.shadow_of(at);
     uint8_t least = write ? UNWRITTEN : WRITTEN;
+    // Most accesses are of a few bytes that have been written before.
+    static const uint64_t ALL = 0x0101010101010101u * WRITTEN;
+    uint64_t of_all = 0;
+    if (bytes <= 8) {
+        std::memcpy(&of_all, shadow, bytes);
+        if (of_all == (bytes == 8 ? ALL : ALL & ((uint64_t(1) << 8 * bytes) - 1))) return true;
+    }
     for (size_t i = 0; i < bytes; i++)
         if (shadow[i] < least) return false;
     if (write) std::memset(shadow, WRITTEN, bytes);
