@@ -13,7 +13,7 @@
 //! | [`F32_SUMS`](Tolerance::F32_SUMS) | 1e-11 | products of f32 matrices, convolutions |
 //! | [`F32_ATTENTION`](Tolerance::F32_ATTENTION) | 1e-8 | attention over f32 keys and values |
 //! | [`HALF_STORAGE`](Tolerance::HALF_STORAGE) | 1e-5 | 16-bit weights; 16-bit and FP8 caches |
-//! | [`TWICE_ROUNDED`](Tolerance::TWICE_ROUNDED) | 1e-3 | FP8 caches behind 16-bit activations: one element in about 16 is a step of 2⁻⁴ to 2⁻³ away |
+//! | [`TWICE_ROUNDED`](Tolerance::TWICE_ROUNDED) | 1e-3 | FP8 caches behind 16-bit activations: one element in about 16 is a step of 2⁻⁴ to 2⁻³ away; many rows with FP8 weights, whose kernels may round activations to FP8 |
 //! | [`QUANTIZED`](Tolerance::QUANTIZED) | 5e-4 | block-quantised weights, whose kernels may round activations to 8 bits; the INT8 cache |
 //!
 //! The contract's own limits are 1e-7 for f32 element-wise ops and norms and 5e-4 for products and

@@ -19,7 +19,12 @@ use half::{bf16, f16};
 #[derive(Clone, Copy)]
 pub(crate) enum Scheme {
     Packed(PackedScheme),
-    Fp8 { block: [usize; 2], scales: SrcDtype },
+    /// With a flag for one code that is NaN.
+    Fp8 {
+        block: [usize; 2],
+        scales: SrcDtype,
+        has_nan: bool,
+    },
     Gptq(Kind),
     Floats,
 }
@@ -161,10 +166,14 @@ impl Part {
             Scheme::Fp8 {
                 block,
                 scales: dtype,
+                has_nan,
             } => {
                 // Every code but those of NaN.
                 let code = |rng: &mut Rng| (rng.below(127) + 128 * rng.below(2)) as u8;
-                let codes: Vec<u8> = (0..n * k).map(|_| code(rng)).collect();
+                let mut codes: Vec<u8> = (0..n * k).map(|_| code(rng)).collect();
+                if has_nan {
+                    codes[n / 2 * k + k / 3] = 0xff;
+                }
                 let across = k.div_ceil(block[1]);
                 let (scales, scale_bytes) = scales(rng, n.div_ceil(block[0]) * across, 2e-3, dtype);
                 let value = |at: usize| {
@@ -384,6 +393,7 @@ pub(crate) const GROUPS: Scheme = Scheme::Packed(PackedScheme {
 pub(crate) const FLOAT8: Scheme = Scheme::Fp8 {
     block: [1, usize::MAX],
     scales: SrcDtype::F32,
+    has_nan: false,
 };
 
 /// Name in the report, name of the case, and scheme.
@@ -433,7 +443,15 @@ fn schemes() -> Vec<(&'static str, String, Scheme)> {
             size(block[0]),
             size(block[1])
         );
-        all.push(("fp8", name, Scheme::Fp8 { block, scales }));
+        let scheme = |has_nan| Scheme::Fp8 {
+            block,
+            scales,
+            has_nan,
+        };
+        all.push(("fp8", name.clone(), scheme(false)));
+        if block[1] == 128 {
+            all.push(("fp8", format!("{name}, a NaN"), scheme(true)));
+        }
     }
     all
 }
@@ -460,6 +478,18 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
         let name = format!("{text}, rows alone and together");
         let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 96)], 40, 256);
         cases.same((op, dtype, &name), many, gemm::<B>, by_rows::<B>);
+        if let Scheme::Fp8 { .. } = scheme {
+            // Enough rows that activations may become FP8, in tiles of 64 and of 128 rows.
+            for (rows, n, k) in [(70, 70, 392), (300, 200, 264)] {
+                let name = format!("{text}, [{rows}, {k}] × [{n}, {k}]");
+                let make = move |rng: &mut Rng| Fused::make(rng, &[(scheme, n)], rows, k);
+                let case = label(op, dtype, Tolerance::TWICE_ROUNDED, name);
+                cases.add(case, make, probe!(gemm, formula));
+            }
+            let name = format!("{text}, 70 rows alone and together");
+            let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 40)], 70, 256);
+            cases.same((op, dtype, &name), many, gemm::<B>, by_rows::<B>);
+        }
     }
     let fused = [
         (GROUPS, 40),

@@ -5,14 +5,23 @@ use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, RowOrder};
 use half::bf16;
+use std::sync::{Mutex, PoisonError};
 
-/// Opens the device of the emulator; none without a compiler.
-fn opened<A: CudaAct>(options: CudaOptions) -> Option<CudaBackend<A>> {
+/// Opens the emulator's device as one of a compute capability; none without a compiler.
+fn opened_as<A: CudaAct>(options: CudaOptions, capability: (i32, i32)) -> Option<CudaBackend<A>> {
+    // What a test sets is for itself.
+    static OPENING: Mutex<()> = Mutex::new(());
     if let Err(reason) = ferrum_cuda_emulator::load() {
         println!("skipped: {reason}");
         return None;
     }
+    let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    ferrum_cuda_emulator::set_capability(capability);
     Some(CudaBackend::open_with(0, options).expect("the emulator opens"))
+}
+
+fn opened<A: CudaAct>(options: CudaOptions) -> Option<CudaBackend<A>> {
+    opened_as(options, (9, 0))
 }
 
 fn conforms<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) {
@@ -39,6 +48,17 @@ fn f32_activations() {
 fn bf16_activations() {
     if let Some(device) = opened::<bf16>(CudaOptions::default()) {
         conforms(&device, &Filter::all());
+    }
+}
+
+/// The kernels that others have for products of FP8, and a device that has none.
+#[test]
+fn fp8_of_other_capabilities() {
+    for capability in [(8, 0), (8, 9)] {
+        if let Some(device) = opened_as::<bf16>(CudaOptions::default(), capability) {
+            assert_eq!(device.capability(), capability);
+            conforms(&device, &Filter::new("gemm_gptq fp8"));
+        }
     }
 }
 

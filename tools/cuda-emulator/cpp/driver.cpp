@@ -85,6 +85,7 @@ struct Driver {
     CUresult sticky = SUCCESS;
     std::string message;
     unsigned contexts = 0;
+    int capability = 90;
     uint64_t replays = 0;
 
     ~Driver() {
@@ -232,6 +233,7 @@ CUresult cuDeviceGetName(char* name, int len, CUdevice) {
     return SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+    const int capability = driver().capability;
     switch (attribute) {
         case 1: *value = 1024; break;        // threads of a block
         case 2: case 3: *value = 1024; break;
@@ -241,8 +243,8 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         case 8: *value = 48 << 10; break;    // shared memory of a block
         case 10: *value = 32; break;         // threads of a warp
         case 16: *value = 4; break;          // multiprocessors
-        case 75: *value = 9; break;          // compute capability
-        case 76: *value = 0; break;
+        case 75: *value = capability / 10; break;
+        case 76: *value = capability % 10; break;
         case 115: *value = 1; break;         // memory pools
         case 97: *value = 227 << 10; break;  // shared memory of a block that asks for it
         default: return fail(INVALID_VALUE, "the emulator has no such attribute");
@@ -287,6 +289,8 @@ uint64_t emulator_replays() {
     Locked lock;
     return driver().replays;
 }
+// For tests of kernels that some devices have: the compute capability of all devices from here on, times ten.
+void emulator_set_capability(int capability) { driver().capability = capability; }
 // For tests that make errors.
 void emulator_reset() {
     Locked lock;

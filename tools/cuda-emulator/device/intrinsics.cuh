@@ -32,6 +32,14 @@ EMULATOR_PLAIN inline uint16_t f16_of_float(float x) {
     return uint16_t(sign | (bits - 0x38000000) >> 13);
 }
 
+EMULATOR_PLAIN inline float float_of_e4m3(uint8_t code) {
+    unsigned exponent = code >> 3 & 15, fraction = code & 7;
+    float x = exponent == 0                     ? std::ldexp(float(fraction), -9)
+              : exponent == 15 && fraction == 7 ? NAN
+                                                : std::ldexp(float(8 + fraction), int(exponent) - 10);
+    return code & 0x80 ? -x : x;
+}
+
 struct Matrices {
     const void* row;
     uint32_t* out;
@@ -71,28 +79,64 @@ struct Product {
     const uint32_t* a;
     uint32_t b[2];
 };
-// C[16, 8] += A[16, 16] · B[16, 8]: f32 sums of products of 16-bit elements.
-template <float (*ELEMENT)(uint16_t)>
+typedef double Row8 __attribute__((vector_size(64)));
+// C[16, 8] += A[16, K] · B[K, 8]: f32 sums of products of elements, which lie in order in the words of fragments.
+template <class Element, float (*VALUE)(Element)>
 EMULATOR_PLAIN void mma_op(void* const* lanes, unsigned mask) {
     if (mask != 0xffffffffu) return emulator_fault("mma.sync needs all lanes of its warp");
-    float a[16][16], b[16][8];
+    const int EACH = 4 / sizeof(Element), K = 8 * EACH;
+    double a[16][K];
+    Row8 b[K], sums[16];
     for (int lane = 0; lane < 32; lane++) {
         const Product* p = static_cast<Product*>(lanes[lane]);
-        int group = lane / 4, pair = lane % 4 * 2;
+        int group = lane / 4, first = lane % 4 * EACH;
         for (int i = 0; i < 4; i++)
-            for (int j = 0; j < 2; j++)
-                a[group + i % 2 * 8][pair + i / 2 * 8 + j] = ELEMENT(uint16_t(p->a[i] >> 16 * j));
+            for (int j = 0; j < EACH; j++)
+                a[group + i % 2 * 8][first + i / 2 * (K / 2) + j] = VALUE(Element(p->a[i] >> 8 * sizeof(Element) * j));
         for (int i = 0; i < 2; i++)
-            for (int j = 0; j < 2; j++) b[pair + i * 8 + j][group] = ELEMENT(uint16_t(p->b[i] >> 16 * j));
+            for (int j = 0; j < EACH; j++)
+                b[first + i * (K / 2) + j][group] = VALUE(Element(p->b[i] >> 8 * sizeof(Element) * j));
     }
-    for (int lane = 0; lane < 32; lane++) {
-        float* c = static_cast<Product*>(lanes[lane])->c;
-        for (int i = 0; i < 4; i++) {
-            int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
-            double sum = c[i];
-            for (int k = 0; k < 16; k++) sum += double(a[row][k]) * b[k][col];
-            c[i] = float(sum);
-        }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++)
+            sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = static_cast<Product*>(lanes[lane])->c[i];
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < K; k++) sums[row] += a[row][k] * b[k];
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++)
+            static_cast<Product*>(lanes[lane])->c[i] = float(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+}
+
+struct GroupProduct {
+    float* c;
+    const uint8_t *a, *b;
+    int k, adds, warp;
+};
+// Element `at` of a row of 128 bytes.
+EMULATOR_PLAIN inline float swizzled_e4m3(const uint8_t* matrix, int row, int at) {
+    return float_of_e4m3(matrix[row * 128 + ((at / 16) ^ (row & 7)) * 16 + at % 16]);
+}
+// The part of a warp: its 16 rows of A with all 128 of B. Pieces of rows lie where the swizzle of 128 bytes puts them.
+EMULATOR_PLAIN inline void wgmma_op(void* const* lanes, unsigned mask) {
+    if (mask != 0xffffffffu) return emulator_fault("wgmma needs all lanes of its warps");
+    const GroupProduct* p = static_cast<GroupProduct*>(lanes[0]);
+    double a[16][32];
+    for (int row = 0; row < 16; row++)
+        for (int i = 0; i < 32; i++) a[row][i] = swizzled_e4m3(p->a, p->warp * 16 + row, p->k * 32 + i);
+    for (int eight = 0; eight < 16; eight++) {
+        Row8 b[32], sums[16];
+        for (int i = 0; i < 32; i++)
+            for (int col = 0; col < 8; col++) b[i][col] = swizzled_e4m3(p->b, eight * 8 + col, p->k * 32 + i);
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] =
+                    p->adds ? static_cast<GroupProduct*>(lanes[lane])->c[eight * 4 + i] : 0.0f;
+        for (int row = 0; row < 16; row++)
+            for (int k = 0; k < 32; k++) sums[row] += a[row][k] * b[k];
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                static_cast<GroupProduct*>(lanes[lane])->c[eight * 4 + i] =
+                    float(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
     }
 }
 
@@ -149,11 +193,30 @@ EMULATOR_PLAIN static inline void ldmatrix_x2(uint32_t (&out)[2], const void* ro
 }
 EMULATOR_PLAIN static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     emulator::Product arg = {c, a, {b0, b1}};
-    emulator_warp(0xffffffffu, emulator::mma_op<emulator::float_of_bf16>, &arg);
+    emulator_warp(0xffffffffu, emulator::mma_op<uint16_t, emulator::float_of_bf16>, &arg);
 }
 EMULATOR_PLAIN static inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     emulator::Product arg = {c, a, {b0, b1}};
-    emulator_warp(0xffffffffu, emulator::mma_op<emulator::float_of_f16>, &arg);
+    emulator_warp(0xffffffffu, emulator::mma_op<uint16_t, emulator::float_of_f16>, &arg);
+}
+EMULATOR_PLAIN static inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulator::Product arg = {c, a, {b0, b1}};
+    emulator_warp(0xffffffffu, emulator::mma_op<uint8_t, emulator::float_of_e4m3>, &arg);
+}
+static inline void wgmma_publish() {}
+static inline void wgmma_begin() {}
+static inline void wgmma_end() {}
+EMULATOR_PLAIN static inline void wgmma_e4m3(float (&c)[64], const void* a, const void* b, int k, bool adds) {
+    int thread = threadIdx.x % 128, rows[2] = {thread / 2, thread};
+    const void* matrices[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        if (reinterpret_cast<uintptr_t>(matrices[i]) % 1024)
+            emulator_fault("a matrix of wgmma is not aligned to 1024 bytes");
+        for (int piece = 2 * k; piece < 2 * k + 2; piece++)
+            emulator_access(static_cast<const uint8_t*>(matrices[i]) + rows[i] * 128 + (piece ^ (rows[i] & 7)) * 16, 16, 16, 0);
+    }
+    emulator::GroupProduct arg = {c, static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), k, adds, thread / 32};
+    emulator_warp(0xffffffffu, emulator::wgmma_op, &arg);
 }
 
 static inline void cp_async16(void* dst, const void* src) { emulator_cp_async(dst, src, 16); }

@@ -101,6 +101,20 @@ pub fn reset() {
     }
 }
 
+/// Makes the device one of this compute capability, for those that open it from here on; it begins as 9.0.
+pub fn set_capability((major, minor): (i32, i32)) {
+    let Some(Ok(libraries)) = LOADED.get() else {
+        return;
+    };
+    // SAFETY: in `cpp/driver.cpp`, the function with this name takes an `int` and returns nothing.
+    unsafe {
+        let set = libraries[0].get::<unsafe extern "C" fn(i32)>(b"emulator_set_capability\0");
+        if let Ok(set) = set {
+            set(10 * major + minor);
+        }
+    }
+}
+
 /// How many products cuBLASLt has made in this process.
 pub fn blas_products() -> u64 {
     count(2, b"emulator_products\0")

@@ -523,6 +523,7 @@ pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
     let block = Scheme::Fp8 {
         block: [128, 128],
         scales: SrcDtype::F32,
+        has_nan: false,
     };
     // Each expert has an order of its own.
     let ordered = Scheme::Gptq(Kind::Gptq {

@@ -71,6 +71,9 @@ sources! {
     Gemv => "gemv.cu", true;
     TileHalf => "tile_half.cu", true;
     TilePacked => "tile_packed.cu", false;
+    TileFloat8 => "tile_float8.cu", false;
+    TileE4m3 => "tile_e4m3.cu", false;
+    Float8 => "float8.cu", false;
     Quant => "quant.cu", false;
     Moe => "moe.cu", false;
     Sample => "sample.cu", true;
@@ -88,6 +91,7 @@ headers! {
     "common.cuh",
     "intrinsics.cuh",
     "flash.cuh",
+    "float8.cuh",
     "packed.cuh",
     "tile.cuh",
 }

@@ -228,29 +228,37 @@ impl<A: CudaAct> CudaContext<A> {
     pub(super) fn upload(&mut self, op: &'static str, at: u64, bytes: &[u8]) -> Result<()> {
         let mut at = at;
         for piece in bytes.chunks(STEP) {
-            self.upload_with(op, piece.len(), |staged| staged.copy_from_slice(piece), at)?;
+            self.upload_with(op, &[(at, piece.len())], |staged| {
+                staged.copy_from_slice(piece);
+                Ok(())
+            })?;
             at += piece.len() as u64;
         }
         Ok(())
     }
 
-    /// Copies to `at` what `fill` puts into pinned memory: `bytes` bytes, at most [`STEP`].
+    /// Copies to the device what `fill` puts into pinned memory, at most [`STEP`] bytes: to each address as many as it says,
+    /// one after the other.
     pub(super) fn upload_with(
         &mut self,
         op: &'static str,
-        bytes: usize,
-        fill: impl FnOnce(&mut [u8]),
-        at: u64,
+        to: &[(u64, usize)],
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
+        let bytes = to.iter().map(|(_, bytes)| bytes).sum();
         if bytes == 0 {
             return Ok(());
         }
         let mut slot = self.take_up(bytes)?;
-        fill(&mut slot.memory.bytes_mut()[..bytes]);
-        self.stream.upload(op, at, &slot.memory, 0, bytes)?;
+        let filled = fill(&mut slot.memory.bytes_mut()[..bytes]);
+        let mut first = 0;
+        for &(at, bytes) in to.iter().filter(|_| filled.is_ok()) {
+            self.stream.upload(op, at, &slot.memory, first, bytes)?;
+            first += bytes;
+        }
         self.stream.record(&slot.event)?;
         lock(&self.shared().slots).up.push(slot);
-        Ok(())
+        filled
     }
 
     fn begin_download(&mut self, op: &'static str, at: u64, bytes: usize) -> Result<Download> {

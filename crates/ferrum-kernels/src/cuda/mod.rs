@@ -32,6 +32,7 @@ mod core;
 mod driver;
 mod elementwise;
 mod flash;
+mod float8;
 mod gemm;
 mod heads;
 mod kv;
@@ -170,11 +171,20 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         true
     }
 
-    /// With activations of bf16, the number of rows decides which kernels run, and a few rows of them are rounded to 8 bits
-    /// for products with quantised weights, and keys are parted among blocks by what fills the device; `batch_invariant` leaves one order of sums.
+    /// With activations of bf16, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
+    /// with quantised weights, many to FP8 for those with FP8 weights, and keys are parted among blocks by what fills the
+    /// device. `batch_invariant` leaves one order of sums.
     fn row_order(&self) -> RowOrder {
         if A::DTYPE == Dtype::BF16 && !self.batch_invariant() {
-            RowOrder::Within(flash::ROW_DIFFERENCE.max(tile::ROW_DIFFERENCE))
+            let of_codes = match float8::multiplies_codes(self.capability()) {
+                true => float8::ROUNDING,
+                false => 0.0,
+            };
+            RowOrder::Within(
+                flash::ROW_DIFFERENCE
+                    .max(tile::ROW_DIFFERENCE)
+                    .max(of_codes),
+            )
         } else {
             RowOrder::BitEqual
         }

@@ -190,6 +190,14 @@ fn pair_product<A: CudaAct>(
             ];
             ctx.launch(op, (In::Gemm, kernel), grid, args)
         }
+        QuantSlab::Float8(slab) => {
+            let mut args = [Arg::At(0); 14];
+            args[..2].copy_from_slice(&[out, x.into()]);
+            args[2..7].copy_from_slice(&slab.args());
+            args[7..11].copy_from_slice(&[of_pair, ids, Arg::Int(pairs), Arg::Int(k)]);
+            args[11..].copy_from_slice(&ends);
+            ctx.launch(op, (In::Float8, "float8_moe"), grid, args)
+        }
         QuantSlab::Packed(slab) => {
             let quant::Codes(codes) = quantise(ctx, op, x, Arg::At(0), (rows, k))?;
             let mut args = [Arg::At(0); 18];

@@ -340,43 +340,42 @@ impl PackedSlab {
             .collect();
         let at_once = (STAGED / cols.max(1)).max(1);
         for (number, some) in all.chunks(at_once).enumerate() {
-            let packed = pack(op, some, cols, row_bytes)?;
-            for ((start, bytes), plane) in slab.starts.iter().zip(row_bytes).zip(&packed) {
-                let at = slab.memory.at + start + (number * at_once * bytes) as u64;
-                ctx.upload(op, at, plane)?;
+            let mut to = [(slab.memory.at, 0); 4];
+            for (((at, bytes), start), of_row) in to.iter_mut().zip(slab.starts).zip(row_bytes) {
+                *at += start + (number * at_once * of_row) as u64;
+                *bytes = some.len() * of_row;
             }
+            ctx.upload_with(op, &to, |staged| pack(op, some, cols, row_bytes, staged))?;
         }
         Ok(slab)
     }
 }
 
-/// The planes of some rows, made by all threads.
+/// Writes the planes of some rows one after the other, by all threads; each of their bytes is written.
 fn pack(
     op: &'static str,
     rows: &[(&Source<'_>, usize)],
     cols: usize,
     row_bytes: [usize; 4],
-) -> Result<[Vec<u8>; 4]> {
+    planes: &mut [u8],
+) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = rows.len().div_ceil(threads).max(1);
-    let mut planes = row_bytes.map(|bytes| vec![0u8; bytes * rows.len()]);
+    let mut rest = planes;
+    let mut planes = row_bytes.map(|bytes| split(&mut rest, bytes * rows.len()));
     std::thread::scope(|scope| {
-        let mut rest = planes.each_mut().map(Vec::as_mut_slice);
         let mut jobs = Vec::new();
         for some in rows.chunks(share) {
             let mut mine: [&mut [u8]; 4] = Default::default();
-            for ((mine, rest), bytes) in mine.iter_mut().zip(&mut rest).zip(row_bytes) {
-                let (first, behind) = std::mem::take(rest).split_at_mut(bytes * some.len());
-                (*mine, *rest) = (first, behind);
+            for ((mine, plane), bytes) in mine.iter_mut().zip(&mut planes).zip(row_bytes) {
+                *mine = split(plane, bytes * some.len());
             }
             jobs.push(scope.spawn(move || {
-                for (i, (source, row)) in some.iter().enumerate() {
-                    let mut number = 0;
-                    let of_row = mine.each_mut().map(|plane| {
-                        let bytes = row_bytes[number];
-                        number += 1;
-                        &mut plane[i * bytes..][..bytes]
-                    });
+                for (source, row) in some {
+                    let mut bytes = row_bytes.into_iter();
+                    let of_row = mine
+                        .each_mut()
+                        .map(|plane| split(plane, bytes.next().unwrap_or_default()));
                     source.fill(op, *row, cols, of_row)?;
                 }
                 Ok(())
@@ -385,6 +384,12 @@ fn pack(
         let panicked = |_| Error::invalid(op, "a thread that packs weights panicked");
         jobs.into_iter()
             .try_for_each(|job| job.join().map_err(panicked)?)
-    })?;
-    Ok(planes)
+    })
+}
+
+/// Takes the first `len` bytes off a slice.
+fn split<'a>(rest: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
+    let (first, behind) = std::mem::take(rest).split_at_mut(len);
+    *rest = behind;
+    first
 }

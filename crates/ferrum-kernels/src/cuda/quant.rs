@@ -8,6 +8,7 @@ use super::CudaBackend;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::float8::{self, Float8Slab};
 use super::gemm::{self, COLUMNS, row_tile};
 use super::pack::{Format, GROUP, PackedSlab, Source};
 use super::role::{CudaAct, of_role};
@@ -16,7 +17,7 @@ use super::weight::{self, Slab};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
 use ferrum_quant::affine::group_lengths;
-use ferrum_types::{FloatElement, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
 
 /// A matrix `[rows, cols]` whose slabs are integers, or floats where a part is none.
 pub struct CudaQuantWeight {
@@ -27,7 +28,33 @@ pub struct CudaQuantWeight {
 
 pub(super) enum QuantSlab {
     Packed(PackedSlab),
+    Float8(Float8Slab),
     Dense(Slab),
+}
+
+/// A part that is kept as it is quantised, until others that become one slab with it are there.
+enum Native<'a> {
+    Packed(Source<'a>),
+    Float8(Fp8Weights<'a>),
+}
+
+impl<'a> Native<'a> {
+    /// Of a part that has kernels.
+    fn of(op: &'static str, part: &QuantWeights<'a>, cols: usize) -> Result<Option<Self>> {
+        Ok(match part {
+            _ if !is_native_layer(part) => None,
+            QuantWeights::Fp8(layer) => Some(Self::Float8(*layer)),
+            _ => Source::of(op, part, cols)?.map(Self::Packed),
+        })
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Packed(a), Self::Packed(b)) => a.is_like(b),
+            (Self::Float8(a), Self::Float8(b)) => float8::are_alike(a, b),
+            _ => false,
+        }
+    }
 }
 
 impl CudaQuantWeight {
@@ -51,42 +78,56 @@ impl CudaQuantWeight {
             rows: 0,
             cols,
         };
-        let mut waiting: Vec<Source<'_>> = Vec::new();
+        let mut waiting: Vec<Native<'_>> = Vec::new();
         for part in parts {
-            let source = match is_native_layer(part) {
-                true => Source::of(op, part, cols)?,
-                false => None,
-            };
-            let joins = match (&source, waiting.first()) {
-                (Some(source), Some(first)) => first.is_like(source),
+            let native = Native::of(op, part, cols)?;
+            let joins = match (&native, waiting.first()) {
+                (Some(native), Some(first)) => first.is_like(native),
                 (_, first) => first.is_none(),
             };
             if !joins {
-                loaded.add_packed(&mut ctx, op, &mut waiting)?;
+                loaded.add_native(&mut ctx, op, std::mem::take(&mut waiting))?;
             }
-            match source {
-                Some(source) => waiting.push(source),
+            match native {
+                Some(native) => waiting.push(native),
                 None => loaded.add_dense(device, op, part)?,
             }
         }
-        loaded.add_packed(&mut ctx, op, &mut waiting)?;
+        loaded.add_native(&mut ctx, op, waiting)?;
         ctx.finish(op)?;
         Ok(loaded)
     }
 
-    fn add_packed<A: CudaAct>(
+    /// Appends parts that are like each other as one slab.
+    fn add_native<A: CudaAct>(
         &mut self,
         ctx: &mut CudaContext<A>,
         op: &'static str,
-        sources: &mut Vec<Source<'_>>,
+        parts: Vec<Native<'_>>,
     ) -> Result<()> {
-        let rows: usize = sources.iter().map(Source::rows).sum();
-        if rows > 0 && self.cols > 0 {
-            let slab = PackedSlab::load(ctx, op, sources, (self.rows, self.cols))?;
+        let (mut sources, mut layers) = (Vec::new(), Vec::new());
+        for part in parts {
+            match part {
+                Native::Packed(source) => sources.push(source),
+                Native::Float8(layer) => layers.push(layer),
+            }
+        }
+        let place = (self.rows, self.cols);
+        let packed: usize = sources.iter().map(Source::rows).sum();
+        if packed > 0 && self.cols > 0 {
+            let slab = PackedSlab::load(ctx, op, &sources, place)?;
             self.slabs.push(QuantSlab::Packed(slab));
         }
-        self.rows += rows;
-        sources.clear();
+        self.rows += packed;
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let Some(slab) = Float8Slab::load(ctx, op, &layers, place)? else {
+            let mut layers = layers.into_iter().map(QuantWeights::Fp8);
+            return layers.try_for_each(|layer| self.add_dense(&ctx.backend, op, &layer));
+        };
+        self.rows += slab.rows;
+        self.slabs.push(QuantSlab::Float8(slab));
         Ok(())
     }
 
@@ -220,6 +261,10 @@ fn product<A: CudaAct, T: FloatElement>(
                 gemm::slab_product(ctx, op, x, slab, out, shape)?;
                 continue;
             }
+            QuantSlab::Float8(slab) => {
+                float8::product(ctx, op, x, slab, out, shape)?;
+                continue;
+            }
             QuantSlab::Packed(slab) => slab,
         };
         if tile::takes_rows(ctx, rows) {
@@ -298,6 +343,8 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
                     continue;
                 }
                 QuantSlab::Packed(slab) => slab,
+                // Parts of GGUF files become none.
+                QuantSlab::Float8(_) => return Err(Error::invalid(OP, "the table is FP8")),
             };
             let groups = shape.dim.div_ceil(32);
             let each = elements(OP, &[shape.rows, groups])?;
@@ -320,11 +367,11 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
     }
 }
 
-/// Blocks that are integers, and group schemes whose groups are whole runs of 32 numbers.
+/// Blocks that are integers, group schemes whose groups are whole runs of 32 numbers, and FP8 whose blocks are so.
 pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
     let (bits, of_inputs) = match weights {
         QuantWeights::Gguf(part) => return Format::of_blocks(part.ty).is_some(),
-        QuantWeights::Fp8(_) => return false,
+        QuantWeights::Fp8(layer) => return float8::is_native(layer) && layer.validate().is_ok(),
         QuantWeights::Awq(layer) => {
             return layer.group_size.is_multiple_of(GROUP) && layer.validate().is_ok();
         }

@@ -11,6 +11,7 @@ use super::blas;
 use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
+use super::float8::{self, CodeTiles, Float8Slab};
 use super::pack::PackedSlab;
 use super::quant::{QuantSlab, weight_args};
 use super::role::{CudaAct, of_role};
@@ -26,13 +27,18 @@ pub(super) const FEW: usize = 4;
 /// activations of 8 bits is a tenth of it.
 pub(super) const ROW_DIFFERENCE: f64 = 5e-4;
 
-/// Rows of tiles, columns, elements of k in a step, and steps in flight: those of `tile.cuh`.
-const TILES: [(usize, usize, usize, usize); 4] = [
+/// The sizes of a tile: rows, columns, elements of k in a step, and steps in flight.
+type Sizes = (usize, usize, usize, usize);
+/// Those of `tile.cuh`.
+const TILES: [Sizes; 4] = [
     (16, 64, 64, 4),
     (32, 64, 64, 4),
     (64, 64, 64, 4),
     (128, 128, 32, 3),
 ];
+/// Those of `tile_e4m3.cu`; an element is a pair of codes.
+const CODE_TILE: Sizes = (128, 64, 64, 3);
+const CODE_TILE_OF_GROUP: Sizes = (64, 128, 64, 3);
 const THREADS: u32 = 128;
 /// Bytes of the ring of packed groups in one step, for each thread.
 const RAW_BYTES: usize = 44;
@@ -48,6 +54,7 @@ pub(super) enum TileWeight<'a> {
         dtype: SrcDtype,
     },
     Packed(&'a PackedSlab),
+    Float8(&'a Float8Slab),
 }
 
 impl<'a> From<&'a Slab> for TileWeight<'a> {
@@ -64,11 +71,38 @@ impl<'a> From<&'a QuantSlab> for TileWeight<'a> {
         match slab {
             QuantSlab::Dense(slab) => slab.into(),
             QuantSlab::Packed(slab) => Self::Packed(slab),
+            QuantSlab::Float8(slab) => Self::Float8(slab),
         }
     }
 }
 
 impl TileWeight<'_> {
+    /// The tile by its index in [`TILES`], or what takes its place where both sides of a product of `rows` rows are FP8.
+    fn tile<A: CudaAct>(self, ctx: &CudaContext<A>, tile: usize, rows: usize) -> Tile {
+        let codes = match self {
+            Self::Float8(slab) => slab.of_codes(ctx, rows),
+            Self::Dense { .. } | Self::Packed(_) => None,
+        };
+        let sizes = match codes {
+            Some(CodeTiles::Group) => CODE_TILE_OF_GROUP,
+            Some(CodeTiles::Warp) if tile == 3 => CODE_TILE,
+            _ => TILES[tile],
+        };
+        let (file, name) = match (self, codes) {
+            (_, Some(CodeTiles::Group)) => (In::TileE4m3, "tile_e4m3_group"),
+            (_, Some(CodeTiles::Warp)) if tile == 3 => (In::TileE4m3, "tile_e4m3_128"),
+            (_, Some(CodeTiles::Warp)) => (In::TileE4m3, "tile_e4m3_64"),
+            _ => {
+                let (file, names) = kernels(self);
+                (file, names[tile])
+            }
+        };
+        Tile {
+            kernel: (file, name),
+            sizes,
+        }
+    }
+
     fn is_f32(self) -> bool {
         matches!(
             self,
@@ -155,6 +189,13 @@ impl Epilogue {
         alpha: 0.0,
         limit: 0.0,
     };
+}
+
+/// A kernel and its sizes.
+#[derive(Clone, Copy)]
+struct Tile {
+    kernel: (In, &'static str),
+    sizes: Sizes,
 }
 
 /// How a product is cut.
@@ -253,7 +294,9 @@ pub(super) fn product<A: CudaAct>(
         processors,
         invariant,
     );
-    let row_tiles = x.rows.div_ceil(TILES[tile].0);
+    // Tiles of codes have 64 rows at least.
+    let tile = weight.tile(ctx, tile, x.rows);
+    let row_tiles = x.rows.div_ceil(tile.sizes.0);
     if parts == 1 {
         return tiles(
             ctx,
@@ -321,8 +364,9 @@ pub(super) fn pairs<A: CudaAct>(
     if weight.is_f32() {
         tile = tile.min(2);
     }
+    let tile = weight.tile(ctx, tile, pairs.pairs / pairs.experts.max(1));
     // Each expert that has pairs has at most one tile that is not full.
-    let most = pairs.pairs / TILES[tile].0 + pairs.experts.min(pairs.pairs);
+    let most = pairs.pairs / tile.sizes.0 + pairs.experts.min(pairs.pairs);
     tiles(
         ctx,
         op,
@@ -348,7 +392,14 @@ fn kernels(weight: TileWeight<'_>) -> (In, [&'static str; 4]) {
         "tile_packed_64",
         "tile_packed_128",
     ];
+    let float8 = [
+        "tile_float8_16",
+        "tile_float8_32",
+        "tile_float8_64",
+        "tile_float8_128",
+    ];
     match weight {
+        TileWeight::Float8(_) => (In::TileFloat8, float8),
         TileWeight::Dense {
             dtype: SrcDtype::BF16,
             ..
@@ -361,24 +412,30 @@ fn kernels(weight: TileWeight<'_>) -> (In, [&'static str; 4]) {
     }
 }
 
-/// Launches tiles: index of the tile, tiles of rows, parts of k.
+/// Launches tiles: which, tiles of rows, parts of k.
 fn tiles<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    (tile, row_tiles, parts): (usize, usize, usize),
+    (tile, row_tiles, parts): (Tile, usize, usize),
     (x, pairs): (TileRows, Option<TilePairs>),
     weight: TileWeight<'_>,
     (out, epilogue): (TileOut, Epilogue),
 ) -> Result<()> {
-    let (tile_rows, tile_columns, depth, stages) = TILES[tile];
-    let (file, names) = kernels(weight);
-    let (x_at, row_scales) = arranged(ctx, op, x, weight)?;
+    let Tile { kernel, sizes } = tile;
+    let (tile_rows, tile_columns, depth, stages) = sizes;
     let stride = row_stride(x.k);
+    let (x_at, x_stride, row_scales) = match kernel.0 {
+        In::TileE4m3 => float8::quantise(ctx, op, x)?,
+        _ => {
+            let (at, scales) = arranged(ctx, op, x, weight)?;
+            (at, stride, scales)
+        }
+    };
     let blocks = elements(op, &[row_tiles, out.columns.div_ceil(tile_columns), parts])?;
     let x_bytes = tile_rows * depth * 2;
     let w_bytes = tile_columns * depth * 2;
-    let shared = match file {
-        In::TileHalf => stages * (x_bytes + w_bytes),
+    let shared = match kernel.0 {
+        In::TileHalf | In::TileE4m3 => stages * (x_bytes + w_bytes),
         _ => stages * (x_bytes + RAW_BYTES * THREADS as usize) + 2 * w_bytes,
     };
     let grid = (blocks, THREADS, shared);
@@ -388,7 +445,7 @@ fn tiles<A: CudaAct>(
     };
     let common = [
         Arg::At(x_at),
-        Arg::Int(stride),
+        Arg::Int(x_stride),
         Arg::Int(rows),
         Arg::Int(row_tiles),
         Arg::Int(out.columns),
@@ -408,15 +465,15 @@ fn tiles<A: CudaAct>(
         Arg::Float(epilogue.alpha),
         Arg::Float(epilogue.limit),
     ];
-    if let TileWeight::Dense { at, .. } = weight
-        && file == In::TileHalf
-    {
-        let mut args = [Arg::At(0); 22];
-        args[..20].copy_from_slice(&common);
-        args[20..].copy_from_slice(&[Arg::At(at), Arg::Long(stride)]);
-        return ctx.launch(op, (file, names[tile]), grid, args);
-    }
     let (planes, bits) = match weight {
+        TileWeight::Dense { at, .. } if kernel.0 == In::TileHalf => {
+            let args = with_weight::<22>(&common, &[Arg::At(at), Arg::Long(stride)]);
+            return ctx.launch(op, kernel, grid, args);
+        }
+        TileWeight::Float8(slab) => {
+            let args = with_weight::<25>(&common, &slab.args());
+            return ctx.launch(op, kernel, grid, args);
+        }
         TileWeight::Packed(slab) => (weight_args(slab), slab.format.bits as usize),
         // Rows of f32 are where the kernel looks for scales.
         TileWeight::Dense { at, .. } => {
@@ -426,12 +483,18 @@ fn tiles<A: CudaAct>(
             (planes, 32)
         }
     };
-    let mut args = [Arg::At(0); 30];
-    args[..20].copy_from_slice(&common);
-    args[20..27].copy_from_slice(&planes);
+    let mut args = with_weight::<30>(&common, &planes);
     let groups = Arg::Int(x.k.div_ceil(32));
     args[27..].copy_from_slice(&[Arg::Int(bits), groups, Arg::Long(stride)]);
-    ctx.launch(op, (file, names[tile]), grid, args)
+    ctx.launch(op, kernel, grid, args)
+}
+
+/// The parameters of all tiles, then those of a weight.
+fn with_weight<const N: usize>(common: &[Arg], weight: &[Arg]) -> [Arg; N] {
+    let mut args = [Arg::At(0); N];
+    args[..common.len()].copy_from_slice(common);
+    args[common.len()..][..weight.len()].copy_from_slice(weight);
+    args
 }
 
 /// The rows of x as tiles read them, with the scales of rows that are f16: the rows themselves, unless their stride has to
@@ -467,7 +530,7 @@ fn arranged<A: CudaAct>(
     }
     let order = match weight {
         TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
-        TileWeight::Dense { .. } => 0,
+        TileWeight::Dense { .. } | TileWeight::Float8(_) => 0,
     };
     if order == 0 && stride == x.k {
         return Ok((x.at, Arg::At(0)));

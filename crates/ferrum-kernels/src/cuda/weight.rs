@@ -85,11 +85,8 @@ fn load_run<A: CudaAct>(
     let memory = Memory::new(&ctx.shared().driver, elements(op, &[rows, padded])?)?;
     let mut at = memory.at;
     for part in run {
-        let all: Vec<usize> = (0..part.rows).collect();
-        for rows in all.chunks((STAGED / padded).max(1)) {
-            upload_rows(ctx, op, part, rows, [plain, padded], at)?;
-            at += (rows.len() * padded) as u64;
-        }
+        upload_rows(ctx, op, (part.rows, padded), |row| part.row(row, plain), at)?;
+        at += (part.rows * padded) as u64;
     }
     weight.slabs.push(Slab {
         memory,
@@ -101,38 +98,47 @@ fn load_run<A: CudaAct>(
     Ok(())
 }
 
-/// Copies rows of a part, each with its padding.
-fn upload_rows<A: CudaAct>(
+/// Copies rows to the device, each with zeros behind it up to `padded` bytes.
+pub(super) fn upload_rows<'a, A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    part: &WeightPart<'_>,
-    rows: &[usize],
-    [plain, padded]: [usize; 2],
-    at: u64,
+    (rows, padded): (usize, usize),
+    row: impl Fn(usize) -> &'a [u8] + Sync,
+    mut at: u64,
 ) -> Result<()> {
-    let bytes = rows.len() * padded;
-    if bytes > STAGED {
-        // One row that is longer than what is staged at once.
-        let mut row = part.row(rows[0], plain).to_vec();
-        row.resize(padded, 0);
-        return ctx.upload(op, at, &row);
+    if padded > STAGED {
+        for number in 0..rows {
+            let mut row = row(number).to_vec();
+            row.resize(padded, 0);
+            ctx.upload(op, at, &row)?;
+            at += padded as u64;
+        }
+        return Ok(());
     }
-    let fill = |staged: &mut [u8], rows: &[usize]| {
-        for (to, row) in staged.chunks_exact_mut(padded).zip(rows) {
-            let (data, padding) = to.split_at_mut(plain);
-            data.copy_from_slice(part.row(*row, plain));
+    let fill = |staged: &mut [u8], first: usize| {
+        for (i, to) in staged.chunks_exact_mut(padded).enumerate() {
+            let row = row(first + i);
+            let (data, padding) = to.split_at_mut(row.len());
+            data.copy_from_slice(row);
             padding.fill(0);
         }
     };
-    let share = (OF_A_THREAD / padded).max(1);
-    let fill_all = |staged: &mut [u8]| match rows.len() <= share {
-        true => fill(staged, rows),
-        false => std::thread::scope(|scope| {
-            let shares = staged.chunks_mut(share * padded).zip(rows.chunks(share));
-            shares.for_each(|(staged, rows)| {
-                scope.spawn(move || fill(staged, rows));
-            });
-        }),
-    };
-    ctx.upload_with(op, bytes, fill_all, at)
+    let (at_once, share) = (STAGED / padded, (OF_A_THREAD / padded).max(1));
+    for first in (0..rows).step_by(at_once) {
+        let count = at_once.min(rows - first);
+        let fill_all = |staged: &mut [u8]| {
+            match count <= share {
+                true => fill(staged, first),
+                false => std::thread::scope(|scope| {
+                    for (i, staged) in staged.chunks_mut(share * padded).enumerate() {
+                        scope.spawn(move || fill(staged, first + i * share));
+                    }
+                }),
+            }
+            Ok(())
+        };
+        ctx.upload_with(op, &[(at, count * padded)], fill_all)?;
+        at += (count * padded) as u64;
+    }
+    Ok(())
 }

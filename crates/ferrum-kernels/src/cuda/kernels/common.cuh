@@ -117,6 +117,17 @@ struct Eight<F32> {
     }
 };
 
+// Eight elements of a row of activations from `at` on, zeros behind `k`.
+__device__ __forceinline__ void x8(const Act::Stored* x, int at, int k, bool wide, float (&out)[8]) {
+    if (wide) return Act::read8(x + at, out);
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = at + i < k ? Act::read(x + at + i) : 0.0f;
+}
+// Whether eight elements from `at` on are there, in rows that begin at multiples of 16 bytes.
+__device__ __forceinline__ bool is_wide(int at, int k) {
+    return k % int(16 / sizeof(Act::Stored)) == 0 && at + 8 <= k;
+}
+
 // ---- sums ----------------------------------------------------------------------------------------------------------------
 
 // The sum over a warp, in one order, in all its lanes.

@@ -4,17 +4,6 @@
 // added in one order: how many rows share a warp changes no bit of any of them.
 #include "common.cuh"
 
-// Eight elements of x from `at` on, zeros behind `k`.
-__device__ __forceinline__ void x8(const Act::Stored* x, int at, int k, bool wide, float (&out)[8]) {
-    if (wide) return Act::read8(x + at, out);
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = at + i < k ? Act::read(x + at + i) : 0.0f;
-}
-// Whether eight elements from `at` on are there, in rows that begin at multiples of 16 bytes.
-__device__ __forceinline__ bool is_wide(int at, int k) {
-    return k % int(16 / sizeof(Act::Stored)) == 0 && at + 8 <= k;
-}
-
 template <class E, class OUT, int ROWS>
 __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::Stored* x, const typename E::Stored* weight,
                                         int rows, int k, int64_t stride, int columns, int64_t first, int64_t n) {

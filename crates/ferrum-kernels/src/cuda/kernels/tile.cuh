@@ -23,8 +23,9 @@ struct TileShape {
     // Pieces of 16 bytes in a row of a tile, and of groups in a column.
     static const int PIECES = DEPTH / 8, GROUPS = DEPTH / 32;
     static const int X_BYTES = ROWS * DEPTH * 2, W_BYTES = COLUMNS * DEPTH * 2;
+    // Whether four warps make a product together, in which each has a quarter of the rows.
+    static const bool GROUP = WARP_ROWS == 16 && WARP_COLUMNS == COLUMNS;
     static_assert(ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) == 4, "four warps");
-    static_assert(COLUMNS * GROUPS == THREADS, "a thread unpacks a group");
     static_assert(ROWS * PIECES % THREADS == 0, "threads copy as many pieces each");
 };
 
@@ -43,7 +44,7 @@ __device__ __forceinline__ int tile_offset(int row, int piece) {
 
 // bf16 or f16 in rows with a stride of a multiple of eight elements.
 struct HalfRows {
-    static const bool UNPACKS = false;
+    static const bool UNPACKS = false, SCALED = false;
     __device__ __forceinline__ int repeats() const { return 0; }
     const uint16_t* at;
     int64_t stride;
@@ -112,7 +113,7 @@ __device__ __forceinline__ void unpack_group(const PlaneBytes& bytes, const Weig
 // A number of f32 is two of bf16, the nearest and what that leaves: each step comes twice, once for each. Routers and other
 // small matrices are f32, and what they decide should not hang on the rounding of their weights.
 struct PackedRows {
-    static const bool UNPACKS = true;
+    static const bool UNPACKS = true, SCALED = false;
     // As a shift of the number of steps.
     __device__ __forceinline__ int repeats() const { return bits == 32; }
     Weight w;
@@ -318,8 +319,11 @@ struct TileOutput {
 
 // ---- products --------------------------------------------------------------------------------------------------------
 
+// What is multiplied: elements of 16 bits, or pairs of codes of FP8, whose fragments have the same bytes.
+enum Products { OF_BF16, OF_F16, OF_E4M3 };
+
 // The sums of a warp over one step.
-template <class S, bool F16>
+template <class S, Products OF>
 __device__ __forceinline__ void multiply(const uint8_t* x, const uint8_t* w, int warp_row, int warp_column,
                                          float (&sums)[S::WARP_ROWS / 16][S::WARP_COLUMNS / 8][4]) {
     int lane = threadIdx.x % 32;
@@ -338,11 +342,22 @@ __device__ __forceinline__ void multiply(const uint8_t* x, const uint8_t* w, int
 #pragma unroll
             for (int j = 0; j < S::WARP_COLUMNS / 8; j++) {
                 uint32_t b0 = b[j / 2][j % 2 * 2], b1 = b[j / 2][j % 2 * 2 + 1];
-                if (F16) mma_f16(sums[i][j], a, b0, b1);
+                if constexpr (OF == OF_F16) mma_f16(sums[i][j], a, b0, b1);
+                else if constexpr (OF == OF_E4M3) mma_e4m3(sums[i][j], a, b0, b1);
                 else mma_bf16(sums[i][j], a, b0, b1);
             }
         }
     }
+}
+
+// The same by all four warps, whose sums begin as zeros.
+template <class S>
+__device__ __forceinline__ void multiply_group(const uint8_t* x, const uint8_t* w, float (&sums)[1][S::WARP_COLUMNS / 8][4]) {
+    float(&flat)[64] = *reinterpret_cast<float(*)[64]>(&sums);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++) wgmma_e4m3(flat, x, w, k, k > 0);
+    wgmma_end();
 }
 
 // Pieces of a tile of x that a thread copies.
@@ -372,9 +387,56 @@ struct XPieces {
     }
 };
 
+// Scales that hold for one step: those of each row of x and of each column's weight. A step has sums of its own then.
+template <class S, class W, bool SCALED = W::SCALED>
+struct StepScales {
+    __device__ __forceinline__ StepScales(const TileInput&, const TileOutput&, const W&, const Place&, int64_t, int, int,
+                                          int) {}
+    template <class Sums>
+    __device__ __forceinline__ void add(const Sums&, int, Sums&) const {}
+};
+template <class S, class W>
+struct StepScales<S, W, true> {
+    const float* x;
+    const W& weight;
+    int64_t first;                // the weight's row of the thread's first column
+    int count;                    // columns from there on
+    int rows[S::WARP_ROWS / 8];   // where the scales of the thread's rows are
+
+    __device__ __forceinline__ StepScales(const TileInput& in, const TileOutput& to, const W& weight, const Place& place,
+                                          int64_t first, int count, int warp_row, int warp_column)
+        : x(to.row_scales), weight(weight) {
+        int lane = threadIdx.x % 32, column = warp_column + lane % 4 * 2;
+        this->first = first + column, this->count = count - column;
+        int steps = (in.stride + S::DEPTH - 1) / S::DEPTH;
+#pragma unroll
+        for (int i = 0; i < S::WARP_ROWS / 8; i++) {
+            // Rows behind the last have sums of zeros.
+            int r = min(warp_row + i * 8 + lane / 4, place.count - 1) + place.first;
+            rows[i] = (in.ids ? in.ids[r] / in.share : r) * steps;
+        }
+    }
+    template <class Sums>
+    __device__ __forceinline__ void add(const Sums& of_step, int step, Sums& sums) const {
+        float of_row[S::WARP_ROWS / 8];
+#pragma unroll
+        for (int i = 0; i < S::WARP_ROWS / 8; i++) of_row[i] = x[rows[i] + step];
+#pragma unroll
+        for (int j = 0; j < S::WARP_COLUMNS / 4; j++) {
+            int column = j / 2 * 8 + j % 2;
+            float scale = column < count ? weight.scale(first + column, step) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < S::WARP_ROWS / 8; i++) {
+                int at = i % 2 * 2 + j % 2;
+                sums[i / 2][j / 2][at] = fmaf(of_step[i / 2][j / 2][at], of_row[i] * scale, sums[i / 2][j / 2][at]);
+            }
+        }
+    }
+};
+
 // Sixteen rows of a warp at a time go through shared memory that nobody else uses by then, so that lanes write runs of
 // columns, and what becomes of a sum is not there for each of the thread's registers.
-template <class S, bool F16>
+template <class S, Products OF>
 __device__ __forceinline__ void write_tile(uint8_t* memory, const TileInput& in, const TileOutput& to, const Place& place,
                                            int columns, int warp_row, int warp_column,
                                            const float (&sums)[S::WARP_ROWS / 16][S::WARP_COLUMNS / 8][4]) {
@@ -397,20 +459,26 @@ __device__ __forceinline__ void write_tile(uint8_t* memory, const TileInput& in,
             int r = warp_row + i * 16 + run / runs, column = place.column + warp_column + run % runs * 8;
             if (r >= place.count || column >= columns) continue;
             int64_t row = in.ids ? in.ids[place.first + r] : place.first + r;
-            float scale = F16 ? to.row_scales[row / in.share] : 1.0f;
+            float scale = OF == OF_F16 ? to.row_scales[row / in.share] : 1.0f;
             to.eight(strip + run / runs * stride + run % runs * 8, scale, place.expert, row, column, columns - column);
         }
         __syncwarp();
     }
 }
 
+// Eight rows of 128 bytes, as products of four warps want their matrices aligned.
+struct alignas(1024) TileRow8 {
+    uint8_t bytes[1024];
+};
+
 // Steps [begin, end) of a tile.
-template <class S, bool F16, class W>
+template <class S, Products OF, class W>
 __device__ __forceinline__ void tile_product(const TileInput& in, const W& weight, const TileOutput& to,
                                              const Place& place, int columns, int begin, int end) {
-    extern __shared__ uint4 tile_memory[];
+    extern __shared__ TileRow8 tile_memory[];
     uint8_t* x_ring = reinterpret_cast<uint8_t*>(tile_memory);
     uint8_t* w_ring = x_ring + S::STAGES * S::X_BYTES;
+    static_assert(!W::UNPACKS || S::COLUMNS * S::GROUPS == S::THREADS, "a thread unpacks a group");
     const int w_bytes = W::UNPACKS ? RAW_BYTES : S::W_BYTES;
     uint8_t* unpacked = w_ring + S::STAGES * RAW_BYTES;
     int64_t first = int64_t(place.expert) * columns + place.column;
@@ -419,6 +487,7 @@ __device__ __forceinline__ void tile_product(const TileInput& in, const W& weigh
     const int across = S::COLUMNS / S::WARP_COLUMNS;
     int warp_row = warp / across * S::WARP_ROWS, warp_column = warp % across * S::WARP_COLUMNS;
     XPieces<S> pieces(in, place);
+    StepScales<S, W> scaled(in, to, weight, place, first, count, warp_row, warp_column);
     float sums[S::WARP_ROWS / 16][S::WARP_COLUMNS / 8][4] = {};
 
     auto copy = [&](int step) {
@@ -441,20 +510,29 @@ __device__ __forceinline__ void tile_product(const TileInput& in, const W& weigh
     for (int step = begin - 1; step < end; step++) {
         if (step >= begin) copy(step + S::STAGES - 1);
         cp_async_wait<S::STAGES - 2>();
+        if constexpr (S::GROUP) wgmma_publish();
         // A thread unpacks what it has copied itself, so its own wait is enough.
         unpack(step + 1);
         if (step >= begin) {
             int slot = (step - begin) % S::STAGES;
             const uint8_t* w = W::UNPACKS ? unpacked + (step - begin) % 2 * S::W_BYTES : w_ring + slot * S::W_BYTES;
-            multiply<S, F16>(x_ring + slot * S::X_BYTES, w, warp_row, warp_column, sums);
+            const uint8_t* x = x_ring + slot * S::X_BYTES;
+            if constexpr (W::SCALED) {
+                float of_step[S::WARP_ROWS / 16][S::WARP_COLUMNS / 8][4] = {};
+                if constexpr (S::GROUP) multiply_group<S>(x, w, of_step);
+                else multiply<S, OF>(x, w, warp_row, warp_column, of_step);
+                scaled.add(of_step, step, sums);
+            } else {
+                multiply<S, OF>(x, w, warp_row, warp_column, sums);
+            }
         }
         __syncthreads();
     }
-    write_tile<S, F16>(x_ring, in, to, place, columns, warp_row, warp_column, sums);
+    write_tile<S, OF>(x_ring, in, to, place, columns, warp_row, warp_column, sums);
 }
 
 // A block of the grid: its tile, and its part of k where that is split. A part writes sums of its own, [splits, rows, n].
-template <class S, bool F16, class W>
+template <class S, Products OF, class W>
 __device__ __forceinline__ void tile_block(TileInput in, const W& weight, TileOutput to, int rows, int row_tiles,
                                            int columns, int splits, const int* offsets, int experts) {
     int part = int(blockIdx.x) % splits, row_tile;
@@ -465,7 +543,7 @@ __device__ __forceinline__ void tile_block(TileInput in, const W& weight, TileOu
     if (in.ids && !expert_tile<S>(row_tile, offsets, experts, place)) return;
     int steps = (in.stride + S::DEPTH - 1) / S::DEPTH << weight.repeats(), each = (steps + splits - 1) / splits;
     if (splits > 1) to.first += part * (int64_t(rows) * to.n);
-    tile_product<S, F16>(in, weight, to, place, columns, min(part * each, steps), min((part + 1) * each, steps));
+    tile_product<S, OF>(in, weight, to, place, columns, min(part * each, steps), min((part + 1) * each, steps));
 }
 
 // Sizes of tiles by their rows; `tile.rs` has the same.
@@ -478,7 +556,7 @@ typedef TileShape<128, 128, 32, 64, 64, 3, 2> Tile128;
     const uint16_t *x, int x_stride, int rows, int row_tiles, int columns, int splits, void *out, int is_f32,           \
         int64_t first, int64_t n, const float *row_scales, const int *ids, const int *offsets, int experts, int share,  \
         const float *bias, const float *gate, int activation, float alpha, float limit
-#define TILE_BLOCK(SHAPE, F16, WEIGHT_ROWS)                                                                             \
+#define TILE_BLOCK(SHAPE, OF, WEIGHT_ROWS)                                                                              \
     TileInput in = {x, x_stride, ids, share};                                                                           \
     TileOutput to = {out, is_f32, first, n, row_scales, bias, gate, activation, alpha, limit};                          \
-    tile_block<SHAPE, F16>(in, WEIGHT_ROWS, to, rows, row_tiles, columns, splits, offsets, experts);
+    tile_block<SHAPE, OF>(in, WEIGHT_ROWS, to, rows, row_tiles, columns, splits, offsets, experts);

@@ -2,19 +2,19 @@
 #include "tile.cuh"
 #ifdef ACT_BF16  // there is nothing here for activations of f32
 
-#define TILE_HALF(NAME, SHAPE, F16)                                                                                     \
+#define TILE_HALF(NAME, SHAPE, OF)                                                                                      \
     KERNEL __launch_bounds__(128, SHAPE::BLOCKS) NAME(TILE_PARAMS, const uint16_t* weight, int64_t stride) {            \
         HalfRows half = {weight, stride};                                                                               \
-        TILE_BLOCK(SHAPE, F16, half)                                                                                    \
+        TILE_BLOCK(SHAPE, OF, half)                                                                                     \
     }
-TILE_HALF(tile_bf16_16, Tile16, false)
-TILE_HALF(tile_bf16_32, Tile32, false)
-TILE_HALF(tile_bf16_64, Tile64, false)
-TILE_HALF(tile_bf16_128, Tile128, false)
-TILE_HALF(tile_f16_16, Tile16, true)
-TILE_HALF(tile_f16_32, Tile32, true)
-TILE_HALF(tile_f16_64, Tile64, true)
-TILE_HALF(tile_f16_128, Tile128, true)
+TILE_HALF(tile_bf16_16, Tile16, OF_BF16)
+TILE_HALF(tile_bf16_32, Tile32, OF_BF16)
+TILE_HALF(tile_bf16_64, Tile64, OF_BF16)
+TILE_HALF(tile_bf16_128, Tile128, OF_BF16)
+TILE_HALF(tile_f16_16, Tile16, OF_F16)
+TILE_HALF(tile_f16_32, Tile32, OF_F16)
+TILE_HALF(tile_f16_64, Tile64, OF_F16)
+TILE_HALF(tile_f16_128, Tile128, OF_F16)
 
 // Rows of x as tiles read them: in another order of their elements (`order`, or null), and with zeros behind k up to a
 // multiple of eight elements. A block for each row.

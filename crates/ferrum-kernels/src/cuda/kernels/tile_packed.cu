@@ -6,7 +6,7 @@
     KERNEL __launch_bounds__(128, SHAPE::BLOCKS)                                                                        \
         NAME(TILE_PARAMS, WEIGHT_PARAMS, int bits, int groups, int64_t stride) {                                        \
         PackedRows packed = {WEIGHT, bits, groups, stride};                                                             \
-        TILE_BLOCK(SHAPE, false, packed)                                                                                \
+        TILE_BLOCK(SHAPE, OF_BF16, packed)                                                                              \
     }
 TILE_PACKED(tile_packed_16, Tile16)
 TILE_PACKED(tile_packed_32, Tile32)
