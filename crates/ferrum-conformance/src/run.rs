@@ -7,7 +7,9 @@ use crate::{
     collective, core, gguf, layers, linear_attention, marlin, moe, paged, runtime, sample, state,
 };
 use ferrum_kernels::cpu::CpuBackend;
+#[cfg(feature = "cuda")]
 use ferrum_kernels::cuda::{CudaAct, CudaBackend};
+#[cfg(feature = "gpu")]
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::{Precision, Reference, ReferenceBackend, Uniform};
 use ferrum_kernels::{
@@ -189,6 +191,7 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
 }
 
 /// The whole suite on the CUDA backend with activations of `A`.
+#[cfg(feature = "cuda")]
 pub fn run_cuda<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report {
     let mut report = Report::new(CudaBackend::<A>::NAME);
     run_core(device, filter, &mut report);
@@ -212,6 +215,7 @@ pub fn run_cuda<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report 
 }
 
 /// The whole suite on the wgpu backend.
+#[cfg(feature = "gpu")]
 pub fn run_gpu(device: &GpuBackend, filter: &Filter) -> Report {
     let name = device.info().backend;
     let mut report = Report::new(name);
@@ -248,6 +252,7 @@ pub fn run_absent(backend: &str, reason: &str, filter: &Filter) -> Report {
 }
 
 /// Reports cases of a capability that a backend lacks; the reference backend says which they are.
+#[cfg(feature = "gpu")]
 fn lacks(name: &str, cases: Cases<ReferenceBackend>, filter: &Filter, report: &mut Report) {
     cases.skip(&format!("not implemented by {name}"), filter, report);
 }

@@ -2,7 +2,9 @@
 
 use crate::{Placement, Session};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+#[cfg(feature = "cuda")]
 use ferrum_kernels::cuda::{CudaBf16, CudaOptions};
+#[cfg(feature = "gpu")]
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
@@ -54,15 +56,22 @@ impl BackendKind {
     pub fn compiled() -> Vec<&'static str> {
         // wgpu has Metal on Apple's systems and Vulkan on all others.
         let gpu = match cfg!(target_vendor = "apple") {
-            true => GpuApi::Metal,
-            false => GpuApi::Vulkan,
+            true => Self::Metal,
+            false => Self::Vulkan,
         };
-        vec![
-            CpuBackend::NAME,
-            CudaBf16::NAME,
-            gpu.name(),
-            ReferenceBackend::NAME,
-        ]
+        let all = [
+            (Self::Cpu, true),
+            (Self::Cuda, cfg!(feature = "cuda")),
+            (gpu, cfg!(feature = "gpu")),
+            (Self::Reference, true),
+        ];
+        let compiled = all.into_iter().filter(|(_, compiled)| *compiled);
+        compiled.map(|(kind, _)| kind.name()).collect()
+    }
+
+    /// Its name, which is also that of its backend, if it is the kind of one.
+    pub(crate) fn name(self) -> &'static str {
+        name_of(Self::NAMES, self)
     }
 }
 
@@ -76,7 +85,7 @@ impl FromStr for BackendKind {
 
 impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(name_of(Self::NAMES, *self))
+        f.pad(self.name())
     }
 }
 
@@ -170,8 +179,10 @@ pub enum BackendDispatch {
     /// Threads and SIMD.
     Cpu(CpuBackend),
     /// NVIDIA, with activations of bf16.
+    #[cfg(feature = "cuda")]
     Cuda(CudaBf16),
     /// Vulkan or Metal.
+    #[cfg(feature = "gpu")]
     Gpu(GpuBackend),
     /// Plain loops.
     Reference(ReferenceBackend),
@@ -185,10 +196,12 @@ macro_rules! with_device {
                 type $B = ferrum_kernels::cpu::CpuBackend;
                 $body
             }
+            #[cfg(feature = "cuda")]
             $crate::BackendDispatch::Cuda($device) => {
                 type $B = ferrum_kernels::cuda::CudaBf16;
                 $body
             }
+            #[cfg(feature = "gpu")]
             $crate::BackendDispatch::Gpu($device) => {
                 type $B = ferrum_kernels::gpu::GpuBackend;
                 $body
@@ -228,7 +241,7 @@ impl Demands {
         // Weights, and headroom for KV.
         let needed = self.bytes.saturating_add(self.bytes / 2);
         let fits = info.memory.is_none_or(|memory| memory.free >= needed);
-        let native = !self.experts && !self.quantised || info.backend == CudaBf16::NAME;
+        let native = !self.experts && !self.quantised || info.backend == BackendKind::Cuda.name();
         !info.software && fits && native
     }
 }
@@ -264,12 +277,11 @@ impl BackendDispatch {
                 _ => "leave out --device",
             };
             return Err(Error::NoDevice {
-                backend: name_of(BackendKind::NAMES, kind),
+                backend: kind.name(),
                 reason: format!("device number {ordinal} does not exist"),
                 hint: hint.into(),
             });
         }
-        let gpu = |api| GpuBackend::open_kind(api, ordinal).map(Self::Gpu);
         match kind {
             BackendKind::Auto => {
                 let suits = |info: &DeviceInfo| demands.suit_gpu(info);
@@ -279,10 +291,8 @@ impl BackendDispatch {
                 }
             }
             BackendKind::Cpu => Self::cpu(options),
-            BackendKind::Gpu => GpuBackend::open(ordinal).map(Self::Gpu),
             BackendKind::Cuda => Self::cuda(ordinal, options),
-            BackendKind::Metal => gpu(GpuApi::Metal),
-            BackendKind::Vulkan => gpu(GpuApi::Vulkan),
+            BackendKind::Gpu | BackendKind::Metal | BackendKind::Vulkan => Self::gpu(kind, ordinal),
             BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
         }
     }
@@ -301,7 +311,7 @@ impl BackendDispatch {
             false => None,
         };
         found.ok_or_else(|| Error::NoDevice {
-            backend: name_of(BackendKind::NAMES, BackendKind::Gpu),
+            backend: BackendKind::Gpu.name(),
             reason: "this machine has none that is more than software".into(),
             hint: "leave out --gpu-layers, or name one of `ferrum devices` with --backend".into(),
         })
@@ -309,20 +319,41 @@ impl BackendDispatch {
 
     /// The first GPU that suits and opens; those of NVIDIA through their own driver.
     fn best_gpu(suits: impl Fn(&DeviceInfo) -> bool, options: BackendOptions) -> Option<Self> {
-        let nvidia = CudaBf16::devices().into_iter().find(&suits);
+        let nvidia = cuda_devices().into_iter().find(&suits);
         let nvidia = nvidia.and_then(|info| Self::cuda(info.ordinal, options).ok());
-        if nvidia.is_some() {
-            return nvidia;
-        }
-        let other = GpuBackend::devices().into_iter().find(suits)?;
-        GpuBackend::open(other.ordinal).ok().map(Self::Gpu)
+        nvidia.or_else(|| {
+            let other = gpu_devices().into_iter().find(suits)?;
+            Self::gpu(BackendKind::Gpu, other.ordinal).ok()
+        })
     }
 
+    #[cfg(feature = "cuda")]
     fn cuda(ordinal: usize, options: BackendOptions) -> Result<Self> {
         let BackendOptions {
             batch_invariant, ..
         } = options;
         CudaBf16::open_with(ordinal, CudaOptions { batch_invariant }).map(Self::Cuda)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(_: usize, _: BackendOptions) -> Result<Self> {
+        Err(not_compiled(BackendKind::Cuda, "cuda"))
+    }
+
+    /// A GPU through wgpu, by the interface that `kind` names.
+    #[cfg(feature = "gpu")]
+    fn gpu(kind: BackendKind, ordinal: usize) -> Result<Self> {
+        let opened = match kind {
+            BackendKind::Metal => GpuBackend::open_kind(GpuApi::Metal, ordinal),
+            BackendKind::Vulkan => GpuBackend::open_kind(GpuApi::Vulkan, ordinal),
+            _ => GpuBackend::open(ordinal),
+        };
+        opened.map(Self::Gpu)
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn gpu(kind: BackendKind, _: usize) -> Result<Self> {
+        Err(not_compiled(kind, "gpu"))
     }
 
     fn cpu(options: BackendOptions) -> Result<Self> {
@@ -343,8 +374,11 @@ impl BackendDispatch {
     pub fn rounds_activations(&self, model: &Model) -> bool {
         match self {
             Self::Cpu(device) => device.isa().rounds_bf16() && model.has_bf16(),
+            #[cfg(feature = "cuda")]
             Self::Cuda(_) => true,
-            Self::Gpu(_) | Self::Reference(_) => false,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => false,
+            Self::Reference(_) => false,
         }
     }
 
@@ -353,7 +387,9 @@ impl BackendDispatch {
         match self {
             Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
             Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
+            #[cfg(feature = "cuda")]
             Self::Cuda(_) => WeightPolicy::of::<CudaBf16, CudaForm>(),
+            #[cfg(feature = "gpu")]
             Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
             Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
         }
@@ -400,18 +436,21 @@ impl BackendDispatch {
         Placement::on(self.clone(), model).load(model, config, kv, progress)
     }
 
-    /// Does a job on this device with a KV cache of element `K`, and its form of the model's weights.
+    /// Does a job on this device with a KV cache of element `K`, and its form of the model's weights; the CPU `keeps` blocks
+    /// of quantised weights or expands them.
     ///
     /// # Errors
     /// Those of the job; [`Error::Unsupported`] when this backend has no such cache.
     pub(crate) fn with_kv<K: KvElement, J: DeviceJob<K>>(
         &self,
-        model: &Model,
+        keeps: bool,
         job: J,
     ) -> Result<J::Output> {
         match self {
-            Self::Cpu(device) => K::on_cpu(device, model.keeps_blocks(), job),
+            Self::Cpu(device) => K::on_cpu(device, keeps, job),
+            #[cfg(feature = "cuda")]
             Self::Cuda(device) => K::on_cuda(device, job),
+            #[cfg(feature = "gpu")]
             Self::Gpu(device) => K::on_gpu(device, job),
             Self::Reference(device) => K::on_reference(device, job),
         }
@@ -440,9 +479,11 @@ pub(crate) trait KvElement: KvDtypeKind {
     fn on_cpu<J: DeviceJob<Self>>(device: &CpuBackend, keeps: bool, job: J) -> Result<J::Output>;
 
     /// Does a job on a GPU of NVIDIA.
+    #[cfg(feature = "cuda")]
     fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output>;
 
     /// Does a job on another GPU.
+    #[cfg(feature = "gpu")]
     fn on_gpu<J: DeviceJob<Self>>(device: &GpuBackend, job: J) -> Result<J::Output>;
 
     /// Does a job on the reference backend.
@@ -466,10 +507,12 @@ macro_rules! kv_element {
                 }
             }
 
+            #[cfg(feature = "cuda")]
             fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output> {
                 job.run::<_, CudaForm>((device, device))
             }
 
+            #[cfg(feature = "gpu")]
             fn on_gpu<J: DeviceJob<Self>>($device: &GpuBackend, $job: J) -> Result<J::Output> {
                 $on_gpu
             }
@@ -492,6 +535,7 @@ kv_element!(KvBf16, |device, job| job
 kv_element!(KvFp8, |device, _job| Err(no_gpu_cache::<Self>(device)));
 kv_element!(KvInt8, |device, _job| Err(no_gpu_cache::<Self>(device)));
 
+#[cfg(feature = "gpu")]
 fn no_gpu_cache<K: KvDtypeKind>(device: &GpuBackend) -> Error {
     Error::Unsupported {
         op: "kv_cache",
@@ -506,9 +550,11 @@ type CpuNative = Moe<Native>;
 type CpuExpanded = Moe<Expanded>;
 
 /// How CUDA loads models: blocks and experts as they are.
+#[cfg(feature = "cuda")]
 type CudaForm = Moe<Native>;
 
 /// How other GPUs load models: they have no kernels for blocks, nor for experts.
+#[cfg(feature = "gpu")]
 type GpuForm = Expanded;
 
 /// How the reference backend loads models.
@@ -530,10 +576,36 @@ fn may_have_gpu() -> bool {
     !cfg!(target_os = "linux") || NODES.iter().any(|node| Path::new(node).exists())
 }
 
+/// The error for a backend that this program does not have.
+#[cfg(not(all(feature = "cuda", feature = "gpu")))]
+fn not_compiled(kind: BackendKind, feature: &str) -> Error {
+    Error::NoDevice {
+        backend: kind.name(),
+        reason: "this program was built without it".into(),
+        hint: format!("build it with the feature {feature}, or use --backend cpu"),
+    }
+}
+
+/// NVIDIA's devices.
+fn cuda_devices() -> Vec<DeviceInfo> {
+    #[cfg(feature = "cuda")]
+    return CudaBf16::devices();
+    #[cfg(not(feature = "cuda"))]
+    Vec::new()
+}
+
+/// The devices of wgpu.
+fn gpu_devices() -> Vec<DeviceInfo> {
+    #[cfg(feature = "gpu")]
+    return GpuBackend::devices();
+    #[cfg(not(feature = "gpu"))]
+    Vec::new()
+}
+
 /// The devices of every backend, fastest first.
 pub fn list_devices() -> Vec<DeviceInfo> {
-    let mut all = CudaBf16::devices();
-    all.extend(GpuBackend::devices());
+    let mut all = cuda_devices();
+    all.extend(gpu_devices());
     all.sort_by_key(|info| info.software);
     let hardware = all.iter().take_while(|info| !info.software).count();
     let slow = all.split_off(hardware);
@@ -550,14 +622,14 @@ mod tests {
 
     #[test]
     fn a_backend_is_named_as_it_is_chosen() {
-        for name in [
-            CpuBackend::NAME,
-            CudaBf16::NAME,
-            GpuBackend::NAME,
-            ReferenceBackend::NAME,
+        for (name, kind) in [
+            (CpuBackend::NAME, BackendKind::Cpu),
+            (CudaBf16::NAME, BackendKind::Cuda),
+            (GpuBackend::NAME, BackendKind::Gpu),
+            (ReferenceBackend::NAME, BackendKind::Reference),
         ] {
-            let kind: BackendKind = name.parse().unwrap();
-            assert_eq!(kind.to_string(), name);
+            assert_eq!(name.parse(), Ok(kind));
+            assert_eq!(kind.name(), name);
         }
     }
 

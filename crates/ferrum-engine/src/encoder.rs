@@ -3,7 +3,7 @@
 //! [`EncoderTokenizer`] makes tokens of texts on any thread; the [`Encoder`] computes them, alone or on the thread of a
 //! [`TaskEngine`](crate::TaskEngine).
 
-use crate::dispatch::{DeviceJob, KvElement};
+use crate::dispatch::DeviceJob;
 use crate::{BackendDispatch, TaskModel};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
@@ -317,12 +317,7 @@ impl Encoder {
     ) -> Result<Self> {
         let tokenizer = Arc::new(EncoderTokenizer::new(model, tokenizer)?);
         let load = Load { model, progress };
-        let inner = match device {
-            BackendDispatch::Cpu(device) => KvF32::on_cpu(device, keeps_blocks(model), load),
-            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
-            BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
-            BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
-        }?;
+        let inner = device.with_kv::<KvF32, _>(keeps_blocks(model), load)?;
         Ok(Self {
             inner,
             tokenizer,

@@ -1,8 +1,7 @@
 //! How many tokens of KV cache the devices of a model have room for, and what to say where memory runs out.
 
-use crate::{KvDtype, Placement};
-use ferrum_kernels::cuda::CudaBf16;
-use ferrum_kernels::{Backend, DeviceInfo, DeviceMemory};
+use crate::{BackendKind, KvDtype, Placement};
+use ferrum_kernels::{DeviceInfo, DeviceMemory};
 use ferrum_models::{MemoryPlan, Model, RunnerConfig};
 use ferrum_types::Error;
 
@@ -51,7 +50,7 @@ impl MemoryShare {
 }
 
 fn is_gpu(device: &DeviceInfo) -> bool {
-    device.backend == CudaBf16::NAME
+    device.backend == BackendKind::Cuda.name()
 }
 
 impl Placement {
@@ -140,7 +139,11 @@ fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrum_kernels::Backend;
     use ferrum_kernels::cpu::CpuBackend;
+    use ferrum_kernels::cuda::CudaBf16;
+
+    const CUDA: &str = CudaBf16::NAME;
 
     const PLAN: MemoryPlan = MemoryPlan {
         weights: 3 << 30,
@@ -169,10 +172,10 @@ mod tests {
             ("vulkan", None, 1, 1 << 14),
             ("vulkan", None, 4, 1 << 12),
             // Three quarters of the memory, but no more than is free, and all of what is left.
-            (CudaBf16::NAME, memory(16, 16), 1, 8 << 14),
-            (CudaBf16::NAME, memory(10, 16), 1, 6 << 14),
-            (CudaBf16::NAME, memory(16, 16), 2, 2 << 14),
-            (CudaBf16::NAME, memory(3, 16), 1, 0),
+            (CUDA, memory(16, 16), 1, 8 << 14),
+            (CUDA, memory(10, 16), 1, 6 << 14),
+            (CUDA, memory(16, 16), 2, 2 << 14),
+            (CUDA, memory(3, 16), 1, 0),
         ] {
             let device = DeviceInfo {
                 backend,

@@ -234,12 +234,13 @@ fn follow_load(
         end,
         progress: &mut |_, _| (),
     };
+    let keeps = model.keeps_blocks();
     match command.kv {
-        KvDtype::F32 => device.with_kv::<KvF32, _>(&model, Follow(rank)),
-        KvDtype::F16 => device.with_kv::<KvFp16, _>(&model, Follow(rank)),
-        KvDtype::Bf16 => device.with_kv::<KvBf16, _>(&model, Follow(rank)),
-        KvDtype::Fp8 => device.with_kv::<KvFp8, _>(&model, Follow(rank)),
-        KvDtype::Int8 => device.with_kv::<KvInt8, _>(&model, Follow(rank)),
+        KvDtype::F32 => device.with_kv::<KvF32, _>(keeps, Follow(rank)),
+        KvDtype::F16 => device.with_kv::<KvFp16, _>(keeps, Follow(rank)),
+        KvDtype::Bf16 => device.with_kv::<KvBf16, _>(keeps, Follow(rank)),
+        KvDtype::Fp8 => device.with_kv::<KvFp8, _>(keeps, Follow(rank)),
+        KvDtype::Int8 => device.with_kv::<KvInt8, _>(keeps, Follow(rank)),
     }
 }
 
@@ -322,7 +323,7 @@ impl Ranks {
             end: &self.end,
             progress,
         };
-        let loaded = device.with_kv::<K, _>(model, Lead(rank));
+        let loaded = device.with_kv::<K, _>(model.keeps_blocks(), Lead(rank));
         if let Err(error) = &loaded {
             // The others have loaded what has no use now.
             self.end.abort(&error.to_string());

@@ -13,7 +13,9 @@
 
 pub mod backend;
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod reference;
 

@@ -8,7 +8,7 @@ pub(crate) mod preprocessor;
 mod texts;
 
 use crate::BackendDispatch;
-use crate::dispatch::{DeviceJob, KvElement};
+use crate::dispatch::DeviceJob;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_media::image::{ImageTransform, RgbImage};
@@ -70,12 +70,7 @@ impl ImageClassifier {
         let transform = preprocessor::read(folder, model.spec.kind)?;
         let texts = TextPreparation::read(folder, &model.spec)?;
         let load = Load { model, progress };
-        let inner = match device {
-            BackendDispatch::Cpu(device) => KvF32::on_cpu(device, false, load),
-            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
-            BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
-            BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
-        }?;
+        let inner = device.with_kv::<KvF32, _>(false, load)?;
         Ok(Self {
             inner,
             texts,

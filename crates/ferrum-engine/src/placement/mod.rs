@@ -310,7 +310,7 @@ impl Placement {
                     progress((done + bytes).min(total), total);
                 },
             };
-            earlier.push(device.with_kv::<K, _>(model, LoadEarlier(part))?);
+            earlier.push(device.with_kv::<K, _>(model.keeps_blocks(), LoadEarlier(part))?);
             done += of_stage;
         }
         let part = LoadPart {
@@ -322,7 +322,7 @@ impl Placement {
         };
         self.last
             .device
-            .with_kv::<K, _>(model, LoadLast(part, earlier, head))
+            .with_kv::<K, _>(model.keeps_blocks(), LoadLast(part, earlier, head))
     }
 
     /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only

@@ -14,7 +14,7 @@ mod windows;
 pub use fallback::{Fallback, WindowFigures};
 pub use format::{srt, vtt};
 
-use crate::dispatch::{DeviceJob, KvElement};
+use crate::dispatch::DeviceJob;
 use crate::{BackendDispatch, TaskModel};
 use fallback::{Attempt, compression_ratio, probability};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
@@ -117,12 +117,7 @@ impl Transcriber {
     ) -> Result<Self> {
         let tokens = SpeechTokens::read(model, &tokenizer)?;
         let load = Load { model, progress };
-        let inner = match device {
-            BackendDispatch::Cpu(device) => KvF32::on_cpu(device, false, load),
-            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
-            BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
-            BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
-        }?;
+        let inner = device.with_kv::<KvF32, _>(false, load)?;
         Ok(Self {
             mel: MelSpectrogram::new(model.spec.mels),
             inner,

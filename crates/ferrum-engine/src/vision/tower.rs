@@ -4,7 +4,7 @@ use super::ImageEmbeddings;
 use super::cache::{FileDigest, ImageCache};
 use crate::BackendDispatch;
 use crate::classify::preprocessor;
-use crate::dispatch::{DeviceJob, KvElement};
+use crate::dispatch::DeviceJob;
 use crate::tasks::TaskModel;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
@@ -77,12 +77,7 @@ impl VisionTower {
             side: model.spec.image.side,
         };
         let load = Load { model, progress };
-        let inner = match device {
-            BackendDispatch::Cpu(device) => KvF32::on_cpu(device, false, load),
-            BackendDispatch::Cuda(device) => KvF32::on_cuda(device, load),
-            BackendDispatch::Gpu(device) => KvF32::on_gpu(device, load),
-            BackendDispatch::Reference(device) => KvF32::on_reference(device, load),
-        }?;
+        let inner = device.with_kv::<KvF32, _>(false, load)?;
         Ok(Self {
             inner,
             preprocessor,
