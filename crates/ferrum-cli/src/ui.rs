@@ -22,7 +22,6 @@ pub(crate) enum Verbosity {
 /// The settings of the global flags, stored once when the program starts.
 struct Settings {
     verbosity: Verbosity,
-    stdout_color: bool,
     stderr_color: bool,
 }
 
@@ -36,15 +35,14 @@ pub(crate) fn init(verbosity: Verbosity, color: ColorChoice) {
 fn settings(verbosity: Verbosity, color: ColorChoice) -> Settings {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let wanted = variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|t| t != "dumb");
-    let colored = |terminal: bool| match color {
+    let stderr_color = match color {
         ColorChoice::Always => true,
         ColorChoice::Never => false,
-        ColorChoice::Auto => wanted && terminal,
+        ColorChoice::Auto => wanted && std::io::stderr().is_terminal(),
     };
     Settings {
         verbosity,
-        stdout_color: colored(std::io::stdout().is_terminal()),
-        stderr_color: colored(std::io::stderr().is_terminal()),
+        stderr_color,
     }
 }
 
@@ -54,11 +52,6 @@ fn current() -> &'static Settings {
 
 pub(crate) fn verbosity() -> Verbosity {
     current().verbosity
-}
-
-/// Whether text on stdout may have colours.
-pub(crate) fn color_stdout() -> bool {
-    current().stdout_color
 }
 
 /// Whether text on stderr may have colours.

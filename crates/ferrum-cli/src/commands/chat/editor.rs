@@ -4,16 +4,16 @@
 
 use super::commands;
 use super::storage::{private_file, state_dir};
-use crate::failure::Outcome;
-use crate::ui;
-use reedline::{
-    Color, FileBackedHistory, Highlighter, Prompt, PromptEditMode, PromptHistorySearch,
-    PromptHistorySearchStatus, Reedline, Signal, StyledText, ValidationResult, Validator,
-};
-use std::borrow::Cow;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::failure::{Failure, Outcome};
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Config, Context, Helper};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
 
 /// Lines that the history keeps.
 const HISTORY: usize = 1000;
@@ -30,121 +30,94 @@ pub(super) enum Input {
 }
 
 pub(super) struct Editor {
-    editor: Reedline,
-    empty: Arc<AtomicBool>,
+    editor: rustyline::Editor<Message, FileHistory>,
+    /// Where the history outlives the program, if there is a place for it.
+    history: Option<PathBuf>,
 }
 
 impl Editor {
-    /// An editor whose history outlives the program where there is a place for it.
-    pub(super) fn new() -> Self {
-        let empty = Arc::new(AtomicBool::new(true));
-        let plain = PlainText {
-            empty: Arc::clone(&empty),
-        };
-        let editor = Reedline::create()
-            .use_bracketed_paste(true)
-            .with_ansi_colors(ui::color_stdout())
-            .with_validator(Box::new(Blocks))
-            .with_highlighter(Box::new(plain));
-        let file = state_dir().map(|dir| dir.join("history"));
-        let history = file.and_then(|file| history(&file));
-        let editor = match history {
-            Some(history) => editor.with_history(Box::new(history)),
-            None => editor,
-        };
-        Self { editor, empty }
+    pub(super) fn new() -> Outcome<Self> {
+        let config = Config::builder().max_history_size(HISTORY)?;
+        let config = config.auto_add_history(true).build();
+        let mut editor = rustyline::Editor::with_config(config)?;
+        editor.set_helper(Some(Message::default()));
+        let history = state_dir().map(|dir| dir.join("history"));
+        let history = history.filter(|file| is_private(file).is_ok());
+        if let Some(file) = &history {
+            // The history is a convenience: without it, talks go on.
+            let _ = editor.load_history(file);
+        }
+        Ok(Self { editor, history })
     }
 
     pub(super) fn read(&mut self) -> Outcome<Input> {
-        self.empty.store(true, Ordering::Relaxed);
-        Ok(match self.editor.read_line(&Marks)? {
-            Signal::Success(text) => {
-                // The history is a convenience: without a place for it, talks go on.
-                let _ = self.editor.sync_history();
+        if let Some(message) = self.editor.helper() {
+            message.has_text.set(false);
+        }
+        Ok(match self.editor.readline("> ") {
+            Ok(text) => {
+                if let Some(file) = &self.history {
+                    let _ = self.editor.append_history(file);
+                }
                 Input::Text(text)
             }
-            Signal::CtrlC => Input::Interrupt {
-                empty: self.empty.load(Ordering::Relaxed),
+            Err(ReadlineError::Interrupted) => Input::Interrupt {
+                empty: self
+                    .editor
+                    .helper()
+                    .is_none_or(|message| !message.has_text.get()),
             },
-            _ => Input::End,
+            Err(ReadlineError::Eof) => Input::End,
+            Err(e) => return Err(e.into()),
         })
     }
 }
 
-/// Earlier lines, in a file that only its owner reads.
-fn history(file: &Path) -> Option<FileBackedHistory> {
-    std::fs::create_dir_all(file.parent()?).ok()?;
-    private_file(file, false).ok()?;
-    FileBackedHistory::with_file(HISTORY, file.to_owned()).ok()
-}
-
-/// Text without any colour. It also sees whether there is some, which Ctrl-C does not tell.
-struct PlainText {
-    empty: Arc<AtomicBool>,
-}
-
-impl Highlighter for PlainText {
-    fn highlight(&self, line: &str, _cursor: usize) -> StyledText {
-        self.empty.store(line.is_empty(), Ordering::Relaxed);
-        let mut text = StyledText::new();
-        text.push((Default::default(), line.to_owned()));
-        text
-    }
-}
-
-/// Enter begins a new line inside of a block.
-struct Blocks;
-
-impl Validator for Blocks {
-    fn validate(&self, text: &str) -> ValidationResult {
-        match commands::is_open(text) {
-            true => ValidationResult::Incomplete,
-            false => ValidationResult::Complete,
+impl From<ReadlineError> for Failure {
+    fn from(e: ReadlineError) -> Self {
+        match e {
+            ReadlineError::Io(e) => e.into(),
+            e => std::io::Error::other(e).into(),
         }
     }
 }
 
-/// What stands before lines, in the terminal's own colour too.
-struct Marks;
-
-impl Prompt for Marks {
-    fn render_prompt_left(&self) -> Cow<'_, str> {
-        "".into()
+/// Makes a file that only its owner reads, if there is none, and its folder.
+fn is_private(file: &Path) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
     }
+    private_file(file, false).map(|_| ())
+}
 
-    fn render_prompt_right(&self) -> Cow<'_, str> {
-        "".into()
-    }
+/// A message as it is typed. Enter begins a new line inside of a block.
+#[derive(Default)]
+struct Message {
+    /// Whether there is some, which Ctrl-C does not tell.
+    has_text: Cell<bool>,
+}
 
-    fn render_prompt_indicator(&self, _mode: PromptEditMode) -> Cow<'_, str> {
-        "> ".into()
-    }
-
-    fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
-        "  ".into()
-    }
-
-    fn render_prompt_history_search_indicator(&self, search: PromptHistorySearch) -> Cow<'_, str> {
-        let found = match search.status {
-            PromptHistorySearchStatus::Passing => "",
-            PromptHistorySearchStatus::Failing => "nothing for ",
-        };
-        format!("({found}search: {}) ", search.term).into()
-    }
-
-    fn get_prompt_color(&self) -> Color {
-        Color::Default
-    }
-
-    fn get_prompt_multiline_color(&self) -> Color {
-        Color::Default
-    }
-
-    fn get_indicator_color(&self) -> Color {
-        Color::Default
-    }
-
-    fn get_prompt_right_color(&self) -> Color {
-        Color::Default
+impl Validator for Message {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(match commands::is_open(context.input()) {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Valid(None),
+        })
     }
 }
+
+impl Hinter for Message {
+    type Hint = String;
+
+    fn hint(&self, line: &str, _: usize, _: &Context<'_>) -> Option<String> {
+        self.has_text.set(!line.is_empty());
+        None
+    }
+}
+
+impl Completer for Message {
+    type Candidate = String;
+}
+
+impl Highlighter for Message {}
+impl Helper for Message {}

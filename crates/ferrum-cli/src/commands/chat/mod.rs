@@ -55,7 +55,7 @@ pub(super) fn chat(
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
         .map_err(|e| Failure::new(format!("cannot listen for Ctrl-C: {e}")))?;
     ui::say("Ask something; /help lists commands, Ctrl-D leaves.");
-    let mut editor = Editor::new();
+    let mut editor = Editor::new()?;
     let mut start = start;
     let mut conversation = Conversation::default();
     if let Some(kept) = &mut start.kept {
