@@ -12,6 +12,12 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Cases where we differ from transformers, and what is found instead; `docs/formats.md` says why.
+const DIFFERENCES: [(&str, &str); 1] = [(
+    "snippet/macro-varargs",
+    "chat template, line 1: too many arguments",
+)];
+
 /// 2024-07-06 09:05:03, the time that the expectations were made at.
 fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_720_256_703)
@@ -39,7 +45,11 @@ fn check(cases: &Value) {
     for case in cases {
         let result = render(case);
         let error = &case["error"];
+        let difference = DIFFERENCES.iter().find(|(name, _)| case["name"] == *name);
         let good = match (&result, case["expected"].as_str()) {
+            (result, _) if let Some((_, expected)) = difference => {
+                result.as_ref().err().map(ToString::to_string).as_deref() == Some(*expected)
+            }
             (Ok(found), Some(expected)) => found == expected,
             (Err(TemplateError::Refused(message)), None) => {
                 case["raised_by_template"] == true && error == message.as_str()

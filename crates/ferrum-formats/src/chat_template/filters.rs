@@ -1,501 +1,415 @@
-//! Filters on single values.
+//! The environment of all templates: filters, tests and how values are printed.
+//!
+//! Filters of the engine are used where they give what Python's give. Each is wrapped: it is paid for by the size of what it
+//! walks through before it runs, and what it gives becomes ours.
 
-use super::call::{Given, int_or, need_str, truth};
-use super::filters_seq;
-use super::format;
-use super::interp::Interp;
-use super::lexer::is_space;
-use super::meter::{Meter, Res, fail};
-use super::methods;
-use super::text::{JsonStyle, json, str_of};
-use super::value::{Value, undefined};
-use std::sync::Arc;
+use super::args::{bind, int_or, need_str, place, truth};
+use super::budget::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, charge, exhausted, fail};
+use super::value::{List, Size, Text, dict, own, text_of, type_name};
+use super::{globals, json, methods, operators};
+use minijinja::formatting::FormatStyle;
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, Output, State, Value, filters, tests};
+use minijinja_contrib::filters as contrib;
+use std::sync::LazyLock;
 
-/// Every filter there is, for `is filter`.
-pub(super) const NAMES: [&str; 49] = [
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "center",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "pprint",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "striptags",
-    "sum",
-    "title",
-    "tojson",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "wordcount",
-];
+/// Bytes that a rendering has written.
+#[derive(Default)]
+struct Written(u64);
 
-/// Applies a filter.
-pub(super) fn apply(interp: &Interp, name: &str, value: Value, given: Given) -> Res<Value> {
-    let meter = &interp.meter;
-    meter.step(1)?;
-    if let Some(result) = filters_seq::apply(interp, name, &value, &given) {
-        return result;
-    }
-    let text = |value: &Value| -> Res<Arc<str>> {
-        let text = str_of(value, meter)?;
-        meter.bytes(text.len())?;
-        Ok(text)
+/// The environment.
+pub(super) static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut env = Environment::empty();
+    env.set_fuel(Some(MAX_STEPS));
+    env.set_recursion_limit(MAX_DEPTH as usize);
+    env.set_formatter(write);
+    globals::register(&mut env);
+    operators::register(&mut env);
+    register_filters(&mut env);
+    register_tests(&mut env);
+    env
+});
+
+/// Prints a value.
+fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    let size = if value.as_object().is_some() {
+        2 * Size::of(value).bytes
+    } else {
+        0
     };
-    match name {
-        "abs" => abs(&value, given),
-        "attr" => {
-            let [name] = given.bind(name, ["name"])?;
-            let name = need_str(name.as_ref(), "attr")?;
-            if let Value::Undefined(message) = &value {
-                return undefined(message);
+    charge(state, size)?;
+    let text = match value.as_str() {
+        Some(_) => None,
+        None => Some(Text(value).to_string()),
+    };
+    let text = text.as_deref().or(value.as_str()).unwrap_or_default();
+    let written = state.get_or_insert_extension_with(Written::default);
+    written.0 += text.len() as u64;
+    if written.0 > MAX_OUTPUT_BYTES {
+        return Err(exhausted("output", MAX_OUTPUT_BYTES));
+    }
+    out.write_str(text)?;
+    Ok(())
+}
+
+/// How much of its arguments a filter walks through.
+#[derive(Clone, Copy)]
+enum Walk {
+    /// The items of a list.
+    Items,
+    /// All that they hold, some of it many times.
+    All,
+}
+
+fn register_filters(env: &mut Environment<'static>) {
+    macro_rules! engine {
+        ($($walk:ident $name:ident($($parameter:literal),*);)+) => {
+            $(add_engine(env, stringify!($name), Walk::$walk, &[$($parameter),*], Value::from_function(filters::$name));)+
+        };
+    }
+    // Filters that take their arguments by name as Python's do, or any number of them, have no names here.
+    engine! {
+        Items batch("linecount", "fill_with");
+        Items first();
+        Items items();
+        Items last();
+        Items map();
+        Items reject();
+        Items rejectattr();
+        Items reverse();
+        Items select();
+        Items selectattr();
+        Items slice("slices", "fill_with");
+        All abs();
+        All capitalize();
+        All dictsort();
+        All float("default");
+        All indent("width", "first", "blank");
+        All int("default", "base");
+        All lower();
+        All max();
+        All min();
+        All replace("old", "new");
+        All sort();
+        All title();
+        All trim("chars");
+        All unique();
+        All upper();
+        All urlencode();
+    }
+    let striptags = Value::from_function(contrib::striptags);
+    add_engine(env, "striptags", Walk::All, &[], striptags);
+    add_engine(
+        env,
+        "wordcount",
+        Walk::All,
+        &[],
+        Value::from_function(contrib::wordcount),
+    );
+    env.add_filter("tojson", json::to_json);
+    env.add_filter("attr", |value: &Value, name: &str| {
+        match value.as_object() {
+            Some(_) if dict(value).is_some() && !methods::exists(value, name) => {
+                Ok(Value::UNDEFINED)
             }
-            Ok(interp.plain_attribute(&value, &name))
+            _ => operators::attribute(value, name),
         }
-        "capitalize" | "lower" | "upper" | "title" => {
-            given.none(name)?;
-            let text = text(&value)?;
-            meter.bytes(text.len() * 3)?;
-            Ok(Value::str(match name {
-                "capitalize" => methods::capitalize(&text),
-                "lower" => text.to_lowercase(),
-                "upper" => text.to_uppercase(),
-                _ => title(&text),
-            }))
-        }
-        "center" => {
-            let [width] = given.bind(name, ["width"])?;
-            let width = Value::Int(int_or(width.as_ref(), 80)?);
-            let given = Given {
-                positional: vec![width],
-                named: Vec::new(),
-            };
-            methods::call(&Value::Str(text(&value)?), "center", given, meter)
-        }
-        "count" | "length" => {
-            given.none(name)?;
-            Ok(Value::Int(value.length(meter)? as i128))
-        }
-        "d" | "default" => {
-            let [default, boolean] = given.bind(name, ["default_value", "boolean"])?;
-            let absent = value.is_undefined() || (truth(boolean.as_ref()) && !value.truth());
-            Ok(if absent {
-                default.unwrap_or_else(|| Value::str(""))
+    });
+    for name in ["default", "d"] {
+        env.add_filter(name, |state: &State, args: Rest<ValueOrKwargs>| {
+            let [value, default, lax] = bind(
+                state,
+                &args.into_values(),
+                ["value", "default_value", "boolean"],
+            )?;
+            let value = value.unwrap_or_default();
+            let absent = value.is_undefined() || truth(lax.as_ref()) && !value.is_true();
+            Ok::<_, Error>(if absent {
+                default.unwrap_or("".into())
             } else {
                 value
             })
-        }
-        "e" | "escape" | "forceescape" => {
-            given.none(name)?;
-            let text = text(&value)?;
-            meter.bytes(text.len() * 5)?;
-            let mut out = String::new();
-            for c in text.chars() {
-                match c {
-                    '&' => out.push_str("&amp;"),
-                    '<' => out.push_str("&lt;"),
-                    '>' => out.push_str("&gt;"),
-                    '\'' => out.push_str("&#39;"),
-                    '"' => out.push_str("&#34;"),
-                    c => out.push(c),
-                }
-            }
-            Ok(Value::str(out))
-        }
-        "float" => {
-            let [default] = given.bind(name, ["default"])?;
-            if let Value::Undefined(message) = &value {
-                return undefined(message);
-            }
-            let number = value.as_float().or_else(|| parse_float(value.as_str()?));
-            Ok(number
-                .map(Value::Float)
-                .or(default)
-                .unwrap_or(Value::Float(0.0)))
-        }
-        "int" => int(&value, given),
-        "format" => {
-            let pattern = text(&value)?;
-            if !given.positional.is_empty() && !given.named.is_empty() {
-                return fail("can't handle positional and keyword arguments at the same time");
-            }
-            let values = if given.named.is_empty() {
-                Value::tuple(meter, given.positional)?
-            } else {
-                let named = given
-                    .named
-                    .into_iter()
-                    .map(|(name, value)| (Value::Str(name), value));
-                Value::dict(meter, named.collect())?
-            };
-            format::percent(&pattern, &values, meter)
-        }
-        "indent" => match &value {
-            Value::Str(text) => indent(text, given, meter),
-            Value::Undefined(message) => undefined(message),
-            other => fail(format!("can only indent str, not {}", other.type_name())),
+        });
+    }
+    for name in ["escape", "e", "forceescape"] {
+        env.add_filter(name, escape);
+    }
+    env.add_filter("truncate", truncate);
+    env.add_filter("round", round);
+    env.add_filter("list", |state: &State, value: &Value| {
+        List::paid(state, operators::items_of(state, value)?, false)
+    });
+    for name in ["length", "count"] {
+        env.add_filter(name, length);
+    }
+    for name in ["string", "safe"] {
+        env.add_filter(name, |state: &State, value: &Value| {
+            text_of(state, value).map(|text| Value::from(&*text))
+        });
+    }
+    env.add_filter("join", join);
+    env.add_filter("sum", sum);
+    env.add_filter("groupby", group_by);
+    env.add_filter(
+        "center",
+        |state: &State, value: &Value, width: Option<usize>| {
+            methods::padded(
+                state,
+                &*text_of(state, value)?,
+                "center",
+                width.unwrap_or(80),
+                " ",
+            )
         },
-        "replace" => {
-            let [old, new, count] = given.bind(name, ["old", "new", "count"])?;
-            let (Some(old), Some(new)) = (old, new) else {
-                return fail("replace() is missing an argument");
-            };
-            let count = int_or(count.as_ref(), -1)?;
-            methods::replace(&text(&value)?, &text(&old)?, &text(&new)?, count, meter)
-        }
-        "round" => round(&value, given),
-        "safe" | "string" => {
-            given.none(name)?;
-            Ok(Value::Str(text(&value)?))
-        }
-        "pprint" => {
-            let mut out = String::new();
-            super::text::repr(&value, meter, &mut out)?;
-            Value::text(meter, out)
-        }
-        "striptags" => {
-            given.none(name)?;
-            Ok(Value::str(strip_tags(&text(&value)?)))
-        }
-        "tojson" => to_json(&value, given, meter),
-        "trim" => {
-            let [chars] = given.bind(name, ["chars"])?;
-            let text = text(&value)?;
-            Ok(Value::str(methods::strip(
-                &text,
-                chars.as_ref(),
-                true,
-                true,
-            )?))
-        }
-        "truncate" => truncate(value, given, meter),
-        "urlencode" => {
-            given.none(name)?;
-            url_encode(&value, meter)
-        }
-        "wordcount" => {
-            given.none(name)?;
-            let text = text(&value)?;
-            let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-            Ok(Value::Int(
-                words.filter(|word| !word.is_empty()).count() as i128
-            ))
-        }
-        other => fail(format!("No filter named '{other}'.")),
-    }
-}
-
-fn abs(value: &Value, given: Given) -> Res<Value> {
-    given.none("abs")?;
-    match value {
-        Value::Undefined(message) => undefined(message),
-        Value::Float(number) => Ok(Value::Float(number.abs())),
-        other => match other.as_int().and_then(i128::checked_abs) {
-            Some(number) => Ok(Value::Int(number)),
-            None => fail(format!(
-                "bad operand type for abs(): '{}'",
-                other.type_name()
-            )),
+    );
+    env.add_filter(
+        "format",
+        |state: &State, pattern: &str, values: Rest<ValueOrKwargs>| {
+            operators::formatted(state, FormatStyle::Printf, pattern, &values.into_values())
         },
-    }
+    );
 }
 
-fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(is_space).replace('_', "");
-    text.parse().ok()
-}
-
-fn int(value: &Value, given: Given) -> Res<Value> {
-    let [default, base] = given.bind("int", ["default", "base"])?;
-    let base = int_or(base.as_ref(), 10)?;
-    let number = match value {
-        Value::Str(text) => {
-            let text = text.trim_matches(is_space).replace('_', "");
-            let digits = match base {
-                16 => text.trim_start_matches("0x").trim_start_matches("0X"),
-                8 => text.trim_start_matches("0o").trim_start_matches("0O"),
-                2 => text.trim_start_matches("0b").trim_start_matches("0B"),
-                _ => &text,
+fn add_engine(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    walk: Walk,
+    parameters: &'static [&'static str],
+    filter: Value,
+) {
+    let wrapped = move |state: &mut State, args: Rest<ValueOrKwargs>| {
+        let mut args = args.into_values();
+        if let Some((value, rest)) = args.split_first().filter(|_| !parameters.is_empty()) {
+            let placed = place(state, rest, parameters)?;
+            let given = placed
+                .iter()
+                .rposition(Option::is_some)
+                .map_or(0, |last| last + 1);
+            let value = value.clone();
+            args = std::iter::once(value)
+                .chain(
+                    placed
+                        .into_iter()
+                        .take(given)
+                        .map(Option::unwrap_or_default),
+                )
+                .collect();
+        }
+        for arg in &mut args {
+            *arg = own(state, arg.clone())?;
+            let walked = match walk {
+                Walk::Items => 24 * arg.len().unwrap_or(0) as u64,
+                Walk::All => Size::of(arg).bytes.saturating_mul(4),
             };
-            let base = u32::try_from(base)
-                .ok()
-                .filter(|base| (2..=36).contains(base));
-            let whole = base.and_then(|base| i128::from_str_radix(digits, base).ok());
-            whole.or_else(|| finite(parse_float(&text)?))
+            charge(state, walked)?;
         }
-        Value::Float(number) => finite(*number),
-        Value::Undefined(message) => return undefined(message),
-        other => other.as_int(),
+        let result = filter.call(state, &args)?;
+        own(state, result)
     };
-    Ok(number.map(Value::Int).or(default).unwrap_or(Value::Int(0)))
+    env.add_filter(name, wrapped);
 }
 
-fn finite(number: f64) -> Option<i128> {
-    number.is_finite().then_some(number as i128)
+fn escape(state: &State, value: &Value) -> Result<String, Error> {
+    let text = text_of(state, value)?;
+    charge(state, 6 * text.len() as u64)?;
+    let text = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    Ok(text.replace('\'', "&#39;").replace('"', "&#34;"))
 }
 
-/// Jinja's `title`: words begin after white space, hyphens and opening brackets.
-fn title(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut start = true;
-    for c in text.chars() {
-        match start {
-            true => out.extend(c.to_uppercase()),
-            false => out.extend(c.to_lowercase()),
-        }
-        start = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
-    }
-    out
-}
-
-fn indent(text: &str, given: Given, meter: &Meter) -> Res<Value> {
-    let [width, first, blank] = given.bind("indent", ["width", "first", "blank"])?;
-    let indention = match &width {
-        Some(Value::Str(text)) => text.to_string(),
-        width => {
-            let width = int_or(width.as_ref(), 4)?.max(0);
-            let width = usize::try_from(width).unwrap_or(usize::MAX);
-            meter.bytes(width)?;
-            " ".repeat(width)
-        }
-    };
-    // Lines are those of Python; an ending break is kept as an empty line.
-    let padded = format!("{text}\n");
-    let lines = methods::lines(&padded, false);
-    meter.bytes(
-        lines
-            .len()
-            .saturating_mul(indention.len())
-            .saturating_add(text.len()),
-    )?;
-    let mut out = String::new();
-    for (at, line) in lines.iter().enumerate() {
-        if at > 0 {
-            out.push('\n');
-        }
-        let wanted = if at == 0 {
-            truth(first.as_ref())
-        } else {
-            !line.is_empty() || truth(blank.as_ref())
-        };
-        if wanted {
-            out.push_str(&indention);
-        }
-        out.push_str(line);
-    }
-    Ok(Value::str(out))
-}
-
-fn round(value: &Value, given: Given) -> Res<Value> {
-    let [precision, method] = given.bind("round", ["precision", "method"])?;
+fn round(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [value, precision, method] =
+        bind(state, &args.into_values(), ["value", "precision", "method"])?;
+    let value = value.unwrap_or_default();
     let precision = int_or(precision.as_ref(), 0)?.clamp(-300, 300) as i32;
-    let method = method.as_ref().and_then(Value::as_str).unwrap_or("common");
-    if let Value::Undefined(message) = value {
-        return undefined(message);
-    }
-    let Some(number) = value.as_float() else {
-        return fail(format!(
-            "type {} doesn't define __round__ method",
-            value.type_name()
-        ));
-    };
-    if let (Some(whole), "common") = (value.as_int(), method) {
-        return Ok(Value::Int(round_int(whole, precision)));
-    }
-    let scale = 10f64.powi(precision);
-    let rounded = match method {
-        "ceil" => (number * scale).ceil() / scale,
-        "floor" => (number * scale).floor() / scale,
-        "common" if precision >= 0 => {
-            // Halves go to the even neighbour, as the digits of the exact number say.
-            format!("{number:.*}", precision as usize)
-                .parse()
-                .unwrap_or(number)
-        }
-        "common" => (number * scale).round_ties_even() / scale,
-        _ => return fail("method must be common, ceil or floor"),
-    };
-    Ok(Value::Float(rounded))
-}
-
-/// Halves go to the even neighbour.
-fn round_int(whole: i128, precision: i32) -> i128 {
-    let Some(unit) = 10i128.checked_pow(precision.min(0).unsigned_abs()) else {
-        return 0;
-    };
-    let (down, rest) = (whole.div_euclid(unit), whole.rem_euclid(unit));
-    let up = rest > unit - rest || (rest == unit - rest && down % 2 != 0);
-    (down + i128::from(up)).saturating_mul(unit)
-}
-
-fn strip_tags(text: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find('<') {
-        let Some(end) = rest[at..].find('>') else {
-            break;
-        };
-        out.push_str(&rest[..at]);
-        rest = &rest[at + end + 1..];
-    }
-    out.push_str(rest);
-    let out = out
-        .split(is_space)
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ");
-    out.replace("&lt;", "<")
-        .replace("&gt;", ">")
-        .replace("&#39;", "'")
-        .replace("&#34;", "\"")
-        .replace("&amp;", "&")
-}
-
-fn to_json(value: &Value, given: Given, meter: &Meter) -> Res<Value> {
-    let [ascii, indent, separators, sort] = given.bind(
-        "tojson",
-        ["ensure_ascii", "indent", "separators", "sort_keys"],
-    )?;
-    let indent = match &indent {
-        None | Some(Value::None) => None,
-        Some(Value::Str(text)) => Some(text.to_string()),
-        Some(width) => {
-            let width = int_or(Some(width), 0)?.max(0);
-            let width = usize::try_from(width).unwrap_or(usize::MAX);
-            meter.bytes(width)?;
-            Some(" ".repeat(width))
-        }
-    };
-    let separators = match &separators {
-        Some(Value::Seq(seq)) => match &seq.items[..] {
-            [Value::Str(item), Value::Str(key)] => (item.clone(), key.clone()),
-            _ => return fail("separators must be a pair of str"),
-        },
-        _ => (
-            if indent.is_some() { "," } else { ", " }.into(),
-            ": ".into(),
-        ),
-    };
-    let (ascii, sort_keys) = (truth(ascii.as_ref()), truth(sort.as_ref()));
-    let mut out = String::new();
-    json(
-        value,
-        &JsonStyle {
-            indent,
-            separators,
-            ascii,
-            sort_keys,
-        },
-        meter,
-        &mut out,
-    )?;
-    Ok(Value::str(out))
-}
-
-fn truncate(value: Value, given: Given, meter: &Meter) -> Res<Value> {
-    let [length, kill, end, leeway] =
-        given.bind("truncate", ["length", "killwords", "end", "leeway"])?;
-    let length = int_or(length.as_ref(), 255)?;
-    let leeway = int_or(leeway.as_ref(), 5)?;
-    let end = match &end {
-        Some(Value::Str(end)) => end.clone(),
-        _ => "...".into(),
-    };
-    let end_length = end.chars().count() as i128;
-    if length < end_length {
-        return fail(format!("expected length >= {end_length}, got {length}"));
-    }
-    if value.length(meter)? as i128 <= length.saturating_add(leeway) {
+    let method = method
+        .as_ref()
+        .map_or(Ok("common"), |method| need_str(Some(method)))?;
+    if value.is_integer() && method == "common" && precision >= 0 {
         return Ok(value);
     }
-    let Value::Str(text) = &value else {
-        return fail(format!("can only truncate str, not {}", value.type_name()));
+    let Ok(number) = f64::try_from(value.clone()) else {
+        return fail(format!("'{}' object cannot be rounded", type_name(&value)));
     };
-    let kept: String = text.chars().take((length - end_length) as usize).collect();
+    let scale = 10f64.powi(precision);
+    Ok(Value::from(match method {
+        "ceil" => (number * scale).ceil() / scale,
+        "floor" => (number * scale).floor() / scale,
+        // Halves go to the even neighbour, as the digits of the exact number say.
+        "common" if precision >= 0 => format!("{number:.*}", precision as usize)
+            .parse()
+            .unwrap_or(number),
+        "common" => (number * scale).round_ties_even() / scale,
+        _ => return fail("method must be common, ceil or floor"),
+    }))
+}
+
+fn truncate(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let names = ["value", "length", "killwords", "end", "leeway"];
+    let [value, length, kill, end, leeway] = bind(state, &args.into_values(), names)?;
+    let value = text_of(state, &value.unwrap_or_default())?;
+    let end = text_of(state, &end.unwrap_or("...".into()))?;
+    charge(state, value.len() as u64)?;
+    let (length, end_length) = (int_or(length.as_ref(), 255)?, end.chars().count() as i64);
+    if length < end_length {
+        return fail(format!(
+            "truncate() needs a length of at least {end_length}, found {length}"
+        ));
+    }
+    if value.chars().count() as i64 <= length.saturating_add(int_or(leeway.as_ref(), 5)?) {
+        return Ok(Value::from(&*value));
+    }
+    let kept: String = value.chars().take((length - end_length) as usize).collect();
     let kept = match kept.rsplit_once(' ') {
         Some((before, _)) if !truth(kill.as_ref()) => before,
         _ => &kept,
     };
-    Ok(Value::str(format!("{kept}{end}")))
+    Ok([kept, &*end].concat().into())
 }
 
-fn url_quote(text: &str, query: bool) -> String {
+fn length(state: &State, value: &Value) -> Result<usize, Error> {
+    if let Some(text) = value.as_str() {
+        charge(state, text.len() as u64)?;
+    }
+    match value.len() {
+        Some(length) => Ok(length),
+        None if value.is_undefined() => Ok(0),
+        None => fail(format!(
+            "object of type '{}' has no len()",
+            type_name(value)
+        )),
+    }
+}
+
+/// `value.a.b` for the filters that take an attribute.
+fn attribute_path(value: &Value, path: &str) -> Result<Value, Error> {
+    path.split('.')
+        .try_fold(value.clone(), |value, name| match name.parse::<i64>() {
+            Ok(at) => Ok(value.get_item(&at.into()).unwrap_or_default()),
+            Err(_) => value.get_attr(name),
+        })
+}
+
+fn join(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let [value, separator, attribute] =
+        bind(state, &args.into_values(), ["value", "d", "attribute"])?;
+    let separator = text_of(state, &separator.unwrap_or("".into()))?;
     let mut out = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => {
-                out.push(char::from(byte));
-            }
-            b'/' if !query => out.push('/'),
-            b' ' if query => out.push('+'),
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
+    for (at, item) in operators::items_of(state, &value.unwrap_or_default())?
+        .into_iter()
+        .enumerate()
+    {
+        let item = match &attribute {
+            Some(path) => attribute_path(&item, need_str(Some(path))?)?,
+            None => item,
+        };
+        let (between, item) = (
+            if at > 0 { &*separator } else { "" },
+            text_of(state, &item)?,
+        );
+        charge(state, (between.len() + item.len()) as u64)?;
+        out.extend([between, &*item]);
     }
-    out
+    Ok(out)
 }
 
-fn url_encode(value: &Value, meter: &Meter) -> Res<Value> {
-    let pairs: Vec<(Value, Value)> = match value {
-        Value::Dict(dict) => dict.entries.clone(),
-        Value::Seq(_) => {
-            let mut pairs = Vec::new();
-            for item in value.items(meter)? {
-                match &item.items(meter)?[..] {
-                    [key, value] => pairs.push((key.clone(), value.clone())),
-                    _ => return fail("not enough values to unpack (expected 2)"),
-                }
-            }
-            pairs
-        }
-        other => {
-            let text = str_of(other, meter)?;
-            meter.bytes(text.len() * 3)?;
-            return Ok(Value::str(url_quote(&text, false)));
-        }
-    };
-    let mut parts = Vec::new();
-    for (key, value) in pairs {
-        let (key, value) = (str_of(&key, meter)?, str_of(&value, meter)?);
-        meter.bytes((key.len() + value.len()) * 3)?;
-        parts.push(format!(
-            "{}={}",
-            url_quote(&key, true),
-            url_quote(&value, true)
-        ));
+fn sum(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [value, attribute, start] =
+        bind(state, &args.into_values(), ["value", "attribute", "start"])?;
+    let mut sum = start.unwrap_or(0.into());
+    for item in operators::items_of(state, &value.unwrap_or_default())? {
+        let item = match &attribute {
+            Some(path) => attribute_path(&item, need_str(Some(path))?)?,
+            None => item,
+        };
+        sum = operators::add(state, &sum, &item)?;
     }
-    Ok(Value::str(parts.join("&")))
+    Ok(sum)
+}
+
+/// Pairs of a key, `grouper`, and the `list` of those that have it.
+fn group_by(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [value, attribute, default] = bind(
+        state,
+        &args.into_values(),
+        ["value", "attribute", "default"],
+    )?;
+    let path = need_str(attribute.as_ref())?;
+    let mut keyed = Vec::new();
+    for item in operators::items_of(state, &value.unwrap_or_default())? {
+        let key = attribute_path(&item, path)?;
+        let key = if key.is_undefined() {
+            default.clone().unwrap_or(key)
+        } else {
+            key
+        };
+        // Sorting compares each key with some twenty others.
+        charge(state, Size::of(&key).bytes.saturating_mul(20))?;
+        keyed.push((key, item));
+    }
+    keyed.sort_by(|a, b| a.0.cmp(&b.0));
+    let groups = keyed.chunk_by(|a, b| a.0 == b.0).map(|group| {
+        let items = group.iter().map(|(_, item)| item.clone()).collect();
+        let (key, items) = (group[0].0.clone(), List::paid(state, items, false)?);
+        List::group(state, key, items)
+    });
+    List::paid(state, groups.collect::<Result<_, _>>()?, false)
+}
+
+fn register_tests(env: &mut Environment<'static>) {
+    env.add_test("defined", tests::is_defined);
+    env.add_test("undefined", tests::is_undefined);
+    env.add_test("none", tests::is_none);
+    env.add_test("boolean", tests::is_boolean);
+    env.add_test("true", tests::is_true);
+    env.add_test("false", tests::is_false);
+    env.add_test("integer", tests::is_integer);
+    env.add_test("float", tests::is_float);
+    env.add_test("odd", tests::is_odd);
+    env.add_test("even", tests::is_even);
+    env.add_test("divisibleby", tests::is_divisibleby);
+    env.add_test("string", tests::is_string);
+    env.add_test("mapping", tests::is_mapping);
+    env.add_test("sameas", tests::is_sameas);
+    env.add_test("filter", tests::is_filter);
+    env.add_test("test", tests::is_test);
+    env.add_test("escaped", |_: &Value| false);
+    env.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    });
+    for name in ["sequence", "iterable"] {
+        env.add_test(name, |value: &Value| {
+            matches!(
+                value.kind(),
+                ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+            )
+        });
+    }
+    env.add_test("callable", |value: &Value| type_name(value) == "function");
+    for (name, test) in [
+        ("lower", tests::is_lower as fn(&Value) -> bool),
+        ("upper", tests::is_upper),
+    ] {
+        env.add_test(name, move |state: &State, value: &Value| {
+            charge(state, Size::of(value).bytes)?;
+            Ok::<_, Error>(test(value))
+        });
+    }
+    for (names, operator) in [
+        (["eq", "equalto", "=="], "=="),
+        (["ne", "ne", "!="], "!="),
+        (["lt", "lessthan", "<"], "<"),
+        (["le", "le", "<="], "<="),
+        (["gt", "greaterthan", ">"], ">"),
+        (["ge", "ge", ">="], ">="),
+    ] {
+        for name in names {
+            env.add_test(name, move |state: &State, a: &Value, b: &Value| {
+                operators::compare(state, operator, a, b)
+            });
+        }
+    }
+    env.add_test("in", operators::contains);
 }

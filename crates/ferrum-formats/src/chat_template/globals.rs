@@ -1,152 +1,228 @@
 //! Functions that every template can call.
 
-use super::call::{Given, int_or, need_str};
+use super::args::{bind, int_or, need_str};
+use super::budget::{Stop, charge, fail};
 use super::clock::strftime;
-use super::interp::Interp;
-use super::meter::{Fault, Meter, Res, fail};
-use super::text::str_of;
-use super::value::{Dict, Func, Seq, SeqKind, Value, undefined};
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
-const NAMES: [&str; 7] = [
-    "range",
-    "dict",
-    "namespace",
-    "joiner",
-    "cycler",
-    "raise_exception",
-    "strftime_now",
-];
+use super::operators::items_of;
+use super::value::{Dict, List, Namespace, dict, own, text_of};
+use minijinja::value::{Object, ObjectRepr, Rest, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// The longest range that may be made, as in Jinja's sandbox.
 const MAX_RANGE: i128 = 100_000;
 
-/// The function of a name.
-pub(super) fn find(name: &str) -> Option<Value> {
-    NAMES
-        .iter()
-        .find(|known| **known == name)
-        .map(|name| Value::func(Func::Global(name)))
-}
-
-/// Calls a function.
-pub(super) fn call(interp: &Interp, name: &str, given: Given) -> Res<Value> {
-    let meter = &interp.meter;
-    match name {
-        "range" => range(given, meter),
-        "dict" => Ok(Value::Dict(Rc::new(dict(given, meter)?))),
-        "namespace" => {
-            let dict = dict(given, meter)?;
-            for (key, _) in &dict.entries {
-                check_field(key.as_str().unwrap_or(""))?;
-            }
-            let shared = Rc::new(RefCell::new(dict));
-            interp.keep_namespace(&shared);
-            Ok(Value::Namespace(shared))
-        }
-        "joiner" => {
-            let [separator] = given.bind(name, ["sep"])?;
-            let separator = match &separator {
-                Some(separator) => str_of(separator, meter)?,
-                None => ", ".into(),
-            };
-            Ok(Value::func(Func::Joiner(separator, Cell::new(false))))
-        }
-        "cycler" => {
-            if given.positional.is_empty() {
-                return fail("at least one item has to be provided");
-            }
-            let items = Seq::new(meter, SeqKind::Tuple, given.positional)?;
-            Ok(Value::func(Func::Cycler(items, Cell::new(0))))
-        }
-        "raise_exception" => {
-            let [message] = given.bind(name, ["message"])?;
-            let message = message.unwrap_or(Value::None);
-            Err(Fault::Raised(str_of(&message, meter)?.to_string()))
-        }
-        _ => {
-            let [format] = given.bind(name, ["format"])?;
-            let format = need_str(format.as_ref(), name)?;
-            meter.bytes(format.len() * 8)?;
-            Ok(Value::str(strftime(interp.now, &format)))
-        }
-    }
-}
-
-/// Names with an underscore are not for templates.
-pub(super) fn check_field(name: &str) -> Res<()> {
-    if name.starts_with('_') {
-        return fail(format!(
-            "Chat templates cannot store underscore-prefixed attributes on a namespace, but got \
-             '{name}'. Please rename the attribute."
-        ));
-    }
-    Ok(())
-}
-
-fn range(given: Given, meter: &Meter) -> Res<Value> {
-    let numbers = given.positional.iter().map(|value| match value {
-        Value::Undefined(message) => undefined(message),
-        value => int_or(Some(value), 0),
+/// Makes the functions known to the engine that are the same for all renderings.
+pub(super) fn register(env: &mut Environment<'static>) {
+    env.add_function("range", range);
+    env.add_function("dict", |state: &State, args: Rest<ValueOrKwargs>| {
+        Dict::paid(state, pairs_of(state, args)?)
     });
-    let numbers: Vec<i128> = numbers.collect::<Res<_>>()?;
-    let (start, stop, step) = match numbers[..] {
-        [stop] => (0, stop, 1),
-        [start, stop] => (start, stop, 1),
-        [start, stop, step] => (start, stop, step),
-        _ => return fail("range expected 1 to 3 arguments"),
-    };
-    if step == 0 {
-        return fail("range() arg 3 must not be zero");
-    }
-    let span = if step > 0 {
-        stop.saturating_sub(start)
-    } else {
-        start.saturating_sub(stop)
-    };
-    let size = step.saturating_abs();
-    let count = (span.max(0) / size) + i128::from(span > 0 && span % size != 0);
-    if count > MAX_RANGE {
-        return fail(format!(
-            "Range too big. The sandbox blocks ranges larger than MAX_RANGE ({MAX_RANGE})."
-        ));
-    }
-    let items = (0..count).map(|at| Value::Int(start.saturating_add(at.saturating_mul(step))));
-    Value::seq(meter, SeqKind::Range, items.collect())
+    env.add_function(
+        "raise_exception",
+        |state: &State, args: Rest<ValueOrKwargs>| {
+            let [message] = bind(state, &args.into_values(), ["message"])?;
+            let message = text_of(state, &message.unwrap_or(().into()))?;
+            Err::<Value, Error>(Stop::Raised(message.to_string()).into())
+        },
+    );
+    env.add_function("joiner", |state: &State, args: Rest<ValueOrKwargs>| {
+        let [separator] = bind(state, &args.into_values(), ["sep"])?;
+        let items = vec![Value::from(""), separator.unwrap_or(", ".into())];
+        cycler(state, items, true)
+    });
+    env.add_function("cycler", |state: &State, items: Rest<Value>| {
+        if items.is_empty() {
+            return fail("cycler() needs a value");
+        }
+        let items = items.iter().map(|item| own(state, item.clone()));
+        cycler(state, items.collect::<Result<_, _>>()?, false)
+    });
 }
 
-fn dict(given: Given, meter: &Meter) -> Res<Dict> {
-    let mut dict = Dict::default();
-    if given.positional.len() > 1 {
-        return fail(format!(
-            "dict expected at most 1 argument, got {}",
-            given.positional.len()
-        ));
-    }
-    match given.positional.first() {
-        Some(Value::Dict(from)) => {
-            for (key, value) in &from.entries {
-                dict.insert(meter, key.clone(), value.clone())?;
-            }
+/// Namespaces of a rendering. They may hold themselves, so they are emptied at its end, one by one while all
+/// are held here: nothing is dropped within another.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces(Mutex<Vec<Arc<Namespace>>>);
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for namespace in self
+            .0
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            namespace.clear();
         }
-        Some(pairs) => {
-            for pair in pairs.items(meter)? {
-                match &pair.items(meter)?[..] {
-                    [key, value] => dict.insert(meter, key.clone(), value.clone())?,
+    }
+}
+
+/// The functions of one rendering.
+pub(super) fn of_rendering(
+    now: SystemTime,
+    namespaces: &Arc<Namespaces>,
+) -> [(&'static str, Value); 2] {
+    let strftime_now = move |state: &State, args: Rest<ValueOrKwargs>| {
+        let [format] = bind(state, &args.into_values(), ["format"])?;
+        let format = need_str(format.as_ref())?;
+        charge(state, 64 * format.len() as u64)?;
+        Ok::<_, Error>(strftime(now, format))
+    };
+    let namespaces = Arc::downgrade(namespaces);
+    let namespace = move |state: &State, args: Rest<ValueOrKwargs>| {
+        charge(state, 1024)?;
+        let namespace = Arc::new(Namespace::default());
+        for (name, value) in pairs_of(state, args)? {
+            namespace.set(&text_of(state, &name)?, value)?;
+        }
+        if let Some(namespaces) = namespaces.upgrade() {
+            namespaces
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(namespace.clone());
+        }
+        Ok::<_, Error>(Value::from_dyn_object(namespace))
+    };
+    [
+        ("strftime_now", Value::from_function(strftime_now)),
+        ("namespace", Value::from_function(namespace)),
+    ]
+}
+
+/// The entries that arguments of `dict` and `namespace` give.
+fn pairs_of(state: &State, args: Rest<ValueOrKwargs>) -> Result<Vec<(Value, Value)>, Error> {
+    let mut pairs = Vec::new();
+    for arg in args.into_values() {
+        if arg.is_kwargs() {
+            for name in arg.try_iter()? {
+                pairs.push((name.clone(), own(state, arg.get_item(&name)?)?));
+            }
+        } else if let Some(from) = dict(&arg) {
+            charge(state, 48 * from.items.len() as u64)?;
+            pairs.extend(
+                from.items
+                    .iter()
+                    .map(|(key, value)| (key.clone(), value.clone())),
+            );
+        } else {
+            for pair in items_of(state, &arg)? {
+                match &items_of(state, &pair)?[..] {
+                    [key, value] => pairs.push((key.clone(), value.clone())),
                     other => {
+                        let length = other.len();
                         return fail(format!(
-                            "dictionary update sequence element has length {}; 2 is required",
-                            other.len()
+                            "an element of dict() has length {length}, expected 2"
                         ));
                     }
                 }
             }
         }
-        None => {}
     }
-    for (name, value) in given.named {
-        dict.insert(meter, Value::Str(name), value)?;
+    Ok(pairs)
+}
+
+fn range(state: &State, args: Rest<Value>) -> Result<Value, Error> {
+    let number = |at: usize| match args.get(at) {
+        Some(value) if value.is_undefined() => fail("range() of a variable or key that is missing"),
+        value => int_or(value, 0).map(i128::from),
+    };
+    let (start, stop, step) = match args.len() {
+        1 => (0, number(0)?, 1),
+        2 => (number(0)?, number(1)?, 1),
+        3 => (number(0)?, number(1)?, number(2)?),
+        found => return fail(format!("range() takes 1 to 3 arguments, found {found}")),
+    };
+    if step == 0 {
+        return fail("range() arg 3 must not be zero");
     }
-    Ok(dict)
+    let span = if step > 0 { stop - start } else { start - stop };
+    let size = step.abs();
+    let count = span.max(0) / size + i128::from(span > 0 && span % size != 0);
+    if count > MAX_RANGE {
+        return fail(format!(
+            "range too big: {count} numbers, at most {MAX_RANGE} are allowed"
+        ));
+    }
+    let items = (0..count).map(|at| Value::from((start + at * step) as i64));
+    List::paid(state, items.collect(), false)
+}
+
+/// `cycler(a, b, …)`, and `joiner`, which stays at its last item.
+#[derive(Debug)]
+pub(super) struct Cycler {
+    pub(super) items: List,
+    joiner: bool,
+    at: AtomicUsize,
+}
+
+fn cycler(state: &State, items: Vec<Value>, joiner: bool) -> Result<Value, Error> {
+    charge(state, 128 + 24 * items.len() as u64)?;
+    let items = List::new(items, true)?;
+    Ok(Value::from_object(Cycler {
+        items,
+        joiner,
+        at: AtomicUsize::new(0),
+    }))
+}
+
+impl Cycler {
+    fn item(&self, at: usize) -> Option<Value> {
+        let count = self.items.items.len();
+        let at = if self.joiner {
+            at.min(count.saturating_sub(1))
+        } else {
+            at.checked_rem(count)?
+        };
+        self.items.items.get(at).cloned()
+    }
+
+    fn next(&self) -> Value {
+        self.item(self.at.fetch_add(1, Ordering::Relaxed))
+            .unwrap_or_default()
+    }
+}
+
+impl Object for Cycler {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match key.as_str()? {
+            "current" if !self.joiner => self.item(self.at.load(Ordering::Relaxed)),
+            _ => None,
+        }
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State, _: &[Value]) -> Result<Value, Error> {
+        if self.joiner {
+            Ok(self.next())
+        } else {
+            fail("a cycler is not called; its method next() is")
+        }
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        _: &mut State,
+        name: &str,
+        _: &[Value],
+    ) -> Result<Value, Error> {
+        match name {
+            "next" if !self.joiner => Ok(self.next()),
+            "reset" if !self.joiner => {
+                self.at.store(0, Ordering::Relaxed);
+                Ok(().into())
+            }
+            _ => fail(format!("a cycler or joiner has no method '{name}'")),
+        }
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.joiner { "<Joiner>" } else { "<Cycler>" })
+    }
 }

@@ -1,48 +1,42 @@
 //! Conversations to prompts, by the template that comes with a model.
 //!
 //! A chat template is a program in Jinja, written and tested against Python: what it prints for a
-//! float, a list or a missing key is Python's. The model was trained on exactly that text, so this
-//! room implements the part of Jinja that templates use with Python's values, as transformers sets
-//! it up (`trim_blocks`, `lstrip_blocks`, `loopcontrols`, a `tojson` without HTML escapes,
-//! `raise_exception`, `strftime_now`, the immutable sandbox), and is held to transformers' output
-//! byte for byte. An engine of our own rather than a general one, because equality with Python goes
-//! down to operators and formatting, and because a template is hostile input: every rendering has
-//! a budget of time, memory, output and recursion (see [`MAX_STEPS`] and its neighbours).
+//! float, a list or a missing key is Python's. The model was trained on exactly that text, so rendering is held to
+//! transformers' output byte for byte. minijinja parses and runs templates; around it are what transformers
+//! sets up (`trim_blocks`, `lstrip_blocks`, `loopcontrols`, `generation`, a `tojson` without HTML escapes,
+//! `raise_exception`, `strftime_now`, the immutable sandbox), Python's values and operators, and a budget: a template
+//! is hostile input, and every rendering has limits of time, memory, output and recursion. [`MAX_STEPS`] and its
+//! neighbours are the limits; `compile.rs` says why they hold.
 
-mod ast;
-mod call;
-mod checks;
+mod args;
+mod budget;
 mod clock;
+mod compile;
 mod error;
-mod eval;
 mod filters;
-mod filters_seq;
-mod format;
 mod globals;
-mod interp;
-mod lexer;
+mod json;
 mod load;
-mod meter;
 mod methods;
-mod ops;
-mod parser;
-mod parser_expr;
-mod text;
+mod operators;
 mod value;
 
+pub use budget::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, MAX_VALUE_BYTES};
 pub use clock::strftime;
 pub use error::TemplateError;
-pub use meter::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, MAX_VALUE_BYTES};
 
-use ast::Stmt;
-use interp::Interp;
-use meter::{Fault, Meter, Res};
+use budget::Stop;
+use compile::Program;
+use globals::Namespaces;
+use minijinja::{Error, Value};
 use serde_json::{Map, Value as Json};
-use std::rc::Rc;
 use std::sync::Arc;
+use std::thread;
 use std::time::SystemTime;
-use value::{Scope, Value};
+use value::{Dict, List};
 
+/// Stack of the thread that compiles or renders: both recurse as deep as their limits allow, whatever thread asks.
+const STACK_BYTES: usize = 64 << 20;
 /// The longest template that is read, in bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
@@ -93,7 +87,7 @@ pub struct ChatTemplate {
 struct Variant {
     name: String,
     source: Arc<str>,
-    body: Arc<Vec<Stmt>>,
+    program: Arc<Program>,
 }
 
 impl ChatTemplate {
@@ -122,11 +116,12 @@ impl ChatTemplate {
                 let (found, limit) = (source.len(), MAX_TEMPLATE_BYTES);
                 return Err(TemplateError::TooLarge { found, limit });
             }
-            let body = Arc::new(parser::parse(lexer::tokenize(&source)?)?);
+            let program = with_stack(|| Program::compile(&source))
+                .unwrap_or_else(|reason| Err(TemplateError::Syntax { line: 1, reason }))?;
             variants.push(Variant {
                 name,
                 source: source.into(),
-                body,
+                program: Arc::new(program),
             });
         }
         Ok(ChatTemplate { variants, specials })
@@ -165,96 +160,139 @@ impl ChatTemplate {
     /// first), and reasoning given under another name is also `reasoning_content`.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
         let variant = self.variant(input.template, input.tools.is_some())?;
-        let interp = Interp::new(input.now.unwrap_or_else(SystemTime::now));
-        let result = self
-            .scope(input, &interp.meter)
-            .and_then(|scope| interp.render(&variant.body, &scope));
-        result.map_err(|fault| match fault {
-            Fault::Raised(message) => TemplateError::Refused(message),
-            Fault::Exhausted { what, limit } => TemplateError::Exhausted { what, limit },
-            Fault::Error(reason) => TemplateError::Render {
-                line: interp.line.get(),
-                reason,
-            },
-        })
+        let rendered = with_stack(|| {
+            let namespaces = Arc::new(Namespaces::default());
+            let variables = self.variables(input, &namespaces)?;
+            variant.program.render(&filters::ENVIRONMENT, variables)
+        });
+        match rendered {
+            Ok(rendered) => rendered.map_err(|error| failure(&error)),
+            Err(reason) => Err(TemplateError::Render { line: 1, reason }),
+        }
     }
 
-    fn scope(&self, input: &ChatInput<'_>, meter: &Meter) -> Res<Rc<Scope>> {
-        let scope = Rc::new(Scope::default());
+    fn variables(
+        &self,
+        input: &ChatInput<'_>,
+        namespaces: &Arc<Namespaces>,
+    ) -> Result<Value, Error> {
+        let mut variables: Vec<(Value, Value)> = Vec::new();
+        let now = input.now.unwrap_or_else(SystemTime::now);
+        for (name, function) in globals::of_rendering(now, namespaces) {
+            variables.push((name.into(), function));
+        }
         for (name, text) in &self.specials {
-            scope.set(&name.as_str().into(), Value::str(text.as_str()));
+            variables.push((name.as_str().into(), text.as_str().into()));
         }
         let messages = match input.messages {
             Json::Array(messages) => {
-                let messages = messages.iter().map(|message| message_value(message, meter));
-                Value::list(meter, messages.collect::<Res<_>>()?)?
+                let messages = messages.iter().map(message_value);
+                List::value(messages.collect::<Result<_, _>>()?, false)?
             }
-            other => from_json(other, meter)?,
+            other => from_json(other)?,
         };
-        let tools = from_json(input.tools.unwrap_or(&Json::Null), meter)?;
+        let tools = from_json(input.tools.unwrap_or(&Json::Null))?;
         for (name, value) in [
             ("messages", messages),
             ("tools", tools),
-            ("documents", Value::None),
-            (
-                "add_generation_prompt",
-                Value::Bool(input.add_generation_prompt),
-            ),
+            ("documents", ().into()),
+            ("add_generation_prompt", input.add_generation_prompt.into()),
         ] {
-            scope.set(&name.into(), value);
+            variables.push((name.into(), value));
         }
         for (name, value) in &input.extra {
-            scope.set(&name.as_str().into(), from_json(value, meter)?);
+            variables.push((name.as_str().into(), from_json(value)?));
         }
-        Ok(scope)
+        Dict::value(variables)
     }
 }
 
+/// Runs on a thread with a large stack. A failure there, of the system or of the engine, is an error here.
+fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| format!("no thread for the template: {error}"))?;
+        thread.join().map_err(|_| {
+            "the template engine failed, which is a bug; please report it with the template".into()
+        })
+    })
+}
+
+/// What the engine's error means.
+fn failure(error: &Error) -> TemplateError {
+    let mut causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| {
+        error.source()
+    });
+    if let Some(stop) = causes.find_map(|cause| cause.downcast_ref::<Stop>()) {
+        return match stop.clone() {
+            Stop::Raised(message) => TemplateError::Refused(message),
+            Stop::Exhausted { what, limit } => TemplateError::Exhausted { what, limit },
+        };
+    }
+    if error.kind() == minijinja::ErrorKind::OutOfFuel {
+        return TemplateError::Exhausted {
+            what: "time",
+            limit: MAX_STEPS,
+        };
+    }
+    let reason = error
+        .detail()
+        .map_or_else(|| error.kind().to_string(), str::to_owned);
+    if reason == "recursion limit exceeded" {
+        return TemplateError::Exhausted {
+            what: "recursion",
+            limit: MAX_DEPTH.into(),
+        };
+    }
+    let line = error
+        .line()
+        .and_then(|line| u32::try_from(line).ok())
+        .unwrap_or(1);
+    TemplateError::Render { line, reason }
+}
+
 /// A message as `render_jinja_template` of transformers hands it to a template.
-fn message_value(message: &Json, meter: &Meter) -> Res<Value> {
+fn message_value(message: &Json) -> Result<Value, Error> {
     let Json::Object(fields) = message else {
-        return from_json(message, meter);
+        return from_json(message);
     };
     let mut pairs = Vec::with_capacity(fields.len() + 2);
     let reasoning = REASONING
         .iter()
         .find_map(|name| fields.get(*name).filter(|v| !v.is_null()));
     if let Some(reasoning) = reasoning {
-        pairs.push((Value::str("thinking"), from_json(reasoning, meter)?));
+        pairs.push(("thinking".into(), from_json(reasoning)?));
     }
     for (name, value) in fields {
-        pairs.push((Value::str(name.as_str()), from_json(value, meter)?));
+        pairs.push((name.as_str().into(), from_json(value)?));
     }
     if let Some(reasoning) = reasoning {
-        pairs.push((
-            Value::str("reasoning_content"),
-            from_json(reasoning, meter)?,
-        ));
+        pairs.push(("reasoning_content".into(), from_json(reasoning)?));
     }
-    Value::dict(meter, pairs)
+    Dict::value(pairs)
 }
 
-fn from_json(value: &Json, meter: &Meter) -> Res<Value> {
-    meter.nested(|| {
-        Ok(match value {
-            Json::Null => Value::None,
-            Json::Bool(truth) => Value::Bool(*truth),
-            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-                (Some(number), _) => Value::Int(i128::from(number)),
-                (_, Some(number)) => Value::Int(i128::from(number)),
-                _ => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
-            },
-            Json::String(text) => Value::text(meter, text.as_str())?,
-            Json::Array(items) => {
-                let items = items.iter().map(|item| from_json(item, meter));
-                Value::list(meter, items.collect::<Res<_>>()?)?
-            }
-            Json::Object(fields) => {
-                let pairs = fields
-                    .iter()
-                    .map(|(name, value)| Ok((Value::str(name.as_str()), from_json(value, meter)?)));
-                Value::dict(meter, pairs.collect::<Res<_>>()?)?
-            }
-        })
+fn from_json(value: &Json) -> Result<Value, Error> {
+    Ok(match value {
+        Json::Null => ().into(),
+        Json::Bool(truth) => (*truth).into(),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => number.into(),
+            (_, Some(number)) => number.into(),
+            _ => number.as_f64().unwrap_or(f64::NAN).into(),
+        },
+        Json::String(text) => text.as_str().into(),
+        Json::Array(items) => List::value(
+            items.iter().map(from_json).collect::<Result<_, _>>()?,
+            false,
+        )?,
+        Json::Object(fields) => {
+            let pairs = fields
+                .iter()
+                .map(|(name, value)| Ok((name.as_str().into(), from_json(value)?)));
+            Dict::value(pairs.collect::<Result<Vec<_>, Error>>()?)?
+        }
     })
 }

@@ -1,464 +1,498 @@
-//! What a template computes with: Python's values, as far as templates see them.
+//! Lists, dictionaries and namespaces of templates: they print as Python's, and know how deep and large they are.
+//!
+//! The engine's own containers are not used, because nothing bounds them: see `compile.rs`.
 
-use super::ast::{For, Macro};
-use super::meter::{Fault, MAX_VALUE_DEPTH, Meter, Res, fail};
-use std::cell::{Cell, RefCell};
+use super::budget::{MAX_VALUE_BYTES, MAX_VALUE_DEPTH, charge, exhausted, fail};
+use super::methods;
+use indexmap::IndexMap;
+use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, ValueKind};
+use minijinja::{Error, State, Value};
 use std::cmp::Ordering;
-use std::collections::HashMap;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A value.
-#[derive(Clone, Debug)]
-pub(super) enum Value {
-    /// A name or item that is not there; most uses fail with this message.
-    Undefined(Arc<str>),
-    None,
-    Bool(bool),
-    Int(i128),
-    Float(f64),
-    Str(Arc<str>),
-    Seq(Rc<Seq>),
-    Dict(Rc<Dict>),
-    Namespace(Rc<RefCell<Dict>>),
-    Func(Rc<Func>),
-}
-
-/// Kinds of sequence: they differ in how they print and in what can be asked of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SeqKind {
-    List,
-    Tuple,
-    Range,
-    /// Can be walked once, and has no length.
-    Generator,
-    Keys,
-    Values,
-    Items,
-    /// A pair from `groupby`, with `grouper` and `list`.
-    Group,
-}
-
-/// A sequence; it never changes.
-#[derive(Debug)]
-pub(super) struct Seq {
-    pub(super) kind: SeqKind,
-    pub(super) items: Vec<Value>,
+/// How deep a value is, and the bytes of all it holds, what it holds twice counted twice.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Size {
     depth: u16,
-    /// Items of a generator that have been taken.
-    pub(super) taken: Cell<usize>,
+    pub(super) bytes: u64,
 }
 
-/// A dictionary in order of insertion; values change only in a namespace.
-#[derive(Debug, Default)]
-pub(super) struct Dict {
-    pub(super) entries: Vec<(Value, Value)>,
-    index: HashMap<Key, usize>,
-    depth: u16,
-}
-
-/// A value as a key: numbers that are equal are the same key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
-    None,
-    Int(i128),
-    Float(u64),
-    Str(Arc<str>),
-    Tuple(Vec<Key>),
-}
-
-/// Something that can be called.
-#[derive(Debug)]
-pub(super) enum Func {
-    /// A function of the environment.
-    Global(&'static str),
-    /// A method of a value.
-    Method(Value, &'static str),
-    Macro(Arc<Macro>, Rc<Scope>),
-    Loop(Loop),
-    /// `joiner(sep)`: nothing at first, then the separator.
-    Joiner(Arc<str>, Cell<bool>),
-    /// `cycler(a, b, …)`.
-    Cycler(Rc<Seq>, Cell<usize>),
-}
-
-/// The variable `loop`.
-#[derive(Debug)]
-pub(super) struct Loop {
-    /// What is walked, as a sequence of its own.
-    pub(super) items: Rc<Seq>,
-    pub(super) index: Cell<usize>,
-    /// Loops around it by recursion.
-    pub(super) depth: usize,
-    pub(super) node: Arc<For>,
-    pub(super) scope: Rc<Scope>,
-    pub(super) last_changed: RefCell<Option<Vec<Value>>>,
-}
-
-/// Names and the names around them.
-#[derive(Debug, Default)]
-pub(super) struct Scope {
-    pub(super) names: RefCell<HashMap<Arc<str>, Value>>,
-    pub(super) around: Option<Rc<Scope>>,
-}
-
-impl Scope {
-    pub(super) fn within(around: &Rc<Scope>) -> Rc<Scope> {
-        Rc::new(Scope {
-            names: RefCell::default(),
-            around: Some(around.clone()),
-        })
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<Value> {
-        let mut scope = Some(self);
-        while let Some(at) = scope {
-            if let Some(value) = at.names.borrow().get(name) {
-                return Some(value.clone());
-            }
-            scope = at.around.as_deref();
+impl Size {
+    pub(super) fn of(value: &Value) -> Self {
+        if let Some(text) = value.as_str() {
+            return Size {
+                depth: 0,
+                bytes: 24 + text.len() as u64,
+            };
         }
-        None
-    }
-
-    pub(super) fn set(&self, name: &Arc<str>, value: Value) {
-        // The old value is dropped after the borrow has ended.
-        let old = self.names.borrow_mut().insert(name.clone(), value);
-        drop(old);
-    }
-}
-
-/// The error of any use of an undefined value.
-pub(super) fn undefined<T>(message: &str) -> Res<T> {
-    fail(message)
-}
-
-impl Value {
-    pub(super) fn str(text: impl Into<Arc<str>>) -> Value {
-        Value::Str(text.into())
-    }
-
-    /// A text that counts against the budget.
-    pub(super) fn text(meter: &Meter, text: impl AsRef<str> + Into<Arc<str>>) -> Res<Value> {
-        meter.bytes(text.as_ref().len())?;
-        Ok(Value::Str(text.into()))
-    }
-
-    /// A sequence that counts against the budget.
-    pub(super) fn seq(meter: &Meter, kind: SeqKind, items: Vec<Value>) -> Res<Value> {
-        Seq::new(meter, kind, items).map(Value::Seq)
-    }
-
-    pub(super) fn list(meter: &Meter, items: Vec<Value>) -> Res<Value> {
-        Self::seq(meter, SeqKind::List, items)
-    }
-
-    pub(super) fn tuple(meter: &Meter, items: Vec<Value>) -> Res<Value> {
-        Self::seq(meter, SeqKind::Tuple, items)
-    }
-
-    pub(super) fn generator(meter: &Meter, items: Vec<Value>) -> Res<Value> {
-        Self::seq(meter, SeqKind::Generator, items)
-    }
-
-    pub(super) fn dict(meter: &Meter, pairs: Vec<(Value, Value)>) -> Res<Value> {
-        let mut dict = Dict::default();
-        for (key, value) in pairs {
-            dict.insert(meter, key, value)?;
-        }
-        Ok(Value::Dict(Rc::new(dict)))
-    }
-
-    pub(super) fn func(func: Func) -> Value {
-        Value::Func(Rc::new(func))
-    }
-
-    fn depth(&self) -> u16 {
-        match self {
-            Value::Seq(seq) => seq.depth,
-            Value::Dict(dict) => dict.depth,
-            // What holds values counts as a level, or chains of them could grow without end.
-            Value::Func(func) => match &**func {
-                Func::Method(value, _) => value.depth(),
-                Func::Loop(state) => state.items.depth,
-                Func::Cycler(items, _) => items.depth,
-                Func::Global(_) | Func::Macro(..) | Func::Joiner(..) => 0,
-            },
-            _ => 0,
-        }
-    }
-
-    pub(super) fn as_str(&self) -> Option<&str> {
-        match self {
-            Value::Str(text) => Some(text),
-            _ => None,
-        }
-    }
-
-    /// The number of an integer or a bool.
-    pub(super) fn as_int(&self) -> Option<i128> {
-        match self {
-            Value::Int(number) => Some(*number),
-            Value::Bool(truth) => Some(i128::from(*truth)),
-            _ => None,
-        }
-    }
-
-    /// Any number.
-    pub(super) fn as_float(&self) -> Option<f64> {
-        match self {
-            Value::Float(number) => Some(*number),
-            other => other.as_int().map(|number| number as f64),
-        }
-    }
-
-    pub(super) fn is_undefined(&self) -> bool {
-        matches!(self, Value::Undefined(_))
-    }
-
-    /// What `if` makes of it.
-    pub(super) fn truth(&self) -> bool {
-        match self {
-            Value::Undefined(_) | Value::None => false,
-            Value::Bool(truth) => *truth,
-            Value::Int(number) => *number != 0,
-            Value::Float(number) => *number != 0.0,
-            Value::Str(text) => !text.is_empty(),
-            Value::Seq(seq) => seq.kind == SeqKind::Generator || !seq.items.is_empty(),
-            Value::Dict(dict) => !dict.entries.is_empty(),
-            Value::Namespace(_) | Value::Func(_) => true,
-        }
-    }
-
-    /// Python's name of its type.
-    pub(super) fn type_name(&self) -> &'static str {
-        match self {
-            Value::Undefined(_) => "Undefined",
-            Value::None => "NoneType",
-            Value::Bool(_) => "bool",
-            Value::Int(_) => "int",
-            Value::Float(_) => "float",
-            Value::Str(_) => "str",
-            Value::Seq(seq) => match seq.kind {
-                SeqKind::List => "list",
-                SeqKind::Tuple => "tuple",
-                SeqKind::Range => "range",
-                SeqKind::Generator => "generator",
-                SeqKind::Keys => "dict_keys",
-                SeqKind::Values => "dict_values",
-                SeqKind::Items => "dict_items",
-                SeqKind::Group => "_GroupTuple",
-            },
-            Value::Dict(_) => "dict",
-            Value::Namespace(_) => "TemplateNamespace",
-            Value::Func(func) => match **func {
-                Func::Global(_) => "function",
-                Func::Method(..) => "builtin_function_or_method",
-                Func::Macro(..) => "Macro",
-                Func::Loop(_) => "LoopContext",
-                Func::Joiner(..) => "Joiner",
-                Func::Cycler(..) => "Cycler",
-            },
-        }
-    }
-
-    /// The items that walking it gives; a generator gives each only once.
-    pub(super) fn items(&self, meter: &Meter) -> Res<Vec<Value>> {
-        let items: Vec<Value> = match self {
-            Value::Undefined(_) => Vec::new(),
-            Value::Str(text) => {
-                meter.bytes(text.len() * size_of::<Value>())?;
-                text.chars()
-                    .map(|c| Value::str(&*c.encode_utf8(&mut [0; 4])))
-                    .collect()
-            }
-            Value::Seq(seq) => {
-                meter.bytes(seq.items.len() * size_of::<Value>())?;
-                let from = match seq.kind {
-                    SeqKind::Generator => seq.taken.replace(seq.items.len()),
-                    _ => 0,
-                };
-                seq.items[from.min(seq.items.len())..].to_vec()
-            }
-            Value::Dict(dict) => {
-                meter.bytes(dict.entries.len() * size_of::<Value>())?;
-                dict.entries.iter().map(|(key, _)| key.clone()).collect()
-            }
-            other => return fail(format!("'{}' object is not iterable", other.type_name())),
+        let Some(object) = value.as_object() else {
+            return Size {
+                depth: 0,
+                bytes: 24,
+            };
         };
-        meter.step(items.len())?;
-        Ok(items)
-    }
-
-    /// `len()`.
-    pub(super) fn length(&self, meter: &Meter) -> Res<usize> {
-        match self {
-            Value::Undefined(_) => Ok(0),
-            Value::Str(text) => {
-                meter.step(text.len() / 64)?;
-                Ok(text.chars().count())
+        if let Some(list) = object.downcast_ref::<List>() {
+            list.size
+        } else if let Some(dict) = object.downcast_ref::<Dict>() {
+            dict.size
+        } else if let Some(method) = object.downcast_ref::<Method>() {
+            method.size
+        } else if let Some(cycler) = object.downcast_ref::<super::globals::Cycler>() {
+            cycler.items.size
+        } else {
+            // Namespaces, functions and macros: what they hold is not walked through.
+            Size {
+                depth: 0,
+                bytes: 64,
             }
-            Value::Seq(seq) if seq.kind != SeqKind::Generator => Ok(seq.items.len()),
-            Value::Dict(dict) => Ok(dict.entries.len()),
-            other => fail(format!(
-                "object of type '{}' has no len()",
-                other.type_name()
-            )),
         }
     }
 
-    /// `==`.
-    pub(super) fn equals(&self, other: &Value, meter: &Meter) -> Res<bool> {
-        meter.step(1)?;
-        Ok(match (self, other) {
-            (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-            (Value::Str(a), Value::Str(b)) => {
-                meter.step(a.len() / 64)?;
-                a == b
-            }
-            (Value::Seq(a), Value::Seq(b)) => {
-                if a.plain_kind() != b.plain_kind() || a.items.len() != b.items.len() {
-                    return Ok(false);
-                }
-                for (a, b) in a.items.iter().zip(&b.items) {
-                    if !a.equals(b, meter)? {
-                        return Ok(false);
-                    }
-                }
-                true
-            }
-            (Value::Dict(a), Value::Dict(b)) => {
-                if a.entries.len() != b.entries.len() {
-                    return Ok(false);
-                }
-                for (key, value) in &a.entries {
-                    match b.get(key) {
-                        Some(other) if value.equals(other, meter)? => {}
-                        _ => return Ok(false),
-                    }
-                }
-                true
-            }
-            (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
-            (Value::Func(a), Value::Func(b)) => Rc::ptr_eq(a, b),
-            (a, b) => match (a.as_int(), b.as_int()) {
-                (Some(a), Some(b)) => a == b,
-                _ => a.as_float().is_some() && a.as_float() == b.as_float(),
-            },
-        })
-    }
-
-    /// `<` and its kin.
-    pub(super) fn order(&self, other: &Value, op: &str, meter: &Meter) -> Res<Option<Ordering>> {
-        meter.step(1)?;
-        match (self, other) {
-            (Value::Undefined(message), _) | (_, Value::Undefined(message)) => undefined(message),
-            (Value::Str(a), Value::Str(b)) => {
-                meter.step(a.len().min(b.len()) / 64)?;
-                Ok(Some(a.cmp(b)))
-            }
-            (Value::Seq(a), Value::Seq(b)) if a.is_ordered_with(b) => {
-                for (a, b) in a.items.iter().zip(&b.items) {
-                    if !a.equals(b, meter)? {
-                        return a.order(b, op, meter);
-                    }
-                }
-                Ok(Some(a.items.len().cmp(&b.items.len())))
-            }
-            (a, b) => match (a.as_int(), b.as_int(), a.as_float(), b.as_float()) {
-                (Some(a), Some(b), ..) => Ok(Some(a.cmp(&b))),
-                (_, _, Some(a), Some(b)) => Ok(a.partial_cmp(&b)),
-                _ => fail(format!(
-                    "'{op}' not supported between instances of '{}' and '{}'",
-                    a.type_name(),
-                    b.type_name()
-                )),
-            },
+    /// The size of something that holds these.
+    pub(super) fn around<'a>(values: impl Iterator<Item = &'a Value>) -> Result<Self, Error> {
+        let mut around = Size {
+            depth: 0,
+            bytes: 96,
+        };
+        for value in values {
+            let size = Size::of(value);
+            around.depth = around.depth.max(size.depth);
+            around.bytes = around.bytes.saturating_add(size.bytes);
         }
-    }
-
-    fn key(&self) -> Res<Key> {
-        Ok(match self {
-            Value::None => Key::None,
-            Value::Str(text) => Key::Str(text.clone()),
-            Value::Float(number) if number.fract() == 0.0 && number.abs() < 1e18 => {
-                Key::Int(*number as i128)
-            }
-            Value::Float(number) => Key::Float(number.to_bits()),
-            Value::Seq(seq) if matches!(seq.kind, SeqKind::Tuple | SeqKind::Group) => {
-                Key::Tuple(seq.items.iter().map(Value::key).collect::<Res<_>>()?)
-            }
-            other => match other.as_int() {
-                Some(number) => Key::Int(number),
-                None => return fail(format!("unhashable type: '{}'", other.type_name())),
-            },
-        })
+        around.depth += 1;
+        if around.depth > MAX_VALUE_DEPTH {
+            return Err(exhausted("recursion", MAX_VALUE_DEPTH.into()));
+        }
+        if around.bytes > MAX_VALUE_BYTES {
+            return Err(exhausted("memory", MAX_VALUE_BYTES));
+        }
+        Ok(around)
     }
 }
 
-fn deeper(depth: Option<u16>) -> Res<u16> {
-    match depth.unwrap_or(0) {
-        depth if depth < MAX_VALUE_DEPTH => Ok(depth + 1),
-        _ => Err(Fault::Exhausted {
-            what: "recursion",
-            limit: u64::from(MAX_VALUE_DEPTH),
-        }),
-    }
+/// A list or tuple; it never changes.
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) items: Vec<Value>,
+    pub(super) tuple: bool,
+    /// A pair from `groupby`, with the attributes `grouper` and `list`.
+    group: bool,
+    size: Size,
 }
 
-impl Seq {
-    /// A sequence that counts against the budget.
-    pub(super) fn new(meter: &Meter, kind: SeqKind, items: Vec<Value>) -> Res<Rc<Self>> {
-        meter.bytes(items.len() * size_of::<Value>() + 64)?;
-        meter.step(items.len())?;
-        let depth = deeper(items.iter().map(Value::depth).max())?;
-        Ok(Rc::new(Seq {
-            kind,
+impl List {
+    pub(super) fn new(items: Vec<Value>, tuple: bool) -> Result<Self, Error> {
+        let size = Size::around(items.iter())?;
+        Ok(List {
             items,
-            depth,
-            taken: Cell::new(0),
+            tuple,
+            group: false,
+            size,
+        })
+    }
+
+    /// A pair from `groupby`.
+    pub(super) fn group(state: &State, key: Value, items: Value) -> Result<Value, Error> {
+        charge(state, 144)?;
+        Ok(Value::from_object(List {
+            group: true,
+            ..List::new(vec![key, items], true)?
         }))
     }
 
-    /// The kind that equality goes by.
-    fn plain_kind(&self) -> SeqKind {
-        match self.kind {
-            SeqKind::Group => SeqKind::Tuple,
-            kind => kind,
-        }
+    pub(super) fn value(items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
+        Ok(Value::from_object(List::new(items, tuple)?))
     }
 
-    fn is_ordered_with(&self, other: &Seq) -> bool {
-        let kind = self.plain_kind();
-        kind == other.plain_kind() && matches!(kind, SeqKind::List | SeqKind::Tuple)
+    /// A list that is paid for.
+    pub(super) fn paid(state: &State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
+        charge(state, 96 + 24 * items.len() as u64)?;
+        List::value(items, tuple)
     }
 }
 
-impl Dict {
-    /// The value of a key; nothing for what cannot be a key.
-    pub(super) fn get(&self, key: &Value) -> Option<&Value> {
-        let at = *self.index.get(&key.key().ok()?)?;
-        self.entries.get(at).map(|(_, value)| value)
+impl Object for List {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
     }
 
-    pub(super) fn get_str(&self, key: &str) -> Option<&Value> {
-        self.get(&Value::str(key))
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let at = match key.as_str() {
+            Some("grouper") if self.group => 0,
+            Some("list") if self.group => 1,
+            _ => key.as_i64()?,
+        };
+        let at = if at < 0 {
+            at.checked_add(self.items.len() as i64)?
+        } else {
+            at
+        };
+        self.items.get(usize::try_from(at).ok()?).cloned()
     }
 
-    /// Sets a key, at its old place if it is there.
-    pub(super) fn insert(&mut self, meter: &Meter, key: Value, value: Value) -> Res<()> {
-        meter.bytes(4 * size_of::<Value>())?;
-        let hashed = key.key()?;
-        self.depth = self
-            .depth
-            .max(deeper(Some(value.depth().max(key.depth())))?);
-        match self.index.get(&hashed) {
-            Some(&at) => self.entries[at].1 = value,
-            None => {
-                self.index.insert(hashed, self.entries.len());
-                self.entries.push((key, value));
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.items.len())
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        // A list never equals a tuple; otherwise item by item.
+        let other = other.downcast_ref::<List>()?;
+        Some(self.tuple.cmp(&other.tuple)).filter(|order| order.is_ne())
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &str,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        methods::of_list(state, self, name, args)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char(if self.tuple { '(' } else { '[' })?;
+        for (at, item) in self.items.iter().enumerate() {
+            if at > 0 {
+                f.write_str(", ")?;
             }
+            repr(item, f)?;
         }
+        f.write_str(match self.tuple {
+            true if self.items.len() == 1 => ",)",
+            true => ")",
+            false => "]",
+        })
+    }
+}
+
+/// A dictionary in order of insertion; it never changes.
+#[derive(Debug, Default)]
+pub(super) struct Dict {
+    pub(super) items: IndexMap<Value, Value>,
+    size: Size,
+}
+
+impl Dict {
+    pub(super) fn new(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Self, Error> {
+        let mut items = IndexMap::new();
+        for (key, value) in pairs {
+            if key.as_object().is_some() {
+                return fail(format!("unhashable type: '{}'", type_name(&key)));
+            }
+            items.insert(key, value);
+        }
+        let mut size = Size::around(items.keys().chain(items.values()))?;
+        size.bytes += 32 * items.len() as u64;
+        Ok(Dict { items, size })
+    }
+
+    pub(super) fn value(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Value, Error> {
+        Ok(Value::from_object(Dict::new(pairs)?))
+    }
+
+    /// A dictionary that is paid for.
+    pub(super) fn paid(state: &State, pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
+        charge(state, 160 + 80 * pairs.len() as u64)?;
+        Dict::value(pairs)
+    }
+}
+
+impl Object for Dict {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match key.as_object() {
+            Some(_) => None,
+            None => self.items.get(key).cloned(),
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.mapped_enumerator(|this| Box::new(this.items.keys().cloned()))
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.items.len())
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &str,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        methods::of_dict(state, self, name, args)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('{')?;
+        for (at, (key, value)) in self.items.iter().enumerate() {
+            if at > 0 {
+                f.write_str(", ")?;
+            }
+            repr(key, f)?;
+            f.write_str(": ")?;
+            repr(value, f)?;
+        }
+        f.write_char('}')
+    }
+}
+
+/// What `namespace` makes: the one thing that changes, so one that may hold itself.
+#[derive(Debug, Default)]
+pub(super) struct Namespace {
+    fields: Mutex<BTreeMap<Arc<str>, Value>>,
+}
+
+impl Namespace {
+    fn fields(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Value>> {
+        self.fields.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set(&self, name: &str, value: Value) -> Result<(), Error> {
+        if name.starts_with('_') {
+            return fail(format!(
+                "a namespace cannot have the attribute '{name}': names with an underscore are not for templates"
+            ));
+        }
+        // The old value is dropped after the lock is.
+        let old = self.fields().insert(name.into(), value);
+        drop(old);
         Ok(())
     }
+
+    pub(super) fn clear(&self) {
+        let fields = std::mem::take(&mut *self.fields());
+        drop(fields);
+    }
+}
+
+impl Object for Namespace {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.fields().get(key.as_str()?).cloned()
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let other: *const Namespace = other.downcast_ref()?;
+        Some(Arc::as_ptr(self).cmp(&other))
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &str,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        let function = self.get_value(&name.into()).unwrap_or_default();
+        function.call(state, args)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<Namespace>")
+    }
+}
+
+/// A method of a value, not yet called.
+#[derive(Debug)]
+pub(super) struct Method {
+    pub(super) value: Value,
+    pub(super) name: String,
+    size: Size,
+}
+
+impl Method {
+    pub(super) fn value(value: Value, name: &str) -> Result<Value, Error> {
+        let size = Size::around(std::iter::once(&value))?;
+        Ok(Value::from_object(Method {
+            value,
+            name: name.into(),
+            size,
+        }))
+    }
+}
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &mut State, args: &[Value]) -> Result<Value, Error> {
+        self.value.call_method(state, &self.name, args)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<method {}>", self.name)
+    }
+}
+
+/// Whether a value is one of the engine's containers, or made as it is walked.
+fn is_foreign(object: &DynObject) -> bool {
+    object.repr() != ObjectRepr::Plain
+        && !object.is::<List>()
+        && !object.is::<Dict>()
+        && !object.type_name().ends_with("::Macro")
+}
+
+/// What the engine's own filters give, as our lists and dictionaries, paid for.
+pub(super) fn own(state: &State, value: Value) -> Result<Value, Error> {
+    let Some(object) = value
+        .as_object()
+        .filter(|object| is_foreign(object) && !value.is_kwargs())
+    else {
+        return Ok(value);
+    };
+    let tuple = value.is_tuple();
+    if object.repr() == ObjectRepr::Map {
+        let mut pairs = Vec::new();
+        for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+            charge(state, 24)?;
+            pairs.push((key, own(state, value)?));
+        }
+        return Dict::paid(state, pairs);
+    }
+    let mut items = Vec::new();
+    for item in value.try_iter()?.checked() {
+        charge(state, 24)?;
+        items.push(own(state, item?)?);
+    }
+    List::paid(state, items, tuple)
+}
+
+/// A constant of a program, with our lists and dictionaries.
+pub(super) fn constant(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items = value.try_iter()?.map(|item| constant(&item));
+            List::value(items.collect::<Result<_, _>>()?, value.is_tuple())
+        }
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = pairs
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| Ok((key, constant(&value)?)));
+            Dict::value(pairs.collect::<Result<Vec<_>, Error>>()?)
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// The items of a list.
+pub(super) fn list(value: &Value) -> Option<&List> {
+    value.downcast_object_ref()
+}
+
+/// The items of a dictionary.
+pub(super) fn dict(value: &Value) -> Option<&Dict> {
+    value.downcast_object_ref()
+}
+
+/// Python's name of a value's type.
+pub(super) fn type_name(value: &Value) -> &'static str {
+    match value.kind() {
+        ValueKind::Undefined => "Undefined",
+        ValueKind::None => "NoneType",
+        ValueKind::Bool => "bool",
+        ValueKind::Number if value.is_integer() => "int",
+        ValueKind::Number => "float",
+        ValueKind::String => "str",
+        ValueKind::Seq if list(value).is_some_and(|list| list.tuple) => "tuple",
+        ValueKind::Seq | ValueKind::Iterable => "list",
+        ValueKind::Map => "dict",
+        _ if value.downcast_object_ref::<Namespace>().is_some() => "Namespace",
+        _ => "function",
+    }
+}
+
+/// `str(value)`, paid for.
+pub(super) fn text_of(state: &State, value: &Value) -> Result<Arc<str>, Error> {
+    if let Some(text) = value.to_str() {
+        return Ok(text);
+    }
+    charge(state, 2 * Size::of(value).bytes)?;
+    Ok(Text(value).to_string().into())
+}
+
+/// A value as `str` prints it.
+pub(super) struct Text<'a>(pub(super) &'a Value);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_str() {
+            Some(text) => f.write_str(text),
+            None if self.0.is_undefined() => Ok(()),
+            None => repr(self.0, f),
+        }
+    }
+}
+
+/// A value as `repr` prints it.
+pub(super) fn repr(value: &Value, out: &mut impl Write) -> fmt::Result {
+    match value.kind() {
+        ValueKind::Undefined => out.write_str("Undefined"),
+        ValueKind::String => repr_text(value.as_str().unwrap_or_default(), out),
+        ValueKind::Number if !value.is_integer() => {
+            out.write_str(&float(f64::try_from(value.clone()).unwrap_or(f64::NAN)))
+        }
+        // `None`, `True` and integers print as Python's, and ours do by `render`.
+        _ => write!(out, "{value}"),
+    }
+}
+
+/// A string in quotes, single ones if that needs no escape.
+fn repr_text(text: &str, out: &mut impl Write) -> fmt::Result {
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
+    out.write_char(quote)?;
+    for c in text.chars() {
+        match c {
+            '\\' => out.write_str("\\\\")?,
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
+            c if c == quote => write!(out, "\\{c}")?,
+            c if is_printable(c) => out.write_char(c)?,
+            c => match u32::from(c) {
+                code @ 0..=0xFF => write!(out, "\\x{code:02x}")?,
+                code @ 0x100..=0xFFFF => write!(out, "\\u{code:04x}")?,
+                code => write!(out, "\\U{code:08x}")?,
+            },
+        }
+    }
+    out.write_char(quote)
+}
+
+/// `str.isprintable`: Rust's `Debug` escapes the same characters, and some marks besides.
+fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    // A mark is escaped only at the start of a string; it comes second here.
+    c.escape_debug().len() == 1 || format!("{:?}", format!("a{c}")).chars().count() == 4
+}
+
+/// `repr` of a float: the shortest text that reads back, with an exponent from 1e16 on.
+pub(super) fn float(number: f64) -> String {
+    if !number.is_finite() {
+        return number.to_string().to_lowercase();
+    }
+    let text = format!("{number:e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        return format!("{number:?}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }
