@@ -7,8 +7,8 @@
 use minijinja::{Error, ErrorKind, State};
 use std::fmt;
 
-/// Steps of one rendering: instructions, or [`BYTES_PER_STEP`] of memory each.
-pub const MAX_STEPS: u64 = 1 << 24;
+/// Steps of one rendering: an instruction is one, and so are 64 bytes of memory.
+pub const MAX_STEPS: u64 = 1 << 23;
 /// Bytes of all values that one rendering may make, alive or not.
 pub const MAX_VALUE_BYTES: u64 = MAX_STEPS * BYTES_PER_STEP;
 /// Bytes of a rendered prompt, and of what macros and blocks render on the way to it.
@@ -18,7 +18,8 @@ pub const MAX_DEPTH: u32 = 450;
 /// Levels of lists and dictionaries within each other.
 pub(super) const MAX_VALUE_DEPTH: u16 = 200;
 
-const BYTES_PER_STEP: u64 = 32;
+/// As the engine counts text.
+const BYTES_PER_STEP: u64 = 64;
 
 /// Why a rendering ended before its end; travels as the source of the engine's error.
 #[derive(Clone, Debug)]

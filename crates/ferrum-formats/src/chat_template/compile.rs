@@ -22,7 +22,7 @@ use std::fmt;
 /// What the engine calls the template.
 const NAME: &str = "chat template";
 /// Tokens of one tag: the compiler recurses once for each operator of a chain.
-const MAX_TAG_TOKENS: usize = 4_000;
+const MAX_TAG_TOKENS: usize = 1_000;
 /// `elif`s of a template: the compiler recurses once for each.
 const MAX_ELIFS: usize = 1_000;
 /// Names of filters that the engine caches in a program.
@@ -137,6 +137,12 @@ fn check(source: &str) -> Result<(), TemplateError> {
                     "set" if is_assignment(&tag) => {}
                     block @ ("for" | "if" | "set" | "with" | "filter" | "macro" | "call") => {
                         blocks.push(block)
+                    }
+                    "else" => {
+                        // Of a loop it is not in the loop any more.
+                        if let Some(block) = blocks.last_mut().filter(|block| **block == "for") {
+                            *block = "else";
+                        }
                     }
                     end if end.starts_with("end") => {
                         blocks.pop();

@@ -155,7 +155,7 @@ fn register_filters(env: &mut Environment<'static>) {
         |state: &State, value: &Value, width: Option<usize>| {
             methods::padded(
                 state,
-                &*text_of(state, value)?,
+                &text_of(state, value)?,
                 "center",
                 width.unwrap_or(80),
                 " ",
@@ -197,16 +197,36 @@ fn add_engine(
         }
         for arg in &mut args {
             *arg = own(state, arg.clone())?;
-            let walked = match walk {
-                Walk::Items => 24 * arg.len().unwrap_or(0) as u64,
-                Walk::All => Size::of(arg).bytes.saturating_mul(4),
-            };
-            charge(state, walked)?;
         }
+        charge(state, cost(name, walk, &args))?;
         let result = filter.call(state, &args)?;
         own(state, result)
     };
     env.add_filter(name, wrapped);
+}
+
+/// What a filter of the engine may walk through and make, in bytes.
+fn cost(name: &str, walk: Walk, args: &[Value]) -> u64 {
+    let Some((value, options)) = args.split_first() else {
+        return 0;
+    };
+    let items = match value.as_str() {
+        Some(text) if name == "trim" => text.len() as u64,
+        Some(_) => 1,
+        None => value.len().unwrap_or(0) as u64,
+    };
+    let mut cost = match walk {
+        Walk::Items => 24 * value.len().unwrap_or(0) as u64,
+        Walk::All => Size::of(value).bytes.saturating_mul(4),
+    };
+    for option in options {
+        // A path is looked up in each item, a count is of lists that are made.
+        let bytes = Size::of(option).bytes.saturating_mul(items);
+        let lists = option.as_i64().filter(|_| matches!(walk, Walk::Items));
+        let lists = lists.map_or(0, |count| count.unsigned_abs().saturating_mul(96));
+        cost = cost.saturating_add(bytes).saturating_add(lists);
+    }
+    cost
 }
 
 fn escape(state: &State, value: &Value) -> Result<String, Error> {

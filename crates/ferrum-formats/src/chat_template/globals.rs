@@ -102,7 +102,7 @@ fn pairs_of(state: &State, args: Rest<ValueOrKwargs>) -> Result<Vec<(Value, Valu
                 pairs.push((name.clone(), own(state, arg.get_item(&name)?)?));
             }
         } else if let Some(from) = dict(&arg) {
-            charge(state, 48 * from.items.len() as u64)?;
+            charge(state, 128 * from.items.len() as u64)?;
             pairs.extend(
                 from.items
                     .iter()
@@ -161,28 +161,22 @@ pub(super) struct Cycler {
 
 fn cycler(state: &State, items: Vec<Value>, joiner: bool) -> Result<Value, Error> {
     charge(state, 128 + 24 * items.len() as u64)?;
-    let items = List::new(items, true)?;
     Ok(Value::from_object(Cycler {
-        items,
+        items: List::new(items, true)?,
         joiner,
         at: AtomicUsize::new(0),
     }))
 }
 
 impl Cycler {
-    fn item(&self, at: usize) -> Option<Value> {
-        let count = self.items.items.len();
-        let at = if self.joiner {
-            at.min(count.saturating_sub(1))
-        } else {
-            at.checked_rem(count)?
-        };
-        self.items.items.get(at).cloned()
-    }
-
     fn next(&self) -> Value {
-        self.item(self.at.fetch_add(1, Ordering::Relaxed))
-            .unwrap_or_default()
+        let (at, items) = (self.at.fetch_add(1, Ordering::Relaxed), &self.items.items);
+        let at = if self.joiner {
+            at.min(1)
+        } else {
+            at % items.len().max(1)
+        };
+        items.get(at).cloned().unwrap_or_default()
     }
 }
 
@@ -191,18 +185,10 @@ impl Object for Cycler {
         ObjectRepr::Plain
     }
 
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        match key.as_str()? {
-            "current" if !self.joiner => self.item(self.at.load(Ordering::Relaxed)),
-            _ => None,
-        }
-    }
-
     fn call(self: &Arc<Self>, _: &mut State, _: &[Value]) -> Result<Value, Error> {
-        if self.joiner {
-            Ok(self.next())
-        } else {
-            fail("a cycler is not called; its method next() is")
+        match self.joiner {
+            true => Ok(self.next()),
+            false => fail("a cycler is not called; its method next() is"),
         }
     }
 
@@ -214,10 +200,6 @@ impl Object for Cycler {
     ) -> Result<Value, Error> {
         match name {
             "next" if !self.joiner => Ok(self.next()),
-            "reset" if !self.joiner => {
-                self.at.store(0, Ordering::Relaxed);
-                Ok(().into())
-            }
             _ => fail(format!("a cycler or joiner has no method '{name}'")),
         }
     }

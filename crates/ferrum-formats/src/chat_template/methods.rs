@@ -3,61 +3,17 @@
 use super::args::{bind, int_or, need_str, truth};
 use super::budget::{charge, fail};
 use super::operators::{compare, formatted, items_of};
-use super::value::{Dict, List, own, type_name};
+use super::value::{Dict, List, Size, own, type_name};
 use minijinja::formatting::FormatStyle;
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-const TEXT: [&str; 41] = [
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "endswith",
-    "find",
-    "format",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "islower",
-    "isnumeric",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "upper",
-    "zfill",
-    "expandtabs",
-];
 const LIST: [&str; 3] = ["copy", "count", "index"];
 const DICT: [&str; 5] = ["copy", "get", "items", "keys", "values"];
 
 /// Whether Python's type of a value has a method.
 pub(super) fn exists(value: &Value, name: &str) -> bool {
     let names: &[&str] = match type_name(value) {
-        "str" => &TEXT,
         "list" | "tuple" => &LIST,
         "dict" => &DICT,
         _ => &[],
@@ -157,6 +113,16 @@ pub(super) fn of_text(
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    for arg in args {
+        charge(state, Size::of(arg).bytes)?;
+        // Each end of the text is looked for among the characters.
+        if let Some(chars) = arg.as_str().filter(|_| name.ends_with("strip")) {
+            charge(
+                state,
+                (text.len() as u64).saturating_mul(chars.len() as u64),
+            )?;
+        }
+    }
     charge(state, text.len() as u64)?;
     let list = |parts: Vec<&str>| Value::from_iter(parts);
     let tuple =
@@ -164,12 +130,16 @@ pub(super) fn of_text(
     match name {
         "split" | "rsplit" => {
             let [separator, most] = bind(state, args, ["sep", "maxsplit"])?;
-            let most = usize::try_from(int_or(most.as_ref(), -1)?)
-                .map_or(usize::MAX, |most| most.saturating_add(1));
             charge(state, 24 * text.len() as u64)?;
+            let limit = int_or(most.as_ref(), -1)?;
             let Some(separator) = separator.filter(|separator| !separator.is_none()) else {
-                return Ok(list(words(text, most, name == "rsplit")));
+                if name == "rsplit" && limit >= 0 {
+                    return fail("rsplit() with a limit needs a separator");
+                }
+                let args = [().into(), limit.into()];
+                return unknown_method_callback(state, &text.into(), "split", &args);
             };
+            let most = usize::try_from(limit).map_or(usize::MAX, |most| most.saturating_add(1));
             let separator = need_str(Some(&separator))?;
             if separator.is_empty() {
                 return fail("empty separator");
@@ -270,36 +240,6 @@ pub(super) fn of_text(
             }
         }
     }
-}
-
-/// Words between white space, the rest of the text in the last of them when there are too many.
-fn words(text: &str, most: usize, from_the_end: bool) -> Vec<&str> {
-    let mut words = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let cut = if from_the_end {
-            rest.rfind(char::is_whitespace)
-        } else {
-            rest.find(char::is_whitespace)
-        };
-        let (word, after) = match cut {
-            Some(at) if words.len() + 1 < most => {
-                let (before, after) = rest.split_at(at);
-                if from_the_end {
-                    (after.trim_start(), before.trim_end())
-                } else {
-                    (before, after.trim_start())
-                }
-            }
-            _ => (rest, ""),
-        };
-        words.push(word);
-        rest = after;
-    }
-    if from_the_end {
-        words.reverse();
-    }
-    words
 }
 
 /// A text in a field of a width.

@@ -28,7 +28,7 @@ pub use error::TemplateError;
 use budget::Stop;
 use compile::Program;
 use globals::Namespaces;
-use minijinja::{Error, Value};
+use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 use std::sync::Arc;
 use std::thread;
@@ -231,21 +231,26 @@ fn failure(error: &Error) -> TemplateError {
             Stop::Exhausted { what, limit } => TemplateError::Exhausted { what, limit },
         };
     }
-    if error.kind() == minijinja::ErrorKind::OutOfFuel {
+    if error.kind() == ErrorKind::OutOfFuel {
         return TemplateError::Exhausted {
             what: "time",
             limit: MAX_STEPS,
         };
     }
-    let reason = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned);
-    if reason == "recursion limit exceeded" {
+    let detail = error.detail().unwrap_or_default();
+    if detail == "recursion limit exceeded" {
         return TemplateError::Exhausted {
             what: "recursion",
             limit: MAX_DEPTH.into(),
         };
     }
+    let reason = match error.kind() {
+        ErrorKind::UndefinedError => "a variable or key is used that is missing".to_owned(),
+        ErrorKind::UnknownFunction => format!("no such function or macro: {detail}"),
+        ErrorKind::UnknownMethod => format!("no such method: {detail}"),
+        _ if detail.is_empty() => error.kind().to_string(),
+        _ => detail.to_owned(),
+    };
     let line = error
         .line()
         .and_then(|line| u32::try_from(line).ok())

@@ -28,7 +28,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
     env.add_filter("@set_attribute", set_attribute);
     env.add_filter("@iterable", |state: &State, value: &Value| {
         match value.kind() {
-            ValueKind::String | ValueKind::Map => Ok(value.clone()),
+            ValueKind::Map => Ok(value.clone()),
             _ if list(value).is_some() => Ok(value.clone()),
             _ => List::paid(state, items_of(state, value)?, false),
         }

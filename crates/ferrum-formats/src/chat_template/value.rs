@@ -41,6 +41,16 @@ impl Size {
             method.size
         } else if let Some(cycler) = object.downcast_ref::<super::globals::Cycler>() {
             cycler.items.size
+        } else if value.is_kwargs() {
+            let values = value
+                .try_iter()
+                .into_iter()
+                .flatten()
+                .filter_map(|name| value.get_item(&name).ok());
+            let bytes = values.fold(64, |bytes: u64, value| {
+                bytes.saturating_add(Size::of(&value).bytes)
+            });
+            Size { depth: 0, bytes }
         } else {
             // Namespaces, functions and macros: what they hold is not walked through.
             Size {
@@ -343,46 +353,34 @@ fn is_foreign(object: &DynObject) -> bool {
 
 /// What the engine's own filters give, as our lists and dictionaries, paid for.
 pub(super) fn own(state: &State, value: Value) -> Result<Value, Error> {
-    let Some(object) = value
-        .as_object()
-        .filter(|object| is_foreign(object) && !value.is_kwargs())
-    else {
-        return Ok(value);
-    };
-    let tuple = value.is_tuple();
-    if object.repr() == ObjectRepr::Map {
-        let mut pairs = Vec::new();
-        for (key, value) in object.try_iter_pairs().into_iter().flatten() {
-            charge(state, 24)?;
-            pairs.push((key, own(state, value)?));
-        }
-        return Dict::paid(state, pairs);
-    }
-    let mut items = Vec::new();
-    for item in value.try_iter()?.checked() {
-        charge(state, 24)?;
-        items.push(own(state, item?)?);
-    }
-    List::paid(state, items, tuple)
+    converted(value, &|bytes| charge(state, bytes))
 }
 
 /// A constant of a program, with our lists and dictionaries.
 pub(super) fn constant(value: &Value) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items = value.try_iter()?.map(|item| constant(&item));
-            List::value(items.collect::<Result<_, _>>()?, value.is_tuple())
+    converted(value.clone(), &|_| Ok(()))
+}
+
+fn converted(value: Value, pay: &dyn Fn(u64) -> Result<(), Error>) -> Result<Value, Error> {
+    let object = value.as_object().filter(|object| is_foreign(object));
+    let Some(object) = object.filter(|_| !value.is_kwargs()) else {
+        return Ok(value);
+    };
+    pay(160)?;
+    if object.repr() == ObjectRepr::Map {
+        let mut pairs = Vec::new();
+        for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+            pay(80)?;
+            pairs.push((key, converted(value, pay)?));
         }
-        ValueKind::Map => {
-            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
-            let pairs = pairs
-                .into_iter()
-                .flatten()
-                .map(|(key, value)| Ok((key, constant(&value)?)));
-            Dict::value(pairs.collect::<Result<Vec<_>, Error>>()?)
-        }
-        _ => Ok(value.clone()),
+        return Dict::value(pairs);
     }
+    let mut items = Vec::new();
+    for item in value.try_iter()?.checked() {
+        pay(48)?;
+        items.push(converted(item?, pay)?);
+    }
+    List::value(items, value.is_tuple())
 }
 
 /// The items of a list.
