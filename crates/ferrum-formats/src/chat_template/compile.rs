@@ -7,8 +7,22 @@
 //! and the size of all that they hold, which are limited when they are made and paid for when they are walked. What
 //! remains of the engine's instructions moves values, jumps, or computes with numbers.
 //!
+//! Why the limits hold, instruction by instruction:
+//!
+//! - Lists and dictionaries come from our functions only. Their depth is at most `MAX_VALUE_DEPTH`, so printing, comparing
+//!   and freeing them recurses no deeper; their size is at most `MAX_VALUE_BYTES`, counting what they hold twice twice, so a
+//!   doubled list in a loop is stopped by its size and not by what walks through it. Walking is paid for by that size.
+//! - Text that grows (`~`, `+`, `*`, `%`, `replace`, `join`, `format`, …) is paid for before it is made.
+//! - Namespaces are the one thing that changes. They print as a name, count as no level, and are emptied one by one at
+//!   the end of a rendering, so a ring of them is neither walked nor leaked, and a chain not freed recursively.
+//! - The engine's own filters get our values, are paid for before they run, and what they give is made ours
+//!   (`filters.rs`); so is `loop` where a template keeps it. No filter of the engine is there unless it is named there.
+//! - Scopes and calls have the engine's limit of recursion, and the compiler one of its own for what it nests; `check`
+//!   adds those for chains of operators and `elif`. Both run on a thread with a stack for that (`mod.rs`).
+//! - `check` refuses what the engine compiles to a program that panics: `break` out of a block inside a loop.
+//!
 //! This uses what minijinja calls `unstable_machinery`; its version is pinned for that. The `match` below names every
-//! instruction that is let through, so an unknown one is an error and not a hole.
+//! instruction that is let through, so a new one is an error of the compiler and not a hole.
 
 use super::TemplateError;
 use super::value::constant;
@@ -134,6 +148,8 @@ fn check(source: &str) -> Result<(), TemplateError> {
                             return Err(syntax_error(line, reason));
                         }
                     }
+                    // Not of transformers, and what the engine's compiler makes of it leaves values behind.
+                    "do" => return Err(syntax_error(line, "`do` is not supported")),
                     "set" if is_assignment(&tag) => {}
                     block @ ("for" | "if" | "set" | "with" | "filter" | "macro" | "call") => {
                         blocks.push(block)
