@@ -8,7 +8,7 @@ use crate::args::PlacementArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{open, ui};
 use ferrum_engine::{
-    BackendDispatch, BackendOptions, Placement, Ranks, rank_options, serve_rank, shut_down_ranks,
+    BackendOptions, Placement, RankDevice, Ranks, rank_options, serve_rank, shut_down_ranks,
 };
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{GroupRank, LocalGroup};
@@ -25,8 +25,8 @@ static GROUP: OnceLock<Group> = OnceLock::new();
 struct Group {
     /// This rank's end.
     end: GroupRank,
-    /// Ranks on this machine.
-    local: usize,
+    /// Number of this rank among those on this machine, and how many they are.
+    local: (usize, usize),
     members: Members,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn begin(placement: Option<&PlacementArgs>) -> Outcome<Role> {
             let world = World::join()?;
             Group {
                 end: world.group(),
-                local: world.local(),
+                local: (world.local_rank(), world.local()),
                 members: Members::Processes(world),
             }
         }
@@ -87,7 +87,8 @@ fn threads(ranks: usize, placement: &PlacementArgs) -> Outcome<Group> {
     for end in ends {
         let (placement, rank) = (placement.clone(), end.rank());
         let work = move || {
-            let device = |model: &Model| device(&placement, model, (rank, ranks));
+            let device =
+                |model: &Model| device(&placement, model, (rank, ranks)).map(|rank| rank.device);
             // Rank 0 hears of what goes wrong from the group.
             let _ = serve_rank(&end, &model_at, &device);
         };
@@ -96,20 +97,20 @@ fn threads(ranks: usize, placement: &PlacementArgs) -> Outcome<Group> {
     }
     Ok(Group {
         end: first,
-        local: ranks,
+        local: (0, ranks),
         members: Members::Threads(Mutex::new(threads)),
     })
 }
 
-/// Opens the device of a rank, of so many on this machine.
+/// Opens the device of a rank: its number on this machine, of so many.
 fn device(
     placement: &PlacementArgs,
     model: &Model,
     (rank, local): (usize, usize),
-) -> Result<BackendDispatch, Error> {
+) -> Result<RankDevice, Error> {
     let options: BackendOptions = placement.device.options();
-    let options = rank_options(options, rank % local, local)?;
-    BackendDispatch::for_model(placement.device.backend, model, options)
+    let options = rank_options(options, rank, local)?;
+    RankDevice::open(placement.device.backend, model, options, (rank, local))
 }
 
 /// The model that rank 0 has at a path, which the machines of all ranks share.
@@ -147,10 +148,11 @@ pub(crate) fn place(placement: &PlacementArgs, model: &Model) -> Outcome<Option<
         return Ok(None);
     };
     ferrum_engine::check_cut(model, end.size())?;
-    let device = device(placement, model, (0, *local))?;
+    let RankDevice { device, is_own } = device(placement, model, *local)?;
     let ranks = Ranks {
         end: end.clone(),
-        local: *local,
+        local: local.1,
+        own_devices: is_own,
         path: path_of(model)?,
     };
     Ok(Some(Placement::on(device, model).with_ranks(ranks)))
@@ -162,7 +164,7 @@ pub(crate) fn follow(placement: Option<&PlacementArgs>) -> Outcome {
         return Ok(());
     };
     let rank = group.end.rank();
-    let device = |model: &Model| device(placement, model, (rank, group.local));
+    let device = |model: &Model| device(placement, model, group.local).map(|rank| rank.device);
     let served = serve_rank(&group.end, &model_at, &device);
     let Members::Processes(world) = &group.members else {
         return Ok(());

@@ -275,7 +275,7 @@ impl<B: Backend> Cases<B> {
     pub(crate) fn check(
         &mut self,
         (op, dtype, name): (&'static str, &'static str, &str),
-        run: fn(&B) -> Check,
+        run: impl Fn(&B) -> Check + 'static,
     ) {
         self.push((op, dtype, name.to_owned()), false, move |device, _| {
             run(device)?;

@@ -1,11 +1,13 @@
-//! Collectives: the identity of a context that is alone, and groups of two and three ranks, each a thread with a
-//! context of its own on the same device.
+//! Collectives: the identity of a context that is alone, and groups of two to four ranks, each a thread with a
+//! context of its own, on one device or on several.
 
 use crate::case::{Cases, act_name};
 use crate::compare::{Tolerance, compare};
 use crate::io::{Check, Trouble, wrong};
 use crate::runtime::{acts, expect_values};
-use ferrum_kernels::{BackendCollective, GroupRank, LocalGroup, NormShape, ParallelNorm, ReduceOp};
+use ferrum_kernels::{
+    BackendCollective, GroupRank, LocalGroup, NormShape, ParallelNorm, ReduceOp, RowOrder,
+};
 use ferrum_types::{Element, Error, FloatElement, Result};
 use half::{bf16, f16};
 
@@ -83,17 +85,19 @@ fn broadcast<B: BackendCollective>(device: &B) -> Check {
 
 // ---- groups ----------------------------------------------------------------------------------
 
-/// Calls `f` in each of `size` ranks with its number, and gives what they give, by rank.
+/// Calls `f` in each of `size` ranks with its number and its device, and gives what they give, by rank. The ranks take the devices in
+/// turns.
 fn in_group<B: BackendCollective, T: Send>(
-    device: &B,
+    devices: &[B],
     size: usize,
-    f: impl Fn(usize, &mut B::Context) -> Result<T> + Sync,
+    f: impl Fn(usize, &B, &mut B::Context) -> Result<T> + Sync,
 ) -> Check<Vec<T>> {
     let run = |end: GroupRank| -> Result<T> {
         let rank = end.rank();
+        let device = &devices[rank % devices.len()];
         let mut ctx = device.new_context()?;
         B::join(&mut ctx, end)?;
-        f(rank, &mut ctx)
+        f(rank, device, &mut ctx)
     };
     let results: Vec<Option<Result<T>>> = std::thread::scope(|scope| {
         let ends = LocalGroup::ranks(size).into_iter();
@@ -109,13 +113,13 @@ fn in_group<B: BackendCollective, T: Send>(
 
 /// Reduces `values[rank]` in each rank, and expects `expected` in all of them.
 fn reduced<B: BackendCollective, T: Element>(
-    device: &B,
+    devices: &[B],
     op: ReduceOp,
     values: &[Vec<T>],
     expected: &[T],
 ) -> Check {
     let len = expected.len();
-    let found = in_group(device, values.len(), |rank, ctx| {
+    let found = in_group(devices, values.len(), |rank, device, ctx| {
         // One element more than is reduced, which stays.
         let kept = [values[rank].as_slice(), &[T::zeroed()]].concat();
         let mut buffer = device.from_slice(&kept)?;
@@ -140,7 +144,7 @@ fn sample(rank: usize) -> impl Iterator<Item = i8> {
 
 /// All operations over elements made of integers.
 fn reduce_elements<B: BackendCollective, T: Element>(
-    device: &B,
+    devices: &[B],
     size: usize,
     make: fn(i8) -> T,
 ) -> Check {
@@ -158,34 +162,38 @@ fn reduce_elements<B: BackendCollective, T: Element>(
             all.for_each(|(sum, x)| *sum = combine(*sum, x));
         }
         let expected: Vec<T> = expected.into_iter().map(make).collect();
-        reduced(device, op, &values, &expected)?;
+        reduced(devices, op, &values, &expected)?;
     }
     Ok(())
 }
 
-fn group_reduce<B: BackendCollective>(device: &B, size: usize) -> Check {
-    reduce_elements::<B, f32>(device, size, f32::from)?;
-    reduce_elements::<B, f16>(device, size, |x| f16::from_f32(x.into()))?;
-    reduce_elements::<B, bf16>(device, size, |x| bf16::from_f32(x.into()))?;
-    reduce_elements::<B, i32>(device, size, i32::from)
+fn group_reduce<B: BackendCollective>(devices: &[B], size: usize) -> Check {
+    reduce_elements::<B, f32>(devices, size, f32::from)?;
+    reduce_elements::<B, f16>(devices, size, |x| f16::from_f32(x.into()))?;
+    reduce_elements::<B, bf16>(devices, size, |x| bf16::from_f32(x.into()))?;
+    reduce_elements::<B, i32>(devices, size, i32::from)
 }
 
-/// Sums of 16-bit elements are made in f32, and all sums in rank order.
-fn order_of_sums<B: BackendCollective>(device: &B) -> Check {
+/// Sums of 16-bit elements are made in f32, and all sums in rank order, unless devices that exchange by themselves
+/// promise no order.
+fn order_of_sums<B: BackendCollective>(devices: &[B]) -> Check {
+    if devices.len() > 1 && devices[0].row_order() != RowOrder::BitEqual {
+        return Ok(());
+    }
     // 2048 + 1 is no f16: in f16, the first sum would lose the 1.
     let halves = [2048.0, 1.0, 1.0].map(|x| vec![f16::from_f32(x)]);
-    reduced(device, ReduceOp::Sum, &halves, &[f16::from_f32(2050.0)])?;
+    reduced(devices, ReduceOp::Sum, &halves, &[f16::from_f32(2050.0)])?;
     // (2²⁴ + 1) − 2²⁴ is 0 in this order, and 1 in others.
     let order = [16_777_216.0f32, 1.0, -16_777_216.0].map(|x| vec![x]);
-    reduced(device, ReduceOp::Sum, &order, &[0.0])
+    reduced(devices, ReduceOp::Sum, &order, &[0.0])
 }
 
-fn group_gather<B: BackendCollective>(device: &B, size: usize) -> Check {
+fn group_gather<B: BackendCollective>(devices: &[B], size: usize) -> Check {
     let (rows, len) = (3, 5);
     // Rank r has r + 1 columns; element = 100 · rank + 10 · row + column.
     let dims: Vec<usize> = (1..=size).collect();
     let value = |rank, row, col| (100 * rank + 10 * row + col) as f32;
-    let found = in_group(device, size, |rank, ctx| {
+    let found = in_group(devices, size, |rank, device, ctx| {
         let own: Vec<f32> = (0..rows)
             .flat_map(|row| (0..=rank).map(move |col| value(rank, row, col)))
             .collect();
@@ -209,7 +217,7 @@ fn group_gather<B: BackendCollective>(device: &B, size: usize) -> Check {
         expect_values(&format!("the elements on rank {rank}"), ids, &flat)?;
     }
     // A width too few is noticed before anything is exchanged.
-    let refused = in_group(device, size, |_, ctx| {
+    let refused = in_group(devices, size, |_, device, ctx| {
         let (src, mut dst) = (device.alloc::<B::Act>(size)?, device.alloc::<B::Act>(size)?);
         Ok(B::all_gather_rows(ctx, &src, &mut dst, 1, &dims[1..]).err())
     })?;
@@ -222,9 +230,9 @@ fn group_gather<B: BackendCollective>(device: &B, size: usize) -> Check {
     }
 }
 
-fn group_broadcast<B: BackendCollective>(device: &B, size: usize) -> Check {
+fn group_broadcast<B: BackendCollective>(devices: &[B], size: usize) -> Check {
     for root in 0..size {
-        let found = in_group(device, size, |rank, ctx| {
+        let found = in_group(devices, size, |rank, device, ctx| {
             let mut buffer = device.from_slice(&acts::<B>(&[rank as f32 + 1.0; 4]))?;
             B::broadcast(ctx, &mut buffer, 3, root)?;
             B::to_vec(ctx, &buffer)
@@ -240,7 +248,7 @@ fn group_broadcast<B: BackendCollective>(device: &B, size: usize) -> Check {
 }
 
 /// Rows that ranks share: rank r has r + 1 groups of columns, and another rank has those of the last rank, too.
-fn group_norm<B: BackendCollective>(device: &B, size: usize) -> Check {
+fn group_norm<B: BackendCollective>(devices: &[B], size: usize) -> Check {
     let (rows, group, eps) = (3, 5, 1e-5);
     let starts: Vec<usize> = (0..=size).map(|r| group * r * (r + 1) / 2).collect();
     let dim = starts[size];
@@ -250,7 +258,7 @@ fn group_norm<B: BackendCollective>(device: &B, size: usize) -> Check {
         .collect();
     let x: Vec<f32> = acts::<B>(&x).iter().map(|x| x.to_f32()).collect();
     let weight: Vec<f32> = (0..dim).map(|i| 0.5 + (i % 7) as f32 / 4.0).collect();
-    let found = in_group(device, size + 1, |rank, ctx| {
+    let found = in_group(devices, size + 1, |rank, device, ctx| {
         let range = match rank == size {
             true => starts[size - 1]..starts[size],
             false => starts[rank]..starts[rank + 1],
@@ -328,14 +336,16 @@ fn norm_of_one<B: BackendCollective>(device: &B) -> Check {
 }
 
 /// A rank that leaves after one collective, in the second of which the others are.
-fn leaving<B: BackendCollective>(device: &B, size: usize) -> Check {
-    let found = in_group(device, size, |rank, ctx| {
+fn leaving<B: BackendCollective>(devices: &[B], size: usize) -> Check {
+    let found = in_group(devices, size, |rank, device, ctx| {
         let mut buffer = device.from_slice(&acts::<B>(&[1.0; 4]))?;
         B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
         if rank == 0 {
             return Ok(None);
         }
-        let first = B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum).err();
+        // A device that exchanges by itself tells whoever waits for it.
+        let first = B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum);
+        let first = first.and_then(|()| B::sync(ctx)).err();
         let later = B::broadcast(ctx, &mut buffer, 4, rank).err();
         Ok(first.zip(later))
     })?;
@@ -352,9 +362,12 @@ fn leaving<B: BackendCollective>(device: &B, size: usize) -> Check {
     Ok(())
 }
 
-/// Ranks that make different collectives.
-fn disagreeing<B: BackendCollective>(device: &B) -> Check {
-    let found = in_group(device, 2, |rank, ctx| {
+/// Ranks that make different collectives, which a device that exchanges by itself does not have to notice.
+fn disagreeing<B: BackendCollective>(devices: &[B]) -> Check {
+    if devices.len() > 1 {
+        return Ok(());
+    }
+    let found = in_group(devices, 2, |rank, device, ctx| {
         let mut buffer = device.from_slice(&acts::<B>(&[1.0; 4]))?;
         Ok(B::all_reduce(ctx, &mut buffer, 3 + rank, ReduceOp::Sum).err())
     })?;
@@ -368,8 +381,8 @@ fn disagreeing<B: BackendCollective>(device: &B) -> Check {
 }
 
 /// A context is a rank of one group.
-fn joining_twice<B: BackendCollective>(device: &B) -> Check {
-    let found = in_group(device, 2, |rank, ctx| {
+fn joining_twice<B: BackendCollective>(devices: &[B]) -> Check {
+    let found = in_group(devices, 2, |rank, _, ctx| {
         let other = LocalGroup::ranks(1).remove(0);
         let sizes = (B::world_size(ctx), B::rank(ctx) == rank);
         Ok((sizes, B::join(ctx, other).err()))
@@ -397,36 +410,52 @@ fn ids_from<B: BackendCollective>(device: &B) -> Check {
     }
 }
 
-/// Every case of [`BackendCollective`].
-pub(crate) fn cases<B: BackendCollective>() -> Cases<B> {
+/// Adds a case of groups on the device and the others.
+fn group_case<B: BackendCollective>(
+    cases: &mut Cases<B>,
+    label: (&'static str, &'static str, &str),
+    others: &[B],
+    run: impl Fn(&[B]) -> Check + 'static,
+) {
+    let others = others.to_vec();
+    cases.check(label, move |device: &B| {
+        let mut devices = vec![device.clone()];
+        devices.extend_from_slice(&others);
+        run(&devices)
+    });
+}
+
+/// Every case of [`BackendCollective`], with groups on the device and `others`.
+pub(crate) fn cases<B: BackendCollective>(others: &[B]) -> Cases<B> {
     let act = act_name::<B>();
     let mut cases = Cases::new();
     cases.check(("all_reduce", act, "one rank"), all_reduce::<B>);
-    cases.check(("all_reduce", "-", "2 ranks"), |d: &B| group_reduce(d, 2));
-    cases.check(("all_reduce", "-", "3 ranks"), |d: &B| group_reduce(d, 3));
-    cases.check(("all_reduce", "-", "order of sums"), order_of_sums::<B>);
-    cases.check(("all_reduce", act, "2 ranks, one leaves"), |d: &B| {
-        leaving(d, 2)
-    });
-    cases.check(("all_reduce", act, "3 ranks, one leaves"), |d: &B| {
-        leaving(d, 3)
-    });
-    cases.check(("all_reduce", act, "ranks that disagree"), disagreeing::<B>);
     cases.check(("all_gather", act, "one rank"), all_gather::<B>);
-    cases.check(("all_gather", act, "2 ranks"), |d: &B| group_gather(d, 2));
-    cases.check(("all_gather", act, "3 ranks"), |d: &B| group_gather(d, 3));
     cases.check(("broadcast", act, "one rank"), broadcast::<B>);
-    cases.check(("broadcast", act, "2 ranks"), |d: &B| group_broadcast(d, 2));
-    cases.check(("broadcast", act, "3 ranks"), |d: &B| group_broadcast(d, 3));
+    cases.check(("rms_norm_parallel", act, "one rank"), norm_of_one::<B>);
+    cases.check(("ids_from", "i32", "part of a vocabulary"), ids_from::<B>);
+    let mut add = |op, dtype, name: &str, run: fn(&[B]) -> Check| {
+        group_case(&mut cases, (op, dtype, name), others, run);
+    };
+    add("all_reduce", "-", "2 ranks", |d| group_reduce(d, 2));
+    add("all_reduce", "-", "3 ranks", |d| group_reduce(d, 3));
+    add("all_reduce", "-", "4 ranks", |d| group_reduce(d, 4));
+    add("all_reduce", "-", "order of sums", order_of_sums);
+    add("all_reduce", act, "2 ranks, one leaves", |d| leaving(d, 2));
+    add("all_reduce", act, "3 ranks, one leaves", |d| leaving(d, 3));
+    add("all_reduce", act, "ranks that disagree", disagreeing);
+    add("all_gather", act, "2 ranks", |d| group_gather(d, 2));
+    add("all_gather", act, "3 ranks", |d| group_gather(d, 3));
+    add("all_gather", act, "4 ranks", |d| group_gather(d, 4));
+    add("broadcast", act, "2 ranks", |d| group_broadcast(d, 2));
+    add("broadcast", act, "3 ranks", |d| group_broadcast(d, 3));
     let op = "rms_norm_parallel";
-    cases.check((op, act, "one rank"), norm_of_one::<B>);
-    cases.check((op, act, "3 ranks, two of which hold the same"), |d: &B| {
+    add(op, act, "3 ranks, two of which hold the same", |d| {
         group_norm(d, 2)
     });
-    cases.check((op, act, "4 ranks, two of which hold the same"), |d: &B| {
+    add(op, act, "4 ranks, two of which hold the same", |d| {
         group_norm(d, 3)
     });
-    cases.check(("join", "-", "a second group"), joining_twice::<B>);
-    cases.check(("ids_from", "i32", "part of a vocabulary"), ids_from::<B>);
+    add("join", "-", "a second group", joining_twice);
     cases
 }

@@ -47,7 +47,7 @@ pub use run::run_cuda;
 #[cfg(feature = "gpu")]
 pub use run::run_gpu;
 pub use run::{
-    ops, run_absent, run_collective, run_core, run_cpu, run_gguf, run_graph, run_int8_kv,
-    run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision, run_reference,
-    run_sample, run_state, run_timer, self_check,
+    ops, run_absent, run_collective, run_collective_on, run_core, run_cpu, run_gguf, run_graph,
+    run_int8_kv, run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision,
+    run_reference, run_sample, run_state, run_timer, self_check,
 };

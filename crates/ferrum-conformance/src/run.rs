@@ -92,7 +92,19 @@ pub fn run_sample<B: BackendSample>(device: &B, filter: &Filter, report: &mut Re
 
 /// Runs the cases of collectives: of a rank that is alone, and of groups of ranks.
 pub fn run_collective<B: BackendCollective>(device: &B, filter: &Filter, report: &mut Report) {
-    collective::cases::<B>().run(device, filter, report);
+    collective::cases::<B>(&[]).run(device, filter, report);
+}
+
+/// [`run_collective`], with the ranks of a group on several devices.
+///
+/// # Panics
+/// Without devices.
+pub fn run_collective_on<B: BackendCollective>(
+    devices: &[B],
+    filter: &Filter,
+    report: &mut Report,
+) {
+    collective::cases::<B>(&devices[1..]).run(&devices[0], filter, report);
 }
 
 /// Runs the cases of host memory and of timers.
@@ -134,7 +146,7 @@ where
         moe::marlin_cases::<B>(),
         runtime::graph_cases::<B>(),
         sample::cases::<B>(),
-        collective::cases::<B>(),
+        collective::cases::<B>(&[]),
         runtime::host_cases::<B>(),
         runtime::timer_cases::<B>(),
     ];

@@ -46,6 +46,8 @@ pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;
 pub use stop::StopMatcher;
 pub use tasks::{TaskAnswer, TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor};
-pub use tensor_parallel::{Ranks, check_cut, rank_options, serve_rank, shut_down_ranks};
+pub use tensor_parallel::{
+    RankDevice, Ranks, check_cut, rank_options, serve_rank, shut_down_ranks,
+};
 pub use trace::{Comparison, Difference, LayerDifference, Trace};
 pub use weight_cache::{CacheOutcome, KeptWeights};

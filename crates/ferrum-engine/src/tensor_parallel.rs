@@ -5,12 +5,15 @@
 //! they hold against the model that they find. Those ranks do nothing but [`serve_rank`]: load their part, follow the
 //! steps, and wait for the next model. Whether they are threads or processes is the group's business.
 
-use crate::dispatch::{BackendDispatch, BackendOptions, DeviceJob, KvDtype, KvElement};
+use crate::dispatch::{
+    BackendDispatch, BackendKind, BackendOptions, DeviceJob, KvDtype, KvElement,
+};
 use crate::runner::StepRunner;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
+use ferrum_kernels::cuda::CudaBf16;
 use ferrum_kernels::{
-    BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
-    LlmBackend,
+    Backend, BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16,
+    KvInt8, LlmBackend,
 };
 use ferrum_models::{
     KvLayout, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, RunnerGroup, WeightForm,
@@ -29,8 +32,10 @@ const MOST_RANKS: usize = 1024;
 pub struct Ranks {
     /// Its end.
     pub end: GroupRank,
-    /// Ranks that share the memory of this host, this one among them.
+    /// Ranks on this host, this one among them.
     pub local: usize,
+    /// Whether each of them has a device of its own; otherwise they share the memory of one.
+    pub own_devices: bool,
     /// Where the others find the model; empty for the one inside the program.
     pub path: String,
 }
@@ -366,6 +371,69 @@ pub fn rank_options(options: BackendOptions, rank: usize, ranks: usize) -> Resul
         threads: Some(share(all, rank, ranks)),
         ..options
     })
+}
+
+/// The device of a rank.
+#[derive(Clone)]
+pub struct RankDevice {
+    /// The device.
+    pub device: BackendDispatch,
+    /// Whether no other rank of this host has it.
+    pub is_own: bool,
+}
+
+impl RankDevice {
+    /// Opens the device of one of several ranks on this host: on CUDA, one for each rank, from `options.ordinal` on. `Auto` does
+    /// so where there are as many that are more than software; what else it takes, all ranks share.
+    ///
+    /// # Errors
+    /// Those of [`BackendDispatch::for_model`]; [`Error::NoDevice`] when there are fewer CUDA devices than ranks.
+    pub fn open(
+        kind: BackendKind,
+        model: &Model,
+        options: BackendOptions,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Self> {
+        let shared = |device| Self {
+            device,
+            is_own: false,
+        };
+        if ranks < 2 || !matches!(kind, BackendKind::Auto | BackendKind::Cuda) {
+            return BackendDispatch::for_model(kind, model, options).map(shared);
+        }
+        let cards = CudaBf16::devices();
+        let first = options.ordinal;
+        let is_enough = cards.len() >= first + ranks;
+        if kind == BackendKind::Auto {
+            let found = BackendDispatch::for_model(kind, model, options)?;
+            let has_cards = is_enough && cards.iter().all(|card| !card.software);
+            if !has_cards || !matches!(found, BackendDispatch::Cuda(_)) {
+                return Ok(shared(found));
+            }
+        } else if !is_enough && !cards.is_empty() {
+            let (found, plural) = (cards.len(), if cards.len() == 1 { "" } else { "s" });
+            let from = match first {
+                0 => String::new(),
+                first => format!(" from number {first} on"),
+            };
+            return Err(Error::NoDevice {
+                backend: CudaBf16::NAME,
+                reason: format!(
+                    "found {found} device{plural}, expected {ranks}{from}, one for each rank"
+                ),
+                hint: "use fewer ranks, or --backend cpu".into(),
+            });
+        }
+        let options = BackendOptions {
+            ordinal: first + rank,
+            ..options
+        };
+        let device = BackendDispatch::from_kind(BackendKind::Cuda, options)?;
+        Ok(Self {
+            device,
+            is_own: true,
+        })
+    }
 }
 
 /// At least one.

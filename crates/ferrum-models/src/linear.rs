@@ -8,8 +8,8 @@
 use crate::inventory::RankCut;
 use crate::weights::WeightForm;
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, DeviceBuffer, GemmShape, Logits, MatShape, ReduceOp, Residual,
-    RowShape,
+    Act, Backend, BackendCollective, BackendGraph, DeviceBuffer, GemmShape, Logits, MatShape,
+    ReduceOp, Residual, RowShape,
 };
 use ferrum_types::{Error, FloatElement, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -194,27 +194,37 @@ impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, 
 }
 
 /// Memory that grows to the largest need and stays. The threads of a group never share one.
-struct Grown<T>(Mutex<Option<T>>);
+struct Grown<T>(Mutex<Vec<T>>);
 
 impl<T: DeviceBuffer> Grown<T> {
     fn new() -> Self {
-        Self(Mutex::new(None))
+        Self(Mutex::new(Vec::new()))
     }
 
-    /// Calls `f` with a buffer of at least `len` elements, which `alloc` makes.
-    fn with<R>(
+    /// Calls `f` with a buffer for `rows` rows of `dim` elements, which `device` makes.
+    fn with<B: BackendGraph, R>(
         &self,
-        len: usize,
-        alloc: impl FnOnce() -> Result<T>,
+        device: &B,
+        (rows, dim): (usize, usize),
+        alloc: impl FnOnce(&B, usize) -> Result<T>,
         f: impl FnOnce(&mut T) -> Result<R>,
     ) -> Result<R> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let enough = held.take().filter(|buffer| buffer.len() >= len);
-        let buffer = match enough {
-            Some(buffer) => buffer,
-            None => alloc()?,
-        };
-        f(held.insert(buffer))
+        if held.last().is_none_or(|last| last.len() < rows * dim) {
+            // Captured work may still use the earlier ones, whose sizes doubling bounds.
+            let rows = match device.captures() {
+                true => rows.next_power_of_two(),
+                false => {
+                    held.clear();
+                    rows
+                }
+            };
+            held.push(alloc(device, rows * dim)?);
+        }
+        match held.last_mut() {
+            Some(buffer) => f(buffer),
+            None => Err(Error::invalid("linear", "no buffer was made")),
+        }
     }
 }
 
@@ -240,7 +250,9 @@ impl<B: Backend, W: WeightForm<B>> VocabParallelEmbedding<B, W> {
     }
 }
 
-impl<B: BackendCollective, W: WeightForm<B>> Embedding<B> for VocabParallelEmbedding<B, W> {
+impl<B: BackendCollective + BackendGraph, W: WeightForm<B>> Embedding<B>
+    for VocabParallelEmbedding<B, W>
+{
     fn lookup(
         &self,
         ctx: &mut B::Context,
@@ -250,8 +262,7 @@ impl<B: BackendCollective, W: WeightForm<B>> Embedding<B> for VocabParallelEmbed
     ) -> Result<()> {
         self.place.check::<B>(ctx)?;
         let device = B::device(ctx).clone();
-        let alloc = || device.alloc(shape.rows);
-        self.ids.with(shape.rows, alloc, |own| {
+        self.ids.with(&device, (shape.rows, 1), B::alloc, |own| {
             B::ids_from(ctx, ids, own, self.first, shape.rows)?;
             self.table.lookup(ctx, own, out, shape)
         })?;
@@ -280,7 +291,9 @@ impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
     }
 }
 
-impl<B: BackendCollective, W: WeightForm<B>> LogitLinear<B> for VocabParallelLinear<B, W> {
+impl<B: BackendCollective + BackendGraph, W: WeightForm<B>> LogitLinear<B>
+    for VocabParallelLinear<B, W>
+{
     fn logits(
         &self,
         ctx: &mut B::Context,
@@ -290,14 +303,10 @@ impl<B: BackendCollective, W: WeightForm<B>> LogitLinear<B> for VocabParallelLin
     ) -> Result<()> {
         self.place.check::<B>(ctx)?;
         let device = B::device(ctx).clone();
-        let len = rows * self.part.shape.rows;
-        self.logits.with(
-            len,
-            || device.alloc(len),
-            |part| {
-                self.part.logits(ctx, x, part, rows)?;
-                B::all_gather_rows(ctx, part, out, rows, &self.counts)
-            },
-        )
+        let size = (rows, self.part.shape.rows);
+        self.logits.with(&device, size, B::alloc, |part| {
+            self.part.logits(ctx, x, part, rows)?;
+            B::all_gather_rows(ctx, part, out, rows, &self.counts)
+        })
     }
 }

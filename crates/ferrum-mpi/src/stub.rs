@@ -37,6 +37,11 @@ impl World {
         match self.0 {}
     }
 
+    /// Of the processes on this host, how many have a lower rank.
+    pub fn local_rank(&self) -> usize {
+        match self.0 {}
+    }
+
     /// This rank's transport.
     pub fn group(&self) -> GroupRank {
         match self.0 {}

@@ -79,6 +79,15 @@ impl World {
         peers.filter(|peer| peer.shares_system(own)).count()
     }
 
+    /// Of the processes on this host, how many have a lower rank.
+    pub fn local_rank(&self) -> usize {
+        let (peers, rank) = (&self.group.peers, self.group.rank);
+        let lower = peers[..rank].iter();
+        lower
+            .filter(|peer| peer.shares_system(&peers[rank]))
+            .count()
+    }
+
     /// This rank's transport.
     pub fn group(&self) -> GroupRank {
         Arc::clone(&self.group) as GroupRank

@@ -42,11 +42,16 @@ enum : CUresult {
 struct Event;
 struct Stream;
 
+// What only functions here say to each other: the next work of a stream waits for another device.
+constexpr CUresult BLOCKED = -1;
+
 struct Op {
     std::function<std::string()> run;
     // An event that has to have come before.
     Event* event = nullptr;
     uint64_t version = 0;
+    // Whether it may begin.
+    std::function<bool()> ready = nullptr;
 };
 
 struct Event {
@@ -59,6 +64,7 @@ struct Graph {
 };
 
 struct Stream {
+    int device;
     std::deque<Op> queue;
     bool capturing = false;
     Graph captured;
@@ -66,6 +72,7 @@ struct Stream {
 
 // What a pool has of the device: what is in use, and what it keeps beside that.
 struct Pool {
+    int device;
     size_t used = 0, reserved = 0, threshold = 0;
     void took(size_t bytes) { reserved = std::max(reserved, used += bytes); }
     void gave(size_t bytes) {
@@ -84,9 +91,16 @@ struct Driver {
     std::set<Function*> functions;
     CUresult sticky = SUCCESS;
     std::string message;
-    unsigned contexts = 0;
     int capability = 90;
     uint64_t replays = 0;
+    // A context is the address of its place here: how often it was retained.
+    unsigned contexts[MOST_DEVICES] = {};
+    int devices = 1;
+
+    Driver() {
+        if (const char* count = std::getenv("CUDA_EMULATOR_DEVICES")) set_devices(std::atoi(count));
+    }
+    void set_devices(int count) { devices = std::min(std::max(count, 1), MOST_DEVICES); }
 
     ~Driver() {
         for (Function* f : functions) add(*f);
@@ -125,18 +139,28 @@ CUresult broken(const std::string& message) {
     return d.sticky;
 }
 
-CUresult run_until(Stream* stream, size_t left);
+// Work of a stream is about its own device.
+struct OnDevice {
+    int before = used_device();
+    explicit OnDevice(int device) { use_device(device); }
+    ~OnDevice() { use_device(before); }
+};
 
 CUresult run_one(Stream* stream) {
-    Op op = std::move(stream->queue.front());
-    stream->queue.pop_front();
     Driver& d = driver();
     if (d.sticky != SUCCESS) return d.sticky;
-    while (op.event && op.event->done < op.version) {
-        Stream* other = op.event->stream;
-        if (!other || other->queue.empty()) return broken("a stream waits for an event that nobody records");
-        if (CUresult code = run_one(other)) return code;
+    {
+        const Op& next = stream->queue.front();
+        while (next.event && next.event->done < next.version) {
+            Stream* other = next.event->stream;
+            if (!other || other->queue.empty()) return broken("a stream waits for an event that nobody records");
+            if (CUresult code = run_one(other)) return code;
+        }
     }
+    OnDevice on(stream->device);
+    if (stream->queue.front().ready && !stream->queue.front().ready()) return BLOCKED;
+    Op op = std::move(stream->queue.front());
+    stream->queue.pop_front();
     if (!op.run) return SUCCESS;
     std::string problem = op.run();
     return problem.empty() ? SUCCESS : broken(problem);
@@ -148,9 +172,36 @@ CUresult run_until(Stream* stream, size_t left) {
     return driver().sticky;
 }
 
+// Lets other threads go on, which work for other devices. What the driver has is not the same behind it.
+void yield_lock() {
+    int device = used_device();
+    driver().mutex.unlock();
+    usleep(50);
+    driver().mutex.lock();
+    use_device(device);
+}
+
+// Waits for all work of a stream.
+CUresult finish(Stream* stream) {
+    for (;;) {
+        CUresult code = run_until(stream, 0);
+        if (code != BLOCKED) return code;
+        yield_lock();
+    }
+}
+
+// Waits for all work of the device.
 CUresult run_all() {
-    for (Stream* stream : driver().streams)
-        if (CUresult code = run_until(stream, 0)) return code;
+    for (bool blocked = true; blocked;) {
+        blocked = false;
+        for (Stream* stream : driver().streams) {
+            if (stream->device != used_device()) continue;
+            CUresult code = run_until(stream, 0);
+            if (code == BLOCKED) blocked = true;
+            else if (code) return code;
+        }
+        if (blocked) yield_lock();
+    }
     return driver().sticky;
 }
 
@@ -158,18 +209,20 @@ CUresult enqueue(Stream* stream, Op op) {
     Driver& d = driver();
     if (d.sticky != SUCCESS) return d.sticky;
     if (!d.streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
+    if (stream->device != used_device()) return fail(INVALID_CONTEXT, "the stream is one of another device");
     if (stream->capturing) {
         stream->captured.ops.push_back(std::move(op));
         return SUCCESS;
     }
     stream->queue.push_back(std::move(op));
-    if (draw(16) == 0) return run_until(stream, draw(uint32_t(stream->queue.size())));
-    return SUCCESS;
+    CUresult code = SUCCESS;
+    if (draw(16) == 0) code = run_until(stream, draw(uint32_t(stream->queue.size())));
+    return code == BLOCKED ? SUCCESS : code;
 }
 
 bool any_capture() {
     for (Stream* stream : driver().streams)
-        if (stream->capturing) return true;
+        if (stream->capturing && stream->device == used_device()) return true;
     return false;
 }
 
@@ -207,9 +260,15 @@ const char MAGIC[8] = {'C', 'U', 'D', 'A', 'E', 'M', 'U', '1'};
 
 }  // namespace
 
-int emulator::enqueue_work(void* stream, std::function<std::string()> work) {
+thread_local unsigned* current_context = nullptr;
+
+int emulator::current_device() { return current_context ? int(current_context - driver().contexts) : -1; }
+
+int emulator::enqueue_work(void* stream, std::function<std::string()> work, std::function<bool()> ready) {
     Locked lock;
-    return enqueue(static_cast<Stream*>(stream), {std::move(work)});
+    if (current_device() < 0) return fail(INVALID_CONTEXT, "no context is current on this thread");
+    use_device(current_device());
+    return enqueue(static_cast<Stream*>(stream), {std::move(work), nullptr, 0, std::move(ready)});
 }
 
 extern "C" {
@@ -220,12 +279,19 @@ CUresult cuDriverGetVersion(int* version) {
     return SUCCESS;
 }
 CUresult cuDeviceGetCount(int* count) {
-    *count = 1;
+    Locked lock;
+    *count = driver().devices;
     return SUCCESS;
 }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-    if (ordinal != 0) return fail(INVALID_DEVICE, "there is one device");
-    *device = 0;
+    Locked lock;
+    if (ordinal < 0 || ordinal >= driver().devices) return fail(INVALID_DEVICE, "there is no such device");
+    *device = ordinal;
+    return SUCCESS;
+}
+// All processes of a machine see the same devices.
+CUresult cuDeviceGetUuid_v2(char* uuid, CUdevice device) {
+    std::snprintf(uuid, 16, "emulator %d", device);
     return SUCCESS;
 }
 CUresult cuDeviceGetName(char* name, int len, CUdevice) {
@@ -255,26 +321,27 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
     *bytes = device_total();
     return SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRetain(void** context, CUdevice) {
+CUresult cuDevicePrimaryCtxRetain(unsigned** context, CUdevice device) {
     Locked lock;
-    driver().contexts++;
-    *context = &driver();
+    *context = &driver().contexts[device];
+    ++**context;
     return SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     Locked lock;
-    if (driver().contexts == 0) return fail(INVALID_CONTEXT, "the context was released more often than retained");
-    driver().contexts--;
+    unsigned& retained = driver().contexts[device];
+    if (retained == 0) return fail(INVALID_CONTEXT, "the context was released more often than retained");
+    retained--;
     return SUCCESS;
 }
-thread_local void* current_context = nullptr;
-CUresult cuCtxSetCurrent(void* context) {
+CUresult cuCtxSetCurrent(unsigned* context) {
     current_context = context;
     return SUCCESS;
 }
-#define NEEDS_CONTEXT \
-    Locked lock;      \
-    if (!current_context) return fail(INVALID_CONTEXT, "no context is current on this thread")
+#define NEEDS_CONTEXT                                                                           \
+    Locked lock;                                                                                \
+    if (!current_context) return fail(INVALID_CONTEXT, "no context is current on this thread"); \
+    use_device(current_device())
 
 CUresult cuGetErrorString(CUresult code, const char** text) {
     Locked lock;
@@ -291,6 +358,11 @@ uint64_t emulator_replays() {
 }
 // For tests of kernels that some devices have: the compute capability of all devices from here on, times ten.
 void emulator_set_capability(int capability) { driver().capability = capability; }
+// For tests of one process: how many devices there are.
+void emulator_set_devices(int count) {
+    Locked lock;
+    driver().set_devices(count);
+}
 // For tests that make errors.
 void emulator_reset() {
     Locked lock;
@@ -308,7 +380,8 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     NEEDS_CONTEXT;
     *total = device_total();
     *free = device_total() - device_used();
-    for (Pool* pool : driver().pools) *free -= std::min(*free, pool->reserved - pool->used);
+    for (Pool* pool : driver().pools)
+        if (pool->device == used_device()) *free -= std::min(*free, pool->reserved - pool->used);
     return SUCCESS;
 }
 CUresult cuMemAlloc_v2(CUdeviceptr* at, size_t bytes) {
@@ -330,7 +403,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
 
 CUresult cuMemPoolCreate(Pool** pool, const void*) {
     NEEDS_CONTEXT;
-    *pool = new Pool;
+    *pool = new Pool{used_device()};
     driver().pools.insert(*pool);
     return SUCCESS;
 }
@@ -435,7 +508,7 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* 
         return std::string();
     }};
     CUresult code = enqueue(stream, std::move(op));
-    return code || is_pinned(to, bytes) || stream->capturing ? code : run_until(stream, 0);
+    return code || is_pinned(to, bytes) || stream->capturing ? code : finish(stream);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, Stream* stream) {
     NEEDS_CONTEXT;
@@ -465,14 +538,15 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, Stre
 
 CUresult cuStreamCreate(Stream** stream, unsigned) {
     NEEDS_CONTEXT;
-    *stream = new Stream;
+    *stream = new Stream{};
+    (*stream)->device = used_device();
     driver().streams.insert(*stream);
     return SUCCESS;
 }
 CUresult cuStreamDestroy_v2(Stream* stream) {
     NEEDS_CONTEXT;
     if (!driver().streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
-    run_until(stream, 0);
+    finish(stream);
     driver().streams.erase(stream);
     delete stream;
     return SUCCESS;
@@ -481,7 +555,7 @@ CUresult cuStreamSynchronize(Stream* stream) {
     NEEDS_CONTEXT;
     if (!driver().streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
     if (stream->capturing) return fail(CAPTURE_UNSUPPORTED, "the host waits for a stream that is captured");
-    return run_until(stream, 0);
+    return finish(stream);
 }
 CUresult cuEventCreate(Event** event, unsigned) {
     NEEDS_CONTEXT;
@@ -505,13 +579,15 @@ CUresult cuEventRecord(Event* event, Stream* stream) {
 }
 CUresult cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     NEEDS_CONTEXT;
-    return enqueue(stream, {nullptr, event, event->recorded});
+    return enqueue(stream, {nullptr, event, event->recorded, nullptr});
 }
 CUresult cuEventSynchronize(Event* event) {
     NEEDS_CONTEXT;
     while (event->done < event->recorded) {
         if (!event->stream || event->stream->queue.empty()) break;
-        if (CUresult code = run_one(event->stream)) return code;
+        CUresult code = run_one(event->stream);
+        if (code == BLOCKED) yield_lock();
+        else if (code) return code;
     }
     return driver().sticky;
 }

@@ -18,8 +18,13 @@ struct Dim {
 
 // ---- memory (memory.cpp) ---------------------------------------------------------------------------------------
 
-// Device memory lies in one range of addresses with as large a shadow, of a byte for each byte.
+// The memory of each device lies in one range of addresses with as large a shadow, of a byte for each byte.
 enum Shadow : uint8_t { NO_MEMORY = 0, UNWRITTEN = 1, WRITTEN = 2 };
+
+constexpr int MOST_DEVICES = 16;
+// Everything below is about the memory of the device that was chosen last, which the driver's lock guards.
+void use_device(int device);
+int used_device();
 
 // 0 when the device has not so much left.
 uintptr_t device_alloc(size_t bytes);
@@ -82,7 +87,11 @@ struct Launch {
 std::string execute(const Launch& launch);
 
 // Adds work to a stream of the driver, for libraries beside it. Gives a sentence where something is wrong. 0, or an error.
-int enqueue_work(void* stream, std::function<std::string()> work);
+// It does not begin before `ready` says so, which is asked again and again once all work before it has run.
+int enqueue_work(void* stream, std::function<std::string()> work, std::function<bool()> ready = nullptr);
+
+// The device whose context is current on this thread; -1 without one.
+int current_device();
 
 // Pseudo-random numbers of the seed in CUDA_EMULATOR_SEED.
 uint32_t draw(uint32_t below);

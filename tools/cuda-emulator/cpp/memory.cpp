@@ -36,9 +36,13 @@ struct Arena {
     uint8_t* shadow_of(uintptr_t at) { return shadow + (at - base); }
 };
 
+std::unique_ptr<Arena> arenas[MOST_DEVICES];
+int used = 0;
+Arena* active = nullptr;
+
 Arena& arena() {
-    static Arena one;
-    return one;
+    if (!active) use_device(0);
+    return *active;
 }
 
 std::map<uintptr_t, size_t>& pinned() {
@@ -53,6 +57,14 @@ void drop_pages(uintptr_t at, size_t bytes) {
 }
 
 }  // namespace
+
+void use_device(int device) {
+    if (!arenas[device]) arenas[device] = std::make_unique<Arena>();
+    used = device;
+    active = arenas[device].get();
+}
+
+int used_device() { return used; }
 
 uintptr_t device_reserve(size_t bytes) {
     Arena& a = arena();
@@ -101,7 +113,7 @@ size_t device_total() { return arena().total; }
 bool in_device_range(uintptr_t at) { return at - arena().base < RANGE; }
 
 bool device_access(uintptr_t at, size_t bytes, bool write) {
-    static Arena& a = arena();
+    Arena& a = arena();
     if (at - a.base >= RANGE) return false;
     uint8_t* shadow = a.shadow_of(at);
     uint8_t least = write ? UNWRITTEN : WRITTEN;
@@ -131,6 +143,9 @@ std::string describe(uintptr_t at, size_t bytes, bool write) {
         if (at + bytes > start + size) return text + ": out of bounds";
         return text + " that nothing has written";
     }
+    for (int device = 0; device < MOST_DEVICES; device++)
+        if (arenas[device] && arenas[device].get() != &a && at - arenas[device]->base < RANGE)
+            return text + "of device " + std::to_string(device) + " by device " + std::to_string(used);
     return text + "outside of all allocations";
 }
 

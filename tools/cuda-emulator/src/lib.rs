@@ -1,4 +1,5 @@
-//! Builds the stand-in CUDA driver of this folder and makes it this process's `libcuda`, `libnvrtc` and `libcublasLt`.
+//! Builds the stand-in CUDA driver of this folder and makes it this process's `libcuda`, `libnvrtc`, `libcublasLt` and
+//! `libnccl`.
 //!
 //! The README says what it checks. A test calls [`load`] before the first call of CUDA; where there is no C++ compiler it
 //! says so, and the test prints that it was skipped.
@@ -9,19 +10,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     include_str!("../build.sh"),
     include_str!("../cpp/emulator.hpp"),
     include_str!("../cpp/memory.cpp"),
     include_str!("../cpp/execute.cpp"),
     include_str!("../cpp/driver.cpp"),
     include_str!("../cpp/blas.cpp"),
+    include_str!("../cpp/nccl.cpp"),
     include_str!("../cpp/nvrtc.cpp"),
     include_str!("../device/emulator.h"),
     include_str!("../device/intrinsics.cuh"),
 ];
 
-/// The folder with `libcuda.so`, `libnvrtc.so` and `libcublasLt.so`, built if need be: for the loader's path of another process.
+/// The folder with `libcuda.so`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so.2`, built if need be: for the loader's path of
+/// another process.
 ///
 /// # Errors
 /// A sentence on why it cannot be built here.
@@ -63,8 +66,8 @@ fn build() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// The driver, NVRTC and cuBLASLt of this process.
-static LOADED: OnceLock<Result<[libloading::Library; 3], String>> = OnceLock::new();
+/// The driver, NVRTC, cuBLASLt and NCCL of this process.
+static LOADED: OnceLock<Result<[libloading::Library; 4], String>> = OnceLock::new();
 
 /// Makes the emulator the CUDA driver of this process: whoever opens `libcuda.so` from here on gets it.
 ///
@@ -81,9 +84,37 @@ pub fn load() -> Result<(), String> {
             open("libcuda.so")?,
             open("libnvrtc.so")?,
             open("libcublasLt.so")?,
+            open("libnccl.so.2")?,
         ])
     });
     loaded.as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+/// [`load`], and as many devices from here on.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_devices(count: i32) -> Result<(), String> {
+    load()?;
+    set(0, b"emulator_set_devices\0", count);
+    Ok(())
+}
+
+/// Whether the communicators of this process say from here on that a rank was lost.
+pub fn lose_rank(lost: bool) {
+    set(3, b"emulator_lose_rank\0", i32::from(lost));
+}
+
+/// Gives a number to one of the loaded libraries.
+fn set(library: usize, name: &[u8], value: i32) {
+    if let Some(Ok(libraries)) = LOADED.get() {
+        // SAFETY: in `cpp/`, the functions with these names take an `int` and return nothing.
+        unsafe {
+            if let Ok(set) = libraries[library].get::<unsafe extern "C" fn(i32)>(name) {
+                set(value);
+            }
+        }
+    }
 }
 
 /// Forgets an error that a kernel made, which would be the answer to every later call. The work that was queued is gone.
@@ -123,6 +154,12 @@ pub fn blas_products() -> u64 {
 /// How often captured work was replayed in this process.
 pub fn graph_replays() -> u64 {
     count(0, b"emulator_replays\0")
+}
+
+/// How many reductions and gathers of NCCL ranks of this process have taken part in.
+pub fn nccl_collectives() -> (u64, u64) {
+    let (reductions, gathers) = (b"emulator_reductions\0", b"emulator_gathers\0");
+    (count(3, reductions), count(3, gathers))
 }
 
 /// What one of the loaded libraries has counted; 0 before it is loaded.

@@ -85,7 +85,8 @@ pub(crate) struct PlacementArgs {
     /// mpirun as many processes
     ///
     /// `mpirun -n 2 ferrum run --tensor-parallel 2 MODEL` has two processes, on one machine or on several that find the
-    /// model at the same path. It needs a build with the feature mpi. --threads counts for each rank.
+    /// model at the same path. It needs a build with the feature mpi. --threads counts for each rank. On CUDA each rank has a
+    /// device of its own, from --device on.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with_all = ["layers", "gpu_layers"])]
     pub(crate) tensor_parallel: u16,
 }

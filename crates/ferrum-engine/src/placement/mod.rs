@@ -195,18 +195,22 @@ impl Placement {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The memory that each stage takes on its device, with a cache of `kv`; of ranks, that of all on this host.
+    /// The memory that each stage takes on its device, with a cache of `kv`; of ranks, that of all on this host which share it,
+    /// or of the one that takes most.
     pub fn stage_plans(
         &self,
         model: &Model,
         config: &RunnerConfig,
         kv: KvDtype,
     ) -> Vec<MemoryPlan> {
-        if let Some(Ranks { end, local, .. }) = &self.ranks
-            && let Ok(plans) = self.last.device.rank_plans(model, config, (kv, end.size()))
+        if let Some(ranks) = &self.ranks
+            && let Some(plans) = self.rank_plans(ranks, (model, config, kv))
         {
-            let plans = plans.into_iter().take(*local);
-            return vec![plans.fold(MemoryPlan::default(), MemoryPlan::and)];
+            let plan = match ranks.own_devices {
+                true => plans.max_by_key(MemoryPlan::peak).unwrap_or_default(),
+                false => plans.fold(MemoryPlan::default(), MemoryPlan::and),
+            };
+            return vec![plan];
         }
         let plan = |placed: &PlacedStage| {
             let PlacedStage { device, stage } = placed;
@@ -215,8 +219,23 @@ impl Placement {
         self.stages().map(plan).collect()
     }
 
-    /// The memory that a run takes on all devices together.
+    /// The memory that each rank on this host takes; `None` where the model cannot be cut.
+    fn rank_plans(
+        &self,
+        Ranks { end, local, .. }: &Ranks,
+        (model, config, kv): (&Model, &RunnerConfig, KvDtype),
+    ) -> Option<impl Iterator<Item = MemoryPlan>> {
+        let device = &self.last.device;
+        let plans = device.rank_plans(model, config, (kv, end.size())).ok()?;
+        Some(plans.into_iter().take(*local))
+    }
+
+    /// The memory that a run takes on all devices of this host together.
     pub fn memory_plan(&self, model: &Model, config: &RunnerConfig, kv: KvDtype) -> MemoryPlan {
+        let ranks = self.ranks.as_ref();
+        if let Some(plans) = ranks.and_then(|ranks| self.rank_plans(ranks, (model, config, kv))) {
+            return plans.fold(MemoryPlan::default(), MemoryPlan::and);
+        }
         let plans = self.stage_plans(model, config, kv).into_iter();
         plans.fold(MemoryPlan::default(), MemoryPlan::and)
     }

@@ -2,27 +2,31 @@
 //!
 //! A context belongs to a group or is alone; [`BackendCollective::join`] makes it a rank. What ranks exchange goes
 //! through the group's [`GroupTransport`]. The provided methods read a rank's buffer, exchange bytes in host memory and
-//! write the result, so they work on every backend; a device with a transport of its own (peer copies, NCCL)
+//! write the result, so they work on every backend; a device with a transport of its own (NCCL on CUDA)
 //! overrides them. A context that is alone is a group of one, for which every collective is the identity.
 //!
-//! All ranks make the same collectives in the same order, as in MPI. Sums are made in rank order on every rank, so all
-//! ranks hold the same bits, and the same from run to run. A rank that fails or is dropped ends the group: the others
-//! get an error that names it, from the collective that they are in and from every later one.
+//! All ranks make the same collectives in the same order, as in MPI, and all get the same bits. Sums are made in rank order, so
+//! they are the same from run to run; a device whose [`Backend::row_order`] promises no equal bits may make those of floats in
+//! another order, which depends on the length, and round 16-bit elements at each step. A rank that fails or is dropped ends the
+//! group: the others get an error that names it, from the collective that they are in and from every later one. Where a device
+//! exchanges by itself, the collective is only recorded when its call returns, and the error comes from whatever waits for it.
+//! Nor does such a device have to notice ranks whose calls differ.
 
+pub(crate) mod host;
 mod local;
 
 pub use self::local::LocalGroup;
 
-use super::{Act, Backend, NormShape, check};
-use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
-use half::{bf16, f16};
+use super::{Act, Backend, NormShape};
+use ferrum_types::{Dtype, Element, Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
 /// How [`BackendCollective::all_reduce`] combines ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceOp {
-    /// Sum, in rank order: of 16-bit floats in f32 and rounded once, of integers modulo 2ⁿ.
+    /// Sum: of integers modulo 2ⁿ; of floats in rank order, of 16-bit ones in f32 and rounded once, unless the device
+    /// promises no equal bits.
     Sum,
     /// Largest. A NaN loses against every number.
     Max,
@@ -127,6 +131,13 @@ pub trait BackendCollective: Backend {
         Self::group(ctx).map_or(0, |group| group.rank())
     }
 
+    /// Whether collectives of a context may be part of [captured work](super::BackendGraph). Those that go through host memory
+    /// may not. All ranks of a group give the same answer, which a device with a transport of its own may not know before
+    /// the first collective.
+    fn records_collectives(ctx: &Self::Context) -> bool {
+        Self::group(ctx).is_none()
+    }
+
     /// Combines `buf[..len]` over all ranks; every rank gets the result.
     fn all_reduce<T: Element>(
         ctx: &mut Self::Context,
@@ -134,27 +145,7 @@ pub trait BackendCollective: Backend {
         len: usize,
         op: ReduceOp,
     ) -> Result<()> {
-        const OP: &str = "all_reduce";
-        check::len(OP, "buf", &*buf, len)?;
-        let Some(group) = Self::group(ctx).cloned() else {
-            return Ok(());
-        };
-        let call = GroupCall {
-            op: OP,
-            dtype: T::DTYPE,
-            len,
-            detail: op as usize,
-        };
-        post::<Self, T>(ctx, &group, call, (&*buf, len))?;
-        group.gather(&mut |ranks| {
-            let mut sums = [T::zeroed(); REDUCED];
-            for first in (0..len).step_by(REDUCED) {
-                let part = &mut sums[..REDUCED.min(len - first)];
-                combine(op, ranks, first, part);
-                Self::write(ctx, buf, first, part)?;
-            }
-            Ok(())
-        })
+        host::all_reduce::<Self, T>(ctx, buf, len, op)
     }
 
     /// `dst[rank · len..][..len]` = that rank's `src[..len]`.
@@ -180,40 +171,7 @@ pub trait BackendCollective: Backend {
         rows: usize,
         dims: &[usize],
     ) -> Result<()> {
-        const OP: &str = "all_gather";
-        let (world, rank) = (Self::world_size(ctx), Self::rank(ctx));
-        if dims.len() != world {
-            let reason = format!(
-                "{} widths, expected one for each of {world} ranks",
-                dims.len()
-            );
-            return Err(Error::invalid(OP, reason));
-        }
-        let (own, width) = (rows * dims[rank], dims.iter().sum::<usize>());
-        check::len(OP, "src", src, own)?;
-        check::len(OP, "dst", dst, rows * width)?;
-        let Some(group) = Self::group(ctx).cloned() else {
-            return Self::copy_slice(ctx, src, 0, dst, 0, own);
-        };
-        let call = GroupCall {
-            op: OP,
-            dtype: T::DTYPE,
-            len: rows * width,
-            detail: rows,
-        };
-        post::<Self, T>(ctx, &group, call, (src, own))?;
-        group.gather(&mut |ranks| {
-            let mut first = 0;
-            for (part, &dim) in ranks.iter().zip(dims) {
-                let part: &[T] = bytemuck::cast_slice(part);
-                Error::check_len(OP, "another rank's part", part.len(), rows * dim)?;
-                for (row, values) in part.chunks_exact(dim.max(1)).take(rows).enumerate() {
-                    Self::write(ctx, dst, row * width + first, values)?;
-                }
-                first += dim;
-            }
-            Ok(())
-        })
+        host::all_gather_rows::<Self, T>(ctx, src, dst, rows, dims)
     }
 
     /// Every rank's `buf[..len]` becomes that of `root`.
@@ -226,28 +184,7 @@ pub trait BackendCollective: Backend {
         len: usize,
         root: usize,
     ) -> Result<()> {
-        const OP: &str = "broadcast";
-        let (world, rank) = (Self::world_size(ctx), Self::rank(ctx));
-        if root >= world {
-            let reason = format!("root {root} is not one of {world} ranks");
-            return Err(Error::invalid(OP, reason));
-        }
-        check::len(OP, "buf", &*buf, len)?;
-        let Some(group) = Self::group(ctx).cloned() else {
-            return Ok(());
-        };
-        let call = GroupCall {
-            op: OP,
-            dtype: T::DTYPE,
-            len,
-            detail: root,
-        };
-        let own = if rank == root { len } else { 0 };
-        post::<Self, T>(ctx, &group, call, (&*buf, own))?;
-        group.gather(&mut |ranks| match rank == root {
-            true => Ok(()),
-            false => Self::write(ctx, buf, 0, bytemuck::cast_slice(ranks[root])),
-        })
+        host::broadcast::<Self, T>(ctx, buf, len, root)
     }
 
     /// [`Backend::rms_norm`] of rows whose columns the ranks share: `x`, `weight` and `out` are this rank's columns, and
@@ -265,50 +202,7 @@ pub trait BackendCollective: Backend {
         out: &mut Act<Self>,
         shape: ParallelNorm,
     ) -> Result<()> {
-        const OP: &str = "rms_norm_parallel";
-        let ParallelNorm { part, dim, counts } = shape;
-        check::rms_norm(x, weight, out, part)?;
-        let group = Self::group(ctx).cloned();
-        if part.dim > dim || (group.is_none() && part.dim != dim) {
-            let reason = format!("{} of {dim} columns on this rank", part.dim);
-            return Err(Error::invalid(OP, reason));
-        }
-        let Some(group) = group else {
-            return Self::rms_norm(ctx, x, weight, out, part);
-        };
-        let mut values = vec![Self::Act::from_f32(0.0); part.rows * part.dim];
-        let mut weights = vec![0.0; part.dim];
-        Self::read(ctx, x, 0, &mut values)?;
-        Self::read(ctx, weight, 0, &mut weights)?;
-        let call = GroupCall {
-            op: OP,
-            dtype: Dtype::F32,
-            len: part.rows,
-            detail: dim,
-        };
-        group.post(call, part.rows * size_of::<f32>(), &mut |bytes| {
-            let sums: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-            sums.fill(0.0);
-            if counts {
-                let rows = values.chunks_exact(part.dim.max(1));
-                sums.iter_mut()
-                    .zip(rows)
-                    .for_each(|(sum, row)| *sum = sum_of_squares(row));
-            }
-            Ok(())
-        })?;
-        let mut sums = vec![0.0; part.rows];
-        group.gather(&mut |ranks| {
-            each::<f32>(ranks, 0, bytemuck::cast_slice_mut(&mut sums), |a, b| a + b);
-            Ok(())
-        })?;
-        for (row, sum) in values.chunks_exact_mut(part.dim.max(1)).zip(&sums) {
-            let factor = 1.0 / (sum / dim as f32 + part.eps).sqrt();
-            for (x, w) in row.iter_mut().zip(&weights) {
-                *x = Self::Act::from_f32(x.to_f32() * factor * w);
-            }
-        }
-        Self::write(ctx, out, 0, &values)
+        host::rms_norm_parallel::<Self>(ctx, x, weight, out, shape)
     }
 
     /// `out[i] = ids[i] − first`: token ids as rows of a part of the vocabulary that begins at `first`. Ids of other
@@ -322,98 +216,8 @@ pub trait BackendCollective: Backend {
         first: usize,
         len: usize,
     ) -> Result<()> {
-        const OP: &str = "ids_from";
-        check::len(OP, "ids", ids, len)?;
-        check::len(OP, "out", out, len)?;
-        let first = i32::try_from(first)
-            .map_err(|_| Error::invalid(OP, format!("no vocabulary has a token {first}")))?;
-        let mut part = [0; REDUCED];
-        for at in (0..len).step_by(REDUCED) {
-            let part = &mut part[..REDUCED.min(len - at)];
-            Self::read(ctx, ids, at, part)?;
-            for id in &mut *part {
-                *id = id.wrapping_sub(first);
-            }
-            Self::write(ctx, out, at, part)?;
-        }
-        Ok(())
+        host::ids_from::<Self>(ctx, ids, out, first, len)
     }
-}
-
-/// Elements that are combined before they are written: few enough for the stack.
-const REDUCED: usize = 2048;
-
-/// In an order of its own, whatever the other rows are.
-fn sum_of_squares<T: FloatElement>(row: &[T]) -> f32 {
-    row.iter().map(|x| x.to_f32() * x.to_f32()).sum()
-}
-
-/// Posts `src[..len]`.
-fn post<B: Backend, T: Element>(
-    ctx: &mut B::Context,
-    group: &GroupRank,
-    call: GroupCall,
-    (src, len): (&B::Buffer<T>, usize),
-) -> Result<()> {
-    group.post(call, len * size_of::<T>(), &mut |bytes| {
-        B::read(ctx, src, 0, bytemuck::cast_slice_mut(bytes))
-    })
-}
-
-/// `out[i]` = element `first + i` of all ranks, combined in rank order.
-fn combine<T: Element>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [T]) {
-    let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-    match T::DTYPE {
-        Dtype::F16 => floats::<f16>(op, ranks, first, out),
-        Dtype::BF16 => floats::<bf16>(op, ranks, first, out),
-        Dtype::I32 => each::<i32>(ranks, first, out, integers(op, i32::wrapping_add)),
-        Dtype::U32 => each::<u32>(ranks, first, out, integers(op, u32::wrapping_add)),
-        Dtype::I8 => each::<i8>(ranks, first, out, integers(op, i8::wrapping_add)),
-        Dtype::U8 => each::<u8>(ranks, first, out, integers(op, u8::wrapping_add)),
-        // The elements are a closed list, of which this is the last.
-        _ => each::<f32>(ranks, first, out, |a, b| real(op, a, b)),
-    }
-}
-
-fn integers<T: Ord>(op: ReduceOp, add: fn(T, T) -> T) -> impl Fn(T, T) -> T {
-    move |a, b| match op {
-        ReduceOp::Sum => add(a, b),
-        ReduceOp::Max => a.max(b),
-        ReduceOp::Min => a.min(b),
-    }
-}
-
-fn real(op: ReduceOp, a: f32, b: f32) -> f32 {
-    match op {
-        ReduceOp::Sum => a + b,
-        ReduceOp::Max => a.max(b),
-        ReduceOp::Min => a.min(b),
-    }
-}
-
-/// Elements of 16 bits, combined in f32 and rounded once.
-fn floats<T: FloatElement>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [u8]) {
-    let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    for (i, out) in out.iter_mut().enumerate() {
-        let all = ranks
-            .iter()
-            .map(|rank| of_rank::<T>(rank)[first + i].to_f32());
-        *out = T::from_f32(all.reduce(|a, b| real(op, a, b)).unwrap_or(0.0));
-    }
-}
-
-fn each<T: Element>(ranks: &[&[u8]], first: usize, out: &mut [u8], f: impl Fn(T, T) -> T) {
-    let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    for (index, rank) in ranks.iter().enumerate() {
-        let from = &of_rank::<T>(rank)[first..][..out.len()];
-        for (out, &x) in out.iter_mut().zip(from) {
-            *out = if index == 0 { x } else { f(*out, x) };
-        }
-    }
-}
-
-fn of_rank<T: Element>(bytes: &[u8]) -> &[T] {
-    bytemuck::cast_slice(bytes)
 }
 
 /// Sets the group of a context that is alone: what [`BackendCollective::join`] does on a backend whose contexts keep a

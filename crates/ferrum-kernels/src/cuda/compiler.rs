@@ -77,6 +77,7 @@ sources! {
     Quant => "quant.cu", false;
     Moe => "moe.cu", false;
     Sample => "sample.cu", true;
+    Collective => "collective.cu", false;
 }
 
 macro_rules! headers {

@@ -1,10 +1,12 @@
 //! [`CudaContext`]: a stream, what goes up to it and comes back through pinned memory, and captured steps.
 
 use super::buffer::CudaBuffer;
+use super::collective::Link;
 use super::compiler::In;
 use super::core::{Shared, lock};
 use super::driver::{Event, Graph, Grid, Stream};
 use super::memory::{Memory, Pinned};
+use super::nccl::Communicator;
 use super::role::CudaAct;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{
@@ -79,8 +81,10 @@ pub(super) struct Slots {
 ///
 /// Dropping a context finishes what it has recorded.
 pub struct CudaContext<A> {
-    // Dropped in this order: graphs before the stream, and the stream, which is finished then, before memory.
+    // Dropped in this order: graphs before the communicator and the stream, and the stream, which is finished then, before
+    // memory.
     graphs: HashMap<GraphKey, Graph>,
+    pub(super) link: Link,
     stream: Stream,
     pub(super) backend: CudaBackend<A>,
     /// The last is in use; those before it may be part of captured work.
@@ -94,6 +98,7 @@ impl<A: CudaAct> CudaContext<A> {
     pub(super) fn new(backend: CudaBackend<A>) -> Result<Self> {
         Ok(Self {
             graphs: HashMap::new(),
+            link: Link::default(),
             stream: Stream::new(&backend.shared.driver)?,
             backend,
             scratch: Vec::new(),
@@ -111,7 +116,8 @@ impl<A: CudaAct> CudaContext<A> {
     }
 
     pub(super) fn finish(&mut self, op: &'static str) -> Result<()> {
-        self.stream.wait(op)
+        self.stream.wait(op)?;
+        self.link.nccl().map_or(Ok(()), |nccl| nccl.check(op))
     }
 
     /// Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory; no block is no work.
@@ -185,6 +191,15 @@ impl<A: CudaAct> CudaContext<A> {
     /// The same, beside what [`scratch`](Self::scratch) gives.
     pub(super) fn beside(&mut self, bytes: usize) -> Result<u64> {
         grown(&mut self.beside, &self.stream, bytes)
+    }
+
+    /// Runs captured work, which may have collectives in it.
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        let replay = || self.stream.replay(graph);
+        match self.link.nccl() {
+            Some(nccl) => nccl.while_open("run_graph", replay),
+            None => replay(),
+        }
     }
 
     // ---- copies --------------------------------------------------------------------------------------
@@ -276,6 +291,7 @@ impl<A: CudaAct> CudaContext<A> {
         self.stream.download(op, &mut slot.memory, at, bytes)?;
         self.stream.record(&slot.event)?;
         Ok(Download {
+            nccl: self.link.nccl().cloned(),
             slot: Some(slot),
             slots: Arc::clone(&self.shared().slots),
             bytes,
@@ -304,8 +320,19 @@ fn grown(all: &mut Vec<Memory>, stream: &Stream, bytes: usize) -> Result<u64> {
     Ok(all.last().map_or(0, |last| last.at))
 }
 
+/// Graphs and the stream may wait for ranks that never come.
+impl<A> Drop for CudaContext<A> {
+    fn drop(&mut self) {
+        if let Some(nccl) = self.link.nccl() {
+            nccl.finish(&self.stream);
+        }
+    }
+}
+
 /// A copy to the host that was begun.
 struct Download {
+    /// What the copied bytes may depend on.
+    nccl: Option<Arc<Communicator>>,
     slot: Option<Slot>,
     slots: Arc<Mutex<Slots>>,
     bytes: usize,
@@ -319,7 +346,7 @@ impl Download {
         slot.event.wait(op)?;
         out.copy_from_slice(&slot.memory.bytes()[..out.len()]);
         lock(&self.slots).down.push(slot);
-        Ok(())
+        self.nccl.map_or(Ok(()), |nccl| nccl.check(op))
     }
 }
 
@@ -440,7 +467,7 @@ impl<A: CudaAct> BackendGraph for CudaBackend<A> {
         body: &mut dyn FnMut(&mut CudaContext<A>) -> Result<()>,
     ) -> Result<GraphRun> {
         if let Some(graph) = ctx.graphs.get(&key) {
-            ctx.stream.replay(graph)?;
+            ctx.replay(graph)?;
             return Ok(GraphRun::Replayed);
         }
         ctx.stream.begin_capture()?;
@@ -449,7 +476,7 @@ impl<A: CudaAct> BackendGraph for CudaBackend<A> {
         let graph = ctx.stream.end_capture();
         ran?;
         let graph = graph?;
-        ctx.stream.replay(&graph)?;
+        ctx.replay(&graph)?;
         ctx.graphs.insert(key, graph);
         Ok(GraphRun::Captured)
     }

@@ -153,6 +153,16 @@ impl Driver {
         }
     }
 
+    /// What no other device has, on this machine or another.
+    pub(super) fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: `uuid` outlives the call.
+        check("uuid", unsafe {
+            sys::cuDeviceGetUuid_v2(&mut uuid, self.device)
+        })?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
     /// 0 where the driver does not know it.
     pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute) -> i32 {
         let mut value = 0;

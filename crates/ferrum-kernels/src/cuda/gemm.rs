@@ -202,7 +202,7 @@ pub(super) fn copy_columns<A: CudaAct, T: Element>(
 }
 
 /// The kernel for elements of the size of `T`, of those for 1, 2 and 4 bytes.
-fn of_size<T>(op: &'static str, kernels: [&'static str; 3]) -> Result<&'static str> {
+pub(super) fn of_size<T>(op: &'static str, kernels: [&'static str; 3]) -> Result<&'static str> {
     match size_of::<T>() {
         1 => Ok(kernels[0]),
         2 => Ok(kernels[1]),

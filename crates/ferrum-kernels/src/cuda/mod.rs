@@ -25,6 +25,7 @@
 mod attention;
 mod blas;
 mod buffer;
+mod collective;
 mod compiler;
 mod context;
 mod conv;
@@ -38,6 +39,7 @@ mod heads;
 mod kv;
 mod memory;
 mod moe;
+mod nccl;
 mod norm;
 mod pack;
 mod quant;
@@ -554,7 +556,7 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
     }
 }
 
-/// Ranks exchange what is read into host memory.
+/// Ranks with a device each exchange by NCCL, where it is installed; others, what is read into host memory.
 impl<A: CudaAct> BackendCollective for CudaBackend<A> {
     fn group(ctx: &Ctx<A>) -> Option<&GroupRank> {
         ctx.group.as_ref()
@@ -562,5 +564,57 @@ impl<A: CudaAct> BackendCollective for CudaBackend<A> {
 
     fn join(ctx: &mut Ctx<A>, rank: GroupRank) -> Result<()> {
         join_once(&mut ctx.group, rank)
+    }
+
+    fn records_collectives(ctx: &Ctx<A>) -> bool {
+        ctx.group.is_none() || ctx.link.nccl().is_some()
+    }
+
+    fn all_reduce<T: Element>(
+        ctx: &mut Ctx<A>,
+        buf: &mut CudaBuffer<T>,
+        len: usize,
+        op: ReduceOp,
+    ) -> Result<()> {
+        collective::all_reduce(ctx, buf, len, op)
+    }
+
+    fn all_gather_rows<T: Element>(
+        ctx: &mut Ctx<A>,
+        src: &CudaBuffer<T>,
+        dst: &mut CudaBuffer<T>,
+        rows: usize,
+        dims: &[usize],
+    ) -> Result<()> {
+        collective::all_gather_rows(ctx, src, dst, rows, dims)
+    }
+
+    fn broadcast<T: Element>(
+        ctx: &mut Ctx<A>,
+        buf: &mut CudaBuffer<T>,
+        len: usize,
+        root: usize,
+    ) -> Result<()> {
+        collective::broadcast(ctx, buf, len, root)
+    }
+
+    fn rms_norm_parallel(
+        ctx: &mut Ctx<A>,
+        x: &Acts<A>,
+        weight: &Buf,
+        out: &mut Acts<A>,
+        shape: ParallelNorm,
+    ) -> Result<()> {
+        collective::rms_norm_parallel(ctx, x, weight, out, shape)
+    }
+
+    fn ids_from(
+        ctx: &mut Ctx<A>,
+        ids: &CudaBuffer<i32>,
+        out: &mut CudaBuffer<i32>,
+        first: usize,
+        len: usize,
+    ) -> Result<()> {
+        collective::ids_from(ctx, ids, out, first, len)
     }
 }

@@ -113,9 +113,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             states,
             cache_of,
         } = StageCaches::of(&weights.stage, &caches)?;
-        // Collectives and ops on states may go through the host, where a replay would leave them out.
-        let recorded = weights.cut.is_whole() && (states.is_empty() || device.records_states());
-        let captures = device.captures() && recorded;
+        // Ops on states may go through the host, where a replay would leave them out.
+        let captures = device.captures() && (states.is_empty() || device.records_states());
         let state_rows = config.state_rows(spec) + usize::from(captures);
         let state = |elements| LayerStates::alloc(device, state_rows, elements);
         let states = states.into_iter().map(state).collect::<Result<Vec<_>>>()?;
@@ -340,7 +339,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     /// Packs the batch's arrays, filled up where the device captures steps of its kind. What is packed goes up with
     /// [`send`](Self::send).
     pub(super) fn pack(&mut self, batch: &StepBatch) -> Result<()> {
-        self.layout = match self.captures {
+        // The same holds for collectives, of which a rank knows more when it has joined its group.
+        self.layout = match self.captures && B::records_collectives(&self.ctx) {
             true => StepLayout::captured(batch, &self.config),
             false => StepLayout::exact(batch, &self.config),
         };

@@ -1,0 +1,290 @@
+//! Collectives through host memory: what [`BackendCollective`] provides.
+//!
+//! A rank's buffer is read, bytes are exchanged through the group's transport, and the result is written. So this works on
+//! every backend, and waits for the device at each collective.
+
+use super::{BackendCollective, GroupCall, GroupRank, ParallelNorm, ReduceOp};
+use crate::backend::{Act, Backend, check};
+use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
+use half::{bf16, f16};
+
+/// [`BackendCollective::all_reduce`] through host memory.
+pub(crate) fn all_reduce<B: BackendCollective, T: Element>(
+    ctx: &mut B::Context,
+    buf: &mut B::Buffer<T>,
+    len: usize,
+    op: ReduceOp,
+) -> Result<()> {
+    const OP: &str = "all_reduce";
+    check::len(OP, "buf", &*buf, len)?;
+    let Some(group) = B::group(ctx).cloned() else {
+        return Ok(());
+    };
+    let call = GroupCall {
+        op: OP,
+        dtype: T::DTYPE,
+        len,
+        detail: op as usize,
+    };
+    post::<B, T>(ctx, &group, call, (&*buf, len))?;
+    group.gather(&mut |ranks| {
+        let mut sums = [T::zeroed(); REDUCED];
+        for first in (0..len).step_by(REDUCED) {
+            let part = &mut sums[..REDUCED.min(len - first)];
+            combine(op, ranks, first, part);
+            B::write(ctx, buf, first, part)?;
+        }
+        Ok(())
+    })
+}
+
+/// What messages call a gather.
+const GATHER: &str = "all_gather";
+
+/// Checks a gather of rows. Gives the elements of this rank, and the width of a row of all ranks.
+pub(crate) fn gathered<B: BackendCollective, T: Element>(
+    ctx: &B::Context,
+    src: &B::Buffer<T>,
+    dst: &B::Buffer<T>,
+    rows: usize,
+    dims: &[usize],
+) -> Result<(usize, usize)> {
+    let (world, rank) = (B::world_size(ctx), B::rank(ctx));
+    if dims.len() != world {
+        let reason = format!(
+            "{} widths, expected one for each of {world} ranks",
+            dims.len()
+        );
+        return Err(Error::invalid(GATHER, reason));
+    }
+    let (own, width) = (rows * dims[rank], dims.iter().sum::<usize>());
+    check::len(GATHER, "src", src, own)?;
+    check::len(GATHER, "dst", dst, rows * width)?;
+    Ok((own, width))
+}
+
+/// [`BackendCollective::all_gather_rows`] through host memory.
+pub(crate) fn all_gather_rows<B: BackendCollective, T: Element>(
+    ctx: &mut B::Context,
+    src: &B::Buffer<T>,
+    dst: &mut B::Buffer<T>,
+    rows: usize,
+    dims: &[usize],
+) -> Result<()> {
+    const OP: &str = GATHER;
+    let (own, width) = gathered::<B, T>(ctx, src, dst, rows, dims)?;
+    let Some(group) = B::group(ctx).cloned() else {
+        return B::copy_slice(ctx, src, 0, dst, 0, own);
+    };
+    let call = GroupCall {
+        op: OP,
+        dtype: T::DTYPE,
+        len: rows * width,
+        detail: rows,
+    };
+    post::<B, T>(ctx, &group, call, (src, own))?;
+    group.gather(&mut |ranks| {
+        let mut first = 0;
+        for (part, &dim) in ranks.iter().zip(dims) {
+            let part: &[T] = bytemuck::cast_slice(part);
+            Error::check_len(OP, "another rank's part", part.len(), rows * dim)?;
+            for (row, values) in part.chunks_exact(dim.max(1)).take(rows).enumerate() {
+                B::write(ctx, dst, row * width + first, values)?;
+            }
+            first += dim;
+        }
+        Ok(())
+    })
+}
+
+/// Checks the root of a broadcast.
+pub(crate) fn check_root(root: usize, world: usize) -> Result<()> {
+    if root < world {
+        return Ok(());
+    }
+    let reason = format!("root {root} is not one of {world} ranks");
+    Err(Error::invalid("broadcast", reason))
+}
+
+/// [`BackendCollective::broadcast`] through host memory.
+pub(crate) fn broadcast<B: BackendCollective, T: Element>(
+    ctx: &mut B::Context,
+    buf: &mut B::Buffer<T>,
+    len: usize,
+    root: usize,
+) -> Result<()> {
+    const OP: &str = "broadcast";
+    let (world, rank) = (B::world_size(ctx), B::rank(ctx));
+    check_root(root, world)?;
+    check::len(OP, "buf", &*buf, len)?;
+    let Some(group) = B::group(ctx).cloned() else {
+        return Ok(());
+    };
+    let call = GroupCall {
+        op: OP,
+        dtype: T::DTYPE,
+        len,
+        detail: root,
+    };
+    let own = if rank == root { len } else { 0 };
+    post::<B, T>(ctx, &group, call, (&*buf, own))?;
+    group.gather(&mut |ranks| match rank == root {
+        true => Ok(()),
+        false => B::write(ctx, buf, 0, bytemuck::cast_slice(ranks[root])),
+    })
+}
+
+/// [`BackendCollective::rms_norm_parallel`] through host memory.
+pub(crate) fn rms_norm_parallel<B: BackendCollective>(
+    ctx: &mut B::Context,
+    x: &Act<B>,
+    weight: &B::Buffer<f32>,
+    out: &mut Act<B>,
+    shape: ParallelNorm,
+) -> Result<()> {
+    const OP: &str = "rms_norm_parallel";
+    let ParallelNorm { part, dim, counts } = shape;
+    check::rms_norm(x, weight, out, part)?;
+    let group = B::group(ctx).cloned();
+    if part.dim > dim || (group.is_none() && part.dim != dim) {
+        let reason = format!("{} of {dim} columns on this rank", part.dim);
+        return Err(Error::invalid(OP, reason));
+    }
+    let Some(group) = group else {
+        return B::rms_norm(ctx, x, weight, out, part);
+    };
+    let mut values = vec![B::Act::from_f32(0.0); part.rows * part.dim];
+    let mut weights = vec![0.0; part.dim];
+    B::read(ctx, x, 0, &mut values)?;
+    B::read(ctx, weight, 0, &mut weights)?;
+    let call = GroupCall {
+        op: OP,
+        dtype: Dtype::F32,
+        len: part.rows,
+        detail: dim,
+    };
+    group.post(call, part.rows * size_of::<f32>(), &mut |bytes| {
+        let sums: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+        sums.fill(0.0);
+        if counts {
+            let rows = values.chunks_exact(part.dim.max(1));
+            sums.iter_mut()
+                .zip(rows)
+                .for_each(|(sum, row)| *sum = sum_of_squares(row));
+        }
+        Ok(())
+    })?;
+    let mut sums = vec![0.0; part.rows];
+    group.gather(&mut |ranks| {
+        each::<f32>(ranks, 0, bytemuck::cast_slice_mut(&mut sums), |a, b| a + b);
+        Ok(())
+    })?;
+    for (row, sum) in values.chunks_exact_mut(part.dim.max(1)).zip(&sums) {
+        let factor = 1.0 / (sum / dim as f32 + part.eps).sqrt();
+        for (x, w) in row.iter_mut().zip(&weights) {
+            *x = B::Act::from_f32(x.to_f32() * factor * w);
+        }
+    }
+    B::write(ctx, out, 0, &values)
+}
+
+/// [`BackendCollective::ids_from`] through host memory.
+pub(crate) fn ids_from<B: BackendCollective>(
+    ctx: &mut B::Context,
+    ids: &B::Buffer<i32>,
+    out: &mut B::Buffer<i32>,
+    first: usize,
+    len: usize,
+) -> Result<()> {
+    const OP: &str = "ids_from";
+    check::len(OP, "ids", ids, len)?;
+    check::len(OP, "out", out, len)?;
+    let first = i32::try_from(first)
+        .map_err(|_| Error::invalid(OP, format!("no vocabulary has a token {first}")))?;
+    let mut part = [0; REDUCED];
+    for at in (0..len).step_by(REDUCED) {
+        let part = &mut part[..REDUCED.min(len - at)];
+        B::read(ctx, ids, at, part)?;
+        for id in &mut *part {
+            *id = id.wrapping_sub(first);
+        }
+        B::write(ctx, out, at, part)?;
+    }
+    Ok(())
+}
+
+/// Elements that are combined before they are written: few enough for the stack.
+const REDUCED: usize = 2048;
+
+/// In an order of its own, whatever the other rows are.
+fn sum_of_squares<T: FloatElement>(row: &[T]) -> f32 {
+    row.iter().map(|x| x.to_f32() * x.to_f32()).sum()
+}
+
+/// Posts `src[..len]`.
+fn post<B: Backend, T: Element>(
+    ctx: &mut B::Context,
+    group: &GroupRank,
+    call: GroupCall,
+    (src, len): (&B::Buffer<T>, usize),
+) -> Result<()> {
+    group.post(call, len * size_of::<T>(), &mut |bytes| {
+        B::read(ctx, src, 0, bytemuck::cast_slice_mut(bytes))
+    })
+}
+
+/// `out[i]` = element `first + i` of all ranks, combined in rank order.
+fn combine<T: Element>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [T]) {
+    let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+    match T::DTYPE {
+        Dtype::F16 => floats::<f16>(op, ranks, first, out),
+        Dtype::BF16 => floats::<bf16>(op, ranks, first, out),
+        Dtype::I32 => each::<i32>(ranks, first, out, integers(op, i32::wrapping_add)),
+        Dtype::U32 => each::<u32>(ranks, first, out, integers(op, u32::wrapping_add)),
+        Dtype::I8 => each::<i8>(ranks, first, out, integers(op, i8::wrapping_add)),
+        Dtype::U8 => each::<u8>(ranks, first, out, integers(op, u8::wrapping_add)),
+        // The elements are a closed list, of which this is the last.
+        _ => each::<f32>(ranks, first, out, |a, b| real(op, a, b)),
+    }
+}
+
+fn integers<T: Ord>(op: ReduceOp, add: fn(T, T) -> T) -> impl Fn(T, T) -> T {
+    move |a, b| match op {
+        ReduceOp::Sum => add(a, b),
+        ReduceOp::Max => a.max(b),
+        ReduceOp::Min => a.min(b),
+    }
+}
+
+fn real(op: ReduceOp, a: f32, b: f32) -> f32 {
+    match op {
+        ReduceOp::Sum => a + b,
+        ReduceOp::Max => a.max(b),
+        ReduceOp::Min => a.min(b),
+    }
+}
+
+/// Elements of 16 bits, combined in f32 and rounded once.
+fn floats<T: FloatElement>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [u8]) {
+    let out: &mut [T] = bytemuck::cast_slice_mut(out);
+    for (i, out) in out.iter_mut().enumerate() {
+        let all = ranks
+            .iter()
+            .map(|rank| of_rank::<T>(rank)[first + i].to_f32());
+        *out = T::from_f32(all.reduce(|a, b| real(op, a, b)).unwrap_or(0.0));
+    }
+}
+
+fn each<T: Element>(ranks: &[&[u8]], first: usize, out: &mut [u8], f: impl Fn(T, T) -> T) {
+    let out: &mut [T] = bytemuck::cast_slice_mut(out);
+    for (index, rank) in ranks.iter().enumerate() {
+        let from = &of_rank::<T>(rank)[first..][..out.len()];
+        for (out, &x) in out.iter_mut().zip(from) {
+            *out = if index == 0 { x } else { f(*out, x) };
+        }
+    }
+}
+
+fn of_rank<T: Element>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(bytes)
+}

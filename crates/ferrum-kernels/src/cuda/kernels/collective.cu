@@ -1,0 +1,48 @@
+// What ranks do with what they have gathered of each other: sums in rank order, and norms of rows that they share.
+#include "common.cuh"
+
+// out[i] = the sum of parts[rank][i], in rank order, rounded once.
+#define RANK_SUM(NAME, E)                                                                                               \
+    KERNEL NAME(E::Stored* out, const E::Stored* parts, int ranks, int64_t total, int64_t stride) {                     \
+        int64_t i = thread_number();                                                                                    \
+        if (i >= total) return;                                                                                         \
+        float sum = E::read(parts + i);                                                                                 \
+        for (int rank = 1; rank < ranks; rank++) sum += E::read(parts + rank * stride + i);                             \
+        E::write(out + i, sum);                                                                                         \
+    }
+RANK_SUM(rank_sum_f32, F32)
+RANK_SUM(rank_sum_f16, F16)
+RANK_SUM(rank_sum_bf16, BF16)
+
+// squares[row] = the sum of squares of a row's columns on this rank, or 0 where another rank counts them.
+KERNEL __launch_bounds__(256) row_squares(float* squares, const Act::Stored* x, int64_t dim, int counts) {
+    __shared__ float scratch[32];
+    const Act::Stored* row = x + int64_t(blockIdx.x) * dim;
+    float sum = 0;
+    if (counts) {
+        for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
+            float value = Act::read(row + i);
+            sum = fmaf(value, value, sum);
+        }
+    }
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) squares[blockIdx.x] = sum;
+}
+
+// out = x / sqrt(mean of squares + eps) · weight, of rows with `whole` columns of which this rank has `dim`. The squares
+// are those of all ranks, [ranks, rows].
+KERNEL __launch_bounds__(256) rms_norm_part(Act::Stored* out, const Act::Stored* x, const float* weight,
+                                            const float* squares, int ranks, int64_t dim, int64_t whole, float eps) {
+    int64_t row = blockIdx.x;
+    float sum = squares[row];
+    for (int rank = 1; rank < ranks; rank++) sum += squares[rank * int64_t(gridDim.x) + row];
+    float factor = 1.0f / sqrtf(sum / float(whole) + eps);
+    for (int64_t i = row * dim + threadIdx.x; i < (row + 1) * dim; i += blockDim.x)
+        Act::write(out + i, Act::read(x + i) * factor * weight[i - row * dim]);
+}
+
+// Token ids as rows of a part of the vocabulary. Ids are 32-bit words, which wrap.
+KERNEL ids_from(uint32_t* out, const uint32_t* ids, int first, int64_t total) {
+    int64_t i = thread_number();
+    if (i < total) out[i] = ids[i] - uint32_t(first);
+}
