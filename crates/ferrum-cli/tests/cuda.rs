@@ -1,17 +1,17 @@
 //! The command on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: models of all families compared with
-//! the CPU, and a server whose clients misbehave.
+//! the CPU, ranks with a device each, and a server whose clients misbehave.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod command;
 mod serving;
 
-use command::{fixture, root, stderr, stdout};
+use command::{fixture, mpirun, root, stderr, stdout};
 use serde_json::{Value, json};
 use serving::{Serving, serve};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 /// Where a process finds the driver; `None`, said aloud, where it cannot be built.
@@ -92,6 +92,78 @@ fn the_last_layers_are_on_the_gpu() {
             format!("{out}{err}").contains(expected),
             "{layers}: {out}{err}"
         );
+    }
+}
+
+/// Logits of a model on ranks that `command` starts, where there are so many devices: the output, and the kernels that ran.
+fn rank_logits(
+    driver: &Path,
+    mut command: Command,
+    [ranks, devices]: [usize; 2],
+) -> (Output, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let counters = folder.path().join("counters");
+    let output = command
+        .args([
+            "logits",
+            &fixture("llama3-tied"),
+            "--json",
+            "--tokens",
+            "5,9,2,77,31,8",
+        ])
+        .args(["--backend", "cuda", "--batch-invariant"])
+        .args(["--tensor-parallel", &ranks.to_string()])
+        .env("LD_LIBRARY_PATH", driver)
+        .env("CUDA_EMULATOR_DEVICES", devices.to_string())
+        .env("CUDA_EMULATOR_COUNTERS", &counters)
+        .output()
+        .unwrap();
+    let kernels = std::fs::read_to_string(counters).unwrap_or_default();
+    (output, kernels)
+}
+
+/// The kernel that sums what NCCL has gathered.
+const SUM: &str = "rank_sum_bf16";
+
+#[test]
+fn ranks_have_a_device_each_and_exchange_by_nccl() {
+    let Some(driver) = driver() else { return };
+    let run = |sizes| {
+        let command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
+        rank_logits(&driver, command, sizes)
+    };
+    let logits = |(output, _): &(Output, String)| -> Vec<f64> {
+        let (out, err) = (stdout(output), stderr(output));
+        assert!(output.status.success(), "{out}{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let rows = report["logits"].as_array().unwrap().iter();
+        let numbers = rows.flat_map(|row| row.as_array().unwrap());
+        numbers.map(|x| x.as_f64().unwrap()).collect()
+    };
+    let (alone, both) = (run([1, 2]), run([2, 2]));
+    assert!(!alone.1.contains(SUM) && both.1.contains(SUM), "{}", both.1);
+    let (alone, found) = (logits(&alone), logits(&both));
+    let spread = alone.iter().copied().fold(f64::MIN, f64::max)
+        - alone.iter().copied().fold(f64::MAX, f64::min);
+    let differences = alone.iter().zip(&found).map(|(a, b)| (a - b).abs());
+    let difference = differences.fold(0.0, f64::max) / spread;
+    println!("{difference:.1e} of the spread");
+    // Activations have 8 bits of precision.
+    assert!(difference < 0.02, "{difference}");
+
+    let (refused, _) = run([2, 1]);
+    assert_eq!(refused.status.code(), Some(1));
+    let text = stderr(&refused);
+    let expected = "found 1 device, expected 2, one for each rank";
+    assert!(text.contains(expected), "{text}");
+
+    if cfg!(feature = "mpi")
+        && let Some(mut command) = mpirun(2)
+    {
+        command.arg(env!("CARGO_BIN_EXE_ferrum"));
+        let processes = rank_logits(&driver, command, [2, 2]);
+        assert!(processes.1.contains(SUM), "{}", processes.1);
+        assert_eq!(logits(&processes), found);
     }
 }
 

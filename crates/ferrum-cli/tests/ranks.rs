@@ -266,28 +266,12 @@ mod processes {
         TOLERANCE, difference, fixture, greedy, is_refusal, json, logits, logits_on, ok, threads,
         words,
     };
+    use crate::command::mpirun;
     use serde_json::Value;
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpStream;
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
-
-    /// `mpirun` with so many processes; `None`, with a word why, where there is none.
-    fn mpirun(processes: usize) -> Option<Command> {
-        if Command::new("mpirun").arg("--version").output().is_err() {
-            println!("skipped: there is no mpirun");
-            return None;
-        }
-        let mut command = Command::new("mpirun");
-        let flags = [
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-        ];
-        command.args(flags).args(["-n", &processes.to_string()]);
-        Some(command)
-    }
 
     const FERRUM: &str = env!("CARGO_BIN_EXE_ferrum");
 

@@ -66,3 +66,20 @@ pub(crate) fn fails(args: &[&str], input: &[u8]) -> String {
     assert_eq!(sentence, 1, "{args:?}: {err}");
     err
 }
+
+/// `mpirun` with so many processes; `None`, with a word why, where there is none.
+pub(crate) fn mpirun(processes: usize) -> Option<Command> {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        println!("skipped: there is no mpirun");
+        return None;
+    }
+    let mut command = Command::new("mpirun");
+    let flags = [
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+    ];
+    command.args(flags).args(["-n", &processes.to_string()]);
+    Some(command)
+}

@@ -1,8 +1,9 @@
 //! Ranks that compute a model together give the logits of one device, from every fixture and every format of weights.
 
+use crate::support::group::{LAYOUT, greedy, group, logits, step};
 use crate::support::{
-    blocks, compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference,
-    open, read_expected, runner_in,
+    compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference, open,
+    read_expected, runner_in,
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -10,15 +11,12 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    Expanded, KvLayout, LogitRows, Model, ModelRunner, Moe, Native, Readback, RunnerConfig,
-    RunnerGroup, SeqStep, StepBatch, StepOutput, WeightForm, WeightPolicy, load_rank_weights,
-    rank_memory_plan,
+    Expanded, ModelRunner, Moe, Native, Readback, RunnerConfig, StepOutput, WeightForm,
+    WeightPolicy, load_rank_weights, rank_memory_plan,
 };
-use ferrum_types::{AdapterId, Error, StateSlot, TokenId};
+use ferrum_types::{AdapterId, Error, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 
 /// What another order of sums may change in f32 logits.
 const TOLERANCE: f32 = 1e-4;
@@ -36,59 +34,6 @@ fn cpus(ranks: usize) -> Vec<CpuBackend> {
 
 fn references(ranks: usize) -> Vec<ReferenceBackend> {
     vec![ReferenceBackend::open(0).unwrap(); ranks]
-}
-
-fn group<B: LlmBackend, W: WeightForm<B>>(devices: &[B], model: &Model) -> RunnerGroup<B, KvF32> {
-    RunnerGroup::load::<W>(devices, model, config(LAYOUT), &mut |_, _| ()).unwrap()
-}
-
-fn step(tokens: &[TokenId], start: usize, prompt_len: usize, pool: usize) -> StepBatch {
-    adapted_step(tokens, start, prompt_len, (pool, None))
-}
-
-fn adapted_step(
-    tokens: &[TokenId],
-    start: usize,
-    prompt_len: usize,
-    (pool, adapter): (usize, Option<AdapterId>),
-) -> StepBatch {
-    let mut batch = StepBatch::default();
-    batch
-        .push(SeqStep {
-            tokens,
-            start,
-            prompt_len,
-            blocks: &blocks(pool, 1),
-            hidden: false,
-            logits: LogitRows::All,
-            adapter,
-        })
-        .unwrap();
-    batch
-}
-
-/// The state slot of the only sequence of a batch, if it needs one.
-fn add_state<B: LlmBackend>(group: &RunnerGroup<B, KvF32>, batch: &mut StepBatch) {
-    if group.state_slots().is_some() {
-        batch.add_state(StateSlot(1));
-    }
-}
-
-/// Logits of all positions of `tokens`, `chunk` of them in a step.
-fn logits<B: LlmBackend>(
-    group: &mut RunnerGroup<B, KvF32>,
-    (tokens, adapter): (&[TokenId], Option<AdapterId>),
-    chunk: usize,
-) -> Vec<f32> {
-    let (pool, mut out) = (group.pool().blocks, Vec::new());
-    for (i, part) in tokens.chunks(chunk).enumerate() {
-        let mut batch = adapted_step(part, i * chunk, tokens.len(), (pool, adapter));
-        add_state(group, &mut batch);
-        let (mut output, wanted) = (StepOutput::default(), vec![Readback::Logits; part.len()]);
-        group.run(&batch, &wanted, &mut output).unwrap();
-        out.extend_from_slice(output.logits());
-    }
-    out
 }
 
 /// Every file of every fixture, with the tokens that it is tried with.
@@ -217,23 +162,7 @@ fn greedy_tokens_are_those_of_one() {
         let expected = expected(&dir.join("expected.safetensors"));
         let model = open(&dir);
         let mut group = group::<_, Moe<Expanded>>(&devices, &model);
-        let pool = group.pool().blocks;
-        let (mut next, mut start, mut found) = (expected.tokens[..8].to_vec(), 0, Vec::new());
-        while found.len() < 16 {
-            let mut batch = step(&next, start, 8, pool);
-            add_state(&group, &mut batch);
-            let mut wanted = vec![Readback::Nothing; next.len()];
-            *wanted.last_mut().unwrap() = Readback::GREEDY;
-            let mut output = StepOutput::default();
-            group.run(&batch, &wanted, &mut output).unwrap();
-            start += next.len();
-            next = output
-                .tokens()
-                .filter_map(|(_, token)| token.ok())
-                .collect();
-            assert_eq!(next.len(), 1, "{name}");
-            found.extend_from_slice(&next);
-        }
+        let found = greedy(&mut group, &expected.tokens[..8], 16);
         assert_eq!(found, expected.greedy[..16], "{name}");
     }
 }

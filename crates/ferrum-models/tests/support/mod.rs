@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod clip;
+pub(crate) mod group;
 pub(crate) mod naive;
 pub(crate) mod vision;
 
