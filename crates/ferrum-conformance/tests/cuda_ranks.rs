@@ -2,7 +2,7 @@
 //! the number of devices is one of the process, and so is the count of collectives.
 
 use ferrum_conformance::{Filter, Report, run_collective_on};
-use ferrum_cuda_emulator::{load_devices, lose_rank, nccl_collectives};
+use ferrum_cuda_emulator::{load_devices, lose_rank, nccl_collectives, reset};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BackendCollective, BackendGraph, GraphRun, LocalGroup, ReduceOp};
 use ferrum_types::Result;
@@ -163,5 +163,22 @@ fn a_lost_link_ends_the_group() {
         let text = found[0].as_ref().map_err(ToString::to_string);
         let text = text.expect_err("an error");
         assert!(text.contains("a rank was lost"), "{text}");
+    }
+}
+
+/// NCCL itself would hang, or mix up bytes; the stand-in tells.
+#[test]
+fn the_stand_in_notices_ranks_that_disagree() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = in_two(|rank, device, ctx| {
+        let mut buffer = device.from_slice(&[1.0f32; 4])?;
+        CudaBackend::all_reduce(ctx, &mut buffer, 3 + rank, ReduceOp::Sum)?;
+        CudaBackend::sync(ctx)
+    });
+    reset();
+    for found in found.into_iter().flatten() {
+        let text = found.expect_err("an error").to_string();
+        let of_rank_1 = text.contains("calls allgather") || text.contains("ended the group");
+        assert!(of_rank_1, "{text}");
     }
 }

@@ -34,15 +34,30 @@ const LEADER: usize = 0;
 /// Ranks that compute one model together, as the leading one has them.
 pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
     spec: DecoderSpec,
+    // Dropped in this order: communicators of devices are left by all ranks together, so rank 0 leaves before it waits for the
+    // others, and its end of the group goes last.
     /// Rank 0, which runs on the caller's thread.
     first: ModelRunner<B, K>,
-    end: GroupRank,
     /// The other ranks, where they are threads that this group has started.
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
+    end: GroupRank,
     /// What is told next.
     words: Vec<u32>,
     /// Whether a message was sent whose part of the work rank 0 has not done.
     inside: bool,
+}
+
+/// Threads that are waited for.
+#[derive(Default)]
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            // Its panic has ended the group, and was told by the step that it happened in.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// The part of a LoRA adapter that rank 0 holds, and where the others find theirs.
@@ -101,7 +116,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
             let thread = std::thread::Builder::new().name(name).spawn(work);
             let thread =
                 thread.map_err(|e| Error::invalid(OP, format!("cannot start a thread: {e}")))?;
-            group.threads.push(thread);
+            group.threads.0.push(thread);
         }
         Ok(group)
     }
@@ -120,8 +135,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         Ok(Self {
             spec,
             first,
+            threads: Threads::default(),
             end,
-            threads: Vec::new(),
             words: Vec::new(),
             inside: false,
         })
@@ -162,7 +177,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         self.first.samples()
     }
 
-    /// [`ModelRunner::row_order`]: sums over ranks are made element by element and change nothing of it.
+    /// [`ModelRunner::row_order`]: where a device promises equal bits, sums over ranks are made element by element, and change nothing
+    /// of it.
     pub fn row_order(&self) -> RowOrder {
         self.first.row_order()
     }
@@ -272,10 +288,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, 
             message::write_stop(&mut self.words);
             // Without the others there is nobody to stop.
             let _ = self.broadcast();
-        }
-        for thread in self.threads.drain(..) {
-            // Its panic has ended the group, and was told by the step that it happened in.
-            let _ = thread.join();
         }
     }
 }
@@ -445,7 +457,7 @@ mod tests {
         for end in ends {
             let runner = runner(&model, end.rank(), ranks);
             let thread = std::thread::spawn(move || work(runner, &end));
-            group.threads.push(thread);
+            group.threads.0.push(thread);
         }
         group
     }
@@ -502,7 +514,7 @@ mod tests {
             assert_eq!(end.failure(), None);
         });
         step(&mut group).unwrap();
-        let threads = std::mem::take(&mut group.threads);
+        let threads = std::mem::take(&mut group.threads.0);
         // Rank 0's end outlives its runner, as it does where another model is loaded.
         let _end = Arc::clone(&group.end);
         drop(group);
