@@ -587,7 +587,7 @@ fn not_compiled(kind: BackendKind, feature: &str) -> Error {
 }
 
 /// NVIDIA's devices.
-fn cuda_devices() -> Vec<DeviceInfo> {
+pub(crate) fn cuda_devices() -> Vec<DeviceInfo> {
     #[cfg(feature = "cuda")]
     return CudaBf16::devices();
     #[cfg(not(feature = "cuda"))]

@@ -6,14 +6,13 @@
 //! steps, and wait for the next model. Whether they are threads or processes is the group's business.
 
 use crate::dispatch::{
-    BackendDispatch, BackendKind, BackendOptions, DeviceJob, KvDtype, KvElement,
+    BackendDispatch, BackendKind, BackendOptions, DeviceJob, KvDtype, KvElement, cuda_devices,
 };
 use crate::runner::StepRunner;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
-use ferrum_kernels::cuda::CudaBf16;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16,
-    KvInt8, LlmBackend,
+    BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    LlmBackend,
 };
 use ferrum_models::{
     KvLayout, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, RunnerGroup, WeightForm,
@@ -401,13 +400,13 @@ impl RankDevice {
         if ranks < 2 || !matches!(kind, BackendKind::Auto | BackendKind::Cuda) {
             return BackendDispatch::for_model(kind, model, options).map(shared);
         }
-        let cards = CudaBf16::devices();
+        let cards = cuda_devices();
         let first = options.ordinal;
         let is_enough = cards.len() >= first + ranks;
         if kind == BackendKind::Auto {
             let found = BackendDispatch::for_model(kind, model, options)?;
             let has_cards = is_enough && cards.iter().all(|card| !card.software);
-            if !has_cards || !matches!(found, BackendDispatch::Cuda(_)) {
+            if !has_cards || found.info().backend != BackendKind::Cuda.name() {
                 return Ok(shared(found));
             }
         } else if !is_enough && !cards.is_empty() {
@@ -417,7 +416,7 @@ impl RankDevice {
                 first => format!(" from number {first} on"),
             };
             return Err(Error::NoDevice {
-                backend: CudaBf16::NAME,
+                backend: BackendKind::Cuda.name(),
                 reason: format!(
                     "found {found} device{plural}, expected {ranks}{from}, one for each rank"
                 ),

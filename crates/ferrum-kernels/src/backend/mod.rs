@@ -39,10 +39,12 @@ mod state;
 mod tests;
 mod timer;
 
+#[cfg(feature = "cuda")]
+pub(crate) use self::collective::host as host_collectives;
+pub(crate) use self::collective::join_once;
 pub use self::collective::{
     BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ParallelNorm, ReduceOp,
 };
-pub(crate) use self::collective::{host as host_collectives, join_once};
 pub use self::core::{
     Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece,
 };
