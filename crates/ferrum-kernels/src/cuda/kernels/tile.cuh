@@ -475,8 +475,14 @@ struct alignas(1024) TileRow8 {
 template <class S, Products OF, class W>
 __device__ __forceinline__ void tile_product(const TileInput& in, const W& weight, const TileOutput& to,
                                              const Place& place, int columns, int begin, int end) {
-    extern __shared__ TileRow8 tile_memory[];
-    uint8_t* x_ring = reinterpret_cast<uint8_t*>(tile_memory);
+    uint8_t* x_ring;
+    if constexpr (S::GROUP) {
+        extern __shared__ TileRow8 tile_rows[];
+        x_ring = reinterpret_cast<uint8_t*>(tile_rows);
+    } else {
+        extern __shared__ uint4 tile_memory[];
+        x_ring = reinterpret_cast<uint8_t*>(tile_memory);
+    }
     uint8_t* w_ring = x_ring + S::STAGES * S::X_BYTES;
     static_assert(!W::UNPACKS || S::COLUMNS * S::GROUPS == S::THREADS, "a thread unpacks a group");
     const int w_bytes = W::UNPACKS ? RAW_BYTES : S::W_BYTES;
