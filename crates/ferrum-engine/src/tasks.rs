@@ -6,7 +6,7 @@
 //! [`ask`](TaskHandle::ask) was dropped is not computed. What fails, and how it is told, is as with an
 //! [`Engine`](crate::Engine): an error of the device or a panic ends the engine, and [`TaskMonitor::health`] says so.
 
-use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Pulse, panic_words};
+use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Watchdog, panic_words};
 use ferrum_types::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -86,7 +86,7 @@ struct Shared {
     backend: &'static str,
     config: TaskConfig,
     phase: watch::Sender<Phase>,
-    pulse: Pulse,
+    watchdog: Watchdog,
     queued: AtomicUsize,
     stats: Mutex<EngineStats>,
 }
@@ -113,7 +113,7 @@ impl<M: TaskModel> TaskEngine<M> {
         let backend = model.backend();
         let shared = Arc::new(Shared {
             backend,
-            pulse: Pulse::new(config.clock.now()),
+            watchdog: Watchdog::new(config.clock.now()),
             config,
             phase: watch::Sender::new(Phase::Running),
             queued: AtomicUsize::new(0),
@@ -180,7 +180,7 @@ impl TaskMonitor {
             Phase::Stopped => return Health::Stopped,
             Phase::Running | Phase::Draining => {}
         }
-        let (since_step, waited) = shared.pulse.look(shared.config.clock.now());
+        let (since_step, waited) = shared.watchdog.look(shared.config.clock.now());
         match waited {
             Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
             _ => Health::Alive { since_step },
@@ -267,7 +267,7 @@ impl<M: TaskModel> TaskHandle<M> {
             return Err(EngineError::Overloaded { waiting, limit });
         }
         let came = shared.config.clock.now();
-        shared.pulse.work_came(came);
+        shared.watchdog.work_came(came);
         let (reply, answer) = oneshot::channel();
         // If nobody reads it, the reply is dropped with it.
         let _ = self.commands.send(Command::Submit(Submission {
@@ -330,7 +330,7 @@ impl<M: TaskModel> TaskLoop<M> {
                 self.compute()?;
                 continue;
             }
-            self.shared.pulse.idle();
+            self.shared.watchdog.idle();
             if self.ends {
                 return Ok(());
             }
@@ -442,7 +442,7 @@ impl<M: TaskModel> TaskLoop<M> {
 
 /// Books a step that ended `now`.
 fn end_step(shared: &Shared, began: Duration, now: Duration) {
-    shared.pulse.step_ended(now);
+    shared.watchdog.step_ended(now);
     let mut stats = shared.stats();
     let took = now.saturating_sub(began);
     stats.steps += 1;

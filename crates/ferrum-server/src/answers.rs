@@ -19,7 +19,7 @@ use tokio::time::timeout_at;
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Piece {
+pub(crate) struct TextChunk {
     /// Which answer: of each prompt its choices, prompt after prompt.
     pub(crate) index: usize,
     /// May be empty.
@@ -36,7 +36,7 @@ pub(crate) struct Piece {
     pub(crate) timings: Timings,
 }
 
-impl Piece {
+impl TextChunk {
     /// Whether a token was generated for it.
     pub(crate) fn is_token(&self) -> bool {
         self.finish.is_none() || matches!(self.stop, Some(StopMatch::Token(_)))
@@ -73,7 +73,7 @@ pub(crate) enum Next {
     Prompt(usize, Vec<Logprobs>),
     /// The pooled states of a prompt.
     Embedding(usize, Vec<f32>),
-    Piece(Piece),
+    TextChunk(TextChunk),
     /// All answers have ended.
     Done(Usage),
     /// There will be no more.
@@ -318,7 +318,7 @@ impl Answers {
                 }
                 self.log(index, &text);
                 let timings = self.timings(prompt, index);
-                Next::Piece(Piece {
+                Next::TextChunk(TextChunk {
                     index,
                     text,
                     logprobs,
@@ -355,7 +355,7 @@ impl Answers {
                     FinishReason::Cancelled => {
                         Next::Failed(ApiError::unavailable("the request was cancelled"))
                     }
-                    FinishReason::Stop | FinishReason::Length => Next::Piece(Piece {
+                    FinishReason::Stop | FinishReason::Length => Next::TextChunk(TextChunk {
                         index,
                         text,
                         logprobs,

@@ -2,7 +2,7 @@
 //! every request.
 
 use crate::auth::{self, Rights};
-use crate::bodies::{Bodies, Paid};
+use crate::body_budget::{BodyBudget, BodyPermits};
 use crate::config::ServerConfig;
 use crate::cors;
 use crate::error::ApiError;
@@ -41,7 +41,7 @@ pub(crate) struct App {
     pub(crate) config: ServerConfig,
     http: HttpCounts,
     pub(crate) metrics: Registry,
-    bodies: Bodies,
+    bodies: BodyBudget,
     readers: Readers,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
@@ -58,12 +58,12 @@ impl App {
     ) -> Self {
         let models = Models::new(names, loader, &config);
         let http = HttpCounts::default();
-        let spans = exporter.as_ref().map(Exporter::fate);
+        let spans = exporter.as_ref().map(Exporter::counts);
         Self {
             metrics: metrics::registry(Arc::clone(&models), &http, spans),
             models,
             responses: ResponseStore::new(config.max_stored_bytes),
-            bodies: Bodies::new(config.max_body_bytes, config.max_bodies_bytes),
+            bodies: BodyBudget::new(config.max_body_bytes, config.max_bodies_bytes),
             readers: Readers::new(),
             config,
             http,
@@ -184,7 +184,10 @@ impl App {
     }
 
     /// A multipart form, with the body that its file is in.
-    pub(crate) async fn form(&self, request: Request) -> Result<(Bytes, Form, Paid), ApiError> {
+    pub(crate) async fn form(
+        &self,
+        request: Request,
+    ) -> Result<(Bytes, Form, BodyPermits), ApiError> {
         let headers = request.headers();
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         // A page in a browser can send forms to a server on its own machine without asking.
@@ -210,7 +213,7 @@ impl App {
         self.readers.run(bytes, work).await
     }
 
-    async fn body(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
+    async fn body(&self, request: Request) -> Result<(Bytes, BodyPermits), ApiError> {
         let kind = request.headers().get(CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
         // A page in a browser can send other types to a server on its own machine without asking.
@@ -220,7 +223,7 @@ impl App {
         self.bytes(request).await
     }
 
-    async fn bytes(&self, request: Request) -> Result<(Bytes, Paid), ApiError> {
+    async fn bytes(&self, request: Request) -> Result<(Bytes, BodyPermits), ApiError> {
         let headers = request.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let limit = self.config.max_body_bytes;

@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::images::{self, PlacedImage};
 use crate::model::Model;
-use crate::output::{CallFormat, Function, Looks, Marks, Thinking, name_calls};
+use crate::output::{CallFormat, Function, Marks, OutputFormat, Thinking, name_calls};
 use crate::request;
 use crate::sampling::Wanted;
 use crate::structured::ChatForm;
@@ -157,7 +157,7 @@ pub(crate) struct ChatPrompt {
     pub(crate) tokens: Vec<TokenId>,
     /// Those in it.
     pub(crate) images: Vec<PlacedImage>,
-    pub(crate) looks: Looks,
+    pub(crate) output_format: OutputFormat,
     /// Whether the answer can be nothing but calls.
     pub(crate) must_call: bool,
 }
@@ -271,7 +271,7 @@ impl Conversation {
         let text = images::expand(model, text, seen.len())?;
         let reasoning = reasons(source) || format.is_some_and(CallFormat::has_channels);
         let thinking = Thinking::of_template(source).unwrap_or_default();
-        let looks = Looks {
+        let output_format = OutputFormat {
             reasoning: reasoning && self.prefill.is_empty(),
             begins_thinking: reasoning && text.trim_end().ends_with(thinking.open),
             thinking,
@@ -283,11 +283,12 @@ impl Conversation {
             },
             functions: functions.into(),
         };
-        if looks.begins_thinking && !self.prefill.is_empty() {
+        if output_format.begins_thinking && !self.prefill.is_empty() {
             let reason = "a model that always thinks first does not go on from a message; expected one of the user at the end";
             return Err(ApiError::unsupported("messages", reason));
         }
-        let before = Some(looks.format.before_prefill()).filter(|_| !self.prefill.is_empty());
+        let before =
+            Some(output_format.format.before_prefill()).filter(|_| !self.prefill.is_empty());
         let text = text + before.unwrap_or_default() + &self.prefill;
         let mut tokens = model.encode("messages", &text, EncodeOptions::PROMPT)?;
         let must_call = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
@@ -295,26 +296,29 @@ impl Conversation {
             let answer = wanted.least_answer();
             wanted.truncation.apply(&mut tokens, model, answer);
             let form = ChatForm {
-                looks: looks.clone(),
-                functions: &looks.functions,
+                output_format: output_format.clone(),
+                functions: &output_format.functions,
                 must_call,
                 structured: wanted.structured.as_ref(),
             };
             wanted.grammar = form.compile(model)?;
-            wanted.shown_tokens = shown_tokens(model, &looks);
+            wanted.shown_tokens = shown_tokens(model, &output_format);
             wanted.goes_on = !self.prefill.is_empty();
         }
         Ok(ChatPrompt {
             images: images::place(model, &tokens, seen)?,
             tokens,
-            looks,
+            output_format,
             must_call,
         })
     }
 }
 
 /// Special tokens that tell the parts of an answer apart.
-fn shown_tokens(model: &Model, looks: &Looks) -> Vec<TokenId> {
+fn shown_tokens(model: &Model, output_format: &OutputFormat) -> Vec<TokenId> {
     let marks = Marks(&model.served.tokenizer);
-    looks.marks().filter_map(|mark| marks.token(mark)).collect()
+    output_format
+        .marks()
+        .filter_map(|mark| marks.token(mark))
+        .collect()
 }

@@ -5,7 +5,7 @@
 //! `_total`, which the encoder appends.
 
 use crate::models::Models;
-use crate::otlp::Fate;
+use crate::otlp::ExportCounts;
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::{EngineStats, Progress, STEP_TOKENS};
 use prometheus_client::collector::Collector;
@@ -213,13 +213,17 @@ pub(crate) struct HttpLabels {
 pub(crate) type HttpCounts = Family<HttpLabels, Counter>;
 
 /// The metrics of a server.
-pub(crate) fn registry(models: Arc<Models>, http: &HttpCounts, spans: Option<&Fate>) -> Registry {
+pub(crate) fn registry(
+    models: Arc<Models>,
+    http: &HttpCounts,
+    spans: Option<&ExportCounts>,
+) -> Registry {
     let mut registry = Registry::default();
     // The registry ends the help text of what is registered with a full stop.
     let help = "HTTP answers by route, method and status";
     registry.register("http_requests", help, http.clone());
-    if let Some(fate) = spans {
-        let (exported, dropped) = (fate.exported.clone(), fate.dropped.clone());
+    if let Some(counts) = spans {
+        let (exported, dropped) = (counts.exported.clone(), counts.dropped.clone());
         let help = "Spans that a collector took";
         registry.register("ferrum:spans_exported", help, exported);
         registry.register("ferrum:spans_dropped", "Spans that were lost", dropped);

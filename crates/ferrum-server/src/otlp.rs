@@ -71,7 +71,7 @@ impl fmt::Display for OtlpEndpoint {
 
 /// What became of spans.
 #[derive(Debug, Default)]
-pub(crate) struct Fate {
+pub(crate) struct ExportCounts {
     pub(crate) exported: Counter,
     pub(crate) dropped: Counter,
 }
@@ -80,43 +80,43 @@ pub(crate) struct Fate {
 #[derive(Clone, Debug)]
 pub(crate) struct Exporter {
     queue: Sender<Span>,
-    fate: Arc<Fate>,
+    counts: Arc<ExportCounts>,
 }
 
 impl Exporter {
     /// An exporter, and what sends its spans when it is run.
-    pub(crate) fn new(endpoint: OtlpEndpoint) -> (Self, Shipper) {
+    pub(crate) fn new(endpoint: OtlpEndpoint) -> (Self, BatchExporter) {
         let (queue, spans) = mpsc::channel(QUEUE);
-        let fate = Arc::new(Fate::default());
-        let shipper = Shipper {
+        let counts = Arc::new(ExportCounts::default());
+        let batch_exporter = BatchExporter {
             endpoint,
             client: Client::new(Timeouts::default(), Proxy::default()),
             spans,
-            fate: Arc::clone(&fate),
+            counts: Arc::clone(&counts),
         };
-        (Self { queue, fate }, shipper)
+        (Self { queue, counts }, batch_exporter)
     }
 
     pub(crate) fn send(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
-            self.fate.dropped.inc();
+            self.counts.dropped.inc();
         }
     }
 
-    pub(crate) fn fate(&self) -> &Fate {
-        &self.fate
+    pub(crate) fn counts(&self) -> &ExportCounts {
+        &self.counts
     }
 }
 
 /// The other end of an [`Exporter`].
-pub(crate) struct Shipper {
+pub(crate) struct BatchExporter {
     endpoint: OtlpEndpoint,
     client: Client,
     spans: Receiver<Span>,
-    fate: Arc<Fate>,
+    counts: Arc<ExportCounts>,
 }
 
-impl Shipper {
+impl BatchExporter {
     /// Sends spans until `stop` comes, then those that still wait.
     pub(crate) async fn run(mut self, mut stop: oneshot::Receiver<()>) {
         let mut batch = Vec::with_capacity(BATCH);
@@ -166,11 +166,11 @@ impl Shipper {
         let json = HeaderValue::from_static("application/json");
         request.headers.insert(CONTENT_TYPE, json);
         request.body = body.into();
-        let fate = match timeout(PATIENCE, self.client.send(&request)).await {
-            Ok(Ok(answer)) if answer.status.is_success() => &self.fate.exported,
-            _ => &self.fate.dropped,
+        let counts = match timeout(PATIENCE, self.client.send(&request)).await {
+            Ok(Ok(answer)) if answer.status.is_success() => &self.counts.exported,
+            _ => &self.counts.dropped,
         };
-        fate.inc_by(count);
+        counts.inc_by(count);
     }
 }
 
@@ -270,12 +270,12 @@ mod tests {
     #[test]
     fn a_queue_without_a_reader_has_an_end() {
         let endpoint = "http://localhost".parse().unwrap_or_else(|e| panic!("{e}"));
-        let (exporter, shipper) = Exporter::new(endpoint);
+        let (exporter, batch_exporter) = Exporter::new(endpoint);
         for _ in 0..QUEUE + 10 {
             exporter.send(example());
         }
-        assert_eq!(exporter.fate().dropped.get(), 10);
-        assert_eq!(shipper.spans.len(), QUEUE);
+        assert_eq!(exporter.counts().dropped.get(), 10);
+        assert_eq!(batch_exporter.spans.len(), QUEUE);
     }
 
     #[test]

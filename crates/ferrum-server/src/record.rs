@@ -178,7 +178,8 @@ impl Drop for RequestRecord {
         let finish = Some(facts.finish.join(",")).filter(|reasons| !reasons.is_empty());
         let ignored = Some(facts.ignored.join(",")).filter(|names| !names.is_empty());
         // Whoever looks at the server every few seconds is not news while all is well.
-        let looks = [routes::HEALTH, routes::READY, routes::METRICS].contains(&&*self.route);
+        let output_format =
+            [routes::HEALTH, routes::READY, routes::METRICS].contains(&&*self.route);
         // An event's level is a constant.
         macro_rules! log {
             ($level:ident) => {
@@ -206,7 +207,7 @@ impl Drop for RequestRecord {
         }
         match status {
             500.. => log!(warn),
-            ..400 if looks => log!(debug),
+            ..400 if output_format => log!(debug),
             _ => log!(info),
         }
     }

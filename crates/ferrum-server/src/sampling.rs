@@ -1,7 +1,7 @@
 //! The fields that say how an answer is generated: OpenAI's, and those that vLLM and llama.cpp added.
 //! They are the same on every route that generates.
 
-use crate::answers::Piece;
+use crate::answers::TextChunk;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::model::Model;
@@ -283,7 +283,7 @@ impl UsageSoFar {
     }
 
     /// Takes note of a piece of an answer.
-    pub(crate) fn count(&mut self, piece: &Piece) {
+    pub(crate) fn count(&mut self, piece: &TextChunk) {
         if piece.is_token() {
             self.answers[piece.index] += 1;
         }

@@ -4,7 +4,7 @@ use crate::app::{self, App};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::models::{ModelLoader, ModelSummary};
-use crate::otlp::{Exporter, Shipper};
+use crate::otlp::{BatchExporter, Exporter};
 use crate::routes::trim_path;
 use crate::tls::Tls;
 use crate::transport::{Activity, Timed, Timeouts, counted};
@@ -81,7 +81,7 @@ pub struct Server {
     /// For connections within the limit, and for those beyond it.
     lanes: [Lane; 2],
     places: Arc<Semaphore>,
-    shipper: Option<Shipper>,
+    batch_exporter: Option<BatchExporter>,
 }
 
 /// How the requests of a connection are answered.
@@ -102,7 +102,7 @@ impl Server {
             .max_buf_size(config.max_header_bytes.max(8 << 10));
         let places = Arc::new(Semaphore::new(config.max_connections));
         let traces = config.otlp.clone().map(Exporter::new);
-        let (exporter, shipper) = traces.unzip();
+        let (exporter, batch_exporter) = traces.unzip();
         let app = Arc::new(App::new(names, loader, config, exporter));
         let router = app::router(Arc::clone(&app));
         let mut once = http.clone();
@@ -115,7 +115,7 @@ impl Server {
             lanes: [Lane { router, http }, reserved],
             app,
             places,
-            shipper,
+            batch_exporter,
         }
     }
 
@@ -155,8 +155,8 @@ impl Server {
     ) -> Result<(), ShutdownError> {
         let connections = GracefulShutdown::new();
         let (all_told, told) = oneshot::channel();
-        let shipping = self.shipper.take();
-        let shipping = shipping.map(|shipper| tokio::spawn(shipper.run(told)));
+        let shipping = self.batch_exporter.take();
+        let shipping = shipping.map(|batch_exporter| tokio::spawn(batch_exporter.run(told)));
         let models = Arc::clone(&self.app.models);
         let housekeeping = tokio::spawn(Arc::clone(&models).keep_house());
         tokio::select! {

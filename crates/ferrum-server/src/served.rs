@@ -144,19 +144,19 @@ impl Served {
     }
 
     /// How its engine does.
-    pub(crate) fn life(&self) -> EngineLife {
+    pub(crate) fn life(&self) -> EngineMonitor {
         match self {
             Self::Decoder(model) => {
                 let vision = model.served.vision.as_ref().map(ServedVision::monitor);
-                EngineLife::Steps(model.served.engine.clone(), vision)
+                EngineMonitor::Steps(model.served.engine.clone(), vision)
             }
             Self::Encoder(model) => {
                 let engine = model.engine.clone();
-                EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
+                EngineMonitor::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
             }
             Self::Speech(model) => {
                 let engine = model.engine.clone();
-                EngineLife::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
+                EngineMonitor::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
             }
         }
     }
@@ -183,14 +183,14 @@ impl Served {
 
 /// A handle of an engine of any kind, for those who look after it.
 #[derive(Clone)]
-pub(crate) enum EngineLife {
+pub(crate) enum EngineMonitor {
     /// With that of what sees for it.
     Steps(EngineHandle, Option<TaskMonitor>),
     /// With what drains it.
     Tasks(TaskMonitor, Arc<dyn Fn() + Send + Sync>),
 }
 
-impl EngineLife {
+impl EngineMonitor {
     pub(crate) fn health(&self) -> Health {
         match self {
             Self::Steps(engine, vision) => match (engine.health(), vision) {

@@ -3,7 +3,7 @@
 
 use crate::error::ApiError;
 use crate::model::Model;
-use crate::output::{Function, Looks, Marks};
+use crate::output::{Function, Marks, OutputFormat};
 use crate::request::{Format, Forms, Outputs, Schemata};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};
 use serde_json::Value;
@@ -220,7 +220,7 @@ fn refusal(param: &str, error: &GrammarError) -> ApiError {
 
 /// Whether and which tools are to be called, and what else the answer may be.
 pub(crate) struct ChatForm<'a> {
-    pub(crate) looks: Looks,
+    pub(crate) output_format: OutputFormat,
     /// Functions that may be called; none where no tool is.
     pub(crate) functions: &'a [Function],
     /// Whether the answer has to be a call.
@@ -259,9 +259,9 @@ impl ChatForm<'_> {
         let mut rules = String::new();
         let mut options = Vec::new();
         let free = !self.must_call && self.structured.is_none();
-        let format = self.looks.format;
+        let format = self.output_format.format;
         if !self.functions.is_empty() {
-            let parallel = self.looks.max_calls > 1;
+            let parallel = self.output_format.max_calls > 1;
             (rules, parts) = format.calls(self.functions, marks, parallel, self.must_call, free);
             for function in self.functions {
                 let param = format!("tools[{}].function.parameters", function.index);
@@ -271,7 +271,9 @@ impl ChatForm<'_> {
         }
         if let Some(structured) = self.structured.filter(|_| !self.must_call) {
             // Without a channel to come, the prompt has opened the last.
-            let channels = format.channels(marks).filter(|_| self.looks.reasoning);
+            let channels = format
+                .channels(marks)
+                .filter(|_| self.output_format.reasoning);
             let before = channels.map(|(_, before, _)| before);
             options.push(before.unwrap_or_default() + "@answer");
             parts.push(("answer".into(), structured.grammar.clone()));
@@ -285,21 +287,24 @@ impl ChatForm<'_> {
 
     /// Reasoning before the answer, and its rules. Free text may begin with reasoning by itself.
     fn thought(&self, marks: &Marks<'_>, free: bool) -> (String, String) {
-        let looks = &self.looks;
-        if let Some((before, _, rules)) = looks.format.channels(marks) {
-            return match looks.reasoning && !free {
+        let output_format = &self.output_format;
+        if let Some((before, _, rules)) = output_format.format.channels(marks) {
+            return match output_format.reasoning && !free {
                 true => (before, rules),
                 false => Default::default(),
             };
         }
-        let thought = match looks {
-            looks if looks.begins_thinking => "thinking GAP? ".to_owned(),
-            looks if looks.reasoning && !free => {
-                format!("({} thinking GAP?)? ", marks.lark(looks.thinking.open))
+        let thought = match output_format {
+            output_format if output_format.begins_thinking => "thinking GAP? ".to_owned(),
+            output_format if output_format.reasoning && !free => {
+                format!(
+                    "({} thinking GAP?)? ",
+                    marks.lark(output_format.thinking.open)
+                )
             }
             _ => return Default::default(),
         };
-        let thinking = marks.until("thinking", "", looks.thinking.close);
+        let thinking = marks.until("thinking", "", output_format.thinking.close);
         (thought, thinking + "GAP: /[ \\n]{1,4}/\n")
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 
 /// A request that has not ended.
-pub(super) struct Open {
+pub(super) struct RequestState {
     pub(super) events: Sender<Event>,
     pub(super) came: Duration,
     /// Told to whoever waits for it.
@@ -35,8 +35,8 @@ impl StepLoop<'_> {
     pub(super) fn open(&mut self, submission: &Submission) {
         let request = &submission.request;
         // The handle said so before, and an engine that was about to rest may have wiped it out.
-        self.shared.pulse.work_came(submission.came);
-        let open = Open {
+        self.shared.watchdog.work_came(submission.came);
+        let open = RequestState {
             events: submission.events.clone(),
             came: submission.came,
             progress: Arc::clone(&submission.progress),

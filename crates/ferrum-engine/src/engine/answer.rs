@@ -26,7 +26,7 @@ pub(super) struct Answer<'t> {
     pub(super) logprobs: Option<usize>,
     pub(super) max_tokens: usize,
     pub(super) generated: usize,
-    /// Guesses at its next tokens, if they are wanted.
+    /// Drafts at its next tokens, if they are wanted.
     pub(super) lookup: Option<PromptLookup>,
     /// States of the prompt, if they are wanted instead of an answer.
     pub(super) pool: Option<Pool>,

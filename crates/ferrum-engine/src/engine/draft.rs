@@ -1,27 +1,27 @@
-//! A smaller model's guesses at the next tokens, which the model then checks in one step (Leviathan et
+//! A smaller model's drafts of the next tokens, which the model then checks in one step (Leviathan et
 //! al., "Fast inference from transformers via speculative decoding", 2023).
 //!
-//! As with [`lookup`](super::lookup), a guess never changes an answer: the sampler chooses each token from
+//! As with [`lookup`](super::lookup), a draft never changes an answer: the sampler chooses each token from
 //! the logits that it would have had anyway. So a greedy answer is the same to the bit, and a sampled one
-//! is the same for its seed. The guesses are the small model's likeliest tokens.
+//! is the same for its seed. The drafts are the small model's likeliest tokens.
 //!
-//! All sequences that decode are guessed for together. What the small model has not read of them yet, it
+//! All sequences that decode are drafted for together. What the small model has not read of them yet, it
 //! reads first, at most a step's tokens at a time, so that a long prompt delays nobody for long.
 
-use super::guess::GuessLength;
+use super::speculation::DraftLength;
 use crate::StepRunner;
 use crate::pool::{BlockPool, BlockTable};
 use ferrum_models::{LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{Result, SeqId, TokenId};
 use std::collections::HashMap;
 
-/// A sequence that wants guesses.
+/// A sequence that wants drafts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask<'t> {
+pub(super) struct DraftRequest<'t> {
     pub(super) id: SeqId,
     /// All of it, the token that was chosen last included.
     pub(super) tokens: &'t [TokenId],
-    /// Most tokens to guess.
+    /// Most tokens to draft.
     pub(super) room: usize,
 }
 
@@ -41,21 +41,21 @@ struct DraftSeq {
     table: BlockTable,
     /// Tokens whose keys and values are in `table`.
     computed: Vec<TokenId>,
-    length: GuessLength,
+    length: DraftLength,
 }
 
 /// Tokens that may come next in sequences.
 pub(super) type Drafts = Vec<(SeqId, Vec<TokenId>)>;
 
-/// A sequence that is guessed for in this step.
-struct Guess {
+/// A sequence that is drafted for in this step.
+struct PendingDraft {
     id: SeqId,
     wanted: usize,
     tokens: Vec<TokenId>,
 }
 
 impl DraftModel {
-    /// A small model that guesses at most `most` tokens at a time.
+    /// A small model that drafts at most `most` tokens at a time.
     pub(super) fn new(runner: Box<dyn StepRunner>, most: usize) -> Self {
         Self {
             pool: BlockPool::of_groups(&runner.cache_groups()),
@@ -68,47 +68,47 @@ impl DraftModel {
         }
     }
 
-    /// Guesses for all of `asks`; those that are not read to their end or have no room get none. Whether
+    /// Drafts for all of `asks`; those that are not read to their end or have no room get none. Whether
     /// all that have room were read to their end, too.
-    pub(super) fn guess(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Drafts)> {
-        let (ready, mut guesses) = self.read(asks)?;
-        let mut rounds = 0..guesses.iter().map(|g| g.wanted).max().unwrap_or(0);
-        // The first guess came with what was read.
+    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
+        let (ready, mut drafts) = self.read(asks)?;
+        let mut rounds = 0..drafts.iter().map(|g| g.wanted).max().unwrap_or(0);
+        // The first draft came with what was read.
         rounds.next();
         for _ in rounds {
             self.batch.clear();
-            let more = |guess: &Guess| guess.tokens.len() < guess.wanted;
-            for guess in guesses.iter().filter(|guess| more(guess)) {
-                let (Some(seq), Some(last)) = (self.seqs.get_mut(&guess.id), guess.tokens.last())
+            let more = |draft: &PendingDraft| draft.tokens.len() < draft.wanted;
+            for draft in drafts.iter().filter(|draft| more(draft)) {
+                let (Some(seq), Some(last)) = (self.seqs.get_mut(&draft.id), draft.tokens.last())
                 else {
                     continue;
                 };
                 push(&mut self.batch, seq, &[*last], LogitRows::Last)?;
             }
             self.step()?;
-            let open = guesses.iter_mut().filter(|guess| more(guess));
-            for (guess, (_, best)) in open.zip(self.output.tokens()) {
-                guess.tokens.push(best.unwrap_or(0));
+            let open = drafts.iter_mut().filter(|draft| more(draft));
+            for (draft, (_, best)) in open.zip(self.output.tokens()) {
+                draft.tokens.push(best.unwrap_or(0));
             }
         }
-        let guesses = guesses.into_iter();
-        let guesses = guesses.map(|guess| (guess.id, guess.tokens));
-        Ok((ready, guesses.collect()))
+        let drafts = drafts.into_iter();
+        let drafts = drafts.map(|draft| (draft.id, draft.tokens));
+        Ok((ready, drafts.collect()))
     }
 
-    /// Reads what is new of the sequences. Gives those that are read to their end, with a first guess, and
+    /// Reads what is new of the sequences. Gives those that are read to their end, with a first draft, and
     /// whether these are all that have room.
-    fn read(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Vec<Guess>)> {
+    fn read(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Vec<PendingDraft>)> {
         let config = *self.runner.config();
         let (mut left, mut rows) = (config.max_tokens, config.max_logit_rows);
-        let (mut all_ready, mut guesses) = (true, Vec::new());
+        let (mut all_ready, mut drafts) = (true, Vec::new());
         self.batch.clear();
         for ask in asks.iter().take(config.max_seqs) {
             let most = self.most;
             let seq = self.seqs.entry(ask.id).or_insert_with(|| DraftSeq {
                 table: BlockTable::default(),
                 computed: Vec::new(),
-                length: GuessLength::new(most),
+                length: DraftLength::new(most),
             });
             let known = seq.common(ask.tokens);
             seq.computed.truncate(known);
@@ -147,7 +147,7 @@ impl DraftModel {
             )?;
             if ready {
                 rows -= 1;
-                guesses.push(Guess {
+                drafts.push(PendingDraft {
                     id: ask.id,
                     wanted,
                     tokens: Vec::with_capacity(wanted),
@@ -155,10 +155,10 @@ impl DraftModel {
             }
         }
         self.step()?;
-        for (guess, (_, best)) in guesses.iter_mut().zip(self.output.tokens()) {
-            guess.tokens.push(best.unwrap_or(0));
+        for (draft, (_, best)) in drafts.iter_mut().zip(self.output.tokens()) {
+            draft.tokens.push(best.unwrap_or(0));
         }
-        Ok((all_ready, guesses))
+        Ok((all_ready, drafts))
     }
 
     /// Runs the batch and picks the likeliest token of each row.
@@ -173,7 +173,7 @@ impl DraftModel {
         self.runner.run(&self.batch, &self.wanted, &mut self.output)
     }
 
-    /// How the last guess for a sequence turned out.
+    /// How the last draft for a sequence turned out.
     pub(super) fn learn(&mut self, id: SeqId, tried: usize, right: usize) {
         if let Some(seq) = self.seqs.get_mut(&id) {
             seq.length.learn(tried, right);
@@ -190,7 +190,7 @@ impl DraftModel {
 
 impl DraftSeq {
     /// Tokens at the beginning of `tokens` that need not be read again; the last always is, as its logits
-    /// are the first guess.
+    /// are the first draft.
     fn common(&self, tokens: &[TokenId]) -> usize {
         let same = self.computed.iter().zip(tokens).take_while(|(a, b)| a == b);
         same.count().min(tokens.len() - 1)

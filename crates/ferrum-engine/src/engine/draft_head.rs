@@ -2,15 +2,15 @@
 //!
 //! The model's hidden states are tapped of every row that is computed, and those of tokens that turn out right are kept until
 //! the head has read them. At position `t` it reads them beside token `t + 1`, so it is always one position behind.
-//! Further guesses go on from the head's own hidden states; what it kept of them is overwritten when the model's
-//! are there. So a wrong guess leaves nothing behind.
+//! Further drafts go on from the head's own hidden states; what it kept of them is overwritten when the model's
+//! are there. So a wrong draft leaves nothing behind.
 //!
 //! What the model did not compute it has no hidden states of: of a prefix that was in the cache. The head begins behind that
 //! then, as if the sequence did, and begins anew where its own pool has no room. That makes its drafts worse, and changes no
 //! answer. After a preemption it goes on where it was: the tokens are the same.
 
-use super::draft::{Ask, Drafts};
-use super::guess::GuessLength;
+use super::draft::{DraftRequest, Drafts};
+use super::speculation::DraftLength;
 use crate::StepRunner;
 use crate::pool::{BlockPool, BlockTable};
 use ferrum_models::{
@@ -43,7 +43,7 @@ struct HeadSeq {
     computed: usize,
     /// The model's hidden states of those behind, `[positions, width]`.
     pending: Vec<f32>,
-    length: GuessLength,
+    length: DraftLength,
 }
 
 /// A draft in the making.
@@ -112,7 +112,7 @@ impl DraftHead {
             first: start,
             computed: 0,
             pending: Vec::new(),
-            length: GuessLength::new(most),
+            length: DraftLength::new(most),
         });
         let next = seq.first + seq.computed + seq.pending_rows(width);
         if start > next {
@@ -126,7 +126,7 @@ impl DraftHead {
     }
 
     /// Drafts for those of `asks` that have room. Whether all of them were read to their end.
-    pub(super) fn draft(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Drafts)> {
+    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
         self.catch_up(asks)?;
         let (ready, mut drafts) = self.read(asks)?;
         let rounds = drafts.iter().map(|draft| draft.wanted).max().unwrap_or(0);
@@ -155,7 +155,7 @@ impl DraftHead {
 
     /// Reads what has gathered, but for the last position of each sequence, once it is more than a step. So memory for it is
     /// bounded, however long prompts are and however rarely drafts are wanted.
-    fn catch_up(&mut self, asks: &[Ask<'_>]) -> Result<()> {
+    fn catch_up(&mut self, asks: &[DraftRequest<'_>]) -> Result<()> {
         let (width, config) = (self.width, *self.runner.config());
         let pending = |seqs: &HashMap<SeqId, HeadSeq>| {
             let rows = seqs.values().map(|seq| seq.pending_rows(width));
@@ -187,7 +187,7 @@ impl DraftHead {
 
     /// Reads what is new of the sequences that have room. Gives those that are read to their end with a first token, and
     /// whether these are all.
-    fn read(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Vec<OpenDraft>)> {
+    fn read(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Vec<OpenDraft>)> {
         let config = *self.runner.config();
         let (mut left, mut rows) = (config.max_tokens, config.max_logit_rows);
         let (mut all_ready, mut drafts) = (true, Vec::new());
@@ -238,7 +238,7 @@ impl DraftHead {
     /// Adds the next `part` positions of a sequence to the batch; whether there was room in the pool, for `wanted` more, too.
     fn push_rows(
         &mut self,
-        ask: &Ask<'_>,
+        ask: &DraftRequest<'_>,
         part: usize,
         (logits, wanted): (LogitRows, usize),
     ) -> Result<bool> {

@@ -1,8 +1,8 @@
 //! [`Drafter`]: what drafts with a runner of its own, a smaller model or a head that reads the model's hidden states.
 
-use super::draft::{Ask, DraftModel, Drafts};
+use super::draft::{DraftModel, DraftRequest, Drafts};
 use super::draft_head::DraftHead;
-use super::guess::Payoff;
+use super::speculation::DraftSpeedup;
 use super::step_loop::StepLoop;
 use crate::scheduler::StepPlan;
 use ferrum_models::{StepBatch, TapPoint};
@@ -10,7 +10,7 @@ use ferrum_types::{Result, SeqId};
 
 /// See the [module](self).
 pub(super) struct Drafter {
-    pub(super) payoff: Payoff,
+    pub(super) speedup: DraftSpeedup,
     pub(super) source: DraftSource,
 }
 
@@ -21,15 +21,15 @@ pub(super) enum DraftSource {
 
 impl Drafter {
     pub(super) fn new(source: DraftSource) -> Self {
-        let payoff = Payoff::default();
-        Self { payoff, source }
+        let speedup = DraftSpeedup::default();
+        Self { speedup, source }
     }
 
     /// Drafts for all of `asks`; those that are not read to their end or have no room get none. Whether
     /// all that have room were read to their end, too.
-    pub(super) fn draft(&mut self, asks: &[Ask<'_>]) -> Result<(bool, Drafts)> {
+    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
         match &mut self.source {
-            DraftSource::Model(model) => model.guess(asks),
+            DraftSource::Model(model) => model.draft(asks),
             DraftSource::Head(head) => head.draft(asks),
         }
     }

@@ -88,7 +88,7 @@ fn micros(time: Duration) -> u64 {
 
 /// When the engine last ended a step, and since when it should have.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Watchdog {
     last_step: AtomicU64,
     /// When the first work came that no step has ended for; [`NEVER`]: there is none.
     work_since: AtomicU64,
@@ -96,7 +96,7 @@ pub(crate) struct Pulse {
     expected: AtomicU64,
 }
 
-impl Pulse {
+impl Watchdog {
     pub(crate) fn new(now: Duration) -> Self {
         Self {
             last_step: AtomicU64::new(micros(now)),

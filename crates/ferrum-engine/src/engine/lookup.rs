@@ -1,21 +1,21 @@
-//! Prompt lookup: what came after the end of the text when it was there before is a good guess at what
+//! Prompt lookup: what came after the end of the text when it was there before is a good draft of what
 //! comes now. It costs no model, and pays where answers quote: code, summaries, structured data.
 //!
-//! A guess never changes an answer. The sampler chooses each token from the logits that it would have had
-//! anyway; a guess only decides for how many tokens one step gives logits. (Saxena, "Prompt lookup
+//! A draft never changes an answer. The sampler chooses each token from the logits that it would have had
+//! anyway; a draft only decides for how many tokens one step gives logits. (Saxena, "Prompt lookup
 //! decoding", 2023.)
 
-use super::guess::GuessLength;
+use super::speculation::DraftLength;
 use crate::suffix::suffix_matches;
 use ferrum_types::TokenId;
 
-/// Shortest repeated passage that a guess is based on.
+/// Shortest repeated passage that a draft is based on.
 const LEAST_MATCH: usize = 2;
 
-/// Guesses at the next tokens of one sequence.
+/// Drafts of the next tokens of one sequence.
 #[derive(Clone, Debug)]
 pub(super) struct PromptLookup {
-    length: GuessLength,
+    length: DraftLength,
     matches: Vec<usize>,
 }
 
@@ -23,14 +23,14 @@ impl PromptLookup {
     /// At most `most` tokens at a time.
     pub(super) fn new(most: usize) -> Self {
         Self {
-            length: GuessLength::new(most),
+            length: DraftLength::new(most),
             matches: Vec::new(),
         }
     }
 
-    /// A guess at what comes after `tokens`, maybe nothing: what followed the longest earlier passage
+    /// A draft of what comes after `tokens`, maybe nothing: what followed the longest earlier passage
     /// that ends like them, the latest of equals.
-    pub(super) fn guess<'t>(&mut self, tokens: &'t [TokenId], room: usize) -> &'t [TokenId] {
+    pub(super) fn draft<'t>(&mut self, tokens: &'t [TokenId], room: usize) -> &'t [TokenId] {
         let wanted = self.length.next().min(room);
         if wanted == 0 {
             return &[];
@@ -46,7 +46,7 @@ impl PromptLookup {
         }
     }
 
-    /// How the last guess turned out: of `tried` tokens, `right` were right.
+    /// How the last draft turned out: of `tried` tokens, `right` were right.
     pub(super) fn learn(&mut self, tried: usize, right: usize) {
         self.length.learn(tried, right);
     }
@@ -68,9 +68,9 @@ mod tests {
             (&[5, 5, 5], &[5]),
         ];
         for (tokens, expected) in cases {
-            let found = PromptLookup::new(8).guess(tokens, 99);
+            let found = PromptLookup::new(8).draft(tokens, 99);
             assert_eq!(found, *expected, "{tokens:?}");
         }
-        assert_eq!(PromptLookup::new(8).guess(&[1, 2, 7, 8, 1, 2], 1), [7]);
+        assert_eq!(PromptLookup::new(8).draft(&[1, 2, 7, 8, 1, 2], 1), [7]);
     }
 }

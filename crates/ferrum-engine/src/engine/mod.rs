@@ -25,24 +25,24 @@
 
 mod adapters;
 mod admission;
-mod ahead;
 mod answer;
-mod choosing;
 mod draft;
 mod draft_head;
 mod drafter;
-mod ending;
-mod guess;
+mod finish;
 mod health;
 mod lookup;
 mod offload;
-mod pace;
+mod overlap;
 mod pooling;
 mod request;
 mod rows;
+mod sampling;
+mod speculation;
 mod stats;
 mod step;
 mod step_loop;
+mod step_time;
 
 pub use health::{Clock, DEGRADED_AFTER, Health};
 pub use pooling::Pooling;
@@ -64,7 +64,7 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::RowOrder;
 use ferrum_models::{DraftFeatures, TapPoint};
 use ferrum_types::AdapterId;
-pub(crate) use health::Pulse;
+pub(crate) use health::Watchdog;
 use request::{Limits, Submission};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -164,7 +164,7 @@ struct Shared {
     max_seqs: usize,
     config: EngineConfig,
     phase: watch::Sender<Phase>,
-    pulse: Pulse,
+    watchdog: Watchdog,
     /// Sequences that wait for their first step.
     queued: AtomicUsize,
     next_request: AtomicU64,
@@ -219,9 +219,9 @@ pub struct Runners {
 
 /// A smaller model of the same vocabulary, or a draft head.
 pub struct DraftRunner {
-    /// The model; sequences that its context or pool has no room for are not guessed for.
+    /// The model; sequences that its context or pool has no room for are not drafted for.
     pub runner: Box<dyn StepRunner>,
-    /// Most tokens to guess at a time, at most [`MAX_DRAFT_TOKENS`].
+    /// Most tokens to draft at a time, at most [`MAX_DRAFT_TOKENS`].
     pub tokens: usize,
     /// What it reads of the model's hidden states, where it is a head: see [`DraftHead`](ferrum_models::DraftHead).
     pub features: Option<DraftFeatures>,
@@ -234,7 +234,7 @@ impl From<Box<dyn StepRunner>> for Runners {
 }
 
 impl DraftRunner {
-    /// Holds it against the model that it guesses for.
+    /// Holds it against the model that it drafts for.
     fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<Drafter> {
         let states = |runner: &dyn StepRunner| runner.state_slots().is_some();
         if states(model) || states(&*self.runner) {
@@ -324,7 +324,7 @@ impl Engine {
             kv_tokens: runner.config().cache_tokens(),
             max_seqs: scheduling.max_seqs,
             phase: watch::Sender::new(Phase::Running),
-            pulse: Pulse::new(config.clock.now()),
+            watchdog: Watchdog::new(config.clock.now()),
             queued: AtomicUsize::new(0),
             next_request: AtomicU64::new(0),
             next_adapter: AtomicU32::new(0),
@@ -481,7 +481,7 @@ impl EngineHandle {
         let now = shared.config.clock.now();
         let deadline = request.timeout.map(|timeout| now.saturating_add(timeout));
         let stream = EventStream::new(id, receiver, self.clone());
-        shared.pulse.work_came(now);
+        shared.watchdog.work_came(now);
         let submission = Submission {
             id,
             request,
@@ -531,12 +531,12 @@ impl EngineHandle {
             Phase::Running | Phase::Draining => {}
         }
         let now = shared.config.clock.now();
-        let (since_step, waited) = shared.pulse.look(now);
+        let (since_step, waited) = shared.watchdog.look(now);
         if waited.is_none() && since_step >= shared.config.probe_after {
-            shared.pulse.work_came(now);
+            shared.watchdog.work_came(now);
             let _ = self.commands.send(Command::Probe(now));
         }
-        let expected = shared.pulse.expected();
+        let expected = shared.watchdog.expected();
         let patience = expected.saturating_mul(shared.config.stall_factor);
         let patience = patience.max(shared.config.stall_after);
         let failures = shared.nan_streak.load(Ordering::Acquire);

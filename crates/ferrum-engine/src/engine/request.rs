@@ -25,7 +25,7 @@ pub const MAX_LOGPROBS: usize = 20;
 /// Most log-probabilities that a request may be given: of all choices and the prompt, with alternatives. Whoever
 /// takes them may have to keep them all.
 pub const MAX_LOGPROB_ENTRIES: usize = 1 << 22;
-/// Most tokens that are guessed at a time.
+/// Most tokens that are drafted at a time.
 pub const MAX_DRAFT_TOKENS: usize = 64;
 
 /// A prompt, and what is wanted of it.
@@ -44,7 +44,7 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Log-probabilities of each prompt token but the first, and of this many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// Most tokens to guess at a time from what the text already says (prompt lookup); 0: none. The
+    /// Most tokens to draft at a time from what the text already says (prompt lookup); 0: none. The
     /// answer is the same; it comes in fewer, larger steps. The runner needs more rows of logits than
     /// sequences for it.
     pub draft_tokens: usize,

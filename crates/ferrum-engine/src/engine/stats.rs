@@ -122,7 +122,7 @@ pub struct EngineStats {
     pub computed_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Tokens that were guessed and computed.
+    /// Tokens that were drafted and computed.
     pub draft_tokens: u64,
     /// Those of them that were right.
     pub accepted_tokens: u64,

@@ -1,12 +1,12 @@
 //! One step: planned, handed to the device, and what came of its rows. Between the two the next step may begin:
 //! see [`ahead`](super::ahead).
 
-use super::ahead::Flight;
 use super::answer::OnDevice;
-use super::draft::Ask;
+use super::draft::DraftRequest;
 use super::drafter::Drafter;
-use super::pace;
+use super::overlap::StepInFlight;
 use super::step_loop::StepLoop;
+use super::step_time;
 use crate::grammar::MaskThreads;
 use crate::scheduler::{StepPlan, Work};
 use ferrum_models::{LogitRows, Readback, StepBatch};
@@ -22,17 +22,17 @@ pub(super) struct PlannedStep {
 
 /// Now, by the machine's clock and by the engine's, which tests move by hand.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Moment {
+pub(super) struct Timestamp {
     pub(super) instant: Instant,
     pub(super) clock: Duration,
 }
 
 impl StepLoop<'_> {
     /// Plans the next step while none is in flight, and hands it to the device. `None`: everybody waits for files.
-    pub(super) fn begin_step(&mut self) -> Result<Option<Flight>> {
+    pub(super) fn begin_step(&mut self) -> Result<Option<StepInFlight>> {
         let started = self.now();
         let mut step = self.spare.pop().unwrap_or_default();
-        let guessed = self.guess()?;
+        let drafted = self.draft()?;
         let most = self.pace.most_prompt_tokens();
         self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut step.plan);
@@ -47,29 +47,29 @@ impl StepLoop<'_> {
         }
         self.note_preemptions(&step.plan);
         let flight = self.submit(step, started)?;
-        Ok(Some(Flight { guessed, ..flight }))
+        Ok(Some(StepInFlight { drafted, ..flight }))
     }
 
     /// Hands a planned step to the device.
-    pub(super) fn submit(&mut self, step: PlannedStep, started: Moment) -> Result<Flight> {
+    pub(super) fn submit(&mut self, step: PlannedStep, started: Timestamp) -> Result<StepInFlight> {
         let PlannedStep { plan, mut batch } = step;
         self.scheduler.begin(&plan, &mut batch)?;
         self.move_parts()?;
         self.begin_masks(&plan);
         self.want_rows(&plan, &mut batch);
         self.tap_rows(&plan, &mut batch);
-        let prompt_tokens = pace::prompt_tokens(plan.work());
+        let prompt_tokens = step_time::prompt_tokens(plan.work());
         let expected = self.pace.expected(prompt_tokens);
         if self.flight.is_none() {
-            self.shared.pulse.step_begins(expected);
+            self.shared.watchdog.step_begins(expected);
         }
         let submitted = self.now();
         let ticket = self.runner.submit(&batch, &self.wanted)?;
-        Ok(Flight {
+        Ok(StepInFlight {
             can_be_followed: self.can_be_followed(&plan),
             ticket,
             step: PlannedStep { plan, batch },
-            guessed: None,
+            drafted: None,
             prompt_tokens,
             expected,
             started,
@@ -78,7 +78,7 @@ impl StepLoop<'_> {
     }
 
     /// Waits for a step, chooses tokens, and tells.
-    pub(super) fn end_step(&mut self, flight: Flight) -> Result<()> {
+    pub(super) fn end_step(&mut self, flight: StepInFlight) -> Result<()> {
         self.runner.collect(flight.ticket, &mut self.output)?;
         let (collected, before) = (self.now(), self.generated);
         // A step that overlaps with the one before it has the device from when that one ended.
@@ -88,7 +88,7 @@ impl StepLoop<'_> {
         self.model_time += collected.instant - since.instant;
         self.last_collected = collected;
         if let Some(next) = &self.flight {
-            self.shared.pulse.step_begins(next.expected);
+            self.shared.watchdog.step_begins(next.expected);
         }
         let plan = &flight.step.plan;
         self.scheduler.commit(plan);
@@ -96,20 +96,22 @@ impl StepLoop<'_> {
         self.choose_ahead(plan);
         self.take_rows(plan, flight.started.clock);
         self.take_hidden_states(plan);
-        self.shared.pulse.step_ended(self.shared.config.clock.now());
+        self.shared
+            .watchdog
+            .step_ended(self.shared.config.clock.now());
         let ended = Instant::now();
         let time = ended - flight.started.instant.max(self.last_ended);
         self.last_ended = ended;
-        // Steps with prompts say nothing about guesses.
+        // Steps with prompts say nothing about drafts.
         let decodes = |work: &Work| work.len == work.draft + 1;
-        if let (Some(draft), Some(guessed)) = (&mut self.draft, flight.guessed)
+        if let (Some(draft), Some(drafted)) = (&mut self.draft, flight.drafted)
             && plan.work().iter().all(decodes)
         {
             let tokens = (self.generated - before) as usize;
             let sequences = plan.work().len();
             draft
-                .payoff
-                .learn(guessed, time.as_secs_f64(), tokens, sequences);
+                .speedup
+                .learn(drafted, time.as_secs_f64(), tokens, sequences);
         }
         self.update_stats(Some((plan.tokens(), time)));
         self.spare.push(flight.step);
@@ -145,8 +147,8 @@ impl StepLoop<'_> {
         }
     }
 
-    pub(super) fn now(&self) -> Moment {
-        Moment {
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp {
             instant: Instant::now(),
             clock: self.shared.config.clock.now(),
         }
@@ -154,8 +156,8 @@ impl StepLoop<'_> {
 
     /// Proposes drafts for those who want them. Whether the small model, or the head, drafted; `None` when it is still
     /// reading.
-    fn guess(&mut self) -> Result<Option<bool>> {
-        let ask_model = self.draft.as_mut().is_some_and(|d| d.payoff.guesses());
+    fn draft(&mut self) -> Result<Option<bool>> {
+        let ask_model = self.draft.as_mut().is_some_and(|d| d.speedup.drafts());
         // A head reads along.
         let follows = self.draft.as_ref().is_some_and(Drafter::follows);
         let (mut found, mut asks) = (Vec::new(), Vec::new());
@@ -167,7 +169,7 @@ impl StepLoop<'_> {
                 continue;
             };
             let tokens = seq.tokens();
-            let mut ask = Ask {
+            let mut ask = DraftRequest {
                 id,
                 tokens,
                 room: 0,
@@ -176,9 +178,9 @@ impl StepLoop<'_> {
                 // The step gives one token anyway.
                 let room = (answer.max_tokens - answer.generated).saturating_sub(1);
                 let lookup = answer.lookup.as_mut();
-                let guess = lookup.map_or(&[][..], |lookup| lookup.guess(tokens, room));
-                if !guess.is_empty() {
-                    found.push((id, guess.to_vec()));
+                let draft = lookup.map_or(&[][..], |lookup| lookup.draft(tokens, room));
+                if !draft.is_empty() {
+                    found.push((id, draft.to_vec()));
                 } else if ask_model {
                     ask.room = room;
                 }
@@ -187,20 +189,20 @@ impl StepLoop<'_> {
                 asks.push(ask);
             }
         }
-        let mut guessed = Some(false);
+        let mut drafted = Some(false);
         // Maps have no order, and who is read first should not be luck.
         asks.sort_unstable_by_key(|ask| ask.id);
         if let Some(draft) = self.draft.as_mut().filter(|_| ask_model || follows) {
             let (ready, drafts) = draft.draft(&asks)?;
             found.extend(drafts);
             if ask_model {
-                guessed = ready.then_some(true);
+                drafted = ready.then_some(true);
             }
         }
-        for (id, guess) in found {
-            self.scheduler.propose(id, &guess);
+        for (id, draft) in found {
+            self.scheduler.propose(id, &draft);
         }
-        Ok(guessed)
+        Ok(drafted)
     }
 
     /// Has masks computed beside the step, for those of its rows that choose tokens under a grammar.

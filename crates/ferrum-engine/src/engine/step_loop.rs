@@ -1,14 +1,14 @@
 //! The engine's thread: commands, a step, events, and again.
 
 use super::adapters::AdapterState;
-use super::admission::Open;
-use super::ahead::Flight;
+use super::admission::RequestState;
 use super::answer::{Answer, Chosen};
 use super::drafter::Drafter;
-use super::pace::StepPace;
+use super::overlap::StepInFlight;
 use super::request::RequestId;
 use super::stats::DraftCounts;
-use super::step::{Moment, PlannedStep};
+use super::step::{PlannedStep, Timestamp};
+use super::step_time::StepTimeModel;
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
 use crate::offload::HostCache;
@@ -35,7 +35,7 @@ pub(super) struct StepLoop<'a> {
     pub(super) scheduler: Scheduler,
     pub(super) shared: &'a Shared,
     inbox: &'a Receiver<Command>,
-    pub(super) open: HashMap<RequestId, Open>,
+    pub(super) open: HashMap<RequestId, RequestState>,
     /// On the runner.
     pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
     pub(super) answers: HashMap<SeqId, Answer<'a>>,
@@ -43,11 +43,11 @@ pub(super) struct StepLoop<'a> {
     /// Whether a step may begin while another is in flight.
     pub(super) overlaps: bool,
     /// The step that the device has, between two turns.
-    pub(super) flight: Option<Flight>,
+    pub(super) flight: Option<StepInFlight>,
     /// Memory of steps that have ended.
     pub(super) spare: Vec<PlannedStep>,
     /// When the last step was collected, and when its tokens were told.
-    pub(super) last_collected: Moment,
+    pub(super) last_collected: Timestamp,
     pub(super) last_ended: Instant,
     /// By rows of logits: what is read of each.
     pub(super) wanted: Vec<Readback>,
@@ -61,10 +61,10 @@ pub(super) struct StepLoop<'a> {
     last_check: Option<Duration>,
     pub(super) generated: u64,
     pub(super) model_time: Duration,
-    /// Tokens that were guessed, and those that were right.
+    /// Tokens that were drafted, and those that were right.
     pub(super) drafted: (u64, u64),
     pub(super) drafts: DraftCounts,
-    pub(super) pace: StepPace,
+    pub(super) pace: StepTimeModel,
     /// Where blocks are that the device has no room for.
     pub(super) host: Option<Arc<HostCache>>,
     /// Memory for blocks on their way there.
@@ -96,7 +96,7 @@ impl<'a> StepLoop<'a> {
             next_seq: 0,
             flight: None,
             spare: Vec::new(),
-            last_collected: Moment {
+            last_collected: Timestamp {
                 instant: now,
                 clock: Duration::ZERO,
             },
@@ -111,7 +111,7 @@ impl<'a> StepLoop<'a> {
             model_time: Duration::ZERO,
             drafted: (0, 0),
             drafts: DraftCounts::default(),
-            pace: StepPace::new(shared.config.step_time),
+            pace: StepTimeModel::new(shared.config.step_time),
             host: None,
             kv_bytes: Vec::new(),
             waits_for_files: false,
@@ -173,7 +173,7 @@ impl<'a> StepLoop<'a> {
                 Command::AddAdapter(new) => self.add_adapter(*new),
                 Command::RetireAdapter(id) => self.retire_adapter(id),
                 Command::Probe(asked) => {
-                    self.shared.pulse.work_came(asked);
+                    self.shared.watchdog.work_came(asked);
                     self.probe_wanted = true;
                 }
                 Command::Drain | Command::BlocksRead => {}
@@ -192,7 +192,7 @@ impl<'a> StepLoop<'a> {
             self.scheduler.check().map_err(fault)?;
         }
         self.update_stats(None);
-        self.shared.pulse.idle();
+        self.shared.watchdog.idle();
         Ok(())
     }
 
@@ -227,7 +227,9 @@ impl<'a> StepLoop<'a> {
             self.shared.numbers_came();
         }
         self.scheduler.take_back(&mut table);
-        self.shared.pulse.step_ended(self.shared.config.clock.now());
+        self.shared
+            .watchdog
+            .step_ended(self.shared.config.clock.now());
         Ok(())
     }
 

@@ -131,7 +131,7 @@ pub(crate) struct Guide {
 }
 
 impl Guide {
-    /// Has masks computed for the next token and for those after the guesses in `draft`.
+    /// Has masks computed for the next token and for those after the drafts in `draft`.
     pub(crate) fn begin(&mut self, draft: &[TokenId], threads: &MaskThreads) {
         self.masks.clear();
         if let Some(matcher) = self.matcher.take() {

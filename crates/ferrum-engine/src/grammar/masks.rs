@@ -96,14 +96,14 @@ impl Mask {
 /// Masks that a step needs of one sequence.
 pub(super) struct Job {
     pub(super) matcher: Box<Matcher>,
-    /// Guesses at the tokens from the next on.
+    /// Drafts of the tokens from the next on.
     pub(super) draft: Vec<TokenId>,
     pub(super) ends: Arc<[TokenId]>,
     pub(super) vocab: usize,
 }
 
 /// What came of a [`Job`]: the matcher as it was, and masks for the next token and for the one after
-/// each guess, as far as guesses are allowed.
+/// each draft, as far as drafts are allowed.
 pub(super) struct Done {
     pub(super) matcher: Box<Matcher>,
     /// What it took, without the time in the queue.
@@ -130,7 +130,7 @@ impl Job {
         let mut masks = vec![first];
         let mut ahead = self.matcher.clone();
         for &token in &self.draft {
-            // After a guess that is wrong nobody looks at the further rows.
+            // After a draft that is wrong nobody looks at the further rows.
             let allowed = masks.last().is_some_and(|mask| mask.allows(token));
             if !allowed || self.ends.contains(&token) || ahead.consume_token(token).is_err() {
                 break;

@@ -454,7 +454,7 @@ fn masks_of_drafts_are_those_of_tokens_one_by_one() {
         assert_eq!(allowed(&a), allowed(&b));
         assert_eq!(plain.accept(token), drafted.accept(token));
     }
-    // Nobody asks for the masks behind a guess that is not allowed.
+    // Nobody asks for the masks behind a draft that is not allowed.
     let mut guide = constraint.guide(&[]);
     guide.begin(&[byte_token(b'x'), byte_token(b'y')], &threads);
     assert_eq!(

@@ -24,7 +24,7 @@
 //!   cannot go back, such sequences have no drafts.
 //! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`), so one takes what steps keep for
 //!   those who decode where it would not fit else.
-//! - **Drafts.** A decode may bring guesses at the tokens after it ([`Scheduler::propose`]). They are
+//! - **Drafts.** A decode may bring drafts of the tokens after it ([`Scheduler::propose`]). They are
 //!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
 //!   ([`Scheduler::schedule_ahead`]), with tokens that only the device knows yet. Whoever ends meanwhile is still

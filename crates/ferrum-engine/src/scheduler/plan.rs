@@ -27,7 +27,7 @@ pub struct Work {
     /// Whether they give hidden states instead, of which a step has room for any number.
     pub hidden: bool,
     /// Whether the sequence gets its next token in this step: from the last row, and with a draft from the first
-    /// row and from each one after a token that was guessed right.
+    /// row and from each one after a token that was drafted right.
     pub gives_token: bool,
 }
 
@@ -365,7 +365,7 @@ impl Scheduler {
     fn plan_drafts(&mut self, plan: &mut StepPlan, left: &mut Budget) {
         let capacity = self.capacity();
         for work in &mut plan.work {
-            // Whoever runs may need a block soon, and a draft is a guess.
+            // Whoever runs may need a block soon, and a draft is a draft.
             let spare = self.pool.available() > self.running.len();
             let Some(seq) = self.seqs.get_mut(&work.seq) else {
                 continue;

@@ -64,7 +64,7 @@ pub struct Sequence {
     pub(super) tokens: Vec<TokenId>,
     pub(super) images: Option<Box<SequenceImages>>,
     pub(super) prompt_len: usize,
-    /// Guesses at the next tokens. After a step that computed them: those not yet confirmed.
+    /// Drafts of the next tokens. After a step that computed them: those not yet confirmed.
     pub(super) draft: Vec<TokenId>,
     /// Tokens whose keys and values are in `table`, or will be when the steps that began have ended.
     pub(super) computed: usize,
@@ -120,7 +120,7 @@ impl Sequence {
         &self.tokens
     }
 
-    /// Guesses at the tokens that come next.
+    /// Drafts of the tokens that come next.
     pub fn draft(&self) -> &[TokenId] {
         &self.draft
     }

@@ -1,6 +1,6 @@
 //! Holding a model: as long as somebody does, it stays loaded.
 
-use super::places::{Answer, State, Ticket};
+use super::residency::{Answer, State, Ticket};
 use super::{Models, Named};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -178,22 +178,22 @@ impl Waiter {
     /// Does what is to be done now; `None` when that is to wait.
     fn ask(&mut self, first: bool) -> Option<Result<Lease<Served>, ApiError>> {
         let models = Arc::clone(&self.models);
-        let mut places = models.lock();
-        let loaded = matches!(places.slots[self.index].state, State::Loaded(_));
+        let mut residency = models.lock();
+        let loaded = matches!(residency.slots[self.index].state, State::Loaded(_));
         if models.is_draining() && !loaded {
-            drop(places);
+            drop(residency);
             return Some(Err(ApiError::unavailable("the server is shutting down")));
         }
-        match places.ask(self.index, &mut self.ticket, Instant::now()) {
+        match residency.ask(self.index, &mut self.ticket, Instant::now()) {
             Answer::Take => {
                 self.waits = false;
                 let hold = Hold {
                     models: Arc::clone(&models),
                     index: self.index,
                 };
-                let model = places.slots[self.index].resident();
+                let model = residency.slots[self.index].resident();
                 let model = model.map(|resident| resident.model.clone());
-                drop(places);
+                drop(residency);
                 let known = &models.known[self.index];
                 let lost = || ApiError::internal("a loaded model is not there");
                 return Some(model.ok_or_else(lost).map(|model| Lease {
@@ -205,17 +205,17 @@ impl Waiter {
                     hold: Some(hold),
                 }));
             }
-            Answer::Load => models.begin_load(&mut places, self.index),
-            Answer::Unload(other) => models.begin_unload(&mut places, other),
+            Answer::Load => models.begin_load(&mut residency, self.index),
+            Answer::Unload(other) => models.begin_unload(&mut residency, other),
             Answer::Wait => {}
             Answer::Failed(reason) => {
-                drop(places);
+                drop(residency);
                 let name = &models.known[self.index].name;
                 return Some(Err(ApiError::not_loaded(name, &reason)));
             }
         }
-        let (waiting, most) = (places.waiting(self.index), models.limits.max_waiting);
-        drop(places);
+        let (waiting, most) = (residency.waiting(self.index), models.limits.max_waiting);
+        drop(residency);
         let full = first && waiting > most;
         full.then(|| Err(ApiError::many_wait(&models.known[self.index].name, most)))
     }
@@ -224,9 +224,9 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         if self.waits {
-            let mut places = self.models.lock();
-            places.leave(self.index, &self.ticket, Instant::now());
-            drop(places);
+            let mut residency = self.models.lock();
+            residency.leave(self.index, &self.ticket, Instant::now());
+            drop(residency);
             // Others may stand further ahead now.
             self.models.changed();
         }

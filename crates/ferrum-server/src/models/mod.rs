@@ -2,7 +2,7 @@
 //!
 //! A request asks for a model by name and gets a [`Lease`], for which it may have to wait: for a load that
 //! is under way, which all requests for the model share, or for a place, if only so many models may be
-//! loaded. `places.rs` decides who gets which place; this file does what it says, on threads of their own,
+//! loaded. `residency.rs` decides who gets which place; this file does what it says, on threads of their own,
 //! because loads take minutes and would keep requests from being read. What a request holds is not
 //! unloaded, so no answer is cut off.
 //!
@@ -10,7 +10,7 @@
 //! breaks is another matter: it stays, and says so, until somebody looks after the server.
 
 mod lease;
-mod places;
+mod residency;
 #[cfg(test)]
 mod tests;
 
@@ -24,13 +24,13 @@ use crate::error::ApiError;
 use crate::metrics::{Figures, Metrics};
 use crate::model::unix_time;
 use crate::response::Slot;
-use crate::served::{EngineLife, Kind, LoadedModel, OwnedEngine, Served};
+use crate::served::{EngineMonitor, Kind, LoadedModel, OwnedEngine, Served};
 use crate::slots::Slots;
 use ferrum_engine::Health;
 use ferrum_engine::engine::EngineStats;
 use ferrum_types::AdapterId;
 use lease::Waiter;
-use places::{Places, Resident as _, State};
+use residency::{Residency, Resident as _, State};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -164,7 +164,7 @@ struct Resident {
     engine: Option<OwnedEngine>,
 }
 
-impl places::Resident for Resident {
+impl residency::Resident for Resident {
     fn has_failed(&self) -> bool {
         self.model.life().failure().is_some()
     }
@@ -186,7 +186,7 @@ pub(crate) struct Models {
     /// Further names, each with the number of its model.
     aliases: Vec<(String, usize)>,
     loader: Arc<dyn ModelLoader>,
-    places: Mutex<Places<Resident>>,
+    residency: Mutex<Residency<Resident>>,
     /// Whoever waits is told that something changed.
     changes: watch::Sender<()>,
     adapters: Adapters,
@@ -203,7 +203,7 @@ impl Models {
         config: &ServerConfig,
     ) -> Arc<Self> {
         let most = config.max_loaded_models.unwrap_or(names.len());
-        let places = Places::new(names.len(), most, config.model_turn, Instant::now());
+        let residency = Residency::new(names.len(), most, config.model_turn, Instant::now());
         let known = names.into_iter().map(|name| Known {
             name,
             metrics: Metrics::new(),
@@ -222,7 +222,7 @@ impl Models {
             aliases: config.aliases.iter().filter_map(alias).collect(),
             known,
             loader,
-            places: Mutex::new(places),
+            residency: Mutex::new(residency),
             changes: watch::Sender::new(()),
             adapters: Adapters::default(),
             limits: Limits {
@@ -237,9 +237,11 @@ impl Models {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places<Resident>> {
+    fn lock(&self) -> MutexGuard<'_, Residency<Resident>> {
         // Nothing panics between the changes of a slot.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.residency
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn changed(&self) {
@@ -259,8 +261,8 @@ impl Models {
 
     /// The models in the order in which they were given.
     pub(crate) fn list(&self) -> impl Iterator<Item = (&Known, Status)> {
-        let places = self.lock();
-        let status = places.slots.iter().map(|slot| match &slot.state {
+        let residency = self.lock();
+        let status = residency.slots.iter().map(|slot| match &slot.state {
             State::Loading => Status::Loading,
             State::Unloading(_) => Status::Unloading,
             State::Loaded(resident) => match resident.model.life().failure() {
@@ -403,20 +405,20 @@ impl Models {
 
     /// What is said when a model was not there in time.
     fn late(&self, index: usize) -> ApiError {
-        let places = self.lock();
-        match places.slots[index].state {
+        let residency = self.lock();
+        match residency.slots[index].state {
             State::Loading | State::Loaded(_) => ApiError::timeout(),
             State::Unloaded | State::Unloading(_) => ApiError::no_place(&self.known[index].name),
         }
     }
 
-    fn begin_load(self: &Arc<Self>, places: &mut Places<Resident>, index: usize) {
+    fn begin_load(self: &Arc<Self>, residency: &mut Residency<Resident>, index: usize) {
         let models = Arc::clone(self);
         let load = move || models.load(index);
         let thread = thread::Builder::new().name("ferrum-load".into());
         if let Err(e) = thread.spawn(load) {
             let reason = format!("cannot start a thread: {e}");
-            places.loaded(index, Err(reason), Instant::now());
+            residency.loaded(index, Err(reason), Instant::now());
             self.changed();
         }
     }
@@ -448,7 +450,7 @@ impl Models {
         };
         // Before anybody can act on it, so that what is told is in order.
         self.loader.tell(&known.name, event);
-        let mut places = self.lock();
+        let mut residency = self.lock();
         // Nobody has asked the engine for anything yet, so nothing is lost.
         let (loaded, unwanted) = match loaded {
             Ok(resident) if self.is_draining() => (
@@ -457,14 +459,14 @@ impl Models {
             ),
             loaded => (loaded, None),
         };
-        places.loaded(index, loaded, Instant::now());
-        drop(places);
+        residency.loaded(index, loaded, Instant::now());
+        drop(residency);
         self.changed();
         drop(unwanted);
     }
 
-    fn begin_unload(self: &Arc<Self>, places: &mut Places<Resident>, index: usize) {
-        let Some(resident) = places.unload(index) else {
+    fn begin_unload(self: &Arc<Self>, residency: &mut Residency<Resident>, index: usize) {
+        let Some(resident) = residency.unload(index) else {
             return;
         };
         let engine = resident.engine.take();
@@ -481,14 +483,14 @@ impl Models {
         let thread = thread::Builder::new().name("ferrum-unload".into());
         if thread.spawn(unload).is_err() {
             // The engine has ended with what was to be the thread.
-            drop(self.end(places, index));
+            drop(self.end(residency, index));
             self.changed();
         }
     }
 
     /// Books that a model has ended; what is left of it is to be dropped without the lock.
-    fn end(&self, places: &mut Places<Resident>, index: usize) -> State<Resident> {
-        let gone = places.unloaded(index);
+    fn end(&self, residency: &mut Residency<Resident>, index: usize) -> State<Resident> {
+        let gone = residency.unloaded(index);
         if let State::Unloading(resident) = &gone {
             let stats = resident.model.life().stats();
             let past = self.known[index].past.lock();
@@ -507,10 +509,10 @@ impl Models {
         loop {
             changes.mark_unchanged();
             let next = loop {
-                let mut places = self.lock();
-                match places.overdue(idle, Instant::now()) {
+                let mut residency = self.lock();
+                match residency.overdue(idle, Instant::now()) {
                     Ok(_) if self.is_draining() => break None,
-                    Ok(index) => self.begin_unload(&mut places, index),
+                    Ok(index) => self.begin_unload(&mut residency, index),
                     Err(next) => break next,
                 }
             };
@@ -616,8 +618,8 @@ impl Models {
     /// 404 when there is none of that name, 403 when it has to stay.
     pub(crate) fn unload_adapter(&self, name: &str, given_too: bool) -> Result<(), ApiError> {
         let adapter = self.adapters.remove(name, given_too)?;
-        let places = self.lock();
-        let resident = places.slots[adapter.model].resident();
+        let residency = self.lock();
+        let resident = residency.slots[adapter.model].resident();
         if let Some(model) = resident.and_then(|resident| resident.model.decoder()) {
             model.adapters.unload(&model.served.engine, adapter.key);
         }
@@ -627,9 +629,9 @@ impl Models {
     // ---- Health, figures, the end
 
     /// The engines that there are, with their models' names.
-    pub(crate) fn engines(&self) -> Vec<(&str, EngineLife)> {
-        let places = self.lock();
-        let slots = self.known.iter().zip(&places.slots);
+    pub(crate) fn engines(&self) -> Vec<(&str, EngineMonitor)> {
+        let residency = self.lock();
+        let slots = self.known.iter().zip(&residency.slots);
         let engines = slots.filter_map(|(known, slot)| {
             let resident = slot.resident()?;
             // One that was told to end is of interest only as long as it has not.
@@ -647,11 +649,11 @@ impl Models {
     pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Slot>, ApiError> {
         let (index, _) = self.find(asked)?;
         let known = &self.known[index];
-        let places = self.lock();
-        let model = places.slots[index].resident();
+        let residency = self.lock();
+        let model = residency.slots[index].resident();
         let model = model.and_then(|resident| resident.model.decoder());
         let sizes = model.map(|model| (model.served.engine.max_seqs(), model.served.context));
-        drop(places);
+        drop(residency);
         Ok(sizes.map_or_else(Vec::new, |(count, context)| {
             known.slots.list(count, context)
         }))
@@ -662,8 +664,8 @@ impl Models {
         let adapters = self.adapters().into_iter();
         let adapted: Vec<_> = adapters.map(|(_, _, known)| &known.name).collect();
         let most = self.limits.max_adapters;
-        let places = self.lock();
-        let models = self.known.iter().zip(&places.slots);
+        let residency = self.lock();
+        let models = self.known.iter().zip(&residency.slots);
         let figures = models.map(|(known, slot)| {
             let past = known.past.lock();
             let past = *past.unwrap_or_else(PoisonError::into_inner);
@@ -719,8 +721,8 @@ impl Models {
     }
 
     fn take_engines(&self) -> Vec<OwnedEngine> {
-        let mut places = self.lock();
-        let slots = places.slots.iter_mut();
+        let mut residency = self.lock();
+        let slots = residency.slots.iter_mut();
         let engines = slots.filter_map(|slot| match &mut slot.state {
             State::Loaded(resident) => resident.engine.take(),
             _ => None,

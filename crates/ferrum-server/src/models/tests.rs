@@ -1,4 +1,4 @@
-use super::places::{Answer, Places, Resident, Ticket};
+use super::residency::{Answer, Residency, Resident, Ticket};
 use super::*;
 use crate::config::ServerConfig;
 use crate::model::ServedModel;
@@ -60,15 +60,15 @@ const TURN: Duration = Duration::from_secs(10);
 
 /// Places with a clock that the test moves.
 struct World {
-    places: Places<Thing>,
+    residency: Residency<Thing>,
     now: Instant,
 }
 
 impl World {
     fn new(count: usize, most: usize) -> Self {
         let now = Instant::now();
-        let places = Places::new(count, most, TURN, now);
-        Self { places, now }
+        let residency = Residency::new(count, most, TURN, now);
+        Self { residency, now }
     }
 
     fn pass(&mut self, seconds: u64) {
@@ -76,19 +76,19 @@ impl World {
     }
 
     fn ask(&mut self, index: usize, ticket: &mut Ticket) -> Answer {
-        self.places.ask(index, ticket, self.now)
+        self.residency.ask(index, ticket, self.now)
     }
 
     /// A new request and what it is told.
     fn come(&mut self, index: usize) -> (Ticket, Answer) {
-        let mut ticket = self.places.come(index);
+        let mut ticket = self.residency.come(index);
         let answer = self.ask(index, &mut ticket);
         (ticket, answer)
     }
 
     fn loaded(&mut self, index: usize, outcome: Result<Thing, &str>) {
         let outcome = outcome.map_err(str::to_owned);
-        self.places.loaded(index, outcome, self.now);
+        self.residency.loaded(index, outcome, self.now);
     }
 
     /// Has a model loaded, and held once.
@@ -100,12 +100,12 @@ impl World {
     }
 
     fn release(&mut self, index: usize) {
-        assert!(self.places.release(index, self.now));
+        assert!(self.residency.release(index, self.now));
     }
 
     fn unload(&mut self, index: usize) {
-        assert!(self.places.unload(index).is_some());
-        self.places.unloaded(index);
+        assert!(self.residency.unload(index).is_some());
+        self.residency.unloaded(index);
     }
 }
 
@@ -120,13 +120,13 @@ fn a_load_is_shared_and_its_failure_told_to_those_who_waited() {
     for ticket in [&mut first, &mut second] {
         assert_eq!(world.ask(0, ticket), Answer::Failed("no".into()));
         let now = world.now;
-        world.places.leave(0, ticket, now);
+        world.residency.leave(0, ticket, now);
     }
     // Who comes later tries again, and nothing is left of the others.
     world.load(0);
-    assert_eq!(world.places.waiting(0), 0);
+    assert_eq!(world.residency.waiting(0), 0);
     world.release(0);
-    assert_eq!(world.places.overdue(TURN, world.now), Err(Some(TURN)));
+    assert_eq!(world.residency.overdue(TURN, world.now), Err(Some(TURN)));
 }
 
 #[test]
@@ -135,13 +135,13 @@ fn who_goes_while_it_is_loaded_holds_nothing() {
     let (ticket, answer) = world.come(0);
     assert_eq!(answer, Answer::Load);
     let now = world.now;
-    world.places.leave(0, &ticket, now);
+    world.residency.leave(0, &ticket, now);
     world.loaded(0, Ok(Thing(false)));
     world.pass(5);
     let left = TURN - Duration::from_secs(5);
-    assert_eq!(world.places.overdue(TURN, world.now), Err(Some(left)));
+    assert_eq!(world.residency.overdue(TURN, world.now), Err(Some(left)));
     world.pass(5);
-    assert_eq!(world.places.overdue(TURN, world.now), Ok(0));
+    assert_eq!(world.residency.overdue(TURN, world.now), Ok(0));
 }
 
 #[test]
@@ -154,18 +154,18 @@ fn the_idle_one_that_was_used_least_recently_goes() {
     }
     let (mut ticket, answer) = world.come(2);
     assert_eq!(answer, Answer::Unload(0));
-    assert!(world.places.unload(0).is_some());
+    assert!(world.residency.unload(0).is_some());
     // One place is enough for all that wait for the same model, and another model has the next.
     assert_eq!(world.ask(2, &mut ticket), Answer::Wait);
     assert_eq!(world.come(2).1, Answer::Wait);
     let (mut third, answer) = world.come(3);
     assert_eq!(answer, Answer::Unload(1));
-    assert!(world.places.unload(1).is_some());
-    world.places.unloaded(1);
+    assert!(world.residency.unload(1).is_some());
+    world.residency.unloaded(1);
     // The first in the queue is the first to go.
     assert_eq!(world.ask(3, &mut third), Answer::Wait);
     assert_eq!(world.ask(2, &mut ticket), Answer::Load);
-    world.places.unloaded(0);
+    world.residency.unloaded(0);
     assert_eq!(world.ask(3, &mut third), Answer::Load);
 }
 
@@ -175,8 +175,8 @@ fn what_is_held_stays_and_its_place_comes_when_it_is_not() {
     world.load(0);
     let (mut ticket, answer) = world.come(1);
     assert_eq!(answer, Answer::Wait);
-    world.places.hold(0);
-    assert!(!world.places.release(0, world.now));
+    world.residency.hold(0);
+    assert!(!world.residency.release(0, world.now));
     assert_eq!(world.ask(1, &mut ticket), Answer::Wait);
     world.release(0);
     assert_eq!(world.ask(1, &mut ticket), Answer::Unload(0));
@@ -196,7 +196,7 @@ fn a_model_that_is_never_idle_ends_its_turn() {
     world.pass(1);
     let (mut late, answer) = world.come(0);
     assert_eq!(answer, Answer::Wait);
-    assert!(!world.places.release(0, world.now));
+    assert!(!world.residency.release(0, world.now));
     world.release(0);
     assert_eq!(world.ask(0, &mut late), Answer::Wait);
     assert_eq!(world.ask(1, &mut ticket), Answer::Unload(0));
@@ -221,7 +221,7 @@ fn a_turn_does_not_end_for_somebody_who_has_gone() {
     world.pass(20);
     assert_eq!(world.come(0).1, Answer::Wait);
     let now = world.now;
-    world.places.leave(1, &ticket, now);
+    world.residency.leave(1, &ticket, now);
     assert_eq!(world.come(0).1, Answer::Take);
 }
 
@@ -234,7 +234,7 @@ fn what_broke_takes_no_place_and_stays() {
     world.release(0);
     world.load(1);
     world.pass(100);
-    assert_eq!(world.places.overdue(TURN, world.now), Err(None));
+    assert_eq!(world.residency.overdue(TURN, world.now), Err(None));
     assert_eq!(world.come(0).1, Answer::Take);
 }
 

@@ -41,7 +41,7 @@ const PLAIN: &str = "text/plain";
 const MODEL: &[u16] = &[400, 404, 408, 413, 415, 429, 503, 504];
 
 pub(super) fn all(schemas: &mut Components) -> Vec<Operation> {
-    let mut all = looks(schemas);
+    let mut all = read_operations(schemas);
     all.extend(openai(schemas));
     all.extend(responses(schemas));
     all.extend(anthropic(schemas));
@@ -119,7 +119,7 @@ fn list(entry: Value) -> Value {
 }
 
 /// What there is to look at.
-fn looks(schemas: &mut Components) -> Vec<Operation> {
+fn read_operations(schemas: &mut Components) -> Vec<Operation> {
     let health = schemas.of::<HealthReport>();
     let ready = schemas.of::<Readiness>();
     let models = any_of!(schemas; ModelList, AnthropicModelList);

@@ -10,7 +10,7 @@
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
 use super::section::{Header, Section, SectionReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 
 const CALLS: &str = "<｜tool▁calls▁begin｜>";
 const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -37,7 +37,7 @@ pub(super) const ROW_V31: Row = Row {
     ..ROW
 };
 
-fn reader(_: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
     let marks = Section {
         call: CALL,
         fence: Some(FENCE),

@@ -1,8 +1,8 @@
 //! What an answer was told apart into so far.
 
 use super::Delta;
-use super::held::Held;
 use super::json::{Ended, ObjectScan};
+use super::pending_text::PendingText;
 
 /// Takes what readers find, in the order in which it was said.
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl Deltas {
     }
 
     /// Arguments at the front of what is held.
-    pub(super) fn take_arguments(&mut self, held: &mut Held) -> Option<Ended> {
+    pub(super) fn take_arguments(&mut self, held: &mut PendingText) -> Option<Ended> {
         let (used, ended) = self.arguments(held.text());
         held.settle(used);
         ended

@@ -3,7 +3,7 @@
 use super::grammar::{CallGrammar, Function, Marks, Rules, mark_regex};
 use super::reader::CallReader;
 use super::{
-    Looks, deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi,
+    OutputFormat, deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi,
     pythonic, qwen_coder,
 };
 use ferrum_engine::grammar::{Grammar, lark_token};
@@ -56,7 +56,7 @@ pub(super) struct Row {
     pub(super) bare: Option<char>,
     /// A reader of what follows the given opener, or of the answer from its beginning (with calls that have no
     /// mark, and with messages in channels).
-    pub(super) reader: fn(&Looks, &'static str) -> Box<dyn CallReader>,
+    pub(super) reader: fn(&OutputFormat, &'static str) -> Box<dyn CallReader>,
     pub(super) rules: fn(&mut CallGrammar<'_>) -> Rules,
 }
 

@@ -4,10 +4,10 @@
 
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Function, Pairs, Rules, lark_string};
-use super::held::Held;
+use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 use super::values::{self, Kind, ValueReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -31,9 +31,9 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(looks: &Looks, _: &'static str) -> Box<dyn CallReader> {
+fn reader(output_format: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(Reader {
-        functions: Arc::clone(&looks.functions),
+        functions: Arc::clone(&output_format.functions),
         state: State::Name,
         function: None,
         first: true,
@@ -62,7 +62,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn name(&mut self, held: &mut Held, deltas: &mut Deltas) -> Step {
+    fn name(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
         let text = held.text().trim_start();
         let Some(length) = text.find(['<', '\n', '{', ' ']) else {
             return match held.text().len() > MAX_NAME_BYTES {
@@ -88,7 +88,7 @@ impl Reader {
         Step::Again
     }
 
-    fn between(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn between(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         if !held.skip_space() {
             return Step::Wait;
         }
@@ -116,7 +116,7 @@ impl Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match &mut self.state {
             State::Name => return self.name(held, deltas),
             State::Between => return self.between(held, deltas, end),

@@ -3,7 +3,7 @@
 
 use super::grammar::{CallGrammar, Rules};
 use super::reader::{CallReader, ObjectsReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 
 const CALLS: &str = "<|tool_call|>";
 const CALLS_TEXT: &str = "<tool_call>";
@@ -19,7 +19,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(_: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
     let close = (opener == CALLS_TEXT).then_some(CALLS_TEXT_END);
     Box::new(ObjectsReader::new(close))
 }

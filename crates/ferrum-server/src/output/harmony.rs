@@ -10,9 +10,9 @@
 use super::deltas::Deltas;
 use super::format::Row;
 use super::grammar::{CallGrammar, Marks, Rules, lark_string};
-use super::held::{Begins, Held, begins};
+use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, Step};
-use super::{Looks, json};
+use super::{OutputFormat, json};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -44,9 +44,9 @@ pub(super) const ROW: Row = Row {
 /// What an answer begins with that goes on from a text of the client's.
 pub(super) const FINAL: &str = "<|channel|>final<|message|>";
 
-fn reader(looks: &Looks, _: &'static str) -> Box<dyn CallReader> {
+fn reader(output_format: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(Reader {
-        state: match looks.reasoning {
+        state: match output_format.reasoning {
             true => State::Between,
             // Its header is in the prompt.
             false => State::Body(Body::Content),
@@ -77,7 +77,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn between(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn between(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         if !held.skip_space() {
             return Step::Wait;
         }
@@ -96,8 +96,8 @@ impl Reader {
             .iter()
             .copied()
             .chain(ends)
-            .any(|b| b == Begins::Maybe);
-        if known.contains(&Begins::Yes) {
+            .any(|b| b == PrefixMatch::Maybe);
+        if known.contains(&PrefixMatch::Yes) {
             self.state = State::Header;
         } else if maybe && !end {
             return Step::Wait;
@@ -112,7 +112,7 @@ impl Reader {
         Step::Again
     }
 
-    fn header(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn header(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         let text = held.text();
         let bound = text.floor_char_boundary(MAX_HEADER_BYTES);
         let Some(at) = text[..bound].find(MESSAGE) else {
@@ -159,7 +159,7 @@ impl Reader {
     }
 
     /// What began like a header is none: its first mark is text, and so is what follows.
-    fn plain(&mut self, held: &mut Held, deltas: &mut Deltas) -> Step {
+    fn plain(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
         let marks = [START, CHANNEL, MESSAGE, CONSTRAIN, RECIPIENT];
         let mark = marks.iter().find(|mark| held.text().starts_with(**mark));
         held.take(mark.map_or(0, |mark| mark.len()));
@@ -168,7 +168,7 @@ impl Reader {
         Step::Again
     }
 
-    fn body(&mut self, body: Body, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn body(&mut self, body: Body, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         let (text, mark) = held.until(&ENDS, end);
         match body {
             Body::Reasoning => deltas.reasoning(&text),
@@ -188,7 +188,7 @@ impl Reader {
         }
     }
 
-    fn call(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn call(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         let State::Call(name) = &mut self.state else {
             return Step::Again;
         };
@@ -202,12 +202,12 @@ impl Reader {
             held.settle(0);
             deltas.begin_call(std::mem::take(name));
             self.state = State::Arguments;
-        } else if text.is_empty() || marks.contains(&Begins::Yes) {
+        } else if text.is_empty() || marks.contains(&PrefixMatch::Yes) {
             held.settle(0);
             deltas.begin_call(std::mem::take(name));
             deltas.arguments(json::NO_ARGUMENTS);
             self.state = State::Between;
-        } else if marks.contains(&Begins::Maybe) && !end {
+        } else if marks.contains(&PrefixMatch::Maybe) && !end {
             return Step::Wait;
         } else {
             deltas.trim(false);
@@ -219,7 +219,7 @@ impl Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match &self.state {
             State::Between => self.between(held, deltas, end),
             State::Header => self.header(held, deltas, end),

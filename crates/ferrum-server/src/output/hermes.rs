@@ -3,7 +3,7 @@
 
 use super::grammar::{CallGrammar, Rules};
 use super::reader::{CallReader, ObjectsReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
@@ -18,7 +18,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(_: &Looks, _: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(ObjectsReader::new(Some(CALL_END)))
 }
 

@@ -8,7 +8,7 @@
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
 use super::section::{Header, Section, SectionReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(_: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
     let marks = Section {
         call: CALL,
         fence: None,

@@ -3,9 +3,9 @@
 
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
-use super::held::{Begins, Held, begins};
+use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, ObjectCall, ObjectStep, Step};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 
 const CALL: &str = "<|python_tag|>";
 
@@ -19,7 +19,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(_: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
     Box::new(match opener.is_empty() {
         true => Reader::Object(ObjectCall::new(true)),
         false => Reader::Open,
@@ -35,7 +35,7 @@ enum Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match self {
             Reader::Open => {
                 if !held.skip_space() {
@@ -61,7 +61,7 @@ impl CallReader for Reader {
                     return Step::Again;
                 }
                 match begins(held.text(), CALL) {
-                    Begins::Maybe if !end => return Step::Wait,
+                    PrefixMatch::Maybe if !end => return Step::Wait,
                     // A mark is found by whoever reads text.
                     _ => return Step::Over,
                 }

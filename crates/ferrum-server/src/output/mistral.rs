@@ -4,10 +4,10 @@
 
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
-use super::held::Held;
 use super::mistral_args::NamedCall;
+use super::pending_text::PendingText;
 use super::reader::{CallReader, ObjectsReader, Step};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 
 pub(super) const CALL: &str = "[TOOL_CALLS]";
 pub(super) const ARGS: &str = "[ARGS]";
@@ -23,7 +23,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-pub(super) fn reader(_: &Looks, _: &'static str) -> Box<dyn CallReader> {
+pub(super) fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(Reader::Open)
 }
 
@@ -35,7 +35,7 @@ enum Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match self {
             Reader::Open if !held.skip_space() => Step::Wait,
             Reader::Open => {

@@ -4,8 +4,8 @@
 use super::deltas::Deltas;
 use super::format::Row;
 use super::grammar::{CallGrammar, Rules, lark_string};
-use super::held::{Begins, Held, begins};
 use super::mistral::{self, ARGS, CALL, CALL_ID};
+use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::Step;
 
 /// Most bytes of names and marks before arguments.
@@ -25,7 +25,7 @@ pub(super) struct NamedCall {
 }
 
 impl NamedCall {
-    pub(super) fn read(&mut self, held: &mut Held, deltas: &mut Deltas) -> Step {
+    pub(super) fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
         if self.in_arguments {
             return match deltas.take_arguments(held) {
                 None => Step::Wait,
@@ -59,17 +59,17 @@ fn head(text: &str) -> Option<Option<(usize, usize)>> {
     }
     let mut rest = &text[name..];
     match begins(rest, CALL_ID) {
-        Begins::Yes => {
+        PrefixMatch::Yes => {
             rest = &rest[CALL_ID.len()..];
             rest = &rest[length(rest)..];
         }
-        Begins::Maybe => return Some(None),
-        Begins::No => {}
+        PrefixMatch::Maybe => return Some(None),
+        PrefixMatch::No => {}
     }
     match begins(rest, ARGS) {
-        Begins::Yes => rest = &rest[ARGS.len()..],
-        Begins::Maybe => return Some(None),
-        Begins::No => {}
+        PrefixMatch::Yes => rest = &rest[ARGS.len()..],
+        PrefixMatch::Maybe => return Some(None),
+        PrefixMatch::No => {}
     }
     rest = rest.trim_start();
     match rest.bytes().next() {

@@ -18,13 +18,13 @@ mod glm;
 mod grammar;
 mod granite;
 mod harmony;
-mod held;
 mod hermes;
 mod json;
 mod kimi;
 mod llama;
 mod mistral;
 mod mistral_args;
+mod pending_text;
 mod phi;
 mod pythonic;
 mod qwen_coder;
@@ -39,7 +39,7 @@ pub(crate) use kimi::name_calls;
 pub(crate) use thinking::Thinking;
 
 use deltas::Deltas;
-use held::{Begins, Held, begins};
+use pending_text::{PendingText, PrefixMatch, begins};
 use reader::{CallReader, Step};
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ pub(crate) enum Delta {
 
 /// What to look for in an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Looks {
+pub(crate) struct OutputFormat {
     /// Whether there may be reasoning at the beginning.
     pub(crate) reasoning: bool,
     /// Whether the prompt has opened the reasoning already.
@@ -77,7 +77,7 @@ pub(crate) struct Looks {
     pub(crate) functions: Arc<[Function]>,
 }
 
-impl Looks {
+impl OutputFormat {
     /// The marks that have to be seen if the vocabulary has them as special tokens.
     pub(crate) fn marks(&self) -> impl Iterator<Item = &'static str> {
         let thinking = [self.thinking.open, self.thinking.close].into_iter();
@@ -102,30 +102,30 @@ enum State {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct OutputParser {
-    looks: Looks,
+    output_format: OutputFormat,
     state: State,
-    held: Held,
+    held: PendingText,
     /// Whether nothing but space was content so far.
     at_start: bool,
     deltas: Deltas,
 }
 
 impl OutputParser {
-    pub(crate) fn new(looks: Looks) -> Self {
-        let state = match &looks {
-            looks if looks.format.has_channels() => {
-                State::Calls((looks.format.row().reader)(looks, ""))
+    pub(crate) fn new(output_format: OutputFormat) -> Self {
+        let state = match &output_format {
+            output_format if output_format.format.has_channels() => {
+                State::Calls((output_format.format.row().reader)(output_format, ""))
             }
-            looks if looks.begins_thinking => State::Think,
-            looks if looks.reasoning => State::Start,
+            output_format if output_format.begins_thinking => State::Think,
+            output_format if output_format.reasoning => State::Start,
             _ => State::Text,
         };
-        let mut deltas = Deltas::new(looks.max_calls);
+        let mut deltas = Deltas::new(output_format.max_calls);
         deltas.trim(matches!(state, State::Think));
         Self {
-            looks,
+            output_format,
             state,
-            held: Held::default(),
+            held: PendingText::default(),
             at_start: true,
             deltas,
         }
@@ -185,23 +185,23 @@ impl OutputParser {
     }
 
     fn start(&mut self, end: bool) -> bool {
-        let open = self.looks.thinking.open;
+        let open = self.output_format.thinking.open;
         let text = self.held.text().trim_start();
         let space = self.held.text().len() - text.len();
         self.state = match begins(text, open) {
-            Begins::Yes => {
+            PrefixMatch::Yes => {
                 self.held.settle(space + open.len());
                 self.deltas.trim(true);
                 State::Think
             }
-            Begins::Maybe if !end => return false,
+            PrefixMatch::Maybe if !end => return false,
             _ => State::Text,
         };
         true
     }
 
     fn think(&mut self, end: bool) -> bool {
-        let (text, mark) = self.held.until(&[self.looks.thinking.close], end);
+        let (text, mark) = self.held.until(&[self.output_format.thinking.close], end);
         self.deltas.reasoning(&text);
         if mark.is_some() {
             self.held.settle(0);
@@ -212,12 +212,12 @@ impl OutputParser {
     }
 
     fn text(&mut self, end: bool) -> bool {
-        if self.looks.max_calls == 0 {
+        if self.output_format.max_calls == 0 {
             self.deltas.content(self.held.text());
             self.held.settle(self.held.text().len());
             return false;
         }
-        let row = self.looks.format.row();
+        let row = self.output_format.format.row();
         if let Some(bare) = row.bare.filter(|_| self.at_start) {
             let text = self.held.text().trim_start();
             let space = self.held.text().len() - text.len();
@@ -225,7 +225,7 @@ impl OutputParser {
                 None if !end => return false,
                 Some(first) if first == bare => {
                     self.held.take(space);
-                    self.state = State::Calls((row.reader)(&self.looks, ""));
+                    self.state = State::Calls((row.reader)(&self.output_format, ""));
                     return true;
                 }
                 _ => self.at_start = false,
@@ -234,7 +234,7 @@ impl OutputParser {
         let (text, mark) = self.held.until(row.openers, end);
         self.deltas.content(&text);
         if let Some(mark) = mark {
-            self.state = State::Calls((row.reader)(&self.looks, mark));
+            self.state = State::Calls((row.reader)(&self.output_format, mark));
         }
         mark.is_some()
     }

@@ -4,9 +4,9 @@
 
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
-use super::held::Held;
+use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 use serde_json::{Map, Number, Value};
 
 const START: &str = "<|python_start|>";
@@ -28,7 +28,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(_: &Looks, _: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(Reader {
         state: State::Open,
         scan: Scan::default(),
@@ -88,7 +88,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn call(&mut self, held: &mut Held, deltas: &mut Deltas) -> Step {
+    fn call(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
         let text = held.text();
         // The beginning tells most lists from calls, long before their end.
         match may_be_call(text) {
@@ -113,7 +113,7 @@ impl Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         if let State::Close = self.state {
             return match held.skip_mark(END, end) {
                 None => Step::Wait,

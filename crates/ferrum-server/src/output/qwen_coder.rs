@@ -5,10 +5,10 @@
 
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Function, Pairs, Rules, lark_string};
-use super::held::Held;
+use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 use super::values::{self, Kind, ValueReader};
-use super::{Looks, format::Row};
+use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -32,13 +32,13 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-fn reader(looks: &Looks, opener: &'static str) -> Box<dyn CallReader> {
+fn reader(output_format: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
     let state = match opener == FUNCTION {
         true => State::Name,
         false => State::Open,
     };
     Box::new(Reader {
-        functions: Arc::clone(&looks.functions),
+        functions: Arc::clone(&output_format.functions),
         state,
         function: None,
         first: true,
@@ -85,7 +85,7 @@ impl Reader {
         values::kind(root, schema)
     }
 
-    fn between(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn between(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         if !held.skip_space() {
             return Step::Wait;
         }
@@ -110,7 +110,7 @@ impl Reader {
 }
 
 impl CallReader for Reader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match &mut self.state {
             State::Open => match held.skip_mark(FUNCTION, end) {
                 None => return Step::Wait,

@@ -1,14 +1,14 @@
 //! What formats have in common: reading what follows a mark, step by step, and calls that are JSON objects.
 
 use super::deltas::Deltas;
-use super::held::Held;
 use super::json::{self, Ended, ObjectScan};
+use super::pending_text::PendingText;
 use std::fmt::Debug;
 
 /// Reads the calls that a mark begins, in the form of one format.
 pub(super) trait CallReader: Debug + Send {
     /// Takes a step with what is held. At the end nothing more will come.
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step;
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step;
 }
 
 /// What a step came to.
@@ -60,7 +60,7 @@ impl ObjectCall {
         }
     }
 
-    pub(super) fn read(&mut self, held: &mut Held, deltas: &mut Deltas) -> ObjectStep {
+    pub(super) fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> ObjectStep {
         match &mut self.state {
             ObjectState::Whole(scan, text, seen) => {
                 if let Some((name, at)) = json::header(held.text()) {
@@ -135,7 +135,7 @@ impl ObjectsReader {
 }
 
 impl CallReader for ObjectsReader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         let object = |listed| ObjectsState::Object(ObjectCall::new(false), listed);
         self.state = match &mut self.state {
             ObjectsState::Object(call, listed) => match call.read(held, deltas) {

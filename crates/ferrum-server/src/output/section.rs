@@ -2,8 +2,8 @@
 //! them: the forms of DeepSeek and Kimi.
 
 use super::deltas::Deltas;
-use super::held::Held;
 use super::json::Ended;
+use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 
 /// Most bytes before a call's arguments.
@@ -55,7 +55,7 @@ impl SectionReader {
         Self { marks, state }
     }
 
-    fn between(&mut self, any: bool, held: &mut Held, end: bool) -> Step {
+    fn between(&mut self, any: bool, held: &mut PendingText, end: bool) -> Step {
         match held.skip_mark(self.marks.call, end) {
             None => return Step::Wait,
             Some(true) => {
@@ -76,7 +76,7 @@ impl SectionReader {
 }
 
 impl CallReader for SectionReader {
-    fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> Step {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         self.state = match self.state {
             State::Between(any) => {
                 // Both marks may begin alike.

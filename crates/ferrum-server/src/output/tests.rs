@@ -35,13 +35,13 @@ fn functions() -> Arc<[Function]> {
     [function(0, "f", all), function(1, "g", none)].into()
 }
 
-fn looks(format: CallFormat) -> Looks {
-    Looks {
+fn output_format(format: CallFormat) -> OutputFormat {
+    OutputFormat {
         reasoning: true,
         format,
         max_calls: 8,
         functions: functions(),
-        ..Looks::default()
+        ..OutputFormat::default()
     }
 }
 
@@ -53,8 +53,8 @@ struct Whole {
     calls: Vec<(String, String)>,
 }
 
-fn parse<'a>(looks: &Looks, pieces: impl IntoIterator<Item = &'a str>) -> Whole {
-    let mut parser = OutputParser::new(looks.clone());
+fn parse<'a>(output_format: &OutputFormat, pieces: impl IntoIterator<Item = &'a str>) -> Whole {
+    let mut parser = OutputParser::new(output_format.clone());
     let mut deltas = Vec::new();
     for piece in pieces {
         deltas.extend(parser.push(piece));
@@ -233,8 +233,10 @@ const MISTRAL: &[Case] = &[
 ];
 
 /// Each case with how to look at it.
-fn cases() -> impl Iterator<Item = (Looks, &'static Case)> {
-    let of = |format, cases: &'static [Case]| cases.iter().map(move |case| (looks(format), case));
+fn cases() -> impl Iterator<Item = (OutputFormat, &'static Case)> {
+    let of = |format, cases: &'static [Case]| {
+        cases.iter().map(move |case| (output_format(format), case))
+    };
     of(CallFormat::Hermes, CASES)
         .chain(of(CallFormat::Llama, LLAMA))
         .chain(of(CallFormat::Mistral, MISTRAL))
@@ -258,12 +260,12 @@ fn expected(case: &Case) -> Whole {
 #[test]
 fn the_parts_are_told_apart() {
     let mut wrong = Vec::new();
-    for (looks, case) in cases() {
-        let found = parse(&looks, [case.text]);
+    for (output_format, case) in cases() {
+        let found = parse(&output_format, [case.text]);
         if found != expected(case) {
             wrong.push(format!(
                 "{:?} {:?}\n  {found:?}\n  {:?}",
-                looks.format,
+                output_format.format,
                 case.text,
                 expected(case)
             ));
@@ -278,24 +280,28 @@ fn the_parts_are_told_apart() {
 
 #[test]
 fn it_does_not_matter_where_pieces_end() {
-    for (looks, case) in cases() {
-        let whole = parse(&looks, [case.text]);
+    for (output_format, case) in cases() {
+        let whole = parse(&output_format, [case.text]);
         for cut in (0..case.text.len()).filter(|&at| case.text.is_char_boundary(at)) {
             let (left, right) = case.text.split_at(cut);
-            assert_eq!(parse(&looks, [left, right]), whole, "{left:?} {right:?}");
+            assert_eq!(
+                parse(&output_format, [left, right]),
+                whole,
+                "{left:?} {right:?}"
+            );
         }
         let characters = case.text.split_inclusive(|_: char| true);
-        assert_eq!(parse(&looks, characters), whole, "{}", case.text);
+        assert_eq!(parse(&output_format, characters), whole, "{}", case.text);
     }
 }
 
 #[test]
 fn reasoning_may_begin_in_the_prompt() {
-    let looks = Looks {
+    let output_format = OutputFormat {
         begins_thinking: true,
-        ..looks(CallFormat::Hermes)
+        ..output_format(CallFormat::Hermes)
     };
-    let whole = parse(&looks, ["\nHm.</think>", " Yes."]);
+    let whole = parse(&output_format, ["\nHm.</think>", " Yes."]);
     assert_eq!((&*whole.reasoning, &*whole.content), ("Hm.", "Yes."));
 }
 
@@ -311,13 +317,13 @@ fn families_have_marks_of_their_own_around_reasoning() {
         ),
     ];
     for (template, text) in cases {
-        let looks = Looks {
+        let output_format = OutputFormat {
             thinking: Thinking::of_template(template).unwrap(),
-            ..looks(CallFormat::Hermes)
+            ..output_format(CallFormat::Hermes)
         };
         for cut in (0..text.len()).filter(|&at| text.is_char_boundary(at)) {
             let (left, right) = text.split_at(cut);
-            let whole = parse(&looks, [left, right]);
+            let whole = parse(&output_format, [left, right]);
             assert_eq!(
                 (&*whole.reasoning, &*whole.content),
                 ("Hm.", "Yes."),
@@ -331,24 +337,24 @@ fn families_have_marks_of_their_own_around_reasoning() {
 #[test]
 fn tags_are_text_where_nobody_looks_for_them() {
     let text = "<think>a</think><tool_call>{}</tool_call>";
-    assert_eq!(parse(&Looks::default(), [text]).content, text);
+    assert_eq!(parse(&OutputFormat::default(), [text]).content, text);
 }
 
 #[test]
 fn calls_beyond_the_limit_are_left_out() {
-    let looks = Looks {
+    let output_format = OutputFormat {
         max_calls: 1,
-        ..looks(CallFormat::Hermes)
+        ..output_format(CallFormat::Hermes)
     };
     let call = "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\":1}}</tool_call>";
-    let whole = parse(&looks, [call, "\n", call]);
+    let whole = parse(&output_format, [call, "\n", call]);
     assert_eq!(whole.calls, [("f".into(), "{\"x\":1}".into())]);
     assert_eq!(whole.content, "");
 }
 
 #[test]
 fn arguments_that_were_cut_off_stay_so() {
-    let mut parser = OutputParser::new(looks(CallFormat::Hermes));
+    let mut parser = OutputParser::new(output_format(CallFormat::Hermes));
     let mut deltas = parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x");
     deltas.extend(parser.finish(true));
     let expected = [
@@ -405,7 +411,7 @@ fn arguments_come_as_they_are_said() {
         ),
     ];
     for (format, text) in cases {
-        let mut parser = OutputParser::new(looks(format));
+        let mut parser = OutputParser::new(output_format(format));
         let mut deltas = parser.push(text);
         deltas.extend(parser.push(" three"));
         let said = deltas.into_iter().map(|delta| match delta {
@@ -423,7 +429,7 @@ fn what_is_held_back_has_a_bound() {
         let row = format.row();
         let begins = row.openers.iter().map(|mark| (*mark).to_owned());
         for begin in begins.chain(row.bare.map(String::from)) {
-            let mut parser = OutputParser::new(looks(format));
+            let mut parser = OutputParser::new(output_format(format));
             let mut deltas = parser.push(&begin);
             let long = "[{\"a\": \"(".to_owned() + &"abcdefgh ".repeat(100);
             let count = 4 * MAX_HELD_BYTES / long.len();

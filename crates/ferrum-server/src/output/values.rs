@@ -3,8 +3,8 @@
 
 use super::deltas::Deltas;
 use super::grammar::Function;
-use super::held::{Held, overlap};
 use super::json;
+use super::pending_text::{PendingText, overlap};
 use serde_json::{Value, json};
 
 /// Most references that are followed to a schema.
@@ -139,7 +139,7 @@ impl ValueReader {
     }
 
     /// Whether the value was read to its end.
-    pub(super) fn read(&mut self, held: &mut Held, deltas: &mut Deltas, end: bool) -> bool {
+    pub(super) fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> bool {
         if !self.begun {
             if held.text().is_empty() && !end {
                 return false;

@@ -27,7 +27,7 @@ pub(crate) use native::*;
 pub(crate) use others::*;
 pub(crate) use value::*;
 
-use crate::bodies::Paid;
+use crate::body_budget::BodyPermits;
 use crate::error::ApiError;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
@@ -57,7 +57,7 @@ pub(crate) struct Body {
     fields: Vec<Field>,
     ignored: Vec<String>,
     /// Its share of what bodies may take, for as long as it is there.
-    _paid: Paid,
+    _paid: BodyPermits,
 }
 
 /// A top-level field that is not null.
@@ -71,7 +71,7 @@ struct Field {
 
 impl Body {
     /// A request as JSON text.
-    pub(crate) fn new(bytes: Vec<u8>, paid: Paid) -> Result<Self> {
+    pub(crate) fn new(bytes: Vec<u8>, paid: BodyPermits) -> Result<Self> {
         let not_json = |e: String| ApiError::malformed(format!("the body is not JSON: {e}"));
         let text = String::from_utf8(bytes).map_err(|e| not_json(e.to_string()))?;
         let whole: &RawValue = serde_json::from_str(&text).map_err(|e| not_json(e.to_string()))?;

@@ -1,8 +1,9 @@
 //! `/v1/chat/completions`: the next message of a conversation.
 
 use super::messages;
-use crate::answers::{Answers, Next, Piece};
+use crate::answers::{Answers, Next, TextChunk};
 use crate::app::{App, fresh_id};
+use crate::chat_output::{ChatOutput, End, Part};
 use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
 use crate::images;
@@ -18,7 +19,6 @@ use crate::response::{
     CompletionTokensDetails, FunctionType, Null, TokenLogprobs, Usage,
 };
 use crate::sampling::{self, UsageSoFar, Wanted};
-use crate::speech::{End, Part, Speech};
 use crate::sse::{self, Chunks, EventText};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -162,7 +162,7 @@ struct Chat {
     must_call: bool,
     /// Whether calls are told in OpenAI's older form.
     functions: bool,
-    speech: Speech,
+    output: ChatOutput,
 }
 
 impl Chat {
@@ -175,16 +175,16 @@ impl Chat {
             wants_logprobs: job.logprobs.is_some(),
             prompt_logprobs: job.wanted.prompt_logprobs,
             reasoning_tokens: 0,
-            format: job.prompt.looks.format,
+            format: job.prompt.output_format.format,
             must_call: job.prompt.must_call,
             functions: job.functions,
-            speech: Speech::new(&job.prompt, answers),
+            output: ChatOutput::new(&job.prompt, answers),
         }
     }
 
     /// What a piece of an answer adds to it.
-    fn part(&mut self, piece: Piece) -> Part {
-        let part = self.speech.part(piece);
+    fn part(&mut self, piece: TextChunk) -> Part {
+        let part = self.output.part(piece);
         self.reasoning_tokens += usize::from(part.is_reasoning);
         part
     }
@@ -276,7 +276,7 @@ async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiE
             Next::Done(total) => usage = total,
             Next::Prompt(_, part) => prompt.extend(part),
             Next::Embedding(..) => {}
-            Next::Piece(piece) => {
+            Next::TextChunk(piece) => {
                 let message = &mut messages[piece.index];
                 message.add(chat.part(piece), chat);
             }
@@ -349,7 +349,7 @@ impl Chunks for ChatChunks {
 
     fn chunks(&mut self, next: Next, out: &mut EventText) {
         let piece = match next {
-            Next::Piece(piece) => piece,
+            Next::TextChunk(piece) => piece,
             Next::Done(usage) if self.usage.last() => {
                 let usage = self.chat.usage(&usage);
                 return out.data(&self.chunk(Vec::new(), Some(Some(usage))));

@@ -1,6 +1,6 @@
 //! `/v1/completions`: text or tokens go on.
 
-use crate::answers::{Answers, Next, Piece};
+use crate::answers::{Answers, Next, TextChunk};
 use crate::app::{App, fresh_id};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -311,10 +311,10 @@ impl Completion {
                 self.prompts[prompt].1.extend(part);
                 return None;
             }
-            Next::Piece(piece) => piece,
+            Next::TextChunk(piece) => piece,
             Next::Embedding(..) | Next::Done(_) | Next::Failed(_) => return None,
         };
-        let Piece {
+        let TextChunk {
             index,
             text,
             logprobs,
@@ -398,7 +398,7 @@ impl Chunks for TextChunks {
             }
             return;
         }
-        if let Next::Piece(piece) = &next {
+        if let Next::TextChunk(piece) = &next {
             self.usage.count(piece);
         }
         let Some((index, part)) = self.text.part(next) else {

@@ -1,7 +1,7 @@
 //! `/completion` and `/infill`: llama.cpp's own routes, for clients that know no others, such as editors.
 
 use super::completions::{self, count_prompts};
-use crate::answers::{Answers, Next, Piece, Timings};
+use crate::answers::{Answers, Next, TextChunk, Timings};
 use crate::app::App;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -80,7 +80,7 @@ async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
     while let Some(next) = answers.next().await {
         match next {
             Next::Failed(error) => return Err(error),
-            Next::Piece(piece) => {
+            Next::TextChunk(piece) => {
                 let index = piece.index;
                 ended[index] = shape.take(piece).or(ended[index].take());
             }
@@ -306,7 +306,7 @@ impl Native {
     }
 
     /// Takes note of a piece of an answer. `Some` if it is the last.
-    fn take(&mut self, mut piece: Piece) -> Option<Ended> {
+    fn take(&mut self, mut piece: TextChunk) -> Option<Ended> {
         let stop = piece.stop_string();
         let answer = &mut self.answers[piece.index];
         answer.has_new_line |= piece.text.contains('\n');
@@ -404,7 +404,7 @@ impl Chunks for Native {
     const DONE: bool = false;
 
     fn chunks(&mut self, next: Next, out: &mut EventText) {
-        let Next::Piece(piece) = next else {
+        let Next::TextChunk(piece) = next else {
             return;
         };
         let (index, timings) = (piece.index, piece.timings);

@@ -35,8 +35,8 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 fn report(app: &App) -> HealthReport {
-    let looks = looks(app);
-    let Some((name, worst)) = looks.first() else {
+    let output_format = output_format(app);
+    let Some((name, worst)) = output_format.first() else {
         return HealthReport::default();
     };
     let ill = |status| HealthReport {
@@ -47,7 +47,7 @@ fn report(app: &App) -> HealthReport {
     match worst {
         // All of them, then; the one that stepped last counts.
         Health::Alive { .. } => {
-            let steps = looks.iter().filter_map(|(_, health)| match health {
+            let steps = output_format.iter().filter_map(|(_, health)| match health {
                 Health::Alive { since_step } => Some(*since_step),
                 _ => None,
             });
@@ -71,19 +71,19 @@ fn report(app: &App) -> HealthReport {
 }
 
 /// How all engines do, the worst first.
-fn looks(app: &App) -> Vec<(&str, Health)> {
+fn output_format(app: &App) -> Vec<(&str, Health)> {
     let engines = app.models.engines().into_iter();
-    let mut looks: Vec<_> = engines
+    let mut output_format: Vec<_> = engines
         .map(|(name, engine)| (name, engine.health()))
         .collect();
-    looks.sort_by_key(|(_, health)| match health {
+    output_format.sort_by_key(|(_, health)| match health {
         Health::Failed(_) => 0,
         Health::Stalled { .. } => 1,
         Health::Stopped => 2,
         Health::Degraded { .. } => 3,
         Health::Alive { .. } => 4,
     });
-    looks
+    output_format
 }
 
 /// Whether a request would be taken. Models that are not loaded, be it because that failed, are no reason
@@ -92,7 +92,7 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Readiness>
     if app.models.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
-    let (name, reason) = match looks(&app).into_iter().next() {
+    let (name, reason) = match output_format(&app).into_iter().next() {
         None | Some((_, Health::Alive { .. } | Health::Degraded { .. })) => {
             return Ok(Json(Readiness { status: Ready }));
         }

@@ -125,7 +125,7 @@ impl Texts {
                     Next::Failed(error) => return Err(error),
                     Next::Done(usage) => tokens += usage.prompt_tokens,
                     Next::Embedding(index, states) => each(part * AT_A_TIME + index, states)?,
-                    Next::Prompt(..) | Next::Piece(_) => {}
+                    Next::Prompt(..) | Next::TextChunk(_) => {}
                 }
             }
         }

@@ -184,12 +184,12 @@ fn whole_answers_are_of_the_form() {
     };
     for (i, case) in CASES.iter().enumerate() {
         let form = ChatForm {
-            looks: Looks {
+            output_format: OutputFormat {
                 reasoning: case.reasoning,
                 begins_thinking: case.begins_thinking,
                 format: case.format,
                 max_calls: if case.parallel { 9 } else { 1 },
-                ..Looks::default()
+                ..OutputFormat::default()
             },
             functions: &functions,
             must_call: case.must_call,

@@ -6,7 +6,7 @@
 
 mod report;
 mod target;
-mod words;
+mod workload;
 
 use crate::args::BenchServeArgs;
 use crate::failure::{Failure, Outcome};
@@ -16,14 +16,14 @@ use report::Report;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use target::{Sample, Target, Trouble};
+use target::{RequestFailure, Sample, Target};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use words::Plan;
+use workload::Plan;
 
 /// Requests that are open at once when nobody says.
 const CONCURRENCY: u16 = 16;
 
-type Told = UnboundedSender<Result<Sample, Trouble>>;
+type Told = UnboundedSender<Result<Sample, RequestFailure>>;
 
 pub(super) fn serve(args: &BenchServeArgs) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()

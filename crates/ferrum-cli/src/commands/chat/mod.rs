@@ -26,7 +26,7 @@ use settings::Settings;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use storage::Saved;
+use storage::SavedChat;
 use terminal_size::{Width, terminal_size};
 use wrap::{Part, Wrap};
 
@@ -238,7 +238,7 @@ impl Chat<'_> {
     }
 
     fn load(&mut self, name: &str) -> Outcome {
-        let Saved {
+        let SavedChat {
             model,
             settings,
             conversation,

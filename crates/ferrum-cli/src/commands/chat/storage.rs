@@ -20,7 +20,7 @@ const MARK: &str = "ferrum_chat";
 
 /// A conversation from a file.
 #[derive(Debug)]
-pub(super) struct Saved {
+pub(super) struct SavedChat {
     /// The model that it was with.
     pub(super) model: String,
     pub(super) settings: Settings,
@@ -138,7 +138,7 @@ pub(super) fn save(
 }
 
 /// Reads a conversation; `settings` are those where it has none.
-pub(super) fn load(path: &Path, settings: &Settings) -> Outcome<Saved> {
+pub(super) fn load(path: &Path, settings: &Settings) -> Outcome<SavedChat> {
     let value = read(path)?;
     let wrong = |reason: String| Failure::new(format!("{}: {reason}", path.display()));
     let settings = match value.get("settings") {
@@ -147,7 +147,7 @@ pub(super) fn load(path: &Path, settings: &Settings) -> Outcome<Saved> {
         Some(_) => return Err(wrong("settings: expected an object".into())),
     };
     let model = value["model"].as_str().unwrap_or_default();
-    Ok(Saved {
+    Ok(SavedChat {
         model: model.to_owned(),
         settings,
         conversation: conversation(&value["messages"]).map_err(wrong)?,

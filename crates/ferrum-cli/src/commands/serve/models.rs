@@ -431,7 +431,7 @@ fn head_sizes(sizes: RunnerConfig) -> RunnerConfig {
     }
 }
 
-/// Loads the model that guesses onto the same device; where there are several, onto that which chooses tokens.
+/// Loads the model that drafts onto the same device; where there are several, onto that which chooses tokens.
 fn draft_runner(
     args: &ServeArgs,
     model: &Model,
@@ -492,13 +492,13 @@ fn sizes(
     let max_seqs = usize::from(args.max_seqs);
     let drafter = args.draft_model.is_some() || args.draft_mtp;
     let drafted = if drafter { args.draft_tokens } else { 0 };
-    let guesses = usize::from(drafted.max(args.lookup_tokens));
+    let drafts = usize::from(drafted.max(args.lookup_tokens));
     let config = RunnerConfig {
         context,
         max_seqs,
         max_tokens: STEP_TOKENS.max(max_seqs),
-        // A row for the token that a step gives anyway, and one for each guess.
-        max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + guesses)),
+        // A row for the token that a step gives anyway, and one for each draft.
+        max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + drafts)),
         kv_tokens: context.saturating_mul(max_seqs),
         kept_states: args.ctx_checkpoints.into(),
         layout: LAYOUT,

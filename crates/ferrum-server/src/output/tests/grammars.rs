@@ -7,15 +7,15 @@ use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 
 static DEMO: &[u8] = include_bytes!("../../../../../assets/demo/ferrum-demo.gguf");
 
-struct Held {
+struct PendingText {
     format: CallFormat,
     yes: &'static [&'static str],
     no: &'static [&'static str],
 }
 
 /// Calls of `f` with a string, a number of 1 or 2 and maybe a boolean, and of `go.on` with anything.
-const HELD: &[Held] = &[
-    Held {
+const HELD: &[PendingText] = &[
+    PendingText {
         format: CallFormat::Hermes,
         yes: &[
             "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"x\", \"n\": 1}}\n</tool_call>",
@@ -24,7 +24,7 @@ const HELD: &[Held] = &[
             "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"x\", \"n\": 3}}\n</tool_call>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::QwenCoder,
         yes: &[
             "<tool_call>\n<function=f>\n<parameter=s>\nany <text>\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>",
@@ -38,12 +38,12 @@ const HELD: &[Held] = &[
             "<tool_call>\n{\"name\": \"go.on\", \"arguments\": {}}\n</tool_call>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Llama,
         yes: &["{\"name\": \"f\", \"parameters\": {\"s\": \"x\", \"n\": 1}}"],
         no: &["{\"name\": \"f\", \"parameters\": {\"s\": \"x\"}}"],
     },
-    Held {
+    PendingText {
         format: CallFormat::Pythonic,
         yes: &[
             "[f(s=\"x\", n=2)]",
@@ -57,17 +57,17 @@ const HELD: &[Held] = &[
             "[]",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Mistral,
         yes: &["[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"s\": \"x\", \"n\": 1}}]"],
         no: &["[TOOL_CALLS]f[ARGS]{\"s\": \"x\", \"n\": 1}"],
     },
-    Held {
+    PendingText {
         format: CallFormat::MistralArgs,
         yes: &["[TOOL_CALLS]f[ARGS]{\"s\": \"x\", \"n\": 1}[TOOL_CALLS]go.on[ARGS]{}"],
         no: &["[TOOL_CALLS]f[ARGS]{\"s\": \"x\", \"n\": 3}"],
     },
-    Held {
+    PendingText {
         format: CallFormat::DeepseekV3,
         yes: &[
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"s\": \"x\", \"n\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>go.on\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -77,7 +77,7 @@ const HELD: &[Held] = &[
             "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::DeepseekV31,
         yes: &[
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"s\": \"x\", \"n\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>go.on<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -86,7 +86,7 @@ const HELD: &[Held] = &[
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"s\": \"x\", \"n\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Harmony,
         yes: &[
             "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"s\": \"x\", \"n\": 1}<|call|>",
@@ -97,7 +97,7 @@ const HELD: &[Held] = &[
             "<|channel|>final<|message|>No.",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Glm,
         yes: &[
             "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>any <text></arg_value>\n<arg_key>n</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>go.on\n</tool_call>",
@@ -108,7 +108,7 @@ const HELD: &[Held] = &[
             "<tool_call>f\n</tool_call>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Kimi,
         yes: &[
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"s\": \"x\", \"n\": 1}<|tool_call_end|><|tool_call_begin|>functions.go.on:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
@@ -118,7 +118,7 @@ const HELD: &[Held] = &[
             "<|tool_calls_section_begin|><|tool_calls_section_end|>",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Granite,
         yes: &[
             "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\": \"x\", \"n\": 1}}, {\"name\": \"go.on\", \"arguments\": {}}]",
@@ -128,7 +128,7 @@ const HELD: &[Held] = &[
             "<|tool_call|>[]",
         ],
     },
-    Held {
+    PendingText {
         format: CallFormat::Phi,
         yes: &[
             "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\": \"x\", \"n\": 1}}, {\"name\": \"go.on\", \"arguments\": {}}]<|/tool_call|>",
@@ -206,11 +206,11 @@ fn required_calls_are_in_the_format() {
         }
         // What a grammar lets through is read as calls.
         for text in held.yes {
-            let looks = Looks {
+            let output_format = OutputFormat {
                 functions: held_functions(false).into(),
-                ..looks(format)
+                ..output_format(format)
             };
-            let whole = parse(&looks, [*text]);
+            let whole = parse(&output_format, [*text]);
             assert!(
                 !whole.calls.is_empty() && whole.content.is_empty(),
                 "{whole:?}"

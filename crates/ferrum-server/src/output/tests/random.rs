@@ -93,14 +93,14 @@ proptest! {
         cuts in prop::collection::vec(0usize..200, 0..8),
     ) {
         let text = parts.concat();
-        let whole = parse(&looks(format), [text.as_str()]);
+        let whole = parse(&output_format(format), [text.as_str()]);
         for (_, arguments) in &whole.calls {
             let value: Value = serde_json::from_str(arguments).unwrap_or_default();
             prop_assert!(value.is_object(), "{}: {}", text, arguments);
         }
-        prop_assert_eq!(&parse(&looks(format), pieces(&text, cuts)), &whole);
+        prop_assert_eq!(&parse(&output_format(format), pieces(&text, cuts)), &whole);
         let characters = text.split_inclusive(|_: char| true);
-        prop_assert_eq!(parse(&looks(format), characters), whole);
+        prop_assert_eq!(parse(&output_format(format), characters), whole);
     }
 
     #[test]
@@ -112,7 +112,7 @@ proptest! {
         ),
     ) {
         let text = parts.concat();
-        let whole = parse(&looks(format), [text.as_str()]);
+        let whole = parse(&output_format(format), [text.as_str()]);
         let said = format!("{} {} {:?}", whole.content, whole.reasoning, whole.calls);
         for word in WORDS {
             prop_assert_eq!(

@@ -5,6 +5,7 @@ mod conversation;
 
 use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
+use crate::chat_output::{self, Block, Blocks, Change, ChatOutput, End, Kind};
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
 use crate::images;
@@ -15,7 +16,6 @@ use crate::response::{
     AnthropicRole, AnthropicStop, AnthropicStopReason, AnthropicUsage, InputTokens, ThinkingTokens,
 };
 use crate::sampling::{self, Wanted};
-use crate::speech::{self, Block, Blocks, Change, End, Kind, Speech};
 use crate::sse::{self, Chunks, EventText};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -44,7 +44,7 @@ pub(crate) async fn messages(
     let mut asked = job.wanted.request(prompt, &app.config);
     asked.images = images;
     let mut answers = Answers::begin(&lease, "messages", 1, [asked])?;
-    let speech = Speech::new(&job.prompt, answers.count());
+    let output = ChatOutput::new(&job.prompt, answers.count());
     let shape = Shape {
         id: fresh_id("msg_"),
         model: job.wanted.place.model.name.clone(),
@@ -52,13 +52,13 @@ pub(crate) async fn messages(
     if job.wanted.stream {
         let shape = MessageEvents {
             shape,
-            speech,
+            output,
             blocks: Blocks::default(),
             prompt_tokens,
         };
         return Ok(sse::response(answers, shape));
     }
-    let (blocks, usage) = speech::whole(&mut answers, speech).await?;
+    let (blocks, usage) = chat_output::whole(&mut answers, output).await?;
     Ok(Json(shape.message(&blocks, &usage)).into_response())
 }
 
@@ -165,7 +165,7 @@ fn block_of<'a>(block: &'a Block, text: &'a str, input: Value) -> AnthropicBlock
 
 struct MessageEvents {
     shape: Shape,
-    speech: Speech,
+    output: ChatOutput,
     blocks: Blocks,
     prompt_tokens: usize,
 }
@@ -204,8 +204,8 @@ impl Chunks for MessageEvents {
 
     fn chunks(&mut self, next: Next, out: &mut EventText) {
         match next {
-            Next::Piece(piece) => {
-                let part = self.speech.part(piece);
+            Next::TextChunk(piece) => {
+                let part = self.output.part(piece);
                 let tell = |index, block: &Block, change| out.named(&event(index, block, &change));
                 self.blocks.add(part, tell);
             }

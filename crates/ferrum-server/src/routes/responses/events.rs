@@ -2,25 +2,25 @@
 
 use super::shape::{Shape, item_id};
 use crate::answers::Next;
+use crate::chat_output::{Block, Blocks, Change, ChatOutput, End, Kind};
 use crate::error::ApiError;
 use crate::response::{ResponseChange, ResponseEvent, ResponseStatus};
-use crate::speech::{Block, Blocks, Change, End, Kind, Speech};
 use crate::sse::{Chunks, EventText};
 
 /// See the [module](self).
 pub(super) struct ResponseEvents {
     shape: Shape,
-    speech: Speech,
+    output: ChatOutput,
     blocks: Blocks,
     /// Events so far.
     number: u64,
 }
 
 impl ResponseEvents {
-    pub(super) fn new(shape: Shape, speech: Speech) -> Self {
+    pub(super) fn new(shape: Shape, output: ChatOutput) -> Self {
         Self {
             shape,
-            speech,
+            output,
             blocks: Blocks::default(),
             number: 0,
         }
@@ -139,8 +139,8 @@ impl Chunks for ResponseEvents {
         let number = &mut self.number;
         let mut teller = Teller { number, out };
         match next {
-            Next::Piece(piece) => {
-                let part = self.speech.part(piece);
+            Next::TextChunk(piece) => {
+                let part = self.output.part(piece);
                 let status = match part.end {
                     Some(End::Length) => ResponseStatus::Incomplete,
                     _ => ResponseStatus::Completed,
@@ -186,7 +186,7 @@ mod tests {
     use crate::config::ServerConfig;
     use crate::conversation::ChatPrompt;
     use crate::models::demo;
-    use crate::output::Looks;
+    use crate::output::OutputFormat;
     use serde_json::{Map, Value, json};
     use std::sync::Arc;
 
@@ -218,9 +218,9 @@ mod tests {
             must_call: false,
             images: Vec::new(),
             tokens: vec![5],
-            looks: Looks::default(),
+            output_format: OutputFormat::default(),
         };
-        let mut stream = ResponseEvents::new(shape, Speech::new(&prompt, 1));
+        let mut stream = ResponseEvents::new(shape, ChatOutput::new(&prompt, 1));
         let mut text = EventText::default();
         stream.begin(&mut text);
         stream.keep_alive(&mut text);

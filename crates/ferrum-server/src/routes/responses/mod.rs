@@ -9,6 +9,7 @@ pub(crate) use listed::input_items;
 
 use crate::answers::Answers;
 use crate::app::App;
+use crate::chat_output::{self, ChatOutput};
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
 use crate::images;
@@ -16,7 +17,6 @@ use crate::models::Lease;
 use crate::request::{self, Body, Int};
 use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
 use crate::sampling::{self, Wanted};
-use crate::speech::{self, Speech};
 use crate::sse;
 use crate::structured;
 use axum::Json;
@@ -63,14 +63,14 @@ pub(crate) async fn create(
     asked.images = images;
     asked.logprobs = job.wants_logprobs.then_some(job.echo.top_logprobs);
     let mut answers = Answers::begin(&lease, "input", 1, [asked])?;
-    let speech = Speech::new(&job.prompt, answers.count());
+    let output = ChatOutput::new(&job.prompt, answers.count());
     let stream = job.wanted.stream;
     let shape = Shape::new(&app, lease.model(), job.echo, job.messages);
     if stream {
-        let shape = events::ResponseEvents::new(shape, speech);
+        let shape = events::ResponseEvents::new(shape, output);
         return Ok(sse::response(answers, shape));
     }
-    let (blocks, usage) = speech::whole(&mut answers, speech).await?;
+    let (blocks, usage) = chat_output::whole(&mut answers, output).await?;
     let response = shape.ended(&blocks, &usage);
     shape.keep(&response, &blocks);
     Ok(Json(response).into_response())

@@ -1,6 +1,7 @@
 //! Responses as OpenAI's clients read them.
 
 use crate::app::{App, fresh_id};
+use crate::chat_output::{Block, Blocks, End, Kind};
 use crate::error::ApiError;
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
@@ -9,7 +10,6 @@ use crate::response::{
     Response, ResponseError, ResponseItem, ResponseObject, ResponsePart, ResponseStatus,
     ResponseText, ResponseUsage, ServiceTier, TokenLogprobs, Truncation, Verbosity,
 };
-use crate::speech::{Block, Blocks, End, Kind};
 use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
 use serde_json::{Map, Value, json};

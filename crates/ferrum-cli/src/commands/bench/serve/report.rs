@@ -1,6 +1,6 @@
 //! What the requests took, as numbers for people and for programs.
 
-use super::target::{Sample, Target, Trouble};
+use super::target::{RequestFailure, Sample, Target};
 use crate::args::BenchServeArgs;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ impl Report {
         args: &BenchServeArgs,
         target: &Target,
         seconds: f64,
-        results: Vec<Result<Sample, Trouble>>,
+        results: Vec<Result<Sample, RequestFailure>>,
     ) -> Self {
         let mut samples = Vec::new();
         let mut troubles = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! The server that is measured: what is said to it, and when what comes back.
 
-use super::words::{Asked, Density, WORDS};
+use super::workload::{BenchRequest, Density, WORDS};
 use crate::args::StreamRoute;
 use crate::failure::{Failure, Outcome};
 use crate::ui::say;
@@ -34,13 +34,13 @@ pub(super) struct Sample {
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Trouble {
+pub(super) struct RequestFailure {
     /// `status 429`, `unreachable`, …: what is counted together.
     pub(super) kind: String,
     pub(super) message: String,
 }
 
-impl From<ClientError> for Trouble {
+impl From<ClientError> for RequestFailure {
     fn from(e: ClientError) -> Self {
         let kind = match &e {
             ClientError::Unreachable { .. } => "unreachable",
@@ -51,15 +51,15 @@ impl From<ClientError> for Trouble {
     }
 }
 
-fn trouble(kind: &str, message: impl std::fmt::Display) -> Trouble {
-    Trouble {
+fn trouble(kind: &str, message: impl std::fmt::Display) -> RequestFailure {
+    RequestFailure {
         kind: kind.to_owned(),
         message: message.to_string(),
     }
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Self {
+impl From<RequestFailure> for Failure {
+    fn from(trouble: RequestFailure) -> Self {
         Failure::new(trouble.message)
     }
 }
@@ -147,7 +147,7 @@ impl Target {
         Ok(())
     }
 
-    fn body(&self, asked: &Asked) -> Value {
+    fn body(&self, asked: &BenchRequest) -> Value {
         let mut body = json!({
             "model": self.model,
             "max_tokens": asked.output_tokens,
@@ -175,7 +175,7 @@ impl Target {
         let mut counted = Vec::new();
         // Each word there is, so that their tokens have the mean that prompts will have.
         for words in [&WORDS[..1], &WORDS] {
-            let asked = Asked {
+            let asked = BenchRequest {
                 prompt: words.join(" "),
                 output_tokens: 1,
                 seed: 0,
@@ -204,7 +204,7 @@ impl Target {
     }
 
     /// Sends a request, and reads its answer to the end.
-    pub(super) async fn ask(&self, asked: &Asked) -> Result<Sample, Trouble> {
+    pub(super) async fn ask(&self, asked: &BenchRequest) -> Result<Sample, RequestFailure> {
         let body = self.body(asked);
         let request = self.request(Method::POST, self.route.path(), Some(&body))?;
         let started = Instant::now();
@@ -221,7 +221,7 @@ impl Target {
 }
 
 /// The answer, if it is one.
-async fn answered(response: Response<'_>) -> Result<Response<'_>, Trouble> {
+async fn answered(response: Response<'_>) -> Result<Response<'_>, RequestFailure> {
     if response.status.is_success() {
         return Ok(response);
     }
@@ -257,7 +257,7 @@ impl Stream {
         }
     }
 
-    fn event(&mut self, data: &str, now: Instant) -> Result<(), Trouble> {
+    fn event(&mut self, data: &str, now: Instant) -> Result<(), RequestFailure> {
         if data == "[DONE]" {
             self.done = true;
             return Ok(());
@@ -283,7 +283,7 @@ impl Stream {
         Ok(())
     }
 
-    fn end(self) -> Result<Sample, Trouble> {
+    fn end(self) -> Result<Sample, RequestFailure> {
         let total_s = self.started.elapsed().as_secs_f64();
         if !self.done {
             return Err(trouble("broken stream", "the stream ended before [DONE]"));

@@ -27,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const VALUE: usize = 32;
 
 /// Memory that a body has paid for: its bytes, and its values.
-pub(crate) type Paid = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
+pub(crate) type BodyPermits = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Bodies {
+pub(crate) struct BodyBudget {
     /// Longest body.
     most: usize,
     /// Permits of the budget.
@@ -42,7 +42,7 @@ pub(crate) struct Bodies {
     values: Arc<Semaphore>,
 }
 
-impl Bodies {
+impl BodyBudget {
     /// Bodies of `most` bytes each and `all` together, but at least one of them.
     pub(crate) fn new(most: usize, all: usize) -> Self {
         let most_steps = Semaphore::MAX_PERMITS.min(u32::MAX as usize);
@@ -59,7 +59,7 @@ impl Bodies {
     ///
     /// # Errors
     /// 413 when it is too long, 503 when others leave it no room for a while.
-    pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, Paid), ApiError> {
+    pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, BodyPermits), ApiError> {
         let (mut bytes, mut paid, mut room) = (Vec::new(), None, STEP);
         let (mut length, mut values) = (0, 0);
         let (mut patience, mut refusal) = (PATIENCE, None);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_body_pays_for_its_values() {
-        let bodies = Bodies::new(1 << 20, 16 << 20);
+        let bodies = BodyBudget::new(1 << 20, 16 << 20);
         let price = |text: &str| bodies.price(count_values(text.as_bytes()));
         assert_eq!(price(&format!("\"{}\"", "x".repeat(1 << 20))), 0);
         // 32 bytes for each of the numbers.

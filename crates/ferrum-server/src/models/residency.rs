@@ -72,7 +72,7 @@ pub(super) enum Answer {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Places<T> {
+pub(super) struct Residency<T> {
     pub(super) slots: Vec<Slot<T>>,
     /// Models that want a place, and since when.
     queue: VecDeque<(usize, Instant)>,
@@ -80,7 +80,7 @@ pub(super) struct Places<T> {
     turn: Duration,
 }
 
-impl<T: Resident> Places<T> {
+impl<T: Resident> Residency<T> {
     /// `count` models, of which `most` may be loaded. See the module about `turn`.
     pub(super) fn new(count: usize, most: usize, turn: Duration, now: Instant) -> Self {
         let slot = |_| Slot {

@@ -1,21 +1,23 @@
-//! What all guesses at the next tokens have in common: how many to make, and whether they pay.
+//! How many draft tokens a step has, and whether drafting makes decoding faster: for all sources of drafts.
+//!
+//! Speculative decoding never changes an answer, only the time that it takes.
 
-/// How many tokens to guess for a sequence: more while guesses are right, none for a while after some that
+/// How many tokens to draft for a sequence: more while drafts are right, none for a while after some that
 /// were all wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GuessLength {
+pub(super) struct DraftLength {
     most: usize,
     length: usize,
-    /// Guesses in a row of which nothing was right.
+    /// Drafts in a row of which nothing was right.
     misses: u32,
-    /// Steps to go without a guess.
+    /// Steps to go without a draft.
     pause: u32,
 }
 
-/// Guesses in a row that may be all wrong.
+/// Drafts in a row that may be all wrong.
 const MISSES: u32 = 4;
 
-impl GuessLength {
+impl DraftLength {
     /// At most `most` tokens at a time.
     pub(super) fn new(most: usize) -> Self {
         Self {
@@ -26,7 +28,7 @@ impl GuessLength {
         }
     }
 
-    /// Tokens to guess in the next step.
+    /// Tokens to draft in the next step.
     pub(super) fn next(&mut self) -> usize {
         match self.pause.checked_sub(1) {
             Some(left) => {
@@ -37,7 +39,7 @@ impl GuessLength {
         }
     }
 
-    /// How the last guess turned out: of `tried` tokens, `right` were right.
+    /// How the last draft turned out: of `tried` tokens, `right` were right.
     pub(super) fn learn(&mut self, tried: usize, right: usize) {
         if tried == 0 {
             return;
@@ -54,11 +56,11 @@ impl GuessLength {
     }
 }
 
-/// Whether a model's guesses pay: measured, since it depends on both models, the machine, the text and how
+/// Whether a model's drafts make decoding faster: measured, since it depends on both models, the machine, the text and how
 /// many sequences there are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Payoff {
-    /// Seconds for a token of each sequence, in steps without guesses and with them.
+pub(super) struct DraftSpeedup {
+    /// Seconds for a token of each sequence, in steps without drafts and with them.
     seconds: [Option<f64>; 2],
     /// Since the last trial began.
     steps: u32,
@@ -76,9 +78,9 @@ const LONGEST_TRIAL: u32 = 32;
 /// How much a new measurement counts.
 const FRESH: f64 = 0.2;
 
-impl Payoff {
-    /// Whether to guess in the next step.
-    pub(super) fn guesses(&mut self) -> bool {
+impl DraftSpeedup {
+    /// Whether to draft in the next step.
+    pub(super) fn drafts(&mut self) -> bool {
         self.steps = self.steps.saturating_add(1);
         let known = self.seconds.iter().all(Option::is_some);
         if self.trial > 0 && self.steps > LONGEST_TRIAL {
@@ -86,30 +88,30 @@ impl Payoff {
         } else if self.trial == 0 && known && self.steps > PERIOD {
             (self.trial, self.steps) = (TRIAL, 0);
         }
-        self.guesses_best() != (self.trial > 0)
+        self.drafting_is_best() != (self.trial > 0)
     }
 
-    fn guesses_best(&self) -> bool {
+    fn drafting_is_best(&self) -> bool {
         match self.seconds {
-            [Some(plain), Some(guessed)] => guessed < plain,
+            [Some(plain), Some(drafted)] => drafted < plain,
             [None, _] => false,
             [_, None] => self.steps % PERIOD < LONGEST_TRIAL,
         }
     }
 
-    /// A step gave `tokens` tokens to `sequences` sequences in `seconds`, its guesses included.
-    pub(super) fn learn(&mut self, guessed: bool, seconds: f64, tokens: usize, sequences: usize) {
+    /// A step gave `tokens` tokens to `sequences` sequences in `seconds`, its drafts included.
+    pub(super) fn learn(&mut self, drafted: bool, seconds: f64, tokens: usize, sequences: usize) {
         if tokens == 0 {
             return;
         }
-        let tried = self.trial > 0 && guessed != self.guesses_best();
+        let tried = self.trial > 0 && drafted != self.drafting_is_best();
         // What it was like long ago says little.
-        let old = self.seconds[usize::from(guessed)].filter(|_| !tried || self.trial < TRIAL);
+        let old = self.seconds[usize::from(drafted)].filter(|_| !tried || self.trial < TRIAL);
         let found = seconds * sequences as f64 / tokens as f64;
         let mean = old.map_or(found, |old| old + FRESH * (found - old));
         self.trial -= u32::from(tried);
-        self.seconds[usize::from(guessed)] = Some(mean);
-        if tried && guessed == self.guesses_best() {
+        self.seconds[usize::from(drafted)] = Some(mean);
+        if tried && drafted == self.drafting_is_best() {
             // It is the better way now, and what follows is no trial any more.
             self.trial = 0;
         }
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn guesses_grow_while_they_are_right() {
-        let mut length = GuessLength::new(10);
+        let mut length = DraftLength::new(10);
         for (tried, right, expected) in [(0, 0, 4), (4, 4, 8), (8, 8, 10), (10, 3, 4), (4, 0, 1)] {
             length.learn(tried, right);
             assert_eq!(length.next(), expected);
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn after_nothing_but_wrong_guesses_there_is_a_pause() {
-        let mut length = GuessLength::new(8);
+        let mut length = DraftLength::new(8);
         let mut pauses = Vec::new();
         for _ in 0..12 {
             length.learn(1, 0);
@@ -143,41 +145,41 @@ mod tests {
         assert_eq!(length.next(), 2);
     }
 
-    /// Steps of 1000 in which it guesses, when a plain step takes a second and one with guesses
+    /// Steps of 1000 in which it drafts, when a plain step takes a second and one with drafts
     /// `seconds` for `tokens` tokens.
-    fn guessed(seconds: f64, tokens: usize) -> usize {
-        let mut payoff = Payoff::default();
+    fn drafted(seconds: f64, tokens: usize) -> usize {
+        let mut speedup = DraftSpeedup::default();
         let steps = (0..1000).filter(|_| {
-            let guesses = payoff.guesses();
-            match guesses {
-                true => payoff.learn(true, seconds, tokens * 3, 3),
-                false => payoff.learn(false, 1.0, 3, 3),
+            let drafts = speedup.drafts();
+            match drafts {
+                true => speedup.learn(true, seconds, tokens * 3, 3),
+                false => speedup.learn(false, 1.0, 3, 3),
             }
-            guesses
+            drafts
         });
         steps.count()
     }
 
     #[test]
     fn what_does_not_pay_is_turned_off_and_tried_again() {
-        assert!(guessed(2.0, 3) > 950);
-        assert!(guessed(1.1, 2) > 950);
+        assert!(drafted(2.0, 3) > 950);
+        assert!(drafted(1.1, 2) > 950);
         for (seconds, tokens) in [(2.0, 1), (3.1, 3), (5.0, 4)] {
-            let steps = guessed(seconds, tokens);
+            let steps = drafted(seconds, tokens);
             assert!((8..50).contains(&steps), "{seconds} {tokens}: {steps}");
         }
     }
 
     #[test]
     fn it_follows_a_change() {
-        let mut payoff = Payoff::default();
+        let mut speedup = DraftSpeedup::default();
         let mut run = |steps: usize, seconds: f64| {
-            let guessed = (0..steps).filter(|_| {
-                let guesses = payoff.guesses();
-                payoff.learn(guesses, if guesses { seconds } else { 1.0 }, 1, 1);
-                guesses
+            let drafted = (0..steps).filter(|_| {
+                let drafts = speedup.drafts();
+                speedup.learn(drafts, if drafts { seconds } else { 1.0 }, 1, 1);
+                drafts
             });
-            guessed.count()
+            drafted.count()
         };
         assert!(run(1000, 1.5) < 60);
         run(1000, 0.5);

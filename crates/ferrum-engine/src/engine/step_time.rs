@@ -18,7 +18,7 @@ const NEWEST: f64 = 0.2;
 
 /// See the [module](self). Times are in seconds.
 #[derive(Debug, Default)]
-pub(super) struct StepPace {
+pub(super) struct StepTimeModel {
     target: Option<f64>,
     /// Mean time of steps in which all decode.
     decode: Option<f64>,
@@ -32,7 +32,7 @@ pub(super) fn prompt_tokens(work: &[Work]) -> usize {
     prompts.map(|work| work.len).sum()
 }
 
-impl StepPace {
+impl StepTimeModel {
     /// Aims at steps of `target`; `None`: derived from the first steps.
     pub(super) fn new(target: Option<Duration>) -> Self {
         Self {
@@ -102,7 +102,7 @@ mod tests {
             (None, 2000, 90_000, 32),
         ];
         for (target, decode, step, expected) in cases {
-            let mut pace = StepPace::new(target.map(ms));
+            let mut pace = StepTimeModel::new(target.map(ms));
             assert_eq!(pace.most_prompt_tokens(), usize::MAX, "nothing is known");
             assert_eq!(pace.expected(512), Duration::ZERO);
             pace.learn(0, ms(decode));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_share_follows_the_machine_and_ignores_crumbs() {
-        let mut pace = StepPace::new(Some(ms(500)));
+        let mut pace = StepTimeModel::new(Some(ms(500)));
         pace.learn(0, ms(100));
         pace.learn(100, ms(300));
         pace.learn(3, ms(900));
@@ -128,7 +128,7 @@ mod tests {
         (0..50).for_each(|_| pace.learn(100, ms(900)));
         assert!(pace.most_prompt_tokens().abs_diff(50) <= 1);
         // A clock that stands still takes nothing away.
-        let mut still = StepPace::new(None);
+        let mut still = StepTimeModel::new(None);
         still.learn(64, Duration::ZERO);
         assert_eq!(still.most_prompt_tokens(), usize::MAX);
     }

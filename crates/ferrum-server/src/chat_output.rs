@@ -1,7 +1,7 @@
 //! The answers of a chat model, told apart as they come: what each event adds to which answer, in no
 //! API's shape yet.
 
-use crate::answers::{Answers, Next, Piece};
+use crate::answers::{Answers, Next, TextChunk};
 use crate::app::fresh_id;
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
@@ -35,16 +35,16 @@ pub(crate) struct Part {
 }
 
 /// All answers to a request.
-pub(crate) struct Speech {
+pub(crate) struct ChatOutput {
     parsers: Vec<OutputParser>,
     started: Vec<bool>,
     /// Whether what each answer said last was reasoning.
     reasons: Vec<bool>,
 }
 
-impl Speech {
+impl ChatOutput {
     pub(crate) fn new(prompt: &ChatPrompt, answers: usize) -> Self {
-        let parser = |_| OutputParser::new(prompt.looks.clone());
+        let parser = |_| OutputParser::new(prompt.output_format.clone());
         Self {
             parsers: (0..answers).map(parser).collect(),
             started: vec![false; answers],
@@ -53,7 +53,7 @@ impl Speech {
     }
 
     /// Takes what came of an answer.
-    pub(crate) fn part(&mut self, mut piece: Piece) -> Part {
+    pub(crate) fn part(&mut self, mut piece: TextChunk) -> Part {
         let stop = piece.stop_string();
         let parser = &mut self.parsers[piece.index];
         let first = !std::mem::replace(&mut self.started[piece.index], true);
@@ -227,7 +227,7 @@ impl Blocks {
 /// Waits for an answer of which there is one.
 pub(crate) async fn whole(
     answers: &mut Answers,
-    mut speech: Speech,
+    mut output: ChatOutput,
 ) -> Result<(Blocks, Usage), ApiError> {
     let mut blocks = Blocks::default();
     let mut usage = Usage::default();
@@ -236,7 +236,7 @@ pub(crate) async fn whole(
             Next::Failed(error) => return Err(error),
             Next::Done(total) => usage = total,
             Next::Prompt(..) | Next::Embedding(..) => {}
-            Next::Piece(piece) => blocks.add(speech.part(piece), |_, _, _| ()),
+            Next::TextChunk(piece) => blocks.add(output.part(piece), |_, _, _| ()),
         }
     }
     Ok((blocks, usage))
@@ -246,12 +246,12 @@ pub(crate) async fn whole(
 mod tests {
     use super::*;
     use crate::answers::Timings;
-    use crate::output::Looks;
+    use crate::output::OutputFormat;
 
     const TEXT: &str = "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"b\"";
 
-    fn piece(text: &str, finish: Option<FinishReason>) -> Piece {
-        Piece {
+    fn piece(text: &str, finish: Option<FinishReason>) -> TextChunk {
+        TextChunk {
             index: 0,
             text: text.into(),
             logprobs: None,
@@ -271,18 +271,18 @@ mod tests {
             must_call: false,
             images: Vec::new(),
             tokens: Vec::new(),
-            looks: Looks {
+            output_format: OutputFormat {
                 reasoning: true,
                 max_calls: 8,
-                ..Looks::default()
+                ..OutputFormat::default()
             },
         };
-        let mut speech = Speech::new(&prompt, 1);
+        let mut output = ChatOutput::new(&prompt, 1);
         let mut blocks = Blocks::default();
         let mut told: Vec<(String, bool)> = Vec::new();
         let pieces = pieces.into_iter().map(|text| piece(text, None));
         for piece in pieces.chain([piece("", Some(finish))]) {
-            blocks.add(speech.part(piece), |at, _, change| match change {
+            blocks.add(output.part(piece), |at, _, change| match change {
                 Change::Begins => {
                     assert!(told.iter().all(|(_, ended)| *ended));
                     assert_eq!(at, told.len());

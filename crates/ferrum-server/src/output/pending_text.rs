@@ -2,32 +2,32 @@
 
 /// Whether a text begins with a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begins {
+pub(super) enum PrefixMatch {
     Yes,
     No,
     /// It is the beginning of the mark so far.
     Maybe,
 }
 
-pub(super) fn begins(text: &str, mark: &str) -> Begins {
+pub(super) fn begins(text: &str, mark: &str) -> PrefixMatch {
     if text.starts_with(mark) {
-        Begins::Yes
+        PrefixMatch::Yes
     } else if mark.starts_with(text) {
-        Begins::Maybe
+        PrefixMatch::Maybe
     } else {
-        Begins::No
+        PrefixMatch::No
     }
 }
 
 /// Text that a reader takes from the front of.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PendingText {
     text: String,
     /// What was taken off the text as a part of a call, in case it is none.
     taken: String,
 }
 
-impl Held {
+impl PendingText {
     pub(super) fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }
@@ -73,10 +73,10 @@ impl Held {
             return end.then_some(false);
         }
         match begins(&self.text, mark) {
-            Begins::Yes => self.take(mark.len()),
-            Begins::No => return Some(false),
-            Begins::Maybe if end => self.take(self.text.len()),
-            Begins::Maybe => return None,
+            PrefixMatch::Yes => self.take(mark.len()),
+            PrefixMatch::No => return Some(false),
+            PrefixMatch::Maybe if end => self.take(self.text.len()),
+            PrefixMatch::Maybe => return None,
         }
         Some(true)
     }

@@ -5,7 +5,7 @@
 //! the first are known: each is whatever the device chooses. An answer that ends with such a token has been computed
 //! once too often, which changes nothing for anybody else.
 
-use super::step::{Moment, PlannedStep};
+use super::step::{PlannedStep, Timestamp};
 use super::step_loop::StepLoop;
 use crate::scheduler::{StepPlan, Work};
 use ferrum_models::{Readback, Ticket};
@@ -13,22 +13,22 @@ use ferrum_types::{AdapterId, Result};
 use std::time::Duration;
 
 /// A step that was handed to the device.
-pub(super) struct Flight {
+pub(super) struct StepInFlight {
     pub(super) ticket: Ticket,
     pub(super) step: PlannedStep,
     /// What [`StepLoop::begin_step`] found out about drafts.
-    pub(super) guessed: Option<bool>,
+    pub(super) drafted: Option<bool>,
     pub(super) prompt_tokens: usize,
     /// What it should take.
     pub(super) expected: Duration,
     /// When its planning began.
-    pub(super) started: Moment,
-    pub(super) submitted: Moment,
+    pub(super) started: Timestamp,
+    pub(super) submitted: Timestamp,
     /// Whether the next step can be planned without its tokens.
     pub(super) can_be_followed: bool,
 }
 
-impl Flight {
+impl StepInFlight {
     /// Whether one of its sequences has this adapter, or had it when it ended.
     pub(super) fn has_adapter(&self, id: AdapterId) -> bool {
         self.step.batch.adapters.contains(&Some(id))
@@ -52,7 +52,7 @@ impl StepLoop<'_> {
     }
 
     /// Plans the step after the one in flight and hands it to the device, if there is one.
-    fn begin_next_step(&mut self) -> Result<Option<Flight>> {
+    fn begin_next_step(&mut self) -> Result<Option<StepInFlight>> {
         let started = self.now();
         let mut step = self.spare.pop().unwrap_or_default();
         let most = self.pace.most_prompt_tokens();
@@ -73,7 +73,7 @@ impl StepLoop<'_> {
     /// others alone, and for that one every second time: twice as many steps for it, and as each step reads all
     /// weights, more time for everybody than the host needs between two steps.
     pub(super) fn can_be_followed(&self, plan: &StepPlan) -> bool {
-        // Guesses go on from the last token, and the small model wants to read it.
+        // Drafts go on from the last token, and the small model wants to read it.
         if !self.overlaps || self.draft.is_some() {
             return false;
         }

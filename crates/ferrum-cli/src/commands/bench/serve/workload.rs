@@ -50,7 +50,7 @@ impl Density {
 
 /// A request.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct BenchRequest {
     pub(super) prompt: String,
     pub(super) output_tokens: u32,
     pub(super) seed: u64,
@@ -77,7 +77,7 @@ impl Plan {
     }
 
     /// The `i`-th request; `None` after the last.
-    pub(super) fn request(&self, i: u32) -> Option<Asked> {
+    pub(super) fn request(&self, i: u32) -> Option<BenchRequest> {
         if i >= self.requests {
             return None;
         }
@@ -86,7 +86,7 @@ impl Plan {
         rng.set_stream(u64::from(i) + 1);
         let mut length = |lengths: Lengths| lengths.draw(unit(&mut rng), unit(&mut rng));
         let (prompt, output_tokens) = (length(self.prompt), length(self.output));
-        Some(Asked {
+        Some(BenchRequest {
             prompt: words(&mut rng, self.density.words(prompt)),
             output_tokens,
             seed: rng.next_u64() >> 11,
