@@ -32,6 +32,21 @@ fn templates_that_take_too_much_are_stopped() {
             "memory",
             "{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         ),
+        (
+            "time",
+            "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(17) %}{% set ns.a = [ns.a, ns.a] %}\
+             {% set ns.b = [ns.b, ns.b] %}{% endfor %}{% for i in range(99999) %}{{ ns.a == ns.b }}{% endfor %}",
+        ),
+        (
+            "memory",
+            "{{ ([[1] * 99] * 9999) | map('tojson', indent='x' * 9999) | list }}",
+        ),
+        ("memory", "{{ ('a' * 3000000).strip('b' * 3000000 ~ 'a') }}"),
+        (
+            "memory",
+            "{{ (['a'] * 99999) | map(attribute='a.' * 1000000) | list }}",
+        ),
+        ("memory", "{{ [1] | slice(30000000) }}"),
         ("memory", "{{ 'x' * 99999999999 }}"),
         ("memory", "{{ [1] * 99999999999 }}"),
         ("memory", "{{ 'aaaa'.replace('a', 'b' * 99999999) }}"),
@@ -86,6 +101,47 @@ fn a_loop_that_is_kept_is_what_it_was_then() {
     let source = "{% set ns = namespace(l=1) %}{% for a in range(99999) %}{% for b in [ns.l] %}\
         {% set ns.l = loop %}{% endfor %}{% endfor %}{{ ns.l.index }} {{ ns.l.length }}";
     assert_eq!(render(source, &json!([])).unwrap(), "1 1");
+}
+
+#[test]
+fn what_costs_nothing_is_done_at_once() {
+    let source = "{{ [] * 9223372036854775807 }}{{ '' * 9223372036854775807 }}\
+        {{ 'ab'[::9223372036854775807] }}{{ range(9, -9223372036854775807, -9223372036854775807) }}";
+    assert_eq!(render(source, &json!([])).unwrap(), "[]a[9]");
+}
+
+#[test]
+fn jumps_out_of_blocks_inside_a_loop_are_refused() {
+    for block in [
+        "{% with %}{% break %}{% endwith %}",
+        "{% set x %}{% break %}{% endset %}",
+        "{% filter upper %}{% continue %}{% endfilter %}",
+        "{% call m() %}{% break %}{% endcall %}",
+        "{% generation %}{% break %}{% endgeneration %}",
+        "{% else %}{% break %}",
+    ] {
+        let source = format!("{{% for a in [] %}}{block}{{% endfor %}}");
+        let result = ChatTemplate::from_source(&source, [("", "")]);
+        assert!(
+            matches!(result, Err(TemplateError::Syntax { .. })),
+            "{block}"
+        );
+    }
+    let source = "{% for a in [1] %}{{ loop.cycle() }}{% endfor %}";
+    assert!(matches!(
+        render(source, &json!([])),
+        Err(TemplateError::Render { .. })
+    ));
+}
+
+#[test]
+fn values_that_hold_themselves_print_compare_and_end() {
+    let source = "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}{{ [ns] | join }}\
+        {{ ns == ns.me }}{{ [ns, ns] | sort | length }}{{ loop is defined }}";
+    assert_eq!(
+        render(source, &json!([])).unwrap(),
+        "<Namespace><Namespace>True2False"
+    );
 }
 
 #[test]
