@@ -38,6 +38,13 @@ fn templates_that_take_too_much_are_stopped() {
              {% set ns.b = [ns.b, ns.b] %}{% endfor %}{% for i in range(99999) %}{{ ns.a == ns.b }}{% endfor %}",
         ),
         (
+            "time",
+            "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(17) %}{% set ns.a = [ns.a, ns.a] %}\
+             {% set ns.b = [ns.b, ns.b] %}{% endfor %}{% for i in [1, ns.a] %}{% set outer = loop %}\
+             {% for j in [1, ns.b] %}{% set inner = loop %}{% for k in range(99999) %}\
+             {{ outer == inner }}{% endfor %}{% endfor %}{% endfor %}",
+        ),
+        (
             "memory",
             "{{ ([[1] * 99] * 9999) | map('tojson', indent='x' * 9999) | list }}",
         ),
@@ -45,6 +52,10 @@ fn templates_that_take_too_much_are_stopped() {
         (
             "memory",
             "{{ (['a'] * 99999) | map(attribute='a.' * 1000000) | list }}",
+        ),
+        (
+            "time",
+            "{{ (['a'] * 99999) | join(',', attribute='0.' * 1000000) }}",
         ),
         ("memory", "{{ [1] | slice(30000000) }}"),
         ("memory", "{{ 'x' * 99999999999 }}"),

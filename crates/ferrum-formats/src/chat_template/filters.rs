@@ -11,6 +11,7 @@ use minijinja::formatting::FormatStyle;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Output, State, Value, filters, tests};
 use minijinja_contrib::filters as contrib;
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 /// Bytes that a rendering has written.
@@ -32,23 +33,19 @@ pub(super) static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(||
 
 /// Prints a value.
 fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    let size = if value.as_object().is_some() {
-        2 * Size::of(value).bytes
-    } else {
-        0
-    };
-    charge(state, size)?;
     let text = match value.as_str() {
-        Some(_) => None,
-        None => Some(Text(value).to_string()),
+        Some(text) => Cow::Borrowed(text),
+        None => {
+            charge(state, 2 * Size::of(value).bytes)?;
+            Cow::Owned(Text(value).to_string())
+        }
     };
-    let text = text.as_deref().or(value.as_str()).unwrap_or_default();
     let written = state.get_or_insert_extension_with(Written::default);
     written.0 += text.len() as u64;
     if written.0 > MAX_OUTPUT_BYTES {
         return Err(exhausted("output", MAX_OUTPUT_BYTES));
     }
-    out.write_str(text)?;
+    out.write_str(&text)?;
     Ok(())
 }
 
@@ -304,7 +301,8 @@ fn length(state: &State, value: &Value) -> Result<usize, Error> {
 }
 
 /// `value.a.b` for the filters that take an attribute.
-fn attribute_path(value: &Value, path: &str) -> Result<Value, Error> {
+fn attribute_path(state: &State, value: &Value, path: &str) -> Result<Value, Error> {
+    charge(state, 16 * path.len() as u64)?;
     path.split('.')
         .try_fold(value.clone(), |value, name| match name.parse::<i64>() {
             Ok(at) => Ok(value.get_item(&at.into()).unwrap_or_default()),
@@ -322,7 +320,7 @@ fn join(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         .enumerate()
     {
         let item = match &attribute {
-            Some(path) => attribute_path(&item, need_str(Some(path))?)?,
+            Some(path) => attribute_path(state, &item, need_str(Some(path))?)?,
             None => item,
         };
         let (between, item) = (
@@ -341,7 +339,7 @@ fn sum(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let mut sum = start.unwrap_or(0.into());
     for item in operators::items_of(state, &value.unwrap_or_default())? {
         let item = match &attribute {
-            Some(path) => attribute_path(&item, need_str(Some(path))?)?,
+            Some(path) => attribute_path(state, &item, need_str(Some(path))?)?,
             None => item,
         };
         sum = operators::add(state, &sum, &item)?;
@@ -359,7 +357,7 @@ fn group_by(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let path = need_str(attribute.as_ref())?;
     let mut keyed = Vec::new();
     for item in operators::items_of(state, &value.unwrap_or_default())? {
-        let key = attribute_path(&item, path)?;
+        let key = attribute_path(state, &item, path)?;
         let key = if key.is_undefined() {
             default.clone().unwrap_or(key)
         } else {

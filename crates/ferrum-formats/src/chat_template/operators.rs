@@ -361,6 +361,8 @@ fn has_nested_fields(pattern: &str) -> bool {
 
 /// `a operator b`.
 pub(super) fn compare(state: &State, operator: &str, a: &Value, b: &Value) -> Result<bool, Error> {
+    // `loop` as it is compares the items beside it, however large.
+    let (a, b) = (&own(state, a.clone())?, &own(state, b.clone())?);
     charge(state, Size::of(a).bytes.min(Size::of(b).bytes))?;
     match operator {
         "==" => return Ok(a == b),
