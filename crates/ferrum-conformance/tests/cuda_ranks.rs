@@ -4,7 +4,9 @@
 use ferrum_conformance::{Filter, Report, run_collective_on};
 use ferrum_cuda_emulator::{load_devices, lose_rank, nccl_collectives, reset};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
-use ferrum_kernels::{Backend, BackendCollective, BackendGraph, GraphRun, LocalGroup, ReduceOp};
+use ferrum_kernels::{
+    Backend, BackendCollective, BackendGraph, GraphRun, GroupRank, LocalGroup, ReduceOp,
+};
 use ferrum_types::Result;
 use half::bf16;
 use std::sync::{Mutex, PoisonError};
@@ -115,41 +117,16 @@ fn collectives_are_captured_and_replayed() {
     }
 }
 
-/// The others wait for their device, in which a collective waits for the rank that failed.
-#[test]
-fn a_rank_that_fails_ends_what_others_wait_for() {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+/// Rank 0 waits for a collective that rank 1 never comes to, because of what `end` does to its group instead. Gives what rank 0
+/// is told.
+fn told_without_rank_1(end: impl Fn(&GroupRank) + Sync) -> Option<String> {
     let found = in_two(|rank, device, ctx| {
         let mut buffer = device.from_slice(&[1.0f32; 4])?;
         CudaBackend::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
         CudaBackend::sync(ctx)?;
-        let group = CudaBackend::group(ctx).cloned().expect("a group");
         if rank == 1 {
-            group.abort("no more paper");
-            return Ok(Vec::new());
-        }
-        CudaBackend::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
-        CudaBackend::to_vec(ctx, &buffer)
-    });
-    if let Some(found) = found {
-        let text = found[0].as_ref().map_err(ToString::to_string);
-        let text = text.expect_err("an error");
-        let expected = "rank 1 of 2 ended the group: no more paper";
-        assert!(text.contains(expected), "{text}");
-    }
-}
-
-/// What NCCL finds by itself, a broken link, ends the group with its words.
-#[test]
-fn a_lost_link_ends_the_group() {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = in_two(|rank, device, ctx| {
-        let mut buffer = device.from_slice(&[1.0f32; 4])?;
-        CudaBackend::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
-        CudaBackend::sync(ctx)?;
-        let group = CudaBackend::group(ctx).cloned().expect("a group");
-        if rank == 1 {
-            lose_rank(true);
+            let group = CudaBackend::group(ctx).cloned().expect("a group");
+            end(&group);
             while group.failure().is_none() {
                 std::thread::yield_now();
             }
@@ -157,13 +134,33 @@ fn a_lost_link_ends_the_group() {
         }
         CudaBackend::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;
         CudaBackend::to_vec(ctx, &buffer)
-    });
+    })?;
+    let told = found[0].as_ref().expect_err("an error");
+    Some(told.to_string())
+}
+
+#[test]
+fn a_rank_that_fails_ends_what_others_wait_for() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let expected = "rank 1 of 2 ended the group: no more paper";
+    let told = told_without_rank_1(|group| group.abort("no more paper"));
+    assert!(
+        told.as_ref().is_none_or(|told| told.contains(expected)),
+        "{told:?}"
+    );
+}
+
+/// What NCCL finds by itself, a broken link, ends the group with its words.
+#[test]
+fn a_lost_link_ends_the_group() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let told = told_without_rank_1(|_| lose_rank(true));
     lose_rank(false);
-    if let Some(found) = found {
-        let text = found[0].as_ref().map_err(ToString::to_string);
-        let text = text.expect_err("an error");
-        assert!(text.contains("a rank was lost"), "{text}");
-    }
+    let expected = "a rank was lost";
+    assert!(
+        told.as_ref().is_none_or(|told| told.contains(expected)),
+        "{told:?}"
+    );
 }
 
 /// NCCL itself would hang, or mix up bytes; the stand-in tells.

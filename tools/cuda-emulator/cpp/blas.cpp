@@ -47,19 +47,6 @@ Kernel chosen(const Layout& a, const Layout& b, const Layout& d) {
     return {MAGIC, a.width, b.width, a.height, uint64_t(d.stride), uint64_t(d.type), WORKSPACE, 0};
 }
 
-float of_bf16(uint16_t bits) {
-    uint32_t all = uint32_t(bits) << 16;
-    float x;
-    std::memcpy(&x, &all, 4);
-    return x;
-}
-uint16_t to_bf16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 size_t bytes_of(const Layout& l) {
     size_t size = l.type == F32 ? 4 : 2;
     return ((l.width - 1) * size_t(l.stride) + l.height) * size;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -92,6 +93,19 @@ int enqueue_work(void* stream, std::function<std::string()> work, std::function<
 
 // The device whose context is current on this thread; -1 without one.
 int current_device();
+
+inline float of_bf16(uint16_t bits) {
+    uint32_t all = uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &all, 4);
+    return x;
+}
+inline uint16_t to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
 
 // Pseudo-random numbers of the seed in CUDA_EMULATOR_SEED.
 uint32_t draw(uint32_t below);

@@ -134,18 +134,8 @@ struct Plain {
 };
 struct Bf16 {
     typedef uint16_t Stored;
-    static float get(uint16_t bits) {
-        uint32_t all = uint32_t(bits) << 16;
-        float x;
-        std::memcpy(&x, &all, 4);
-        return x;
-    }
-    static uint16_t put(float x) {
-        uint32_t bits;
-        std::memcpy(&bits, &x, 4);
-        if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
-        return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
+    static float get(uint16_t bits) { return of_bf16(bits); }
+    static uint16_t put(float x) { return to_bf16(x); }
 };
 struct Half {
     typedef uint16_t Stored;

@@ -13,7 +13,7 @@ use super::{CudaBackend, CudaBuffer};
 use crate::backend::{
     Backend, BackendCollective, ParallelNorm, ReduceOp, RowOrder, check, host_collectives,
 };
-use ferrum_types::{Dtype, Element, Error, Result};
+use ferrum_types::{Dtype, Element, Result};
 use std::sync::Arc;
 
 type Device<A> = CudaBackend<A>;
@@ -227,12 +227,7 @@ pub(super) fn ids_from<A: CudaAct>(
     len: usize,
 ) -> Result<()> {
     const OP: &str = "ids_from";
-    check::len(OP, "ids", ids, len)?;
-    check::len(OP, "out", out, len)?;
-    if i32::try_from(first).is_err() {
-        let reason = format!("no vocabulary has a token {first}");
-        return Err(Error::invalid(OP, reason));
-    }
+    host_collectives::check_ids(ids, out, first, len)?;
     let args = [out.into(), ids.into(), Arg::Int(first), Arg::Long(len)];
     ctx.each(OP, (In::Collective, "ids_from"), len, args)
 }

@@ -4,7 +4,7 @@
 //! every backend, and waits for the device at each collective.
 
 use super::{BackendCollective, GroupCall, GroupRank, ParallelNorm, ReduceOp};
-use crate::backend::{Act, Backend, check};
+use crate::backend::{Act, Backend, DeviceBuffer, check};
 use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
 use half::{bf16, f16};
 
@@ -188,6 +188,20 @@ pub(crate) fn rms_norm_parallel<B: BackendCollective>(
     B::write(ctx, out, 0, &values)
 }
 
+/// Checks ids of a part of a vocabulary. Gives its first token.
+pub(crate) fn check_ids(
+    ids: &impl DeviceBuffer,
+    out: &impl DeviceBuffer,
+    first: usize,
+    len: usize,
+) -> Result<i32> {
+    const OP: &str = "ids_from";
+    check::len(OP, "ids", ids, len)?;
+    check::len(OP, "out", out, len)?;
+    i32::try_from(first)
+        .map_err(|_| Error::invalid(OP, format!("no vocabulary has a token {first}")))
+}
+
 /// [`BackendCollective::ids_from`] through host memory.
 pub(crate) fn ids_from<B: BackendCollective>(
     ctx: &mut B::Context,
@@ -196,11 +210,7 @@ pub(crate) fn ids_from<B: BackendCollective>(
     first: usize,
     len: usize,
 ) -> Result<()> {
-    const OP: &str = "ids_from";
-    check::len(OP, "ids", ids, len)?;
-    check::len(OP, "out", out, len)?;
-    let first = i32::try_from(first)
-        .map_err(|_| Error::invalid(OP, format!("no vocabulary has a token {first}")))?;
+    let first = check_ids(ids, out, first, len)?;
     let mut part = [0; REDUCED];
     for at in (0..len).step_by(REDUCED) {
         let part = &mut part[..REDUCED.min(len - at)];
