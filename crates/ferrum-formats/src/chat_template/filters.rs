@@ -70,7 +70,6 @@ fn register_filters(env: &mut Environment<'static>) {
         Items first();
         Items items();
         Items last();
-        Items map();
         Items reject();
         Items rejectattr();
         Items reverse();
@@ -145,6 +144,7 @@ fn register_filters(env: &mut Environment<'static>) {
         });
     }
     env.add_filter("join", join);
+    env.add_filter("map", map);
     env.add_filter("sum", sum);
     env.add_filter("groupby", group_by);
     env.add_filter(
@@ -331,6 +331,35 @@ fn join(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         out.extend([between, &*item]);
     }
     Ok(out)
+}
+
+/// Not the engine's, which takes no notice of arguments by name.
+fn map(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let items = operators::items_of(state, args.first().unwrap_or(&Value::UNDEFINED))?;
+    let mut mapped = Vec::with_capacity(items.len());
+    if let Some(filter) = args.get(1).and_then(Value::as_str) {
+        for item in items {
+            charge(state, 24 * args.len() as u64)?;
+            let args: Vec<_> = std::iter::once(&item).chain(&args[2..]).cloned().collect();
+            mapped.push(state.apply_filter(filter, &args)?);
+        }
+    } else {
+        let [_, path, default] = bind(state, &args, ["value", "attribute", "default"])?;
+        let Some(path) = path else {
+            return fail("map() needs the name of a filter, or an attribute");
+        };
+        let (path, default) = (text_of(state, &path)?, default.unwrap_or_default());
+        for item in items {
+            let found = attribute_path(state, &item, &path)?;
+            mapped.push(if found.is_undefined() {
+                default.clone()
+            } else {
+                found
+            });
+        }
+    }
+    List::paid(state, mapped, false)
 }
 
 fn sum(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
