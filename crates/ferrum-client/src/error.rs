@@ -8,7 +8,7 @@ use std::path::Path;
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
 /// Everything that a request or a download can fail with.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
     /// A text is no address that can be asked.

@@ -8,6 +8,8 @@ mod connect;
 mod proxy;
 mod redirect;
 mod sse;
+#[cfg(test)]
+mod tests;
 mod url;
 
 pub use hyper::body::Bytes;
@@ -20,16 +22,18 @@ pub use url::Url;
 pub(crate) use url::{encode_path, encode_segment};
 
 use crate::{ClientError, Result};
-use connect::Stream;
+use connect::Connector;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use std::sync::{Mutex, PoisonError};
+use hyper_util::client::legacy::{self, connect::capture_connection};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use std::error::Error;
+use std::io;
 use std::time::Duration;
-use tokio_rustls::TlsConnector;
+use tokio::time::error::Elapsed;
+use tokio_rustls::rustls::ClientConfig;
 
-/// Most connections that wait for another request.
+/// Most connections to one server that wait for another request; each does so for 90 s at most.
 const MAX_IDLE: usize = 1024;
 
 /// Longest body that is read only to keep its connection.
@@ -58,16 +62,8 @@ impl Default for Timeouts {
 
 /// A client. It keeps connections for the next request, so it is made once.
 pub struct Client {
-    tls: TlsConnector,
-    proxy: Proxy,
+    pool: legacy::Client<Connector, Full<Bytes>>,
     timeouts: Timeouts,
-    idle: Mutex<Vec<Idle>>,
-}
-
-/// A connection that waits, and where it leads.
-struct Idle {
-    origin: String,
-    sender: SendRequest<Full<Bytes>>,
 }
 
 /// What to ask.
@@ -98,106 +94,104 @@ impl Request {
 impl Client {
     /// A client with these bounds, which goes through `proxy` where that says so.
     pub fn new(timeouts: Timeouts, proxy: Proxy) -> Self {
-        Self {
-            tls: connect::tls(),
-            proxy,
-            timeouts,
-            idle: Mutex::new(Vec::new()),
-        }
+        Self::with_tls(connect::tls(), timeouts, proxy)
+    }
+
+    fn with_tls(tls: ClientConfig, timeouts: Timeouts, proxy: Proxy) -> Self {
+        let connector = connect::connector(tls, proxy, timeouts.connect);
+        let pool = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_max_idle_per_host(MAX_IDLE)
+            .build(connector);
+        Self { pool, timeouts }
     }
 
     /// Sends a request and reads the head of the answer, whatever its status.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`] and [`ClientError::Timeout`].
-    pub async fn send<'c>(&'c self, request: &Request) -> Result<Response<'c>> {
-        let origin = request.url.origin();
-        while let Some(mut sender) = self.take_idle(&origin) {
-            if sender.ready().await.is_err() {
-                continue;
-            }
-            match self.send_on(sender, request).await {
-                // It may have been closed just now; what can be asked twice is asked again.
-                Err(ClientError::Unreachable { .. }) if request.method.is_idempotent() => {}
-                answer => return answer,
-            }
+    /// [`ClientError::Unreachable`], [`ClientError::Timeout`], and [`ClientError::Protocol`] for certificates
+    /// that are not trusted and proxies that open no tunnel.
+    pub async fn send(&self, request: &Request) -> Result<Response> {
+        let mut answer = self.attempt(request).await?;
+        // The pool repeats what was not sent. What was, on a connection that the server closed just then, can
+        // be asked again only if it changes nothing. Once is enough: the pool drops connections that it sees
+        // closed.
+        let broken = answer.as_ref().is_err_and(|e| !e.is_connect());
+        if broken && request.method.is_idempotent() {
+            answer = self.attempt(request).await?;
         }
-        let connected = self.connect(&request.url);
-        let sender = within(self.timeouts.connect, &request.url, "connecting", connected).await??;
-        self.send_on(sender, request).await
-    }
-
-    async fn connect(&self, url: &Url) -> Result<SendRequest<Full<Bytes>>> {
-        let stream = Stream::open(url, &self.proxy, &self.tls).await?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| unreachable(url, &e))?;
-        // It ends with the last half of it that is held: the sender, or the body of an answer. What goes
-        // wrong is told to them.
-        drop(tokio::spawn(connection));
-        Ok(sender)
-    }
-
-    async fn send_on<'c>(
-        &'c self,
-        mut sender: SendRequest<Full<Bytes>>,
-        request: &Request,
-    ) -> Result<Response<'c>> {
-        let url = &request.url;
-        let mut message = hyper::Request::new(Full::new(request.body.clone()));
-        *message.method_mut() = request.method.clone();
-        *message.uri_mut() = url.path_and_query()?;
-        *message.headers_mut() = request.headers.clone();
-        let headers = message.headers_mut();
-        headers.insert(header::HOST, url.host_header()?);
-        let agent = concat!("ferrum/", env!("CARGO_PKG_VERSION"));
-        headers.insert(header::USER_AGENT, header::HeaderValue::from_static(agent));
-        let answer = within(
-            self.timeouts.answer,
-            url,
-            "waiting for an answer",
-            sender.send_request(message),
-        );
-        let answer = answer.await?.map_err(|e| unreachable(url, &e))?;
+        let answer = answer.map_err(|e| self.failed(&request.url, &e))?;
         let (parts, body) = answer.into_parts();
         Ok(Response {
             status: parts.status,
             headers: parts.headers,
             body,
-            url: url.clone(),
-            client: self,
-            sender: Some(sender),
+            url: request.url.clone(),
+            stall: self.timeouts.stall,
         })
     }
 
-    fn take_idle(&self, origin: &str) -> Option<SendRequest<Full<Bytes>>> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = idle.iter().rposition(|idle| idle.origin == origin)?;
-        Some(idle.swap_remove(at).sender)
+    async fn attempt(
+        &self,
+        request: &Request,
+    ) -> Result<Result<hyper::Response<Incoming>, legacy::Error>> {
+        let mut message = hyper::Request::new(Full::new(request.body.clone()));
+        *message.method_mut() = request.method.clone();
+        *message.uri_mut() = request.url.uri().clone();
+        *message.headers_mut() = request.headers.clone();
+        let agent = concat!("ferrum/", env!("CARGO_PKG_VERSION"));
+        let agent = header::HeaderValue::from_static(agent);
+        message.headers_mut().insert(header::USER_AGENT, agent);
+        let mut connected = capture_connection(&mut message);
+        let mut answer = self.pool.request(message);
+        // Connecting has a limit of its own; the time for an answer begins after it.
+        tokio::select! {
+            answer = &mut answer => return Ok(answer),
+            _ = connected.wait_for_connection_metadata() => {}
+        }
+        let what = "waiting for an answer";
+        within(self.timeouts.answer, &request.url, what, answer).await
     }
 
-    fn keep(&self, origin: String, sender: SendRequest<Full<Bytes>>) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| !idle.sender.is_closed());
-        if idle.len() < MAX_IDLE && !sender.is_closed() {
-            idle.push(Idle { origin, sender });
+    fn failed(&self, url: &Url, e: &legacy::Error) -> ClientError {
+        // The pool's own words only say at which step it was.
+        let cause = e.source().unwrap_or(e);
+        if let Some(e) = cause.downcast_ref::<ClientError>() {
+            return e.clone();
         }
+        if cause.is::<Elapsed>() {
+            return timeout(self.timeouts.connect, url, "connecting");
+        }
+        // A certificate is no better at the next attempt.
+        if is_invalid_data(cause) {
+            return ClientError::Protocol {
+                url: url.to_string(),
+                reason: format!("{cause}\nhint: SSL_CERT_FILE names further certificates to trust"),
+            };
+        }
+        unreachable(url, cause)
     }
 }
 
+/// Whether it is an error of TLS, which comes as a system's error within a system's error.
+fn is_invalid_data(e: &(dyn Error + 'static)) -> bool {
+    e.downcast_ref::<io::Error>().is_some_and(|e| {
+        e.kind() == io::ErrorKind::InvalidData || e.get_ref().is_some_and(|e| is_invalid_data(e))
+    })
+}
+
 /// An answer whose body is still to be read.
-pub struct Response<'c> {
+pub struct Response {
     /// The status.
     pub status: StatusCode,
     /// The headers.
     pub headers: HeaderMap,
     body: Incoming,
     url: Url,
-    client: &'c Client,
-    sender: Option<SendRequest<Full<Bytes>>>,
+    stall: Duration,
 }
 
-impl Response<'_> {
+impl Response {
     /// What was asked.
     pub fn url(&self) -> &Url {
         &self.url
@@ -219,21 +213,14 @@ impl Response<'_> {
     /// [`ClientError::Unreachable`] when it ends too early, [`ClientError::Timeout`] when nothing comes.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>> {
         loop {
-            let stall = self.client.timeouts.stall;
-            let frame = within(stall, &self.url, "reading an answer", self.body.frame()).await?;
-            match frame {
-                Some(frame) => {
-                    // Trailers are of no use here.
-                    if let Ok(data) = frame.map_err(|e| unreachable(&self.url, &e))?.into_data() {
-                        return Ok(Some(data));
-                    }
-                }
-                None => {
-                    if let Some(sender) = self.sender.take() {
-                        self.client.keep(self.url.origin(), sender);
-                    }
-                    return Ok(None);
-                }
+            let frame = self.body.frame();
+            let frame = within(self.stall, &self.url, "reading an answer", frame).await?;
+            let Some(frame) = frame else {
+                return Ok(None);
+            };
+            // Trailers are of no use here.
+            if let Ok(data) = frame.map_err(|e| unreachable(&self.url, &e))?.into_data() {
+                return Ok(Some(data));
             }
         }
     }
@@ -269,16 +256,20 @@ async fn within<T>(
     what: &'static str,
     future: impl Future<Output = T>,
 ) -> Result<T> {
-    let timeout = tokio::time::timeout(limit, future).await;
-    timeout.map_err(|_| ClientError::Timeout {
+    let result = tokio::time::timeout(limit, future).await;
+    result.map_err(|_| timeout(limit, url, what))
+}
+
+fn timeout(limit: Duration, url: &Url, what: &'static str) -> ClientError {
+    ClientError::Timeout {
         url: url.to_string(),
         what,
         seconds: limit.as_secs(),
-    })
+    }
 }
 
 /// An error with its causes, which say what it is.
-fn unreachable(url: &Url, e: &dyn std::error::Error) -> ClientError {
+fn unreachable(url: &Url, e: &dyn Error) -> ClientError {
     let mut reason = e.to_string();
     let mut cause = e.source();
     while let Some(e) = cause {

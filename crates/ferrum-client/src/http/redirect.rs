@@ -14,11 +14,11 @@ const MAX_REDIRECTS: usize = 10;
 ///
 /// # Errors
 /// As [`Client::send`], and [`ClientError::Protocol`] for redirects without an end or a usable target.
-pub async fn send_with_redirects<'c>(
-    client: &'c Client,
+pub async fn send_with_redirects(
+    client: &Client,
     request: &Request,
     stay: bool,
-) -> Result<Response<'c>> {
+) -> Result<Response> {
     debug_assert!(matches!(request.method, Method::GET | Method::HEAD));
     let home = request.url.origin();
     let mut request = request.clone();

@@ -2,7 +2,7 @@
 
 use crate::{ClientError, Result};
 use hyper::Uri;
-use hyper::header::HeaderValue;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -100,24 +100,15 @@ impl Url {
         })
     }
 
-    /// What goes into the first line of a request.
-    pub(super) fn path_and_query(&self) -> Result<Uri> {
-        let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        path.parse().map_err(|_| ClientError::Url {
-            url: self.to_string(),
-            reason: "its path is malformed",
-        })
+    pub(super) fn uri(&self) -> &Uri {
+        &self.uri
     }
+}
 
-    pub(super) fn host_header(&self) -> Result<HeaderValue> {
-        let authority = self
-            .uri
-            .authority()
-            .map_or("", |authority| authority.as_str());
-        HeaderValue::from_str(authority).map_err(|_| ClientError::Url {
-            url: self.to_string(),
-            reason: "its host is malformed",
-        })
+impl From<Uri> for Url {
+    /// Of an address that was read by [`Url::parse`], or made of one.
+    fn from(uri: Uri) -> Self {
+        Self { uri }
     }
 }
 
@@ -132,23 +123,22 @@ impl fmt::Display for Url {
     }
 }
 
+/// Everything but the unreserved characters of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+const RESERVED_IN_PATH: &AsciiSet = &RESERVED.remove(b'/');
+
 /// A path, with everything in its segments but letters, digits and `-_.~` as `%XX`.
 pub(crate) fn encode_path(path: &str) -> String {
-    let segments: Vec<_> = path.split('/').map(encode_segment).collect();
-    segments.join("/")
+    utf8_percent_encode(path, RESERVED_IN_PATH).to_string()
 }
 
 /// One segment of a path; a `/` in it is no end of it.
 pub(crate) fn encode_segment(segment: &str) -> String {
-    let mut encoded = String::with_capacity(segment.len());
-    for byte in segment.bytes() {
-        match byte {
-            b'-' | b'_' | b'.' | b'~' => encoded.push(char::from(byte)),
-            _ if byte.is_ascii_alphanumeric() => encoded.push(char::from(byte)),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    encoded
+    utf8_percent_encode(segment, RESERVED).to_string()
 }
 
 #[cfg(test)]

@@ -99,7 +99,7 @@ impl Hub {
     /// What a status means for whoever asked for a model, or for a file of it.
     pub(super) fn refused(
         &self,
-        response: &Response<'_>,
+        response: &Response,
         model: &ModelName,
         revision: &Revision,
         file: Option<&str>,

@@ -80,7 +80,7 @@ impl Fetch<'_, '_> {
         self.hub.request(method, &path)
     }
 
-    fn refused(&self, response: &Response<'_>, file: &str) -> ClientError {
+    fn refused(&self, response: &Response, file: &str) -> ClientError {
         let model = ModelName {
             repo: self.repo.id().clone(),
             file: None,
@@ -109,7 +109,7 @@ impl Fetch<'_, '_> {
         }
     }
 
-    fn read_head(&self, response: &Response<'_>) -> Result<Head> {
+    fn read_head(&self, response: &Response) -> Result<Head> {
         let protocol = |reason: String| ClientError::Protocol {
             url: response.url().to_string(),
             reason,
@@ -275,7 +275,7 @@ impl Fetch<'_, '_> {
 }
 
 /// Holds the part that a server sends against the part that was asked for.
-fn check_range(response: &Response<'_>, from: u64, size: Option<u64>) -> Result<()> {
+fn check_range(response: &Response, from: u64, size: Option<u64>) -> Result<()> {
     let range = response.header("content-range").unwrap_or_default();
     let parsed = || {
         let (span, total) = range.strip_prefix("bytes ")?.split_once('/')?;

@@ -221,7 +221,7 @@ impl Target {
 }
 
 /// The answer, if it is one.
-async fn answered(response: Response<'_>) -> Result<Response<'_>, RequestFailure> {
+async fn answered(response: Response) -> Result<Response, RequestFailure> {
     if response.status.is_success() {
         return Ok(response);
     }
