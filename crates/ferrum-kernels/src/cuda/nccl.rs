@@ -159,21 +159,20 @@ impl Library {
     }
 }
 
-/// What a rank tells the others before they connect: whether it has the library, its device, and of rank 0, the id.
-const RECORD: usize = 1 + 16 + 128;
+/// What a rank tells the others before they connect: whether it has the library, and its device.
+const RECORD: usize = 1 + 16;
 
-/// The id under which the ranks of these records connect; `None` where some rank has no library, or shares its device.
-fn agreed_id(records: &[&[u8]]) -> Option<UniqueId> {
+/// Whether the ranks of these records connect: all have the library, and a device each.
+fn connects(records: &[&[u8]]) -> bool {
     let mut devices: Vec<&[u8]> = Vec::new();
-    for record in records {
-        let device = record.get(1..17)?;
-        if record[0] == 0 || devices.contains(&device) {
-            return None;
-        }
-        devices.push(device);
-    }
-    let id = records.first()?.get(17..RECORD)?;
-    Some(UniqueId(id.try_into().ok()?)).filter(|_| records.len() > 1)
+    records.len() > 1
+        && records.iter().all(|record| match record {
+            [1, device @ ..] if !devices.contains(&device) => {
+                devices.push(device);
+                true
+            }
+            _ => false,
+        })
 }
 
 /// What the threads of a rank share of its communicator.
@@ -202,37 +201,44 @@ impl Communicator {
     pub(super) fn connect(group: &GroupRank, driver: &Arc<Driver>) -> Result<Option<Self>> {
         const OP: &str = "connect";
         let library = library();
-        let call = GroupCall {
+        let call = |len| GroupCall {
             op: OP,
             dtype: Dtype::U8,
-            len: RECORD,
+            len,
             detail: 0,
         };
-        group.post(call, RECORD, &mut |record| {
-            record.fill(0);
-            let Some(library) = library else {
+        group.post(call(RECORD), RECORD, &mut |record| {
+            record[0] = u8::from(library.is_some());
+            record[1..].copy_from_slice(&driver.uuid()?);
+            Ok(())
+        })?;
+        let mut connected = false;
+        group.gather(&mut |records| {
+            connected = connects(records);
+            Ok(())
+        })?;
+        let Some(library) = library.filter(|_| connected) else {
+            return Ok(None);
+        };
+        // The library waits for the ranks of an id, so there is none before they have agreed.
+        let mut id = UniqueId([0; 128]);
+        let given = if group.rank() == 0 { id.0.len() } else { 0 };
+        group.post(call(id.0.len()), given, &mut |bytes| {
+            if bytes.is_empty() {
                 return Ok(());
-            };
-            record[0] = 1;
-            record[1..17].copy_from_slice(&driver.uuid()?);
-            if group.rank() == 0 {
-                let mut id = UniqueId([0; 128]);
-                // SAFETY: `id` outlives the call.
-                match unsafe { (library.get_unique_id)(&mut id) } {
-                    SUCCESS => record[17..].copy_from_slice(&id.0),
-                    code => return Err(error(OP, library.words(code, null_mut()))),
-                }
+            }
+            // SAFETY: `id` outlives the call.
+            match unsafe { (library.get_unique_id)(&mut id) } {
+                SUCCESS => bytes.copy_from_slice(&id.0),
+                code => return Err(error(OP, library.words(code, null_mut()))),
             }
             Ok(())
         })?;
-        let mut id = None;
-        group.gather(&mut |records| {
-            id = agreed_id(records);
+        group.gather(&mut |ranks| {
+            let wrong = |_| Error::invalid(OP, "the unique id has another length");
+            id = UniqueId(ranks[0].try_into().map_err(wrong)?);
             Ok(())
         })?;
-        let (Some(library), Some(id)) = (library, id) else {
-            return Ok(None);
-        };
         Self::new(library, id, group, driver).map(Some)
     }
 
@@ -538,25 +544,19 @@ fn error(op: &'static str, reason: String) -> Error {
 mod tests {
     use super::*;
 
-    fn record(has_library: bool, device: u8, id: u8) -> Vec<u8> {
-        let mut record = vec![id; RECORD];
-        record[0] = u8::from(has_library);
-        record[1..17].fill(device);
-        record
-    }
-
     #[test]
-    fn ranks_with_devices_of_their_own_take_the_id_of_the_first() {
-        let id = |records: &[Vec<u8>]| {
-            let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-            agreed_id(&records).map(|UniqueId(id)| id)
+    fn ranks_connect_that_have_the_library_and_a_device_each() {
+        let record = |has_library: bool, device: u8| {
+            let mut record = [device; RECORD];
+            record[0] = u8::from(has_library);
+            record
         };
-        let (first, second) = (record(true, 1, 7), record(true, 2, 0));
-        assert_eq!(id(&[first.clone(), second.clone()]), Some([7; 128]));
-        assert_eq!(id(&[first.clone(), record(false, 2, 0)]), None);
-        assert_eq!(id(&[first.clone(), second, record(true, 1, 0)]), None);
-        assert_eq!(id(&[first.clone(), Vec::new()]), None);
-        assert_eq!(id(&[first]), None);
-        assert_eq!(id(&[]), None);
+        let (first, second) = (record(true, 1), record(true, 2));
+        assert!(connects(&[&first, &second]));
+        assert!(!connects(&[&first, &record(false, 2)]));
+        assert!(!connects(&[&first, &second, &first]));
+        assert!(!connects(&[&first, &[]]));
+        assert!(!connects(&[&first]));
+        assert!(!connects(&[]));
     }
 }
