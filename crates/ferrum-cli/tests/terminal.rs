@@ -155,7 +155,8 @@ fn a_chat_remembers_lines_and_ends_with_ctrl_d() {
     let mode = std::fs::metadata(&history).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let history = std::fs::read_to_string(history).unwrap();
-    assert_eq!(history, "What is 7 plus 5?\n");
+    // Its first line is the format.
+    assert_eq!(history, "#V2\nWhat is 7 plus 5?\n");
 }
 
 #[test]
