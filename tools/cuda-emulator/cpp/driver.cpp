@@ -660,11 +660,21 @@ CUresult cuModuleGetFunction(Function** out, ModuleHandle* handle, const char* n
     *out = found;
     return SUCCESS;
 }
+// A block has 227 KiB for a kernel's own shared variables and for what a launch asks for. Whose the variables of a module are is
+// not known: each of its kernels is taken to have all.
+static int own_shared(const Function& function) { return int(function.module->shared_end - function.module->shared_begin); }
+CUresult cuFuncGetAttribute(int* out, int attribute, Function* function) {
+    NEEDS_CONTEXT;
+    if (attribute != 1) return fail(INVALID_VALUE, "the emulator knows no attribute of functions but their shared memory");
+    *out = own_shared(*function);
+    return SUCCESS;
+}
 CUresult cuFuncSetAttribute(Function* function, int attribute, int value) {
     NEEDS_CONTEXT;
     // Dynamic shared memory; a preference of how it is carved is taken without effect.
     if (attribute == 8) {
-        if (value > 227 << 10) return fail(INVALID_VALUE, "more dynamic shared memory than a block may have");
+        if (value > (227 << 10) - own_shared(*function))
+            return fail(INVALID_VALUE, function->name + ": more shared memory than a block may have");
         function->max_dynamic_shared = size_t(value);
     }
     return SUCCESS;

@@ -180,13 +180,7 @@ impl Modules {
     }
 
     /// A kernel that may use `shared` bytes of dynamic shared memory.
-    pub(super) fn function(
-        &self,
-        driver: &Arc<Driver>,
-        file: In,
-        name: &str,
-        shared: usize,
-    ) -> Result<Function> {
+    pub(super) fn function(&self, driver: &Arc<Driver>, file: In, name: &str) -> Result<Function> {
         let mut module = lock(&self.loaded[file as usize]);
         if module.is_none() {
             *module = Some(self.target.load(driver, &SOURCES[file as usize])?);
@@ -197,7 +191,7 @@ impl Modules {
                 format!("{} was not loaded", SOURCES[file as usize].name),
             )
         };
-        module.as_ref().ok_or_else(missing)?.function(name, shared)
+        module.as_ref().ok_or_else(missing)?.function(name)
     }
 }
 

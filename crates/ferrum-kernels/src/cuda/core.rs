@@ -52,9 +52,7 @@ impl Shared {
         if let Some(function) = functions.get(name) {
             return Ok(*function);
         }
-        let function = self
-            .modules
-            .function(&self.driver, file, name, self.max_shared)?;
+        let function = self.modules.function(&self.driver, file, name)?;
         functions.insert(name, function);
         Ok(function)
     }

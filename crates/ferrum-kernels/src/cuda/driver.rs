@@ -275,20 +275,25 @@ impl Module {
         })
     }
 
-    /// A kernel that may use `shared` bytes of dynamic shared memory.
-    pub(super) fn function(&self, name: &str, shared: usize) -> Result<Function> {
+    /// A kernel that may ask for all shared memory of a block that its own variables leave.
+    pub(super) fn function(&self, name: &str) -> Result<Function> {
         const OP: &str = "load_kernels";
-        let mut function = null_mut();
+        let most = self.driver.attribute(
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        );
+        let (mut function, mut own) = (null_mut(), 0);
         let text = CString::new(name).map_err(|e| failure(OP, e.to_string()))?;
         self.driver.bind(OP)?;
-        // SAFETY: the module is held, the name ends with zero, `function` outlives the calls.
+        // SAFETY: the module is held, the name ends with zero, `function` and `own` outlive the calls.
         unsafe {
+            use sys::CUfunction_attribute as Attribute;
             let found = sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr());
             check(OP, found)?;
-            let attribute =
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let set = sys::cuFuncSetAttribute(function, attribute, shared as i32);
-            check(OP, set)?;
+            let shared = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            check(OP, sys::cuFuncGetAttribute(&mut own, shared, function))?;
+            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let left = (most.max(48 << 10) - own).max(0);
+            check(OP, sys::cuFuncSetAttribute(function, dynamic, left))?;
         }
         Ok(Function(function))
     }
